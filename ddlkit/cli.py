@@ -1,0 +1,379 @@
+"""``ddlkit ...``: one thin command for each station of the spine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddlkit import __version__
+from ddlkit.core import units
+from ddlkit.core.errors import UserError
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; a user's mistake is one line on stderr and exit status 2."""
+    arguments = _parser().parse_args(argv)
+    if threading.current_thread() is threading.main_thread():
+        # Being terminated cleans up as Ctrl-C does, also where a script started us with SIGINT ignored.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return int(arguments.command(arguments))
+    except UserError as error:
+        print(f"ddlkit: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("ddlkit: interrupted; what was measured is kept", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone (``| head``): not an error, but flushing again would be.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ddlkit", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"ddlkit {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for add in (_measure, _record, _fit, _predict, _plan, _bench, _lab, _book, _figures, _machine):
+        add(commands)
+    return parser
+
+
+def _command(commands: Any, name: str, run: Command, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    parser.set_defaults(command=run)
+    return parser
+
+
+def _show(result: dict[str, Any], as_json: bool) -> None:
+    """Print a result as one JSON document, or as aligned lines for a person."""
+    if as_json:
+        print(json.dumps(result))
+        return
+    for name, value in result.items():
+        shown = f"{value:.6g}" if isinstance(value, float) else value
+        print(f"{name:<32} {shown}")
+
+
+# ---------------------------------------------------------------- measure
+
+
+def _measure(commands: Any) -> None:
+    parser = _command(
+        commands, "measure", _run_measure, "measure this machine and record what it says"
+    )
+    parser.add_argument("what", choices=("layers", "collectives", "training", "replay", "all"))
+    parser.add_argument("--profile", choices=("quick", "full"), default="quick", help="how long")
+    parser.add_argument("--networks", help="for layers, with batch sizes: resnet50:32,vgg16:16")
+    parser.add_argument("--out", type=Path, help="directory for the tables [build/measured]")
+
+
+def _run_measure(arguments: argparse.Namespace) -> int:
+    from ddlkit import store
+    from ddlkit.run import suite
+
+    out = arguments.out or store.BUILD / "measured"
+    suite.measure(arguments.what, arguments.profile, out, _batches(arguments.networks))
+    print(out)
+    return 0
+
+
+def _batches(text: str | None) -> dict[str, int] | None:
+    """``"resnet50:32,vgg16:16"`` as a mapping; None when not given."""
+    if text is None:
+        return None
+    pairs = [part.partition(":") for part in text.split(",")]
+    if not all(batch.isdecimal() for _, _, batch in pairs):
+        raise UserError(
+            f"networks {text!r}: write names with batch sizes, as in resnet50:32,vgg16:16"
+        )
+    return {name: int(batch) for name, _, batch in pairs}
+
+
+# ---------------------------------------------------------------- record
+
+
+def _record(commands: Any) -> None:
+    text = "record all that this machine can tell, most valuable first; goes on where it stopped"
+    parser = _command(commands, "record", _run_record, text)
+    parser.add_argument("--suite", choices=("gpu", "cpu"), required=True, help="on which device")
+    parser.add_argument(
+        "--profile", choices=("standard", "smoke"), default="standard", help="how much"
+    )
+    parser.add_argument("--budget", help="when to end, as in 8m or 90s [when all is measured]")
+    parser.add_argument("--out", type=Path, help="directory [data/recorded/<this machine>]")
+
+
+def _run_record(arguments: argparse.Namespace) -> int:
+    from ddlkit.run.record import record
+
+    budget_s = units.parse_seconds(arguments.budget) if arguments.budget else math.inf
+    print(record(arguments.suite, profile=arguments.profile, budget_s=budget_s, out=arguments.out))
+    return 0
+
+
+# ---------------------------------------------------------------- fit, predict, plan
+
+
+def _fit(commands: Any) -> None:
+    parser = _command(commands, "fit", _run_fit, "fit a message cost to measured times")
+    text = "recorded collectives table, CSV of bytes and seconds, or nccl-tests log"
+    parser.add_argument("file", type=Path, help=text)
+    parser.add_argument(
+        "--form", default="alpha_beta", help="alpha_beta, piecewise, segments or table"
+    )
+    parser.add_argument("--collective", help="of a recorded table: all_reduce or all_gather")
+    parser.add_argument("--link", help="of a recorded table: which link, as in lab:1gbit")
+    parser.add_argument("--ranks", type=int, help="of a recorded table: with how many ranks")
+    parser.add_argument("--json", action="store_true", help="print the cost as JSON")
+
+
+def _run_fit(arguments: argparse.Namespace) -> int:
+    import numpy as np
+
+    from ddlkit import store
+    from ddlkit.core.fit import fit, held_out_errors
+
+    wanted = {name: getattr(arguments, name) for name in ("collective", "link", "ranks")}
+    sizes, seconds, known = store.read_bytes_seconds(arguments.file, **wanted)
+    found = fit(
+        arguments.form,
+        sizes,
+        seconds,
+        collective=known.get("collective") or "all_reduce",
+        workers=known.get("ranks"),
+        algorithm=known.get("algorithm"),
+    )
+    description = found.to_dict()
+    _, held_out = held_out_errors(arguments.form, sizes, seconds)
+    description["fit"]["median_abs_held_out_error"] = (
+        float(np.median(abs(held_out))) if held_out.size else None
+    )
+    if arguments.json:
+        _show(description, True)
+        return 0
+    summary = {name: value for name, value in description["fit"].items() if name != "draws"}
+    _show({**{k: v for k, v in description.items() if k != "fit"}, **summary}, False)
+    return 0
+
+
+def _add_inputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--profile", type=Path, required=True, help="layer profile (CSV)")
+    parser.add_argument("--network", help="which network, when the profile holds several")
+    parser.add_argument(
+        "--batch", type=int, help="which batch size, when the profile holds several"
+    )
+    parser.add_argument(
+        "--ranks", type=int, help="measured by how many ranks, when it holds several"
+    )
+    parser.add_argument(
+        "--cost", type=Path, help="message cost (JSON of ddlkit fit)", required=True
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _inputs(arguments: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
+    """(workload, cost, bootstrap draws) of the two files."""
+    from ddlkit import store
+    from ddlkit.core.fit import costs_from_dict
+
+    profile = store.read_profile(
+        arguments.profile, arguments.network, arguments.batch, ranks=arguments.ranks
+    )
+    cost, draws = costs_from_dict(_read_json(arguments.cost))
+    return profile.workload(), cost, draws
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: is not JSON ({error})") from error
+
+
+def _predict(commands: Any) -> None:
+    parser = _command(
+        commands, "predict", _run_predict, "predict an iteration from a profile and a cost"
+    )
+    _add_inputs(parser)
+    parser.add_argument(
+        "--plan", default="ddp", help="none, single, buffer:25MB, ddp, exact, cuts:3,40"
+    )
+
+
+def _run_predict(arguments: argparse.Namespace) -> int:
+    import numpy as np
+
+    from ddlkit.core.simulate import predict_spec, prediction_draws
+
+    workload, cost, draws = _inputs(arguments)
+    plan, found = predict_spec(workload, arguments.plan, cost)
+    times = prediction_draws(workload, plan, draws)
+    interval = np.quantile(times, [0.025, 0.975]).tolist() if times.size else None
+    result = {
+        "iteration_s": found.iteration_s,
+        "compute_s": found.compute_s,
+        "communication_s": found.communication_s,
+        "exposed_communication_s": found.exposed_communication_s,
+        "scaling_factor": found.scaling_factor,
+        "interval_95_s": interval,
+        "plan": arguments.plan,
+        "messages": len(plan.ends),
+        "workers": cost.workers,
+    }
+    _show(result, arguments.json)
+    return 0
+
+
+def _plan(commands: Any) -> None:
+    parser = _command(commands, "plan", _run_plan, "choose which gradients to fuse")
+    _add_inputs(parser)
+    parser.add_argument("--planner", default="exact", help="none, single, buffer:25MB, ddp, exact")
+
+
+def _run_plan(arguments: argparse.Namespace) -> int:
+    from ddlkit.core.simulate import predict_spec
+
+    workload, cost, _ = _inputs(arguments)
+    plan, found = predict_spec(workload, arguments.planner, cost)
+    if arguments.json:
+        _show(plan.to_dict(found.iteration_s), True)
+        return 0
+    sizes = plan.group_bytes(workload)
+    _show(
+        {"planner": plan.planner, "messages": len(sizes), "iteration_s": found.iteration_s}, False
+    )
+    for group, members in enumerate(plan.slices):
+        first, last = workload.tensor[members.start], workload.tensor[members.stop - 1]
+        print(f"  {group:>3}  {units.format_bytes(sizes[group]):>10}  {first} .. {last}")
+    return 0
+
+
+# ---------------------------------------------------------------- bench, machine
+
+
+def _bench(commands: Any) -> None:
+    parser = _command(commands, "bench", _run_bench, "how fast predicting and planning are")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _run_bench(arguments: argparse.Namespace) -> int:
+    # "Per core" is only true on one thread, and BLAS reads this once, when NumPy loads.
+    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
+    from ddlkit.run import bench
+
+    _show(bench.run(), arguments.json)
+    return 0
+
+
+def _machine(commands: Any) -> None:
+    parser = _command(commands, "machine", _run_machine, "what this machine is")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _run_machine(arguments: argparse.Namespace) -> int:
+    from ddlkit import machine
+
+    _show({**machine.describe(), **machine.versions()}, arguments.json)
+    return 0
+
+
+# ---------------------------------------------------------------- lab
+
+
+def _lab(commands: Any) -> None:
+    parser = _command(
+        commands, "lab", _run_lab, "a rate-limited network of namespaces (root, Linux)"
+    )
+    parser.add_argument("action", choices=("up", "status", "down", "clean"))
+    parser.add_argument("--ranks", type=int, default=4, help="namespaces, one a rank [4]")
+    parser.add_argument("--rate", default="1gbit", help="rate of each link, both ways [1gbit]")
+    parser.add_argument("--label", default="", help="name of the lab [the first free ddlN]")
+
+
+def _run_lab(arguments: argparse.Namespace) -> int:
+    from ddlkit.run.lab import network
+
+    if arguments.action == "up":
+        rate = units.parse_bits_per_s(arguments.rate)
+        lab = network.Lab(arguments.ranks, rate, arguments.label, persistent=True).up()
+        print(
+            f"{lab.label}: {lab.ranks} ranks over {lab.name}; namespaces {' '.join(lab.namespaces)}"
+        )
+    elif arguments.action == "status":
+        for row in network.status():
+            state = "up" if row["alive"] else "dead: run ddlkit lab clean"
+            print(
+                f"{row['label']}: {row['ranks']} ranks over {row['link']}, {row['owner']}, {state}"
+            )
+    elif arguments.action == "down":
+        labels = (
+            [arguments.label] if arguments.label else [row["label"] for row in network.status()]
+        )
+        for label in labels:
+            network.attach(label).down()
+            print(f"{label}: down")
+    else:
+        for label in network.clean():
+            print(f"{label}: removed")
+    return 0
+
+
+# ---------------------------------------------------------------- book, figures
+
+
+def _book(commands: Any) -> None:
+    parser = _command(commands, "book", _run_book, "run the notebooks and build the report")
+    parser.add_argument("--recorded", action="store_true", help="only from data/recorded")
+    parser.add_argument("--data", type=Path, help="measured tables [build/measured]")
+    parser.add_argument("--reports", type=Path, help="where figures and REPRODUCTION.md go")
+    parser.add_argument("--only", default="", help="notebooks by number: 20,40")
+
+
+def _run_book(arguments: argparse.Namespace) -> int:
+    from ddlkit.report import book
+
+    print(
+        book.build(
+            recorded=arguments.recorded,
+            data=arguments.data,
+            reports=arguments.reports,
+            only=[n for n in arguments.only.split(",") if n],
+        )
+    )
+    return 0
+
+
+def _figures(commands: Any) -> None:
+    parser = _command(
+        commands, "figures", _run_figures, "list or check the catalog of figures and tables"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="fail on a missing image, CSV or tolerance"
+    )
+    parser.add_argument("--readme", action="store_true", help="write the table into README.md")
+    parser.add_argument("--reports", type=Path, help="directory that holds figures/ [reports]")
+
+
+def _run_figures(arguments: argparse.Namespace) -> int:
+    from ddlkit.report import catalog
+
+    return catalog.command(
+        check=arguments.check, readme=arguments.readme, reports=arguments.reports
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

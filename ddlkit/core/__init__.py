@@ -1,0 +1,1 @@
+"""Cost models, planning and simulation: pure numpy, no torch, no files."""

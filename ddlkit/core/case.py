@@ -1,0 +1,57 @@
+"""The key of every prediction and every measurement: what was asked, not what came out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question that a model and a measurement both answer; they are joined by ``key``.
+
+    kind : "replay" (recorded compute, real collectives) or "training" (both real)
+    network, device, batch : whose compute; profile_sha256 : hash of the layer profile, "" if none
+    workers, link, link_bits_per_s : who communicates over what; 0 when the link is not shaped
+    collective, plan, ends : what is sent; ``ends`` are the plan's group ends in ready order, "3;40;161"
+    density : share of gradients sent (1 = dense); dilation : factor on compute times; seed
+    """
+
+    kind: str
+    network: str
+    device: str
+    batch: int
+    workers: int
+    link: str
+    link_bits_per_s: float
+    collective: str
+    plan: str
+    ends: str
+    density: float = 1.0
+    dilation: float = 1.0
+    seed: int = 0
+    profile_sha256: str = ""
+
+    @property
+    def key(self) -> str:
+        """12 hex digits of the SHA-256 of all fields."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> Case:
+        """The case that a row of the runs table belongs to (other columns are ignored)."""
+        types = {
+            "batch": int,
+            "workers": int,
+            "seed": int,
+            "link_bits_per_s": float,
+            "density": float,
+        }
+        types["dilation"] = float
+        return cls(**{f.name: types.get(f.name, str)(row[f.name]) for f in fields(cls)})
+
+
+CASE_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Case))

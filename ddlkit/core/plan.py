@@ -1,0 +1,244 @@
+"""Fusion plans: which gradients travel in one message, and the planners that choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddlkit.core import units
+from ddlkit.core.cost import MessageCost
+from ddlkit.core.errors import UserError
+from ddlkit.core.workload import Workload
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class FusionPlan:
+    """A partition of the tensors into contiguous groups, in ready order.
+
+    ends : exclusive end of each group, increasing; the last one is the number of tensors.
+    Raises UserError when the ends are not increasing or a group would be empty.
+    """
+
+    planner: str
+    ends: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if (
+            not self.ends
+            or self.ends[0] < 1
+            or any(b <= a for a, b in zip(self.ends, self.ends[1:], strict=False))
+        ):
+            raise UserError(
+                f"plan {self.planner!r}: group ends {self.ends[:6]}... must increase from above 0"
+            )
+
+    @property
+    def n(self) -> int:
+        """Number of tensors."""
+        return self.ends[-1]
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """First tensor of each group."""
+        return (0, *self.ends[:-1])
+
+    @property
+    def slices(self) -> list[slice]:
+        """The tensors of each group, in ready order."""
+        return [slice(a, b) for a, b in zip(self.starts, self.ends, strict=True)]
+
+    def group_bytes(self, workload: Workload) -> Ints:
+        """(G,) bytes of each group. Raises UserError when the plan is of another workload."""
+        self._check(workload)
+        return np.add.reduceat(workload.bytes, self.starts)
+
+    def group_ready_s(self, workload: Workload) -> Floats:
+        """(G,) time at which the last gradient of each group is ready."""
+        self._check(workload)
+        return workload.ready_s[np.array(self.ends) - 1]
+
+    def _check(self, workload: Workload) -> None:
+        if self.n != workload.n:
+            raise UserError(
+                f"plan {self.planner!r} is of {self.n} tensors, the workload has {workload.n}"
+            )
+
+    def forward_groups(self) -> list[list[int]]:
+        """Groups and members in ready order, each tensor by its index in forward order from 0."""
+        return [[self.n - 1 - i for i in range(s.start, s.stop)] for s in self.slices]
+
+    def to_dict(self, iteration_s: float | None = None) -> dict[str, Any]:
+        """JSON-ready: planner, groups in forward-order indices, predicted iteration."""
+        return {
+            "planner": self.planner,
+            "groups": self.forward_groups(),
+            "iteration_s": iteration_s,
+        }
+
+    @classmethod
+    def from_dict(cls, description: dict[str, Any]) -> FusionPlan:
+        """The plan that ``to_dict`` described. Raises UserError when it is not contiguous in ready order."""
+        try:
+            planner, groups = (
+                str(description["planner"]),
+                [list(map(int, g)) for g in description["groups"]],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"plan: needs 'planner' and 'groups' of tensor indices ({error})"
+            ) from error
+        ends = tuple(np.cumsum([len(g) for g in groups]).tolist())
+        plan = cls(planner, ends)
+        if plan.forward_groups() != groups:
+            raise UserError(
+                f"plan {planner!r}: groups must hold every tensor once, last layer first"
+            )
+        return plan
+
+
+def none(workload: Workload) -> FusionPlan:
+    """Every gradient travels alone."""
+    return FusionPlan("none", tuple(range(1, workload.n + 1)))
+
+
+def single(workload: Workload) -> FusionPlan:
+    """All gradients travel in one message after backward."""
+    return FusionPlan("single", (workload.n,))
+
+
+def buffer(workload: Workload, capacity_bytes: int, name: str = "") -> FusionPlan:
+    """A group closes before it would exceed the buffer (osf Eq 12); a larger tensor travels alone."""
+    if capacity_bytes <= 0:
+        raise UserError(f"buffer of {capacity_bytes} bytes: a fusion buffer must be above zero")
+    ends, filled = [], 0
+    for i, size in enumerate(workload.bytes.tolist()):
+        if filled and filled + size > capacity_bytes:
+            ends.append(i)
+            filled = 0
+        filled += size
+    return FusionPlan(name or f"buffer:{capacity_bytes}", (*ends, workload.n))
+
+
+DDP_FIRST_BYTES = units.MIB
+DDP_BUCKET_BYTES = 25 * units.MIB
+
+
+def ddp(workload: Workload) -> FusionPlan:
+    """PyTorch's rule: a bucket closes on *reaching* its cap, 1 MiB for the first, 25 MiB after."""
+    ends, filled, cap = [], 0, DDP_FIRST_BYTES
+    for i, size in enumerate(workload.bytes.tolist()):
+        filled += size
+        if filled >= cap:
+            ends.append(i + 1)
+            filled, cap = 0, DDP_BUCKET_BYTES
+    if filled:
+        ends.append(workload.n)
+    return FusionPlan("ddp", tuple(ends))
+
+
+def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
+    """The plan with the shortest iteration of all 2**(n-1), for any non-negative cost.
+
+    Dynamic programme over prefixes: E[i], the earliest end of communication of the first i tensors, is the
+    minimum over the last group's start j of max(E[j], ready[i]) + cost(bytes of j..i); an earlier E[j] never
+    hurts, so keeping the best is enough. O(n**2) time. Among equal plans the one with fewest messages
+    at the end is kept (smallest j).
+    """
+    n = workload.n
+    total = np.concatenate([[0.0], np.cumsum(workload.bytes)])
+    rows, columns = np.tril_indices(n)
+    price = np.empty((n, n))
+    price[rows, columns] = cost(total[rows + 1] - total[columns])
+    if not np.all(price[rows, columns] >= 0):
+        raise UserError(
+            f"the {cost.form} cost is negative at some message size: fit it on smaller messages"
+        )
+    earliest, start, ready_s = np.zeros(n + 1), np.zeros(n + 1, dtype=int), workload.ready_s
+    for i in range(1, n + 1):
+        ends = np.maximum(earliest[:i], ready_s[i - 1]) + price[i - 1, :i]
+        start[i] = np.argmin(ends)
+        earliest[i] = ends[start[i]]
+    cuts = [n]
+    while start[cuts[-1]] > 0:
+        cuts.append(int(start[cuts[-1]]))
+    return FusionPlan("exact", tuple(reversed(cuts)))
+
+
+def random_plan(workload: Workload, seed: int, groups: int) -> FusionPlan:
+    """Cuts drawn at random: plans that no planner would choose, to test a model with."""
+    if not 1 <= groups <= workload.n:
+        raise UserError(f"random plan of {groups} groups: the workload has {workload.n} tensors")
+    inner = np.random.default_rng(seed).choice(
+        np.arange(1, workload.n), size=groups - 1, replace=False
+    )
+    return FusionPlan(f"random:{seed}:{groups}", (*sorted(inner.tolist()), workload.n))
+
+
+def _integers(text: str, spec: str) -> list[int]:
+    try:
+        return [int(part) for part in text.replace(";", ",").replace(":", ",").split(",")]
+    except ValueError:
+        raise UserError(
+            f"plan {spec!r}: {text!r} must be whole numbers, as in cuts:3,40 or random:7:12"
+        ) from None
+
+
+def _cuts(workload: Workload, text: str) -> FusionPlan:
+    ends = _integers(text, f"cuts:{text}")
+    return FusionPlan(
+        f"cuts:{text}", tuple(ends if ends[-1] == workload.n else (*ends, workload.n))
+    )
+
+
+def _random(workload: Workload, text: str) -> FusionPlan:
+    numbers = _integers(text, f"random:{text}")
+    if len(numbers) != 2:
+        raise UserError(f"plan 'random:{text}': write random:SEED:GROUPS")
+    return random_plan(workload, *numbers)
+
+
+Planner = Callable[[Workload, "MessageCost | None", str], FusionPlan]
+"""(workload, cost or None, the text after the colon) -> plan."""
+
+PLANNERS: dict[str, Planner] = {
+    "none": lambda workload, cost, text: none(workload),
+    "single": lambda workload, cost, text: single(workload),
+    "buffer": lambda workload, cost, text: buffer(
+        workload, units.parse_bytes(text), f"buffer:{text}"
+    ),
+    "ddp": lambda workload, cost, text: ddp(workload),
+    "cuts": lambda workload, cost, text: _cuts(workload, text),
+    "random": lambda workload, cost, text: _random(workload, text),
+    "exact": lambda workload, cost, text: exact(workload, _needed(cost, "exact")),
+}
+
+
+def _needed(cost: MessageCost | None, planner: str) -> MessageCost:
+    if cost is None:
+        raise UserError(f"planner {planner!r} needs a message cost: give --cost")
+    return cost
+
+
+def register_planner(name: str, planner: Planner) -> None:
+    """Add a planner under a name of its own. Raises UserError when the name is taken."""
+    if name in PLANNERS:
+        raise UserError(f"planner {name!r} is registered already")
+    PLANNERS[name] = planner
+
+
+def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) -> FusionPlan:
+    """The plan that ``spec`` names: "none", "buffer:25MB", "ddp", "exact", "cuts:3,40", "random:SEED:GROUPS".
+
+    Raises UserError for an unknown planner, or one that needs a cost when none is given.
+    """
+    name, _, text = spec.partition(":")
+    if name not in PLANNERS:
+        raise UserError(f"unknown planner {name!r}: use one of {', '.join(PLANNERS)}")
+    return PLANNERS[name](workload, cost, text)

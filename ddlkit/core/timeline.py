@@ -1,0 +1,189 @@
+"""Spans of one or more iterations in columns: breakdown, overlap, exposed communication, export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddlkit.core.errors import UserError
+
+KINDS = ("io", "h2d", "forward", "backward", "sparsify", "wait", "allreduce", "allgather", "update")
+COMPUTE = ("forward", "backward", "sparsify", "update")
+COMMUNICATION = ("allreduce", "allgather")
+ORIGINS = ("simulated", "replayed", "measured", "recorded")
+COLUMNS = (
+    "task",
+    "kind",
+    "stream",
+    "rank",
+    "iteration",
+    "group",
+    "origin",
+    "start_s",
+    "end_s",
+    "bytes",
+)
+_DTYPES = {
+    "rank": np.int64,
+    "iteration": np.int64,
+    "group": np.int64,
+    "bytes": np.int64,
+    "start_s": float,
+    "end_s": float,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """One NumPy array a column, all of length n; times in seconds from the iteration's start.
+
+    ``kind`` is one of KINDS, ``origin`` one of ORIGINS; ``group`` is -1 where none applies.
+    Raises UserError for unequal columns, unknown kinds or origins, or spans that end before they start.
+    """
+
+    task: NDArray[Any]
+    kind: NDArray[Any]
+    stream: NDArray[Any]
+    rank: NDArray[np.int64]
+    iteration: NDArray[np.int64]
+    group: NDArray[np.int64]
+    origin: NDArray[Any]
+    start_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+    bytes: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        for name in COLUMNS:
+            column = np.asarray(getattr(self, name), dtype=_DTYPES.get(name, str))
+            object.__setattr__(self, name, column)
+            if column.shape != self.task.shape:
+                raise UserError(
+                    f"timeline: column {name} has {column.size} rows, task has {self.task.size}"
+                )
+        for name, known in (("kind", KINDS), ("origin", ORIGINS)):
+            unknown = set(getattr(self, name).tolist()) - set(known)
+            if unknown:
+                raise UserError(
+                    f"timeline: unknown {name} {sorted(unknown)[0]!r}: use one of {', '.join(known)}"
+                )
+        late = np.flatnonzero(~(self.end_s >= self.start_s))
+        if late.size:
+            raise UserError(f"timeline: span {self.task[late[0]]!r} ends before it starts")
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> Timeline:
+        """A timeline of mappings; ``rank``, ``iteration`` and ``bytes`` default to 0, ``group`` to -1."""
+        listed = list(rows)
+        default = {"rank": 0, "iteration": 0, "bytes": 0, "group": -1}
+        return cls(
+            **{
+                name: np.array([row.get(name, default.get(name)) for row in listed])
+                for name in COLUMNS
+            }
+        )
+
+    @classmethod
+    def concat(cls, parts: Sequence[Timeline]) -> Timeline:
+        """Several timelines one after the other."""
+        return cls(
+            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS}
+        )
+
+    @property
+    def n(self) -> int:
+        """Number of spans."""
+        return len(self.task)
+
+    def select(self, mask: NDArray[np.bool_]) -> Timeline:
+        """The spans where ``mask`` (n,) is true."""
+        return Timeline(**{name: getattr(self, name)[mask] for name in COLUMNS})
+
+    def spans(self, kinds: Sequence[str]) -> NDArray[np.float64]:
+        """(m, 2) disjoint, sorted union of the spans of ``kinds``."""
+        chosen = np.isin(self.kind, kinds)
+        return merge(np.column_stack([self.start_s[chosen], self.end_s[chosen]]))
+
+    def busy_s(self, kinds: Sequence[str]) -> float:
+        """Time during which at least one span of ``kinds`` runs."""
+        return _length(self.spans(kinds))
+
+    def overlap_s(
+        self, first: Sequence[str] = COMPUTE, second: Sequence[str] = COMMUNICATION
+    ) -> float:
+        """Time during which spans of both kinds run."""
+        return self.busy_s(first) + self.busy_s(second) - self.busy_s((*first, *second))
+
+    def exposed_communication_s(self) -> float:
+        """Communication during which nothing computes: what training waits for."""
+        return self.busy_s(COMMUNICATION) - self.overlap_s()
+
+    @property
+    def duration_s(self) -> float:
+        """From the first start to the last end."""
+        return float(self.end_s.max() - self.start_s.min()) if self.n else 0.0
+
+    def breakdown(self) -> dict[str, float]:
+        """Seconds of every kind present, of overlap, of exposed communication and in all."""
+        kinds = {kind: self.busy_s((kind,)) for kind in KINDS if np.any(self.kind == kind)}
+        exposed = self.exposed_communication_s()
+        return {
+            **kinds,
+            "overlap": self.overlap_s(),
+            "exposed_communication": exposed,
+            "iteration": self.duration_s,
+        }
+
+    def to_frame(self) -> Any:
+        """The columns as a pandas DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame({name: getattr(self, name) for name in COLUMNS})
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """The Trace Event JSON that Perfetto opens: a process a rank, a thread a stream, times in µs."""
+        streams = {name: number for number, name in enumerate(dict.fromkeys(self.stream.tolist()))}
+        events: list[dict[str, Any]] = [
+            {
+                "ph": "M",
+                "name": "thread_name",
+                "pid": int(rank),
+                "tid": tid,
+                "args": {"name": stream},
+            }
+            for rank in np.unique(self.rank)
+            for stream, tid in streams.items()
+        ]
+        for row in range(self.n):
+            start_s, end_s = float(self.start_s[row]), float(self.end_s[row])
+            args = {
+                name: getattr(self, name)[row].item()
+                for name in ("iteration", "group", "bytes", "origin")
+            }
+            where = {"pid": int(self.rank[row]), "tid": streams[str(self.stream[row])]}
+            span = {
+                "ph": "X",
+                "name": str(self.task[row]),
+                "cat": str(self.kind[row]),
+                "ts": start_s * 1e6,
+            }
+            events.append({**span, "dur": (end_s - start_s) * 1e6, **where, "args": args})
+        return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def merge(spans: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(m, 2) disjoint, sorted union of (n, 2) half-open spans."""
+    if not len(spans):
+        return np.empty((0, 2))
+    ordered = spans[np.argsort(spans[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(ordered[:, 1])
+    first = np.concatenate([[True], ordered[1:, 0] > reach[:-1]])
+    last = np.concatenate([first[1:], [True]])
+    return np.column_stack([ordered[first, 0], reach[last]])
+
+
+def _length(spans: NDArray[np.float64]) -> float:
+    return float(np.sum(spans[:, 1] - spans[:, 0]))

@@ -1,0 +1,95 @@
+"""Units: parse what people write once, at the edge, and print it back readably.
+
+Decimal prefixes are powers of 1000 (GB = 1e9 bytes), binary ones powers of 1024 (GiB = 2**30).
+Inside the package every quantity is in bytes, bits per second, seconds or FLOP.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from ddlkit.core.errors import UserError
+
+KB, MB, GB = 1000, 1000**2, 1000**3
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+
+_NUMBER = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-zµ/]*)\s*$")
+
+_BYTES = {"": 1, "B": 1, "KB": KB, "MB": MB, "GB": GB, "KIB": KIB, "MIB": MIB, "GIB": GIB}
+_BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_SECONDS = {
+    "": 1.0,
+    "s": 1.0,
+    "ms": 1e-3,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ns": 1e-9,
+    "m": 60.0,
+    "h": 3600.0,
+}
+
+
+def _split(text: str, what: str, example: str) -> tuple[float, str]:
+    match = _NUMBER.match(text)
+    if not match:
+        raise UserError(f"{what} {text!r} is not a number with a unit: write for example {example}")
+    return float(match.group(1)), match.group(2)
+
+
+def parse_bytes(text: str) -> int:
+    """``"25MB"`` or ``"1 KiB"`` or ``"1024"`` (bytes) as a whole number of bytes.
+
+    Raises UserError for an unknown unit; bits ("25Mb") are refused, not guessed.
+    """
+    value, unit = _split(text, "size", "25MB or 64MiB")
+    factor = None if unit.endswith("b") else _BYTES.get(unit.upper())
+    if factor is None:
+        raise UserError(f"size {text!r} has unit {unit!r}: use B, KB, MB, GB, KiB, MiB or GiB")
+    return round(value * factor)
+
+
+def parse_bits_per_s(text: str) -> float:
+    """``"1gbit"``, ``"25 Gbit/s"`` or ``"200mbit"`` in bits per second. Raises UserError."""
+    value, unit = _split(text, "rate", "1gbit or 200mbit")
+    factor = _BITS_PER_S.get(unit.lower().removesuffix("/s"))
+    if factor is None:
+        raise UserError(f"rate {text!r} has unit {unit!r}: use bit, kbit, mbit or gbit")
+    if value <= 0:
+        raise UserError(f"rate {text!r} must be above zero")
+    return value * factor
+
+
+def parse_seconds(text: str) -> float:
+    """``"8m"``, ``"90s"`` or ``"250ms"`` in seconds. Raises UserError."""
+    value, unit = _split(text, "time", "8m or 90s")
+    factor = _SECONDS.get(unit)
+    if factor is None:
+        raise UserError(f"time {text!r} has unit {unit!r}: use ns, us, ms, s, m or h")
+    return value * factor
+
+
+def format_bytes(n_bytes: float) -> str:
+    """Bytes with the binary prefix that keeps the number between 1 and 1024: ``"64 KiB"``."""
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(n_bytes) >= size:
+            return f"{n_bytes / size:.4g} {unit}"
+    return f"{n_bytes:.4g} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds with the prefix that keeps the number readable: ``"1.23 ms"``."""
+    if seconds == 0 or not math.isfinite(seconds):
+        return f"{seconds:g} s"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(seconds) >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def format_bits_per_s(bits_per_s: float) -> str:
+    """Rate with its decimal prefix: ``"1 Gbit/s"``."""
+    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if abs(bits_per_s) >= size:
+            return f"{bits_per_s / size:.4g} {unit}"
+    return f"{bits_per_s:.4g} bit/s"

@@ -1,0 +1,173 @@
+"""What one training iteration computes, tensor by tensor: all that planning and simulation know."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddlkit.core.errors import UserError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def _frozen(values: Any, dtype: type, what: str, n: int, minimum: float) -> NDArray[Any]:
+    """A read-only copy of ``values`` of length ``n``, all finite and at least ``minimum``."""
+    array: NDArray[Any] = np.array(values, dtype=dtype)
+    if array.shape != (n,):
+        raise UserError(f"{what} has shape {array.shape}, but there are {n} tensors")
+    wrong = np.flatnonzero(~np.isfinite(array.astype(float)) | (array < minimum))
+    if wrong.size:
+        raise UserError(f"{what} of tensor {wrong[0]} is {array[wrong[0]]}: must be >= {minimum:g}")
+    array.setflags(write=False)
+    return array
+
+
+def _check_time(seconds: float, what: str) -> None:
+    if not np.isfinite(seconds) or seconds < 0:
+        raise UserError(f"{what} is {seconds}: must be a finite time >= 0")
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """One iteration in *ready order*: gradients as they become ready, last layer first.
+
+    forward_s : time of the whole forward pass
+    backward_s : (n,) time of backward between the previous gradient's readiness and this one's
+    bytes : (n,) size of each gradient on the wire
+    parameters : (n,) number of elements of each gradient
+    layer, tensor : n names each
+    update_s : optimizer step, after the last gradient has arrived
+
+    Raises UserError for an empty workload, wrong lengths, negative or non-finite entries.
+    """
+
+    forward_s: float
+    backward_s: Floats
+    bytes: Ints
+    parameters: Ints
+    layer: tuple[str, ...]
+    tensor: tuple[str, ...]
+    update_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        n = len(self.tensor)
+        if n == 0:
+            raise UserError("the workload is empty: it needs at least one tensor")
+        if len(self.layer) != n:
+            raise UserError(f"layer has {len(self.layer)} names, but there are {n} tensors")
+        _check_time(self.forward_s, "forward_s")
+        _check_time(self.update_s, "update_s")
+        for name, dtype, minimum in (
+            ("backward_s", float, 0),
+            ("bytes", np.int64, 1),
+            ("parameters", np.int64, 1),
+        ):
+            object.__setattr__(self, name, _frozen(getattr(self, name), dtype, name, n, minimum))
+
+    @property
+    def n(self) -> int:
+        """Number of gradient tensors."""
+        return len(self.tensor)
+
+    @property
+    def ready_s(self) -> Floats:
+        """(n,) time at which each gradient is ready, counted from the start of the iteration."""
+        return self.forward_s + np.cumsum(self.backward_s)
+
+    @property
+    def compute_s(self) -> float:
+        """Forward, backward and update: the iteration of a single worker."""
+        return float(self.ready_s[-1]) + self.update_s
+
+    def scaled(self, factor: float) -> Workload:
+        """The same workload on a machine ``factor`` times slower (time dilation)."""
+        if not factor > 0:
+            raise UserError(f"time dilation factor is {factor}: must be above zero")
+        return replace(
+            self,
+            forward_s=self.forward_s * factor,
+            backward_s=self.backward_s * factor,
+            update_s=self.update_s * factor,
+        )
+
+    @classmethod
+    def from_arrays(
+        cls,
+        forward_s: float,
+        backward_s: Sequence[float] | Floats,
+        n_bytes: Sequence[int] | Ints,
+        update_s: float = 0.0,
+    ) -> Workload:
+        """A workload of float32 gradients without names: for teaching examples and tests."""
+        sizes = np.asarray(n_bytes, dtype=np.int64)
+        names = tuple(f"t{i}" for i in range(sizes.size))
+        return cls(
+            forward_s,
+            np.asarray(backward_s, float),
+            sizes,
+            np.maximum(sizes // 4, 1),
+            names,
+            names,
+            update_s,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LayerProfile:
+    """Measured times of one network on one device, in *forward order*, one row a tensor.
+
+    forward_s, backward_s : (n,) seconds; a layer with several tensors carries its forward time on the first
+    parameters, gradient_bytes : (n,) whole numbers; flops : (n,) forward FLOP (2 per multiply-add)
+    """
+
+    network: str
+    device: str
+    batch: int
+    tensor: tuple[str, ...]
+    layer: tuple[str, ...]
+    parameters: Ints
+    gradient_bytes: Ints
+    forward_s: Floats
+    backward_s: Floats
+    flops: Floats
+    update_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        n = len(self.tensor)
+        _check_time(self.update_s, "update_s")
+        fields = (
+            ("parameters", np.int64, 1),
+            ("gradient_bytes", np.int64, 1),
+            ("forward_s", float, 0),
+        )
+        for name, dtype, minimum in (*fields, ("backward_s", float, 0), ("flops", float, 0)):
+            object.__setattr__(self, name, _frozen(getattr(self, name), dtype, name, n, minimum))
+
+    @property
+    def sha256(self) -> str:
+        """Hash of all that a prediction depends on: names, sizes and times to the last bit."""
+        digest = hashlib.sha256()
+        for names in ((self.network, self.device, str(self.batch)), self.tensor, self.layer):
+            digest.update("\0".join(names).encode())
+        for column in (self.parameters, self.gradient_bytes, self.forward_s, self.backward_s):
+            digest.update(column.tobytes())
+        digest.update(np.float64(self.update_s).tobytes())
+        return digest.hexdigest()
+
+    def workload(self) -> Workload:
+        """The profile in ready order: the exact reverse of forward order."""
+        return Workload(
+            forward_s=float(self.forward_s.sum()),
+            backward_s=self.backward_s[::-1],
+            bytes=self.gradient_bytes[::-1],
+            parameters=self.parameters[::-1],
+            layer=self.layer[::-1],
+            tensor=self.tensor[::-1],
+            update_s=self.update_s,
+        )

@@ -1,0 +1,229 @@
+"""What hardware and software this is; asks torch only where it is already loaded."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+_PACKAGE = Path(__file__).parent
+_GPU_QUERY = ("name", "driver_version", "memory.total", "compute_cap")
+# Words that every processor of a maker carries; without them the name still tells machines apart.
+_NOISE = r"\((r|tm)\)|@.*|\b(cpu|processor|platinum|gold|silver|bronze|[\w-]+-core)\b"
+
+
+def describe() -> dict[str, Any]:
+    """The machine: name, cpu, memory, operating system, GPUs and links. No host name or address.
+
+    ``cpu.cores`` are those this process may use, ``cpu.quota_cores`` a container's limit on them
+    (0: none); ``gpus`` have model, driver, memory_bytes and compute_capability ("" where unknown);
+    ``links`` have name, kind (network, infiniband or gpu), bits_per_s (0 where unknown), and
+    mtu_bytes or type.
+    """
+    return {
+        "name": name(),
+        "cpu": {
+            "model": _cpu_model(),
+            "cores": _cores(),
+            "quota_cores": _quota_cores(),
+        },
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "os": _os_name(),
+        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "gpus": list(_gpus()),
+        "links": [*_network_links(), *_infiniband_links(), *_gpu_links()],
+    }
+
+
+def name(*, by_gpu: bool = True) -> str:
+    """A name for directories: "cpu-2x-intel-xeon-8488c", "nvidia-h200" or "8x-nvidia-h200".
+
+    by_gpu : whether a machine that has GPUs is named by them
+    """
+    gpus = _gpus()
+    if gpus and by_gpu:
+        count = f"{len(gpus)}x-" if len(gpus) > 1 else ""
+        return count + _slug(gpus[0]["model"])
+    return f"cpu-{_cores()}x-{_slug(_cpu_model())}"
+
+
+def versions() -> dict[str, str]:
+    """Versions of python, torch, numpy, pandas, cuda and nccl; "none" where absent."""
+    cuda, nccl = _cuda_and_nccl()
+    installed = {package: _installed(package) for package in ("torch", "numpy", "pandas")}
+    return {"python": platform.python_version(), **installed, "cuda": cuda, "nccl": nccl}
+
+
+def commit(directory: Path = _PACKAGE) -> str:
+    """Commit of the code in ``directory``, 12 digits, "+dirty" when it differs; "unknown" outside git.
+
+    Only the directory itself counts: rows recorded a minute ago do not make the code dirty.
+    """
+    head = _output("git", "-C", str(directory), "rev-parse", "--short=12", "HEAD").strip()
+    if not head:
+        return "unknown"
+    return head + (
+        "+dirty" if _output("git", "-C", str(directory), "status", "--porcelain", ".") else ""
+    )
+
+
+def _output(*command: str) -> str:
+    """What a program prints; "" when it is not there, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _content(path: Path) -> str:
+    """Text of a file of the kernel; "" when it is not there or refuses."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(_NOISE, " ", text.lower())).strip("-") or "unknown"
+
+
+def _cpu_model() -> str:
+    found = re.search(r"^model name\s*:\s*(.+)$", _content(Path("/proc/cpuinfo")), re.MULTILINE)
+    if found:
+        return found[1].strip()
+    return _output("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.machine()
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _quota_cores() -> float:
+    limit, _, period = _content(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
+    return float(limit) / float(period) if limit.isdigit() else 0.0
+
+
+def _os_name() -> str:
+    found = re.search(r'^PRETTY_NAME="?([^"\n]+)', _content(Path("/etc/os-release")), re.MULTILINE)
+    return found[1] if found else platform.platform()
+
+
+@functools.cache
+def _gpus() -> tuple[dict[str, Any], ...]:
+    """GPUs as the driver sees them; those of other makers only where torch is loaded."""
+    query = f"--query-gpu={','.join(_GPU_QUERY)}"
+    found = parse_gpus(_output("nvidia-smi", query, "--format=csv,noheader,nounits"))
+    torch = sys.modules.get("torch")
+    if found or torch is None or not torch.cuda.is_available():
+        return found
+    properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return tuple(_gpu(p.name, "", p.total_memory, f"{p.major}.{p.minor}") for p in properties)
+
+
+def _gpu(model: str, driver: str, memory_bytes: int, capability: str) -> dict[str, Any]:
+    return {
+        "model": model,
+        "driver": driver,
+        "memory_bytes": memory_bytes,
+        "compute_capability": capability,
+    }
+
+
+def parse_gpus(text: str) -> tuple[dict[str, Any], ...]:
+    """GPUs from ``nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap`` (memory in MiB)."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
+    return tuple(
+        _gpu(model, driver, int(mib) * 2**20 if mib.isdigit() else 0, capability)
+        for model, driver, mib, capability in (row for row in rows if len(row) == len(_GPU_QUERY))
+    )
+
+
+def _network_links() -> list[dict[str, Any]]:
+    """Network interfaces that are up and hardware, or stand for it inside a container.
+
+    Bridges and virtual pairs come and go, those of a lab too; they say nothing about the machine.
+    """
+    links = []
+    for path in sorted(Path("/sys/class/net").glob("*")):
+        hardware = (path / "device").exists() or path.name.startswith(("eth", "en", "ib"))
+        if not hardware or _content(path / "operstate") == "down":
+            continue
+        megabits, mtu = _content(path / "speed"), _content(path / "mtu")
+        links.append(
+            {
+                "name": path.name,
+                "kind": "network",
+                # Virtual interfaces say -1 or refuse to say.
+                "bits_per_s": int(megabits) * 1e6 if megabits.isdigit() else 0.0,
+                "mtu_bytes": int(mtu) if mtu.isdigit() else 0,
+            }
+        )
+    return links
+
+
+def _infiniband_links() -> list[dict[str, Any]]:
+    """Ports of InfiniBand and RoCE adapters; the kernel writes "400 Gb/sec (4X NDR)"."""
+    links = []
+    for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
+        rate = re.match(r"([\d.]+) Gb/sec", _content(port / "rate"))
+        links.append(
+            {
+                "name": f"{port.parent.parent.name}:{port.name}",
+                "kind": "infiniband",
+                "bits_per_s": float(rate[1]) * 1e9 if rate else 0.0,
+                "type": _content(port / "link_layer"),
+            }
+        )
+    return links
+
+
+def _gpu_links() -> list[dict[str, Any]]:
+    """What connects each pair of GPUs."""
+    return parse_gpu_links(_output("nvidia-smi", "topo", "-m")) if len(_gpus()) > 1 else []
+
+
+def parse_gpu_links(text: str) -> list[dict[str, Any]]:
+    """Pairs of GPUs from ``nvidia-smi topo -m``: type is NV<number of NVLinks>, PIX, PHB, NODE or SYS."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    rows = [line.split() for line in plain.splitlines() if re.match(r"GPU\d+\s", line)]
+    return [
+        {"name": f"{row[0]}-{other[0]}", "kind": "gpu", "bits_per_s": 0.0, "type": row[column]}
+        for i, row in enumerate(rows)
+        for column, other in enumerate(rows, start=1)
+        if column > i + 1
+    ]
+
+
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _cuda_and_nccl() -> tuple[str, str]:
+    """Versions that torch uses, from torch where loaded, else from what lies beside it on disk."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        cuda = torch.version.cuda or "none"
+        distributed = torch.distributed
+        has_nccl = (
+            torch.version.cuda and distributed.is_available() and distributed.is_nccl_available()
+        )
+        return cuda, ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "none"
+    spec = importlib.util.find_spec("torch")
+    text = _content(Path(spec.origin).with_name("version.py")) if spec and spec.origin else ""
+    found = re.search(r"^cuda\b.*=\s*'([\d.]+)'", text, re.MULTILINE)
+    if not found:
+        return "none", "none"
+    return found[1], _installed(f"nvidia-nccl-cu{found[1].partition('.')[0]}")

@@ -1,0 +1,1 @@
+"""The four papers as numbered functions and transcribed claims."""

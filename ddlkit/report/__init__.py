@@ -1,0 +1,1 @@
+"""Figures, catalog, verdicts and the book."""

@@ -1,0 +1,102 @@
+"""The reports directory: what notebooks leave behind for the catalog, the site and REPRODUCTION.md.
+
+    figures/<id>.png, figures/<id>.csv     one figure or table and the numbers in it
+    summaries/<name>.json                  the key numbers of one notebook
+
+Nothing here carries a date or a duration, so the same recordings give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+
+REPORTS_VARIABLE = "DDLKIT_REPORTS"
+Number = int | float | str | bool
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+
+
+def reports_dir() -> Path:
+    """Where to write: ``$DDLKIT_REPORTS`` (the book sets it), else the project's reports/."""
+    return Path(os.environ.get(REPORTS_VARIABLE) or store.REPORTS)
+
+
+def figure_path(figure: str, suffix: str, reports: Path | None = None) -> Path:
+    """``<reports>/figures/<figure><suffix>``. Raises UserError for an id unfit for a file name."""
+    return (reports or reports_dir()) / "figures" / f"{_checked(figure, 'figure id')}{suffix}"
+
+
+def write_numbers(figure: str, frame: pd.DataFrame, reports: Path | None = None) -> Path:
+    """The plotted numbers as CSV; floats are written so that they read back to the same bits."""
+    if frame.empty:
+        raise UserError(f"figure {figure}: its table of plotted numbers is empty")
+    path = figure_path(figure, ".csv", reports)
+    store.atomic_write_text(path, frame.to_csv(index=False, lineterminator="\n"))
+    return path
+
+
+def record_summary(
+    name: str, numbers: Mapping[str, Any], reports: Path | None = None
+) -> dict[str, Number]:
+    """Keep the key numbers of a notebook; REPRODUCTION.md prints them. Returns what was kept.
+
+    Keys carry their unit (``median_error_s``); values are numbers (NumPy's too), strings or truth values.
+    Raises UserError for anything else, and for NaN and infinity.
+    """
+    kept = {key: _plain(value, f"summary {name}, {key}") for key, value in numbers.items()}
+    path = (reports or reports_dir()) / "summaries" / f"{_checked(name, 'summary name')}.json"
+    store.atomic_write_text(path, json.dumps(kept, indent=1) + "\n")
+    return kept
+
+
+def read_summaries(reports: Path) -> dict[str, dict[str, Number]]:
+    """All summaries of a reports directory by name, in reading order."""
+    paths = sorted((reports / "summaries").glob("*.json"))
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def format_number(value: Any) -> str:
+    """A number for readers: up to four significant digits, no needless zeros or exponents."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return ""
+        return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+    return str(value)
+
+
+def format_quantity(value: float, unit: str) -> str:
+    """A number with its unit (none for "1"); empty for one that is not finite."""
+    number = format_number(value)
+    if unit == "1" or not number:
+        return number
+    return f"{number}{unit}" if unit in ("%", "x") else f"{number} {unit}"
+
+
+def _checked(name: str, what: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise UserError(f"{what} {name!r}: use lower-case letters, digits, '-' and '_' only")
+    return name
+
+
+def _plain(value: Any, what: str) -> Number:
+    """A JSON scalar of ``value``, which may be NumPy's."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if not isinstance(value, int | float | str | bool):
+        raise UserError(
+            f"{what} is a {type(value).__name__}: give one number, string or truth value"
+        )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{what} is {value}: only finite numbers can be reported")
+    return value

@@ -1,0 +1,107 @@
+"""Where a notebook's numbers come from: measured here, or recorded on a named machine; it says which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+from ddlkit.core.timeline import COLUMNS, Timeline
+from ddlkit.core.workload import LayerProfile, Workload
+
+
+@dataclass(frozen=True)
+class Source:
+    """Directories of recorded tables, in order: of files with one name, the first directory's counts.
+
+    A live run on a machine without the lab thus reads its own layers and loopback collectives, and the
+    recording for what only the lab can measure.
+    """
+
+    directories: tuple[Path, ...]
+
+    def _files(self, kind: str) -> list[Path]:
+        """Every table of ``kind`` ("layers", "runs", ...), by name."""
+        found: dict[str, Path] = {}
+        for directory in self.directories:
+            for path in (*directory.glob(f"{kind}-*.csv"), *directory.glob(f"{kind}-*.csv.gz")):
+                found.setdefault(path.name, path)
+        if not found:
+            places = ", ".join(str(directory) for directory in self.directories) or "nowhere"
+            raise UserError(
+                f"no table of {kind} in {places}: run ddlkit measure, or use --recorded"
+            )
+        return [found[name] for name in sorted(found)]
+
+    def table(self, kind: str) -> pd.DataFrame:
+        """All rows of a kind; hashes are checked."""
+        tables = [store.load_table(path, kind) for path in self._files(kind)]
+        return pd.concat(tables, ignore_index=True)
+
+    def label(self, kind: str) -> str:
+        """One line to print beside a figure: measured or recorded, on which machine, and when."""
+        told = []
+        for path in self._files(kind):
+            stamp = store.load_stamp(path)
+            how = "recorded" if store.RECORDED in path.resolve().parents else "measured live"
+            told.append(f"{how} on {stamp['machine']['name']}, {stamp['time'][:10]}")
+        return "; ".join(dict.fromkeys(told))
+
+    def profile(self, network: str, *, ranks: int = 1) -> LayerProfile:
+        """The layer profile of a network, measured with ``ranks`` ranks at work at the same time."""
+        for path in self._files("layers"):
+            frame = store.load_table(path, "layers")
+            if ((frame["network"] == network) & (frame["ranks"] == ranks)).any():
+                return store.read_profile(path, network, ranks=ranks)
+        raise UserError(
+            f"no layer profile of {network} with {ranks} ranks: run ddlkit measure layers"
+        )
+
+    def workloads(self) -> dict[str, Workload]:
+        """Every profile in any directory as a workload, by the hash that a Case carries."""
+        files = [path for directory in self.directories for path in directory.glob("layers-*.csv")]
+        profiles = [store.read_profile(path) for path in files]
+        return {profile.sha256: profile.workload() for profile in profiles}
+
+    def timeline(self, case: str) -> Timeline:
+        """The measured or replayed timeline of a case. Raises UserError when none was kept."""
+        rows = self.table("timeline")
+        rows = rows[rows["case"] == case]
+        if rows.empty:
+            raise UserError(f"no timeline of case {case} was recorded")
+        return Timeline(**{name: rows[name].to_numpy() for name in COLUMNS})
+
+
+def default_recording() -> Path:
+    """This machine's recording, or the first one where there is none of this machine.
+
+    Raises UserError when nothing is recorded.
+    """
+    recorded = store.list_recorded()
+    if not recorded:
+        raise UserError(
+            f"{store.RECORDED} holds no recording: measure first with ddlkit measure all"
+        )
+    mine = store.recorded_dir()
+    return mine if mine in recorded else recorded[0]
+
+
+def open_source(data: str = "") -> Source:
+    """The tables in ``data``: a machine's name under data/recorded, or a directory of measured tables.
+
+    Without ``data`` what was measured here, if anything was. What a directory of one's own lacks is
+    taken from the default recording. Raises UserError when ``data`` is neither.
+    """
+    if data in {path.name for path in store.list_recorded()}:
+        return Source((store.RECORDED / data,))
+    if not data:
+        return Source((store.BUILD / "measured", default_recording()))
+    for chosen in (Path(data), store.ROOT / data):
+        if chosen.is_dir():
+            return Source((chosen, default_recording()))
+    raise UserError(
+        f"no measured tables in {data}: give a directory, or a name under data/recorded"
+    )

@@ -1,0 +1,167 @@
+"""Predicted meets measured: every Case predicted from calibration rows, joined on its key, and judged.
+
+The only inputs of a prediction are a layer profile (compute) and a cost fitted to collectives measured on
+their own (communication); no row of the runs table takes part in either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+
+from ddlkit.core.case import CASE_COLUMNS, Case
+from ddlkit.core.errors import UserError
+from ddlkit.core.fit import Fit, fit
+from ddlkit.core.plan import FusionPlan
+from ddlkit.core.simulate import Prediction, no_overlap, perfect_overlap, predict, prediction_draws
+from ddlkit.core.workload import Workload
+
+MODELS: dict[str, Callable[..., Prediction]] = {
+    "model": predict,
+    "no_overlap": no_overlap,
+    "perfect_overlap": perfect_overlap,
+}
+"""The overlap model and the two trivial models that it must beat."""
+RESCALED = "rescaled"
+"""The overlap model once more, its compute stretched to what the same run measured without communication.
+
+Between a profile and a run the machine's speed drifts; what error remains here is communication's alone.
+"""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Costs fitted to recorded collectives, one a (link, workers, collective)."""
+
+    fits: Mapping[tuple[str, int, str], Fit]
+
+    @classmethod
+    def of(cls, collectives: pd.DataFrame, form: str = "table") -> Calibration:
+        """Fit ``form`` to each link, number of ranks and collective of a collectives table."""
+        fits = {}
+        for (link, ranks, collective), rows in collectives.groupby(["link", "ranks", "collective"]):
+            fits[str(link), int(ranks), str(collective)] = fit(
+                form,
+                rows["bytes"].to_numpy(),
+                rows["seconds"].to_numpy(),
+                collective=str(collective),
+                workers=int(ranks),
+                algorithm=str(rows["algorithm"].iloc[0]),
+            )
+        return cls(fits)
+
+    def of_case(self, case: Case) -> Fit:
+        """The fit for a case's link and workers. Raises UserError when it was not calibrated."""
+        key = (case.link, case.workers, case.collective)
+        if key not in self.fits:
+            raise UserError(
+                f"no calibration for {case.collective} over {case.link} with {case.workers} ranks"
+            )
+        return self.fits[key]
+
+
+def measured(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row a case: median of its iterations, and how well it repeats.
+
+    repeatability : mean difference between two repeats' medians, relative to the median; likewise
+        ``repeatability_exposed`` of exposed communication
+    """
+    quantities = ["iteration_s", "exposed_communication_s", "compute_s"]
+    repeats = runs.groupby(["case", "repeat"])[quantities].median()
+    by_case = repeats.groupby("case")
+    spread = by_case.agg(_mean_difference) / by_case.median()
+    found = by_case.median().add_prefix("measured_")
+    found["repeats"] = by_case.size()
+    found["repeatability"] = spread["iteration_s"]
+    found["repeatability_exposed"] = spread["exposed_communication_s"]
+    found["processor_load"] = runs.groupby("case")["processor_load"].median()
+    found["processor_limited"] = runs.groupby("case")["processor_limited"].any()
+    keys = runs.drop_duplicates("case").set_index("case")[[*CASE_COLUMNS, "origin"]]
+    return keys.join(found).reset_index()
+
+
+def _mean_difference(values: pd.Series) -> float:
+    pairs = [abs(a - b) for a, b in combinations(values, 2)]
+    return float(np.mean(pairs)) if pairs else float("nan")
+
+
+def plan_of(case: Case) -> FusionPlan:
+    """The plan whose group ends the case carries."""
+    return FusionPlan(case.plan, tuple(int(end) for end in case.ends.split(";")))
+
+
+def predict_case(
+    case: Case, workloads: Mapping[str, Workload], calibration: Calibration, compute_s: float
+) -> dict[str, object]:
+    """Iteration and exposed communication by every model, and the calibration's interval.
+
+    compute_s : measured in the same run; only the RESCALED model uses it
+    """
+    if case.profile_sha256 not in workloads:
+        raise UserError(
+            f"case {case.key}: its layer profile {case.profile_sha256[:12]} is not at hand"
+        )
+    workload, fitted, plan = (
+        workloads[case.profile_sha256].scaled(case.dilation),
+        calibration.of_case(case),
+        plan_of(case),
+    )
+    row: dict[str, object] = {"case": case.key}
+    for name, model in MODELS.items():
+        found = model(workload, plan, fitted.cost)
+        row |= {
+            f"{name}_iteration_s": found.iteration_s,
+            f"{name}_exposed_s": found.exposed_communication_s,
+        }
+    found = predict(workload.scaled(compute_s / workload.compute_s), plan, fitted.cost)
+    row |= {f"{RESCALED}_iteration_s": found.iteration_s}
+    row |= {f"{RESCALED}_exposed_s": found.exposed_communication_s}
+    draws = prediction_draws(workload, plan, fitted.draws)
+    lower, upper = np.quantile(draws, [0.025, 0.975])
+    return {**row, "lower_s": lower, "upper_s": upper, "predicted_compute_s": workload.compute_s}
+
+
+def validate(
+    runs: pd.DataFrame, workloads: Mapping[str, Workload], calibration: Calibration
+) -> pd.DataFrame:
+    """One row a case: measured, predicted, and signed relative errors.
+
+    ``<model>_error`` is on the iteration, ``<model>_exposed_error`` on exposed communication.
+    """
+    found = measured(runs)
+    predicted = pd.DataFrame(
+        predict_case(Case.from_row(row), workloads, calibration, row["measured_compute_s"])
+        for row in found.to_dict("records")
+    )
+    joined = found.merge(predicted, on="case", validate="one_to_one")
+    for name in (*MODELS, RESCALED):
+        joined[f"{name}_error"] = joined[f"{name}_iteration_s"] / joined["measured_iteration_s"] - 1
+        exposed = joined[f"{name}_exposed_s"] - joined["measured_exposed_communication_s"]
+        joined[f"{name}_exposed_error"] = exposed / joined["measured_exposed_communication_s"]
+    return joined
+
+
+def summary(validated: pd.DataFrame) -> dict[str, float]:
+    """The figures that a reader asks for first; errors are absolute and relative."""
+    size = {name: validated[f"{name}_error"].abs() for name in MODELS}
+    exposed = {name: validated[f"{name}_exposed_error"].abs() for name in MODELS}
+    inside = validated["measured_iteration_s"].between(validated["lower_s"], validated["upper_s"])
+    result = {
+        "cases": len(validated),
+        "median_error": size["model"].median(),
+        "max_error": size["model"].max(),
+        "median_exposed_error": exposed["model"].median(),
+        "median_exposed_error_rescaled": validated[f"{RESCALED}_exposed_error"].abs().median(),
+        "max_exposed_error": exposed["model"].max(),
+        "median_repeatability": validated["repeatability"].median(),
+        "median_repeatability_exposed": validated["repeatability_exposed"].median(),
+        "interval_coverage": inside.mean(),
+    }
+    for name in ("no_overlap", "perfect_overlap"):
+        result[f"skill_over_{name}"] = size[name].median() / size["model"].median()
+        result[f"exposed_skill_over_{name}"] = exposed[name].median() / exposed["model"].median()
+    return {name: float(value) for name, value in result.items()}

@@ -1,0 +1,1 @@
+"""Everything that needs torch, a clock or root."""

@@ -1,0 +1,81 @@
+"""How fast predicting and planning are, beside networkx on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ddlkit.core import plan as planning
+from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.simulate import LinearScenarios, dag_edges, predict
+from ddlkit.core.workload import Workload
+from ddlkit.run.clock import Budget, measure
+
+SCENARIOS = 1_000_000
+GRAPHS = 20
+BUDGET = Budget(warmup=1, min_repeats=5, max_repeats=50, max_s=2.0)
+
+
+def _workload(tensors: int | None = None) -> Workload:
+    """ResNet-50's tensors (repeated up to ``tensors``), backward time in proportion to size.
+
+    Only the number and spread of sizes matter for speed, not the times.
+    """
+    from ddlkit.run import networks
+
+    sizes = np.array([4 * p.numel() for p in networks.build("resnet50").parameters()][::-1])
+    sizes = np.resize(sizes, tensors or sizes.size)
+    return Workload.from_arrays(0.1, 0.2 * sizes / sizes.sum(), sizes)
+
+
+def _median_s(action: Callable[[], object]) -> float:
+    return float(np.median(measure(action, BUDGET)))
+
+
+def run() -> dict[str, Any]:
+    """Predictions per second (ResNet-50, no fusion), networkx beside it, time of an exact plan.
+
+    Per core when BLAS runs on one thread, which the caller sets in the environment before NumPy loads.
+    """
+    import networkx as nx
+
+    workload, rng = _workload(), np.random.default_rng(0)
+    plan = planning.none(workload)
+    scale = rng.uniform(0.1, 10, SCENARIOS)
+    alpha_s, beta = 10 ** rng.uniform(-6, -2, SCENARIOS), 10 ** rng.uniform(-11, -8, SCENARIOS)
+    scenarios = LinearScenarios.of(workload, plan)
+    everything = LinearScenarios.of(workload, plan, prune=False)
+
+    def by_graph(k: int) -> float:
+        graph = nx.DiGraph()
+        cost = AlphaBeta(float(alpha_s[k]), float(beta[k]))
+        graph.add_weighted_edges_from(dag_edges(workload.scaled(float(scale[k])), plan, cost))
+        return float(nx.dag_longest_path_length(graph))
+
+    def one_by_one() -> list[float]:
+        return [
+            predict(workload, plan, AlphaBeta(a, b)).iteration_s
+            for a, b in zip(alpha_s[:GRAPHS], beta[:GRAPHS], strict=True)
+        ]
+
+    deep = _workload(516)
+    fast = scenarios.iteration_s(scale, alpha_s, beta)
+    graphs = np.array([by_graph(k) for k in range(GRAPHS)])
+    fast_s = _median_s(lambda: scenarios.iteration_s(scale, alpha_s, beta))
+    full_s = _median_s(lambda: everything.iteration_s(scale, alpha_s, beta))
+    graph_s = _median_s(lambda: [by_graph(k) for k in range(GRAPHS)]) / GRAPHS
+    scalar_s = _median_s(one_by_one) / GRAPHS
+    exact_s = _median_s(lambda: planning.exact(deep, AlphaBeta(1e-3, 8e-9)))
+    return {
+        "network": "resnet50",
+        "tensors": workload.n,
+        "predictions_per_s_per_core": SCENARIOS / fast_s,
+        "without_pruning_predictions_per_s": SCENARIOS / full_s,
+        "groups_that_can_be_critical": scenarios.coefficients.shape[1],
+        "one_by_one_predictions_per_s": 1 / scalar_s,
+        "networkx_predictions_per_s": 1 / graph_s,
+        "largest_difference_to_networkx": float(np.max(np.abs(fast[:GRAPHS] / graphs - 1))),
+        "exact_plan_516_tensors_s": exact_s,
+    }

@@ -1,0 +1,196 @@
+"""The only timing loop of the project: repeat until the median is known well enough, keep every sample."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ddlkit.core.errors import UserError
+
+Floats = NDArray[np.float64]
+Action = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long to measure.
+
+    warmup : repeats whose times are dropped
+    min_repeats, max_repeats : fewest and most samples kept
+    max_s : seconds after which no further repeat starts, once there are ``min_repeats``
+    relative_halfwidth : stop once half the 95% interval of the median is within this share of it
+        (not before 6 repeats: fewer samples have no such interval)
+
+    Raises UserError for numbers that contradict each other.
+    """
+
+    warmup: int = 2
+    min_repeats: int = 5
+    max_repeats: int = 100
+    max_s: float = 5.0
+    relative_halfwidth: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.warmup < 0 or not 1 <= self.min_repeats <= self.max_repeats:
+            raise UserError(
+                f"budget of {self.warmup} warm-up and {self.min_repeats} to {self.max_repeats} "
+                "repeats: needs warm-up >= 0 and 1 <= fewest <= most"
+            )
+        if not (self.max_s > 0 and self.relative_halfwidth >= 0):
+            raise UserError(
+                f"budget of {self.max_s} s for a half-width of {self.relative_halfwidth}: "
+                "needs a time above zero and a share of at least zero"
+            )
+
+
+@functools.cache
+def _rank(n: int) -> int:
+    """Largest k with P(Binomial(n, 1/2) < k) <= 2.5%; 0 if there is none. Exact, in integers."""
+    k, term, below = 0, 1, 1
+    while 40 * below <= 2**n:
+        term = term * (n - k) // (k + 1)
+        k, below = k + 1, below + term
+    return k
+
+
+def median_interval(samples: Sequence[float] | Floats) -> tuple[float, float]:
+    """Nonparametric 95% interval of the median, from order statistics.
+
+    The k-th smallest and k-th largest of n samples enclose the median unless fewer than k of them fall
+    on one side of it: that is as probable as fewer than k heads in n tosses, whatever the distribution.
+    Fewer than 6 samples bound nothing: (-inf, inf).
+    """
+    n = len(samples)
+    k = _rank(n)
+    if k == 0:
+        return -np.inf, np.inf
+    ordered = np.sort(samples)
+    return float(ordered[k - 1]), float(ordered[n - k])
+
+
+def _narrow(samples: list[float], relative_halfwidth: float) -> bool:
+    low, high = median_interval(samples)
+    return (high - low) / 2 <= relative_halfwidth * float(np.median(samples))
+
+
+def _nothing() -> None:
+    """Wait for nothing: a CPU has done its work when the call returns."""
+
+
+def synchronizer(device: torch.device | str) -> Action:
+    """What to call so that all work given to ``device`` is done."""
+    place = torch.device(device)
+    return functools.partial(torch.cuda.synchronize, place) if place.type == "cuda" else _nothing
+
+
+def measure_interleaved(
+    actions: Mapping[str, Action],
+    budget: Budget,
+    *,
+    synchronize: Action | None = None,
+    setup: Action | None = None,
+    agree: Callable[[bool], bool] | None = None,
+) -> dict[str, Floats]:
+    """Time several actions in turn, round by round, so that drift of the machine meets all alike.
+
+    synchronize : waits for the device, before the clock starts and before it stops
+    setup : runs untimed before every repeat, warm-up included
+    agree : turns this process's wish to stop into the decision of all ranks; it is called after every
+        round from ``budget.min_repeats`` on, so equally often on every rank
+
+    An action that returns Marks is timed by these, from the first to the last: on a GPU by the GPU's own
+    clock, without what the host does before and after. Any other is timed by the wall clock.
+
+    Returns raw seconds, one array of equal length an action. Stops when every action's interval is narrow,
+    or the budget ends.
+    """
+    wait = synchronize or _nothing
+    prepare = setup or _nothing
+
+    def once(action: Action) -> float:
+        prepare()
+        wait()
+        start = perf_counter()
+        result = action()
+        wait()
+        taken = perf_counter() - start
+        return float(result.seconds()[-1]) if isinstance(result, Marks) else taken
+
+    for _ in range(budget.warmup):
+        for action in actions.values():
+            once(action)
+    samples: dict[str, list[float]] = {name: [] for name in actions}
+    begin = perf_counter()
+    for repeat in range(1, budget.max_repeats + 1):
+        for name, action in actions.items():
+            samples[name].append(once(action))
+        if repeat < budget.min_repeats:
+            continue
+        late = perf_counter() - begin >= budget.max_s
+        done = late or all(_narrow(s, budget.relative_halfwidth) for s in samples.values())
+        if agree(done) if agree else done:
+            break
+    return {name: np.array(seconds) for name, seconds in samples.items()}
+
+
+def measure(
+    action: Action,
+    budget: Budget,
+    *,
+    synchronize: Action | None = None,
+    setup: Action | None = None,
+    agree: Callable[[bool], bool] | None = None,
+) -> Floats:
+    """Raw seconds of one action, one a repeat; see `measure_interleaved`."""
+    return measure_interleaved(
+        {"": action}, budget, synchronize=synchronize, setup=setup, agree=agree
+    )[""]
+
+
+class Marks:
+    """Points in time along the work of a device, taken without making it wait.
+
+    On CUDA each mark is an event in the current stream: it carries the time at which the device gets
+    there, and nobody synchronises until `seconds` is asked for. Elsewhere it is the wall clock.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = torch.device(device)
+        self._events: list[torch.cuda.Event] = []
+        self._times: list[float] = []
+
+    def mark(self) -> None:
+        """Mark the point that the device's work has reached."""
+        if self._device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self._device))
+            self._events.append(event)
+        else:
+            self._times.append(perf_counter())
+
+    def seconds(self) -> Floats:
+        """Time of every mark, counted from the first one."""
+        if self._events:
+            torch.cuda.synchronize(self._device)
+            first = self._events[0]
+            return np.array([first.elapsed_time(event) / 1e3 for event in self._events])
+        return np.array(self._times) - self._times[0]
+
+
+def timed(action: Action, device: torch.device | str) -> Callable[[], Marks]:
+    """``action`` as one that `measure` times by the device's own clock."""
+
+    def run() -> Marks:
+        marks = Marks(device)
+        marks.mark()
+        action()
+        marks.mark()
+        return marks
+
+    return run

@@ -1,0 +1,1 @@
+"""The shaped-network lab: real collectives between ranks in Linux network namespaces."""

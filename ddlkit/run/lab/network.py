@@ -1,0 +1,443 @@
+"""A rate-limited network between ranks on one machine: namespaces, veth pairs, one bridge, tbf.
+
+Each rank lives in a network namespace of its own and the bridge in another. Every veth pair is
+made inside them, so the host's network never sees a link, an address or a packet of a lab, and
+labs of different labels never meet. Needs Linux, root and iproute2.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
+
+from ddlkit.core.errors import UserError
+
+STATE = Path("/run/ddlkit")
+"""One JSON file a lab: how it was made and which process owns it."""
+
+MAX_RANKS = 64
+MIN_RATE_BITS_PER_S, MAX_RATE_BITS_PER_S = 1e6, 1e11
+BURST_S = 128 * 1024 / 1e9  # tbf burst in bytes per (bit/s); a smaller one breaks the rate by 2x
+MIN_BURST_BYTES = 16 * 1024
+MAX_PACKET_BYTES = 65536  # Linux hands TCP data down in packets of this size, to be cut on the wire
+QUEUE_BYTES = 256 * 1024**2  # far above what TCP keeps in flight, so that nothing is dropped
+INTERFACE = "eth0"
+SUBNET = "10.77.0.0/24"
+# A window that is open from the start and stays so: Linux's default, cubic, mistakes the shaper's
+# queue for congestion, and one 12 MB message in fifty then takes up to twice as long as the others.
+TCP = "congctl reno initcwnd 1000 initrwnd 1000"
+PORT = 29500  # free in any namespace that runs one job at a time
+DEADLINE_S = 30.0
+
+
+class Lab:
+    """``ranks`` namespaces joined by a bridge, each link shaped to ``rate_bits_per_s`` both ways.
+
+    A context manager, and a place that ``ddlkit.run.launch`` can start ranks in. ``label`` names
+    the namespaces (``ddl0-rank0``, ``ddl0-switch``); left out, the first free ``ddlN`` is taken.
+    A persistent lab outlives this process and is removed by ``attach(label).down()``.
+
+    Raises UserError for a rate or a number of ranks out of range, and for a label in use.
+    """
+
+    def __init__(
+        self, ranks: int, rate_bits_per_s: float, label: str = "", *, persistent: bool = False
+    ) -> None:
+        if not 1 <= ranks <= MAX_RANKS:
+            raise UserError(f"a lab of {ranks} ranks is not possible: ask for 1 to {MAX_RANKS}")
+        if not MIN_RATE_BITS_PER_S <= rate_bits_per_s <= MAX_RATE_BITS_PER_S:
+            raise UserError(
+                f"lab rate {rate_bits_per_s:g} bit/s is not between 1mbit and 100gbit: "
+                "write it with its unit, for example 1gbit"
+            )
+        if label and not re.fullmatch(r"[a-z][a-z0-9]{0,15}", label):
+            raise UserError(f"lab label {label!r} must be a few small letters and digits, as ddl0")
+        self.ranks = ranks
+        self.rate_bits_per_s = float(rate_bits_per_s)
+        self.label = label
+        self.persistent = persistent
+        self._holder = 0  # the process whose ``down`` counts; 0 while the lab is not up
+
+    # -- the place -------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The link as it appears in tables: ``"lab:1gbit"``."""
+        return f"lab:{_rate_text(self.rate_bits_per_s)}"
+
+    @property
+    def link_bits_per_s(self) -> float:
+        """Rate of each link in each direction, framing included."""
+        return self.rate_bits_per_s
+
+    def command(self, rank: int, argv: list[str]) -> list[str]:
+        """``argv`` as it must be called to run in the namespace of ``rank``."""
+        return ["ip", "netns", "exec", self._namespace(rank), *argv]
+
+    def environment(self, rank: int, ranks: int) -> dict[str, str]:
+        """What a rank of a job of ``ranks`` must find in its environment."""
+        if ranks > self.ranks:
+            raise UserError(f"{ranks} ranks do not fit into lab {self.label} of {self.ranks}")
+        return {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": _address(0),
+            "MASTER_PORT": str(PORT),
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+        }
+
+    # -- up and down -----------------------------------------------------------------------
+
+    def up(self) -> Lab:
+        """Build the network; whatever goes wrong, nothing is left. Removes dead labs first."""
+        try:
+            with _registry():
+                _remove_dead()
+                self._take_label()
+                self._build()
+            if not self.persistent:
+                _ours[self.label] = self
+                _trap_signals()
+        except BaseException:
+            self.down()
+            raise
+        return self
+
+    def down(self) -> None:
+        """End every process in the lab and remove it. Does nothing if this lab is not up.
+
+        Raises UserError for an attached lab that belongs to another, running process.
+        """
+        if self._holder != os.getpid():  # never up, already down, or a forked copy
+            return
+        with _registry():
+            owner = _read(self.label).get("owner")
+            if owner and owner["pid"] != os.getpid() and _alive(owner):
+                raise UserError(
+                    f"lab {self.label} belongs to running process {owner['pid']}: end that first"
+                )
+            self._remove()
+            self._holder = 0
+            _ours.pop(self.label, None)
+        if not _ours:
+            _release_signals()
+
+    def __enter__(self) -> Lab:
+        return self.up()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.down()
+
+    def counters(self) -> dict[str, int]:
+        """Sums over the ranks' outgoing links since ``up``: bytes (framing included), drops."""
+        sums = {"bytes": 0, "packets": 0, "drops": 0}
+        for device in ((self._namespace(rank), INTERFACE) for rank in range(self.ranks)):
+            for qdisc in json.loads(_run(["tc", "-n", device[0], "-s", "-j", "qdisc"])):
+                for key in sums if qdisc["kind"] == "tbf" else ():
+                    sums[key] += int(qdisc[key])
+        return sums
+
+    # -- how -------------------------------------------------------------------------------
+
+    @property
+    def namespaces(self) -> list[str]:
+        """Names of all namespaces of this lab, the bridge's last."""
+        return [*(self._namespace(rank) for rank in range(self.ranks)), self._switch]
+
+    @property
+    def _switch(self) -> str:
+        return f"{self.label}-switch"
+
+    def _namespace(self, rank: int) -> str:
+        if not 0 <= rank < self.ranks:
+            raise UserError(f"lab {self.label} has ranks 0 to {self.ranks - 1}, but no rank {rank}")
+        return f"{self.label}-rank{rank}"
+
+    def _take_label(self) -> None:
+        """Write the state file before anything exists, so that every leftover has an owner."""
+        taken = {row["label"] for row in _states()} | {name.split("-")[0] for name in _listed()}
+        if not self.label:
+            self.label = next(name for n in count() if (name := f"ddl{n}") not in taken)
+        elif self.label in taken:
+            raise UserError(f"a lab or namespace named {self.label} exists: choose another label")
+        owner = {} if self.persistent else {"pid": os.getpid(), "start": _start_ticks(os.getpid())}
+        row = {"label": self.label, "ranks": self.ranks, "owner": owner}
+        row["rate_bits_per_s"] = self.rate_bits_per_s
+        draft = STATE / f".{self.label}"
+        draft.write_text(json.dumps(row) + "\n")
+        draft.rename(_state_file(self.label))
+        self._holder = os.getpid()
+
+    def _build(self) -> None:
+        _batch(["ip"], (f"netns add {name}" for name in self.namespaces))
+        switch = [
+            "link set lo up",
+            "link add bridge type bridge",
+            "link set bridge addrgenmode none up",
+        ]
+        for rank, name in enumerate(self.namespaces[:-1]):
+            switch += [
+                f"link add port{rank} type veth peer name {INTERFACE} netns {name}",
+                f"link set port{rank} master bridge addrgenmode none up",
+            ]
+        _batch(["ip", "-n", self._switch], switch)
+        shape = self._shape()
+        # A packet larger than the burst is cut up in software, which 16 ranks have no time for.
+        packet = min(MAX_PACKET_BYTES, round(0.9 * self._burst_bytes))
+        _batch(
+            ["tc", "-n", self._switch],
+            (f"qdisc add dev port{rank} {shape}" for rank in range(self.ranks)),
+        )
+        for rank, name in enumerate(self.namespaces[:-1]):
+            _batch(["tc", "-n", name], [f"qdisc add dev {INTERFACE} {shape}"])
+            addressing = [
+                "link set lo up",
+                f"addr add {_address(rank)}/24 dev {INTERFACE} noprefixroute",
+                f"link set {INTERFACE} gso_max_size {packet} addrgenmode none up",
+                f"route add {SUBNET} dev {INTERFACE} {TCP}",
+            ]
+            _batch(["ip", "-n", name], addressing)
+
+    @property
+    def _burst_bytes(self) -> int:
+        return max(MIN_BURST_BYTES, round(BURST_S * self.rate_bits_per_s))
+
+    def _shape(self) -> str:
+        rate = round(self.rate_bits_per_s)
+        return f"root tbf rate {rate}bit burst {self._burst_bytes} limit {QUEUE_BYTES}"
+
+    def _remove(self) -> None:
+        present = [name for name in self.namespaces if name in _listed()]
+        _end_processes(present)
+        # Links and queues go with their namespaces.
+        _batch(["ip"], (f"netns del {name}" for name in present))
+        _state_file(self.label).unlink(missing_ok=True)
+
+
+def attach(label: str) -> Lab:
+    """The lab of that label that is up, to run in or to take down. Raises UserError if none is."""
+    row = _read(label)
+    if not row:
+        names = ", ".join(state["label"] for state in _states()) or "none"
+        raise UserError(f"there is no lab {label!r}; labs that are up: {names}")
+    lab = Lab(row["ranks"], row["rate_bits_per_s"], label, persistent=not row["owner"])
+    lab._holder = os.getpid()
+    return lab
+
+
+def status() -> list[dict[str, Any]]:
+    """One row a lab on this machine: label, ranks, link, rate_bits_per_s, owner, alive."""
+    rows = []
+    for row in _states():
+        owner = f"process {row['owner']['pid']}" if row["owner"] else "persistent"
+        link = f"lab:{_rate_text(row['rate_bits_per_s'])}"
+        rows.append({**row, "link": link, "owner": owner, "alive": _alive(row["owner"])})
+    return rows
+
+
+def clean() -> list[str]:
+    """Remove every lab whose owner has died, with the processes in it; returns their labels."""
+    with _registry():
+        return _remove_dead()
+
+
+@functools.lru_cache(maxsize=1)
+def available() -> str:
+    """Why no lab is possible here, in one line; empty if one is (a small one is tried)."""
+    if sys.platform != "linux":
+        return "the lab needs Linux network namespaces"
+    if os.geteuid() != 0:
+        return "the lab needs root, for network namespaces and traffic shaping"
+    missing = " and ".join(tool for tool in ("ip", "tc") if shutil.which(tool) is None)
+    if missing:
+        return f"the lab needs {missing} (iproute2), not found on the PATH"
+    try:
+        with Lab(1, 1e9):
+            return ""
+    except (UserError, OSError) as error:
+        return f"the lab does not work here: {error}"
+
+
+def _rate_text(bits_per_s: float) -> str:
+    """``"1gbit"``, ``"200mbit"``: as ``core.units.parse_bits_per_s`` reads it."""
+    unit, size = next((u, s) for u, s in (("gbit", 1e9), ("mbit", 1e6)) if bits_per_s >= s)
+    return f"{bits_per_s / size:.6g}{unit}"
+
+
+def _address(rank: int) -> str:
+    return f"{SUBNET.removesuffix('0/24')}{rank + 1}"
+
+
+def _run(argv: list[str], script: str = "") -> str:
+    """Output of an iproute2 call. In a session of its own, so that Ctrl-C does not reach it."""
+    done = subprocess.run(
+        argv,
+        input=script,
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=DEADLINE_S,
+    )
+    if done.returncode:
+        complaint = (done.stderr.strip() or f"exit {done.returncode}").splitlines()[0]
+        raise UserError(f"lab network: {' '.join(argv)}: {complaint}")
+    return done.stdout
+
+
+def _batch(argv: list[str], commands: Iterable[str]) -> None:
+    script = "".join(f"{command}\n" for command in commands)
+    if script:
+        _run([*argv, "-batch", "-"], script)
+
+
+def _listed() -> list[str]:
+    """Names of all network namespaces of this machine."""
+    return [line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line]
+
+
+def _end_processes(namespaces: list[str]) -> None:
+    give_up = time.monotonic() + DEADLINE_S
+    while pids := [int(p) for ns in namespaces for p in _run(["ip", "netns", "pids", ns]).split()]:
+        if time.monotonic() > give_up:
+            raise UserError(f"lab network: process {pids[0]} in {namespaces[0]} does not end")
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+# -- who owns what ---------------------------------------------------------------------------
+
+
+@contextmanager
+def _registry() -> Iterator[None]:
+    """One lab at a time is made or removed on this machine, and no signal falls in between."""
+    if os.geteuid() != 0:
+        raise UserError("the lab needs root, for network namespaces and traffic shaping")
+    STATE.mkdir(parents=True, exist_ok=True)
+    with open(STATE / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with _signals_held():
+            yield
+
+
+def _state_file(label: str) -> Path:
+    return STATE / f"{label}.json"
+
+
+def _read(label: str) -> dict[str, Any]:
+    """State of a lab; empty where there is none."""
+    try:
+        row: dict[str, Any] = json.loads(_state_file(label).read_text())
+    except FileNotFoundError:
+        return {}
+    return row
+
+
+def _states() -> list[dict[str, Any]]:
+    rows = (_read(path.stem) for path in sorted(STATE.glob("[a-z]*.json")))
+    return [row for row in rows if row]
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks after boot; None where it is dead or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, *rest = stat.rpartition(")")[2].split()
+    return None if state in "ZX" else int(rest[18])
+
+
+def _alive(owner: dict[str, int]) -> bool:
+    """Whether the owner lives; a persistent lab has none and counts as alive.
+
+    The start time tells the owner from a later process that was given the same number.
+    """
+    return not owner or _start_ticks(owner["pid"]) == owner["start"]
+
+
+def _remove_dead() -> list[str]:
+    dead = [row["label"] for row in _states() if not _alive(row["owner"])]
+    for label in dead:
+        attach(label)._remove()
+    return dead
+
+
+# -- signals ---------------------------------------------------------------------------------
+
+_ours: dict[str, Lab] = {}
+"""Labs that this process has up and must take down."""
+
+_TRAPPED = (signal.SIGTERM, signal.SIGHUP)
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _trap_signals() -> None:
+    """While a lab is up, SIGTERM unwinds the stack as Ctrl-C does, unless someone handles it."""
+    if threading.current_thread() is threading.main_thread():
+        for number in _TRAPPED:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _exit)
+
+
+def _release_signals() -> None:
+    if threading.current_thread() is threading.main_thread():
+        for number in _TRAPPED:
+            if signal.getsignal(number) is _exit:
+                signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait for the end of the block. Python runs handlers in the main thread
+    only, so a block in another thread is never cut short."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    before = {
+        number: signal.signal(number, lambda which, frame: held.append(which))
+        for number in (signal.SIGINT, *_TRAPPED)
+        if signal.getsignal(number) not in (None, signal.SIG_IGN)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for arrived in dict.fromkeys(held):
+            signal.raise_signal(arrived)
+
+
+@atexit.register
+def _down_ours() -> None:
+    """The last safety net, for a lab that was brought up without ``with``."""
+    for lab in list(_ours.values()):
+        lab.down()

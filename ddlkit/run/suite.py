@@ -1,0 +1,348 @@
+"""What ``ddlkit measure`` records of a machine: a list of points, each saved as soon as it is done.
+
+A point is a few tables under names of its own. One that is already there, whole and of this benchmark
+version, is not measured again: an interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from ddlkit import store
+from ddlkit.core.case import Case
+from ddlkit.core.cost import MessageCost
+from ddlkit.core.errors import UserError
+from ddlkit.core.fit import fit
+from ddlkit.core.plan import FusionPlan, make_plan
+from ddlkit.core.units import format_seconds, parse_bits_per_s
+from ddlkit.core.workload import LayerProfile, Workload
+from ddlkit.run import networks, ranks
+from ddlkit.run.clock import Budget
+from ddlkit.run.collectives import measure_collectives
+from ddlkit.run.lab import network as lab
+from ddlkit.run.lab.calibrate import calibrate
+from ddlkit.run.lab.replay import replay, replay_join
+from ddlkit.run.launch import Loopback, Place, launch, workspace
+from ddlkit.run.training import measure_training
+
+Tables = Mapping[str, pd.DataFrame]
+WHAT = ("layers", "collectives", "training", "replay")
+
+REPLAY_PLANS = (
+    "none", "single", "ddp", "exact", "buffer:1MB", "buffer:4MB", "buffer:25MB", "buffer:100MB",
+    "random:1:3", "random:2:6", "random:3:10", "random:4:4",
+)  # fmt: skip
+DISTINCT_PLANS = 8
+TRAINING_PLANS = ("ddp", "single", "buffer:5MB", "exact", "none")
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long to measure: batch sizes by network, budgets, repeats.
+
+    training_batch : of the network that is really trained, on as many ranks as TRAINING_RANKS
+    replays : networks that are replayed; rounds : how often each of their plans is
+    """
+
+    batches: Mapping[str, int]
+    layers: Budget
+    messages: Budget
+    lab_collectives: Sequence[str]
+    training_plans: Sequence[str]
+    training_repeats: int
+    training_iterations: int
+    replays: Sequence[str]
+    rounds: int
+
+
+# As many samples as make one iteration on a core last about as long as its gradients on the lab's link.
+BATCHES = {"resnet18": 4, "resnet50": 4, "googlenet": 4, "alexnet": 8, "vgg16": 1}
+LENGTHS = {
+    "quick": Length(
+        batches=BATCHES,
+        layers=Budget(warmup=1, min_repeats=3, max_repeats=20, max_s=2.0),
+        messages=Budget(warmup=1, min_repeats=2, max_repeats=30, max_s=0.4),
+        lab_collectives=("all_reduce",),
+        training_plans=TRAINING_PLANS[:4],
+        training_repeats=2,
+        training_iterations=3,
+        replays=("resnet18", "resnet50", "googlenet"),
+        rounds=2,
+    ),
+    "full": Length(
+        batches=BATCHES,
+        layers=Budget(warmup=2, min_repeats=10, max_repeats=60, max_s=20.0),
+        messages=Budget(warmup=1, min_repeats=5, max_repeats=60, max_s=2.0),
+        lab_collectives=("all_reduce", "all_gather"),
+        training_plans=TRAINING_PLANS,
+        training_repeats=4,
+        training_iterations=5,
+        replays=("resnet18", "resnet50", "googlenet", "alexnet"),
+        rounds=4,
+    ),
+}
+TRAINING_NETWORK, TRAINING_RANKS, TRAINING_RATE = "resnet18", 2, "500mbit"
+REPLAY_RANKS, REPLAY_RATE = 4, "1gbit"
+
+
+class Partial(UserError):
+    """Part of a point could be measured: ``tables`` hold it, the message says why not the rest."""
+
+    def __init__(self, tables: Tables, reason: str) -> None:
+        super().__init__(reason)
+        self.tables = tables
+
+
+class Unavailable(UserError):
+    """This machine lacks what a point needs, such as a second GPU."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measurement of its own: what it belongs to, its name, and how it is done.
+
+    measure : called with the directory that holds the points before it; returns schema -> rows, or
+        raises: Partial with what there is, Unavailable, or any other exception
+    tables : schemas that it gives, so that one can tell whether it is there
+    estimate_s : about how long it takes where it is meant to run
+    packed : those of its tables that are written as .csv.gz
+    """
+
+    what: str
+    name: str
+    tables: Sequence[str]
+    measure: Callable[[Path], Tables]
+    estimate_s: float = 10.0
+    packed: Sequence[str] = ("timeline",)
+
+    def path(self, out: Path, table: str) -> Path:
+        """Where a table of this point lies."""
+        return out / f"{table}-{self.name}.csv{'.gz' if table in self.packed else ''}"
+
+    def done(self, out: Path) -> bool:
+        """Whether all its tables are there, whole, and of this benchmark version.
+
+        Raises UserError for a table that is damaged: it is not measured over in silence.
+        """
+        paths = [self.path(out, table) for table in self.tables]
+        if not all(path.exists() for path in paths):
+            return False
+        stamps = [store.load_stamp(path) for path in paths]
+        return all(stamp["benchmark_version"] == store.BENCHMARK_VERSION for stamp in stamps)
+
+    def save(self, out: Path, measured: Tables, machine: dict[str, Any] | None = None) -> None:
+        """Write and stamp what ``measure`` gave. Raises UserError like `store.save_table`."""
+        for table, frame in measured.items():
+            name = self.path(out, table).name
+            store.save_table(frame, out, name, schema=table, command=sys.argv, machine=machine)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The points of a session.
+
+    opening, closing : of this session alone, measured if any of ``body`` is; body : the recording
+    """
+
+    opening: Sequence[Point]
+    body: Sequence[Point]
+    closing: Sequence[Point]
+
+
+def measure(what: str, length: str, out: Path, batches: Mapping[str, int] | None = None) -> None:
+    """Measure every point of ``what`` ("layers", "collectives", "training", "replay", "all") into ``out``.
+
+    batches : other networks and batch sizes than BATCHES, for "layers" only
+
+    Progress goes to standard error. What needs the lab is left out, in one line, where there is none.
+    Raises UserError when a measurement fails; points before it are kept.
+    """
+    chosen = LENGTHS[length]
+    if batches is not None:
+        if what != "layers":
+            raise UserError(f"networks can be chosen for layers only, not for {what}")
+        chosen = replace(chosen, batches=_known(batches))
+    with store.Lock(out / ".lock"):
+        reason = lab.available()
+        if reason:
+            _say(f"no lab, so no shaped collectives, training or replay: {reason}")
+        for point in _points(chosen, with_lab=not reason):
+            if what not in ("all", point.what):
+                continue
+            if point.done(out):
+                _say(f"{point.name}: already measured")
+                continue
+            start_s = time.monotonic()
+            point.save(out, point.measure(out))
+            _say(f"{point.name}: done in {format_seconds(time.monotonic() - start_s)}")
+
+
+def _known(batches: Mapping[str, int]) -> Mapping[str, int]:
+    """The batches, once every name is a network's and every size above zero."""
+    for network, batch in batches.items():
+        networks.find(network)
+        if batch < 1:
+            raise UserError(f"{network} at batch {batch}: a batch has at least 1 sample")
+    return batches
+
+
+def _say(line: str) -> None:
+    print(f"ddlkit: {line}", file=sys.stderr, flush=True)
+
+
+def _points(length: Length, *, with_lab: bool) -> Iterator[Point]:
+    """Every point in an order in which each finds what it needs."""
+    for network, batch in length.batches.items():
+        yield _layers(network, batch, 1, length)
+    if TRAINING_NETWORK in length.batches:
+        yield _layers(TRAINING_NETWORK, length.batches[TRAINING_NETWORK], TRAINING_RANKS, length)
+    yield Point("collectives", "loopback-p2", ["collectives"], lambda out: _loopback(2, length))
+    if not with_lab:
+        return
+    for n_ranks, rate in ((TRAINING_RANKS, TRAINING_RATE), (REPLAY_RANKS, REPLAY_RATE)):
+        yield _calibration(n_ranks, rate, length)
+    yield Point(
+        "training",
+        f"training-{TRAINING_NETWORK}-p{TRAINING_RANKS}-{TRAINING_RATE}",
+        ["runs", "buckets", "timeline"],
+        lambda out: _training(out, length),
+    )
+    yield Point(
+        "replay",
+        f"replay-p{REPLAY_RANKS}-{REPLAY_RATE}",
+        ["runs", "timeline"],
+        lambda out: _replay(out, length),
+    )
+
+
+# -- points ------------------------------------------------------------------------------------
+
+
+def _layers(network: str, batch: int, n_ranks: int, length: Length) -> Point:
+    """A network's layers, profiled by ``n_ranks`` ranks at the same time."""
+
+    def run(_: Path) -> Tables:
+        with workspace(None) as scratch:
+            config = {
+                "out": str(scratch),
+                "networks": {network: batch},
+                "budget": asdict(length.layers),
+            }
+            launch("layers", config, ranks=n_ranks, place=Loopback(), timeout_s=900)
+            return {name: ranks.load_result(scratch, name) for name in ("layers", "samples")}
+
+    return Point("layers", f"{network}-b{batch}-r{n_ranks}", ["layers", "samples"], run)
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _loopback(n_ranks: int, length: Length) -> Tables:
+    return {"collectives": measure_collectives(Loopback(), n_ranks, budget=length.messages)}
+
+
+def _calibration(n_ranks: int, rate: str, length: Length) -> Point:
+    def run(_: Path) -> Tables:
+        with lab.Lab(n_ranks, parse_bits_per_s(rate)) as place:
+            collectives = length.lab_collectives
+            return {
+                "collectives": calibrate(place, collectives=collectives, budget=length.messages)
+            }
+
+    return Point("collectives", f"lab-p{n_ranks}-{rate}", ["collectives"], run)
+
+
+def _training(out: Path, length: Length) -> Tables:
+    """Real training under plans made for the profile and the calibration at hand."""
+    batch = length.batches[TRAINING_NETWORK]
+    profile = _profile(out, TRAINING_NETWORK, batch, TRAINING_RANKS)
+    cost = _cost(out, TRAINING_RANKS, TRAINING_RATE)
+    workload = profile.workload()
+    plans = {spec: make_plan(spec, workload, cost) for spec in length.training_plans}
+    with lab.Lab(TRAINING_RANKS, parse_bits_per_s(TRAINING_RATE)) as place:
+        return measure_training(
+            place,
+            TRAINING_RANKS,
+            TRAINING_NETWORK,
+            batch,
+            {spec: plan.group_bytes(workload).tolist() for spec, plan in plans.items()},
+            repeats=length.training_repeats,
+            iterations=length.training_iterations,
+            profile_sha256=profile.sha256,
+            join=replay_join(raise_priority=True),
+        )
+
+
+def _replay(out: Path, length: Length) -> Tables:
+    cost = _cost(out, REPLAY_RANKS, REPLAY_RATE)
+    with lab.Lab(REPLAY_RANKS, parse_bits_per_s(REPLAY_RATE)) as place:
+        cases = [
+            case
+            for network in length.replays
+            for case in replay_cases(
+                _profile(out, network, length.batches[network], 1), cost, place
+            )
+        ]
+        found = replay(place, REPLAY_RANKS, cases, length.rounds)
+    return {"runs": found.runs, "timeline": found.timeline[found.timeline["rank"] == 0]}
+
+
+def replay_cases(
+    profile: LayerProfile, cost: MessageCost, place: Place
+) -> list[tuple[Case, Workload, FusionPlan]]:
+    """The profile under DISTINCT_PLANS different plans, compute as long as one message of everything.
+
+    Time is dilated so that communication and compute weigh alike, where a model of their overlap has
+    most to lose.
+    """
+    workload = profile.workload()
+    dilation = round(float(cost(workload.bytes.sum())) / workload.compute_s, 3)
+    slow = workload.scaled(dilation)
+    plans = {plan.ends: plan for plan in (make_plan(spec, slow, cost) for spec in REPLAY_PLANS)}
+    asked = Case(
+        kind="replay",
+        network=profile.network,
+        device=profile.device,
+        batch=profile.batch,
+        workers=cost.workers or 0,
+        link=place.name,
+        link_bits_per_s=place.link_bits_per_s,
+        collective=cost.collective,
+        plan="",
+        ends="",
+        dilation=dilation,
+        profile_sha256=profile.sha256,
+    )
+    return [
+        (replace(asked, plan=plan.planner, ends=";".join(map(str, plan.ends))), workload, plan)
+        for plan in list(plans.values())[:DISTINCT_PLANS]
+    ]
+
+
+# -- what earlier points left ------------------------------------------------------------------
+
+
+def _profile(out: Path, network: str, batch: int, n_ranks: int) -> LayerProfile:
+    path = out / f"layers-{network}-b{batch}-r{n_ranks}.csv"
+    if not path.exists():
+        raise UserError(f"{path} is missing: run ddlkit measure layers --out {out} first")
+    return store.read_profile(path)
+
+
+def _cost(out: Path, n_ranks: int, rate: str) -> MessageCost:
+    """The measured table of all-reduce times in the lab."""
+    path = out / f"collectives-lab-p{n_ranks}-{rate}.csv"
+    if not path.exists():
+        raise UserError(f"{path} is missing: run ddlkit measure collectives --out {out} first")
+    sizes, seconds, known = store.read_bytes_seconds(path, collective="all_reduce")
+    algorithm = known.get("algorithm")
+    return fit("table", sizes, seconds, workers=n_ranks, algorithm=algorithm, draws=0).cost

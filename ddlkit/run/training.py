@@ -1,0 +1,417 @@
+"""Real data-parallel training under an imposed bucket plan: iteration times, buckets, a timeline.
+
+DistributedDataParallel is told where its buckets end (``bucket_cap_mb_list``), and asked afterwards
+where they did end.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import psutil
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from ddlkit import store
+from ddlkit.core.case import Case
+from ddlkit.core.errors import UserError
+from ddlkit.core.timeline import Timeline
+from ddlkit.core.units import MIB, format_seconds
+from ddlkit.run import launch, networks, ranks
+from ddlkit.run.clock import Budget, measure, synchronizer
+
+TABLES = ("runs", "buckets", "timeline")
+OWN_PLAN = "ddp"  # DistributedDataParallel's own rule: nothing is imposed
+WARMUP = 3  # DDP rebuilds its buckets in the second iteration, and tells in the third
+
+_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
+_SYNC_BUFFERS = (  # the later name where both exist
+    "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers"
+)
+
+
+def measure_training(
+    place: launch.Place,
+    n_ranks: int,
+    network: str,
+    batch: int,
+    plans: Mapping[str, Sequence[int]],
+    *,
+    repeats: int = 2,
+    iterations: int = 5,
+    sync_buffers: bool = False,
+    seed: int = 0,
+    profile_sha256: str = "",
+    join: Mapping[str, Any] | None = None,
+    timeout_s: float = 900.0,
+    out: Path | None = None,
+) -> dict[str, pd.DataFrame]:
+    """Train ``network`` with ``batch`` samples a rank under each plan; tables runs, buckets, timeline.
+
+    plans : spec -> bytes of each bucket in the order in which gradients become ready. For "ddp" nothing
+        is imposed: bytes given there are what DDP's own rule is expected to do, and may be empty.
+    repeats, iterations : rounds over all plans, and timed iterations of each plan in a round
+    sync_buffers : broadcast the buffers (of batch normalisation) before each forward pass, as DDP does
+        by default; a message that belongs to no bucket
+    seed, profile_sha256 : go into the Case of every row, and seed the weights
+    join : arguments of `ddlkit.run.ranks.join`. Note that torch's DDP has 2 gloo_threads, ours 1.
+    out : where the tables are also left, round by round
+
+    runs : one row an iteration. ``iteration_s`` is that of the slowest rank; ranks start each round
+        together, not each iteration. ``compute_s`` is the median iteration of the same round without
+        exchanging gradients (``no_sync``), ``exposed_communication_s`` the difference, in which the
+        copying of gradients into and out of buckets is included.
+    buckets : bytes asked and rebuilt. A plan whose buckets came out otherwise keeps its rows here, has
+        none in ``runs``, and is reported on standard error.
+    timeline : one profiled iteration a plan, on rank 0.
+
+    Raises UserError for buckets that do not add up to the network's gradients, ranks that do not hold
+    the same gradients afterwards, a torch without ``bucket_cap_mb_list``, and as `launch` does.
+    """
+    settings = Settings(
+        network=network,
+        batch=batch,
+        plans={spec: [int(size) for size in sizes] for spec, sizes in plans.items()},
+        repeats=repeats,
+        iterations=iterations,
+        sync_buffers=sync_buffers,
+        link=place.name,
+        link_bits_per_s=place.link_bits_per_s,
+        seed=seed,
+        profile_sha256=profile_sha256,
+    )
+    with launch.workspace(out) as directory:
+        config = {"out": str(directory), "join": dict(join or {}), **asdict(settings)}
+        launch.launch("training", config, ranks=n_ranks, place=place, timeout_s=timeout_s)
+        return {name: ranks.load_result(directory, name) for name in TABLES}
+
+
+# -- in the ranks ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What CONFIG.json of the job ``training`` may hold; see `measure_training`."""
+
+    network: str
+    batch: int
+    plans: Mapping[str, Sequence[int]]
+    repeats: int = 2
+    iterations: int = 5
+    sync_buffers: bool = False
+    link: str = "unnamed"
+    link_bits_per_s: float = 0.0
+    seed: int = 0
+    profile_sha256: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.plans or self.repeats < 1 or self.iterations < 1:
+            raise UserError(
+                f"training of {len(self.plans)} plans, {self.repeats} repeats of {self.iterations} "
+                "iterations: needs at least one of each"
+            )
+        if "bucket_cap_mb_list" not in _OPTIONS and set(self.plans) - {OWN_PLAN}:
+            raise UserError(
+                f"torch {torch.__version__} cannot impose a bucket plan: install torch 2.11 or later, "
+                f"or measure the plan {OWN_PLAN!r} only"
+            )
+
+
+def run_job(me: ranks.Ranks, config: Mapping[str, Any]) -> None:
+    """This rank's part of the job ``training``; rank 0 writes the tables after every round."""
+    settings = ranks.settings(Settings, config)
+    torch.manual_seed(settings.seed)
+    network = networks.build(settings.network).to(me.device)
+    _check_plans(settings, network)
+    tables: dict[str, list[pd.DataFrame]] = {name: [] for name in TABLES}
+    refused: set[str] = set()
+    for repeat in range(settings.repeats):
+        for spec, asked in settings.plans.items():
+            if spec in refused:
+                continue
+            block = _Block(me, settings, network, [] if spec == OWN_PLAN else asked)
+            seconds, load = block.train(settings.iterations)
+            case = _case(me, settings, spec, block.ends)
+            if repeat == 0:
+                tables["buckets"].append(_bucket_rows(case, asked, block.buckets))
+                tables["timeline"].append(_labelled(block.profile().to_frame(), case, repeat))
+                if asked and list(asked) != block.buckets:
+                    refused.add(spec)
+                    ranks.say(
+                        f"plan {spec} is not measured: asked {asked}, DDP made {block.buckets}"
+                    )
+                    continue
+            compute_s = float(np.median(block.compute(settings.iterations)))
+            tables["runs"].append(_run_rows(case, repeat, seconds, compute_s, load))
+            ranks.say(
+                f"{settings.network}, plan {spec}, {len(block.buckets)} buckets, round {repeat + 1} of "
+                f"{settings.repeats}: {format_seconds(float(np.median(seconds)))} an iteration, "
+                f"compute alone {format_seconds(compute_s)}"
+            )
+        if me.rank == 0:
+            _save(tables, Path(config["out"]))
+
+
+def _save(tables: Mapping[str, list[pd.DataFrame]], out: Path) -> None:
+    if not tables["runs"]:
+        raise UserError("training: DDP made other buckets than asked for under every plan")
+    for name, frames in tables.items():
+        frame = pd.concat(frames, ignore_index=True)
+        store.save_table(frame, out, name, schema=name, command=sys.argv)
+
+
+def _check_plans(settings: Settings, network: nn.Module) -> None:
+    held = sum(p.numel() * p.element_size() for p in network.parameters() if p.requires_grad)
+    for spec, sizes in settings.plans.items():
+        if sum(sizes) != held and (sizes or spec != OWN_PLAN):
+            raise UserError(
+                f"plan {spec!r}: its buckets hold {sum(sizes)} bytes, "
+                f"the gradients of {settings.network} {held}"
+            )
+
+
+class _Block:
+    """One plan in one round: a fresh copy of the network, wrapped and warmed up."""
+
+    def __init__(
+        self, me: ranks.Ranks, settings: Settings, network: nn.Module, asked: Sequence[int]
+    ) -> None:
+        gc.collect()  # the last block's reducer goes with a cycle of references, and its memory
+        self.me = me
+        on_gpu = me.device.type == "cuda"
+        options: dict[str, Any] = {_SYNC_BUFFERS: settings.sync_buffers}
+        if asked:
+            # A bucket closes on reaching its cap, so each cap is what the bucket shall hold.
+            options["bucket_cap_mb_list"] = [size / MIB for size in asked]
+        self.model = DistributedDataParallel(
+            copy.deepcopy(network),
+            device_ids=[me.device.index] if on_gpu else None,
+            init_sync=False,  # equal seeds made equal weights
+            **options,
+        )
+        inputs, self.labels = networks.sample_batch(settings.network, settings.batch, me.device)
+        self.inputs = inputs.roll(me.rank, dims=-1)  # other data on every rank
+        # Rate 0 is the same arithmetic, but the weights stay put: every iteration computes the same.
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0, momentum=0.9)
+        self.synchronize = synchronizer(me.device)
+        for _ in range(WARMUP):
+            self._iterate()
+        log = self.model._get_ddp_logging_data()
+        self.buckets = [int(text) for text in log["rebuilt_bucket_sizes"].split(",")]
+        tensors = [len(text.split()) for text in log["rebuilt_per_bucket_param_indices"].split(",")]
+        self.ends = [int(end) for end in np.cumsum(tensors)]
+
+    def train(self, iterations: int) -> tuple[ranks.Floats, float]:
+        """(iterations,) seconds of the slowest rank, and the processor's load meanwhile (0..1)."""
+        seconds, load = self._timed(iterations)
+        self._check_equal_gradients()
+        return seconds, load
+
+    def compute(self, iterations: int) -> ranks.Floats:
+        """(iterations,) seconds of the slowest rank when no gradients are exchanged."""
+        with self.model.no_sync():
+            return self._timed(iterations)[0]
+
+    def profile(self) -> Timeline:
+        """One iteration as this rank saw it; all ranks profile, so that all are equally slow."""
+        activities = [ProfilerActivity.CPU]
+        if self.me.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        dist.barrier()
+        with profile(activities=activities) as profiler:
+            self._iterate(self.synchronize)
+        events = [
+            Event(
+                event.name, event.time_range.start / 1e6, event.time_range.end / 1e6, _on_gpu(event)
+            )
+            for event in profiler.events()
+            # The GPU's copy of a marked range, from its first kernel on: the CPU's is the one to use.
+            if not (_on_gpu(event) and getattr(event, "is_user_annotation", False))
+        ]
+        timeline, messages = to_timeline(events, self.buckets)
+        if messages != len(self.buckets):
+            ranks.say(f"the profiler saw {messages} all-reduces of {len(self.buckets)} buckets")
+        return timeline
+
+    def _timed(self, iterations: int) -> tuple[ranks.Floats, float]:
+        exactly = Budget(0, iterations, iterations, max_s=float("inf"), relative_halfwidth=0.0)
+        dist.barrier()
+        psutil.cpu_percent()
+        seconds = measure(self._iterate, exactly, synchronize=self.synchronize)
+        load = psutil.cpu_percent() / 100
+        return ranks.slowest(seconds), float(ranks.slowest([load])[0])
+
+    def _iterate(self, settle: Callable[[], object] | None = None) -> None:
+        """One iteration; ``settle`` ends each phase when the device has done its work."""
+        settle = settle or (lambda: None)
+        with record_function(FORWARD):
+            loss = nn.functional.cross_entropy(self.model(self.inputs), self.labels)
+            settle()
+        with record_function(BACKWARD):
+            loss.backward()
+            settle()
+        with record_function(UPDATE):
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            settle()
+
+    def _check_equal_gradients(self) -> None:
+        """The optimizer's momentum is a sum of averaged gradients: equal on all ranks to the last bit."""
+        momenta = [state["momentum_buffer"] for state in self.optimizer.state.values()]
+        sums = ranks.everyones([float(momentum.double().sum()) for momentum in momenta])
+        if not np.isfinite(sums).all() or (sums != sums[0]).any():
+            raise UserError(
+                "training: ranks hold different gradients after an all-reduce: no time is recorded"
+            )
+
+
+# -- rows --------------------------------------------------------------------------------------
+
+
+def _case(me: ranks.Ranks, settings: Settings, spec: str, ends: Sequence[int]) -> Case:
+    return Case(
+        kind="training",
+        network=settings.network,
+        device=me.device.type,
+        batch=settings.batch,
+        workers=me.world_size,
+        link=settings.link,
+        link_bits_per_s=settings.link_bits_per_s,
+        collective="all_reduce",
+        plan=spec,
+        ends=";".join(map(str, ends)),
+        seed=settings.seed,
+        profile_sha256=settings.profile_sha256,
+    )
+
+
+def _run_rows(
+    case: Case, repeat: int, seconds: ranks.Floats, compute_s: float, load: float
+) -> pd.DataFrame:
+    columns = {
+        **asdict(case),
+        "case": case.key,
+        "origin": "measured",
+        "repeat": repeat,
+        "iteration": np.arange(len(seconds)),
+        "iteration_s": seconds,
+        "compute_s": compute_s,
+        "exposed_communication_s": seconds - compute_s,
+        "processor_load": load,
+        "processor_limited": load >= ranks.PROCESSOR_LIMIT,
+    }
+    return pd.DataFrame(columns)
+
+
+def _bucket_rows(case: Case, asked: Sequence[int], rebuilt: Sequence[int]) -> pd.DataFrame:
+    rows = [
+        {"case": case.key, "bucket": number, "bytes": size, "source": source}
+        for source, sizes in (("asked", asked), ("rebuilt", rebuilt))
+        for number, size in enumerate(sizes)
+    ]
+    return pd.DataFrame(rows)
+
+
+def _labelled(timeline: pd.DataFrame, case: Case, repeat: int) -> pd.DataFrame:
+    timeline.insert(0, "repeat", repeat)
+    timeline.insert(0, "case", case.key)
+    return timeline
+
+
+# -- profiler events ---------------------------------------------------------------------------
+
+FORWARD, BACKWARD, UPDATE = (f"ddlkit.{kind}" for kind in ("forward", "backward", "update"))
+_GRADIENT = "autograd::engine::evaluate_function"
+
+
+class Event(NamedTuple):
+    """What a profiler saw: times in seconds; ``on_gpu`` for a kernel, not for what launched it."""
+
+    name: str
+    start_s: float
+    end_s: float
+    on_gpu: bool = False
+
+    @property
+    def is_message(self) -> bool:
+        """Whether this is an all-reduce at work: gloo's on its own thread, NCCL's kernel on the GPU."""
+        return self.name == "gloo:all_reduce" or (self.on_gpu and self.name.startswith("nccl"))
+
+
+def _on_gpu(event: Any) -> bool:
+    return bool(event.device_type.name == "CUDA")
+
+
+def to_timeline(events: Sequence[Event], buckets: Sequence[int]) -> tuple[Timeline, int]:
+    """The profiled iteration from its first forward instant on, and how many all-reduces were seen.
+
+    CPU: one span a phase. Backward ends with the last gradient; then this rank waits for the last
+    all-reduce, and copies. GPU: one span a kernel, of the phase that it ran in.
+    The k-th all-reduce is that of the k-th bucket, if there are as many.
+    """
+    phases = {event.name: event for event in events if event.name in (FORWARD, BACKWARD, UPDATE)}
+    origin_s = phases[FORWARD].start_s
+    messages = sorted((event for event in events if event.is_message), key=lambda e: e.start_s)
+    known = len(messages) == len(buckets)
+    rows = [
+        {
+            **_span(f"all_reduce {number}", "allreduce", event.start_s, event.end_s),
+            "stream": "communication",
+            "group": number if known else -1,
+            "bytes": buckets[number] if known else 0,
+        }
+        for number, event in enumerate(messages)
+    ]
+    kernels = [event for event in events if event.on_gpu and not event.is_message]
+    rows += _kernel_spans(phases, kernels) if kernels else _phase_spans(phases, events)
+    for row in rows:
+        row["start_s"] -= origin_s
+        row["end_s"] -= origin_s
+    return Timeline.from_rows(sorted(rows, key=lambda row: row["start_s"])), len(messages)
+
+
+def _span(task: str, kind: str, start_s: float, end_s: float) -> dict[str, Any]:
+    return {
+        "task": task,
+        "kind": kind,
+        "stream": "compute",
+        "origin": "measured",
+        "start_s": start_s,
+        "end_s": end_s,
+    }
+
+
+def _phase_spans(phases: Mapping[str, Event], events: Sequence[Event]) -> list[dict[str, Any]]:
+    forward, backward, update = (phases[name] for name in (FORWARD, BACKWARD, UPDATE))
+    last_s = max(
+        (e.end_s for e in events if e.name.startswith(_GRADIENT) and e.end_s <= backward.end_s),
+        default=backward.end_s,
+    )
+    return [
+        _span("forward", "forward", forward.start_s, forward.end_s),
+        _span("backward", "backward", backward.start_s, last_s),
+        _span("wait", "wait", last_s, backward.end_s),
+        _span("update", "update", update.start_s, update.end_s),
+    ]
+
+
+def _kernel_spans(phases: Mapping[str, Event], kernels: Sequence[Event]) -> list[dict[str, Any]]:
+    """Phases end when the GPU has done their work, so a kernel belongs to the phase it starts in."""
+    return [
+        _span(kernel.name, name.removeprefix("ddlkit."), kernel.start_s, kernel.end_s)
+        for name, phase in phases.items()
+        for kernel in kernels
+        if phase.start_s <= kernel.start_s < phase.end_s
+    ]

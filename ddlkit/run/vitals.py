@@ -1,0 +1,251 @@
+"""How the machine fares while it is measured: clocks, temperature, power and load, sampled beside it.
+
+No torch at import: the sampler belongs into a process that does not measure.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pandas as pd
+import psutil
+
+Row = tuple[float, str, str, float]  # seconds since the start, device, quantity, value
+
+PERIOD_S = 1.0
+PACKAGES = ("torch", "torchvision", "triton", "numpy", "pandas", "scipy", "psutil", "tqdm")
+BUSY = 0.1  # an idle GPU's utilisation is 0; somebody who measures or trains is far above this
+LOOKS, LOOK_PERIOD_S = 3, 0.4
+
+# What nvidia-smi calls it, what it is called here, and the factor to its unit.
+_SAMPLED = (
+    ("clocks.sm", "sm_clock_hz", 1e6),
+    ("clocks.mem", "memory_clock_hz", 1e6),
+    ("temperature.gpu", "temperature_c", 1.0),
+    ("power.draw", "power_w", 1.0),
+    ("utilization.gpu", "utilisation", 0.01),
+    ("memory.used", "memory_used_bytes", 2.0**20),
+)
+_FACTS = (
+    *("name", "driver_version", "vbios_version", "memory.total", "compute_cap", "pstate"),
+    *("power.limit", "power.max_limit", "clocks.max.sm", "clocks.max.mem", "clocks.sm"),
+    *("clocks.mem", "temperature.gpu", "power.draw", "pcie.link.gen.max", "pcie.link.width.max"),
+    *("ecc.mode.current", "mig.mode.current", "persistence_mode", "compute_mode"),
+)
+_TORCH_FACTS = (
+    *("multi_processor_count", "L2_cache_size", "shared_memory_per_multiprocessor"),
+    *("shared_memory_per_block_optin", "regs_per_multiprocessor", "warp_size", "total_memory"),
+    *("max_threads_per_multi_processor", "clock_rate", "memory_clock_rate", "memory_bus_width"),
+)
+_CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "hypervisor")
+
+
+class Sampler:
+    """Samples in a thread from entry to exit, once in ``period_s``.
+
+    gpu : whether nvidia-smi is asked too
+    """
+
+    def __init__(self, *, gpu: bool, period_s: float = PERIOD_S) -> None:
+        self._gpu, self._period_s = gpu, period_s
+        self._rows: list[Row] = []
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._start_s = time.monotonic()
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def frame(self) -> pd.DataFrame:
+        """Table ``vitals`` of what was sampled so far; no rows before the first sample."""
+        return pd.DataFrame(list(self._rows), columns=["time_s", "device", "quantity", "value"])
+
+    def _run(self) -> None:
+        psutil.cpu_percent()  # the next call tells the load since this one
+        while not self._done.wait(self._period_s):
+            now_s = time.monotonic() - self._start_s
+            found = host_vitals() + (gpu_vitals() if self._gpu else [])
+            self._rows += [(now_s, *sample) for sample in found]
+
+
+def host_vitals() -> list[tuple[str, str, float]]:
+    """(device, quantity, value): load of all cores since the last call (0..1), free memory, clock.
+
+    Virtual machines often hide the clock and temperatures: what is not told is left out.
+    """
+    found = [
+        ("cpu", "load", psutil.cpu_percent() / 100),
+        ("cpu", "available_bytes", float(psutil.virtual_memory().available)),
+    ]
+    clock = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
+    if clock is not None and clock.current > 0:
+        found.append(("cpu", "clock_hz", clock.current * 1e6))
+    sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
+    warmest = [reading.current for chip in sensors.values() for reading in chip]
+    if warmest:
+        found.append(("cpu", "temperature_c", max(warmest)))
+    return found
+
+
+def gpu_vitals() -> list[tuple[str, str, float]]:
+    """(device, quantity, value) of every GPU; nothing where nvidia-smi is not there."""
+    return parse_vitals(_nvidia_smi([name for name, _, _ in _SAMPLED]))
+
+
+def parse_vitals(text: str) -> list[tuple[str, str, float]]:
+    """(device, quantity, value) from what nvidia-smi prints; what a GPU does not tell is left out."""
+    found = []
+    for number, cells in enumerate(_cells(text)):
+        if len(cells) != len(_SAMPLED):
+            continue
+        for cell, (_, quantity, factor) in zip(cells, _SAMPLED, strict=True):
+            value = _number(cell)
+            if value is not None:
+                found.append((f"gpu{number}", quantity, value * factor))
+    return found
+
+
+def gpu_in_use() -> str:
+    """Which GPU somebody else computes on, in a few words; "" if none. To be asked while we do not.
+
+    A GPU counts as used if it was found busy each of a few times: right after a program's end, or
+    after starting up, utilisation may still be above zero for a moment.
+    """
+    looks = []
+    for look in range(LOOKS):
+        if look:
+            time.sleep(LOOK_PERIOD_S)
+        looks.append(gpu_vitals())
+    return busy_gpu(looks)
+
+
+def busy_gpu(looks: list[list[tuple[str, str, float]]]) -> str:
+    """The GPU that is busy in every look, in words; "" if there is none."""
+    loads: dict[str, list[float]] = {}
+    for look in looks:
+        for device, quantity, value in look:
+            if quantity == "utilisation":
+                loads.setdefault(device, []).append(value)
+    for device, seen in loads.items():
+        if len(seen) == len(looks) and min(seen) >= BUSY:
+            return f"{device} is in use by others: utilisation {100 * min(seen):.0f}% while we rest"
+    return ""
+
+
+def facts() -> pd.DataFrame:
+    """Table ``facts``: what hardware and software this is, beyond what a stamp says.
+
+    No name or number that tells one board or host from another of its kind.
+    """
+    import torch
+
+    rows = [*_host_facts(), *_library_facts(torch), *_nvidia_facts()]
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(number)
+            rows += [
+                (f"gpu{number}", name, str(getattr(properties, name)))
+                for name in _TORCH_FACTS
+                if hasattr(properties, name)
+            ]
+    return pd.DataFrame(rows, columns=["subject", "fact", "value"]).drop_duplicates(
+        ["subject", "fact"]
+    )
+
+
+def _host_facts() -> list[tuple[str, str, str]]:
+    found = [
+        ("cpu", "physical_cores", str(psutil.cpu_count(logical=False))),
+        ("cpu", "logical_cores", str(psutil.cpu_count())),
+        ("memory", "total_bytes", str(psutil.virtual_memory().total)),
+        ("memory", "available_bytes", str(psutil.virtual_memory().available)),
+    ]
+    for cache in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        kind, level, size = ((cache / name).read_text().strip() for name in _CACHE_FILES)
+        found.append(("cpu", f"L{level}_{kind.lower()}", size))
+    flags = _cpu_flags()
+    found += [("cpu", flag, "yes") for flag in _CPU_FLAGS if flag in flags]
+    return found
+
+
+_CACHE_FILES = ("type", "level", "size")
+
+
+def _cpu_flags() -> set[str]:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    said = [line for line in lines if line.startswith(("flags", "Features"))]
+    return set(said[0].partition(":")[2].split()) if said else set()
+
+
+def _library_facts(torch: Any) -> list[tuple[str, str, str]]:
+    found = [("library", name, _installed(name)) for name in PACKAGES]
+    found += [
+        ("torch", "threads", str(torch.get_num_threads())),
+        ("torch", "cpu_capability", str(torch.backends.cpu.get_cpu_capability())),
+        ("torch", "cuda", str(torch.version.cuda)),
+        ("torch", "cudnn", str(torch.backends.cudnn.version())),
+        ("torch", "cudnn_benchmark", str(torch.backends.cudnn.benchmark)),
+        ("torch", "mkldnn", str(torch.backends.mkldnn.is_available())),
+    ]
+    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
+        found.append(("torch", "nccl", ".".join(map(str, torch.cuda.nccl.version()))))
+    return found
+
+
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _nvidia_facts() -> list[tuple[str, str, str]]:
+    """One question a fact: nvidia-smi answers nothing at all if it does not know one of several."""
+    return [
+        (f"gpu{number}", fact, cells[0])
+        for fact in _FACTS
+        for number, cells in enumerate(_cells(_nvidia_smi([fact])))
+        if cells[0] and not cells[0].startswith("[")
+    ]
+
+
+def _cells(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line]
+
+
+def _number(cell: str) -> float | None:
+    """The value of a cell; None for "[N/A]" and its like."""
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def _nvidia_smi(fields: list[str]) -> str:
+    """One CSV line a GPU that CUDA may see; "" where the program is not there, fails or hangs."""
+    argv = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        argv += ["-i", visible]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

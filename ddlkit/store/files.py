@@ -1,0 +1,147 @@
+"""Whole files, read and written so that a crash or a second process never leaves half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gzip
+import hashlib
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from ddlkit.core.errors import UserError
+
+
+@contextlib.contextmanager
+def _told(verb: str, path: Path) -> Iterator[None]:
+    """Turn the operating system's refusal into a UserError naming ``path``."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        advice = (
+            "check the path" if verb == "read" else "choose another directory or its permissions"
+        )
+        raise UserError(f"cannot {verb} {path}: {reason}: {advice}") from error
+
+
+def read(path: Path) -> bytes:
+    """All bytes of a file. Raises UserError when there is none or it may not be read."""
+    with _told("read", path):
+        return path.read_bytes()
+
+
+def text_of(data: bytes, path: Path) -> str:
+    """Content as text, unpacked if ``path`` ends in .gz; UserError if empty, damaged or binary."""
+    if path.suffix == ".gz" and data:
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(
+                f"{path}: damaged gzip file ({error}): restore or measure again"
+            ) from error
+    if not data.strip():
+        raise UserError(f"{path}: the file is empty: expected a header line and rows")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: binary at byte {error.start}, expected text") from error
+    if "\0" in text:
+        raise UserError(f"{path}: binary (a zero byte), expected text")
+    return text
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, 64 hex digits. Raises UserError when it cannot be read."""
+    return hashlib.sha256(read(path)).hexdigest()
+
+
+def replace(source: Path, target: Path) -> None:
+    """Rename so that the new name survives a power cut. Raises UserError where that is refused."""
+    with _told("write", target):
+        os.replace(source, target)
+        directory = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write ``data`` so that readers see the old file or the new one, never a mixture.
+
+    Makes the directory. Raises UserError where writing is refused; the old file then stays.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with _told("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def atomic_write_text(path: Path, text: str) -> None:
+    """``atomic_write`` of UTF-8 text. Raises UserError where writing is refused."""
+    atomic_write(path, text.encode())
+
+
+class Lock:
+    """Advisory lock on a file: one holder at a time, released when it ends, however it ends.
+
+    Entering raises UserError naming the holder's process id when another holds it.
+    The file stays behind: removing it would let two processes lock two files of one name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = -1
+
+    def __enter__(self) -> Lock:
+        with _told("lock", self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            raise UserError(
+                f"{self.path} is held by process {holder}: wait until it ends"
+            ) from error
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        self._descriptor = descriptor
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.truncate(self._descriptor, 0)
+        os.close(self._descriptor)
+
+
+@contextlib.contextmanager
+def writing_in(directory: Path) -> Iterator[None]:
+    """Keep other writers of this directory waiting: two appends at once must not lose one.
+
+    Raises UserError when the directory cannot be made.
+    """
+    with _told("write", directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,33 @@
+"""Where everything lies."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from ddlkit import machine
+from ddlkit.core.errors import UserError
+
+ROOT = Path(os.environ.get("DDLKIT_ROOT") or Path(__file__).parents[2]).resolve()
+DATA = ROOT / "data"
+RECORDED = DATA / "recorded"
+BUILD = ROOT / "build"
+REPORTS = ROOT / "reports"
+NOTEBOOKS = ROOT / "notebooks"
+
+
+def recorded_dir(machine_name: str | None = None) -> Path:
+    """Directory of a machine's recorded tables, this machine's by default; it need not exist.
+
+    Raises UserError for a name that is not lower-case letters, digits, dots and dashes.
+    """
+    name = machine.name() if machine_name is None else machine_name
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
+        raise UserError(f"machine name {name!r}: use lower-case letters, digits, dots and dashes")
+    return RECORDED / name
+
+
+def list_recorded() -> list[Path]:
+    """Directories under data/recorded that hold at least one recorded table, by name."""
+    return sorted({path.parent for path in RECORDED.glob("*/*.csv*")})

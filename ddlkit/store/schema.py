@@ -1,0 +1,241 @@
+"""Which columns each recorded table has."""
+
+from __future__ import annotations
+
+from ddlkit.core.case import CASE_COLUMNS
+from ddlkit.core.errors import UserError
+from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
+from ddlkit.store.sheet import Check, Column, Kind, Schema
+
+
+def _columns(kind: Kind, check: Check, names: str) -> tuple[Column, ...]:
+    return tuple(Column(name, kind, check) for name in names.split())
+
+
+_PLACE = (
+    *_columns("str", "named", "network device"),
+    *_columns("int", "positive", "batch"),
+    Column("precision", "str", "named", default="fp32"),
+    Column("ranks", "int", "positive", default="1"),
+)
+_CASE: dict[str, Column] = {
+    column.name: column
+    for column in (
+        *_columns("str", "named", "kind network device link collective plan"),
+        *_columns("str", "", "ends profile_sha256"),
+        *_columns("int", "positive", "batch workers"),
+        *_columns("int", "", "seed"),
+        *_columns("float", "positive", "density dilation"),
+        *_columns("float", "non_negative", "link_bits_per_s"),
+    )
+}
+_SPAN: dict[str, Column] = {
+    column.name: column
+    for column in (
+        *_columns("str", "named", "task kind stream origin"),
+        *_columns("int", "non_negative", "rank iteration bytes"),
+        *_columns("int", "", "group"),
+        # Rank clocks differ a little: a span may start before the iteration does on rank 0.
+        *_columns("float", "finite", "start_s end_s"),
+    )
+}
+
+SCHEMAS: dict[str, Schema] = {
+    schema.name: schema
+    for schema in (
+        Schema(
+            "layers",
+            (
+                *_PLACE,
+                Column("threads", "int", "non_negative", default="0"),
+                *_columns("str", "named", "tensor layer"),
+                *_columns("int", "positive", "parameters gradient_bytes"),
+                *_columns("float", "non_negative", "forward_s backward_s flops"),
+                Column("update_s", "float", "non_negative", default="0"),
+            ),
+            key=("network", "device", "batch", "precision", "ranks", "threads", "tensor"),
+        ),
+        Schema(
+            "samples",
+            (
+                *_PLACE,
+                *_columns("str", "named", "quantity"),
+                *_columns("int", "non_negative", "sample"),
+                *_columns("float", "positive", "seconds"),
+            ),
+            key=("network", "device", "batch", "precision", "ranks", "quantity", "sample"),
+        ),
+        Schema(
+            "collectives",
+            (
+                *_columns("str", "named", "collective backend"),
+                *_columns("str", "", "algorithm"),
+                *_columns("str", "named", "link"),
+                *_columns("float", "non_negative", "link_bits_per_s"),
+                *_columns("int", "positive", "ranks in_flight bytes"),
+                *_columns("int", "non_negative", "sample"),
+                *_columns("float", "positive", "seconds"),
+            ),
+            key=(
+                *("collective", "backend", "algorithm", "link", "link_bits_per_s", "ranks"),
+                *("in_flight", "bytes", "sample"),
+            ),
+        ),
+        Schema(
+            "runs",
+            (
+                *(_CASE[name] for name in CASE_COLUMNS),
+                *_columns("str", "named", "case origin"),
+                *_columns("int", "non_negative", "repeat iteration"),
+                *_columns("float", "positive", "iteration_s compute_s"),
+                # Measured as a difference: noise may put it a little below zero.
+                *_columns("float", "finite", "exposed_communication_s"),
+                *_columns("float", "non_negative", "processor_load"),
+                *_columns("bool", "", "processor_limited"),
+            ),
+            key=("case", "origin", "repeat", "iteration"),
+        ),
+        Schema(
+            "timeline",
+            (
+                *_columns("str", "named", "case"),
+                *_columns("int", "non_negative", "repeat"),
+                *(_SPAN[name] for name in TIMELINE_COLUMNS),
+            ),
+        ),
+        Schema(
+            "buckets",
+            (
+                *_columns("str", "named", "case"),
+                *_columns("int", "non_negative", "bucket"),
+                *_columns("int", "positive", "bytes"),
+                *_columns("str", "named", "source"),
+            ),
+            key=("case", "source", "bucket"),
+        ),
+        Schema(
+            "peaks",  # products of square matrices, 2 side^3 FLOP each
+            (
+                *_columns("str", "named", "device precision"),
+                *_columns("int", "positive", "side"),
+                *_columns("int", "non_negative", "sample"),
+                *_columns("float", "positive", "seconds"),
+            ),
+            key=("device", "precision", "side", "sample"),
+        ),
+        Schema(
+            "efficiency",  # derived from layers and peaks; 0 where a peak is unknown
+            (
+                *_PLACE,
+                *_columns("float", "positive", "forward_flops compute_s achieved_flops_per_s"),
+                *_columns("float", "non_negative", "measured_flops_per_s measured_c"),
+                *_columns("float", "non_negative", "datasheet_flops_per_s datasheet_c"),
+            ),
+            key=("network", "device", "batch", "precision", "ranks"),
+        ),
+        Schema(
+            "throughput",  # seconds: of one iteration, the mean of ``iterations`` in a row
+            (
+                *_PLACE,
+                *_columns("int", "positive", "iterations"),
+                *_columns("int", "non_negative", "sample"),
+                *_columns("float", "positive", "seconds"),
+            ),
+            key=("network", "device", "batch", "precision", "ranks", "sample"),
+        ),
+        Schema(
+            "copies",  # seconds: of one copy, the mean of ``in_a_row``
+            (
+                *_columns("str", "named", "copy device"),
+                *_columns("int", "positive", "bytes in_a_row"),
+                *_columns("int", "non_negative", "sample"),
+                *_columns("float", "positive", "seconds"),
+            ),
+            key=("copy", "device", "bytes", "sample"),
+        ),
+        Schema(
+            "drift",  # the same work at the start and at the end of a session
+            (
+                *_columns("str", "named", "moment work device"),
+                *_columns("int", "non_negative", "sample"),
+                *_columns("float", "positive", "seconds"),
+            ),
+            key=("moment", "work", "device", "sample"),
+        ),
+        Schema(
+            "channels",  # collectives by blocks and threads; 0: left to NCCL (asked), not seen (taken)
+            (
+                *_columns("str", "named", "collective backend link"),
+                *_columns("int", "positive", "ranks bytes"),
+                *_columns("int", "non_negative", "asked_blocks asked_threads"),
+                *_columns("int", "non_negative", "taken_channels taken_blocks taken_threads"),
+                *_columns("int", "non_negative", "sample"),
+                *_columns("float", "positive", "seconds"),
+            ),
+            key=(
+                *("collective", "backend", "link", "ranks", "bytes"),
+                *("asked_blocks", "asked_threads", "sample"),
+            ),
+        ),
+        Schema(
+            "selection",  # threads: of the CPU, 0 on a GPU; seconds: mean over tensors in turn
+            (
+                *_columns("str", "named", "operation device dtype"),
+                *_columns("int", "non_negative", "threads"),
+                *_columns("int", "positive", "elements"),
+                *_columns("float", "positive", "density"),
+                *_columns("str", "named", "distribution"),
+                *_columns("int", "non_negative", "sample"),
+                *_columns("float", "positive", "seconds"),
+            ),
+            key=(
+                *("operation", "device", "dtype", "threads", "elements", "density"),
+                *("distribution", "sample"),
+            ),
+        ),
+        Schema(
+            # A kernel beside communication of so many blocks and threads: as asked for (0: none, or
+            # left to NCCL) and as taken. Bytes: of sums written (stand-in), or sent by each rank
+            # (nccl, gloo); asked 0: unlimited. 0 where there is no such thing, or it is not told.
+            "contention",
+            (
+                *_columns("str", "named", "kernel shape dtype device communication"),
+                *_columns("int", "positive", "ranks"),
+                *_columns("int", "non_negative", "blocks threads taken_blocks taken_threads"),
+                *_columns("int", "non_negative", "registers shared_bytes cluster"),
+                *_columns("float", "non_negative", "bytes_per_s_asked bytes_per_s overlap_share"),
+                *_columns("int", "non_negative", "sample"),
+                *_columns("float", "positive", "seconds"),
+            ),
+            key=(
+                *("kernel", "shape", "dtype", "device", "communication", "ranks"),
+                *("blocks", "threads", "bytes_per_s_asked", "sample"),
+            ),
+        ),
+        Schema(
+            "vitals",  # time_s: since the session began
+            (
+                *_columns("float", "non_negative", "time_s"),
+                *_columns("str", "named", "device quantity"),
+                *_columns("float", "finite", "value"),
+            ),
+        ),
+        Schema("facts", _columns("str", "named", "subject fact value"), key=("subject", "fact")),
+        Schema(
+            "outcomes",  # every point of a recording; seconds 0: not measured
+            (
+                *_columns("str", "named", "what point outcome"),
+                *_columns("str", "", "reason"),
+                *_columns("float", "non_negative", "estimate_s seconds"),
+            ),
+            key=("what", "point"),
+        ),
+    )
+}
+
+
+def schema_named(name: str) -> Schema:
+    """The schema of that name. Raises UserError listing the known ones."""
+    if name not in SCHEMAS:
+        raise UserError(f"unknown schema {name!r}: use one of {', '.join(SCHEMAS)}")
+    return SCHEMAS[name]

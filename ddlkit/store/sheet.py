@@ -1,0 +1,212 @@
+"""The one way in which text becomes checked columns, and columns become text."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import numpy as np
+
+from ddlkit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Kind = Literal["str", "int", "float", "bool"]
+Check = Literal["", "named", "positive", "non_negative", "finite"]
+
+_BOOLS = {"True": True, "False": False, "true": True, "false": False}
+
+
+def _whole(cell: str) -> int:
+    """A whole number, also when written as 1e6 or 4.0."""
+    try:
+        return int(cell)
+    except ValueError:
+        number = float(cell)
+        if not number.is_integer():
+            raise
+        return int(number)
+
+
+_READ: dict[str, tuple[Callable[[str], Any], Any, str]] = {
+    "str": (str, object, "is not text"),
+    "int": (_whole, np.int64, "is not a whole number"),
+    "float": (float, np.float64, "is not a number"),
+    "bool": (_BOOLS.__getitem__, np.bool_, "is not True or False"),
+}
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Cells of a file as text, each row with its line number in that file."""
+
+    file: str
+    header: tuple[str, ...]
+    lines: tuple[int, ...]
+    rows: tuple[Sequence[str], ...]
+
+    def cells(self, name: str) -> list[str]:
+        """One column, top to bottom."""
+        at = self.header.index(name)
+        return [row[at] for row in self.rows]
+
+    def fail(self, row: int, column: str, problem: str) -> NoReturn:
+        """Raise the UserError that names file, row and column; ``row`` counts from 0."""
+        raise UserError(f"{self.file}: row at line {self.lines[row]}, column {column}: {problem}")
+
+
+def read_sheet(text: str, file: str) -> Sheet:
+    """Split CSV text into cells. Raises UserError for no rows, or a row of another length."""
+    lines, rows = [], []
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = tuple(name.strip() for name in next(reader))
+        for row in reader:
+            if row and len(row) != len(header):
+                last = header[min(len(row), len(header) - 1)]
+                raise UserError(
+                    f"{file}: row at line {reader.line_num}, column {last}: the row has {len(row)} "
+                    f"cells, the header {len(header)}: truncated file or stray comma"
+                )
+            if row:
+                lines.append(reader.line_num)
+                rows.append(row)
+    except csv.Error as error:
+        raise UserError(f"{file}: line {reader.line_num} is not CSV ({error})") from error
+    if not rows:
+        raise UserError(f"{file}: a header but no rows: truncated file, or nothing was measured")
+    return Sheet(file, header, tuple(lines), tuple(rows))
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: numbers are finite whatever the check; text is printable, if ``named`` not empty.
+
+    default : cell text where a user's own file leaves the column out; None if it may not
+    """
+
+    name: str
+    kind: Kind
+    check: Check = ""
+    default: str | None = None
+
+    def values(self, sheet: Sheet) -> np.ndarray:
+        """(rows,) checked values. Raises UserError naming file, row and column of a wrong cell."""
+        cells = sheet.cells(self.name)
+        read, dtype, problem = _READ[self.kind]
+        try:
+            values = np.array([read(cell) for cell in cells], dtype=dtype)
+        except (ValueError, KeyError, OverflowError):
+            self._fail_unreadable(sheet, cells, read, dtype, problem)
+        for wrong, problem in self._rules(values):
+            if wrong.any():
+                row = int(np.argmax(wrong))
+                sheet.fail(row, self.name, f"{_shown(cells[row])} {problem}")
+        return values
+
+    def _rules(self, values: np.ndarray) -> list[tuple[np.ndarray, str]]:
+        """(rows,) which values are wrong, and why, one entry a rule."""
+        if self.kind == "str":
+            strange = np.array([not value.isprintable() for value in values])
+            rules = [(strange, "has an unprintable character")]
+            if self.check == "named":
+                rules.append((values == "", "must not be empty"))
+            return rules
+        rules = [(~np.isfinite(values), "must be a finite number")]
+        if self.check == "positive":
+            rules.append((values <= 0, "must be above zero"))
+        if self.check == "non_negative":
+            rules.append((values < 0, "must not be negative"))
+        return rules
+
+    def _fail_unreadable(
+        self, sheet: Sheet, cells: list[str], read: Callable[[str], Any], dtype: Any, problem: str
+    ) -> NoReturn:
+        """Find the first cell that has no value of this kind."""
+        for row, cell in enumerate(cells):
+            try:
+                np.array(read(cell), dtype=dtype)
+            except (ValueError, KeyError, OverflowError):
+                sheet.fail(
+                    row, self.name, f"{_shown(cell)} {problem}" if cell.strip() else "is empty"
+                )
+        raise AssertionError("all cells are readable")
+
+
+def _shown(cell: str) -> str:
+    return repr(cell if len(cell) <= 40 else cell[:37] + "...")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A kind of table. No two rows agree in all columns of ``key`` (no key: rows may repeat)."""
+
+    name: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Column names in file order."""
+        return tuple(column.name for column in self.columns)
+
+    def frame(self, sheet: Sheet, *, exact: bool = True) -> DataFrame:
+        """The checked table. Not ``exact``: other columns are ignored and defaults stand in.
+
+        Raises UserError naming file, row and column of the first mistake.
+        """
+        from pandas import DataFrame
+
+        for name in sheet.header:
+            if sheet.header.count(name) > 1:
+                sheet.fail(0, name, "stands twice in the header")
+            if exact and name not in self.names:
+                raise UserError(
+                    f"{sheet.file}: row at line 1, column {name}: not a column of {self.name}"
+                )
+        values = {}
+        for column in self.columns:
+            if column.name in sheet.header:
+                values[column.name] = column.values(sheet)
+            elif exact or column.default is None:
+                found = ", ".join(sheet.header)[:200]
+                raise UserError(
+                    f"{sheet.file}: row at line 1, column {column.name}: missing; the columns are {found}"
+                )
+            else:
+                rows = ((column.default,),) * len(sheet.rows)
+                filled = Sheet(sheet.file, (column.name,), sheet.lines, rows)
+                values[column.name] = column.values(filled)
+        self._check_key(sheet, values)
+        return DataFrame(values)
+
+    def _check_key(self, sheet: Sheet, values: dict[str, np.ndarray]) -> None:
+        seen: dict[tuple[Any, ...], int] = {}
+        for row, key in enumerate(zip(*(values[name].tolist() for name in self.key), strict=True)):
+            first = seen.setdefault(key, row)
+            if first != row:
+                same = ", ".join(
+                    f"{name} {value}" for name, value in zip(self.key, key, strict=True)
+                )
+                sheet.fail(
+                    row, self.key[-1], f"repeats the row at line {sheet.lines[first]} ({same})"
+                )
+
+
+def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:
+    """CSV text of a table, floats to the last digit, checked by reading it back.
+
+    Raises UserError naming file, row and column of the first mistake.
+    """
+    known = [name for name in schema.names if name in frame.columns]
+    names = known + [str(name) for name in frame.columns if name not in schema.names]
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(zip(*(frame[name].tolist() for name in names), strict=True))
+    schema.frame(read_sheet(out.getvalue(), file))
+    return out.getvalue()

@@ -1,0 +1,165 @@
+"""Recorded tables: a CSV, and beside it a JSON stamp saying where its rows come from."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddlkit import machine as this_machine
+from ddlkit.core.errors import UserError
+from ddlkit.store import files
+from ddlkit.store.paths import ROOT
+from ddlkit.store.schema import schema_named
+from ddlkit.store.sheet import read_sheet, write_sheet
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+# Raise it whenever what a recorded number means changes: such rows do not mix in one table.
+BENCHMARK_VERSION = 1
+
+_STAMP_KEYS = (
+    *("schema", "benchmark_version", "command", "machine", "versions", "commit", "time"),
+    *("rows", "sha256"),
+)
+
+
+def save_table(
+    frame: DataFrame,
+    directory: Path,
+    name: str,
+    *,
+    schema: str,
+    command: list[str],
+    machine: dict[str, Any] | None = None,
+    append: bool = False,
+) -> Path:
+    """Write ``directory/name.csv`` (.csv.gz if so named) and its stamp ``name.json``; the CSV's path.
+
+    Rows are checked before anything is written; a crash at any moment leaves the old or the new table.
+    append : verify the table that is there, add the rows below it, keep its stamps under ``history``
+    machine : what ``ddlkit.machine.describe`` says, unless given
+
+    Raises UserError for rows against the schema, a damaged old table, or a read-only directory.
+    """
+    path = directory / (name if name.endswith((".csv", ".csv.gz")) else f"{name}.csv")
+    described = this_machine.describe() if machine is None else machine
+    with files.writing_in(directory):
+        history: list[dict[str, Any]] = []
+        if append and path.exists():
+            frame, history = _below(frame, path, schema)
+        data = write_sheet(frame, schema_named(schema), str(path)).encode()
+        if path.suffix == ".gz":
+            data = gzip.compress(data, mtime=0)  # no time inside: equal rows, equal hash
+        stamp = {
+            "schema": schema,
+            "benchmark_version": BENCHMARK_VERSION,
+            "command": [_portable(word) for word in command],
+            "machine": described,
+            "versions": this_machine.versions(),
+            "commit": this_machine.commit(),
+            "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "rows": len(frame),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "history": history,
+        }
+        pending, final = _stamp_paths(path)
+        files.atomic_write_text(pending, json.dumps(stamp, indent=1) + "\n")
+        files.atomic_write(path, data)
+        files.replace(pending, final)
+    return path
+
+
+def load_table(path: Path, schema: str | None = None) -> DataFrame:
+    """The rows of a recorded table, verified against its stamp and schema.
+
+    Raises UserError naming the file, and row and column where there is one, for a missing stamp,
+    another hash or schema, an empty, truncated or binary file, a missing column, or a wrong value.
+    """
+    data, stamp = _verified(path)
+    if schema is not None and stamp["schema"] != schema:
+        raise UserError(f"{path}: a table of {stamp['schema']}, expected one of {schema}")
+    frame = schema_named(stamp["schema"]).frame(read_sheet(files.text_of(data, path), str(path)))
+    if len(frame) != stamp["rows"]:
+        raise UserError(f"{path}: {len(frame)} rows, its stamp says {stamp['rows']}: restore it")
+    return frame
+
+
+def load_stamp(path: Path) -> dict[str, Any]:
+    """The stamp of a recorded table, its hash verified. Raises UserError as ``load_table``."""
+    return _verified(path)[1]
+
+
+def is_stamped(path: Path) -> bool:
+    """Whether a stamp lies beside the file (a user's own CSV has none)."""
+    return any(_read_stamp(place) is not None for place in _stamp_paths(path))
+
+
+def _portable(word: str) -> str:
+    """A word of a command without what is only true here: where the project and its tools lie."""
+    path = Path(word)
+    if not path.is_absolute():
+        return word
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
+def _below(new: DataFrame, path: Path, schema: str) -> tuple[DataFrame, list[dict[str, Any]]]:
+    """The recorded rows with ``new`` below them, and all stamps so far."""
+    from pandas import concat
+
+    old, stamp = load_table(path, schema), load_stamp(path)
+    if stamp["benchmark_version"] != BENCHMARK_VERSION:
+        raise UserError(
+            f"{path}: recorded by benchmark version {stamp['benchmark_version']}, this is "
+            f"{BENCHMARK_VERSION}: the rows do not mix, save under a new name"
+        )
+    earlier = stamp.pop("history", [])
+    return concat([old, new], ignore_index=True), [*earlier, stamp]
+
+
+def _stamp_paths(path: Path) -> tuple[Path, Path]:
+    """Where the next stamp waits while the CSV is exchanged, and where the stamp stands."""
+    stem = path.name.removesuffix(".gz").removesuffix(".csv")
+    return path.with_name(f".{stem}.json.pending"), path.with_name(f"{stem}.json")
+
+
+def _read_stamp(path: Path) -> dict[str, Any] | None:
+    """The stamp in that file; None when there is none, or the file is some other JSON."""
+    if not path.exists():
+        return None
+    try:
+        stamp = json.loads(files.read(path))
+    except ValueError as error:
+        raise UserError(f"{path}: damaged stamp ({error}): restore it or measure again") from error
+    if not isinstance(stamp, dict) or "sha256" not in stamp:
+        return None
+    missing = [key for key in _STAMP_KEYS if key not in stamp]
+    if missing:
+        raise UserError(f"{path}: the stamp has no {missing[0]}: restore it or measure again")
+    return stamp
+
+
+def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """Bytes of the CSV and the stamp that matches them.
+
+    After a crash between the two renames it is the pending one; looking there first also serves a
+    reader that comes while a writer renames.
+    """
+    data = files.read(path)
+    digest = hashlib.sha256(data).hexdigest()
+    found = None
+    for place in _stamp_paths(path):
+        stamp = _read_stamp(place)
+        if stamp is not None and stamp["sha256"] == digest:
+            return data, stamp
+        found = stamp or found
+    if found is None:
+        raise UserError(f"{path}: not a recorded table: no stamp {_stamp_paths(path)[1].name}")
+    raise UserError(
+        f"{path}: sha256 {digest[:12]} differs from its stamp's {found['sha256'][:12]}: "
+        "the file was changed after recording, restore it or measure again"
+    )

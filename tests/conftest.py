@@ -1,0 +1,36 @@
+"""Shared fixtures: what a test needs of the machine, and whether its absence is a failure."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+
+def _missing(reason: str) -> None:
+    """Skip where a prerequisite may be absent; fail where every test is required to run."""
+    if os.environ.get("DDLKIT_REQUIRE_ALL") == "1":
+        pytest.fail(f"DDLKIT_REQUIRE_ALL=1, but {reason}")
+    pytest.skip(reason)
+
+
+@pytest.fixture
+def require_lab() -> None:
+    """The shaped-network lab must be possible here (root, iproute2, tbf)."""
+    from ddlkit.run.lab import network
+
+    reason = network.available()
+    if reason:
+        _missing(reason)
+
+
+@pytest.fixture
+def require_browser() -> str:
+    """Path of a headless Chromium."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        path = shutil.which(name)
+        if path:
+            return path
+    _missing("no chromium on the PATH")
+    raise AssertionError("unreachable")

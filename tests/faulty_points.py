@@ -1,0 +1,116 @@
+"""Plans of points that go wrong, each in its own way, for `ddlkit.run.record`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from ddlkit.core.errors import UserError
+from ddlkit.run.layers import profile_layers
+from ddlkit.run.suite import Partial, Plan, Point, Tables, Unavailable
+
+
+def drift(moment: str = "now") -> Tables:
+    """The smallest table there is a schema for."""
+    rows = {"moment": moment, "work": "none", "device": "cpu", "sample": 0, "seconds": [1e-3]}
+    return {"drift": pd.DataFrame(rows)}
+
+
+def point(name: str, measure: Callable[[Path], Tables], estimate_s: float = 0.1) -> Point:
+    return Point("test", name, ["drift"], measure, estimate_s)
+
+
+def fine(name: str, estimate_s: float = 0.1) -> Point:
+    return point(name, lambda _: drift(name), estimate_s)
+
+
+def _allocate(_: Path) -> Tables:
+    torch.empty(10**15)
+    raise AssertionError("a petabyte could be allocated")
+
+
+def _profile_too_large(_: Path) -> Tables:
+    profile_layers("lenet5", 10**12)
+    raise AssertionError("a petabyte of images could be allocated")
+
+
+def _allocate_numpy(_: Path) -> Tables:
+    np.empty(10**15)
+    raise AssertionError("a petabyte could be allocated")
+
+
+def _killed(_: Path) -> Tables:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("still alive")
+
+
+def _compile(_: Path) -> Tables:
+    raise UserError("CUDA source does not compile: ddlkit.cu(7): error: identifier undefined")
+
+
+def _bug(_: Path) -> Tables:
+    nothing: dict[str, Tables] = {}
+    return nothing["drift"]
+
+
+def _lacking(_: Path) -> Tables:
+    raise Unavailable("needs 2 GPUs, here are 0")
+
+
+def _half(_: Path) -> Tables:
+    raise Partial(drift("half"), "out of memory: the other half")
+
+
+def _wrong_rows(_: Path) -> Tables:
+    frame = drift()["drift"]
+    frame["seconds"] = -1.0
+    return {"drift": frame}
+
+
+def _slow(_: Path) -> Tables:
+    time.sleep(60)
+    return drift("slow")
+
+
+FAULTS = {
+    "torch-memory": _allocate,
+    "numpy-memory": _allocate_numpy,
+    "profile-memory": _profile_too_large,
+    "compile": _compile,
+    "bug": _bug,
+    "lacking": _lacking,
+    "half": _half,
+    "wrong-rows": _wrong_rows,
+}
+
+
+def faults(suite: str, profile: str, session: int) -> Plan:
+    """Every fault, a fine point after each."""
+    body = []
+    for name, measure in FAULTS.items():
+        body += [point(name, measure), fine(f"after-{name}")]
+    return Plan([fine(f"s{session}-start")], body, [fine(f"s{session}-end")])
+
+
+def deadly(suite: str, profile: str, session: int) -> Plan:
+    """A point that kills its process and one that hangs, among fine ones."""
+    body = [fine("first"), point("killed", _killed), fine("next"), point("hung", _slow)]
+    return Plan([], body, [fine(f"s{session}-end")])
+
+
+def long(suite: str, profile: str, session: int) -> Plan:
+    """Two quick points around one that takes a minute and says so."""
+    return Plan([], [fine("first"), point("slow", _slow, 60.0), fine("last")], [])
+
+
+def stillborn(suite: str, profile: str, session: int) -> Plan:
+    """A process that dies before it has a plan."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("still alive")

@@ -1,0 +1,445 @@
+"""The book, on tiny notebooks: strict, resumable, one line for what fails, nothing left running, offline."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import nbformat
+import psutil
+import pytest
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+from ddlkit.report import book, outputs, reproduction, site
+
+LAYERS = [
+    (
+        "markdown",
+        "# How layers become ready\n\nIf $x < y$, then\n\n$$t = \\max_i \\sum_{k=1}^{n} \\frac{a_k}{b}$$",
+    ),
+    ("parameters", "# What this notebook may be told\ndata = ''\nseed = 3\nscale = 1.5"),
+    (
+        "code",
+        "# Draw two bars\n"
+        "import sys\nimport pandas as pd\nfrom ddlkit.report import outputs, plots\n"
+        "frame = pd.DataFrame({'plan': ['none', 'single'], 'seconds': [scale, seed / 3]})\n"
+        "fig, ax = plots.canvas(height=2.4)\n"
+        "plots.bars_by_plan(ax, frame['plan'], {'model': frame['seconds']})\n"
+        "plots.save_figure(fig, 'wb-layers', frame);",
+    ),
+    ("code", "outputs.record_summary('10_layers', {'longest_s': frame['seconds'].max()})"),
+    ("code", "print(sys.executable)"),
+    ("code", "frame"),
+]
+PLAIN = [("markdown", "# Fit"), ("parameters", "seed = 3"), ("code", "seed")]
+
+
+def write(path: Path, cells: Sequence[tuple[str, str]]) -> Path:
+    v4 = nbformat.v4
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook = v4.new_notebook(metadata={"kernelspec": kernel})
+    for number, (kind, source) in enumerate(cells):
+        cell = v4.new_markdown_cell(source) if kind == "markdown" else v4.new_code_cell(source)
+        cell["id"] = f"cell-{number}"
+        if kind == "parameters":
+            cell["metadata"]["tags"] = ["parameters"]
+        notebook.cells.append(cell)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(nbformat.writes(notebook))
+    return path
+
+
+@dataclass(frozen=True)
+class Book:
+    """A small book that has been run and exported."""
+
+    folder: Path
+
+    @property
+    def notebooks(self) -> list[Path]:
+        return book.notebooks(folder=self.folder / "notebooks")
+
+    @property
+    def reports(self) -> Path:
+        return self.folder / "reports"
+
+    @property
+    def pages(self) -> Path:
+        return self.folder / "site"
+
+    def run(self, **parameters: object) -> list[book.Executed]:
+        return book.run(
+            self.notebooks,
+            parameters,
+            executed=self.folder / "executed",
+            reports=self.reports,
+            inputs=(self.folder / "data",),
+        )
+
+    def export(self) -> Path:
+        executed = [self.folder / "executed" / notebook.name for notebook in self.notebooks]
+        return site.write(executed, self.pages, self.reports)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Book:
+    made = Book(tmp_path_factory.mktemp("book"))
+    write(made.folder / "notebooks" / "10_layers.ipynb", LAYERS)
+    write(made.folder / "notebooks" / "20_fit.ipynb", PLAIN)
+    made.run(seed=6)
+    made.export()
+    return made
+
+
+def outputs_of(copy: Path) -> str:
+    cells = nbformat.read(str(copy), as_version=4).cells
+    return json.dumps([cell.get("outputs", []) for cell in cells])
+
+
+def test_notebooks_run_here_with_their_parameters_and_no_notice(small: Book) -> None:
+    said = outputs_of(small.folder / "executed" / "10_layers.ipynb")
+    assert sys.executable in said
+    assert "stderr" not in said, "ipykernel's notice about unencrypted TCP, or another warning"
+    summary = outputs.read_summaries(small.reports)["10_layers"]
+    assert summary == {"longest_s": 2.0}
+    assert '"6"' in outputs_of(small.folder / "executed" / "20_fit.ipynb")
+
+
+def test_a_run_with_the_same_inputs_is_kept(
+    small: Book, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [result.kept for result in small.run(seed=6)] == [True, True]
+    assert "book: [2/2] 20_fit kept, ran in" in capsys.readouterr().err
+
+
+def test_what_changed_is_run_again_and_what_follows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, package = Book(tmp_path), tmp_path / "package"
+    package.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(book.PACKAGE.parent))
+    monkeypatch.setattr(book, "PACKAGE", package)
+    writes = "from ddlkit.report import outputs\noutputs.record_summary('a', {'x': 1})"
+    first = write(
+        tmp_path / "notebooks" / "10_a.ipynb", [("parameters", "seed = 1"), ("code", writes)]
+    )
+    write(tmp_path / "notebooks" / "20_b.ipynb", [("parameters", "other = 1")])
+    (tmp_path / "data").mkdir()
+
+    def kept(**parameters: object) -> list[bool]:
+        return [result.kept for result in made.run(**parameters)]
+
+    assert kept() == [False, False]
+    (made.reports / "summaries" / "a.json").unlink()
+    assert kept() == [False, True], "its output was gone"
+    assert kept(seed=2) == [False, True], "its parameter changed"
+    write(first, [("parameters", "seed = 2")])
+    assert kept(seed=2) == [False, False], "an earlier notebook changed"
+    (tmp_path / "data" / "new.csv").write_text("a\n1\n")
+    assert kept(seed=2) == [False, False], "the data changed"
+    (package / "new.py").write_text("")
+    assert kept(seed=2) == [False, False], "the package changed"
+    assert kept(seed=2) == [True, True]
+
+
+def test_equal_recordings_give_equal_bytes(small: Book, tmp_path: Path) -> None:
+    book.run(
+        small.notebooks[:1], {"seed": 6}, executed=tmp_path / "e", reports=tmp_path / "r", inputs=()
+    )
+    for reports in (small.reports, tmp_path / "r"):
+        reproduction.write(reports)
+    one, other = (
+        {path.relative_to(r): path.read_bytes() for path in r.rglob("*") if path.is_file()}
+        for r in (small.reports, tmp_path / "r")
+    )
+    assert one == other
+    assert {path.name for path in one} >= {"wb-layers.png", "wb-layers.csv", "REPRODUCTION.md"}
+
+
+def test_reproduction_tells_numbers_figures_and_verdicts(small: Book) -> None:
+    text = reproduction.document(small.reports)
+    assert "### 10_layers\n\n| quantity | value |\n|---|--:|\n| longest_s | 2 |" in text
+    assert "![wb-layers](figures/wb-layers.png)" in text
+    assert "### osf-fig01" not in text
+    assert "| osf-sf-example |" in text
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"seeds": 1}, "unknown parameter 'seeds': did you mean seed?"),
+        ({"colour": 1}, "unknown parameter 'colour': known are data, scale, seed"),
+        ({"seed": "three"}, "parameter seed of 10_layers.ipynb is 'three': must be a int"),
+        ({"seed": True}, "parameter seed of 10_layers.ipynb is True: must be a int"),
+        ({"scale": "wide"}, "parameter scale of 10_layers.ipynb is 'wide': must be a float"),
+    ],
+)
+def test_wrong_parameters_are_refused_before_anything_runs(
+    small: Book, tmp_path: Path, parameters: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        book.run(small.notebooks, parameters, executed=tmp_path / "e", reports=tmp_path / "r")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_whole_number_stands_for_a_fraction(small: Book) -> None:
+    book._check_parameters(
+        {"scale": 2}, {path: book.known_parameters(path) for path in small.notebooks}
+    )
+
+
+def test_a_failing_cell_is_named_and_leaves_its_copy(tmp_path: Path) -> None:
+    notebook = write(
+        tmp_path / "10_bad.ipynb",
+        [
+            ("markdown", "# Bad"),
+            ("parameters", "a = 1"),
+            ("code", "from ddlkit.core.errors import UserError"),
+            ("code", "raise UserError('first line\\nno table of runs in build/measured')"),
+            ("code", "print('never')"),
+        ],
+    )
+    with pytest.raises(UserError) as raised:
+        book.run([notebook], {"a": 2}, executed=tmp_path / "e", reports=tmp_path / "r", inputs=())
+    copy = tmp_path / "e" / "10_bad.ipynb"
+    assert str(raised.value) == (
+        "notebook 10_bad.ipynb failed in cell 4: UserError: no table of runs in build/measured"
+        f" (see {copy})"
+    )
+    assert "first line" in outputs_of(copy)
+    assert not (tmp_path / "e" / "10_bad.json").exists()
+
+
+def test_a_notebook_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    notebook = write(tmp_path / "10_slow.ipynb", [("code", "import time\ntime.sleep(60)")])
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"10_slow\.ipynb took longer than 500 ms"):
+        book.run(
+            [notebook], executed=tmp_path / "e", reports=tmp_path / "r", inputs=(), timeout_s=0.5
+        )
+    assert time.monotonic() - start < 30
+    assert not [child for child in psutil.Process().children(recursive=True) if _is_kernel(child)]
+
+
+def test_a_kernel_that_dies_is_one_line(tmp_path: Path) -> None:
+    suicide = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
+    notebook = write(tmp_path / "10_dead.ipynb", [("code", suicide)])
+    with pytest.raises(UserError, match=r"10_dead\.ipynb: its kernel died"):
+        book.run([notebook], executed=tmp_path / "e", reports=tmp_path / "r", inputs=())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_book_leaves_no_kernel(tmp_path: Path, number: signal.Signals) -> None:
+    started = tmp_path / "pid"
+    tell = f"import os, pathlib, time\npathlib.Path({str(started)!r}).write_text(str(os.getpid()))"
+    notebook = write(tmp_path / "10_slow.ipynb", [("code", tell + "\ntime.sleep(60)")])
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom ddlkit.report import book\n"
+        "try:\n"
+        f"    book.run([Path({str(notebook)!r})], executed=Path({str(tmp_path / 'e')!r}),"
+        f" reports=Path({str(tmp_path / 'r')!r}), inputs=())\n"
+        "except KeyboardInterrupt:\n    sys.exit(130)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(book.PACKAGE.parent)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE
+    )
+    try:
+        _wait_for(lambda: started.is_file() and started.read_text() != "")
+        kernel = psutil.Process(int(started.read_text()))
+        process.send_signal(number)
+        assert process.wait(30) == 130
+        _wait_for(lambda: not kernel.is_running() or kernel.status() == psutil.STATUS_ZOMBIE)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _wait_for(condition: object, seconds: float = 60) -> None:
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def _is_kernel(process: psutil.Process) -> bool:
+    try:
+        return "ipykernel_launcher" in process.cmdline()
+    except psutil.Error:
+        return False
+
+
+def test_notebooks_are_chosen_by_number_in_reading_order(small: Book, tmp_path: Path) -> None:
+    folder = small.folder / "notebooks"
+    assert [path.stem for path in small.notebooks] == ["10_layers", "20_fit"]
+    assert [path.stem for path in book.notebooks(["20", "10"], folder)] == ["10_layers", "20_fit"]
+    with pytest.raises(UserError, match="no notebook '30' in .*: there are 10, 20"):
+        book.notebooks(["30"], folder)
+    with pytest.raises(UserError, match="no notebook in"):
+        book.notebooks(folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "not json", "[]", '{"cells": 3}', '{"nbformat": 3, "cells": []}']
+)
+def test_a_file_that_is_no_notebook_is_one_line(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "10_bad.ipynb"
+    path.write_text(content)
+    with pytest.raises(UserError, match="cannot read notebook .*10_bad.ipynb"):
+        book.known_parameters(path)
+
+
+def test_executed_copies_need_a_place_to_write(small: Book, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write .*file"):
+        book.run(small.notebooks, executed=tmp_path / "file", reports=tmp_path / "r", inputs=())
+
+
+def test_build_gives_the_notebooks_their_tables_and_writes_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DATA", "RECORDED"):
+        monkeypatch.setattr(store.paths, name, tmp_path / name.lower())
+    monkeypatch.setattr(store, "NOTEBOOKS", tmp_path / "notebooks")
+    monkeypatch.setattr(store, "BUILD", tmp_path / "build")
+    write(
+        tmp_path / "notebooks" / "10_a.ipynb",
+        [("parameters", "data = ''"), ("code", "print('from', data)")],
+    )
+    with pytest.raises(UserError, match="holds no recording"):
+        book.build(recorded=True, reports=tmp_path / "reports")
+    recorded = tmp_path / "recorded" / "cpu-here" / "runs.csv"
+    recorded.parent.mkdir(parents=True)
+    recorded.write_text("x\n1\n")
+    index = book.build(recorded=True, reports=tmp_path / "reports")
+    assert "from cpu-here" in outputs_of(tmp_path / "build" / "executed" / "10_a.ipynb")
+    assert index == tmp_path / "build" / "site" / "index.html"
+    assert (tmp_path / "reports" / "REPRODUCTION.md").is_file()
+
+
+class _Links(HTMLParser):
+    """Tags of a page, what it loads and where it links to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.loads: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        given = dict(attrs)
+        self.loads += [str(given["src"])] if "src" in given else []
+        self.loads += [str(given["href"])] if tag == "link" else []
+        self.links += [str(given["href"])] if tag == "a" and "href" in given else []
+
+
+def test_pages_load_nothing_from_elsewhere_and_every_local_link_leads_somewhere(
+    small: Book,
+) -> None:
+    pages = sorted(small.pages.glob("*.html"))
+    assert [page.name for page in pages] == ["10_layers.html", "20_fit.html", "index.html"]
+    for page in pages:
+        found = _Links(page.read_text())
+        assert "script" not in found.tags
+        for target in [*found.loads, *found.links]:
+            url = urlparse(target)
+            assert url.scheme in ("", "data"), target
+            if url.scheme == "" and url.path:
+                assert (small.pages / unquote(url.path)).is_file(), target
+    assert "@import" not in (small.pages / "style.css").read_text()
+
+
+def test_pages_fold_code_and_show_formulas_as_mathml(small: Book) -> None:
+    text = (small.pages / "10_layers.html").read_text()
+    assert "<summary>Draw two bars</summary>" in text
+    assert text.count('<details class="code">') == text.count('class="input_area"')
+    assert "$" not in re.sub(r"<details.*?</details>", "", text, flags=re.DOTALL)
+    assert '<math display="inline"><mrow><mi>x</mi><mo>&lt;</mo>' in text
+    assert "<munderover><mo>∑</mo>" in text and "<munder><mo>max</mo>" in text
+    assert "data:image/png;base64," in text
+
+
+def test_the_index_shows_notebooks_figures_numbers_and_verdicts(small: Book) -> None:
+    text = (small.pages / "index.html").read_text()
+    assert '<a href="10_layers.html">How layers become ready</a>' in text
+    assert '<img src="figures/wb-layers.png"' in text
+    assert '<a href="figures/wb-layers.csv">' in text
+    assert '<td>longest s</td><td class="number">2</td>' in text
+    assert '<span class="verdict differs">differs</span>' in text
+    assert 'id="claim-osf-sf-example"' in text
+
+
+@pytest.mark.parametrize("formula", ["\\frac{", "\\foo x", "}", "a & b"])
+def test_a_formula_that_cannot_be_shown_is_named(tmp_path: Path, formula: str) -> None:
+    notebook = write(tmp_path / "10_math.ipynb", [("markdown", f"# Math\n\nSee ${formula}$.")])
+    with pytest.raises(UserError, match="notebook 10_math: cannot show the formula"):
+        site.write([notebook], tmp_path / "site", tmp_path / "reports", [])
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        "<script>alert(1)</script>",
+        '<img src="https://example.org/a.png">',
+        '<link href="//example.org/a.css">',
+    ],
+)
+def test_output_that_would_need_a_network_is_refused(tmp_path: Path, html: str) -> None:
+    notebook = write(tmp_path / "10_net.ipynb", [("markdown", f"# Net\n\n{html}\n")])
+    with pytest.raises(UserError, match="notebook 10_net would load"):
+        site.write([notebook], tmp_path / "site", tmp_path / "reports", [])
+
+
+@pytest.mark.browser
+def test_a_browser_shows_every_image_without_a_console_error(
+    small: Book, require_browser: str, tmp_path: Path
+) -> None:
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = require_browser
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-dev-shm-usage",
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options)
+    try:
+        for page in ("index.html", "10_layers.html"):
+            driver.get((small.pages / page).as_uri())
+            widths = driver.execute_script("return [...document.images].map(i => i.naturalWidth)")
+            assert widths and min(widths) > 0, page
+            assert driver.get_log("browser") == [], page
+            wide = driver.execute_script(
+                "return document.documentElement.scrollWidth - window.innerWidth"
+            )
+            assert wide <= 0, f"{page} is wider than the window"
+        formula = driver.execute_script(
+            "return document.querySelector('math').getBoundingClientRect().width"
+        )
+        assert formula > 0
+    finally:
+        driver.quit()

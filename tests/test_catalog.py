@@ -1,0 +1,251 @@
+"""The catalog: complete, validated, checked against what is on disk, and current in the README."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+from ddlkit.report import catalog, outputs, verdicts
+
+GOOD: dict[str, Any] = {
+    "id": "wb-test",
+    "paper": "workbook",
+    "caption": "A test.",
+    "notebook": "10_test",
+    "inputs": [],
+    "columns": ["model"],
+    "hardware": "any",
+    "minutes": 1,
+    "grade": "model",
+    "tolerance": {"error": {"median": 0.03, "max": 0.1}},
+    "claims": [],
+    "status": "done",
+}
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def load(tmp_path: Path, *items: dict[str, Any]) -> tuple[catalog.Entry, ...]:
+    path = tmp_path / "figures.yml"
+    path.write_text(yaml.safe_dump(list(items)))
+    return catalog.load(path)
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> catalog.Entry:
+    return load(tmp_path, GOOD)[0]
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> Path:
+    """A reports directory in which the entry ``wb-test`` is all right."""
+    folder = tmp_path / "reports"
+    outputs.write_numbers("wb-test", pd.DataFrame({"error": [0.01, -0.02, 0.05]}), folder)
+    (folder / "figures" / "wb-test.png").write_bytes(PNG)
+    return folder
+
+
+def test_all_figures_and_tables_of_the_four_papers_are_listed_once() -> None:
+    figures = {"osf": 11, "sharing": 8, "dag": 4, "omgs": 4}
+    tables = {"osf": 3, "sharing": 2, "dag": 6, "omgs": 6}
+    wanted = [f"{paper}-fig{k:02}" for paper, n in figures.items() for k in range(1, n + 1)]
+    wanted += [f"{paper}-tab{k}" for paper, n in tables.items() for k in range(1, n + 1)]
+    listed = [entry.id for entry in catalog.load() if entry.paper != "workbook"]
+    assert sorted(listed) == sorted(wanted)
+    assert len(wanted) == 44
+
+
+def test_the_own_figures_are_listed() -> None:
+    own = {entry.id for entry in catalog.load() if entry.paper == "workbook"}
+    assert own >= {"wb-layers", "wb-collectives", "wb-fit", "wb-timeline", "wb-verdicts"}
+    assert own >= {"wb-validate-training", "wb-validate-replay"}
+
+
+def test_every_claim_of_the_catalog_exists(tmp_path: Path) -> None:
+    planned = [replace(entry, status="planned") for entry in catalog.load()]
+    assert catalog.check(tmp_path, planned) == []
+    unknown = replace(planned[0], claims=("osf-nothing",))
+    assert catalog.check(tmp_path, [unknown]) == [
+        f"{unknown.id}: no claim osf-nothing in claims.csv"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("id", "fig1", "catalog entry fig1: id"),
+        ("id", "osf-fig1", "catalog entry osf-fig1: id"),
+        ("paper", "osf", "catalog entry wb-test: paper is 'osf': must be workbook"),
+        ("caption", "", "wb-test: caption"),
+        ("notebook", "layers", "wb-test: notebook"),
+        ("inputs", "a.csv", "wb-test: inputs is 'a.csv': must be a list"),
+        ("inputs", [1], "wb-test: inputs is .1.: must be a list of words"),
+        ("columns", ["guess"], "wb-test: columns"),
+        ("columns", [], "wb-test: columns"),
+        ("hardware", None, "wb-test: hardware is None: must be a str"),
+        ("minutes", -1, "wb-test: minutes"),
+        ("minutes", "two", "wb-test: minutes is 'two': must be a int"),
+        ("grade", "good", "wb-test: grade is 'good': must be one of gpu, lab"),
+        ("tolerance", {"error": 0.1}, "wb-test: tolerance"),
+        ("tolerance", {"error": {"mean": 0.1}}, "wb-test: tolerance"),
+        ("tolerance", {"error": {"max": 0}}, "wb-test: tolerance"),
+        ("claims", None, "wb-test: claims"),
+        ("status", "soon", "wb-test: status is 'soon': must be one of done, planned"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path: Path, field: str, value: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load(tmp_path, {**GOOD, field: value})
+
+
+@pytest.mark.parametrize("field", [name for name in GOOD if name != "id"])
+def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
+    with pytest.raises(UserError, match=f"catalog entry wb-test: field {field} is missing"):
+        load(tmp_path, {k: v for k, v in GOOD.items() if k != field})
+
+
+def test_unknown_fields_doubled_ids_and_other_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="wb-test: unknown field colour"):
+        load(tmp_path, {**GOOD, "colour": "red"})
+    with pytest.raises(UserError, match="wb-test: id appears twice"):
+        load(tmp_path, GOOD, GOOD)
+    with pytest.raises(UserError, match="entry 1: has no id"):
+        load(tmp_path, {"caption": "x"})
+    with pytest.raises(UserError, match="must be a list of entries"):
+        load(tmp_path)
+    for content, message in ((": [", "is not YAML"), ("just words", "must be a list")):
+        path = tmp_path / "other.yml"
+        path.write_text(content)
+        with pytest.raises(UserError, match=message):
+            catalog.load(path)
+    with pytest.raises(UserError, match="cannot read"):
+        catalog.load(tmp_path / "none.yml")
+
+
+def test_a_complete_entry_passes(reports: Path, entry: catalog.Entry) -> None:
+    assert catalog.check(reports, [entry]) == []
+
+
+def _no_image(reports: Path) -> None:
+    (reports / "figures" / "wb-test.png").unlink()
+
+
+def _broken_image(reports: Path) -> None:
+    (reports / "figures" / "wb-test.png").write_bytes(b"<html>")
+
+
+def _no_csv(reports: Path) -> None:
+    (reports / "figures" / "wb-test.csv").unlink()
+
+
+def _csv(text: str) -> Callable[[Path], None]:
+    def damage(reports: Path) -> None:
+        (reports / "figures" / "wb-test.csv").write_text(text)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_no_image, "image .*png is missing"),
+        (_broken_image, "is not a PNG"),
+        (_no_csv, "CSV .*csv is missing"),
+        (_csv(""), "cannot be read"),
+        (_csv("error\n"), "has no row"),
+        (_csv("other\n1\n"), "column error of its tolerance is missing"),
+        (_csv("error\n0.01\n0.2\n"), r"max of \|error\| is 0.2, limit 0.1"),
+        (_csv("error\n-0.05\n0.04\n0.06\n"), r"median of \|error\| is 0.05, limit 0.03"),
+        (_csv("error\n0.01\nnan\n"), "not finite"),
+        (_csv("error\nfast\n"), "not finite"),
+    ],
+)
+def test_what_a_done_entry_lacks_is_told(
+    reports: Path, entry: catalog.Entry, damage: Callable[[Path], None], message: str
+) -> None:
+    damage(reports)
+    problems = catalog.check(reports, [entry])
+    assert problems
+    assert all(line.startswith("wb-test: ") for line in problems)
+    assert any(re.search(message, line) for line in problems), problems
+    assert catalog.check(reports, [replace(entry, status="planned")]) == []
+
+
+def test_a_done_entry_needs_its_inputs(reports: Path, entry: catalog.Entry) -> None:
+    there = replace(entry, inputs=("data/papers/*/claims.csv",))
+    gone = replace(entry, inputs=("data/papers/osf/nothing.csv",))
+    assert catalog.check(reports, [there]) == []
+    assert catalog.check(reports, [gone]) == [
+        "wb-test: input data/papers/osf/nothing.csv matches no file"
+    ]
+
+
+def test_listing_has_a_line_an_entry_and_the_totals() -> None:
+    entries = catalog.load()
+    lines = catalog.listing(entries).splitlines()
+    assert [line.split()[0] for line in lines[1:-1]] == [entry.id for entry in entries]
+    assert lines[-1].startswith("27 figures and 17 tables of the papers")
+
+
+def test_the_table_links_what_is_done_and_only_that(entry: catalog.Entry) -> None:
+    other = replace(entry, id="wb-later", status="planned", caption="a | b")
+    lines = catalog.markdown_table([entry, other]).splitlines()
+    assert len(lines) == 4
+    assert "[wb-test](reports/figures/wb-test.png)" in lines[2]
+    assert "(notebooks/10_test.ipynb)" in lines[2]
+    assert "](" not in lines[3]
+    assert r"a \| b" in lines[3]
+
+
+def test_splicing_keeps_the_rest_and_is_idempotent(tmp_path: Path, entry: catalog.Entry) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{catalog.BEGIN}\nold\n{catalog.END}\nafter\n")
+    assert not catalog.is_current(readme, [entry])
+    assert catalog.update_readme(readme, [entry])
+    text = readme.read_text()
+    assert text.startswith(f"before\n{catalog.BEGIN}\n| figure")
+    assert text.endswith(f"{catalog.END}\nafter\n")
+    assert "old" not in text
+    assert catalog.is_current(readme, [entry])
+    assert not catalog.update_readme(readme, [entry])
+    assert not catalog.is_current(readme, [replace(entry, minutes=2)])
+
+
+@pytest.mark.parametrize(
+    "text", ["", catalog.BEGIN, f"{catalog.END}{catalog.BEGIN}", catalog.BEGIN * 2 + catalog.END]
+)
+def test_a_readme_without_its_markers_is_refused(tmp_path: Path, text: str) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(text)
+    with pytest.raises(UserError, match="README"):
+        catalog.update_readme(readme)
+    assert readme.read_text() == text
+
+
+def test_the_command_lists_checks_and_writes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    reports: Path,
+) -> None:
+    monkeypatch.setattr(store, "ROOT", tmp_path)
+    monkeypatch.setattr(store, "DATA", tmp_path)
+    monkeypatch.setattr(verdicts, "load_claims", lambda: ())
+    load(tmp_path, GOOD)
+    (tmp_path / "README.md").write_text(f"{catalog.BEGIN}\n{catalog.END}\n")
+    assert catalog.command() == 0
+    assert "wb-test" in capsys.readouterr().out
+    assert catalog.command(check=True, reports=reports) == 1
+    told = capsys.readouterr()
+    assert told.err == "ddlkit figures: README.md: its table is not current: run with --readme\n"
+    assert told.out == "1 entries, 1 done, 1 problems\n"
+    assert catalog.command(readme=True) == 0
+    assert catalog.command(check=True, reports=reports) == 0

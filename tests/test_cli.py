@@ -1,0 +1,197 @@
+"""The command line: answers on one's own data, and one line on stderr for every mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ddlkit import cli
+
+PROFILE_ROWS = 5
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    rows = range(PROFILE_ROWS)
+    frame = pd.DataFrame(
+        {
+            "network": "mine",
+            "device": "cpu",
+            "batch": 8,
+            "tensor": [f"t{i}" for i in rows],
+            "layer": [f"l{i}" for i in rows],
+            "parameters": [250_000 * (i + 1) for i in rows],
+            "gradient_bytes": [1_000_000 * (i + 1) for i in rows],
+            "forward_s": 0.01,
+            "backward_s": 0.02,
+            "flops": 1e9,
+        }
+    )
+    path = tmp_path / "profile.csv"
+    frame.to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture
+def messages(tmp_path: Path) -> Path:
+    sizes = np.repeat(np.geomspace(1024, 2**26, 17).round(), 5)
+    seconds = (1e-3 + 8e-9 * sizes) * np.random.default_rng(0).lognormal(0, 0.02, sizes.size)
+    path = tmp_path / "messages.csv"
+    pd.DataFrame({"bytes": sizes.astype(int), "seconds": seconds}).to_csv(path, index=False)
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
+    capsys.readouterr()
+    assert cli.main([str(a) for a in arguments]) == 0
+    found: dict = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_from_times_to_a_cost_to_a_prediction_to_a_plan(
+    profile: Path, messages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cost = tmp_path / "cost.json"
+    for form in ("alpha_beta", "piecewise", "segments", "table"):
+        fitted = run(capsys, "fit", messages, "--form", form, "--json")
+        cost.write_text(json.dumps(fitted))
+        assert fitted["form"] == form
+        assert fitted["fit"]["median_abs_held_out_error"] < 0.2
+        inputs = ("--profile", profile, "--cost", cost, "--json")
+        found = run(capsys, "predict", *inputs, "--plan", "single")
+        # 15 MB in one message after 0.15 s of compute
+        assert found["compute_s"] == pytest.approx(0.15)
+        assert found["iteration_s"] == pytest.approx(0.15 + 1e-3 + 8e-9 * 15e6, rel=0.03)
+        low, high = found["interval_95_s"]
+        assert low <= found["iteration_s"] <= high
+        best = run(capsys, "plan", *inputs, "--planner", "exact")
+        assert best["iteration_s"] <= found["iteration_s"]
+        assert sorted(i for group in best["groups"] for i in group) == list(range(PROFILE_ROWS))
+
+
+def test_a_cost_written_by_hand_needs_no_fit(
+    profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cost = tmp_path / "cost.json"
+    cost.write_text('{"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9}')
+    found = run(capsys, "predict", "--profile", profile, "--cost", cost, "--json")
+    assert found["interval_95_s"] is None
+    assert 0 < found["scaling_factor"] < 1
+    assert cli.main(["plan", "--profile", str(profile), "--cost", str(cost)]) == 0
+    assert "t4" in capsys.readouterr().out
+
+
+def test_machine_tells_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "machine", "--json")["cpu"]["cores"] >= 1
+
+
+GOOD_COST = '{"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9}'
+HEADER = "network,device,batch,tensor,layer,parameters,gradient_bytes,forward_s,backward_s,flops\n"
+
+MISTAKES = {
+    "wrong unit in a plan": (["predict", "--plan", "buffer:25Mb"], None, None, "use B, KB"),
+    "unknown planner": (["plan", "--planner", "greedy"], None, None, "unknown planner 'greedy'"),
+    "unknown network": (["predict", "--network", "resnet51"], None, None, "resnet51"),
+    "unknown cost form": (["predict"], None, '{"form": "cubic"}', "unknown cost form 'cubic'"),
+    "cost that is not JSON": (["predict"], None, "{", "is not JSON"),
+    "cost of zero slope and NaN": (
+        ["predict"],
+        None,
+        '{"form": "alpha_beta", "alpha_s": NaN, "beta_s_per_byte": 0}',
+        "must be a finite number",
+    ),
+    "empty profile": (["predict"], b"", None, "empty"),
+    "binary profile": (["predict"], b"\x00\xff\x01\x02", None, "binary"),
+    "truncated profile": (["predict"], f"{HEADER}n,cpu,1,t,l,10,40\n".encode(), None, "line 2"),
+    "negative time": (
+        ["predict"],
+        f"{HEADER}n,cpu,1,t,l,10,40,-1,1,1\n".encode(),
+        None,
+        "forward_s",
+    ),
+    "NaN time": (["predict"], f"{HEADER}n,cpu,1,t,l,10,40,1,nan,1\n".encode(), None, "backward_s"),
+    "size zero": (
+        ["predict"],
+        f"{HEADER}n,cpu,1,t,l,10,0,1,1,1\n".encode(),
+        None,
+        "gradient_bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_that_says_what_and_where(
+    mistake: str, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, profile_bytes, cost_text, message = MISTAKES[mistake]
+    if profile_bytes is not None:
+        profile.write_bytes(profile_bytes)
+    cost = tmp_path / "cost.json"
+    cost.write_text(cost_text or GOOD_COST)
+    argv = [command[0], "--profile", str(profile), "--cost", str(cost), *command[1:]]
+    assert_one_line(argv, message, capsys)
+
+
+def assert_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert cli.main(argv) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("ddlkit: error: ")
+    assert message in printed.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["fit", "absent.csv"], "absent.csv"),
+        (["predict", "--profile", "absent.csv", "--cost", "absent.json"], "absent.csv"),
+        (["lab", "up", "--rate", "1GB"], "use bit, kbit, mbit or gbit"),
+        (["lab", "down", "--label", "nosuchlab"], "nosuchlab"),
+        (["measure", "layers", "--networks", "resnet51:4"], "did you mean 'resnet50'?"),
+        (["measure", "layers", "--networks", "resnet50"], "resnet50:32"),
+        (["measure", "layers", "--networks", "resnet50:0"], "at least 1"),
+        (["measure", "training", "--networks", "resnet50:4"], "for layers only"),
+    ],
+)
+def test_other_mistakes(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_one_line(argv, message, capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "message"),
+    [
+        ("bytes,ms\n1,1\n2,2\n3,3\n", "alpha_beta", "divide by 1000"),
+        ("bytes,seconds\n1,1\n2,0\n3,3\n", "alpha_beta", "line 3, column seconds"),
+        ("bytes,seconds\n0,1\n2,1\n3,3\n", "alpha_beta", "line 2, column bytes"),
+        ("bytes,seconds\n1,1\n1,1\n1,1\n", "alpha_beta", "distinct sizes"),
+        ("bytes,seconds\n1,1\n2,2\n3,3\n", "cubic", "unknown cost form 'cubic'"),
+        ("", "alpha_beta", "empty"),
+    ],
+)
+def test_mistakes_in_measured_times(
+    text: str, form: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text(text)
+    assert_one_line(["fit", str(path), "--form", form], message, capsys)
+
+
+def test_an_unknown_option_and_a_closed_pipe_end_without_a_traceback(profile: Path) -> None:
+    ddlkit = [sys.executable, "-m", "ddlkit"]
+    wrong = subprocess.run([*ddlkit, "predict", "--plans", "x"], capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert "Traceback" not in wrong.stderr
+    piped = subprocess.Popen([*ddlkit, "machine"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert piped.stdout is not None and piped.stderr is not None
+    piped.stdout.close()
+    piped.wait()
+    assert b"Traceback" not in piped.stderr.read()
+    piped.stderr.close()

@@ -1,0 +1,200 @@
+"""The clock: when it stops, what it times and what it leaves out, and what its interval promises."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import cycle, repeat
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from ddlkit.core.errors import UserError
+from ddlkit.run import clock
+from ddlkit.run.clock import (
+    Budget,
+    Marks,
+    measure,
+    measure_interleaved,
+    median_interval,
+    timed,
+)
+
+ENDLESS = 1e9
+
+
+class Simulated:
+    """A clock that only actions advance."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def taking(self, seconds: Iterator[float]) -> Callable[[], None]:
+        """An action that takes the next of these times at every call."""
+
+        def action() -> None:
+            self.now += next(seconds)
+
+        return action
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> Simulated:
+    """The clock module reads this clock in place of the real one."""
+    fake = Simulated()
+    monkeypatch.setattr(clock, "perf_counter", fake)
+    return fake
+
+
+@given(st.integers(6, 400))
+def test_interval_covers_the_median_in_95_percent_and_no_narrower_one_does(n: int) -> None:
+    low, high = median_interval(np.arange(1.0, n + 1))
+    assert low + high == n + 1
+    # The interval misses when fewer than `low` of n samples fall on one side: a coin each.
+    assert 1 - 2 * binom.cdf(low - 1, n, 0.5) >= 0.95 > 1 - 2 * binom.cdf(low, n, 0.5)
+
+
+@pytest.mark.parametrize("n", range(6))
+def test_fewer_than_six_samples_bound_nothing(n: int) -> None:
+    assert median_interval([1.0] * n) == (-np.inf, np.inf)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=6, max_size=60))
+def test_interval_holds_the_sample_median(samples: list[float]) -> None:
+    low, high = median_interval(samples)
+    assert low <= np.median(samples) <= high
+
+
+def test_steady_times_stop_as_soon_as_an_interval_exists(simulated: Simulated) -> None:
+    action = simulated.taking(repeat(0.5))
+    assert measure(action, Budget(min_repeats=1, max_s=ENDLESS)).tolist() == [0.5] * 6
+
+
+def test_restless_times_use_all_repeats(simulated: Simulated) -> None:
+    action = simulated.taking(cycle([1.0, 2.0]))
+    assert len(measure(action, Budget(max_repeats=40, max_s=ENDLESS))) == 40
+
+
+@pytest.mark.parametrize("share", [0.3, 0.1, 0.03])
+def test_stops_with_the_first_interval_narrow_enough(simulated: Simulated, share: float) -> None:
+    times = np.random.default_rng(0).uniform(0.9, 1.3, 5000)
+    budget = Budget(warmup=0, max_repeats=5000, max_s=ENDLESS, relative_halfwidth=share)
+    kept = measure(simulated.taking(iter(times)), budget)
+
+    def narrow(samples: np.ndarray) -> bool:
+        low, high = median_interval(samples)
+        return (high - low) / 2 <= share * float(np.median(samples))
+
+    assert narrow(kept)
+    assert not any(narrow(kept[:n]) for n in range(budget.min_repeats, len(kept)))
+
+
+def test_time_ends_the_budget_but_not_before_the_fewest_repeats(simulated: Simulated) -> None:
+    slow = simulated.taking(repeat(10.0))
+    assert len(measure(slow, Budget(min_repeats=3, max_s=1.0))) == 3
+    restless = simulated.taking(cycle([1.0, 2.0]))
+    assert len(measure(restless, Budget(warmup=0, min_repeats=3, max_s=15.0))) == 10
+
+
+def test_warm_up_is_run_and_dropped(simulated: Simulated) -> None:
+    times = iter([100.0, 50.0, *[1.0] * 6])
+    assert measure(simulated.taking(times), Budget(warmup=2, max_s=ENDLESS)).tolist() == [1.0] * 6
+
+
+def test_device_is_awaited_inside_and_setup_outside_the_time(simulated: Simulated) -> None:
+    pending = 0.0
+
+    def give_work() -> None:
+        nonlocal pending
+        pending += 1.0
+
+    def wait() -> None:
+        nonlocal pending
+        simulated.now, pending = simulated.now + pending, 0.0
+
+    def prepare() -> None:
+        give_work()  # must be done before the clock starts
+        simulated.now += 7.0
+
+    samples = measure(give_work, Budget(max_s=ENDLESS), synchronize=wait, setup=prepare)
+    assert set(samples) == {1.0}
+
+
+def test_actions_take_turns_and_stop_together() -> None:
+    calls: list[str] = []
+    actions = {name: lambda name=name: calls.append(name) for name in "abc"}
+    samples = measure_interleaved(actions, Budget(warmup=1, min_repeats=4, max_repeats=4))
+    assert "".join(calls) == "abc" * 5
+    assert {name: len(s) for name, s in samples.items()} == {"a": 4, "b": 4, "c": 4}
+
+
+def test_one_restless_action_keeps_all_running(simulated: Simulated) -> None:
+    actions = {
+        "steady": simulated.taking(repeat(1.0)),
+        "restless": simulated.taking(cycle([1, 2])),
+    }
+    samples = measure_interleaved(actions, Budget(max_repeats=30, max_s=ENDLESS))
+    assert len(samples["steady"]) == len(samples["restless"]) == 30
+
+
+def test_ranks_decide_together(simulated: Simulated) -> None:
+    wishes: list[bool] = []
+
+    def until_the_tenth(done: bool) -> bool:
+        wishes.append(done)
+        return len(wishes) == 10
+
+    action = simulated.taking(repeat(1.0))
+    samples = measure(action, Budget(min_repeats=5, max_s=ENDLESS), agree=until_the_tenth)
+    assert len(samples) == 14  # asked from the fifth repeat on, at every one
+    assert wishes == [False] + [True] * 9  # five samples have no interval
+
+
+def test_real_time_is_real() -> None:
+    samples = measure(lambda: time.sleep(0.005), Budget(warmup=0, max_s=0.1))
+    assert samples.min() >= 0.005
+    assert np.median(samples) < 0.05
+
+
+def test_an_action_that_returns_marks_is_timed_by_them() -> None:
+    def action() -> Marks:
+        time.sleep(0.03)  # what the host does before and after does not count
+        marks = timed(lambda: time.sleep(0.005), "cpu")()
+        time.sleep(0.03)
+        return marks
+
+    samples = measure(action, Budget(warmup=0, min_repeats=3, max_repeats=3))
+    assert samples.min() >= 0.005
+    assert np.median(samples) < 0.03
+
+
+def test_marks_count_from_the_first() -> None:
+    marks = Marks("cpu")
+    for pause in (0.0, 0.01, 0.02):
+        time.sleep(pause)
+        marks.mark()
+    seconds = marks.seconds()
+    assert seconds[0] == 0.0
+    assert (np.diff(seconds) >= [0.01, 0.02]).all()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"warmup": -1},
+        {"min_repeats": 0},
+        {"min_repeats": 9, "max_repeats": 8},
+        {"max_s": 0.0},
+        {"max_s": float("nan")},
+        {"relative_halfwidth": -0.1},
+    ],
+)
+def test_contradictory_budget_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(UserError, match="budget"):
+        Budget(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,201 @@
+"""Collectives on real ranks: values, sizes, bandwidths, and the threads that carry them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlkit.core.errors import UserError
+from ddlkit.run import ranks
+from ddlkit.run.clock import Budget
+from ddlkit.run.collectives import (
+    Exchange,
+    Settings,
+    bus_factor,
+    busbw,
+    measure_collectives,
+    whole_size,
+)
+from ddlkit.run.launch import Loopback
+from places import free_port, wait_for
+
+CPU = torch.device("cpu")
+
+
+@given(st.integers(1, 64))
+def test_bus_factor_counts_what_a_ring_sends(n: int) -> None:
+    """A ring cuts the message into n chunks; each rank sends n-1 of them once, or twice to reduce."""
+    assert bus_factor("all_gather", n) * n == pytest.approx(n - 1)
+    assert bus_factor("all_reduce", n) * n == pytest.approx(2 * (n - 1))
+
+
+def test_bus_bandwidth_of_a_line_printed_by_nccl_tests() -> None:
+    """all_reduce_perf on 8 GPUs: 134217728 B in 1065.6 us, algbw 125.95, busbw 220.42 GB/s."""
+    assert busbw("all_reduce", 8, 134217728, 1065.6e-6) / 1e9 == pytest.approx(220.42, rel=1e-4)
+
+
+@given(st.integers(1, 10**9), st.integers(1, 64))
+def test_sizes_are_rounded_up_to_whole_elements_a_rank(size: int, n: int) -> None:
+    whole = whole_size(size, n)
+    assert whole % (4 * n) == 0 and size <= whole < size + 4 * n
+
+
+@given(
+    st.sampled_from(["all_reduce", "all_gather"]),
+    st.integers(1, 6),
+    st.integers(1, 300),
+    st.integers(0, 2**31),
+)
+def test_every_rank_expects_what_all_contribute(name: str, n: int, size: int, seed: int) -> None:
+    exchanges = [Exchange.of(name, whole_size(size, n), seed, r, n, CPU) for r in range(n)]
+    mine = [exchange.mine.double() for exchange in exchanges]
+    result = sum(mine) if name == "all_reduce" else torch.cat(mine)
+    for exchange in exchanges:
+        assert torch.equal(exchange.expected.double(), torch.as_tensor(result))
+
+
+@given(st.sampled_from(["all_reduce", "all_gather"]), st.integers(0, 255), st.integers(0, 99))
+def test_one_wrong_element_is_refused(name: str, at: int, seed: int) -> None:
+    exchange = Exchange.of(name, 1024, seed, 1, 4, CPU)
+    exchange.buffers.copy_(exchange.expected)
+    exchange.check()
+    exchange.buffers.view(-1)[at] += 1
+    with pytest.raises(UserError, match="1 of 256 elements came out wrong"):
+        exchange.check()
+    exchange.reset()
+    with pytest.raises(UserError, match="came out wrong"):
+        exchange.check()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"collectives": ["all_to_all"]}, {"sizes": [1024, 0]}, {"sizes": []}]
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        Settings(**wrong)
+
+
+def test_two_real_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    budget = Budget(warmup=1, min_repeats=5, max_repeats=20, max_s=0.2)
+    sizes = [1000, 65536, 4 << 20]
+    join = {"gloo_threads": 2, "torch_threads": 1}
+    frame = measure_collectives(
+        Loopback(), 2, sizes=sizes, budget=budget, join=join, out=tmp_path / "out"
+    )
+    assert set(frame["collective"]) == {"all_reduce", "all_gather"}
+    for _, rows in frame.groupby("collective"):
+        assert list(dict.fromkeys(rows["bytes"])) == sizes
+        counts = rows.groupby("bytes")["sample"].agg(["count", "max"])
+        assert counts["count"].between(5, 20).all()
+        assert (counts["max"] == counts["count"] - 1).all()
+        medians = rows.groupby("bytes")["seconds"].median()
+        assert medians[4 << 20] > medians[65536], "64 times the bytes take longer"
+    columns = ["backend", "algorithm", "link", "link_bits_per_s", "ranks"]
+    labels = frame[columns].drop_duplicates()
+    assert labels.to_numpy().tolist() == [["gloo", "ring", "loopback", 0.0, 2]]
+    assert frame.attrs["job"] == {
+        "device": "cpu",
+        "world_size": 2,
+        "backend": "gloo",
+        "gloo_threads": 2,
+        "torch_threads": 1,
+        "raised_threads": 0,
+    }
+    shown = [line for line in capfd.readouterr().err.splitlines() if line.startswith("ddlkit: ")]
+    assert len(shown) == 6 and "all_reduce of 64 KiB on 2 ranks" in shown[1]
+    written = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert written == ["collectives.csv", "collectives.json", "job.json"], "and no logs"
+
+
+# -- one rank, in this process -----------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The environment of the only rank of a job."""
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    wanted = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, value in wanted.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_gloo_gets_the_threads_that_were_asked(alone: None, threads: int) -> None:
+    """Besides those that run collectives, gloo has one that serves the sockets."""
+    assert wait_for(lambda: not ranks._gloo_threads(), 5), "an earlier group is gone"
+    me = ranks.join("gloo", gloo_threads=threads)
+    try:
+        assert len(ranks._gloo_threads(at_least=threads + 1)) == threads + 1
+        assert me.one_thread == (threads == 1) and me.torch_threads >= 1
+        numbers = np.arange(6.0).reshape(2, 3)
+        assert np.array_equal(ranks.everyones(numbers), numbers[None])
+        assert np.array_equal(ranks.slowest(numbers), numbers)
+        assert ranks.agree_any(True) and not ranks.agree_any(False)
+    finally:
+        ranks.leave()
+
+
+def test_raised_priority_is_for_gloo_only_and_is_told(alone: None) -> None:
+    me = ranks.join("gloo", raise_priority=True)
+    try:
+        threads = ranks._gloo_threads()
+        policies = {os.sched_getscheduler(thread) for thread in threads}
+        raised = policies == {os.SCHED_FIFO}
+        assert raised or policies == {os.SCHED_OTHER}
+        assert me.raised_threads == (len(threads) if raised else 0)
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER, "computing threads are left alone"
+    finally:
+        ranks.leave()
+
+
+def test_ranks_are_numbered_by_slurm_too(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    for name, value in {"PROCID": "0", "NTASKS": "1", "LOCALID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    me = ranks.join("gloo", torch_threads=1)
+    ranks.leave()
+    assert (me.rank, me.world_size, me.local_rank, me.torch_threads) == (0, 1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "name, value, complaint",
+    [
+        ("RANK", "first", "RANK is first"),
+        ("WORLD_SIZE", "", "WORLD_SIZE is not set"),
+        ("MASTER_PORT", "", "MASTER_PORT is not set"),
+    ],
+)
+def test_an_incomplete_environment_is_one_line(
+    alone: None, monkeypatch: pytest.MonkeyPatch, name: str, value: str, complaint: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=complaint):
+        ranks.join("gloo")
+
+
+def test_peers_that_do_not_come_are_one_line(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="ranks did not meet at 127.0.0.1 port"):
+        ranks.join("gloo", timeout_s=1.0)
+
+
+def test_nccl_without_enough_gpus_is_one_line(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(torch.cuda.device_count() + 1))
+    with pytest.raises(UserError, match="nccl needs a GPU a rank"):
+        ranks.join("nccl")
+    with pytest.raises(UserError, match="unknown backend 'mpi'"):
+        ranks.join("mpi")

@@ -1,0 +1,362 @@
+"""Communication beside computation: the stand-in does what it says, and what ran together is proven."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+from ddlkit.core.units import KIB, MIB
+from ddlkit.run import contention, launch, nvrtc, ranks, standin
+from ddlkit.run.clock import Budget
+from ddlkit.run.contention import (
+    TINY,
+    measure_beside_all_reduce,
+    measure_beside_standin,
+    read_trace,
+)
+from ddlkit.run.standin import CpuStandIn, GpuStandIn, Setting, Traffic
+from ddlkit.run.suite import Partial, Unavailable
+
+TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
+
+
+# -- what is said of a passage -----------------------------------------------------------------
+
+times = st.floats(0, 10)
+
+
+@given(st.lists(st.tuples(times, times), min_size=1), times, st.floats(0.001, 5))
+def test_overlap_is_the_share_in_which_every_block_ran(
+    blocks: list[tuple[float, float]], opened_s: float, takes_s: float
+) -> None:
+    begins, ends = (tuple(f(block) for block in blocks) for f in (min, max))
+    closed_s = opened_s + takes_s
+    share = Traffic(begins, ends, opened_s, closed_s, 0.0).overlap_share
+    ticks = np.linspace(opened_s, closed_s, 2001)
+    together = np.mean(
+        [(begin <= ticks) & (ticks <= end) for begin, end in zip(begins, ends, strict=True)], axis=0
+    )
+    assert share == pytest.approx(np.mean(together == 1), abs=2e-3)
+
+
+def test_a_computation_alone_overlaps_with_nothing() -> None:
+    alone = Traffic((), (), 1.0, 3.0, 0.0)
+    assert alone.overlap_share == alone.bytes_per_s == 0.0
+    assert Traffic((0.0,), (9.0,), 1.0, 3.0, 10.0).bytes_per_s == 5.0
+
+
+@pytest.mark.parametrize(
+    "wrong", [(0, 64, 0.0), (1, 0, 0.0), (1, 641, 0.0), (1, 64, -1.0), (1, 64, float("nan"))]
+)
+def test_setting_that_no_kernel_can_have_is_refused(wrong: tuple[int, int, float]) -> None:
+    with pytest.raises(UserError, match="communication"):
+        Setting(*wrong)
+
+
+@given(st.integers(1, 64), st.floats(1e3, 1e12), st.integers(1, 2**20))
+def test_blocks_share_the_rate(blocks: int, rate: float, chunk: int) -> None:
+    together_s = Setting(blocks, 64, rate).chunk_s(chunk) / blocks
+    assert chunk / together_s == pytest.approx(rate)
+    assert Setting(blocks, 64).chunk_s(chunk) == 0.0
+
+
+# -- the stand-in of a CPU ---------------------------------------------------------------------
+
+
+def test_threads_write_sums_and_end() -> None:
+    stand_in = CpuStandIn(4 * MIB)
+    stand_in.c.fill(np.nan)
+    before = threading.active_count()
+    passage = stand_in.beside(Setting(2, 1), lambda: time.sleep(0.2))
+    assert threading.active_count() == before
+    assert np.array_equal(stand_in.c, stand_in.a + stand_in.b)
+    traffic = passage.traffic()
+    assert len(traffic.begins_s) == 2
+    assert traffic.overlap_share == 1.0
+    assert traffic.bytes_per_s > 0
+    assert passage.marks.seconds()[-1] >= 0.2
+
+
+def test_rate_is_kept() -> None:
+    asked = 100e6
+    passage = CpuStandIn(4 * MIB).beside(Setting(2, 1, asked), lambda: time.sleep(0.4))
+    # Chunks of 1 MiB: one more or less a thread is 5%. A busy machine may hold the stand-in up.
+    assert 0.5 * asked < passage.traffic().bytes_per_s <= 1.1 * asked
+
+
+def test_alone_nothing_is_sent() -> None:
+    ran: list[int] = []
+    traffic = CpuStandIn(MIB).beside(None, lambda: ran.append(1)).traffic()
+    assert ran == [1] and traffic.sent_bytes == 0 and traffic.overlap_share == 0
+
+
+def test_threads_end_when_the_computation_fails() -> None:
+    before = threading.active_count()
+    with pytest.raises(ZeroDivisionError):
+        CpuStandIn(MIB).beside(Setting(2, 1), lambda: 1 // 0)
+    assert threading.active_count() == before
+
+
+def test_a_stand_in_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standin, "LONGEST_S", 0.05)
+    traffic = CpuStandIn(MIB).beside(Setting(1, 1), lambda: time.sleep(0.5)).traffic()
+    assert traffic.overlap_share < 0.8
+    assert traffic.ends_s[0] < traffic.closed_s
+
+
+# -- kernels -----------------------------------------------------------------------------------
+
+
+def test_kernels_are_those_of_the_paper() -> None:
+    shapes = {name: kernel.shape for name, kernel in contention.kernels(contention.PAPER).items()}
+    image = (64, 64, 224, 224)
+    paper = ("average_pooling", "batch_norm", "convolution", "relu")
+    assert all(shapes[name] == image for name in paper)
+    assert shapes["linear"] == (64, 64, 224 * 224)
+
+
+@pytest.mark.parametrize("name", contention.kernels(TINY))
+def test_kernels_compute(name: str) -> None:
+    with torch.no_grad():
+        out = contention.kernels(TINY)[name].on(torch.device("cpu"))()
+    assert isinstance(out, torch.Tensor) and bool(out.isfinite().all())
+
+
+def test_table_has_alone_and_every_setting() -> None:
+    settings = [Setting(1, 1), Setting(2, 1, 50e6)]
+    table = measure_beside_standin("cpu", "relu", TINY, settings, TWICE)
+    cases = table.groupby(["communication", "blocks", "bytes_per_s_asked"]).size()
+    assert cases.to_dict() == {
+        ("none", 0, 0.0): 2,
+        ("standin", 1, 0.0): 2,
+        ("standin", 2, 50e6): 2,
+    }
+    beside = table[table["communication"] == "standin"]
+    assert (beside["overlap_share"] == 1).all()
+    assert set(table["shape"]) == {"1x64x32x32"} and set(table["dtype"]) == {"float32"}
+
+
+def test_unknown_kernel_is_refused() -> None:
+    with pytest.raises(UserError, match="unknown kernel 'sort': use one of average_pooling"):
+        measure_beside_standin("cpu", "sort", TINY, [], TWICE)
+
+
+# -- beside all-reduces ------------------------------------------------------------------------
+
+
+def _event(name: str, start: float, end: float, cat: str = "kernel", **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "cat": cat, "ts": start, "dur": end - start, "args": args}
+
+
+def test_trace_of_gpu_kernels_tells_overlap_and_footprint() -> None:
+    nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    how: dict[str, Any] = {
+        "grid": [8, 1, 1],
+        "block": [288, 1, 1],
+        "registers per thread": 96,
+        "shared memory": 9,
+    }
+    events = [
+        _event("nccl:all_reduce", 0, 99, "gpu_user_annotation"),
+        _event(contention.COMPUTE, 0, 99, "user_annotation"),
+        _event(nccl, 10, 30, **how),
+        _event(nccl, 32, 52, **how),
+        _event("void at::cuda::spin_kernel(long)", 0, 20),
+        _event("implicit_gemm", 20, 40),
+        {"ph": "M", "name": "process_name"},
+    ]
+    seen = read_trace({"traceEvents": events})
+    assert seen.overlap_share == pytest.approx((10 + 8) / 20)
+    assert seen.messages_s == pytest.approx(42e-6)
+    assert (seen.blocks, seen.threads, seen.registers, seen.shared_bytes) == (8, 288, 96, 9)
+
+
+def test_trace_without_either_proves_nothing() -> None:
+    for events in ([_event("gemm", 0, 1)], [_event("ncclDevKernel", 0, 1)], []):
+        with pytest.raises(UserError, match="not proven"):
+            read_trace({"traceEvents": events})
+
+
+@pytest.mark.alone
+def test_kernels_beside_all_reduces_of_real_ranks() -> None:
+    table = measure_beside_all_reduce(
+        0, [0], 2, TINY, TWICE, names=["convolution"], message_bytes=MIB
+    )
+    assert table.groupby("communication").size().to_dict() == {"none": 2, "gloo": 2}
+    beside = table[table["communication"] == "gloo"].iloc[0]
+    assert beside["ranks"] == 2
+    assert beside["overlap_share"] > 0.1
+    assert beside["bytes_per_s"] > 0
+
+
+def test_ranks_that_fail_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+
+    def start(job: str, config: dict[str, Any], **_: object) -> None:
+        done.append(config["threads"])
+        if config["threads"] == 64:
+            raise UserError("rank 1 of 2 died")
+
+    row = measure_beside_standin("cpu", "relu", TINY, [], TWICE)
+    monkeypatch.setattr(launch, "launch", start)
+    monkeypatch.setattr(ranks, "load_result", lambda *_: row)
+    with pytest.raises(Partial, match="1x64: rank 1 of 2 died") as raised:
+        measure_beside_all_reduce(1, [64, 128], 2, TINY, TWICE)
+    assert done == [64, 128] and len(raised.value.tables["contention"]) == len(row)
+    with pytest.raises(UserError, match="died"):
+        measure_beside_all_reduce(1, [64], 2, TINY, TWICE)
+
+
+# -- points ------------------------------------------------------------------------------------
+
+
+def test_smoke_points_can_be_saved(tmp_path: Path) -> None:
+    points = contention.points("cpu", smoke=True)
+    for point in [point for point in points if point.name in ("attention", contention.IDLE)]:
+        (name, frame), *_ = point.measure(tmp_path).items()
+        path = store.save_table(frame, tmp_path, f"{name}-{point.name}", schema=name, command=[])
+        assert set(store.load_table(path, "contention")["kernel"]) == {point.name}
+    assert points[-1].name == "gloo-p2"
+
+
+def test_points_of_a_gpu_cover_the_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    points = contention.points("cuda", smoke=False)
+    names = [point.name for point in points]
+    assert len(set(names)) == len(names)
+    assert {"relu", "idle", "nccl-b1", "nccl-b32"} <= set(names)
+    between = next(point for point in points if point.name == "nccl-b4")
+    with pytest.raises(Unavailable, match="needs 2 GPUs, here is 1"):
+        between.measure(tmp_path)
+    grid = {(setting.blocks, setting.threads) for setting in contention._settings(True, False)}
+    assert {(1, 64), (2, 256), (4, 512), (32, 64)} <= grid
+
+
+# -- CUDA --------------------------------------------------------------------------------------
+
+
+def test_launch_records_lie_as_in_cuda_h() -> None:
+    record, attribute = nvrtc._Launch, nvrtc._Attribute
+    names = ("grid", "block", "shared_bytes", "stream", "attributes", "n_attributes")
+    assert [getattr(record, name).offset for name in names] == [0, 12, 24, 32, 40, 48]
+    assert ctypes.sizeof(record) == 56
+    assert (attribute.value.offset, ctypes.sizeof(attribute)) == (8, 72)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+def test_compiler_gives_the_stand_in_the_registers_of_nccl(tmp_path: Path) -> None:
+    source = tmp_path / "standin.cu"
+    source.write_text(standin.SOURCE)
+    command = ["nvcc", "-arch=sm_90", "-cubin", "-Xptxas", "-v", *standin.OPTIONS, source.name]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    report = done.stderr.partition("function 'standin'")[2].partition("Compiling")[0]
+    assert "0 bytes spill stores, 0 bytes spill loads" in report
+    registers = int(report.partition("Used ")[2].split()[0])
+    assert 88 < registers <= 96  # handed out by eights
+
+
+def test_without_cuda_the_stand_in_says_so() -> None:
+    if torch.version.cuda is None:
+        with pytest.raises(UserError, match="no CUDA"):
+            nvrtc.cubin(standin.SOURCE, "sm_90")
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+@pytest.fixture(scope="module")
+def gpu() -> GpuStandIn:
+    return GpuStandIn(16 * MIB)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("blocks", [1, 2, 4, 7, 8, 32])
+@pytest.mark.parametrize("threads", [32, 64, 160, 512, 640])
+def test_gpu_writes_every_sum_once_asked_for(gpu: GpuStandIn, blocks: int, threads: int) -> None:
+    chunk = gpu.chunk_bytes(threads)
+    in_buffer = gpu.c.nbytes // chunk
+    gpu.c.fill_(float("nan"))
+    gpu.send(Setting(blocks, threads), -(-in_buffer // blocks))
+    torch.cuda.synchronize()
+    whole = in_buffer * chunk // 4
+    assert torch.equal(gpu.c[:whole], (gpu.a + gpu.b)[:whole])
+    assert bool(gpu.c[whole:].isnan().all())
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_gpu_runs_beside_the_whole_computation_and_stops(gpu: GpuStandIn) -> None:
+    x, y = torch.randn(2, 2048, 2048, device="cuda")
+
+    def compute() -> None:
+        for _ in range(20):
+            torch.mm(x, x, out=y)
+
+    gpu.beside(None, compute)
+    for setting in (Setting(1, 64), Setting(4, 512), Setting(32, 256), Setting(4, 256, 1e9)):
+        passage = gpu.beside(setting, compute)
+        start_s = time.perf_counter()
+        torch.cuda.synchronize()
+        assert time.perf_counter() - start_s < standin.LONGEST_S / 2
+        traffic = passage.traffic()
+        assert traffic.overlap_share == 1.0
+        assert len(traffic.begins_s) == setting.blocks
+        assert traffic.bytes_per_s > 0
+        if setting.bytes_per_s:
+            assert traffic.bytes_per_s == pytest.approx(setting.bytes_per_s, rel=0.1)
+        inside_s = passage.marks.seconds()[-1]
+        assert inside_s <= traffic.closed_s - traffic.opened_s
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_profiler_sees_both_kernels_at_the_same_time(gpu: GpuStandIn, tmp_path: Path) -> None:
+    x = torch.randn(4096, 4096, device="cuda")
+    gpu.beside(None, lambda: x @ x)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        gpu.beside(Setting(4, 256), lambda: x @ x)
+        torch.cuda.synchronize()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    (beside,) = [event for event in kernels if event["name"] == "standin"]
+    product = max(
+        (event for event in kernels if event["name"] not in ("standin", "gate")),
+        key=lambda event: event["dur"],
+    )
+    assert beside["ts"] < product["ts"]
+    assert product["ts"] + product["dur"] < beside["ts"] + beside["dur"]
+    assert beside["args"]["grid"] == [4, 1, 1] and beside["args"]["block"] == [256, 1, 1]
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_gpu_stand_in_has_the_footprint_of_nccl(gpu: GpuStandIn) -> None:
+    assert 88 < gpu.registers <= 96
+    if torch.cuda.get_device_capability() >= (9, 0):
+        assert gpu.shared_bytes == 102 * KIB
+        assert [gpu.cluster(blocks) for blocks in (1, 2, 3, 4, 6, 8, 32)] == [1, 1, 1, 4, 1, 4, 4]
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_gpu_refuses_more_blocks_than_its_buffers_have_chunks(gpu: GpuStandIn) -> None:
+    with pytest.raises(UserError, match="buffers hold"):
+        gpu.send(Setting(1000, 640), 1)

@@ -1,0 +1,105 @@
+"""Laws of the cost forms: continuity, JSON, carrying to other worker counts, refusals."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlkit.core.cost import (
+    AlphaBeta,
+    MessageCost,
+    Piecewise,
+    Segments,
+    Table,
+    cost_from_dict,
+    is_monotone,
+)
+from ddlkit.core.errors import UserError
+from strategies import costs
+
+SIZES = np.geomspace(1, 1e9, 200)
+FORMS: list[MessageCost] = [
+    AlphaBeta(1e-3, 8e-9, workers=4, algorithm="ring"),
+    Table(np.array([1e3, 1e6, 1e8]), np.array([1e-4, 1e-2, 0.9]), collective="all_gather"),
+    Piecewise(45e3, 1e-5, 1e-4, 8e-9, 3e-4),
+    Segments(*map(np.array, ([1e5, 1e7], [1e-4, 2e-4, 3e-4], [1e-8, 8e-9, 9e-9]))),
+]
+
+
+@pytest.mark.parametrize("cost", FORMS, ids=lambda cost: cost.form)
+def test_json_keeps_every_prediction(cost: MessageCost) -> None:
+    again = cost_from_dict(json.loads(json.dumps(cost.to_dict())))
+    np.testing.assert_array_equal(again(SIZES), cost(SIZES))
+    assert (again.collective, again.workers, again.algorithm) == (
+        cost.collective,
+        cost.workers,
+        cost.algorithm,
+    )
+
+
+@pytest.mark.parametrize("cost", FORMS, ids=lambda cost: cost.form)
+def test_scalar_equals_vectorised(cost: MessageCost) -> None:
+    assert [cost(float(size)) for size in SIZES] == cost(SIZES).tolist()
+
+
+@given(costs())
+def test_drawn_costs_are_monotone(cost: MessageCost) -> None:
+    assert is_monotone(cost, SIZES)
+
+
+@given(st.lists(st.floats(1e-6, 1), min_size=3, max_size=3))
+def test_table_passes_through_its_points_and_extrapolates_with_the_last_slope(
+    seconds: list[float],
+) -> None:
+    table = Table(np.array([1e3, 1e5, 1e6]), np.sort(seconds))
+    np.testing.assert_allclose(table(table.bytes), table.seconds, rtol=1e-12)
+    assert table(1.0) == pytest.approx(table.seconds[0])
+    slope = (table.seconds[2] - table.seconds[1]) / 9e5
+    assert table(3e6) == pytest.approx(table.seconds[2] + slope * 2e6)
+
+
+def test_a_ring_is_carried_to_other_worker_counts() -> None:
+    latency_s, per_byte_s = 1e-5, 1e-9
+
+    def ring(n: int) -> AlphaBeta:
+        return AlphaBeta(
+            2 * (n - 1) * latency_s, 2 * (n - 1) / n * per_byte_s, workers=n, algorithm="ring"
+        )
+
+    for n in (2, 4, 16):
+        np.testing.assert_allclose(ring(4).at_workers(n)(SIZES), ring(n)(SIZES), rtol=1e-12)
+
+
+@pytest.mark.parametrize("cost", FORMS[1:], ids=lambda cost: cost.form)
+def test_other_forms_refuse_other_worker_counts(cost: MessageCost) -> None:
+    with pytest.raises(UserError, match="number of workers"):
+        cost.at_workers(8)
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        ({"form": "quadratic"}, "unknown cost form 'quadratic'"),
+        ({"form": "alpha_beta", "alpha_s": 1}, "missing: beta_s_per_byte"),
+        (
+            {"form": "alpha_beta", "alpha_s": 1, "beta_s_per_byte": 1, "gamma": 1},
+            "unknown parameters: gamma",
+        ),
+        ({"form": "alpha_beta", "alpha_s": "x", "beta_s_per_byte": 1}, "must be a finite number"),
+        ({"form": "table", "bytes": [1, 1], "seconds": [1, 2]}, "increasing"),
+        ({"form": "table", "bytes": [1, 2], "seconds": [1, 0]}, "above zero"),
+        ({"form": "table", "bytes": [1, 2], "seconds": [1]}, "equal length"),
+        (
+            {"form": "segments", "breaks_bytes": [], "alpha_s": [1, 2], "beta_s_per_byte": [1, 2]},
+            "k-1",
+        ),
+        ({}, "unknown cost form None"),
+    ],
+)
+def test_bad_descriptions_are_refused(description: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        cost_from_dict(description)

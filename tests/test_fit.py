@@ -1,0 +1,113 @@
+"""Laws of the fits: they recover the truth they were drawn from, and say how sure they are."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from ddlkit.core.cost import AlphaBeta, MessageCost, Piecewise, Segments, Table
+from ddlkit.core.errors import UserError
+from ddlkit.core.fit import costs_from_dict, fit, held_out_errors
+
+SIZES = np.geomspace(1024, 64 * 2**20, 17).round()
+TRUTHS: dict[str, MessageCost] = {
+    "alpha_beta": AlphaBeta(1e-3, 8e-9),
+    "piecewise": Piecewise(3e5, 2e-4, -1e-3, 8e-9, 1e-4),
+    "segments": Segments(*map(np.array, ([3e5, 9e6], [1e-4, 3e-3, 3e-2], [2e-8, 9e-9, 7e-9]))),
+    "table": Table(SIZES, 1e-3 + 8e-9 * SIZES),
+}
+
+
+def samples(
+    truth: MessageCost, noise: float, repeats: int = 9, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    sizes = np.repeat(SIZES, repeats)
+    return sizes, truth(sizes) * np.exp(np.random.default_rng(seed).normal(0, noise, sizes.size))
+
+
+@pytest.mark.parametrize("form", TRUTHS)
+def test_exact_data_give_the_exact_cost(form: str) -> None:
+    found = fit(form, *samples(TRUTHS[form], 0.0), draws=2)
+    np.testing.assert_allclose(found.cost(SIZES), TRUTHS[form](SIZES), rtol=1e-6)
+    assert np.abs(found.relative_residuals).max() < 1e-6
+
+
+@pytest.mark.parametrize("form", TRUTHS)
+def test_noisy_data_give_the_cost_within_the_noise(form: str) -> None:
+    found = fit(form, *samples(TRUTHS[form], 0.05), draws=50)
+    assert np.abs(found.cost(SIZES) / TRUTHS[form](SIZES) - 1).max() < 0.08
+    lower, upper = found.interval(SIZES)
+    assert np.all(lower <= upper)
+    assert np.mean((lower <= TRUTHS[form](SIZES)) & (TRUTHS[form](SIZES) <= upper)) >= 0.7
+
+
+def test_standard_errors_cover_the_truth_as_often_as_they_should() -> None:
+    inside = []
+    for seed in range(200):
+        found = fit("alpha_beta", *samples(TRUTHS["alpha_beta"], 0.05, seed=seed), draws=0)
+        inside.append(np.abs(found.values - [1e-3, 8e-9]) <= 1.96 * found.standard_errors)
+    assert 0.90 <= np.mean(inside) <= 0.99
+
+
+def test_leverage_sums_to_the_number_of_parameters() -> None:
+    for form, parameters in (
+        ("alpha_beta", 2),
+        ("piecewise", 4),
+        ("segments", 6),
+        ("table", SIZES.size),
+    ):
+        assert fit(form, *samples(TRUTHS[form], 0.02), draws=0).leverage.sum() == pytest.approx(
+            parameters
+        )
+
+
+def test_relative_error_keeps_alpha_where_plain_least_squares_loses_it() -> None:
+    truth = AlphaBeta(1e-4, 1e-8)
+    sizes, seconds = samples(truth, 0.1, repeats=3, seed=5)
+    plain_alpha = np.polyfit(sizes, seconds, 1)[1]
+    found = fit("alpha_beta", sizes, seconds, draws=0).values[0]
+    assert abs(found / 1e-4 - 1) < 0.15 < abs(plain_alpha / 1e-4 - 1)
+
+
+def test_held_out_error_prefers_the_true_form() -> None:
+    data = samples(TRUTHS["piecewise"], 0.02)
+    straight, broken = (
+        np.abs(held_out_errors(form, *data)[1]) for form in ("alpha_beta", "piecewise")
+    )
+    assert np.median(broken) < np.median(straight)
+    assert held_out_errors("alpha_beta", *data)[0].tolist() == SIZES[1:-1].tolist()
+
+
+def test_the_same_rows_in_another_order_give_the_same_fit() -> None:
+    sizes, seconds = samples(TRUTHS["segments"], 0.05)
+    order = np.random.default_rng(1).permutation(sizes.size)
+    one, other = (fit("segments", sizes[o], seconds[o], draws=0) for o in (slice(None), order))
+    np.testing.assert_allclose(one.values, other.values, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("form", "sizes", "seconds", "message"),
+    [
+        ("alpha_beta", [1, 1, 1], [1, 2, 3], "at least 3 distinct sizes, got 1"),
+        ("alpha_beta", [1, 2, 3], [1, 0, 3], "row 1: time is 0"),
+        ("alpha_beta", [1, 2, 3], [1, float("nan"), 3], "row 1: time is nan"),
+        ("alpha_beta", [0, 2, 3], [1, 2, 3], "row 0: size is 0"),
+        ("alpha_beta", [1, 2], [1, 2, 3], "2 sizes but 3 times"),
+        ("piecewise", [1, 2, 3, 4], [1, 2, 3, 4], "at least 5 distinct sizes"),
+        ("spline", [1, 2, 3], [1, 2, 3], "unknown cost form 'spline'"),
+    ],
+)
+def test_degenerate_data_are_refused(form: str, sizes: list, seconds: list, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fit(form, sizes, seconds)
+
+
+@pytest.mark.parametrize("form", TRUTHS)
+def test_a_fit_written_as_json_is_read_back_with_its_draws(form: str) -> None:
+    found = fit(form, *samples(TRUTHS[form], 0.05), workers=4, draws=5)
+    cost, draws = costs_from_dict(json.loads(json.dumps(found.to_dict())))
+    np.testing.assert_array_equal(cost(SIZES), found.cost(SIZES))
+    assert [draw(1e6) for draw in draws] == [draw(1e6) for draw in found.draws]
+    assert cost.workers == 4

@@ -1,0 +1,311 @@
+"""Laws of the lab's network: it shapes as asked, keeps to itself, and never leaves anything behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddlkit.core.errors import UserError
+from ddlkit.core.units import parse_bits_per_s
+from ddlkit.run.lab import network
+from ddlkit.run.lab.network import Lab, attach, clean, status
+
+ROOT = Path(__file__).parents[1]
+FRAME = 1514 / 1448  # bytes on the wire for each byte of TCP payload
+
+SENDER = """
+import socket, sys
+s = socket.create_connection((sys.argv[1], 7000))
+for _ in range(int(sys.argv[2]) >> 16): s.sendall(bytes(1 << 16))
+s.shutdown(1); s.recv(1)
+"""
+# The clock starts after the first eighth, when the burst is spent and TCP has opened its window.
+RECEIVER = """
+import socket, sys, time
+server = socket.create_server(("", 7000)); print("ready", flush=True)
+s, _ = server.accept(); n = skipped = 0
+while k := len(s.recv(1 << 18)):
+    n += k
+    if not skipped and n > int(sys.argv[1]) // 8: skipped, start = n, time.perf_counter()
+print((n - skipped) / (time.perf_counter() - start))
+"""
+# An owner that says which lab it has up, with a process inside it, and then waits.
+OWNER = """
+import subprocess, sys, time
+from ddlkit.run.lab.network import Lab
+with Lab(2, 1e9) as lab:
+    inside = subprocess.Popen(lab.command(1, ["sleep", "60"]), start_new_session=True)
+    time.sleep(0.1)
+    print(lab.label, inside.pid, flush=True)
+    time.sleep(60)
+"""
+
+needs_lab = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
+
+
+def lines(*argv: str) -> list[str]:
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def traces(label: str) -> list[str]:
+    """Every namespace, state file and live process in a namespace of a lab."""
+    names = [line.split()[0] for line in lines("ip", "netns") if line.startswith(f"{label}-")]
+    inside = [pid for name in names for pid in lines("ip", "netns", "pids", name)]
+    return names + inside + [path.name for path in network.STATE.glob(f"*{label}*")]
+
+
+def links() -> list[str]:
+    """The host's interfaces and routes: what a lab must never touch."""
+    return lines("ip", "-br", "link") + lines("ip", "-br", "addr") + lines("ip", "route")
+
+
+def start(code: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def owner() -> Iterator[tuple[subprocess.Popen[str], str, int]]:
+    """(process that owns a lab, the lab's label, a process inside the lab)"""
+    process = start(OWNER)
+    assert process.stdout is not None
+    label, inside = process.stdout.readline().split()
+    yield process, label, int(inside)
+    process.kill()
+    process.wait()
+    clean()  # ends the process inside too, which holds the pipe open
+    process.communicate()
+
+
+class TestEverywhere:
+    @pytest.mark.parametrize("rate_bits_per_s", [1.0, 0.0, -1e9, float("nan"), float("inf"), 1e12])
+    def test_a_rate_without_its_unit_is_refused(self, rate_bits_per_s: float) -> None:
+        with pytest.raises(UserError, match="1gbit"):
+            Lab(2, rate_bits_per_s)
+
+    @pytest.mark.parametrize("ranks", [0, -1, 1000])
+    def test_impossible_numbers_of_ranks_are_refused(self, ranks: int) -> None:
+        with pytest.raises(UserError, match="ranks"):
+            Lab(ranks, 1e9)
+
+    @pytest.mark.parametrize("label", ["A", "a-b", "../x", "a b", "x" * 40])
+    def test_a_label_that_cannot_name_a_namespace_is_refused(self, label: str) -> None:
+        with pytest.raises(UserError, match="label"):
+            Lab(2, 1e9, label)
+
+    @pytest.mark.parametrize("text", ["1gbit", "200mbit", "2.5gbit", "12.5mbit"])
+    def test_the_name_reads_back_as_the_rate(self, text: str) -> None:
+        lab = Lab(2, parse_bits_per_s(text))
+        assert lab.name == f"lab:{text}"
+        assert lab.link_bits_per_s == parse_bits_per_s(text)
+
+    def test_every_rank_finds_the_same_meeting_point(self) -> None:
+        lab = Lab(4, 1e9)
+        environments = [lab.environment(rank, 4) for rank in range(4)]
+        assert [env["RANK"] for env in environments] == ["0", "1", "2", "3"]
+        assert len({(env["MASTER_ADDR"], env["MASTER_PORT"]) for env in environments}) == 1
+        with pytest.raises(UserError, match="do not fit"):
+            lab.environment(0, 5)
+        with pytest.raises(UserError, match="no rank 4"):
+            lab.command(4, ["true"])
+
+    def test_what_is_not_up_comes_down_without_complaint(self) -> None:
+        Lab(2, 1e9, "never").down()
+        assert "never" not in [row["label"] for row in status()]
+
+    def test_without_root_the_reason_is_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        assert "root" in network.available.__wrapped__()
+        with pytest.raises(UserError, match="root"):
+            Lab(2, 1e9).up()
+
+    def test_without_iproute2_the_reason_names_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+        monkeypatch.setenv("PATH", "")
+        assert "iproute2" in network.available.__wrapped__()
+
+
+class TestNetwork:
+    pytestmark = needs_lab
+
+    def test_a_lab_leaves_nothing_and_never_shows_on_the_host(self) -> None:
+        before = links()
+        with Lab(3, 1e9) as lab:
+            inside = subprocess.Popen(lab.command(0, ["sleep", "60"]))
+            assert len([t for t in traces(lab.label) if t.startswith(f"{lab.label}-")]) == 4
+            assert links() == before
+        assert inside.wait(timeout=5) == -signal.SIGKILL
+        assert traces(lab.label) == []
+        assert links() == before
+
+    @pytest.mark.parametrize("rate", ["100mbit", "1gbit"])
+    def test_the_rate_is_the_one_asked_for(self, rate: str) -> None:
+        rate_bits_per_s = parse_bits_per_s(rate)
+        n_bytes = int(rate_bits_per_s / 8 * 0.5)
+        with Lab(2, rate_bits_per_s) as lab:
+            receive = [sys.executable, "-c", RECEIVER, str(n_bytes)]
+            receiver = subprocess.Popen(lab.command(1, receive), stdout=subprocess.PIPE, text=True)
+            assert receiver.stdout is not None and receiver.stdout.readline() == "ready\n"
+            send = [sys.executable, "-c", SENDER, "10.77.0.2", str(n_bytes)]
+            subprocess.run(lab.command(0, send), check=True, timeout=20)
+            bytes_per_s = float(receiver.communicate(timeout=20)[0])
+            sent = lab.counters()
+        assert bytes_per_s * 8 * FRAME == pytest.approx(rate_bits_per_s, rel=0.05)
+        assert sent["drops"] == 0
+        assert sent["bytes"] == pytest.approx(n_bytes * FRAME, rel=0.05)
+
+    def test_a_rank_reaches_itself_and_its_peers_and_nothing_else(self) -> None:
+        """No route leads out, so no packet can leave; loopback and the peers are there."""
+        reach = (
+            "import socket\n"
+            "for host in ('127.0.0.1', '10.77.0.1', '10.77.0.2', '192.0.2.1'):\n"
+            "    s = socket.socket(); s.settimeout(2)\n"
+            "    try: s.connect((host, 9))\n"
+            "    except OSError as error: print(type(error).__name__, error.errno)"
+        )
+        with Lab(2, 1e9) as lab:
+            found = lines(*lab.command(0, [sys.executable, "-c", reach]))
+        assert found == ["ConnectionRefusedError 111"] * 3 + ["OSError 101"]
+
+    def test_down_twice_is_down_once(self) -> None:
+        lab = Lab(2, 1e9).up()
+        lab.down()
+        lab.down()
+        assert traces(lab.label) == []
+        with lab:  # and the same lab can be brought up again
+            assert traces(lab.label)
+        assert traces(lab.label) == []
+
+    def test_an_error_inside_takes_the_lab_down(self) -> None:
+        with pytest.raises(ZeroDivisionError), Lab(2, 1e9) as lab:
+            raise ZeroDivisionError
+        assert traces(lab.label) == []
+
+    def test_a_build_that_fails_leaves_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Lab, "_shape", lambda self: "root nonsense")
+        lab = Lab(2, 1e9)
+        with pytest.raises(UserError, match="tc -n"):
+            lab.up()
+        assert traces(lab.label) == []
+
+    def test_several_labs_stand_side_by_side(self) -> None:
+        with Lab(2, 1e9) as one, Lab(2, 1e8) as two:
+            assert one.label != two.label
+            rows = {row["label"]: row for row in status()}
+            assert rows[one.label]["link"] == "lab:1gbit"
+            assert rows[two.label]["link"] == "lab:100mbit"
+            assert all(rows[lab.label]["alive"] for lab in (one, two))
+            with pytest.raises(UserError, match="choose another label"):
+                Lab(2, 1e9, one.label).up()
+            two.down()
+            assert traces(one.label) and not traces(two.label)
+
+    def test_a_namespace_of_somebody_else_is_left_alone(self) -> None:
+        lines("ip", "netns", "add", "foreign-rank0")
+        try:
+            with pytest.raises(UserError, match="choose another label"):
+                Lab(1, 1e9, "foreign").up()
+            assert "foreign-rank0" in [line.split()[0] for line in lines("ip", "netns")]
+        finally:
+            lines("ip", "netns", "del", "foreign-rank0")
+
+
+Owner = tuple[subprocess.Popen[str], str, int]
+
+
+class TestOwner:
+    pytestmark = needs_lab
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    def test_a_signal_takes_the_lab_down(self, owner: Owner, number: signal.Signals) -> None:
+        process, label, inside = owner
+        process.send_signal(number)
+        process.wait(timeout=10)
+        assert process.returncode in (-signal.SIGINT, 128 + number)
+        assert traces(label) == []
+        assert not psutil.pid_exists(inside)
+
+    def test_a_signal_during_up_or_down_leaves_nothing(self) -> None:
+        """Ctrl-C at eight moments of an endless up and down; it must stop, clean, every time."""
+        code = (
+            "from ddlkit.run.lab.network import Lab\nprint('go', flush=True)\n"
+            "while True:\n    with Lab(2, 1e9, 'crossing'): pass\n"
+        )
+        for moment in range(8):
+            process = start(code)
+            assert process.stdout is not None and process.stdout.readline() == "go\n"
+            time.sleep(0.011 * moment)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=10) == -signal.SIGINT, process.communicate()[1]
+            process.communicate()
+            assert traces("crossing") == []
+
+    def test_a_killed_owner_leaves_a_lab_that_clean_removes(self, owner: Owner) -> None:
+        process, label, inside = owner
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, but still a zombie
+        assert {row["label"]: row["alive"] for row in status()}[label] is False
+        process.wait()
+        assert traces(label)
+        assert label in clean()
+        assert traces(label) == []
+        assert not psutil.pid_exists(inside) or psutil.Process(inside).status() == "zombie"
+        assert label not in clean()
+
+    def test_the_next_lab_removes_the_dead_one(self, owner: Owner) -> None:
+        process, label, _ = owner
+        process.kill()
+        process.wait()
+        with Lab(1, 1e9):
+            assert label not in [row["label"] for row in status() if not row["alive"]]
+
+    def test_a_recycled_process_number_is_not_mistaken_for_the_owner(self) -> None:
+        with Lab(1, 1e9) as lab:
+            owner = json.loads((network.STATE / f"{lab.label}.json").read_text())["owner"]
+            assert network._alive(owner)
+            assert not network._alive({**owner, "start": owner["start"] + 1})
+
+    def test_the_lab_of_a_running_process_is_not_taken_from_it(self, owner: Owner) -> None:
+        process, label, _ = owner
+        assert label not in clean()
+        with pytest.raises(UserError, match=f"running process {process.pid}"):
+            attach(label).down()
+        assert traces(label)
+
+    def test_a_persistent_lab_stays_until_it_is_taken_down(self) -> None:
+        code = "from ddlkit.run.lab.network import Lab; Lab(2, 1e9, 'stays', persistent=True).up()"
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=20)
+        try:
+            assert "stays" not in clean()
+            rows = {row["label"]: row for row in status()}
+            assert rows["stays"]["owner"] == "persistent" and rows["stays"]["ranks"] == 2
+            hello = attach("stays").command(1, ["ip", "-br", "addr", "show", "eth0"])
+            assert "10.77.0.2/24" in lines(*hello)[0]
+        finally:
+            attach("stays").down()
+        assert traces("stays") == []
+        with pytest.raises(UserError, match="no lab 'stays'"):
+            attach("stays")
+
+    def test_a_forked_child_does_not_take_its_parents_lab_down(self) -> None:
+        with Lab(1, 1e9) as lab:
+            child = os.fork()
+            if child == 0:
+                lab.down()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            assert traces(lab.label)

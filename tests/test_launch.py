@@ -1,0 +1,180 @@
+"""Ranks that die, parents that die, signals, ports: one line for the user, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ddlkit.core.errors import UserError
+from ddlkit.run import launch, worker
+from ddlkit.run.launch import Loopback, Place
+from places import ROOT, Direct, alive, family, free_port, listening, rank_process, wait_for
+
+ENDLESS = {
+    "collectives": ["all_reduce"],
+    "sizes": [1024],
+    "budget": {"max_repeats": 10**7, "max_s": 600.0, "relative_halfwidth": 0.0},
+}
+
+
+def place_of(kind: str) -> Place:
+    return Loopback() if kind == "torchrun" else Direct(free_port())
+
+
+def run(config: dict[str, Any], place: Place, job: str = "collectives", **options: Any) -> Path:
+    return launch.launch(job, config, ranks=2, place=place, **{"timeout_s": 60.0, **options})
+
+
+@pytest.mark.parametrize("kind", ["torchrun", "direct"])
+def test_a_rank_killed_in_the_middle_ends_the_job_with_one_line(kind: str, tmp_path: Path) -> None:
+    started: list[psutil.Process] = []
+    killed_at: list[float] = []
+
+    def kill() -> None:
+        assert wait_for((tmp_path / "job.json").exists)
+        started.extend(family(os.getpid()))
+        victim = rank_process(os.getpid(), 1)
+        assert victim
+        victim.kill()
+        killed_at.append(time.monotonic())
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(UserError) as caught:
+        run({"out": str(tmp_path), **ENDLESS}, place_of(kind))
+    killer.join()
+    assert time.monotonic() - killed_at[0] < 5
+    line = str(caught.value)
+    assert line.startswith("rank 1 of 2 was killed by SIGKILL in job collectives; last line: ")
+    assert "\n" not in line
+    assert len(started) >= 2 and not alive(started)
+    assert any((tmp_path / launch.LOGS).rglob("*.log")), "what a failed job said is kept"
+
+
+SCRIPT = """
+import json, signal, sys
+from ddlkit.run import launch
+from test_launch import ENDLESS, place_of
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with launch.workspace(None) as out:
+    launch.launch("collectives", {"out": str(out), **ENDLESS}, ranks=2,
+                  place=place_of(sys.argv[1]), timeout_s=100)
+"""
+
+
+@pytest.mark.parametrize(
+    "kind, number, joined",
+    [
+        # At the first sign of a rank: it may not have asked yet to die with its parent.
+        ("torchrun", signal.SIGKILL, False),
+        ("direct", signal.SIGKILL, True),
+        ("torchrun", signal.SIGINT, True),
+        ("direct", signal.SIGTERM, True),
+    ],
+)
+def test_no_rank_and_no_file_outlives_its_parent(
+    kind: str, number: signal.Signals, joined: bool, tmp_path: Path
+) -> None:
+    packages = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": packages}
+    parent = subprocess.Popen([sys.executable, "-c", SCRIPT, kind], env=environment, cwd=tmp_path)
+    try:
+        if joined:
+            assert wait_for(lambda: any(tmp_path.glob("ddlkit-*/job.json")))
+        else:
+            assert wait_for(lambda: rank_process(parent.pid, 1) is not None)
+        children = family(parent.pid)
+        assert len(children) >= 2
+        parent.send_signal(number)
+        assert parent.wait(10) != 0
+        assert wait_for(lambda: not alive(children), 5), "a rank outlived its parent"
+        if number != signal.SIGKILL:
+            assert list(tmp_path.iterdir()) == []
+    finally:
+        parent.kill()
+
+
+@pytest.mark.parametrize("kind", ["torchrun", "direct"])
+def test_a_taken_port_is_one_line(kind: str, tmp_path: Path) -> None:
+    with listening() as port:
+        place: Place = Loopback(port) if kind == "torchrun" else Direct(port)
+        with pytest.raises(UserError, match=f"^port {port} on 127.0.0.1 is taken by another"):
+            run({"out": str(tmp_path), **ENDLESS}, place)
+
+
+def test_a_mistake_found_in_a_rank_is_told_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^job settings: .*'colour'.* \(rank \d of 2, job coll"):
+        run({"out": str(tmp_path), "colour": "red"}, Loopback())
+
+
+def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="^cannot write to .*file/out: Not a directory"):
+        run({"out": str(tmp_path / "file" / "out")}, Loopback())
+
+
+def test_a_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="was not done after 0.5 s and was ended"):
+        run({"out": str(tmp_path), **ENDLESS}, Direct(free_port()), timeout_s=0.5)
+    assert not [p for p in family(os.getpid()) if "ddlkit.run.worker" in p.cmdline()]
+
+
+def test_a_rank_whose_parent_is_gone_does_not_start() -> None:
+    code = "from ddlkit.run.launch import die_with_parent as d; d(); print('lives')"
+    for parent, output in ((os.getpid(), "lives\n"), (os.getpid() + 1, "")):
+        environment = {**os.environ, launch.PARENT: str(parent), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.stdout == output
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        (None, "No such file"),
+        ("", "Expecting value"),
+        ("[]", "needs a JSON object"),
+        ("{}", '"out"'),
+    ],
+)
+def test_wrong_settings_files_are_one_line(
+    text: str | None, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=complaint):
+        worker.read_config(path)
+
+
+def test_unknown_jobs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="unknown job 'dance': use one of layers, collectives"):
+        worker.run("dance", {"out": str(tmp_path)})
+
+
+def test_progress_is_shown_line_by_line_and_errors_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    log.write_text("noise\nddlkit: one\nddlkit: tw")
+    shown = launch._show_progress(log, 0)
+    assert capsys.readouterr().err == "ddlkit: one\n"
+    log.write_text(log.read_text() + "o\nddlkit: error: no\n")
+    assert launch._show_progress(log, shown) == log.stat().st_size
+    assert capsys.readouterr().err == "ddlkit: two\n"
+
+
+def test_settings_travel_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"out": str(tmp_path), **ENDLESS}))
+    assert worker.read_config(path) == {"out": str(tmp_path), **ENDLESS}

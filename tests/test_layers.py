@@ -1,0 +1,227 @@
+"""Layer profiles: sums are what was measured without hooks, and each time is with its own tensor."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from torch import Tensor, nn
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+from ddlkit.run import layers, networks
+from ddlkit.run.clock import Budget, Marks
+from ddlkit.run.launch import Loopback, launch
+from ddlkit.run.layers import profile_frame, profile_layers
+
+ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)
+FEW = Budget(warmup=1, min_repeats=5, max_repeats=15, max_s=1.0)
+
+
+class _Wait(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward_s: float, backward_s: float) -> Tensor:
+        ctx.backward_s = backward_s
+        time.sleep(forward_s)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        time.sleep(ctx.backward_s)
+        return gradient, None, None
+
+
+class Slow(nn.Module):
+    """A layer that takes a known time; without parameters it stands for an activation."""
+
+    def __init__(self, forward_s: float, backward_s: float, *, weight: bool = True) -> None:
+        super().__init__()
+        self.times = forward_s, backward_s
+        self.weight = nn.Parameter(torch.ones(4)) if weight else 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _Wait.apply(x * self.weight, *self.times)
+        return out
+
+
+def _enter(monkeypatch: pytest.MonkeyPatch, *modules: nn.Module) -> nn.Sequential:
+    """Make these modules, in a row, a network by the name of "mine"."""
+    network = nn.Sequential(*modules)
+    monkeypatch.setitem(
+        networks.NETWORKS,
+        "mine",
+        networks.Network(
+            lambda: network, lambda n, _: (torch.ones(n, 4), torch.zeros(n, dtype=torch.int64))
+        ),
+    )
+    return network
+
+
+def test_each_time_is_with_its_own_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    _enter(
+        monkeypatch,
+        Slow(0.004, 0.020),
+        Slow(0.012, 0.006),
+        Slow(0.006, 0.007, weight=False),
+        Slow(0.008, 0.010),
+    )
+    profile, _ = profile_layers("mine", 2, threads=1, budget=FEW)
+    assert profile.tensor == ("0.weight", "1.weight", "3.weight")
+    # What has no parameters counts to the layer before it, forward and backward. On a busy machine
+    # everything may take longer; but time with the wrong tensor is missing from the right one.
+    assert (profile.forward_s > [0.8 * t for t in (0.004, 0.018, 0.008)]).all()
+    assert (profile.backward_s > [0.8 * t for t in (0.020, 0.013, 0.010)]).all()
+
+
+def test_sums_are_the_unhooked_times_even_if_hooks_are_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mark = Marks.mark
+
+    def slow_mark(self: Marks) -> None:
+        time.sleep(0.001)
+        mark(self)
+
+    monkeypatch.setattr(Marks, "mark", slow_mark)
+    profile, samples = profile_layers("lenet5", 4, budget=FEW, threads=1)
+    median = samples.groupby("quantity")["seconds"].median()
+    assert median["hooked_iteration"] > median["unhooked_iteration"] + 0.005
+    assert profile.forward_s.sum() == pytest.approx(median["forward"], rel=1e-9)
+    assert profile.backward_s.sum() == pytest.approx(median["backward"], rel=1e-9)
+    assert profile.update_s == pytest.approx(median["update"], rel=1e-9)
+
+
+def test_resnet18_is_whole_in_order_and_fits_the_store() -> None:
+    profile, samples = profile_layers("resnet18", 2, threads=1, budget=ONCE)
+    sizes = {name: p.numel() for name, p in networks.build("resnet18").named_parameters()}
+    assert len(profile.tensor) == 62
+    assert dict(zip(profile.tensor, profile.parameters, strict=True)) == sizes
+    assert (profile.gradient_bytes == 4 * profile.parameters).all()
+    # Forward order by layer, as the network defines its layers.
+    assert list(dict.fromkeys(profile.layer)) == list(
+        dict.fromkeys(name.rpartition(".")[0] for name in sizes)
+    )
+    assert (np.diff(profile.workload().ready_s) >= 0).all()
+    # A layer's forward time and FLOPs lie on its weight; only convolutions and products have FLOPs.
+    weight = np.array([tensor.endswith("weight") for tensor in profile.tensor])
+    product = np.array([sizes[name] for name in profile.tensor]) > 1000
+    assert ((profile.forward_s > 0) == weight).all()
+    assert ((profile.flops > 0) == (weight & product)).all()
+    frame = profile_frame(profile, "fp32", ranks=1, threads=1)
+    assert list(frame.columns) == list(store.SCHEMAS["layers"].names)
+    assert list(samples.columns) == list(store.SCHEMAS["samples"].names)
+
+
+# Multiply-adds of one 224x224 image as torchvision publishes them with its weights.
+@pytest.mark.parametrize(
+    ("network", "multiply_adds"),
+    [("alexnet", 0.714e9), ("resnet18", 1.814e9), ("vit_b_16", 17.564e9)],
+)
+def test_flops_are_two_a_published_multiply_add(network: str, multiply_adds: float) -> None:
+    profile, _ = profile_layers(network, 1, threads=1, budget=ONCE)
+    assert profile.flops.sum() == pytest.approx(2 * multiply_adds, rel=2e-3)
+
+
+def test_ready_order_is_the_one_that_ddp_fills_its_buckets_in(tmp_path: Path) -> None:
+    workload = profile_layers("lenet5", 2, threads=1, budget=ONCE)[0].workload()
+    assert len(set(workload.bytes.tolist())) == workload.n, "equal sizes would hide a swap"
+    inputs, labels = networks.sample_batch("lenet5", 2)
+    one_bucket_a_tensor: dict[str, Any] = {"bucket_cap_mb_list": (workload.bytes / 2**20).tolist()}
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1
+    )
+    try:
+        ddp = nn.parallel.DistributedDataParallel(networks.build("lenet5"), **one_bucket_a_tensor)
+        for _ in range(3):
+            nn.functional.cross_entropy(ddp(inputs), labels).backward()
+        sizes = ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    finally:
+        torch.distributed.destroy_process_group()
+    assert [int(size) for size in sizes.split(",")] == workload.bytes.tolist()
+
+
+def test_a_profile_repeats() -> None:
+    first, second = (profile_layers("lenet5", 64, threads=1, budget=FEW)[0] for _ in range(2))
+    assert second.tensor == first.tensor
+    assert np.corrcoef(first.backward_s, second.backward_s)[0, 1] > 0.8
+
+
+def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _enter(monkeypatch, nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    before = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
+    profile_layers("mine", 2, threads=before[0] + 1, budget=ONCE)
+    assert (torch.get_num_threads(), torch.backends.cudnn.allow_tf32) == before
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def test_bf16_really_computes_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    model = _enter(monkeypatch, nn.Linear(4, 3))
+    model[0].register_forward_hook(lambda _, __, output: seen.append(output.dtype))
+    profile_layers("mine", 2, threads=1, precision="bf16", budget=ONCE)
+    assert set(seen) == {torch.bfloat16}
+    profile_layers("mine", 2, threads=1, precision="fp32", budget=ONCE)
+    assert seen[-1] == torch.float32
+
+
+@given(arrays(float, (3, 5), elements=st.floats(0, 10)))
+def test_slowest_line_waits_for_the_last_rank_at_every_point(spans: np.ndarray) -> None:
+    own_ends = spans.cumsum(axis=1)
+    latest = np.maximum(own_ends.max(axis=0), 0)
+    line = layers._slowest_line(spans[0], lambda ends: np.maximum(ends, latest))
+    assert (line >= 0).all()
+    assert line.cumsum() == pytest.approx(latest)
+
+
+def test_two_ranks_profile_at_the_same_time(tmp_path: Path) -> None:
+    budget = {"warmup": 1, "max_repeats": 8, "max_s": 1.0}
+    config = {"networks": {"lenet5": 8}, "budget": budget, "threads": 1, "out": str(tmp_path)}
+    launch("layers", config, ranks=2, place=Loopback(), timeout_s=60)
+    profile = store.read_profile(tmp_path / "layers.csv", ranks=2, threads=1)
+    samples = store.load_table(tmp_path / "samples.csv", "samples")
+    median = samples.groupby("quantity")["seconds"].median()
+    assert set(samples["ranks"]) == {2}
+    assert len(profile.tensor) == 10
+    phases = [profile.forward_s.sum(), profile.backward_s.sum(), profile.update_s]
+    assert phases == pytest.approx(median[["forward", "backward", "update"]].to_list(), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"network": "lenet"}, "unknown network 'lenet': did you mean 'lenet5'"),
+        ({"batch": 0}, "batch 0 of lenet5"),
+        ({"batch": 10**12}, "out of memory: lenet5 at batch 1000000000000 on cpu"),
+        ({"batch": 10**17}, "out of memory: lenet5"),
+        ({"device": "tpu9000"}, "unknown device 'tpu9000'"),
+        ({"device": "meta"}, "device 'meta' is not supported"),
+        ({"device": "cuda:99"}, "device 'cuda:99' is not there"),
+        ({"precision": "fp8"}, "unknown precision 'fp8'"),
+        ({"precision": "tf32"}, "precision 'tf32' needs a CUDA device"),
+        ({"threads": 0}, "0 threads"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as error:
+        profile_layers(**{"network": "lenet5", "batch": 2, "budget": ONCE, **arguments})
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("precision", layers.PRECISIONS)
+def test_cuda_profile_sums_to_its_samples(precision: str) -> None:
+    profile, samples = profile_layers("resnet18", 8, device="cuda", precision=precision, budget=FEW)
+    median = samples.groupby("quantity")["seconds"].median()
+    assert profile.backward_s.sum() == pytest.approx(median["backward"], rel=1e-9)
+    assert (profile.backward_s > 0).mean() > 0.5
+    assert median["hooked_iteration"] < 2 * median["unhooked_iteration"]

@@ -1,0 +1,110 @@
+"""The networks: the published ones, made without downloads, and one line for a wrong name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from ddlkit.core.errors import UserError
+from ddlkit.run import networks
+
+# Parameters as torchvision publishes them with its weights (num_params), and tensors that hold them.
+PUBLISHED = {
+    "alexnet": (61_100_840, 16),
+    "googlenet": (6_624_904, 173),
+    "lenet5": (61_706, 10),
+    "resnet18": (11_689_512, 62),
+    "resnet50": (25_557_032, 161),
+    "resnet101": (44_549_160, 314),
+    "resnet152": (60_192_808, 467),
+    "vgg16": (138_357_544, 32),
+    "vgg19": (143_667_240, 38),
+    "vit_b_16": (86_567_656, 152),
+}
+
+
+def test_every_network_has_a_published_size() -> None:
+    assert networks.names() == sorted(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_size_is_the_published_one(name: str) -> None:
+    with torch.device("meta"):  # shapes without the time and memory of weights
+        network = networks.build(name)
+    tensors = list(network.parameters())
+    assert (sum(p.numel() for p in tensors), len(tensors)) == PUBLISHED[name]
+    assert network.training
+
+
+@pytest.mark.parametrize("name", ["lenet5", "resnet18"])
+def test_a_batch_goes_through_and_is_the_same_at_every_call(name: str) -> None:
+    inputs, labels = networks.sample_batch(name, 2)
+    again, labels_again = networks.sample_batch(name, 2)
+    assert torch.equal(inputs, again)
+    assert torch.equal(labels, labels_again)
+    loss = torch.nn.functional.cross_entropy(networks.build(name)(inputs), labels)
+    assert 0 < loss.item() < float("inf")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [("resnet5", "resnet50"), ("ResNet-50", "resnet50"), ("vgg-16", "vgg16"), ("lenet", "lenet5")],
+)
+def test_unknown_name_is_answered_with_the_nearest(wrong: str, near: str) -> None:
+    for call in (networks.build, lambda name: networks.sample_batch(name, 1)):
+        with pytest.raises(UserError, match=f"unknown network '{wrong}': did you mean '{near}'"):
+            call(wrong)
+
+
+def test_name_like_none_is_answered_with_all() -> None:
+    with pytest.raises(UserError, match="known are alexnet, .*vit_b_16"):
+        networks.build("transformer-xxl")
+
+
+@pytest.mark.parametrize("batch", [0, -4])
+def test_batch_below_one_is_refused(batch: int) -> None:
+    with pytest.raises(UserError, match=f"batch {batch} of lenet5"):
+        networks.sample_batch("lenet5", batch)
+
+
+class Importer:
+    """Stands in for import_module: fails with these errors first, then gives an empty module."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+
+    def __call__(self, name: str) -> ModuleType:
+        if self.errors:
+            raise self.errors.pop(0)
+        return ModuleType(name)
+
+
+STUB = "torchvision._meta_registrations"
+
+
+def test_cuda_wheel_beside_a_cpu_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, STUB, raising=False)
+    nms = RuntimeError("operator torchvision::nms does not exist")
+    monkeypatch.setattr(importlib, "import_module", Importer(nms))
+    assert networks.import_torchvision().__name__ == "torchvision"
+    assert STUB in sys.modules
+
+
+def test_no_other_error_is_worked_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, STUB, raising=False)
+    monkeypatch.setattr(importlib, "import_module", Importer(RuntimeError("CUDA mismatch")))
+    with pytest.raises(RuntimeError, match="CUDA mismatch"):
+        networks.import_torchvision()
+    assert STUB not in sys.modules
+
+
+def test_absent_torchvision_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = ModuleNotFoundError("No module named 'torchvision'")
+    monkeypatch.setattr(importlib, "import_module", Importer(absent))
+    with pytest.raises(UserError, match="pip install --no-deps torchvision"):
+        networks.build("resnet50")
+    assert sum(p.numel() for p in networks.build("lenet5").parameters()) == 61_706

@@ -1,0 +1,56 @@
+"""Every notebook, really run from the recordings: no warning, no failure, the same numbers every time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from ddlkit import store
+from ddlkit.report import book, reproduction
+
+
+@pytest.fixture(scope="module")
+def recording() -> str:
+    """The recording that the committed report was made from."""
+    return store.list_recorded()[0].name
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory, recording: str) -> Path:
+    """A directory with the executed copies of all notebooks and the reports that they wrote."""
+    folder = tmp_path_factory.mktemp("book")
+    reports = folder / "reports"
+    book.run(book.notebooks(), {"data": recording}, executed=folder, reports=reports)
+    return folder
+
+
+@pytest.mark.slow
+def test_every_notebook_runs_without_a_warning_and_asks_its_exercises(executed: Path) -> None:
+    for notebook in book.notebooks():
+        cells = nbformat.read(str(executed / notebook.name), as_version=4).cells
+        outputs = [output for cell in cells for output in cell.get("outputs", [])]
+        assert not [o["text"] for o in outputs if o.get("name") == "stderr"], notebook.name
+        asked = [o["text"].count("replace None") for o in outputs if o.get("name") == "stdout"]
+        assert sum(asked) == 3, notebook.name
+
+
+@pytest.mark.slow
+def test_the_same_recording_gives_the_same_numbers(
+    executed: Path, tmp_path: Path, recording: str
+) -> None:
+    chosen = book.notebooks(["40"])
+    book.run(chosen, {"data": recording}, executed=tmp_path, reports=tmp_path / "reports")
+    again = sorted((tmp_path / "reports").rglob("*.csv"))
+    again += sorted((tmp_path / "reports").rglob("*.json"))
+    assert len(again) >= 4
+    for path in again:
+        first = executed / path.relative_to(tmp_path)
+        assert path.read_bytes() == first.read_bytes(), path.name
+
+
+@pytest.mark.slow
+def test_the_committed_report_is_what_the_notebooks_write(executed: Path) -> None:
+    committed = (store.REPORTS / "REPRODUCTION.md").read_text(encoding="utf-8")
+    assert reproduction.document(executed / "reports") == committed

@@ -1,0 +1,114 @@
+"""The papers' equations: limits, bounds that simulation never breaks, counts that torchvision confirms."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.errors import UserError
+from ddlkit.core.plan import FusionPlan
+from ddlkit.core.simulate import predict
+from ddlkit.core.workload import Workload
+from ddlkit.papers import dag, omgs, osf
+from ddlkit.run import networks
+
+times = st.floats(1e-3, 10)
+
+
+@given(st.lists(times, min_size=1, max_size=8), times)
+def test_repaired_osf_is_one_without_communication(
+    backward_s: list[float], forward_s: float
+) -> None:
+    assert osf.osf(forward_s, backward_s, [0.0] * len(backward_s), first=0) == pytest.approx(1)
+
+
+@given(st.lists(st.tuples(times, times), min_size=1, max_size=8), times)
+def test_repaired_osf_lies_between_csf_and_one(
+    layers: list[tuple[float, float]], forward_s: float
+) -> None:
+    backward_s, sent_s = [list(column) for column in zip(*layers, strict=True)]
+    value = osf.osf(forward_s, backward_s, sent_s, first=0)
+    csf = osf.csf(forward_s + math.fsum(backward_s), math.fsum(sent_s))
+    assert csf * (1 - 1e-12) <= value <= 1
+
+
+@given(st.lists(st.tuples(times, times), min_size=1, max_size=8), times)
+def test_repaired_osf_is_the_simulated_scaling_factor(
+    layers: list[tuple[float, float]], forward_s: float
+) -> None:
+    backward_s, sent_s = [list(column) for column in zip(*layers, strict=True)]
+    rate = 1e9
+    sizes = [max(1, round(rate * seconds)) for seconds in sent_s]
+    workload = Workload.from_arrays(forward_s, backward_s[::-1], sizes[::-1])
+    every = FusionPlan("none", tuple(range(1, len(sizes) + 1)))
+    simulated = predict(workload, every, AlphaBeta(0.0, 1 / rate)).scaling_factor
+    assert osf.osf(forward_s, backward_s, sent_s, first=0) == pytest.approx(simulated, rel=1e-6)
+
+
+@given(
+    st.lists(st.tuples(times, st.integers(1, 10**9)), min_size=1, max_size=8),
+    st.floats(0, 1),
+    st.data(),
+)
+def test_no_plan_gains_more_than_the_bound(
+    layers: list[tuple[float, int]], alpha_s: float, data: st.DataObject
+) -> None:
+    backward_s, sizes = [list(column) for column in zip(*layers, strict=True)]
+    workload = Workload.from_arrays(math.fsum(backward_s) / 2, backward_s, [int(s) for s in sizes])
+    cost = AlphaBeta(alpha_s, 1e-9)
+    some_plan = st.sets(st.integers(1, workload.n - 1)) if workload.n > 1 else st.just(set())
+    one, other = (
+        FusionPlan("drawn", (*sorted(data.draw(some_plan)), workload.n)) for _ in range(2)
+    )
+    constant, better = predict(workload, one, cost), predict(workload, other, cost)
+    saved = (len(one.ends) - 1) * alpha_s / workload.compute_s
+    bound = osf.largest_fusion_gain(constant.scaling_factor, saved)
+    assert constant.iteration_s / better.iteration_s - 1 <= bound + 1e-9
+
+
+@given(st.integers(2, 64), st.integers(1, 10**9))
+def test_eq7_is_a_ring(workers: int, n_bytes: int) -> None:
+    share = osf.update_s(n_bytes, workers, 1e9) / (2 * n_bytes / 1e9)
+    assert share == pytest.approx((workers - 1) / workers)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("VGG16", "vgg16"), ("ResNet50", "resnet50")])
+def test_tensor_counts_are_torchvisions(ours: str, theirs: str) -> None:
+    with torch.device("meta"):
+        module = networks.build(theirs)
+    assert osf.table2_parameters(ours) == tuple(p.numel() for p in module.parameters())
+
+
+def test_unknown_networks_and_impossible_scaling_factors_are_refused() -> None:
+    with pytest.raises(UserError, match="no network 'VGG17': use one of VGG16"):
+        osf.table2_parameters("VGG17")
+    with pytest.raises(UserError, match="scaling factor is 1.5"):
+        osf.largest_fusion_gain(1.5)
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), st.integers(1, 10**6))
+def test_merging_conserves_elements_and_reaches_the_threshold(
+    sizes: list[int], threshold: int
+) -> None:
+    merged = omgs.merge_up_to(sizes, threshold)
+    assert sum(merged) == sum(sizes)
+    assert all(size >= threshold for size in merged[:-1])
+
+
+@given(st.floats(1e-12, 1), st.integers(2, 10**9), st.floats(1e-4, 1))
+def test_largest_gamma_inverts_eq10(gamma: float, elements: int, density: float) -> None:
+    seconds = omgs.selection_s(gamma, density, elements)
+    assert omgs.largest_gamma(seconds, density, elements) == pytest.approx(gamma)
+
+
+@given(st.integers(1, 100), st.integers(1, 64))
+def test_iteration_tasks_are_every_layer_on_every_gpu(layers: int, gpus: int) -> None:
+    tasks = dag.iteration_tasks(layers, gpus)
+    assert sum(tasks.values()) == gpus * (2 + 2 * layers) + layers + 1
+    assert np.all(np.array(list(tasks.values())) > 0)

@@ -1,0 +1,134 @@
+"""Laws of the planners: partitions, closing rules, and the exact plan against every partition."""
+
+from __future__ import annotations
+
+import time
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlkit.core import plan as planning
+from ddlkit.core.cost import AlphaBeta, MessageCost, Table
+from ddlkit.core.errors import UserError
+from ddlkit.core.plan import FusionPlan, make_plan
+from ddlkit.core.simulate import predict
+from ddlkit.core.workload import Workload
+from strategies import plans, random_workload, workloads
+
+SPECS = ["none", "single", "buffer:1MB", "buffer:25MiB", "ddp", "exact"]
+COST = AlphaBeta(1e-3, 1e-8)
+
+
+@given(workloads(), st.sampled_from(SPECS))
+def test_every_plan_sends_every_byte_once(workload: Workload, spec: str) -> None:
+    plan = make_plan(spec, workload, COST)
+    assert plan.group_bytes(workload).sum() == workload.bytes.sum()
+    members = [i for group in plan.forward_groups() for i in group]
+    assert members == list(reversed(range(workload.n)))
+
+
+@given(st.data())
+def test_a_plan_survives_its_json(data: st.DataObject) -> None:
+    plan = data.draw(plans(data.draw(st.integers(1, 30))))
+    assert FusionPlan.from_dict(plan.to_dict(1.5)) == plan
+
+
+@given(workloads(), st.integers(1, 2 * 10**8))
+def test_a_buffer_never_overflows_and_never_closes_early(workload: Workload, capacity: int) -> None:
+    plan = planning.buffer(workload, capacity)
+    sizes, groups = workload.bytes, plan.slices
+    for group, following in zip(groups, [*groups[1:], None], strict=True):
+        total = sizes[group].sum()
+        assert total <= capacity or group.stop - group.start == 1
+        if following is not None:
+            assert total + sizes[following.start] > capacity
+
+
+@given(workloads())
+def test_ddp_closes_when_its_cap_is_reached(workload: Workload) -> None:
+    plan = planning.ddp(workload)
+    for k, group in enumerate(plan.slices):
+        cap = planning.DDP_FIRST_BYTES if k == 0 else planning.DDP_BUCKET_BYTES
+        assert workload.bytes[group][:-1].sum() < cap
+        assert workload.bytes[group].sum() >= cap or group.stop == workload.n
+
+
+def every_plan(n: int) -> list[FusionPlan]:
+    inner = range(1, n)
+    return [FusionPlan("all", (*cut, n)) for k in range(n) for cut in combinations(inner, k)]
+
+
+def random_cost(rng: np.random.Generator) -> MessageCost:
+    if rng.random() < 0.5:
+        return AlphaBeta(10 ** rng.uniform(-5, -1), 10 ** rng.uniform(-11, -7))
+    return Table(np.array([1e2, 1e4, 1e6, 1e8]), np.sort(10 ** rng.uniform(-4, 0, 4)))
+
+
+def test_exact_equals_brute_force_on_1000_random_instances() -> None:
+    rng = np.random.default_rng(3)
+    all_plans = {n: every_plan(n) for n in range(1, 9)}
+    for _ in range(1000):
+        workload, cost = random_workload(rng, int(rng.integers(1, 9))), random_cost(rng)
+        best = min(predict(workload, plan, cost).iteration_s for plan in all_plans[workload.n])
+        found = predict(workload, planning.exact(workload, cost), cost).iteration_s
+        assert found == pytest.approx(best, rel=1e-12)
+
+
+@given(st.data())
+def test_exact_is_never_beaten(data: st.DataObject) -> None:
+    workload = data.draw(workloads(max_tensors=30))
+    best = predict(workload, planning.exact(workload, COST), COST).iteration_s
+    assert best <= predict(workload, data.draw(plans(workload.n)), COST).iteration_s + 1e-12
+
+
+def test_exact_plans_516_tensors_in_bounded_time() -> None:
+    # The benchmark reports the time; this only guards the complexity, with a wide margin.
+    workload = random_workload(np.random.default_rng(4), 516)
+    start = time.perf_counter()
+    plan = planning.exact(workload, COST)
+    assert plan.n == 516
+    assert time.perf_counter() - start < 1.0
+
+
+def test_random_plans_repeat_by_seed_and_differ_between_seeds() -> None:
+    workload = random_workload(np.random.default_rng(5), 100)
+    plan = make_plan("random:7:12", workload)
+    assert plan == make_plan("random:7:12", workload)
+    assert len(plan.ends) == 12
+    assert plan.ends != make_plan("random:8:12", workload).ends
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("greedy", "unknown planner 'greedy'"),
+        ("buffer:0", "must be above zero"),
+        ("buffer:25Mb", "unit 'Mb'"),
+        ("buffer:25 parsecs", "use B, KB"),
+        ("exact", "needs a message cost"),
+        ("cuts:3,2", "must increase"),
+        ("cuts:a", "whole numbers"),
+        ("cuts:99", "must increase"),
+        ("random:1", "random:SEED:GROUPS"),
+        ("random:1:99", "has 5 tensors"),
+    ],
+)
+def test_bad_specs_are_refused(spec: str, message: str) -> None:
+    workload = random_workload(np.random.default_rng(6), 5)
+    with pytest.raises(UserError, match=message):
+        make_plan(spec, workload)
+
+
+def test_register_planner_adds_once() -> None:
+    planning.register_planner("test-alone", lambda workload, cost, text: planning.none(workload))
+    try:
+        assert len(make_plan("test-alone", random_workload(np.random.default_rng(7), 4)).ends) == 4
+        with pytest.raises(UserError, match="registered already"):
+            planning.register_planner(
+                "test-alone", lambda workload, cost, text: planning.none(workload)
+            )
+    finally:
+        del planning.PLANNERS["test-alone"]

@@ -1,0 +1,349 @@
+"""The project keeps its own rules: pins, rooms, style, notebooks, README."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import graphlib
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomllib
+import yaml
+from packaging.requirements import Requirement
+
+import ddlkit
+from ddlkit import cli
+from ddlkit.report import catalog
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SOURCES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted((ROOT / "ddlkit").rglob("*.py"))
+}
+# A module may import from its own floor and from those below; store and machine are one room.
+FLOORS = {
+    "core": 0,
+    "store": 1,
+    "machine": 1,
+    "papers": 2,
+    "run": 3,
+    "report": 4,
+    "cli": 5,
+    "__main__": 6,
+}
+NEEDED_TO_RUN = {"numpy", "pandas", "psutil", "scipy", "torch", "torchvision", "tqdm"}
+ABSOLUTE_PATH = re.compile(r"(?<![\w.~-])/(?:home|root|Users|mnt|work)/[A-Za-z]")
+PACKAGE_INDEX = re.compile(r"--(?:extra-)?index-url|--find-links|https?://\S*(?:pypi|whl)")
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+# ---------------------------------------------------------------- packaging
+
+
+def pins() -> list[str]:
+    lines = (line.split("#")[0].strip() for line in read("requirements.txt").splitlines())
+    return [line for line in lines if line]
+
+
+def project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads(read("pyproject.toml"))["project"]
+    return found
+
+
+def test_every_requirement_is_pinned_exactly_and_once() -> None:
+    names = [re.fullmatch(r"([A-Za-z0-9-]+)==\d+(\.\d+)+", pin) for pin in pins()]
+    assert names and all(names)
+    assert len({name[1].lower() for name in names if name}) == len(names)
+
+
+def test_the_conda_environment_has_the_same_pins_and_only_those() -> None:
+    environment = yaml.safe_load(read("environment.yml"))
+    conda, (pip,) = environment["dependencies"][:2], environment["dependencies"][2:]
+    assert pip == {"pip": pins()}
+    assert conda == ["python=3.11", "pip"]
+    assert environment["channels"] == ["conda-forge", "nodefaults"]
+
+
+def test_the_pins_are_the_packages_own_requirements() -> None:
+    """Each thing ddlkit asks for is pinned, within the range it asks for; nothing else is."""
+    extras = project()["optional-dependencies"]
+    asked = [Requirement(line) for line in sum(extras.values(), project()["dependencies"])]
+    pinned = {Requirement(pin).name.lower(): pin.split("==")[1] for pin in pins()}
+    for requirement in asked:
+        assert requirement.specifier.contains(pinned[requirement.name.lower()]), requirement
+    # reproduce.sh installs ddlkit without build isolation, so its build backend is pinned too.
+    assert pinned.keys() - {one.name.lower() for one in asked} == {"setuptools"}
+
+
+def test_what_measuring_needs_is_all_that_a_plain_install_brings() -> None:
+    plain = {Requirement(line).name for line in project()["dependencies"]}
+    assert plain == NEEDED_TO_RUN - {"torchvision"}
+    assert set(project()["optional-dependencies"]) == {"notebooks", "test"}
+
+
+def test_the_version_is_one() -> None:
+    versions = re.findall(r"^## (\S+)", read("CHANGELOG.md"), re.MULTILINE)
+    assert versions[0] == ddlkit.__version__
+    assert yaml.safe_load(read("CITATION.cff"))["version"] == ddlkit.__version__
+    assert run(sys.executable, "-m", "ddlkit", "--version").stdout.split()[1] == ddlkit.__version__
+
+
+def test_the_licence_is_mit_everywhere() -> None:
+    assert read("LICENSE").startswith("MIT License\n") and "The ddlkit authors" in read("LICENSE")
+    assert project()["license"] == yaml.safe_load(read("CITATION.cff"))["license"] == "MIT"
+
+
+# ---------------------------------------------------------------- style
+
+
+@pytest.mark.parametrize("checker", [["ruff", "check", "."], ["mypy"]], ids=["ruff", "mypy"])
+def test_checkers_find_nothing(checker: list[str]) -> None:
+    found = run(sys.executable, "-m", *checker)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("script", ["reproduce.sh", ".ci/run"])
+def test_shell_scripts_are_executable_and_parse(script: str) -> None:
+    assert (ROOT / script).stat().st_mode & 0o111 == 0o111
+    assert run("bash", "-n", script).stderr == ""
+
+
+def text_files() -> list[Path]:
+    """What git holds or would hold, without pictures and tables; papers' data may quote anything."""
+    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard")
+    if listed.returncode:  # an exported tree has no git
+        pytest.skip("not a git checkout")
+    paths = [ROOT / name for name in listed.stdout.splitlines()]
+    kinds = {".cff", ".ipynb", ".md", ".py", ".sh", ".toml", ".txt", ".yml", ""}
+    return [path for path in paths if path.suffix in kinds and path.is_file()]
+
+
+def test_no_file_names_a_place_of_one_machine_or_a_package_index() -> None:
+    files = text_files()
+    assert ROOT / "README.md" in files and ROOT / "reproduce.sh" in files
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in files
+        if path != Path(__file__).resolve()
+        for pattern in (ABSOLUTE_PATH, PACKAGE_INDEX)
+        for match in pattern.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+# ---------------------------------------------------------------- rooms
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(SOURCES[module].read_text(encoding="utf-8"))
+
+
+def imports(node: ast.AST, *, lazy: bool) -> Iterator[str]:
+    """Dotted names that a module imports; without `lazy` only those that its own import runs."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, "imports are absolute here"
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif lazy or not (
+            isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test))
+        ):
+            yield from imports(child, lazy=lazy)
+
+
+def own_modules(module: str) -> set[str]:
+    """Modules of ddlkit that a module imports, at any time."""
+    named = {name for name in imports(tree(module), lazy=True) if name.startswith("ddlkit.")}
+    return {name if name in SOURCES else name.rpartition(".")[0] for name in named} - {"ddlkit"}
+
+
+def floor(module: str) -> int:
+    return FLOORS[module.split(".")[1]]
+
+
+@pytest.mark.parametrize("module", [name for name in SOURCES if name != "ddlkit"])
+def test_rooms_import_only_from_the_rooms_before_them(module: str) -> None:
+    for other in own_modules(module):
+        assert floor(other) <= floor(module), f"{module} imports {other}"
+
+
+def test_no_import_goes_round_in_a_circle() -> None:
+    graph = {module: own_modules(module) - {module} for module in SOURCES}
+    order = list(graphlib.TopologicalSorter(graph).static_order())
+    assert len(order) >= len(FLOORS)
+
+
+@pytest.mark.parametrize(("room", "allowed"), [("core", {"numpy"}), ("run", NEEDED_TO_RUN)])
+def test_rooms_that_must_be_light_need_little(room: str, allowed: set[str]) -> None:
+    needed = {
+        name.split(".")[0]
+        for module in SOURCES
+        if module.startswith(f"ddlkit.{room}")
+        for name in imports(tree(module), lazy=False)
+    }
+    assert needed - allowed - sys.stdlib_module_names <= {"ddlkit"}
+    assert "numpy" in needed
+
+
+@pytest.mark.parametrize(
+    ("rooms", "unwanted"),
+    [
+        (("core", "papers"), ("torch", "pandas", "matplotlib", "IPython")),
+        (("core", "papers", "store", "machine"), ("torch", "matplotlib", "IPython")),
+    ],
+)
+def test_light_rooms_load_nothing_heavy(rooms: tuple[str, ...], unwanted: tuple[str, ...]) -> None:
+    names = [name for name in SOURCES if name.split(".")[1:2] and name.split(".")[1] in rooms]
+    script = f"import sys, {', '.join(names)}; print(*sys.modules)"
+    loaded = run(sys.executable, "-c", script)
+    assert loaded.returncode == 0, loaded.stderr
+    assert "ddlkit.core.plan" in loaded.stdout.split()
+    assert set(unwanted).isdisjoint(loaded.stdout.split())
+
+
+# ---------------------------------------------------------------- notebooks
+
+
+def cells(notebook: Path, kind: str = "code") -> list[dict[str, Any]]:
+    found = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return [cell for cell in found if cell["cell_type"] == kind]
+
+
+def source(cell: dict[str, Any]) -> str:
+    return "".join(cell["source"])
+
+
+def python(cell: dict[str, Any]) -> ast.Module:
+    """A cell's statements; a line magic counts as none."""
+    return ast.parse(re.sub(r"^(\s*)[%!].*", r"\1pass", source(cell), flags=re.MULTILINE))
+
+
+def has_tag(cell: dict[str, Any], tag: str) -> bool:
+    return tag in cell["metadata"].get("tags", [])
+
+
+def test_the_notebooks_are_numbered_and_begin_at_the_beginning() -> None:
+    assert NOTEBOOKS and NOTEBOOKS[0].name == "00_start_here.ipynb"
+    assert all(re.fullmatch(r"\d\d_[a-z_]+\.ipynb", path.name) for path in NOTEBOOKS)
+    assert len({path.name[:2] for path in NOTEBOOKS}) == len(NOTEBOOKS)
+
+
+each_notebook = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: str(path.stem))
+
+
+@each_notebook
+def test_notebooks_are_stored_without_outputs(notebook: Path) -> None:
+    content = json.loads(notebook.read_text(encoding="utf-8"))
+    assert content["metadata"]["kernelspec"]["name"] == "python3"
+    assert all(cell["outputs"] == [] for cell in cells(notebook))
+    assert all(cell["execution_count"] is None for cell in cells(notebook))
+
+
+@each_notebook
+def test_notebooks_have_one_cell_of_parameters_and_use_each(notebook: Path) -> None:
+    (parameters,) = [cell for cell in cells(notebook) if has_tag(cell, "parameters")]
+    names = set()
+    for statement in python(parameters).body:
+        assert isinstance(statement, ast.Assign | ast.AnnAssign), ast.unparse(statement)
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    read_names = {
+        node.id
+        for cell in cells(notebook)
+        for node in ast.walk(python(cell))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    assert names and names <= read_names
+
+
+@each_notebook
+def test_notebooks_keep_their_logic_in_the_package(notebook: Path) -> None:
+    for cell in cells(notebook):
+        assert len(source(cell).splitlines()) <= 15, source(cell)
+        for node in ast.walk(python(cell)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                assert node.end_lineno is not None and node.end_lineno - node.lineno < 3, node.name
+
+
+# ---------------------------------------------------------------- README
+
+
+def readme_commands() -> list[list[str]]:
+    """Words of every `ddlkit ...` line in the README's shell blocks."""
+    blocks = re.findall(r"```bash\n(.*?)```", read("README.md"), re.DOTALL)
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line[:1] == ["ddlkit"]]
+
+
+def test_what_the_readme_links_to_is_there() -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", read("README.md"))
+    assert "reports/figures/wb-validate-replay.png" in links
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+
+
+def test_the_table_of_figures_in_the_readme_is_current() -> None:
+    assert catalog.is_current(), "run: ddlkit figures --readme"
+
+
+@pytest.mark.parametrize("words", readme_commands(), ids=" ".join)
+def test_the_commands_in_the_readme_exist(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.suppress(SystemExit):
+        cli.main([words[1], "--help"])
+    known = capsys.readouterr().out
+    assert known.startswith(f"usage: ddlkit {words[1]}")
+    assert [word for word in words if word.startswith("--") and word not in known] == []
+
+
+LAYERS = """network,device,batch,tensor,layer,parameters,gradient_bytes,forward_s,backward_s,flops
+toy,cpu,8,a.weight,a,250000,1000000,0.010,0.020,5e8
+toy,cpu,8,b.weight,b,2500000,10000000,0.010,0.020,5e8
+toy,cpu,8,c.weight,c,5000000,20000000,0.010,0.020,5e8
+"""
+
+
+def test_the_readme_leads_from_own_tables_to_a_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its fit, predict and plan commands, as printed, on tables with the columns it names."""
+    assert LAYERS.splitlines()[0] in read("README.md")
+    commands = {words[1]: words[2:] for words in readme_commands()}
+    tables = tmp_path / commands["fit"][0], tmp_path / commands["plan"][1]
+    tables[0].parent.mkdir()
+    rows = [f"{size},{1e-3 + 1e-9 * size}\n" * 3 for size in (2**k for k in range(10, 27))]
+    tables[0].write_text("bytes,seconds\n" + "".join(rows))
+    tables[1].write_text(LAYERS)
+    monkeypatch.chdir(tmp_path)
+    printed = {}
+    for name in ("fit", "predict", "plan"):
+        arguments, _, target = " ".join(commands[name]).partition(" > ")
+        assert cli.main([name, *arguments.split()]) == 0
+        output = capsys.readouterr().out
+        printed[name] = json.loads(output)
+        if target:
+            Path(target).write_text(output)
+    assert printed["predict"]["compute_s"] == pytest.approx(0.09)
+    assert printed["predict"]["exposed_communication_s"] > 0
+    assert printed["plan"]["iteration_s"] <= printed["predict"]["iteration_s"] * (1 + 1e-9)
+    assert sorted(sum(printed["plan"]["groups"], [])) == [0, 1, 2]

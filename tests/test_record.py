@@ -1,0 +1,357 @@
+"""Recording: whatever goes wrong, what was measured stays valid and the rest is listed."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import faulty_points
+from ddlkit import machine, store
+from ddlkit.core.errors import UserError
+from ddlkit.run import outcomes, points, record, recorder, vitals
+from ddlkit.run.suite import Plan, Point
+from faulty_points import FAULTS, fine
+from places import ROOT, alive, family, wait_for
+
+TESTS = Path(__file__).parent
+
+
+@pytest.fixture
+def with_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that measure find the plans of these tests."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+
+
+def outcomes_in(out: Path) -> dict[str, str]:
+    table = store.load_table(out / "outcomes.csv", "outcomes")
+    return dict(zip(table["what"] + "/" + table["point"], table["outcome"], strict=True))
+
+
+def valid_tables(out: Path) -> dict[str, str]:
+    """Every table in there, loaded and checked, with its hash."""
+    paths = sorted(out.glob("*.csv*"))
+    for path in paths:
+        store.load_table(path)
+    return {path.name: store.sha256_file(path) for path in paths}
+
+
+# -- in this process ---------------------------------------------------------------------------
+
+
+def work(plan: Plan, out: Path, **options: Any) -> dict[str, dict[str, Any]]:
+    """What became of each point, as the recorder tells it."""
+    events: list[dict[str, Any]] = []
+    assert recorder.work(plan, out, events.append, **options)
+    return {event["point"]: event for event in events if "outcome" in event}
+
+
+def test_a_fault_is_an_outcome_of_its_point_alone(tmp_path: Path) -> None:
+    found = work(faulty_points.faults("cpu", "standard", 1), tmp_path)
+    told = {
+        name: (found[f"test/{name}"]["outcome"], found[f"test/{name}"]["reason"]) for name in FAULTS
+    }
+    for name, start in {
+        "torch-memory": "",
+        "numpy-memory": "Unable to allocate",
+        "profile-memory": "out of memory: lenet5 at batch 1000000000000 on cpu",
+    }.items():
+        assert told[name][0] == outcomes.OUT_OF_MEMORY
+        assert told[name][1].startswith(start)
+    assert told["lacking"] == (outcomes.UNAVAILABLE, "needs 2 GPUs, here are 0")
+    assert told["half"] == (outcomes.PARTIAL, "out of memory: the other half")
+    assert told["compile"][0] == told["bug"][0] == told["wrong-rows"][0] == outcomes.FAILED
+    assert told["compile"][1].startswith("CUDA source does not compile: ddlkit.cu(7)")
+    assert told["bug"][1] == "KeyError: 'drift'"
+    assert "must be above zero" in told["wrong-rows"][1]
+    # All others are there, whole; of the faulty ones only what the half one had.
+    assert {found[f"test/after-{name}"]["outcome"] for name in FAULTS} == {outcomes.MEASURED}
+    there = {name.removeprefix("drift-").removesuffix(".csv") for name in valid_tables(tmp_path)}
+    assert there == {"half", "s1-start", "s1-end", *(f"after-{name}" for name in FAULTS)}
+
+
+def test_what_is_there_is_not_measured_again_and_what_failed_comes_last(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def noted(name: str) -> Point:
+        def measure(_: Path) -> Any:
+            order.append(name)
+            return faulty_points.drift(name)
+
+        return faulty_points.point(name, measure)
+
+    plan = Plan([noted("open")], [noted(name) for name in "abcd"], [noted("close")])
+    work(plan, tmp_path, skip=["test/b", "test/d"])
+    assert order == ["open", "a", "c", "close"]
+    hashes = valid_tables(tmp_path)
+    order.clear()
+    plan = Plan([noted("open2")], plan.body, [noted("close2")])
+    found = work(plan, tmp_path, last=["test/b"])
+    assert order == ["open2", "d", "b", "close2"]
+    assert found["test/a"] == {"point": "test/a", "outcome": outcomes.MEASURED, "before": True}
+    assert hashes.items() <= valid_tables(tmp_path).items()
+    order.clear()
+    lacking = faulty_points.point("lacking", FAULTS["lacking"], 0.0)
+    events: list[dict[str, Any]] = []
+    recorder.work(Plan(plan.opening, [*plan.body, lacking], plan.closing), tmp_path, events.append)
+    assert not order, "nothing can be measured, so nothing is opened or closed either"
+    assert [point["point"] for point in events[0]["plan"]] == [*"abcd", "lacking"]
+
+
+def test_a_damaged_table_is_told_and_not_measured_over(tmp_path: Path) -> None:
+    plan = Plan([], [fine("a"), fine("b")], [])
+    work(plan, tmp_path)
+    (tmp_path / "drift-a.csv").write_text("moment,work\n")
+    (tmp_path / "drift-b.csv").unlink()
+    found = work(plan, tmp_path)
+    assert found["test/a"]["outcome"] == outcomes.FAILED
+    assert "differs from its stamp" in found["test/a"]["reason"]
+    assert found["test/b"]["outcome"] == outcomes.MEASURED
+    assert (tmp_path / "drift-a.csv").read_text() == "moment,work\n"
+
+
+def test_what_does_not_fit_into_the_budget_makes_room_for_what_does(tmp_path: Path) -> None:
+    body = [fine("a", 5.0), fine("b", 500.0), fine("c", 5.0)]
+    plan = Plan([], body, [fine("close", 20.0)])
+    found = work(plan, tmp_path, deadline_s=time.time() + 60)
+    assert {key: event["outcome"] for key, event in found.items()} == {
+        "test/a": outcomes.MEASURED,
+        "test/b": outcomes.NO_TIME,
+        "test/c": outcomes.MEASURED,
+        "test/close": outcomes.MEASURED,
+    }
+    # Time for the last is set aside: 30 s are enough for it, not for it and one more of 15.
+    plan = Plan([], [fine("d", 15.0)], [fine("close2", 20.0)])
+    found = work(plan, tmp_path, deadline_s=time.time() + 30)
+    assert found["test/d"]["outcome"] == outcomes.NO_TIME
+    assert found["test/close2"]["outcome"] == outcomes.MEASURED
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 100)), max_size=8), st.floats(0.1, 10)
+)
+def test_a_machine_that_is_slower_throughout_is_more_and_more_expected_to_stay_so(
+    estimates: list[tuple[str, float]], slowness: float
+) -> None:
+    def point(what: str, estimate_s: float) -> Point:
+        return Point(what, "x", ["drift"], lambda _: {}, estimate_s)
+
+    pace = recorder.Pace()
+    assert pace.expected_s(point("a", 10.0)) == 10.0
+    for what, estimate_s in estimates:
+        pace.note(point(what, estimate_s), slowness * estimate_s)
+    for what in "abc":
+        expected_s = pace.expected_s(point(what, 10.0))
+        assert min(1, slowness) * 9.999 <= expected_s <= max(1, slowness) * 10.001
+    pace.note(point("a", 1e5), slowness * 1e5)
+    for what in "ac":  # of c nothing is known but how all others went
+        assert pace.expected_s(point(what, 10.0)) == pytest.approx(10 * slowness, rel=0.01)
+
+
+@given(st.text(max_size=2000))
+def test_any_reason_fits_into_a_cell(text: str) -> None:
+    line = recorder.one_line(ValueError(text))
+    assert len(line) <= 300 and line.isprintable()
+
+
+def test_torchvision_missing_leaves_what_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    extent = points._EXTENTS["cpu", "smoke"]
+    body = [points._layers((name, 1, "fp32"), "cpu", extent) for name in ("resnet18", "lenet5")]
+    found = work(Plan([], body, []), tmp_path)
+    assert found["layers/resnet18-b1-fp32"]["outcome"] == outcomes.FAILED
+    assert "torchvision cannot be imported" in found["layers/resnet18-b1-fp32"]["reason"]
+    assert found["layers/lenet5-b1-fp32"]["outcome"] == outcomes.MEASURED
+
+
+# -- plans -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("profile", ["standard", "smoke"])
+def test_every_point_has_a_place_of_its_own(device: str, profile: str) -> None:
+    body = list(points._body(device, profile == "smoke", points._EXTENTS[device, profile]))
+    assert len({recorder.key_of(point) for point in body}) == len(body)
+    paths = [point.path(Path(), table) for point in body for table in point.tables]
+    assert len(set(paths)) == len(paths)
+    assert {table for point in body for table in point.tables} <= store.SCHEMAS.keys()
+    assert all(0 <= point.estimate_s < 600 for point in body)
+
+
+def test_eight_minutes_on_a_gpu_hold_what_matters_most() -> None:
+    body = list(points._body("cuda", False, points._EXTENTS["cuda", "standard"]))
+    ends_s: dict[str, float] = {}
+    spent_s = 0.0
+    for point in body:
+        spent_s += point.estimate_s
+        ends_s[recorder.key_of(point)] = spent_s
+    first = [
+        f"layers/{name}-{p}"
+        for p in ("fp32", "bf16")
+        for name in ("resnet50-b32", "resnet101-b32", "vgg16-b32", "alexnet-b128")
+    ]
+    assert max(ends_s[key] for key in first) < 90
+    for what in ("selection/", "contention/", "copies/"):
+        assert max(end_s for key, end_s in ends_s.items() if key.startswith(what)) < 400
+
+
+# -- whole runs --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_smoke_runs_every_code_path_on_the_machine_at_hand(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "ddlkit", "record", "--suite", "cpu", "--profile", "smoke"]
+    done = subprocess.run(
+        [*argv, "--budget", "10m", "--out", str(tmp_path)],
+        cwd=ROOT,
+        # Several threads wait for each other by spinning, which takes minutes beside other tests.
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(tmp_path)
+    assert set(outcomes_in(tmp_path).values()) == {outcomes.MEASURED}, done.stderr
+    found = {store.load_stamp(tmp_path / name)["schema"] for name in valid_tables(tmp_path)}
+    assert found == store.SCHEMAS.keys() - {"channels"}
+    efficiency = store.load_table(tmp_path / "efficiency-s1.csv", "efficiency")
+    assert set(efficiency["network"]) == {"lenet5"}
+    assert (efficiency["measured_c"] > 0).all()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2e6
+
+
+def test_a_process_that_dies_or_hangs_costs_one_point(
+    tmp_path: Path, with_tests: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "HUNG_S", 3.0)
+    record.record("cpu", out=tmp_path, points="faulty_points:deadly")
+    table = store.load_table(tmp_path / "outcomes.csv", "outcomes").set_index("point")
+    assert table["outcome"].to_dict() == {
+        "first": outcomes.MEASURED,
+        "killed": outcomes.KILLED,
+        "next": outcomes.MEASURED,
+        "hung": outcomes.KILLED,
+        "s1-end": outcomes.MEASURED,
+    }
+    assert table["reason"]["killed"].endswith("was killed by SIGKILL")
+    assert table["reason"]["hung"] == "did not end within 3 s"
+    valid_tables(tmp_path)
+
+
+SCRIPT = """
+import signal, sys
+from pathlib import Path
+from ddlkit.run.record import record
+signal.signal(signal.SIGINT, signal.default_int_handler)
+record("cpu", out=Path(sys.argv[1]), points="faulty_points:long")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_killed_leaves_nothing_behind_and_goes_on_later(
+    tmp_path: Path, with_tests: None, number: signal.Signals
+) -> None:
+    path = os.pathsep.join([str(ROOT), str(TESTS)])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)], env={**os.environ, "PYTHONPATH": path}
+    )
+    try:
+        assert wait_for(lambda: (tmp_path / "outcomes.csv").exists(), 60)
+        assert wait_for(lambda: outcomes_in(tmp_path)["test/slow"] == outcomes.STARTED, 60)
+        children: list[psutil.Process] = family(parent.pid)
+        assert children
+        parent.send_signal(number)
+        assert parent.wait(10) != 0
+        assert wait_for(lambda: not alive(children), 5), "the measuring process outlived its parent"
+    finally:
+        parent.kill()
+    hashes = valid_tables(tmp_path)
+    assert outcomes_in(tmp_path)["test/first"] == outcomes.MEASURED
+    if number == signal.SIGINT:
+        return
+    record.record("cpu", out=tmp_path, budget_s=30.0, points="faulty_points:long")
+    assert outcomes_in(tmp_path) == {
+        "test/first": outcomes.MEASURED,
+        "test/last": outcomes.MEASURED,
+        "test/slow": outcomes.NO_TIME,
+    }
+    assert valid_tables(tmp_path)["drift-first.csv"] == hashes["drift-first.csv"]
+
+
+def test_a_process_that_cannot_start_is_one_line(tmp_path: Path, with_tests: None) -> None:
+    with pytest.raises(UserError, match="was killed by SIGKILL before its first point$"):
+        record.record("cpu", out=tmp_path, points="faulty_points:stillborn")
+
+
+@pytest.mark.skipif(bool(machine.describe()["gpus"]), reason="there is a GPU")
+def test_no_gpu_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="^no GPU here: .*use --suite cpu$"):
+        record.record("gpu", out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
+def test_a_torch_without_cuda_is_one_line() -> None:
+    with pytest.raises(UserError, match="^torch .* sees no GPU: .*use --suite cpu$"):
+        points.session_plan("gpu", "standard", 1)
+
+
+def test_a_gpu_in_use_by_others_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = {**machine.describe(), "gpus": [{"model": "NVIDIA H200"}]}
+    monkeypatch.setattr(machine, "describe", lambda: described)
+    monkeypatch.setattr(vitals, "gpu_vitals", lambda: [("gpu0", "utilisation", 0.97)])
+    with pytest.raises(UserError, match="^nothing is measured: gpu0 is in use by others"):
+        record.record("gpu", out=tmp_path)
+
+
+def test_another_machines_recording_and_another_writer_are_refused(tmp_path: Path) -> None:
+    row = {"what": "a", "point": "b", "outcome": "measured", "reason": ""}
+    frame = pd.DataFrame([{**row, "estimate_s": 1.0, "seconds": 1.0}])
+    store.save_table(
+        frame, tmp_path, "outcomes", schema="outcomes", command=[], machine={"name": "another"}
+    )
+    with pytest.raises(UserError, match="holds a recording of another, this is .*: choose another"):
+        record.record("cpu", out=tmp_path)
+    with (
+        store.Lock(tmp_path / ".lock"),
+        pytest.raises(UserError, match=f"is held by process {os.getpid()}"),
+    ):
+        record.record("cpu", out=tmp_path)
+
+
+def test_a_budget_of_nothing_is_told_as_such(tmp_path: Path, with_tests: None) -> None:
+    with pytest.raises(UserError, match="^nothing could be measured; test/first: no time left"):
+        record.record("cpu", out=tmp_path, budget_s=0.0, points="faulty_points:long")
+    assert math.isfinite(store.load_table(tmp_path / "outcomes.csv")["estimate_s"].sum())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_every_code_path_on_a_gpu(tmp_path: Path) -> None:
+    record.record("gpu", profile="smoke", out=tmp_path)
+    found = outcomes_in(tmp_path)
+    wrong = {
+        key: outcome
+        for key, outcome in found.items()
+        if outcome not in (outcomes.MEASURED, outcomes.UNAVAILABLE)
+    }
+    assert not wrong
+    valid_tables(tmp_path)
+    assert outcomes_in(tmp_path)["layers/lenet5-b4-tf32"] == outcomes.MEASURED

@@ -1,0 +1,237 @@
+"""reproduce.sh, run in small clones whose active environment has a stand-in for `ddlkit`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ["awk", "bash", "cat", "cut", "dirname", "mkdir", "rm", "sleep", "tail"]
+
+
+@dataclass(frozen=True)
+class Clone:
+    """A folder with reproduce.sh and what it reads; `environment` satisfies the pins."""
+
+    path: Path
+    environment: Path
+
+    def ddlkit_does(self, script: str) -> None:
+        """Stage commands note their arguments, then run the shell `script`."""
+        command = self.environment / "bin" / "ddlkit"
+        command.write_text(f'#!/bin/sh\necho "$*" >> "{self.path}/calls"\n{script}\n')
+        command.chmod(0o755)
+
+    def variables(self, **changes: str) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if k not in ("CONDA_PREFIX", "PYTHONPATH")}
+        return {**kept, "VIRTUAL_ENV": str(self.environment), **changes}
+
+    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "reproduce.sh", *arguments],
+            cwd=self.path,
+            env=self.variables(**variables),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def calls(self) -> list[str]:
+        return (self.path / "calls").read_text().splitlines()
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    path, environment = tmp_path / "clone", tmp_path / "environment"
+    (path / "ddlkit").mkdir(parents=True)
+    for name in ("reproduce.sh", "requirements.txt", "ddlkit/__init__.py"):
+        shutil.copy(ROOT / name, path / name)
+    venv.create(environment, with_pip=False, symlinks=True)
+    variables = {"base": str(environment), "platbase": str(environment)}
+    own_packages = Path(sysconfig.get_path("purelib", vars=variables))
+    paths = [str(path), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    (own_packages / "clone.pth").write_text("\n".join(paths))
+    made = Clone(path, environment)
+    made.ddlkit_does("echo done")
+    return made
+
+
+def wait_for(path: Path) -> list[str]:
+    """Words of a file that another process is about to write, once its line is whole."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_text().endswith("\n"):
+            return path.read_text().split()
+        time.sleep(0.02)
+    raise AssertionError(f"{path.name} did not appear")
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there; a dead one that nobody has reaped yet is not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_help_names_every_flag_and_changes_nothing(clone: Clone) -> None:
+    done = clone.run("--help")
+    assert done.returncode == 0
+    for word in ("test", "--recorded", "--full", "--only NN,NN", "--help"):
+        assert word in done.stdout
+    assert not (clone.path / "build").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--fast"],
+        ["tests"],
+        ["--only"],
+        ["--only", "3"],
+        ["--recorded", "--full"],
+        ["test", "--full"],
+    ],
+)
+def test_wrong_arguments_are_one_line(clone: Clone, arguments: list[str]) -> None:
+    done = clone.run(*arguments)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("reproduce.sh: ")
+    assert done.stdout == "" and not (clone.path / "build").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "calls"),
+    [
+        (
+            [],
+            [
+                "measure all --profile quick --out build/measured",
+                "book --data build/measured --reports build/reports",
+            ],
+        ),
+        (
+            ["--full", "--only", "10,40"],
+            [
+                "measure all --profile full --out build/measured-full",
+                "book --data build/measured-full --reports build/reports --only 10,40",
+            ],
+        ),
+        (["--only", "90", "--recorded"], ["book --recorded --only 90"]),
+    ],
+)
+def test_stages_run_in_order_in_the_active_environment(
+    clone: Clone, arguments: list[str], calls: list[str]
+) -> None:
+    done = clone.run(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert clone.calls() == calls
+    lines = done.stdout.splitlines()
+    assert str(clone.environment) in lines[0]
+    assert [line.split()[0] for line in lines[1:-1]] == ["02-measure", "03-book"][-len(calls) :]
+    assert all(line.split()[1:] == ["0", "s", "done"] for line in lines[1:-1])
+    assert lines[-1].split()[0] == "total"
+    assert not (clone.path / ".venv").exists()
+
+
+def test_the_test_command_shows_the_closing_line_of_pytest(clone: Clone) -> None:
+    (clone.path / "test_it.py").write_text("def test_it():\n    assert 1\n")
+    assert "1 passed in" in clone.run("test").stdout
+    (clone.path / "test_it.py").write_text("def test_it():\n    assert 0\n")
+    done = clone.run("test")
+    assert done.returncode == 1
+    assert "1 failed in" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_failing_stage_is_one_line_and_stops_the_run(clone: Clone) -> None:
+    message = r"50%%\r\033[31mddlkit: error: no such link: ib9\033[0m\n\n"
+    clone.ddlkit_does(f"echo working; printf '{message}' >&2; exit 2")
+    done = clone.run()
+    assert done.returncode == 2
+    assert done.stderr == (
+        "reproduce.sh: stage 02-measure failed (exit status 2): "
+        "ddlkit: error: no such link: ib9 [log: build/logs/02-measure.log]\n"
+    )
+    assert (clone.path / "build/logs/02-measure.log").read_text().startswith("working\n")
+    assert len(clone.calls()) == 1
+
+
+def test_a_stage_that_is_killed_is_one_line(clone: Clone) -> None:
+    clone.ddlkit_does("echo at work; kill -KILL $$")
+    done = clone.run("--recorded")
+    assert done.returncode == 137
+    assert len(done.stderr.splitlines()) == 1 and "03-book" in done.stderr
+
+
+@pytest.mark.parametrize("by", ["terminal", "signal"])
+def test_an_interrupt_ends_every_process_and_frees_the_lock(clone: Clone, by: str) -> None:
+    """A second run is refused while the first is at work, and works once that is stopped."""
+    started = clone.path / "started"
+    clone.ddlkit_does(f'sleep 60 & echo $PPID $$ $! > "{started}"; wait')
+    command = ["bash", "reproduce.sh"]
+    if by == "terminal":
+        command = [sys.executable, "-c", f"import pty; pty.spawn({command})"]
+    first = subprocess.Popen(
+        command,
+        cwd=clone.path,
+        env=clone.variables(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert first.stdin is not None
+    try:
+        pids = [int(word) for word in wait_for(started)]
+        second = clone.run()
+        assert second.returncode == 1
+        assert len(second.stderr.splitlines()) == 1 and f"(pid {pids[0]})" in second.stderr
+        assert all(is_running(pid) for pid in pids)
+        if by == "terminal":
+            first.stdin.write(b"\x03")
+            first.stdin.flush()
+        else:
+            first.send_signal(signal.SIGINT)
+        printed, _ = first.communicate(timeout=20)
+    finally:
+        first.kill()
+    assert b"reproduce.sh: interrupted; the same command goes on from here" in printed
+    assert by == "terminal" or first.returncode == 130
+    assert not any(is_running(pid) for pid in pids)
+    clone.ddlkit_does("echo done")
+    assert clone.run().returncode == 0
+
+
+def test_an_unsatisfied_pin_means_an_own_environment_that_counts_only_when_whole(
+    clone: Clone,
+) -> None:
+    (clone.path / "requirements.txt").write_text("no-such-package-of-ours==0.0\n")
+    done = clone.run(PIP_NO_INDEX="1", PIP_FIND_LINKS="")
+    assert "lacks no-such-package-of-ours==0.0" in done.stdout
+    assert done.returncode != 0
+    assert len(done.stderr.splitlines()) == 1 and "stage 01-set-up failed" in done.stderr
+    assert "no-such-package-of-ours" in done.stderr
+    assert not (clone.path / ".venv/ready").exists() and not (clone.path / "calls").exists()
+
+
+def test_without_a_python_it_says_what_is_missing(clone: Clone, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in TOOLS:
+        found = shutil.which(name)
+        assert found is not None
+        (tools / name).symlink_to(found)
+    done = clone.run(PATH=str(tools))
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1 and "Python 3.11 or newer" in done.stderr

@@ -1,0 +1,139 @@
+"""Laws of the simulation: bounds, conservation, equality of its scalar, vectorised and graph forms."""
+
+from __future__ import annotations
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddlkit.core import plan as planning
+from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.errors import UserError
+from ddlkit.core.simulate import (
+    LinearScenarios,
+    dag_edges,
+    group_ends,
+    no_overlap,
+    perfect_overlap,
+    predict,
+    simulate,
+)
+from ddlkit.core.timeline import COMMUNICATION, COMPUTE
+from ddlkit.core.workload import Workload
+from strategies import costs, plans, random_workload, workloads
+
+
+@given(st.data())
+def test_an_iteration_lies_between_perfect_overlap_and_no_overlap(data: st.DataObject) -> None:
+    workload, cost = data.draw(workloads()), data.draw(costs())
+    plan = data.draw(plans(workload.n))
+    found = predict(workload, plan, cost)
+    slack = 1e-9 * (1 + found.iteration_s)
+    assert found.iteration_s >= perfect_overlap(workload, plan, cost).iteration_s - slack
+    assert found.iteration_s <= no_overlap(workload, plan, cost).iteration_s + slack
+    assert 0 < found.scaling_factor <= 1 + 1e-12 or found.compute_s == 0
+
+
+@given(st.data())
+def test_timeline_agrees_with_the_prediction_and_conserves_bytes(data: st.DataObject) -> None:
+    workload, cost = data.draw(workloads()), data.draw(costs())
+    plan = data.draw(plans(workload.n))
+    timeline, found = simulate(workload, plan, cost), predict(workload, plan, cost)
+    messages = np.isin(timeline.kind, COMMUNICATION)
+    assert timeline.end_s.max() == pytest.approx(found.iteration_s, rel=1e-12)
+    assert timeline.bytes[messages].sum() == workload.bytes.sum()
+    assert timeline.bytes[timeline.kind == "backward"].sum() == workload.bytes.sum()
+    assert timeline.busy_s(COMPUTE) == pytest.approx(workload.compute_s, abs=1e-9)
+    assert timeline.exposed_communication_s() == pytest.approx(
+        found.exposed_communication_s, abs=1e-7
+    )
+
+
+@given(st.data())
+def test_simulation_is_the_longest_path_of_its_graph(data: st.DataObject) -> None:
+    workload, cost = data.draw(workloads()), data.draw(costs())
+    plan = data.draw(plans(workload.n))
+    graph = nx.DiGraph()
+    graph.add_weighted_edges_from(dag_edges(workload, plan, cost))
+    longest = nx.dag_longest_path_length(graph)
+    assert predict(workload, plan, cost).iteration_s == pytest.approx(longest, rel=1e-12)
+
+
+def test_group_ends_is_its_recursion_over_every_scenario() -> None:
+    rng = np.random.default_rng(0)
+    ready_s, communication_s = np.cumsum(rng.random((50, 30)), axis=1), rng.random((50, 30))
+    ends_s = group_ends(ready_s, communication_s)
+    for row in range(50):
+        end_s = 0.0
+        for k in range(30):
+            end_s = max(end_s, ready_s[row, k]) + communication_s[row, k]
+            assert ends_s[row, k] == pytest.approx(end_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("prune", [True, False])
+@pytest.mark.parametrize("spec", ["none", "buffer:1MB", "single"])
+def test_linear_scenarios_equal_one_prediction_each(prune: bool, spec: str) -> None:
+    rng = np.random.default_rng(1)
+    workload = random_workload(rng, 161)
+    plan = planning.make_plan(spec, workload)
+    scale, alpha_s, beta = (
+        rng.uniform(0.1, 10, 200),
+        10 ** rng.uniform(-6, -1, 200),
+        10 ** rng.uniform(-12, -7, 200),
+    )
+    fast = LinearScenarios.of(workload, plan, prune=prune).iteration_s(
+        scale, alpha_s, beta, out_rows=64
+    )
+    slow = [
+        predict(workload.scaled(s), plan, AlphaBeta(a, b)).iteration_s
+        for s, a, b in zip(scale, alpha_s, beta, strict=True)
+    ]
+    np.testing.assert_allclose(fast, slow, rtol=1e-9)
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_slower_links_and_slower_machines_never_shorten_an_iteration(data: st.DataObject) -> None:
+    workload = data.draw(workloads())
+    plan = data.draw(plans(workload.n))
+    alpha_s, beta = data.draw(st.floats(0, 1)), data.draw(st.floats(0, 1e-6))
+    base = predict(workload, plan, AlphaBeta(alpha_s, beta)).iteration_s
+    assert predict(workload, plan, AlphaBeta(alpha_s * 2, beta)).iteration_s >= base - 1e-9
+    assert predict(workload, plan, AlphaBeta(alpha_s, beta * 2)).iteration_s >= base - 1e-9
+    assert predict(workload.scaled(2), plan, AlphaBeta(alpha_s, beta)).iteration_s >= base - 1e-9
+
+
+def test_scaling_time_and_cost_alike_scales_the_iteration() -> None:
+    workload = random_workload(np.random.default_rng(2), 20)
+    plan = planning.buffer(workload, 10**6)
+    once = predict(workload, plan, AlphaBeta(1e-3, 1e-8)).iteration_s
+    assert predict(workload.scaled(3), plan, AlphaBeta(3e-3, 3e-8)).iteration_s == pytest.approx(
+        3 * once
+    )
+
+
+def test_negative_cost_and_foreign_plan_are_refused() -> None:
+    workload = Workload.from_arrays(1, [1, 1], [10, 10])
+    with pytest.raises(UserError, match="negative at 10 bytes"):
+        predict(workload, planning.none(workload), AlphaBeta(-1, 0))
+    with pytest.raises(UserError, match="of 3 tensors, the workload has 2"):
+        predict(workload, planning.FusionPlan("x", (3,)), AlphaBeta(0, 0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"backward_s": [1.0, -1.0]}, "backward_s of tensor 1 is -1"),
+        ({"backward_s": [1.0, float("nan")]}, "backward_s of tensor 1 is nan"),
+        ({"backward_s": [1.0]}, "backward_s has shape"),
+        ({"n_bytes": [0, 1]}, "bytes of tensor 0 is 0"),
+        ({"forward_s": float("inf")}, "forward_s is inf"),
+        ({"backward_s": [], "n_bytes": []}, "the workload is empty"),
+    ],
+)
+def test_impossible_workloads_are_refused(change: dict, message: str) -> None:
+    good = {"forward_s": 1.0, "backward_s": [1.0, 1.0], "n_bytes": [1, 1]}
+    with pytest.raises(UserError, match=message):
+        Workload.from_arrays(**{**good, **change})

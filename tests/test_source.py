@@ -1,0 +1,60 @@
+"""Where numbers come from: one's own tables first, the recording for what they lack, never mixed up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+from ddlkit.report.source import Source, default_recording, open_source
+
+
+def record(directory: Path, point: str, link: str, seconds: float) -> None:
+    rows = {"collective": "all_reduce", "backend": "gloo", "algorithm": "ring", "link": link}
+    rows |= {"link_bits_per_s": 0.0, "ranks": 2, "in_flight": 1, "bytes": 1024}  # type: ignore[dict-item]
+    frame = pd.DataFrame({**rows, "sample": np.arange(3), "seconds": seconds})
+    store.save_table(
+        frame, directory, f"collectives-{point}", schema="collectives", command=["test"]
+    )
+
+
+def test_own_tables_come_first_and_the_recording_fills_what_they_lack(tmp_path: Path) -> None:
+    live, recorded = tmp_path / "live", tmp_path / "recorded"
+    record(live, "loopback-p2", "loopback", 0.1)
+    record(recorded, "loopback-p2", "loopback", 0.9)
+    record(recorded, "lab-p4", "lab:1gbit", 0.5)
+    table = Source((live, recorded)).table("collectives")
+    assert table.groupby("link")["seconds"].first().to_dict() == {"lab:1gbit": 0.5, "loopback": 0.1}
+    assert Source((recorded,)).table("collectives")["seconds"].max() == 0.9
+
+
+def test_a_label_tells_how_where_and_when(tmp_path: Path) -> None:
+    record(tmp_path, "loopback-p2", "loopback", 0.1)
+    stamp = store.load_stamp(tmp_path / "collectives-loopback-p2.csv")
+    label = Source((tmp_path,)).label("collectives")
+    assert label == f"measured live on {stamp['machine']['name']}, {stamp['time'][:10]}"
+
+
+def test_a_recording_by_name_is_read_alone() -> None:
+    first = store.list_recorded()[0]
+    assert open_source(first.name).directories == (first,)
+    assert "recorded on" in open_source(first.name).label("collectives")
+
+
+def test_a_directory_of_ones_own_is_completed_from_the_recording(tmp_path: Path) -> None:
+    assert open_source(str(tmp_path)).directories == (tmp_path, default_recording())
+    assert open_source().directories[-1] == default_recording()
+
+
+def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no table of runs in"):
+        Source((tmp_path,)).table("runs")
+    with pytest.raises(UserError, match="no measured tables in nowhere"):
+        open_source("nowhere")
+    record(tmp_path, "loopback-p2", "loopback", 0.1)
+    with pytest.raises(UserError, match="no table of layers"):
+        Source((tmp_path,)).profile("resnet50")

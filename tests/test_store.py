@@ -1,0 +1,833 @@
+"""Laws of the store: what is written is read back whole and unchanged, or refused in one line."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ddlkit import machine, store
+from ddlkit.core.case import CASE_COLUMNS
+from ddlkit.core.errors import UserError
+from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
+from ddlkit.store import paths
+
+COMMAND = ["ddlkit", "measure", "collectives"]
+
+
+def collectives(n: int = 3, **changed: Any) -> pd.DataFrame:
+    """``n`` samples of one size, columns replaced as said."""
+    columns: dict[str, Any] = {
+        "collective": "all_reduce",
+        "backend": "gloo",
+        "algorithm": "",
+        "link": "lab:1gbit",
+        "link_bits_per_s": 1e9,
+        "ranks": 4,
+        "in_flight": 1,
+        "bytes": 4096,
+        "sample": np.arange(n),
+        "seconds": 0.1 + np.arange(n) / 3,
+    }
+    return pd.DataFrame({**columns, **changed})
+
+
+def layers(**changed: Any) -> pd.DataFrame:
+    """Two tensors of one layer and one of another."""
+    columns: dict[str, Any] = {
+        "network": "tiny",
+        "device": "cpu",
+        "batch": 8,
+        "precision": "fp32",
+        "ranks": 1,
+        "threads": 2,
+        "tensor": ["a.weight", "a.bias", "b.weight"],
+        "layer": ["a", "a", "b"],
+        "parameters": [100, 10, 50],
+        "gradient_bytes": [400, 40, 200],
+        "forward_s": [0.1, 0.0, 0.2],
+        "backward_s": [0.3, 0.01, 0.4],
+        "flops": [1e6, 0.0, 2e6],
+        "update_s": 0.05,
+    }
+    return pd.DataFrame({**columns, **changed})
+
+
+def save(directory: Path, frame: pd.DataFrame, name: str = "c", **options: Any) -> Path:
+    options = {"schema": "collectives", "command": COMMAND, "machine": {"name": "test"}, **options}
+    return store.save_table(frame, directory, name, **options)
+
+
+def refusal(action: Callable[[], object]) -> str:
+    """The one line with which the action is refused."""
+    with pytest.raises(UserError) as refused:
+        action()
+    line = str(refused.value)
+    assert line and "\n" not in line
+    return line
+
+
+def restamp(path: Path, data: bytes) -> Path:
+    """Put other content under a stamp that vouches for it: only the schema can object now."""
+    stamp = store.load_stamp(path)
+    path.write_bytes(data)
+    stamp["sha256"] = hashlib.sha256(data).hexdigest()
+    path.with_name(path.name.split(".")[0] + ".json").write_text(json.dumps(stamp))
+    return path
+
+
+# --- round trip and stamp
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    seconds=st.lists(st.floats(min_value=5e-324, allow_infinity=False), min_size=1, max_size=8),
+    rate=st.floats(min_value=0, allow_infinity=False),
+    text=st.text(min_size=1, max_size=8).filter(str.isprintable),
+    size=st.integers(1, 2**63 - 1),
+    name=st.sampled_from(["c", "c.csv", "c.csv.gz"]),
+)
+def test_every_value_comes_back_to_the_last_digit(
+    tmp_path: Path, seconds: list[float], rate: float, text: str, size: int, name: str
+) -> None:
+    frame = collectives(len(seconds), seconds=seconds, link=text, link_bits_per_s=rate, bytes=size)
+    loaded = store.load_table(save(tmp_path, frame, name), "collectives")
+    assert list(loaded.columns) == list(frame.columns)
+    for column in frame:
+        assert loaded[column].tolist() == frame[column].tolist(), column
+
+
+def test_narrow_and_boxed_numbers_keep_their_value(tmp_path: Path) -> None:
+    boxed = pd.Series([np.float64(0.1), 1 / 3, np.float64(2e-300)], dtype=object)
+    loaded = store.load_table(save(tmp_path, collectives(seconds=boxed)))
+    assert loaded["seconds"].tolist() == [0.1, 1 / 3, 2e-300]
+    narrow = np.array([0.1, 0.2, 0.3], dtype=np.float32)
+    loaded = store.load_table(save(tmp_path, collectives(seconds=narrow)))
+    assert (loaded["seconds"].to_numpy() == narrow.astype(float)).all()
+
+
+def test_the_stamp_says_where_the_rows_come_from(tmp_path: Path) -> None:
+    path = save(tmp_path, collectives(5), machine=None)
+    stamp = store.load_stamp(path)
+    assert stamp == json.loads((tmp_path / "c.json").read_text())
+    assert stamp["schema"] == "collectives" and stamp["rows"] == 5
+    assert stamp["benchmark_version"] == store.BENCHMARK_VERSION
+    assert stamp["command"] == COMMAND
+    assert stamp["machine"] == machine.describe()
+    assert {"cpu", "gpus", "links", "memory_bytes"} <= stamp["machine"].keys()
+    assert (
+        stamp["versions"] == machine.versions()
+        and {"torch", "cuda", "nccl"} <= stamp["versions"].keys()
+    )
+    assert stamp["commit"] == machine.commit()
+    assert stamp["time"].endswith("+00:00")
+    assert stamp["sha256"] == store.sha256_file(path)
+
+
+def test_the_stamp_tells_no_place_outside_the_project(tmp_path: Path) -> None:
+    command = ["/opt/env/bin/ddlkit", "measure", "--out", str(store.BUILD / "x"), "64KiB", "a/b"]
+    stamp = store.load_stamp(save(tmp_path, collectives(), command=command))
+    assert stamp["command"] == ["ddlkit", "measure", "--out", "build/x", "64KiB", "a/b"]
+
+
+@pytest.mark.parametrize("name", ["c.csv", "c.csv.gz"])
+def test_equal_rows_make_equal_files(tmp_path: Path, name: str) -> None:
+    first = save(tmp_path / "one", collectives(), name).read_bytes()
+    shuffled = collectives()[list(collectives().columns)[::-1]]
+    assert save(tmp_path / "two", shuffled, name).read_bytes() == first
+
+
+def test_schemas_hold_all_columns_of_case_and_timeline() -> None:
+    assert set(CASE_COLUMNS) < set(store.SCHEMAS["runs"].names)
+    assert set(TIMELINE_COLUMNS) < set(store.SCHEMAS["timeline"].names)
+    for schema in store.SCHEMAS.values():
+        assert len(set(schema.names)) == len(schema.names)
+        assert set(schema.key) <= set(schema.names)
+
+
+def test_runs_keep_their_truth_values(tmp_path: Path) -> None:
+    text = dict.fromkeys(
+        ("kind", "network", "device", "link", "collective", "plan", "case", "origin"), "x"
+    )
+    numbers = dict.fromkeys(
+        ("batch", "workers", "seed", "density", "dilation", "link_bits_per_s"), 1
+    )
+    times = dict.fromkeys(("iteration_s", "compute_s", "processor_load"), 0.5)
+    frame = pd.DataFrame(
+        {
+            **{"ends": "", "profile_sha256": "", "repeat": 0, "exposed_communication_s": -1e-6},
+            **{**text, **numbers, **times, "iteration": [0, 1], "processor_limited": [True, False]},
+        }
+    )
+    loaded = store.load_table(save(tmp_path, frame, schema="runs"))
+    assert loaded["processor_limited"].tolist() == [True, False]
+    assert loaded["ends"].tolist() == ["", ""]
+
+
+# --- appending
+
+
+def test_appending_is_the_same_as_saving_at_once(tmp_path: Path) -> None:
+    whole = collectives(6)
+    save(tmp_path, whole[:4], append=True)
+    path = save(tmp_path, whole[4:], append=True)
+    assert path.read_bytes() == save(tmp_path / "once", whole).read_bytes()
+    stamp = store.load_stamp(path)
+    assert stamp["rows"] == 6 and [old["rows"] for old in stamp["history"]] == [4]
+
+
+def test_history_grows_by_one_stamp_an_append(tmp_path: Path) -> None:
+    for i in range(3):
+        path = save(tmp_path, collectives(1, sample=i), append=True, command=[str(i)])
+    stamp = store.load_stamp(path)
+    assert [old["command"] for old in [*stamp["history"], stamp]] == [["0"], ["1"], ["2"]]
+    assert all("history" not in old for old in stamp["history"])
+
+
+def test_append_refuses_rows_that_are_there_and_keeps_the_table(tmp_path: Path) -> None:
+    path = save(tmp_path, collectives(3))
+    before = path.read_bytes()
+    line = refusal(lambda: save(tmp_path, collectives(1), append=True))
+    assert str(path) in line and "line 5" in line and "line 2" in line
+    assert path.read_bytes() == before and len(store.load_table(path)) == 3
+
+
+def test_append_verifies_what_is_there(tmp_path: Path) -> None:
+    path = save(tmp_path, collectives(3))
+    path.write_bytes(path.read_bytes().replace(b"4096", b"4097"))
+    before = path.read_bytes()
+    assert "sha256" in refusal(lambda: save(tmp_path, collectives(1, sample=9), append=True))
+    assert path.read_bytes() == before
+
+
+def test_append_refuses_another_benchmark_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path, collectives())
+    monkeypatch.setattr("ddlkit.store.tables.BENCHMARK_VERSION", store.BENCHMARK_VERSION + 1)
+    line = refusal(lambda: save(tmp_path, collectives(1, sample=9), append=True))
+    assert "benchmark version" in line and str(path) in line
+    assert len(store.load_table(path)) == 3
+
+
+def _append_four(directory: Path, ranks: int) -> None:
+    for i in range(4):
+        save(directory, collectives(1, sample=i, ranks=ranks), append=True)
+
+
+def test_processes_appending_at_once_lose_no_row(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    running = [context.Process(target=_append_four, args=(tmp_path, ranks)) for ranks in (1, 2, 3)]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join(timeout=60)
+    assert [process.exitcode for process in running] == [0, 0, 0]
+    assert len(store.load_table(tmp_path / "c.csv")) == 12
+
+
+# --- crashes, refusing file systems, locks
+
+
+@pytest.mark.parametrize("call", ["os.replace", "os.fsync"])
+@pytest.mark.parametrize("crash", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_a_crash_at_any_moment_leaves_one_whole_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, crash: BaseException
+) -> None:
+    real = getattr(os, call.removeprefix("os."))
+    survived = []
+    for moment in range(1, 20):
+        directory = tmp_path / str(moment)
+        path = save(directory, collectives(3))
+        calls = iter(range(1, 20))
+
+        def crashing(*args: Any, at: int = moment, calls: Iterator[int] = calls) -> Any:
+            if next(calls) == at:
+                raise crash
+            return real(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(call, crashing)
+            try:
+                save(directory, collectives(1, sample=7), append=True)
+            except (KeyboardInterrupt, UserError):
+                survived.append(len(store.load_table(path)))
+            else:
+                break
+        assert not list(directory.glob("*.tmp")) and not list(directory.glob(".*.tmp"))
+        save(directory, collectives(1, sample=8), append=True)
+        assert len(store.load_table(path)) == survived[-1] + 1
+    assert set(survived) == {3, 4}, "crashes before and after the table is exchanged"
+
+
+@pytest.fixture
+def readonly() -> Iterator[Path]:
+    """A directory with one table that this process may read but not write, also when it is root."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name) / "recorded"
+        save(directory, collectives(3))
+        Path(name).chmod(0o755)
+        directory.chmod(0o555)
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(65534)
+        yield directory
+        if root:
+            os.seteuid(0)
+        directory.chmod(0o755)
+
+
+def test_a_read_only_directory_is_refused_and_kept(readonly: Path) -> None:
+    line = refusal(lambda: save(readonly, collectives(1, sample=7), append=True))
+    assert str(readonly) in line and "Permission denied" in line
+    assert str(readonly) in refusal(lambda: store.atomic_write_text(readonly / "x", "y"))
+    assert str(readonly) in refusal(lambda: store.Lock(readonly / "lock").__enter__())
+    assert str(readonly) in refusal(lambda: save(readonly / "deeper", collectives()))
+    assert len(store.load_table(readonly / "c.csv")) == 3
+
+
+def test_a_file_in_the_place_of_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "file" in refusal(lambda: save(tmp_path / "file", collectives()))
+    assert "file" in refusal(lambda: store.atomic_write_text(tmp_path / "file" / "x", ""))
+
+
+def test_atomic_write_text_replaces_and_makes_directories(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b.txt"
+    for text in ("first µ\n", "second\n"):
+        store.atomic_write_text(path, text)
+        assert path.read_text(encoding="utf-8") == text
+    assert [entry.name for entry in path.parent.iterdir()] == ["b.txt"]
+    assert store.sha256_file(path) == hashlib.sha256(b"second\n").hexdigest()
+
+
+def test_a_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "lock"
+    code = (
+        "import sys, time; from pathlib import Path; from ddlkit.store import Lock\n"
+        "with Lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, cwd=store.ROOT
+    )
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        line = refusal(lambda: store.Lock(path).__enter__())
+        assert str(path) in line and f"process {holder.pid}" in line
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        holder.stdout.close()  # type: ignore[union-attr]
+    with (
+        store.Lock(path),
+        pytest.raises(UserError, match=f"process {os.getpid()}"),
+        store.Lock(path),
+    ):
+        pass
+    with store.Lock(path):
+        assert path.read_text() == f"{os.getpid()}\n"
+    assert path.read_text() == ""
+
+
+# --- damage is refused
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    at=st.integers(0, 10**6), to=st.integers(1, 255), name=st.sampled_from(["c.csv", "c.csv.gz"])
+)
+def test_any_changed_byte_is_noticed(tmp_path: Path, at: int, to: int, name: str) -> None:
+    path = save(tmp_path, collectives(), name)
+    data = bytearray(path.read_bytes())
+    data[at % len(data)] ^= to
+    path.write_bytes(data)
+    assert str(path) in refusal(lambda: store.load_table(path))
+    assert str(path) in refusal(lambda: store.load_stamp(path))
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "problem"),
+    [
+        ("seconds", "nan", "finite"),
+        ("seconds", "inf", "finite"),
+        ("seconds", "-0.5", "above zero"),
+        ("seconds", "0", "above zero"),
+        ("seconds", "0.0", "above zero"),
+        ("seconds", "", "is empty"),
+        ("seconds", "fast", "not a number"),
+        ("seconds", "1.5ms", "not a number"),
+        ("bytes", "0", "above zero"),
+        ("bytes", "1.5", "not a whole number"),
+        ("bytes", "9" * 30, "not a whole number"),
+        ("bytes", "nan", "not a whole number"),
+        ("ranks", "-1", "above zero"),
+        ("link_bits_per_s", "-1", "negative"),
+        ("collective", "", "empty"),
+        ("collective", "a\tb", "unprintable"),
+    ],
+)
+def test_a_wrong_cell_is_named_by_file_row_and_column(
+    tmp_path: Path, column: str, cell: str, problem: str
+) -> None:
+    path = save(tmp_path, collectives(4))
+    cells = [line.split(",") for line in path.read_text().splitlines()]
+    cells[3][cells[0].index(column)] = cell
+    text = "\n".join(",".join(row) for row in cells)
+    line = refusal(lambda: store.load_table(restamp(path, text.encode())))
+    assert line.startswith(f"{path}: row at line 4, column {column}: ") and problem in line
+    if cell not in ("", "9" * 30):
+        assert repr(cell) in line
+    values = collectives(4).astype({column: object})
+    values.loc[2, column] = cell
+    before = path.read_bytes()
+    line = refusal(lambda: save(tmp_path, values))
+    assert f"line 4, column {column}: " in line
+    assert path.read_bytes() == before, "a refused table leaves the old one"
+
+
+@pytest.mark.parametrize("column", store.SCHEMAS["collectives"].names)
+def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
+    without = collectives().drop(columns=column)
+    path = save(tmp_path, collectives())
+    line = refusal(lambda: store.load_table(restamp(path, without.to_csv(index=False).encode())))
+    assert str(path) in line and f"column {column}: missing" in line
+    assert f"column {column}: missing" in refusal(lambda: save(tmp_path, without))
+
+
+def test_other_and_double_columns_are_refused(tmp_path: Path) -> None:
+    assert "column extra: not a column" in refusal(lambda: save(tmp_path, collectives(extra=1)))
+    path = save(tmp_path, collectives())
+    double = path.read_text().replace("backend", "collective")
+    line = refusal(lambda: store.load_table(restamp(path, double.encode())))
+    assert "column collective: stands twice" in line
+
+
+def broken(data: bytes) -> dict[str, tuple[bytes, str]]:
+    """Ways in which a CSV is no CSV, each with a word of the refusal."""
+    rows = data.splitlines(keepends=True)
+    return {
+        "empty": (b"", "empty"),
+        "blank": (b"\n \n", "empty"),
+        "header only": (rows[0], "no rows"),
+        "cut in a row": (
+            b"".join(rows[:3]) + rows[3][: rows[3].rindex(b",")],
+            "line 4, column seconds",
+        ),
+        "long row": (rows[0] + rows[1].strip() + b",1\n", "line 2"),
+        "open quote": (data + b'"all_reduce,', "not CSV"),
+        "zero byte": (data + b"\0", "binary"),
+        "image": (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "binary"),
+    }
+
+
+@pytest.mark.parametrize("damage", broken(b"a\nb,\nc,\nd,\n"))
+def test_what_is_no_csv_is_refused(tmp_path: Path, damage: str) -> None:
+    path = save(tmp_path, collectives())
+    data, word = broken(path.read_bytes())[damage]
+    line = refusal(lambda: store.load_table(restamp(path, data)))
+    assert str(path) in line and word in line
+    own = tmp_path / "own.csv"
+    own.write_bytes(data)
+    for reader in (store.read_bytes_seconds, store.read_profile):
+        assert str(own) in refusal(functools.partial(reader, own))
+
+
+@pytest.mark.parametrize("keep", [0, 1, 10, 40, -1])
+def test_a_cut_gzip_file_is_refused(tmp_path: Path, keep: int) -> None:
+    path = save(tmp_path, collectives(), "c.csv.gz")
+    line = refusal(lambda: store.load_table(restamp(path, path.read_bytes()[:keep])))
+    assert str(path) in line and ("gzip" in line or "empty" in line)
+
+
+def test_a_file_that_is_not_gzip_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, collectives(), "c.csv.gz")
+    plain = gzip.decompress(path.read_bytes())
+    assert "gzip" in refusal(lambda: store.load_table(restamp(path, plain)))
+
+
+def test_missing_files_and_stamps_are_refused(tmp_path: Path) -> None:
+    assert "No such file" in refusal(lambda: store.load_table(tmp_path / "no.csv"))
+    assert "No such file" in refusal(lambda: store.sha256_file(tmp_path / "no.csv"))
+    assert str(tmp_path) in refusal(lambda: store.load_table(tmp_path))
+    path = save(tmp_path, collectives())
+    stamp = tmp_path / "c.json"
+    kept = stamp.read_text()
+    stamp.write_text(kept[: len(kept) // 2])
+    assert "damaged stamp" in refusal(lambda: store.load_table(path))
+    stamp.write_text(json.dumps({k: v for k, v in json.loads(kept).items() if k != "machine"}))
+    assert "no machine" in refusal(lambda: store.load_table(path))
+    stamp.write_text(kept.replace('"rows": 3', '"rows": 4'))
+    assert "3 rows" in refusal(lambda: store.load_table(path))
+    stamp.unlink()
+    assert "c.json" in refusal(lambda: store.load_table(path))
+
+
+def test_another_or_unknown_schema_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, collectives())
+    line = refusal(lambda: store.load_table(path, "layers"))
+    assert "collectives" in line and "layers" in line
+    assert "unknown schema 'nope'" in refusal(lambda: save(tmp_path, collectives(), schema="nope"))
+    assert len(store.load_table(path)) == 3
+
+
+# --- layer profiles
+
+
+def test_a_recorded_profile_comes_back(tmp_path: Path) -> None:
+    profile = store.read_profile(save(tmp_path, layers(), schema="layers"))
+    assert (profile.network, profile.device, profile.batch, profile.update_s) == (
+        "tiny",
+        "cpu",
+        8,
+        0.05,
+    )
+    assert profile.tensor == ("a.weight", "a.bias", "b.weight") and profile.layer == ("a", "a", "b")
+    for name in ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops"):
+        assert getattr(profile, name).tolist() == layers()[name].tolist()
+    work = profile.workload()
+    assert work.bytes.tolist() == [200, 40, 400] and work.forward_s == pytest.approx(0.3)
+
+
+def test_a_users_own_profile_needs_no_stamp_and_fewer_columns(tmp_path: Path) -> None:
+    own = tmp_path / "own.csv"
+    layers(note="mine").drop(columns=["precision", "ranks", "threads", "update_s"]).to_csv(
+        own, index=False
+    )
+    (tmp_path / "own.json").write_text('{"form": "alpha_beta"}')  # some other JSON, not a stamp
+    profile = store.read_profile(own)
+    assert profile.update_s == 0 and profile.backward_s.tolist() == layers()["backward_s"].tolist()
+    for column in ("tensor", "backward_s", "gradient_bytes", "batch"):
+        layers().drop(columns=column).to_csv(own, index=False)
+        line = refusal(lambda: store.read_profile(own))
+        assert str(own) in line and f"column {column}: missing" in line
+
+
+@pytest.mark.parametrize("column", ["forward_s", "backward_s"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_a_profile_without_time_is_refused(tmp_path: Path, column: str, value: float) -> None:
+    own = tmp_path / "own.csv"
+    layers(**{column: value}).to_csv(own, index=False)
+    line = refusal(lambda: store.read_profile(own))
+    assert str(own) in line and f"column {column}" in line
+
+
+def test_of_several_profiles_one_is_chosen_or_asked_for(tmp_path: Path) -> None:
+    frame = pd.concat([layers(), layers(batch=16, update_s=0.1), layers(network="other", ranks=2)])
+    path = save(tmp_path, frame, schema="layers")
+    line = refusal(lambda: store.read_profile(path))
+    assert "tiny" in line and "other" in line and "network" in line
+    line = refusal(lambda: store.read_profile(path, "tiny"))
+    assert "8" in line and "16" in line and "batch" in line
+    assert store.read_profile(path, "tiny", 16).update_s == 0.1
+    assert store.read_profile(path, ranks=2, network="other").network == "other"
+    line = refusal(lambda: store.read_profile(path, "vgg16"))
+    assert "vgg16" in line and "tiny" in line
+    save(tmp_path, layers(update_s=[0.1, 0.2, 0.1]), schema="layers")
+    assert "update_s" in refusal(lambda: store.read_profile(path))
+
+
+# --- message times
+
+
+def own_csv(directory: Path, text: str) -> Path:
+    path = directory / "own.csv"
+    path.write_text(text)
+    return path
+
+
+def test_a_plain_csv_is_read_and_labelled_as_said(tmp_path: Path) -> None:
+    path = own_csv(tmp_path, "\ufeffseconds, bytes,note\n0.25,1024,x\n\n1e-3,1e6,y\n")
+    size, seconds, meta = store.read_bytes_seconds(path, ranks=4)
+    assert size.tolist() == [1024, 1000000] and size.dtype == np.int64
+    assert seconds.tolist() == [0.25, 1e-3]
+    assert meta == {"source": "csv", "ranks": 4}
+
+
+@pytest.mark.parametrize(
+    ("header", "advice"),
+    [
+        ("bytes,ms", "divide by 1000 and"),
+        ("bytes,time_us", "divide by 1000000 and"),
+        ("bytes,time (us)", "divide by 1000000 and"),
+        ("bytes,Latency[µs]", "divide by 1000000 and"),
+        ("bytes,ns", "divide by 1000000000 and"),
+        ("MB,seconds", "multiply by 1000000 and"),
+        ("size_KiB,seconds", "multiply by 1024 and"),
+        ("bits,seconds", "divide by 8 and"),
+    ],
+)
+def test_another_unit_is_refused_with_its_conversion(
+    tmp_path: Path, header: str, advice: str
+) -> None:
+    path = own_csv(tmp_path, f"{header}\n1,2\n")
+    wrong = next(name for name in header.split(",") if name not in ("bytes", "seconds"))
+    line = refusal(lambda: store.read_bytes_seconds(path))
+    assert str(path) in line and f"line 1, column {wrong}: " in line and advice in line
+
+
+def test_microseconds_called_seconds_are_noticed(tmp_path: Path) -> None:
+    path = own_csv(tmp_path, "bytes,seconds\n8,20\n4194304,34000\n")
+    line = refusal(lambda: store.read_bytes_seconds(path))
+    assert "line 3, column seconds" in line and "1000000" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("bytes,seconds\n8,0.1\n0,0.1\n", "line 3, column bytes"),
+        ("bytes,seconds\n8,0.1\n\n16,0\n", "line 4, column seconds"),
+        ("bytes,seconds\n8,nan\n", "line 2, column seconds"),
+        ("bytes,seconds\n8,-1\n", "line 2, column seconds"),
+        ("bytes,seconds\n8,0.1\n16\n", "line 3, column seconds"),
+        ("bytes,seconds\n8,0.1\n16,\n", "line 3, column seconds"),
+        ("size,seconds\n8,0.1\n", "column bytes: missing"),
+        ("bytes;seconds\n8;0.1\n", "column bytes: missing"),
+    ],
+)
+def test_a_wrong_plain_csv_is_refused(tmp_path: Path, text: str, where: str) -> None:
+    path = own_csv(tmp_path, text)
+    line = refusal(lambda: store.read_bytes_seconds(path))
+    assert str(path) in line and where in line
+
+
+@pytest.mark.parametrize("stamped", [True, False])
+def test_rows_of_a_collectives_table_are_chosen_or_asked_for(tmp_path: Path, stamped: bool) -> None:
+    parts = {
+        (name, ranks): collectives(2, collective=name, ranks=ranks, seconds=[ranks, ranks + 0.5])
+        for name in ("all_reduce", "all_gather")
+        for ranks in (2, 4)
+    }
+    path = save(tmp_path, pd.concat(parts.values()))
+    if not stamped:
+        (tmp_path / "c.json").unlink()
+    line = refusal(lambda: store.read_bytes_seconds(path))
+    assert "all_reduce" in line and "all_gather" in line and "collective" in line
+    assert "ranks" in refusal(lambda: store.read_bytes_seconds(path, collective="all_gather"))
+    size, seconds, meta = store.read_bytes_seconds(path, collective="all_gather", ranks=4)
+    assert size.tolist() == [4096] * 2 and seconds.tolist() == [4, 4.5]
+    assert meta == {
+        **{"source": "recorded" if stamped else "csv", "collective": "all_gather", "ranks": 4},
+        **{"backend": "gloo", "algorithm": "", "link": "lab:1gbit", "link_bits_per_s": 1e9},
+    }
+    assert "it has 2, 4" in refusal(
+        lambda: store.read_bytes_seconds(path, collective="all_gather", ranks=8)
+    )
+
+
+def test_a_changed_recorded_table_is_not_taken_for_a_users_own(tmp_path: Path) -> None:
+    path = save(tmp_path, collectives())
+    path.write_bytes(path.read_bytes().replace(b"4096", b"4097"))
+    assert "sha256" in refusal(lambda: store.read_bytes_seconds(path))
+
+
+# --- logs of nccl-tests
+
+TIMES_US = {1024: "11.25", 1048576: "105.9", 134217728: "90330"}
+
+
+def nccl_log(
+    *,
+    front: tuple[str, ...] = ("redop", "root"),
+    printed: tuple[str, ...] = ("sum", "-1"),
+    program: str = "all_reduce",
+    wrong: str = "0",
+    check: str = "#wrong",
+    per_iteration: tuple[str, ...] = (),
+    timestamp: bool = False,
+    label: str = "",
+    time: str = "time",
+    extra: tuple[str, ...] = (),
+) -> str:
+    """A log in the layout of one or another version, with noise around and inside the table."""
+    block = (time, "algbw", "busbw", check, *per_iteration)
+    names = (
+        "size",
+        "count",
+        "type",
+        *front,
+        *block,
+        *block,
+        *(("timestamp",) if timestamp else ()),
+    )
+    rows = [
+        "  ".join(
+            (
+                f"{size:12d}  {size // 4:12d}     float",
+                *printed,
+                *(us, "9.90", "17.33", wrong, *("1.0" for _ in per_iteration)),
+                *("1.00", "9.92", "17.37", "0", *("1.0" for _ in per_iteration)),
+                *(("2026-01-02 03:04:05",) if timestamp else ()),
+            )
+        )
+        for size, us in TIMES_US.items()
+    ]
+    lines = [
+        "warming up",
+        "12 nodes allocated",
+        f"# Collective test starting: {program}_perf",
+        "# nThread 1 nGpus 8 minBytes 1024 maxBytes 134217728 step: 2(factor) iters: 20 validation: 1",
+        "#",
+        "# Using devices",
+        *(
+            f"#  Rank {rank:2d} Group  0 Pid {400 + rank} on node-a device {rank} [0x0f]"
+            for rank in range(8)
+        ),
+        "node-a:880:887 [0] NCCL INFO 24 coll channels",
+        "#" + " " * 60 + "out-of-place                       in-place",
+        "#   " + "  ".join(names),
+        "#        (B)    (elements)              (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)",
+        rows[0],
+        "node-a:880:888 [1] NCCL INFO comm 0x1 rank 1 nranks 2",
+        *rows[1:],
+        *extra,
+        "# Out of bounds values : 0 OK",
+        "# Avg bus bandwidth    : 220.921",
+        "15 warnings",
+    ]
+    return "".join(f"{label}{line}\n" for line in lines)
+
+
+def log_file(directory: Path, text: str) -> Path:
+    path = directory / "nccl.log"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {},
+        {"front": ("redop",), "printed": ("sum",), "check": "error", "wrong": "2e-07"},
+        {"program": "all_gather", "printed": ()},
+        {"program": "all_gather", "front": (), "printed": ()},
+        {"program": "all_gather", "printed": ("none", "-1")},
+        {"label": "[1,0]<stdout>:"},
+        {"label": "0: "},
+        {"label": "    "},
+        {"timestamp": True},
+        {"per_iteration": ("i_min", "i_max", "i_p99", "i_cv%")},
+        {"wrong": "N/A"},
+    ],
+    ids=str,
+)
+def test_an_nccl_log_is_read_in_every_layout(tmp_path: Path, layout: dict[str, Any]) -> None:
+    size, seconds, meta = store.read_bytes_seconds(log_file(tmp_path, nccl_log(**layout)))
+    assert size.tolist() == list(TIMES_US)
+    assert seconds.tolist() == [float(us) / 1e6 for us in TIMES_US.values()]
+    collective = layout.get("program", "all_reduce")
+    assert meta == {"source": "nccl-tests", "collective": collective, "ranks": 8}
+
+
+def test_an_nccl_log_that_contradicts_the_question_is_refused(tmp_path: Path) -> None:
+    path = log_file(tmp_path, nccl_log())
+    assert (
+        store.read_bytes_seconds(path, collective="all_reduce", ranks=8, link="nvlink")[2]["link"]
+        == "nvlink"
+    )
+    assert "it has 8" in refusal(lambda: store.read_bytes_seconds(path, ranks=4))
+    assert "all_reduce" in refusal(lambda: store.read_bytes_seconds(path, collective="all_gather"))
+
+
+def test_two_runs_in_one_nccl_log_are_told_apart(tmp_path: Path) -> None:
+    other = nccl_log(program="all_gather", printed=()).replace("#  Rank  7", "#")
+    path = log_file(tmp_path, nccl_log() + other)
+    assert "choose one" in refusal(lambda: store.read_bytes_seconds(path))
+    for collective, ranks in (("all_reduce", 8), ("all_gather", 7)):
+        size, _, meta = store.read_bytes_seconds(path, collective=collective)
+        assert meta["ranks"] == ranks and size.tolist() == list(TIMES_US)
+
+
+def test_an_nccl_log_without_a_device_list_has_no_ranks(tmp_path: Path) -> None:
+    text = "".join(
+        line for line in nccl_log().splitlines(True) if "_perf" not in line and "Rank" not in line
+    )
+    assert store.read_bytes_seconds(log_file(tmp_path, text))[2] == {"source": "nccl-tests"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "wrong_line", "words"),
+    [
+        ({"wrong": "3"}, "11.25", "column #wrong: 3 wrong values"),
+        ({"extra": ("    268435456       671088",)}, "268435456", "column time: truncated"),
+        ({"extra": ("  2684354",)}, "2684354", "column time: truncated"),
+        ({"time": "cputime"}, "cputime", "column cputime: not GPU time"),
+        ({"extra": ("4 1 float sum -1 0.00 1 1 0 5 1 1 0",)}, "4 1 float", "column time: '0.00'"),
+        ({"extra": ("4 1 float sum -1 nan 1 1 0 5 1 1 0",)}, "4 1 float", "column time: 'nan'"),
+        ({"extra": ("4 1 float sum -1 -3 1 1 0 5 1 1 0",)}, "4 1 float", "column time: '-3'"),
+        ({"extra": ("4 1 float sum -1 x 1 1 0 5 1 1 0",)}, "4 1 float", "column time: 'x'"),
+    ],
+)
+def test_a_wrong_nccl_log_is_refused(
+    tmp_path: Path, layout: dict[str, Any], wrong_line: str, words: str
+) -> None:
+    text = nccl_log(**layout)
+    line = 1 + next(i for i, printed in enumerate(text.splitlines()) if wrong_line in printed)
+    path = log_file(tmp_path, text)
+    refused = refusal(lambda: store.read_bytes_seconds(path))
+    assert refused.startswith(f"{path}: row at line {line}, ") and words in refused
+
+
+def test_an_nccl_log_without_rows_is_refused(tmp_path: Path) -> None:
+    header = nccl_log().split("(elements)")[0] + "\n"
+    assert "no rows" in refusal(lambda: store.read_bytes_seconds(log_file(tmp_path, header)))
+
+
+def test_messages_too_small_to_divide_are_left_out(tmp_path: Path) -> None:
+    row = "0  0  float  none  -1  0.05  0.00  0.00  0  0.05  0.00  0.00  0"
+    path = log_file(tmp_path, nccl_log(program="all_gather", extra=(row,)))
+    assert store.read_bytes_seconds(path)[0].tolist() == list(TIMES_US)
+
+
+# --- places
+
+
+def test_recorded_directories_are_listed_by_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "RECORDED", tmp_path)
+    assert store.list_recorded() == []
+    for name in ("nvidia-h200", "cpu-2x"):
+        save(store.recorded_dir(name), collectives())
+    (tmp_path / "empty").mkdir()
+    assert store.list_recorded() == [tmp_path / "cpu-2x", tmp_path / "nvidia-h200"]
+    assert store.recorded_dir() == tmp_path / machine.name()
+    for bad in ("../elsewhere", "", "/etc", "Two Words", ".."):
+        assert "machine name" in refusal(functools.partial(store.recorded_dir, bad))
+
+
+def test_the_root_can_be_moved_and_the_import_is_light() -> None:
+    code = (
+        "import sys, ddlkit.store as s; print(s.RECORDED, s.ROOT);"
+        "assert not {'torch', 'pandas'} & set(sys.modules), 'heavy import'"
+    )
+    for root in ("/srv/workbook", ""):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "DDLKIT_ROOT": root},
+            cwd=Path(__file__).parents[1],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        where = root or str(Path(__file__).resolve().parents[1])
+        assert done.stdout.split() == [f"{where}/data/recorded", where]

@@ -1,0 +1,190 @@
+"""Real DistributedDataParallel on two ranks: the buckets are the ones asked for, times are told apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlkit.core.case import Case
+from ddlkit.core.errors import UserError
+from ddlkit.core.timeline import Timeline
+from ddlkit.run import networks
+from ddlkit.run.launch import LOGS, Loopback
+from ddlkit.run.training import (
+    BACKWARD,
+    FORWARD,
+    UPDATE,
+    Event,
+    Settings,
+    _check_plans,
+    measure_training,
+    to_timeline,
+)
+
+
+def ready_bytes(network: str) -> list[int]:
+    """Bytes of each gradient, last layer first."""
+    parameters = list(networks.build(network).parameters())
+    return [p.numel() * p.element_size() for p in reversed(parameters)]
+
+
+def cut(sizes: list[int], *ends: int) -> list[int]:
+    """Bytes of the groups that end there."""
+    return [sum(sizes[a:b]) for a, b in zip((0, *ends), (*ends, len(sizes)), strict=True)]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
+    """One launch of ResNet-18 on two ranks under five plans, one of which no DDP can follow."""
+    sizes = ready_bytes("resnet18")
+    plans = {
+        "none": sizes,
+        "single": [sum(sizes)],
+        "cuts:3,40": cut(sizes, 3, 40),
+        "ddp": [2_052_000, 28_852_224, 15_853_824],  # as recorded from torch 2.13
+        "impossible": [1000, sum(sizes) - 1000],  # ends inside the first tensor
+    }
+    out = tmp_path_factory.mktemp("training")
+    tables = measure_training(
+        Loopback(), 2, "resnet18", 1, plans, repeats=2, iterations=2, seed=3, out=out
+    )
+    assert not (out / LOGS).exists()
+    return tables
+
+
+def keys(tables: dict[str, pd.DataFrame]) -> dict[str, str]:
+    """Key of the case of every plan that was measured."""
+    return dict(tables["runs"][["plan", "case"]].drop_duplicates().to_numpy().tolist())
+
+
+def test_the_buckets_are_those_asked_for(measured: dict[str, pd.DataFrame]) -> None:
+    buckets = measured["buckets"]
+    for plan, case in keys(measured).items():
+        rows = buckets[buckets["case"] == case]
+        asked, rebuilt = (
+            rows.loc[rows["source"] == s, "bytes"].tolist() for s in ("asked", "rebuilt")
+        )
+        assert asked == rebuilt, plan
+        assert sum(rebuilt) == sum(ready_bytes("resnet18"))
+
+
+def test_a_plan_that_came_out_otherwise_is_recorded_but_not_timed(
+    measured: dict[str, pd.DataFrame],
+) -> None:
+    assert set(keys(measured)) == {"none", "single", "cuts:3,40", "ddp"}
+    buckets = measured["buckets"]
+    other = buckets[~buckets["case"].isin(measured["runs"]["case"])]
+    assert other.loc[other["source"] == "asked", "bytes"].tolist()[0] == 1000
+    assert other.loc[other["source"] == "rebuilt", "bytes"].tolist()[0] == 4000
+
+
+def test_runs_are_rows_of_their_case(measured: dict[str, pd.DataFrame]) -> None:
+    runs = measured["runs"]
+    assert len(runs) == 4 * 2 * 2
+    for row in runs.to_dict("records"):
+        assert Case.from_row(row).key == row["case"]
+    ends = dict(runs[["plan", "ends"]].drop_duplicates().to_numpy().tolist())
+    assert ends["single"] == "62" and ends["cuts:3,40"] == "3;40;62"
+    assert ends["none"] == ";".join(map(str, range(1, 63)))
+    first = runs.iloc[0]
+    assert (first["kind"], first["link"], first["workers"]) == ("training", "loopback", 2)
+    assert (first["batch"], first["seed"], first["origin"]) == (1, 3, "measured")
+    assert np.allclose(
+        runs["exposed_communication_s"], runs["iteration_s"] - runs["compute_s"], atol=1e-12
+    )
+    assert (runs["processor_load"] > 0.1).all(), "two ranks were computing"
+
+
+def test_rounds_are_interleaved(measured: dict[str, pd.DataFrame]) -> None:
+    """Drift of the machine meets all plans alike: each round goes through all of them."""
+    runs = measured["runs"]
+    assert runs["repeat"].is_monotonic_increasing
+    assert (runs.groupby("repeat")["plan"].nunique() == 4).all()
+
+
+def test_the_profiled_iteration_shows_every_bucket(measured: dict[str, pd.DataFrame]) -> None:
+    spans = measured["timeline"]
+    for case in keys(measured).values():
+        timeline = Timeline.from_rows(spans[spans["case"] == case].to_dict("records"))
+        rebuilt = measured["buckets"].query("case == @case and source == 'rebuilt'")["bytes"]
+        messages = timeline.select(timeline.kind == "allreduce")
+        assert messages.bytes.tolist() == rebuilt.tolist()
+        assert messages.group.tolist() == list(range(len(rebuilt)))
+        # One gloo thread carries one message after the other.
+        assert (messages.start_s[1:] >= messages.end_s[:-1] - 1e-5).all()
+        assert {"forward", "backward", "update"} <= set(timeline.kind.tolist())
+        assert timeline.start_s.min() == 0.0
+        backward = timeline.select(timeline.kind == "backward")
+        assert messages.start_s[0] >= backward.start_s[0]
+
+
+def test_all_in_one_bucket_cannot_overlap(measured: dict[str, pd.DataFrame]) -> None:
+    spans = measured["timeline"]
+    rows = spans[spans["case"] == keys(measured)["single"]].to_dict("records")
+    timeline = Timeline.from_rows(rows)
+    assert timeline.exposed_communication_s() > 0.9 * timeline.busy_s(("allreduce",))
+
+
+def test_buckets_must_add_up() -> None:
+    network = networks.build("lenet5")
+    total = sum(ready_bytes("lenet5"))
+    _check_plans(Settings("lenet5", 1, {"ddp": [], "single": [total]}), network)
+    wrong: list[dict[str, list[int]]] = [
+        {"single": [total - 4]},
+        {"none": []},
+        {"ddp": [total + 4]},
+    ]
+    for plans in wrong:
+        with pytest.raises(UserError, match=f"the gradients of lenet5 {total}"):
+            _check_plans(Settings("lenet5", 1, plans), network)
+
+
+@pytest.mark.parametrize("wrong", [{"repeats": 0}, {"iterations": 0}, {"plans": {}}])
+def test_nothing_to_measure_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="needs at least one of each"):
+        Settings(**{"network": "lenet5", "batch": 1, "plans": {"ddp": []}, **wrong})  # type: ignore[arg-type]
+
+
+# -- profiler events ---------------------------------------------------------------------------
+
+PHASES = [Event(FORWARD, 10.0, 11.0), Event(BACKWARD, 11.0, 14.0), Event(UPDATE, 14.0, 14.5)]
+GRADIENT = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6), st.floats(0.1, 2.9))
+def test_backward_ends_with_the_last_gradient(lengths: list[float], last: float) -> None:
+    ends = 11.0 + np.cumsum(lengths)
+    starts = np.concatenate([[11.0], ends[:-1]])
+    messages = [Event("gloo:all_reduce", a, b) for a, b in zip(starts, ends, strict=True)]
+    gradients = [Event(GRADIENT, 11.0, 11.05), Event(GRADIENT, 11.05, 11.0 + last)]
+    sizes = list(range(1, len(lengths) + 1))
+    timeline, seen = to_timeline([*messages[::-1], *gradients, *PHASES], sizes)
+    assert seen == len(sizes)
+    assert timeline.busy_s(("forward",)) == pytest.approx(1.0)
+    assert timeline.busy_s(("backward",)) == pytest.approx(last)
+    assert timeline.busy_s(("wait",)) == pytest.approx(3.0 - last)
+    assert timeline.select(timeline.kind == "allreduce").bytes.tolist() == sizes
+
+
+def test_kernels_belong_to_the_phase_they_run_in() -> None:
+    kernels = [
+        Event("gemm", 10.2, 10.6, on_gpu=True),
+        Event("wgrad", 11.5, 12.5, on_gpu=True),
+        Event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 12.0, 13.5, on_gpu=True),
+        Event("sgd", 14.1, 14.2, on_gpu=True),
+        Event("outside", 15.0, 15.1, on_gpu=True),
+    ]
+    timeline, seen = to_timeline([*PHASES, *kernels], [400])
+    assert seen == 1
+    assert timeline.kind.tolist() == ["forward", "backward", "allreduce", "update"]
+    assert timeline.exposed_communication_s() == pytest.approx(1.0)
+
+
+def test_messages_that_do_not_match_the_buckets_belong_to_none() -> None:
+    timeline, seen = to_timeline([*PHASES, Event("gloo:all_reduce", 12.0, 13.0)], [4, 8])
+    assert seen == 1
+    messages = timeline.select(timeline.kind == "allreduce")
+    assert messages.group.tolist() == [-1] and messages.bytes.tolist() == [0]

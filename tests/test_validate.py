@@ -1,0 +1,88 @@
+"""Validation: a truth made by the model has no error, noise shows as repeatability."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ddlkit.core.case import Case
+from ddlkit.core.cost import Table
+from ddlkit.core.errors import UserError
+from ddlkit.core.plan import make_plan
+from ddlkit.core.simulate import predict
+from ddlkit.report.validate import Calibration, plan_of, summary, validate
+from strategies import random_workload
+
+SIZES = np.geomspace(1e2, 1e8, 13)
+COST = Table(SIZES, 1e-3 + 8e-9 * SIZES, workers=4)
+SPECS = ("none", "single", "buffer:25MB", "ddp", "exact")
+WORKLOAD = random_workload(np.random.default_rng(0), 40)
+
+
+def calibration(noise: float = 0.0) -> Calibration:
+    rng = np.random.default_rng(1)
+    sizes = np.repeat(SIZES, 9)
+    rows = {"link": "lab:1gbit", "ranks": 4, "collective": "all_reduce", "algorithm": "ring"}
+    seconds = COST(sizes) * np.exp(rng.normal(0, noise, sizes.size))
+    return Calibration.of(pd.DataFrame({"bytes": sizes, "seconds": seconds, **rows}))
+
+
+def case(spec: str, workers: int = 4) -> Case:
+    plan = make_plan(spec, WORKLOAD, COST)
+    ends = ";".join(map(str, plan.ends))
+    return Case("replay", "net", "cpu", 1, workers, "lab:1gbit", 1e9, "all_reduce", spec, ends,
+                profile_sha256="abc")  # fmt: skip
+
+
+def runs(noise: float = 0.0, workers: int = 4) -> pd.DataFrame:
+    rng, rows = np.random.default_rng(2), []
+    for spec in SPECS:
+        asked = case(spec, workers)
+        truth = predict(WORKLOAD, plan_of(asked), COST)
+        for repeat in range(4):
+            iteration_s = truth.iteration_s * float(np.exp(rng.normal(0, noise)))
+            exposed_s = iteration_s - truth.compute_s
+            values = {"iteration_s": iteration_s, "compute_s": truth.compute_s, "repeat": repeat}
+            rows.append({**vars(asked), **values, "case": asked.key, "origin": "replayed",
+                         "exposed_communication_s": exposed_s, "processor_load": 0.5,
+                         "processor_limited": False})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_a_truth_made_by_the_model_has_no_error() -> None:
+    found = validate(runs(), {"abc": WORKLOAD}, calibration())
+    assert len(found) == len(SPECS)
+    assert found["model_error"].abs().max() < 1e-9
+    assert found["model_exposed_error"].abs().max() < 1e-9
+    assert found["repeatability"].max() == 0
+    assert found["no_overlap_error"].max() > 0.01
+    assert (found["no_overlap_error"] >= -1e-12).all()
+    assert (found["perfect_overlap_error"] <= 1e-12).all()
+
+
+def test_noise_shows_as_repeatability_and_the_summary_keeps_it() -> None:
+    found = validate(runs(noise=0.03), {"abc": WORKLOAD}, calibration(noise=0.03))
+    figures = summary(found)
+    assert 0.01 < figures["median_repeatability"] < 0.1
+    assert figures["median_error"] < 0.05
+    assert figures["skill_over_no_overlap"] > 1
+    assert 0 <= figures["interval_coverage"] <= 1
+    assert (found["lower_s"] <= found["model_iteration_s"]).mean() > 0.5
+
+
+def test_a_case_survives_the_runs_table() -> None:
+    asked = case("exact")
+    row = runs().query("plan == 'exact'").iloc[0].to_dict()
+    assert Case.from_row(row) == asked
+    assert Case.from_row(row).key == asked.key
+    assert case("ddp").key != asked.key
+
+
+def test_missing_calibration_and_missing_profile_are_told() -> None:
+    with pytest.raises(
+        UserError, match="no calibration for all_reduce over lab:1gbit with 8 ranks"
+    ):
+        validate(runs(workers=8), {"abc": WORKLOAD}, calibration())
+    with pytest.raises(UserError, match="layer profile abc is not at hand"):
+        validate(runs(), {}, calibration())
