@@ -14,7 +14,7 @@ import yaml
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import catalog, outputs, verdicts
+from ddlkit.report import catalog, claims, outputs
 
 GOOD: dict[str, Any] = {
     "id": "wb-test",
@@ -238,7 +238,7 @@ def test_the_command_lists_checks_and_writes(
 ) -> None:
     monkeypatch.setattr(store, "ROOT", tmp_path)
     monkeypatch.setattr(store, "DATA", tmp_path)
-    monkeypatch.setattr(verdicts, "load_claims", lambda: ())
+    monkeypatch.setattr(claims, "load_claims", lambda: ())
     load(tmp_path, GOOD)
     (tmp_path / "README.md").write_text(f"{catalog.BEGIN}\n{catalog.END}\n")
     assert catalog.command() == 0

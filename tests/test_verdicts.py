@@ -12,38 +12,38 @@ from hypothesis import strategies as st
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import catalog, verdicts
+from ddlkit.report import catalog, checks, claims, verdicts
 
 HEADER = "id,paper,place,quantity,value,unit,tolerance,condition,figure\n"
-CLAIM = verdicts.Claim("osf-x", "osf", "Section 1", "a number", 2.0, "%", 0.1, "", "")
+CLAIM = claims.Claim("osf-x", "osf", "Section 1", "a number", 2.0, "%", 0.1, "", "")
 
 
 def test_all_four_papers_have_attempted_claims() -> None:
     frame = verdicts.evaluate()
     tried = frame[frame["verdict"] != "not attempted"]
     assert len(tried) >= 12
-    assert set(tried["paper"]) == set(verdicts.PAPERS)
+    assert set(tried["paper"]) == set(claims.PAPERS)
     assert sum(verdicts.counts(frame).values()) == len(frame)
     assert (tried["note"].str.len() > 0).all()
     assert tried["computed"].notna().all()
 
 
 def test_every_check_belongs_to_a_claim_and_every_claim_to_the_catalog() -> None:
-    claims = {claim.id: claim for claim in verdicts.load_claims()}
-    assert set(verdicts.CHECKS) <= set(claims)
+    known = {claim.id: claim for claim in claims.load_claims()}
+    assert set(checks.CHECKS) <= set(known)
     listed = {entry.id: set(entry.claims) for entry in catalog.load()}
-    for claim in claims.values():
+    for claim in known.values():
         assert claim.id.startswith(claim.paper)
         assert not claim.figure or claim.id in listed[claim.figure]
     assert {id for ids in listed.values() for id in ids} == {
-        c.id for c in claims.values() if c.figure
+        c.id for c in known.values() if c.figure
     }
 
 
 def test_checks_do_not_depend_on_the_claimed_value() -> None:
-    claims = verdicts.load_claims()
-    shifted = verdicts.evaluate([replace(claim, value=claim.value + 17) for claim in claims])
-    assert shifted["computed"].equals(verdicts.evaluate(claims)["computed"])
+    printed = claims.load_claims()
+    shifted = verdicts.evaluate([replace(claim, value=claim.value + 17) for claim in printed])
+    assert shifted["computed"].equals(verdicts.evaluate(printed)["computed"])
     assert not shifted["verdict"].eq("reproduced").any()
 
 
@@ -67,7 +67,7 @@ def test_known_results() -> None:
 
 
 def test_all_28_gains_of_sharing_table_2_follow_from_figure_8_within_rounding() -> None:
-    rows = verdicts.paper_table("sharing", "fig08")
+    rows = claims.paper_table("sharing", "fig08")
     grid = rows.filter(regex=r"^\d+x\d+$")
     best, default = grid.max(axis=1), grid["2x256"]
     least = 100 * ((best - 0.5) / (default + 0.5) - 1) - 0.05
@@ -77,7 +77,7 @@ def test_all_28_gains_of_sharing_table_2_follow_from_figure_8_within_rounding() 
 
 
 def test_dag_table_6_is_the_grouped_alexnet() -> None:
-    sizes = verdicts.paper_table("dag", "tab06")["size_bytes"]
+    sizes = claims.paper_table("dag", "tab06")["size_bytes"]
     shapes = [(96, 3 * 121), (256, 48 * 25), (384, 256 * 9), (384, 192 * 9), (256, 192 * 9)]
     shapes += [(4096, 9216), (4096, 4096), (1000, 4096)]
     assert sizes[sizes > 0].tolist() == [4 * (out * inputs + out) for out, inputs in shapes]
@@ -121,24 +121,24 @@ def test_markdown_names_every_claim_with_attempted_ones_first() -> None:
     ],
 )
 def test_a_damaged_claims_file_is_one_error(tmp_path: Path, row: str, message: str) -> None:
-    for paper in verdicts.PAPERS:
+    for paper in claims.PAPERS:
         (tmp_path / paper).mkdir()
         (tmp_path / paper / "claims.csv").write_text(
             HEADER + (row + "\n" if paper == "osf" else "")
         )
     with pytest.raises(UserError, match=message):
-        verdicts.load_claims(tmp_path)
+        claims.load_claims(tmp_path)
 
 
 def test_missing_files_and_columns_are_one_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError, match=r"cannot read .*claims\.csv"):
-        verdicts.load_claims(tmp_path)
+        claims.load_claims(tmp_path)
     (tmp_path / "osf").mkdir()
     (tmp_path / "osf" / "claims.csv").write_text("id,value\nosf-a,1\n")
     with pytest.raises(UserError, match="columns are"):
-        verdicts.load_claims(tmp_path)
+        claims.load_claims(tmp_path)
     monkeypatch.setattr(store, "DATA", tmp_path)
     with pytest.raises(UserError, match=r"tab99\.csv is missing"):
-        verdicts.paper_table("osf", "tab99")
+        claims.paper_table("osf", "tab99")

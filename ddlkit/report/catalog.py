@@ -15,9 +15,9 @@ import yaml
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import outputs, verdicts
+from ddlkit.report import claims, outputs
 
-PAPERS = (*verdicts.PAPERS, "workbook")
+PAPERS = (*claims.PAPERS, "workbook")
 COLUMNS = ("paper", "model", "measured")
 GRADES = ("gpu", "lab", "loopback", "model", "transcribed")
 STATUSES = ("done", "planned")
@@ -144,7 +144,7 @@ def check(reports: Path, entries: Sequence[Entry] | None = None) -> list[str]:
     Every claim that an entry names must exist. A ``done`` entry needs its inputs, its image, its
     CSV with at least one row, and every statistic of its tolerance within the limit.
     """
-    known = {claim.id for claim in verdicts.load_claims()}
+    known = {claim.id for claim in claims.load_claims()}
     lines = []
     for entry in load() if entries is None else entries:
         lines += [f"{entry.id}: no claim {c} in claims.csv" for c in entry.claims if c not in known]
