@@ -147,8 +147,7 @@ def measure_beside_standin(
     ):
         stand_in = standin.make(place)
         once = kernel.on(place) if kernel else stand_in.idle
-        once_s = float(measure(once, _ONCE, synchronize=synchronizer(place))[0])
-        in_a_row = max(1, math.ceil(stand_in.least_s / once_s))
+        in_a_row = _in_a_row(once, place, stand_in.least_s)
         passages: dict[str, list[Passage]] = {}
 
         def run(key: str, setting: Setting | None) -> Marks:
@@ -212,6 +211,12 @@ def _rows(
     }
     columns = {"sample": np.arange(len(seconds)), "seconds": seconds}
     return pd.DataFrame({**what, **_ALONE, **beside, **columns})
+
+
+def _in_a_row(once: Compute, device: torch.device, least_s: float) -> int:
+    """How often to call ``once`` so that all together last at least ``least_s``."""
+    once_s = float(measure(once, _ONCE, synchronize=synchronizer(device))[0])
+    return max(1, math.ceil(least_s / once_s))
 
 
 def _known(name: str, scale: Scale) -> Kernel | None:
@@ -314,7 +319,12 @@ def _beside(me: ranks.Ranks, name: str, settings: Settings, trace: Path) -> pd.D
     pair = _Pair(me, kernel, settings.message_bytes)
     count = pair.enough()
     beside = functools.partial(pair.both, count)
-    samples = pair.measure({"none": pair.alone, me.backend: beside}, Budget(**settings.budget))
+    samples = {
+        company: seconds / pair.in_a_row
+        for company, seconds in pair.measure(
+            {"none": pair.alone, me.backend: beside}, Budget(**settings.budget)
+        ).items()
+    }
     seen = pair.profile(beside, trace)
     sent_bytes = count * settings.message_bytes * bus_factor("all_reduce", me.world_size)
     labels = {
@@ -341,11 +351,19 @@ def _beside(me: ranks.Ranks, name: str, settings: Settings, trace: Path) -> pd.D
 
 
 class _Pair:
-    """A kernel and an all-reduce on this rank; every rank must call every method alike."""
+    """A kernel and an all-reduce on this rank; every rank must call every method alike.
+
+    On a CPU the kernel is called several times in a row: beside one call shorter than the scheduler's
+    slice, gloo's thread would not get the processor at all.
+    """
 
     def __init__(self, me: ranks.Ranks, kernel: Kernel, message_bytes: int) -> None:
         self.device = me.device
-        self.alone = timed(kernel.on(me.device), me.device)
+        once = kernel.on(me.device)
+        least_s = 0.0 if me.device.type == "cuda" else standin.CpuStandIn.least_s
+        calls = _in_a_row(once, me.device, least_s)
+        self.in_a_row = int(ranks.slowest([calls])[0])
+        self.alone = timed(lambda: [once() for _ in range(self.in_a_row)], me.device)
         self._start = torch.randn(message_bytes // 4, device=me.device)
         self._message = self._start.clone()
         self._synchronize = synchronizer(me.device)

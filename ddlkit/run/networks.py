@@ -94,8 +94,9 @@ NETWORKS: dict[str, Network] = {
     "resnet50": _torchvision("resnet50"),
     "resnet101": _torchvision("resnet101"),
     "resnet152": _torchvision("resnet152"),
-    "vgg16": _torchvision("vgg16"),
-    "vgg19": _torchvision("vgg19"),
+    # Layers come with random weights; drawing VGG's 138 million once more takes two seconds.
+    "vgg16": _torchvision("vgg16", init_weights=False),
+    "vgg19": _torchvision("vgg19", init_weights=False),
     "vit_b_16": _torchvision("vit_b_16"),
 }
 
