@@ -42,7 +42,7 @@ REPLAY_PLANS = (
     "random:1:3", "random:2:6", "random:3:10", "random:4:4",
 )  # fmt: skip
 DISTINCT_PLANS = 8
-TRAINING_PLANS = ("ddp", "single", "buffer:5MB", "exact", "none")
+TRAINING_PLANS = ("ddp", "single", "exact", "buffer:5MB", "none")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ LENGTHS = {
         layers=Budget(warmup=1, min_repeats=3, max_repeats=20, max_s=2.0),
         messages=Budget(warmup=1, min_repeats=2, max_repeats=30, max_s=0.3),
         lab_collectives=("all_reduce",),
-        training_plans=TRAINING_PLANS[:4],
+        training_plans=TRAINING_PLANS[:3],
         training_repeats=2,
         training_iterations=2,
         replays=("resnet18", "resnet50", "googlenet"),
