@@ -286,17 +286,17 @@ def error_by_size(ax: Axes, errors: Mapping[str, tuple[ArrayLike, ArrayLike]]) -
 
 
 @theme()
-def samples_by_size(ax: Axes, samples: pd.DataFrame, *, series: str) -> None:
-    """Raw collective times: a line through the medians of each series, a band from 2.5% to 97.5%.
+def samples_by_size(ax: Axes, samples: pd.DataFrame, *, series: str, size: str = "bytes") -> None:
+    """Raw times: a line through the medians of each series, a band from 2.5% to 97.5%.
 
-    ``samples`` has columns bytes, seconds and ``series``, whose values name the lines.
+    ``samples`` has columns seconds, ``size`` and ``series``, whose values name the lines.
     """
     scale, unit = _time_unit(samples["seconds"].to_numpy())
     for (name, rows), (color, marker, line) in zip(
         samples.groupby(series, sort=False), _SERIES, strict=False
     ):
         sns.lineplot(
-            x=rows["bytes"],
+            x=rows[size],
             y=rows["seconds"] * scale,
             estimator="median",
             errorbar=("pi", 95),
@@ -310,7 +310,11 @@ def samples_by_size(ax: Axes, samples: pd.DataFrame, *, series: str) -> None:
         )
     ax.set_yscale("log")
     _plain_log_ticks(ax.yaxis)
-    _byte_axis(ax)
+    if size == "bytes":
+        _byte_axis(ax)
+    else:
+        ax.set_xscale("log")
+        ax.set_xlabel(size)
     ax.set_ylabel(f"time [{unit}]")
     ax.legend(loc="upper left")
 
