@@ -505,7 +505,8 @@ def points(device: str, smoke: bool) -> list[Point]:
     ]
     budget = replace(budget, max_s=budget.max_s / 4)  # two cases in turn, not tens
     if not on_gpu:
-        return [*alone, _ranks_point("gloo-p2", 0, [0], scale, budget, gpus=0)]
+        few = ("convolution", "attention") if smoke else None
+        return [*alone, _ranks_point("gloo-p2", 0, [0], scale, budget, gpus=0, names=few)]
     return alone + [
         _ranks_point(f"nccl-b{blocks}", blocks, channels.THREADS, scale, budget, gpus=2)
         for blocks in channels.BLOCKS[: 1 if smoke else None]
@@ -543,8 +544,9 @@ def _ranks_point(
     budget: Budget,
     *,
     gpus: int,
+    names: Sequence[str] | None = None,
 ) -> Point:
-    """Between all GPUs of this machine, or two ranks on its CPU."""
+    """Between all GPUs of this machine, or two ranks on its CPU; by default all kernels."""
     here = torch.cuda.device_count()
 
     def run(_: Path) -> Tables:
@@ -553,11 +555,11 @@ def _ranks_point(
         n_ranks, size = (here, MESSAGE_BYTES) if gpus else (2, 4 * MIB)
         return {
             "contention": measure_beside_all_reduce(
-                blocks, thread_counts, n_ranks, scale, budget, message_bytes=size
+                blocks, thread_counts, n_ranks, scale, budget, names=names, message_bytes=size
             )
         }
 
     packed = ("contention",)
-    each_s = 10.0 + len(kernels(scale)) * (1 + budget.max_s)
+    each_s = 10.0 + len(names or kernels(scale)) * (1 + budget.max_s)
     estimate_s = len(thread_counts) * each_s if here >= gpus else 0.0
     return Point("contention", name, packed, run, estimate_s, packed)
