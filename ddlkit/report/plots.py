@@ -320,6 +320,29 @@ def samples_by_size(ax: Axes, samples: pd.DataFrame, *, series: str, size: str =
 
 
 @theme()
+def slowdown_by_blocks(ax: Axes, slowdowns: pd.DataFrame) -> None:
+    """How many times longer each kernel takes beside communication: a dot for each number of blocks.
+
+    ``slowdowns`` is ``report.compare.slowdowns``'s; of several numbers of threads the median.
+    """
+    kernels = list(dict.fromkeys(slowdowns["kernel"]))
+    blocks = sorted(slowdowns["blocks"].unique())
+    for number, (count, color) in enumerate(
+        zip(blocks, sns.color_palette("flare", len(blocks)), strict=True)
+    ):
+        chosen = slowdowns[slowdowns["blocks"] == count]
+        medians = chosen.groupby("kernel")["slowdown"].median().reindex(kernels)
+        marker = _SERIES[number % len(_SERIES)][1]
+        label = f"{count} block{'s' if count > 1 else ''}"
+        ax.plot(medians, range(len(kernels)), marker, color=color, markersize=5, label=label)
+    ax.axvline(1, color=SOFT, linewidth=0.8)
+    ax.set_yticks(range(len(kernels)), [kernel.replace("_", " ") for kernel in kernels])
+    ax.invert_yaxis()
+    ax.set_xlabel("time beside communication / time alone")
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(blocks))
+
+
+@theme()
 def gantt(ax: Axes, timeline: Timeline, *, rank: int = 0, iteration: int | None = None) -> None:
     """One rank's spans as bars, a row a stream; the exposed communication is printed above.
 

@@ -23,12 +23,20 @@ class Source:
 
     directories: tuple[Path, ...]
 
-    def _files(self, kind: str) -> list[Path]:
-        """Every table of ``kind`` ("layers", "runs", ...), by name."""
+    def _found(self, kind: str) -> dict[str, Path]:
         found: dict[str, Path] = {}
         for directory in self.directories:
             for path in (*directory.glob(f"{kind}-*.csv"), *directory.glob(f"{kind}-*.csv.gz")):
                 found.setdefault(path.name, path)
+        return found
+
+    def has(self, kind: str) -> bool:
+        """Whether there is any table of ``kind``."""
+        return bool(self._found(kind))
+
+    def _files(self, kind: str) -> list[Path]:
+        """Every table of ``kind`` ("layers", "runs", ...), by name."""
+        found = self._found(kind)
         if not found:
             places = ", ".join(str(directory) for directory in self.directories) or "nowhere"
             raise UserError(
@@ -99,15 +107,6 @@ def default_recording() -> Path:
     return mine if mine in campaigns else campaigns[0]
 
 
-def recordings(kind: str) -> dict[str, Source]:
-    """Every recording that holds tables of ``kind``, by the name of its directory."""
-    return {
-        path.name: Source((path,))
-        for path in store.list_recorded()
-        if [*path.glob(f"{kind}-*.csv*")]
-    }
-
-
 def open_source(data: str = "") -> Source:
     """The tables in ``data``: a machine's name under data/recorded, or a directory of measured tables.
 
@@ -124,3 +123,17 @@ def open_source(data: str = "") -> Source:
     raise UserError(
         f"no measured tables in {data}: give a directory, or a name under data/recorded"
     )
+
+
+def machines(kind: str, data: str = "") -> dict[str, Source]:
+    """All that is at hand of ``kind``: "here" for what was measured live, then each recording by name.
+
+    data : as for `open_source`. Raises UserError when nothing of the kind is there.
+    """
+    recorded = store.list_recorded()
+    own = tuple(path for path in open_source(data).directories if path not in recorded)
+    sources = {"here": Source(own), **{path.name: Source((path,)) for path in recorded}}
+    found = {name: source for name, source in sources.items() if source.has(kind)}
+    if not found:
+        raise UserError(f"no table of {kind} anywhere: run ddlkit record")
+    return found
