@@ -30,8 +30,9 @@ from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_seconds
 from ddlkit.run import vitals
-from ddlkit.run.launch import PACKAGES, PARENT, end
+from ddlkit.run.launch import end
 from ddlkit.run.outcomes import KILLED, MEASURED, NO_TIME, PARTIAL, PENDING, STARTED
+from ddlkit.run.zygote import PACKAGES, PARENT
 
 POINTS = "ddlkit.run.points:session_plan"
 THERE = (MEASURED, PARTIAL)
