@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from ddlkit import store
+from ddlkit.core.bandwidth import busbw
 from ddlkit.core.errors import UserError
 from ddlkit.report import compare, source
 from ddlkit.report.source import Source
-from ddlkit.run.collectives import busbw
 
 
 def save(directory: Path, schema: str, point: str, frame: pd.DataFrame) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from ddlkit.core.bandwidth import bus_factor
 from ddlkit.report.source import Source
-from ddlkit.run.collectives import bus_factor
 
 ALONE = "none"
 

@@ -26,6 +26,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ddlkit import store
+from ddlkit.core.bandwidth import bus_factor
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import merge
 from ddlkit.core.units import MIB, format_seconds
@@ -39,7 +40,6 @@ from ddlkit.run.clock import (
     synchronizer,
     timed,
 )
-from ddlkit.run.collectives import bus_factor
 from ddlkit.run.layers import arithmetic, device_named, memory_for
 from ddlkit.run.standin import Compute, Passage, Setting
 from ddlkit.run.suite import Partial, Point, Tables, Unavailable
