@@ -10,7 +10,7 @@ import pytest
 
 from ddlkit import store
 
-VERDICT = re.compile(r"\*(Proven|Refuted|Cannot be decided|cannot be decided)\*|\*Proven\*? ")
+VERDICT = re.compile(r"\*(Proven|Refuted|[Cc]annot\s+be\s+decided)\.?\*")
 
 
 @pytest.mark.parametrize("paper", ["osf", "dag"])
