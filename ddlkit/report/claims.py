@@ -139,6 +139,12 @@ def claimed(claim: str) -> float:
     return {one.id: one.value for one in load_claims()}[claim]
 
 
+def prose(paper: str) -> dict[str, float]:
+    """The numbers that a paper states in its prose, by their id in data/papers/<paper>/prose.csv."""
+    rows = paper_table(paper, "prose")
+    return dict(zip(rows["id"], rows["value"].astype(float), strict=True))
+
+
 def percent(share: float) -> float:
     """A share as per cent."""
     return 100 * share
