@@ -58,14 +58,14 @@ def _select(instance: Instance, size: float, repairs: frozenset[str]) -> float:
     """TopKPerfModel, lines 15-16."""
     if size == 0 and "log0" not in repairs:
         return float("nan")
-    return float(instance.selection_s(np.float64(size)))
+    return float(instance.selection_s(size))
 
 
 def _send(instance: Instance, size: float, repairs: frozenset[str]) -> float:
     """AllGatherPerfModel, lines 17-18."""
     if size == 0 and "alpha" not in repairs:
         return instance.alpha_s
-    return float(instance.communication_s(np.float64(size)))
+    return float(instance.communication_s(size))
 
 
 def _compute_start(
@@ -93,7 +93,9 @@ def _communication_start(
     return sending
 
 
-def messages(merged: Sequence[bool], *, literal: bool = False) -> tuple[tuple[int, ...], ...]:
+def messages(
+    merged: Sequence[bool] | Bools, *, literal: bool = False
+) -> tuple[tuple[int, ...], ...]:
     """omgs Algorithm 2: the layers in each message of an iteration, in order of sending.
 
     merged : (L,) of layers 1 to L. Both threads go from layer L to 1 and keep a buffer: a merged layer
@@ -111,7 +113,7 @@ def messages(merged: Sequence[bool], *, literal: bool = False) -> tuple[tuple[in
     return tuple(sent)
 
 
-def never_sent(merged: Sequence[bool], *, literal: bool = False) -> tuple[int, ...]:
+def never_sent(merged: Sequence[bool] | Bools, *, literal: bool = False) -> tuple[int, ...]:
     """Layers whose gradient no message of Algorithm 2 holds."""
     sent = {layer for message in messages(merged, literal=literal) for layer in message}
     return tuple(layer for layer in range(1, len(merged) + 1) if layer not in sent)

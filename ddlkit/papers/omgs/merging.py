@@ -58,13 +58,13 @@ class Instance:
         """L."""
         return self.elements.size
 
-    def selection_s(self, elements: Floats) -> Floats:
+    def selection_s(self, elements: ArrayLike) -> Floats:
         """(...,) seconds to select; 0 where there is nothing to select from."""
         present = np.asarray(elements, float)
         some = present > 0
         return np.where(some, self.selection(np.where(some, present, 2.0)), 0.0)
 
-    def communication_s(self, elements: Floats) -> Floats:
+    def communication_s(self, elements: ArrayLike) -> Floats:
         """(...,) seconds of a message (Eq 11); 0 where there is nothing to send."""
         present = np.asarray(elements, float)
         return np.where(present > 0, allgather_s(self.alpha_s, self.beta_s, present), 0.0)
@@ -168,7 +168,7 @@ class Candidate:
         return self.backward_start_s + self.backward_s + self.previous_backward_s
 
     def _selecting(self, elements: float) -> float:
-        return float(self.instance.selection_s(np.float64(elements)))
+        return float(self.instance.selection_s(elements))
 
     @property
     def apart_s(self) -> float:
