@@ -14,11 +14,11 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import LayerProfile
+from ddlkit.run import flops as flop_counting
 from ddlkit.run import networks
 from ddlkit.run import ranks as peers
 from ddlkit.run.clock import Budget, Marks, measure_interleaved, synchronizer
@@ -27,17 +27,6 @@ Floats = NDArray[np.float64]
 Combine = Callable[[Floats], Floats]
 
 PRECISIONS = ("fp32", "tf32", "bf16")
-
-Shape = tuple[int, ...]
-
-
-def _attention_flops(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-    flops: int = sdpa_flop_count(query, key, value)
-    return flops
-
-
-# torch counts attention on CUDA but not in its CPU kernel: the same work must count alike.
-_FLOP_FORMULAS = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
 
 
 class Training:
@@ -69,11 +58,12 @@ class Training:
         """Call back when a layer starts and when a gradient is ready.
 
         A layer is a module that owns parameters; it goes by its first tensor, usually the weight. Both
-        callbacks get the name of a tensor.
+        callbacks get the name of a tensor; one that several layers share has the first one's name.
         """
         handles = []
-        for prefix, module in self.model.named_modules():
-            own = [n for n, p in module.named_parameters(prefix, recurse=False) if p.requires_grad]
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        for module in self.model.modules():
+            own = [names[p] for p in module.parameters(recurse=False) if p.requires_grad]
             if own:
                 handles.append(module.register_forward_pre_hook(_hook(on_layer, own[0])))
         for name, parameter in self.model.named_parameters():
@@ -114,7 +104,7 @@ class _Order:
         flops: list[int] = []
         ready: list[str] = []
         borders: list[int] = []
-        with FlopCounterMode(display=False, custom_mapping=_FLOP_FORMULAS) as counter:
+        with flop_counting.counter() as counter:
 
             def start(tensor: str) -> None:
                 starts.append(tensor)
