@@ -115,10 +115,10 @@ class LayerTrace:
         )
         first = 0 if with_input else int(self.learnable[0])
         n, mean = len(self.learnable), self.mean()
-        forward_s, backward_s = (
-            np.bincount(owner[first:], times[0, first:], n)
-            for times in (mean.forward_s, mean.backward_s)
-        )
+
+        def folded(times: Floats) -> Floats:
+            return np.bincount(owner[first:], times[0, first:], n).astype(float)
+
         names = tuple(self.name[row] for row in self.learnable)
         n_bytes = self.n_bytes[self.learnable]
         return LayerProfile(
@@ -129,8 +129,8 @@ class LayerTrace:
             layer=names,
             parameters=np.maximum(n_bytes // BYTES_PER_PARAMETER, 1),
             gradient_bytes=n_bytes,
-            forward_s=forward_s,
-            backward_s=backward_s,
+            forward_s=folded(mean.forward_s),
+            backward_s=folded(mean.backward_s),
             flops=np.zeros(n),
         )
 
@@ -150,7 +150,7 @@ class LayerTrace:
         """
         n_bytes, seconds = self.messages()
         sizes, which = np.unique(n_bytes, return_inverse=True)
-        means = np.bincount(which, seconds) / np.maximum(np.bincount(which), 1)
+        means = np.bincount(which, weights=seconds) / np.maximum(np.bincount(which), 1)
         return Table(sizes.astype(float), means)
 
     def _check_learnable(self) -> None:
