@@ -25,7 +25,7 @@ from ddlkit.store.trace import (
 
 TABLE_VI = DATA / "papers" / "dag" / "tab06.csv"
 
-times = st.floats(0, 1e4) | st.sampled_from([0.0, 1e-7, 0.1, 1 / 3])
+times = st.floats(1e-9, 1e4) | st.sampled_from([0.0, 1e-7, 0.1, 1 / 3])
 
 
 @st.composite

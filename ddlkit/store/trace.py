@@ -365,9 +365,9 @@ def _large_forward(mean: LayerTrace) -> Iterator[Finding]:
     rows = mean.learnable
     forward, backward = mean.forward_s[0, rows], mean.backward_s[0, rows]
     usual = np.where(np.arange(len(rows)) == 0, FIRST_RATIO, USUAL_RATIO)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         ratio = forward / backward
-    wrong = (backward > 0) & (ratio > SUSPECT * usual)
+    wrong = np.isfinite(ratio) & (ratio > SUSPECT * usual)
     if not wrong.any():
         return
     excess = float(np.median(ratio[wrong] / usual[wrong]))
@@ -407,7 +407,7 @@ def _not_monotone(mean: LayerTrace) -> Iterator[Finding]:
     slower = (n_bytes[:, None] < n_bytes) & (seconds[:, None] > seconds) & (seconds > 0)
     if not slower.any():
         return
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         worse = np.where(slower, n_bytes / seconds / (n_bytes / seconds)[:, None], 0)
     small, large = np.unravel_index(np.argmax(worse), worse.shape)
     text = (
