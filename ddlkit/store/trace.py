@@ -22,6 +22,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_bytes, format_seconds
 from ddlkit.core.workload import LayerProfile
 from ddlkit.store import files
+from ddlkit.store.finding import Finding
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -302,14 +303,6 @@ FIRST_RATIO = 1.0  # the first layer needs no gradient of its input: one against
 SUSPECT = 3.0  # times the usual ratio
 SUSPECT_PLAIN = 30.0  # backward over forward of a layer without parameters
 SAME = 5e-5  # relative: times printed with five or six digits that agree in four
-
-
-class Finding(NamedTuple):
-    """Something in a trace that its user should know: which layers, and what about them."""
-
-    what: str
-    layers: tuple[str, ...]
-    text: str
 
 
 def check_trace(trace: LayerTrace) -> list[Finding]:
