@@ -192,6 +192,7 @@ def check_profile(profile: Profile) -> list[Finding]:
     * messages: all-reduces and all-gathers, and those whose size is not told
     * overlap: computing beside messages on a processor, which slows it
     * other: messages of other kinds, which are left out
+    * launches: work of the GPU that nothing is known to have launched
     * update: no optimizer's step
     * profiler: that it takes time itself
     """
@@ -219,6 +220,11 @@ def check_profile(profile: Profile) -> list[Finding]:
     )
     for kind, group in groupby(others):
         findings.append(Finding("other", (), f"{len(list(group))} messages ({kind}) are left out"))
+    launches = {e.args.get("correlation") for e in profile.events if not e.on_gpu}
+    untold = sum(e.args.get("correlation") not in launches for e in profile.events if e.on_gpu)
+    if untold:
+        text = f"{untold} of the GPU's spans do not say what launched them: taken for when they ran"
+        findings.append(Finding("launches", (), text))
     if not np.any(line.kind == "update"):
         findings.append(Finding("update", (), "no optimizer's step in it: update takes no time"))
     text = "the profiler's own cost is in all times: compare with an iteration that is not profiled"

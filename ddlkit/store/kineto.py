@@ -227,7 +227,7 @@ def iterations(profile: Profile) -> list[Iteration]:
     Raises UserError when an iteration has no backward.
     """
     launched = sorted(_launched(profile.events), key=lambda pair: pair[0])
-    found = []
+    found: list[Iteration] = []
     for start_s, end_s in _windows(profile.events):
         inside = [(t, event) for t, event in launched if start_s <= t < end_s]
         events = tuple(event for _, event in inside)
