@@ -331,24 +331,6 @@ def _labelled(
     return frame
 
 
-def profile_frame(profile: LayerProfile, precision: str, ranks: int, threads: int) -> pd.DataFrame:
-    """The profile as a table of the store's schema ``layers``: forward order, one row a tensor."""
-    frame = pd.DataFrame(
-        {
-            "threads": threads,
-            "tensor": profile.tensor,
-            "layer": profile.layer,
-            "parameters": profile.parameters,
-            "gradient_bytes": profile.gradient_bytes,
-            "forward_s": profile.forward_s,
-            "backward_s": profile.backward_s,
-            "flops": profile.flops,
-            "update_s": profile.update_s,
-        }
-    )
-    return _labelled(frame, profile, precision, ranks)
-
-
 def run_job(ranks: peers.Ranks, config: dict[str, Any]) -> None:
     """Job ``layers``: profile networks on every rank at the same time, as they will train.
 
@@ -375,7 +357,7 @@ def run_job(ranks: peers.Ranks, config: dict[str, Any]) -> None:
             agree=lambda done: not peers.agree_any(not done),
         )
         peers.say(f"{network}, batch {batch}: {profile.workload().compute_s:.3f} s an iteration")
-        tables["layers"].append(profile_frame(profile, precision, ranks.world_size, threads))
+        tables["layers"].append(store.profile_frame(profile, precision, ranks.world_size, threads))
         tables["samples"].append(samples)
         if ranks.rank == 0:
             for name, frames in tables.items():

@@ -11,7 +11,7 @@ from ddlkit.store.paths import (
     list_recorded,
     recorded_dir,
 )
-from ddlkit.store.readers import read_bytes_seconds, read_profile
+from ddlkit.store.readers import profile_frame, read_bytes_seconds, read_profile, read_timeline
 from ddlkit.store.schema import SCHEMAS
 from ddlkit.store.sheet import Column, Schema
 from ddlkit.store.specs import datasheet, published_networks
@@ -34,9 +34,11 @@ __all__ = [
     "list_recorded",
     "load_stamp",
     "load_table",
+    "profile_frame",
     "published_networks",
     "read_bytes_seconds",
     "read_profile",
+    "read_timeline",
     "recorded_dir",
     "save_table",
     "sha256_file",
