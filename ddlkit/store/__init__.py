@@ -14,7 +14,7 @@ from ddlkit.store.paths import (
 from ddlkit.store.readers import profile_frame, read_bytes_seconds, read_profile, read_timeline
 from ddlkit.store.schema import SCHEMAS
 from ddlkit.store.sheet import Column, Schema
-from ddlkit.store.specs import datasheet, published_networks
+from ddlkit.store.specs import datasheet, measured_peaks, published_networks
 from ddlkit.store.tables import BENCHMARK_VERSION, load_stamp, load_table, save_table
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "list_recorded",
     "load_stamp",
     "load_table",
+    "measured_peaks",
     "profile_frame",
     "published_networks",
     "read_bytes_seconds",

@@ -79,3 +79,16 @@ def published_networks() -> DataFrame:
     Raises UserError when data/specs/networks.csv is damaged or missing.
     """
     return _read(_NETWORKS)
+
+
+def measured_peaks(peaks: DataFrame) -> dict[tuple[str, str], float]:
+    """(device, precision) -> FLOP/s of the fastest product in a table ``peaks``.
+
+    The fastest of all samples, not a median: what else runs can only make a product slower, and a peak
+    is what the device can do.
+    """
+    rate = 2.0 * peaks["side"].astype(float) ** 3 / peaks["seconds"]
+    best: dict[tuple[str, str], float] = (
+        rate.groupby([peaks["device"], peaks["precision"]]).max().to_dict()
+    )
+    return best
