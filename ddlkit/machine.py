@@ -31,7 +31,7 @@ def describe() -> dict[str, Any]:
         "name": name(),
         "cpu": {
             "model": _cpu_model(),
-            "cores": _cores(),
+            "cores": cores(),
             "quota_cores": _quota_cores(),
         },
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -51,7 +51,7 @@ def name(*, by_gpu: bool = True) -> str:
     if gpus and by_gpu:
         count = f"{len(gpus)}x-" if len(gpus) > 1 else ""
         return count + _slug(gpus[0]["model"])
-    return f"cpu-{_cores()}x-{_slug(_cpu_model())}"
+    return f"cpu-{cores()}x-{_slug(_cpu_model())}"
 
 
 def versions() -> dict[str, str]:
@@ -102,7 +102,8 @@ def _cpu_model() -> str:
     return _output("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.machine()
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

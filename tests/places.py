@@ -5,38 +5,12 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
 ROOT = Path(__file__).parents[1]
-
-
-class Direct:
-    """One process a rank on loopback, started the way a lab starts them."""
-
-    name = "direct"
-    link_bits_per_s = 0.0
-
-    def __init__(self, port: int) -> None:
-        self.port = port
-
-    def command(self, rank: int, argv: list[str]) -> list[str]:
-        """`env` stands for the `ip netns exec` of a lab."""
-        return ["env", "DDLKIT_TEST=1", *argv]
-
-    def environment(self, rank: int, ranks: int) -> dict[str, str]:
-        """All that a rank needs to find its peers."""
-        return {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self.port),
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
 
 
 @contextmanager
@@ -60,17 +34,20 @@ def family(pid: int) -> list[psutil.Process]:
         return []
 
 
+def ranks_below(pid: int) -> list[psutil.Process]:
+    """The ranks that were forked below ``pid``."""
+    found = []
+    for process in family(pid):
+        with suppress(psutil.NoSuchProcess):
+            if process.name().startswith("ddlkit-rank"):
+                found.append(process)
+    return found
+
+
 def rank_process(pid: int, rank: int) -> psutil.Process | None:
     """The worker of that rank below ``pid``, once it runs."""
-    for process in family(pid):
-        try:
-            if "ddlkit.run.worker" not in process.cmdline()[:5]:
-                continue
-            if process.environ().get("RANK") == str(rank):
-                return process
-        except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
-    return None
+    found = [p for p in ranks_below(pid) if p.name() == f"ddlkit-rank{rank}"]
+    return found[0] if found else None
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:

@@ -320,7 +320,7 @@ def test_build_gives_the_notebooks_their_tables_and_writes_everything(
     )
     with pytest.raises(UserError, match="holds no recording"):
         book.build(recorded=True, reports=tmp_path / "reports")
-    recorded = tmp_path / "recorded" / "cpu-here" / "runs.csv"
+    recorded = tmp_path / "recorded" / "cpu-here" / "runs-replay-p2.csv"
     recorded.parent.mkdir(parents=True)
     recorded.write_text("x\n1\n")
     index = book.build(recorded=True, reports=tmp_path / "reports")

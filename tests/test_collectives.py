@@ -13,14 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlkit.core.bandwidth import bus_factor, busbw
 from ddlkit.core.errors import UserError
 from ddlkit.run import ranks
 from ddlkit.run.clock import Budget
 from ddlkit.run.collectives import (
     Exchange,
     Settings,
-    bus_factor,
-    busbw,
     measure_collectives,
     whole_size,
 )

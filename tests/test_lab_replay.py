@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from ddlkit.run.lab.calibrate import FRAMING, calibrate, wire_efficiency
 from ddlkit.run.lab.network import Lab, clean
 from ddlkit.run.lab.replay import Recording, finished
 from ddlkit.run.launch import Loopback, Place
+from places import alive, ranks_below
 from strategies import plans, workloads
 
 ROOT = Path(__file__).parents[1]
@@ -232,11 +234,6 @@ with Lab(2, 1e9, sys.argv[2]) as lab:
 """
 
 
-def workers(out: Path) -> list[psutil.Process]:
-    """The ranks that write to ``out``."""
-    return [p for p in psutil.process_iter(["cmdline"]) if f"{out}/" in str(p.info["cmdline"])]
-
-
 def rows_written(out: Path) -> int:
     path = out / replay.ITERATIONS
     return path.read_text().count("\n") if path.exists() else 0
@@ -275,7 +272,7 @@ class TestLab:
     def test_a_killed_rank_ends_the_replay_in_one_line(self, tmp_path: Path) -> None:
         def kill_one() -> None:
             wait_for_rows(tmp_path, 1)
-            workers(tmp_path)[0].kill()
+            ranks_below(os.getpid())[0].kill()
 
         killer = threading.Thread(target=kill_one)
         with Lab(2, 1e9) as lab:
@@ -285,7 +282,7 @@ class TestLab:
                 replay.replay(lab, 2, [case], rounds=1000, timeout_s=60, out=tmp_path)
             killer.join()
             assert "\n" not in str(caught.value)
-            assert workers(tmp_path) == []
+            assert ranks_below(os.getpid()) == []
             kept = finished(tmp_path, [case[0]]).runs
         assert 0 < len(kept) < 1000
 
@@ -298,14 +295,15 @@ class TestLab:
         process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.DEVNULL)
         try:
             wait_for_rows(tmp_path, 1)
+            ranks = ranks_below(process.pid)
         finally:
             process.send_signal(number)
             process.wait(timeout=20)
         if number == signal.SIGKILL:  # nobody was left to tidy up: the ranks die, `clean` does it
-            psutil.wait_procs(workers(tmp_path), timeout=5)
+            psutil.wait_procs(ranks, timeout=5)
             assert label in clean()
         assert process.returncode != 0
-        assert workers(tmp_path) == []
+        assert len(ranks) == 2 and not alive(ranks)
         assert namespaces(label) == []
         assert not (network.STATE / f"{label}.json").exists()
         assert rows_written(tmp_path) > 1

@@ -15,10 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
+from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.run import launch, worker
+from ddlkit.run import launch, worker, zygote
 from ddlkit.run.launch import Loopback, Place
-from places import ROOT, Direct, alive, family, free_port, listening, rank_process, wait_for
+from places import ROOT, alive, family, free_port, listening, rank_process, ranks_below, wait_for
 
 ENDLESS = {
     "collectives": ["all_reduce"],
@@ -27,48 +28,58 @@ ENDLESS = {
 }
 
 
-def place_of(kind: str) -> Place:
-    return Loopback() if kind == "torchrun" else Direct(free_port())
+@pytest.fixture(params=["forked", "started"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Ranks that are forked, and ranks as any system can start them."""
+    if request.param == "started":
+        monkeypatch.setattr(zygote, "available", lambda: False)
+    return str(request.param)
 
 
 def run(config: dict[str, Any], place: Place, job: str = "collectives", **options: Any) -> Path:
     return launch.launch(job, config, ranks=2, place=place, **{"timeout_s": 60.0, **options})
 
 
-@pytest.mark.parametrize("kind", ["torchrun", "direct"])
-def test_a_rank_killed_in_the_middle_ends_the_job_with_one_line(kind: str, tmp_path: Path) -> None:
-    started: list[psutil.Process] = []
+def workers() -> list[psutil.Process]:
+    """All ranks of this process, however they came to be."""
+    others = [p for p in family(os.getpid()) if "ddlkit.run.worker" in p.cmdline()]
+    return ranks_below(os.getpid()) or others
+
+
+def test_a_rank_killed_in_the_middle_ends_the_job_with_one_line(way: str, tmp_path: Path) -> None:
+    started: list[psutil.Process] = []  # in the order of their ranks
     killed_at: list[float] = []
 
     def kill() -> None:
         assert wait_for((tmp_path / "job.json").exists)
-        started.extend(family(os.getpid()))
-        victim = rank_process(os.getpid(), 1)
-        assert victim
-        victim.kill()
+        started.extend(workers())
+        started[1].kill()
         killed_at.append(time.monotonic())
 
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(UserError) as caught:
-        run({"out": str(tmp_path), **ENDLESS}, place_of(kind))
+        run({"out": str(tmp_path), **ENDLESS}, Loopback())
     killer.join()
     assert time.monotonic() - killed_at[0] < 5
     line = str(caught.value)
     assert line.startswith("rank 1 of 2 was killed by SIGKILL in job collectives; last line: ")
     assert "\n" not in line
-    assert len(started) >= 2 and not alive(started)
+    assert len(started) == 2 and not alive(started)
     assert any((tmp_path / launch.LOGS).rglob("*.log")), "what a failed job said is kept"
 
 
 SCRIPT = """
 import json, signal, sys
 from ddlkit.run import launch
-from test_launch import ENDLESS, place_of
+from ddlkit.run import zygote
+from test_launch import ENDLESS
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if sys.argv[1] == "started":
+    zygote.available = lambda: False
 with launch.workspace(None) as out:
     launch.launch("collectives", {"out": str(out), **ENDLESS}, ranks=2,
-                  place=place_of(sys.argv[1]), timeout_s=100)
+                  place=launch.Loopback(), timeout_s=100)
 """
 
 
@@ -76,10 +87,10 @@ with launch.workspace(None) as out:
     "kind, number, joined",
     [
         # At the first sign of a rank: it may not have asked yet to die with its parent.
-        ("torchrun", signal.SIGKILL, False),
-        ("direct", signal.SIGKILL, True),
-        ("torchrun", signal.SIGINT, True),
-        ("direct", signal.SIGTERM, True),
+        ("forked", signal.SIGKILL, False),
+        ("started", signal.SIGKILL, True),
+        ("forked", signal.SIGINT, True),
+        ("forked", signal.SIGTERM, True),
     ],
 )
 def test_no_rank_and_no_file_outlives_its_parent(
@@ -104,12 +115,37 @@ def test_no_rank_and_no_file_outlives_its_parent(
         parent.kill()
 
 
-@pytest.mark.parametrize("kind", ["torchrun", "direct"])
-def test_a_taken_port_is_one_line(kind: str, tmp_path: Path) -> None:
-    with listening() as port:
-        place: Place = Loopback(port) if kind == "torchrun" else Direct(port)
-        with pytest.raises(UserError, match=f"^port {port} on 127.0.0.1 is taken by another"):
-            run({"out": str(tmp_path), **ENDLESS}, place)
+def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
+    with listening() as port, pytest.raises(UserError, match=f"^port {port} on 127.0.0.1 is taken"):
+        run({"out": str(tmp_path), **ENDLESS}, Loopback(port))
+
+
+def test_torchrun_starts_the_same_worker_over_nodes(tmp_path: Path) -> None:
+    """Two agents of one rank each, as on two nodes: what the README says of clusters."""
+    config = tmp_path / "config.json"
+    few = {"collectives": ["all_reduce"], "sizes": [1024], "budget": {"max_repeats": 9}}
+    config.write_text(json.dumps({"out": str(tmp_path / "out"), "link": "cluster", **few}))
+    node = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    node += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    node += ["-m", "ddlkit.run.worker", "collectives", str(config)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    agents = [subprocess.Popen(node, env=environment, cwd=tmp_path) for _ in range(2)]
+    assert [agent.wait(100) for agent in agents] == [0, 0]
+    table = store.load_table(tmp_path / "out" / "collectives.csv", "collectives")
+    assert set(table["ranks"]) == {2} and set(table["link"]) == {"cluster"}
+
+
+def test_forked_ranks_live_where_and_as_they_were_asked_to(tmp_path: Path) -> None:
+    """A zygote outlives a job, and what one rank does to itself does not reach the next."""
+    first, second = zygote.zygote(), zygote.zygote()
+    assert first is second and first.usable
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    rank = first.start(["dance", "none.json"], environment, tmp_path / "log", None)
+    assert rank.wait(30) == launch.MISTAKE and rank.poll() == launch.MISTAKE
+    assert "none.json: [Errno 2]" in (tmp_path / "log").read_text()
+    lost = first.start(["dance", "none.json"], environment, tmp_path / "log", tmp_path / "nowhere")
+    assert lost.wait(30) == 1
+    assert "nowhere" in (tmp_path / "log").read_text()
 
 
 def test_a_mistake_found_in_a_rank_is_told_as_it_is(tmp_path: Path) -> None:
@@ -125,14 +161,14 @@ def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 def test_a_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="was not done after 0.5 s and was ended"):
-        run({"out": str(tmp_path), **ENDLESS}, Direct(free_port()), timeout_s=0.5)
-    assert not [p for p in family(os.getpid()) if "ddlkit.run.worker" in p.cmdline()]
+        run({"out": str(tmp_path), **ENDLESS}, Loopback(), timeout_s=0.5)
+    assert not workers()
 
 
 def test_a_rank_whose_parent_is_gone_does_not_start() -> None:
     code = "from ddlkit.run.launch import die_with_parent as d; d(); print('lives')"
     for parent, output in ((os.getpid(), "lives\n"), (os.getpid() + 1, "")):
-        environment = {**os.environ, launch.PARENT: str(parent), "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, zygote.PARENT: str(parent), "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.stdout == output

@@ -56,7 +56,7 @@ def test_names_keep_what_tells_machines_apart(
 ) -> None:
     monkeypatch.setattr(machine, "_gpus", tuple)
     monkeypatch.setattr(machine, "_cpu_model", lambda: model)
-    monkeypatch.setattr(machine, "_cores", lambda: 2)
+    monkeypatch.setattr(machine, "cores", lambda: 2)
     assert machine.name() == f"cpu-2x-{slug}"
 
 

@@ -108,11 +108,17 @@ def draw_errors(ax: Axes) -> None:
     plots.error_by_case(ax, ["a", "b"], {"model": [0.01, -0.02]}, repeatability=[0.03, 0.01])
 
 
+def draw_slowdowns(ax: Axes) -> None:
+    frame = pd.DataFrame({"kernel": ["relu", "linear"] * 2, "blocks": [1, 1, 4, 4]})
+    plots.slowdown_by_blocks(ax, frame.assign(slowdown=[1.1, 1.2, 1.5, 2.0]))
+
+
 DRAWN: list[tuple[Callable[[Axes], None], str, str]] = [
     (draw_predicted, r"measured iteration time \[s\]", r"predicted iteration time \[s\]"),
     (draw_fit, "message size", r"all-reduce time \[ms\]"),
     (draw_samples, "message size", r"time \[ms\]"),
     (draw_errors, r"relative error, iteration time \[%\]", ""),
+    (draw_slowdowns, "time beside communication / time alone", ""),
     (
         lambda ax: plots.error_by_size(ax, {"table": ([1e3, 1e6], [0.1, 0])}),
         "message size",

@@ -286,17 +286,17 @@ def error_by_size(ax: Axes, errors: Mapping[str, tuple[ArrayLike, ArrayLike]]) -
 
 
 @theme()
-def samples_by_size(ax: Axes, samples: pd.DataFrame, *, series: str) -> None:
-    """Raw collective times: a line through the medians of each series, a band from 2.5% to 97.5%.
+def samples_by_size(ax: Axes, samples: pd.DataFrame, *, series: str, size: str = "bytes") -> None:
+    """Raw times: a line through the medians of each series, a band from 2.5% to 97.5%.
 
-    ``samples`` has columns bytes, seconds and ``series``, whose values name the lines.
+    ``samples`` has columns seconds, ``size`` and ``series``, whose values name the lines.
     """
     scale, unit = _time_unit(samples["seconds"].to_numpy())
     for (name, rows), (color, marker, line) in zip(
         samples.groupby(series, sort=False), _SERIES, strict=False
     ):
         sns.lineplot(
-            x=rows["bytes"],
+            x=rows[size],
             y=rows["seconds"] * scale,
             estimator="median",
             errorbar=("pi", 95),
@@ -310,9 +310,36 @@ def samples_by_size(ax: Axes, samples: pd.DataFrame, *, series: str) -> None:
         )
     ax.set_yscale("log")
     _plain_log_ticks(ax.yaxis)
-    _byte_axis(ax)
+    if size == "bytes":
+        _byte_axis(ax)
+    else:
+        ax.set_xscale("log")
+        ax.set_xlabel(size)
     ax.set_ylabel(f"time [{unit}]")
     ax.legend(loc="upper left")
+
+
+@theme()
+def slowdown_by_blocks(ax: Axes, slowdowns: pd.DataFrame) -> None:
+    """How many times longer each kernel takes beside communication: a dot for each number of blocks.
+
+    ``slowdowns`` is ``report.compare.slowdowns``'s; of several numbers of threads the median.
+    """
+    kernels = list(dict.fromkeys(slowdowns["kernel"]))
+    blocks = sorted(slowdowns["blocks"].unique())
+    for number, (count, color) in enumerate(
+        zip(blocks, sns.color_palette("flare", len(blocks)), strict=True)
+    ):
+        chosen = slowdowns[slowdowns["blocks"] == count]
+        medians = chosen.groupby("kernel")["slowdown"].median().reindex(kernels)
+        marker = _SERIES[number % len(_SERIES)][1]
+        label = f"{count} block{'s' if count > 1 else ''}"
+        ax.plot(medians, range(len(kernels)), marker, color=color, markersize=5, label=label)
+    ax.axvline(1, color=SOFT, linewidth=0.8)
+    ax.set_yticks(range(len(kernels)), [kernel.replace("_", " ") for kernel in kernels])
+    ax.invert_yaxis()
+    ax.set_xlabel("time beside communication / time alone")
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(blocks))
 
 
 @theme()

@@ -23,12 +23,20 @@ class Source:
 
     directories: tuple[Path, ...]
 
-    def _files(self, kind: str) -> list[Path]:
-        """Every table of ``kind`` ("layers", "runs", ...), by name."""
+    def _found(self, kind: str) -> dict[str, Path]:
         found: dict[str, Path] = {}
         for directory in self.directories:
             for path in (*directory.glob(f"{kind}-*.csv"), *directory.glob(f"{kind}-*.csv.gz")):
                 found.setdefault(path.name, path)
+        return found
+
+    def has(self, kind: str) -> bool:
+        """Whether there is any table of ``kind``."""
+        return bool(self._found(kind))
+
+    def _files(self, kind: str) -> list[Path]:
+        """Every table of ``kind`` ("layers", "runs", ...), by name."""
+        found = self._found(kind)
         if not found:
             places = ", ".join(str(directory) for directory in self.directories) or "nowhere"
             raise UserError(
@@ -50,14 +58,24 @@ class Source:
             told.append(f"{how} on {stamp['machine']['name']}, {stamp['time'][:10]}")
         return "; ".join(dict.fromkeys(told))
 
-    def profile(self, network: str, *, ranks: int = 1) -> LayerProfile:
-        """The layer profile of a network, measured with ``ranks`` ranks at work at the same time."""
+    def profile(
+        self, network: str, *, ranks: int = 1, batch: int = 0, precision: str = "fp32"
+    ) -> LayerProfile:
+        """The layer profile of a network, measured with ``ranks`` ranks at work at the same time.
+
+        batch : 0 for any; of several that fit, the first by directory, then by file name
+        """
         for path in self._files("layers"):
             frame = store.load_table(path, "layers")
-            if ((frame["network"] == network) & (frame["ranks"] == ranks)).any():
+            wanted = {"network": network, "ranks": ranks, "precision": precision}
+            if batch:
+                wanted["batch"] = batch
+            if (frame[list(wanted)] == pd.Series(wanted)).all(axis=1).any():
                 return store.read_profile(path, network, ranks=ranks)
+        size = f", batch {batch}," if batch else ""
         raise UserError(
-            f"no layer profile of {network} with {ranks} ranks: run ddlkit measure layers"
+            f"no {precision} layer profile of {network}{size} with {ranks} ranks: "
+            "run ddlkit measure layers"
         )
 
     def workloads(self) -> dict[str, Workload]:
@@ -76,17 +94,17 @@ class Source:
 
 
 def default_recording() -> Path:
-    """This machine's recording, or the first one where there is none of this machine.
+    """This machine's recording of the lab, or the first one where there is none of this machine.
 
-    Raises UserError when nothing is recorded.
+    Raises UserError when no lab is recorded.
     """
-    recorded = store.list_recorded()
-    if not recorded:
+    campaigns = [path for path in store.list_recorded() if [*path.glob("runs-replay-*.csv")]]
+    if not campaigns:
         raise UserError(
-            f"{store.RECORDED} holds no recording: measure first with ddlkit measure all"
+            f"{store.RECORDED} holds no recording of the lab: measure first with ddlkit measure all"
         )
     mine = store.recorded_dir()
-    return mine if mine in recorded else recorded[0]
+    return mine if mine in campaigns else campaigns[0]
 
 
 def open_source(data: str = "") -> Source:
@@ -105,3 +123,17 @@ def open_source(data: str = "") -> Source:
     raise UserError(
         f"no measured tables in {data}: give a directory, or a name under data/recorded"
     )
+
+
+def machines(kind: str, data: str = "") -> dict[str, Source]:
+    """All that is at hand of ``kind``: "here" for what was measured live, then each recording by name.
+
+    data : as for `open_source`. Raises UserError when nothing of the kind is there.
+    """
+    recorded = store.list_recorded()
+    own = tuple(path for path in open_source(data).directories if path not in recorded)
+    sources = {"here": Source(own), **{path.name: Source((path,)) for path in recorded}}
+    found = {name: source for name, source in sources.items() if source.has(kind)}
+    if not found:
+        raise UserError(f"no table of {kind} anywhere: run ddlkit record")
+    return found

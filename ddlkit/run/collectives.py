@@ -1,9 +1,6 @@
 """How long collectives take by size, on real ranks, with every value checked.
 
-nccl-tests' figures: ``bytes`` is the size of the reduced buffer for all_reduce, of the whole output
-for all_gather, and of a rank's whole input for reduce_scatter; algorithm bandwidth is bytes / time;
-bus bandwidth multiplies it by what a link must carry at least, so that it compares with the link's
-rate whatever the number of ranks.
+What ``bytes`` means for each is said in `ddlkit.core.bandwidth`.
 """
 
 from __future__ import annotations
@@ -21,13 +18,13 @@ import torch
 import torch.distributed as dist
 
 from ddlkit import store
+from ddlkit.core.bandwidth import bus_factor, busbw
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
 from ddlkit.run import launch, ranks
 from ddlkit.run.clock import Budget, measure, synchronizer
 
 COLLECTIVES = ("all_reduce", "all_gather")
-KNOWN = (*COLLECTIVES, "reduce_scatter")
 SIZES = tuple(KIB << power for power in range(17))  # 1 KiB .. 64 MiB
 BUDGET = Budget(warmup=1, min_repeats=5, max_repeats=50, max_s=1.0)
 IN_FLIGHT_BYTES = 32 * MIB
@@ -35,23 +32,6 @@ IN_FLIGHT_BYTES = 32 * MIB
 _ELEMENT_BYTES = 4
 _LARGEST = 4096  # sums of up to 4096 such integers are exact in float32
 _SHIFT = 7919  # prime: ranks' shares of one random vector are that far apart
-
-
-def bus_factor(collective: str, ranks: int) -> float:
-    """Bytes that each rank's link must carry in each direction, per byte of message."""
-    if collective not in KNOWN:
-        raise UserError(f"unknown collective {collective!r}: use {' or '.join(KNOWN)}")
-    return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
-
-
-def algbw(n_bytes: Any, seconds: Any) -> Any:
-    """Algorithm bandwidth in bytes/s, elementwise."""
-    return np.asarray(n_bytes) / np.asarray(seconds)
-
-
-def busbw(collective: str, ranks: int, n_bytes: Any, seconds: Any) -> Any:
-    """Bus bandwidth in bytes/s, elementwise."""
-    return bus_factor(collective, ranks) * algbw(n_bytes, seconds)
 
 
 def measure_collectives(

@@ -26,6 +26,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ddlkit import store
+from ddlkit.core.bandwidth import bus_factor
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import merge
 from ddlkit.core.units import MIB, format_seconds
@@ -39,7 +40,6 @@ from ddlkit.run.clock import (
     synchronizer,
     timed,
 )
-from ddlkit.run.collectives import bus_factor
 from ddlkit.run.layers import arithmetic, device_named, memory_for
 from ddlkit.run.standin import Compute, Passage, Setting
 from ddlkit.run.suite import Partial, Point, Tables, Unavailable
@@ -147,8 +147,7 @@ def measure_beside_standin(
     ):
         stand_in = standin.make(place)
         once = kernel.on(place) if kernel else stand_in.idle
-        once_s = float(measure(once, _ONCE, synchronize=synchronizer(place))[0])
-        in_a_row = max(1, math.ceil(stand_in.least_s / once_s))
+        in_a_row = _in_a_row(once, place, stand_in.least_s)
         passages: dict[str, list[Passage]] = {}
 
         def run(key: str, setting: Setting | None) -> Marks:
@@ -212,6 +211,12 @@ def _rows(
     }
     columns = {"sample": np.arange(len(seconds)), "seconds": seconds}
     return pd.DataFrame({**what, **_ALONE, **beside, **columns})
+
+
+def _in_a_row(once: Compute, device: torch.device, least_s: float) -> int:
+    """How often to call ``once`` so that all together last at least ``least_s``."""
+    once_s = float(measure(once, _ONCE, synchronize=synchronizer(device))[0])
+    return max(1, math.ceil(least_s / once_s))
 
 
 def _known(name: str, scale: Scale) -> Kernel | None:
@@ -314,7 +319,12 @@ def _beside(me: ranks.Ranks, name: str, settings: Settings, trace: Path) -> pd.D
     pair = _Pair(me, kernel, settings.message_bytes)
     count = pair.enough()
     beside = functools.partial(pair.both, count)
-    samples = pair.measure({"none": pair.alone, me.backend: beside}, Budget(**settings.budget))
+    samples = {
+        company: seconds / pair.in_a_row
+        for company, seconds in pair.measure(
+            {"none": pair.alone, me.backend: beside}, Budget(**settings.budget)
+        ).items()
+    }
     seen = pair.profile(beside, trace)
     sent_bytes = count * settings.message_bytes * bus_factor("all_reduce", me.world_size)
     labels = {
@@ -341,11 +351,19 @@ def _beside(me: ranks.Ranks, name: str, settings: Settings, trace: Path) -> pd.D
 
 
 class _Pair:
-    """A kernel and an all-reduce on this rank; every rank must call every method alike."""
+    """A kernel and an all-reduce on this rank; every rank must call every method alike.
+
+    On a CPU the kernel is called several times in a row: beside one call shorter than the scheduler's
+    slice, gloo's thread would not get the processor at all.
+    """
 
     def __init__(self, me: ranks.Ranks, kernel: Kernel, message_bytes: int) -> None:
         self.device = me.device
-        self.alone = timed(kernel.on(me.device), me.device)
+        once = kernel.on(me.device)
+        least_s = 0.0 if me.device.type == "cuda" else standin.CpuStandIn.least_s
+        calls = _in_a_row(once, me.device, least_s)
+        self.in_a_row = int(ranks.slowest([calls])[0])
+        self.alone = timed(lambda: [once() for _ in range(self.in_a_row)], me.device)
         self._start = torch.randn(message_bytes // 4, device=me.device)
         self._message = self._start.clone()
         self._synchronize = synchronizer(me.device)
@@ -487,7 +505,8 @@ def points(device: str, smoke: bool) -> list[Point]:
     ]
     budget = replace(budget, max_s=budget.max_s / 4)  # two cases in turn, not tens
     if not on_gpu:
-        return [*alone, _ranks_point("gloo-p2", 0, [0], scale, budget, gpus=0)]
+        few = ("convolution", "attention") if smoke else None
+        return [*alone, _ranks_point("gloo-p2", 0, [0], scale, budget, gpus=0, names=few)]
     return alone + [
         _ranks_point(f"nccl-b{blocks}", blocks, channels.THREADS, scale, budget, gpus=2)
         for blocks in channels.BLOCKS[: 1 if smoke else None]
@@ -525,8 +544,9 @@ def _ranks_point(
     budget: Budget,
     *,
     gpus: int,
+    names: Sequence[str] | None = None,
 ) -> Point:
-    """Between all GPUs of this machine, or two ranks on its CPU."""
+    """Between all GPUs of this machine, or two ranks on its CPU; by default all kernels."""
     here = torch.cuda.device_count()
 
     def run(_: Path) -> Tables:
@@ -535,11 +555,11 @@ def _ranks_point(
         n_ranks, size = (here, MESSAGE_BYTES) if gpus else (2, 4 * MIB)
         return {
             "contention": measure_beside_all_reduce(
-                blocks, thread_counts, n_ranks, scale, budget, message_bytes=size
+                blocks, thread_counts, n_ranks, scale, budget, names=names, message_bytes=size
             )
         }
 
     packed = ("contention",)
-    each_s = 10.0 + len(kernels(scale)) * (1 + budget.max_s)
+    each_s = 10.0 + len(names or kernels(scale)) * (1 + budget.max_s)
     estimate_s = len(thread_counts) * each_s if here >= gpus else 0.0
     return Point("contention", name, packed, run, estimate_s, packed)

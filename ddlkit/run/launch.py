@@ -1,8 +1,8 @@
-"""Start a job on several ranks, watch over them, and leave none behind.
+"""Start a job on several ranks of this machine, watch over them, and leave none behind.
 
-Everything measured between ranks is a job: ``python -m ddlkit.run.worker JOB CONFIG.json`` in every
-rank. On this machine's loopback torchrun's launcher starts them, so the same command spans nodes; a
-place of another kind, such as a lab, names the command that starts one rank there. No torch here.
+Everything measured between ranks is a job: ``ddlkit.run.worker JOB CONFIG.json`` in every rank, with
+torchrun's variables in its environment, so that torchrun itself, or Slurm, starts the very same over
+several nodes. Here `ddlkit.run.zygote` forks them. No torch here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -27,17 +26,17 @@ from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from ddlkit.core.errors import UserError
+from ddlkit.run import zygote
+from ddlkit.run.zygote import PACKAGES, PARENT
 
 LOCALHOST = "127.0.0.1"
 LOGS = "rank-logs"
-PACKAGES = Path(__file__).resolve().parents[2]
-PARENT = "DDLKIT_PARENT"  # pid without which a rank must not live
 PROGRESS = "ddlkit: "  # a line of rank 0 that begins so is shown to the user
 ERROR = "ddlkit: error: "
 MISTAKE, LOST_PEER = 2, 3  # exit statuses of a rank: a user's mistake; another rank went first
 POLL_S = 0.05
 SETTLE_S = 0.3  # ranks that die of one cause do so within this time
-GRACE_S = 3.0  # what torchrun has to end its ranks before it is killed
+GRACE_S = 3.0  # what a process has to end by itself before it is killed
 _PR_SET_PDEATHSIG = 1
 
 
@@ -52,11 +51,18 @@ class Place(Protocol):
     def link_bits_per_s(self) -> float:
         """Rate that the link is shaped to; 0 if it is not."""
 
-    def command(self, rank: int, argv: list[str]) -> list[str]:
-        """``argv`` as it must be called to run as that rank."""
-
     def environment(self, rank: int, ranks: int) -> dict[str, str]:
-        """What that rank must find in its environment, its number and its peers' address included."""
+        """What that rank must find in its environment: see `rank_environment`."""
+
+    def namespace(self, rank: int) -> Path | None:
+        """File of the network namespace that the rank lives in; None for this process's own."""
+
+
+def rank_environment(rank: int, ranks: int, address: str, port: int) -> dict[str, str]:
+    """torchrun's variables for a rank on a machine that holds them all; a port of 0 is any free one."""
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    meeting = {"MASTER_ADDR": address, "MASTER_PORT": port}
+    return {name: str(value) for name, value in (numbers | meeting).items()}
 
 
 @dataclass(frozen=True)
@@ -71,14 +77,15 @@ class Loopback:
     link_bits_per_s: float = 0.0
     variables: Mapping[str, str] = field(default_factory=dict)
 
-    def command(self, rank: int, argv: list[str]) -> list[str]:
-        """``argv`` itself: torchrun numbers the ranks."""
-        return argv
-
     def environment(self, rank: int, ranks: int) -> dict[str, str]:
-        """The interface and ``variables``; torchrun adds the rest."""
+        """torchrun's variables, the interface, and ``variables``."""
         interface = "lo0" if sys.platform == "darwin" else "lo"
-        return {"GLOO_SOCKET_IFNAME": interface, **self.variables}
+        numbers = rank_environment(rank, ranks, LOCALHOST, self.port)
+        return {**numbers, "GLOO_SOCKET_IFNAME": interface, **self.variables}
+
+    def namespace(self, rank: int) -> Path | None:
+        """Our own."""
+        return None
 
 
 def launch(job: str, config: dict[str, Any], *, ranks: int, place: Place, timeout_s: float) -> Path:
@@ -104,8 +111,7 @@ def launch(job: str, config: dict[str, Any], *, ranks: int, place: Place, timeou
         raise UserError(
             f"cannot write to {out}: {error.strerror}: choose another directory"
         ) from error
-    kind = _Torchrun if isinstance(place, Loopback) else _Direct
-    group = kind(["-m", "ddlkit.run.worker", job, str(config_file.resolve())], ranks, place, logs)
+    group = _Group([job, str(config_file.resolve())], ranks, place, logs)
     with _sigterm_unwinds():
         try:
             group.start()
@@ -143,28 +149,48 @@ class _Death:
         return f"died with exit status {self.status}"
 
 
+class Process(Protocol):
+    """A process that carries a rank."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit status, None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status. Raises subprocess.TimeoutExpired."""
+
+
 class _Group:
-    """The processes that carry the ranks of one job; ``worker`` is what Python runs in each rank."""
+    """The processes that carry the ranks of one job; ``worker`` are the arguments of each."""
 
     def __init__(self, worker: list[str], ranks: int, place: Place, logs: Path) -> None:
         self.worker, self.ranks, self.place, self.logs = worker, ranks, place, logs
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Process] = []
 
     def start(self) -> None:
         """Start every rank; call `end` even if this fails half-way."""
-        raise NotImplementedError
+        free_port = str(_free_port())
+        for rank in range(self.ranks):
+            asked = self.place.environment(rank, self.ranks)
+            if asked["MASTER_PORT"] == "0":
+                asked["MASTER_PORT"] = free_port
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", **asked}
+            log, namespace = self.log(rank), self.place.namespace(rank)
+            if zygote.available():
+                start = zygote.zygote().start
+                self.processes.append(start(self.worker, environment, log, namespace))
+            else:
+                self.processes.append(_start(self.worker, environment, log))
 
-    def log(self, rank: int) -> Path | None:
-        """Where the standard error of a rank goes, once it exists."""
-        raise NotImplementedError
+    def log(self, rank: int) -> Path:
+        """Where the standard error of a rank goes."""
+        return self.logs / f"rank{rank}.log"
 
     def deaths(self) -> list[_Death]:
-        """The ranks that ended badly of themselves, as far as known."""
-        raise NotImplementedError
-
-    def failed(self) -> bool:
-        """Whether any process ended badly."""
-        return any(process.poll() not in (None, 0) for process in self.processes)
+        """The ranks that ended badly of themselves."""
+        statuses = [(rank, process.poll()) for rank, process in enumerate(self.processes)]
+        return [_Death(rank, status) for rank, status in statuses if status]
 
     def done(self) -> bool:
         """Whether all processes ended well."""
@@ -174,69 +200,27 @@ class _Group:
         """End every rank that still runs, and wait until it has."""
         end(self.processes)
 
-    def _start(self, argv: list[str], environment: dict[str, str], log: Path) -> None:
-        """A process in a session of its own: Ctrl-C in the terminal reaches only us."""
-        inherited = [path for path in [os.environ.get("PYTHONPATH", "")] if path]
-        ours = {
-            "PYTHONPATH": os.pathsep.join([str(PACKAGES), *inherited]),
-            "OMP_NUM_THREADS": "1",  # until the rank sets its own number of threads
-            PARENT: str(os.getpid()),
-        }
-        with open(log, "wb") as stream:
-            process = subprocess.Popen(
-                argv,
-                env={**os.environ, **ours, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,
-            )
-        self.processes.append(process)
 
-
-class _Torchrun(_Group):
-    """All ranks below one torchrun."""
-
-    def start(self) -> None:
-        port = getattr(self.place, "port", 0) or _free_port()
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "0"]
-        torchrun += ["--nproc-per-node", str(self.ranks)]
-        torchrun += ["--master-addr", LOCALHOST, "--master-port", str(port)]
-        torchrun += ["--redirects", "2", "--log-dir", str(self.logs), *self.worker]
-        guarded = [sys.executable, "-m", "ddlkit.run.launch", *torchrun]
-        self._start(guarded, self.place.environment(0, self.ranks), self.logs / "torchrun.log")
-
-    def log(self, rank: int) -> Path | None:
-        return next(self.logs.glob(f"*/attempt_0/{rank}/stderr.log"), None)
-
-    def deaths(self) -> list[_Death]:
-        """Read from torchrun's closing report, which also lists the ranks that it ended itself."""
-        report = (self.logs / "torchrun.log").read_text(errors="replace")
-        if taken := re.search(r"port: (\d+).*EADDRINUSE", report):
-            raise UserError(port_taken(LOCALHOST, taken[1]))
-        found = re.findall(r"rank\s*: (\d+) \(.*\n\s*exitcode\s*: (-?\d+)", report)
-        dead = [_Death(int(rank), int(status)) for rank, status in found]
-        return [death for death in dead if death.status != -signal.SIGTERM] or dead
-
-
-class _Direct(_Group):
-    """One process a rank, started by the place's own command."""
-
-    def start(self) -> None:
-        for rank in range(self.ranks):
+def _start(worker: list[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """A rank as a process of its own, in a session of its own: Ctrl-C in the terminal reaches only us."""
+    inherited = [path for path in [os.environ.get("PYTHONPATH", "")] if path]
+    ours = {
+        "PYTHONPATH": os.pathsep.join([str(PACKAGES), *inherited]),
+        PARENT: str(os.getpid()),
+    }
+    with open(log, "wb") as stream:
+        return subprocess.Popen(
             # -u: the last words of a rank that is killed must have left its buffers.
-            argv = self.place.command(rank, [sys.executable, "-u", *self.worker])
-            self._start(argv, self.place.environment(rank, self.ranks), self.log(rank))
-
-    def log(self, rank: int) -> Path:
-        return self.logs / f"rank{rank}.log"
-
-    def deaths(self) -> list[_Death]:
-        statuses = [(rank, process.poll()) for rank, process in enumerate(self.processes)]
-        return [_Death(rank, status) for rank, status in statuses if status]
+            [sys.executable, "-u", "-m", "ddlkit.run.worker", *worker],
+            env={**environment, **ours},
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,
+        )
 
 
-def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def end(processes: Sequence[Process]) -> None:
     """End every process that still runs, and its group, kindly first; wait until it has."""
     for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
         running = [process for process in processes if process.poll() is None]
@@ -255,7 +239,7 @@ def _watch(group: _Group, job: str, timeout_s: float) -> None:
     shown = 0
     give_up = time.monotonic() + timeout_s
     while not group.done():
-        if group.failed():
+        if group.deaths():
             time.sleep(SETTLE_S)
             raise UserError(_verdict(group, job))
         if time.monotonic() > give_up:
@@ -270,12 +254,8 @@ def _watch(group: _Group, job: str, timeout_s: float) -> None:
 
 def _verdict(group: _Group, job: str) -> str:
     """One line on the rank that died first of all, as far as can be told."""
-    deaths = group.deaths()
-    if not deaths:
-        line = _last_line(group.logs / "torchrun.log")
-        return f"the launcher of job {job} failed; last line: {line}"
     # Ranks follow one another within milliseconds: those that say they lost a peer are not the cause.
-    first = min(deaths, key=lambda death: (death.status == LOST_PEER, death.status >= 0))
+    first = min(group.deaths(), key=lambda death: (death.status == LOST_PEER, death.status >= 0))
     line = _last_line(group.log(first.rank))
     where = f"rank {first.rank} of {group.ranks}"
     if first.status == MISTAKE and line.startswith(ERROR):
@@ -283,14 +263,14 @@ def _verdict(group: _Group, job: str) -> str:
     return f"{where} {first.how} in job {job}; last line: {line}"
 
 
-def _last_line(log: Path | None) -> str:
-    lines = log.read_text(errors="replace").split("\n") if log and log.exists() else []
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "(none)")
 
 
-def _show_progress(log: Path | None, shown: int) -> int:
+def _show_progress(log: Path, shown: int) -> int:
     """Print the progress lines of a log from byte ``shown`` on; returns where the next one begins."""
-    if log is None or not log.exists() or log.stat().st_size <= shown:
+    if not log.exists() or log.stat().st_size <= shown:
         return shown
     with open(log, "rb") as stream:
         stream.seek(shown)
@@ -346,14 +326,3 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-
-
-def main(argv: Sequence[str]) -> NoReturn:
-    """Become ``argv`` (torchrun), tied to the life of our parent, and the parent of the ranks."""
-    die_with_parent()
-    os.environ[PARENT] = str(os.getpid())
-    os.execvp(argv[0], list(argv))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

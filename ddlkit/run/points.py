@@ -11,13 +11,14 @@ from typing import Any
 import pandas as pd
 import torch
 
+from ddlkit.core.bandwidth import KNOWN
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
 from ddlkit.run import contention, selection, vitals
 from ddlkit.run.channels import BLOCKS, DEFAULT, THREADS, measure_channels
 from ddlkit.run.channels import SIZES as CHANNEL_SIZES
 from ddlkit.run.clock import Budget
-from ddlkit.run.collectives import KNOWN, measure_collectives
+from ddlkit.run.collectives import measure_collectives
 from ddlkit.run.copies import DISK_SIZES, measure_copies, measure_disk
 from ddlkit.run.copies import SIZES as COPY_SIZES
 from ddlkit.run.launch import Loopback

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from ddlkit import store
+from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.run.launch import PROGRESS, port_taken
 
@@ -90,7 +90,7 @@ def join(
     neighbours = _number("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", str(world_size))
     backend = _backend(backend, neighbours)
     device = _place(local_rank, backend == "nccl" if on_gpu is None else on_gpu)
-    torch.set_num_threads(torch_threads or max(1, _cores() // neighbours))
+    torch.set_num_threads(torch_threads or max(1, machine.cores() // neighbours))
     _meet(rank, world_size, backend, device, timeout_s, gloo_threads)
     return Ranks(
         rank,
@@ -174,11 +174,6 @@ def _number(name: str, slurm: str, default: str = "") -> int:
             "torchrun, srun or ddlkit.run.launch"
         )
     return int(text)
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _backend(asked: str | None, neighbours: int) -> str:

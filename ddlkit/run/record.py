@@ -30,8 +30,9 @@ from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_seconds
 from ddlkit.run import vitals
-from ddlkit.run.launch import PACKAGES, PARENT, end
+from ddlkit.run.launch import end
 from ddlkit.run.outcomes import KILLED, MEASURED, NO_TIME, PARTIAL, PENDING, STARTED
+from ddlkit.run.zygote import PACKAGES, PARENT
 
 POINTS = "ddlkit.run.points:session_plan"
 THERE = (MEASURED, PARTIAL)
@@ -56,7 +57,9 @@ def record(
 
     suite : "gpu" or "cpu"; profile : "standard", or "smoke" for every code path in a minute
     budget_s : seconds from now after which nothing new is started; a point that runs far over is ended
-    out : directory; by default this machine's in data/recorded, and build/smoke for "smoke"
+    out : directory; by default one of this machine's in data/recorded, named for its GPU or, since
+        the lab's recording has the processor's name, for the processor with "-suite" after it;
+        build/smoke for the profile "smoke"
     points : "module:function" that makes the plan, called as `ddlkit.run.points.session_plan`
 
     ``outcomes.csv`` there lists every point with what became of it; one that is missing is tried again
@@ -70,7 +73,7 @@ def record(
     if gpu and not machine.describe()["gpus"]:
         raise UserError("no GPU here: nvidia-smi lists none; use --suite cpu")
     if out is None:
-        name = machine.name(by_gpu=gpu)
+        name = machine.name(by_gpu=True) if gpu else f"{machine.name()}-suite"
         out = store.recorded_dir(name) if profile == "standard" else store.BUILD / "smoke"
     with store.Lock(out / ".lock"):
         if in_use := vitals.gpu_in_use() if gpu else "":

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ddlkit import store
+from ddlkit import machine, store
 from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
@@ -31,6 +31,7 @@ from ddlkit.run.lab import network as lab
 from ddlkit.run.lab.calibrate import calibrate
 from ddlkit.run.lab.replay import replay, replay_join
 from ddlkit.run.launch import Loopback, Place, launch, workspace
+from ddlkit.run.layers import profile_frame, profile_layers
 from ddlkit.run.training import measure_training
 
 Tables = Mapping[str, pd.DataFrame]
@@ -41,7 +42,7 @@ REPLAY_PLANS = (
     "random:1:3", "random:2:6", "random:3:10", "random:4:4",
 )  # fmt: skip
 DISTINCT_PLANS = 8
-TRAINING_PLANS = ("ddp", "single", "buffer:5MB", "exact", "none")
+TRAINING_PLANS = ("ddp", "single", "exact", "buffer:5MB", "none")
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,11 @@ LENGTHS = {
     "quick": Length(
         batches=BATCHES,
         layers=Budget(warmup=1, min_repeats=3, max_repeats=20, max_s=2.0),
-        messages=Budget(warmup=1, min_repeats=2, max_repeats=30, max_s=0.4),
+        messages=Budget(warmup=1, min_repeats=2, max_repeats=30, max_s=0.3),
         lab_collectives=("all_reduce",),
-        training_plans=TRAINING_PLANS[:4],
+        training_plans=TRAINING_PLANS[:3],
         training_repeats=2,
-        training_iterations=3,
+        training_iterations=2,
         replays=("resnet18", "resnet50", "googlenet"),
         rounds=2,
     ),
@@ -227,9 +228,17 @@ def _points(length: Length, *, with_lab: bool) -> Iterator[Point]:
 
 
 def _layers(network: str, batch: int, n_ranks: int, length: Length) -> Point:
-    """A network's layers, profiled by ``n_ranks`` ranks at the same time."""
+    """A network's layers, profiled by ``n_ranks`` ranks at the same time; one needs no launch."""
 
-    def run(_: Path) -> Tables:
+    def alone(_: Path) -> Tables:
+        threads = machine.cores()
+        profile, samples = profile_layers(
+            network, batch, device=_device(), budget=length.layers, threads=threads
+        )
+        _say(f"{network}, batch {batch}: {profile.workload().compute_s:.3f} s an iteration")
+        return {"layers": profile_frame(profile, "fp32", 1, threads), "samples": samples}
+
+    def together(_: Path) -> Tables:
         with workspace(None) as scratch:
             config = {
                 "out": str(scratch),
@@ -239,6 +248,7 @@ def _layers(network: str, batch: int, n_ranks: int, length: Length) -> Point:
             launch("layers", config, ranks=n_ranks, place=Loopback(), timeout_s=900)
             return {name: ranks.load_result(scratch, name) for name in ("layers", "samples")}
 
+    run = together if n_ranks > 1 else alone
     return Point("layers", f"{network}-b{batch}-r{n_ranks}", ["layers", "samples"], run)
 
 

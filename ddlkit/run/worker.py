@@ -63,6 +63,12 @@ def run(job: str, config: dict[str, Any]) -> None:
     peers.leave()
 
 
+def preload(job: str) -> None:
+    """Import what a job needs before its ranks are forked; an unknown job is left to `run` to refuse."""
+    if job in JOBS:
+        importlib.import_module(JOBS[job].split(":")[0])
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """The settings in a JSON file. Raises UserError if it cannot be read or has no ``out``."""
     try:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from ddlkit.core.bandwidth import bus_factor
 from ddlkit.core.errors import UserError
 from ddlkit.run.clock import Budget
-from ddlkit.run.collectives import BUDGET, SIZES, bus_factor, measure_collectives
+from ddlkit.run.collectives import BUDGET, SIZES, measure_collectives
 from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.replay import replay_join
 

@@ -27,7 +27,9 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from ddlkit.core.errors import UserError
+from ddlkit.run.launch import rank_environment
 
+NAMESPACES = Path("/run/netns")  # of iproute2
 STATE = Path("/run/ddlkit")
 """One JSON file a lab: how it was made and which process owns it."""
 
@@ -95,14 +97,13 @@ class Lab:
         if ranks > self.ranks:
             raise UserError(f"{ranks} ranks do not fit into lab {self.label} of {self.ranks}")
         return {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": _address(0),
-            "MASTER_PORT": str(PORT),
+            **rank_environment(rank, ranks, _address(0), PORT),
             "GLOO_SOCKET_IFNAME": INTERFACE,
         }
+
+    def namespace(self, rank: int) -> Path:
+        """File of the namespace of ``rank``."""
+        return NAMESPACES / self._namespace(rank)
 
     # -- up and down -----------------------------------------------------------------------
 
