@@ -227,6 +227,8 @@ def profile_layers(
       first. The profile's order is the exact reverse of the order in which gradients became ready, the
       one that DistributedDataParallel fills its buckets in. It is forward order by layer; within a
       convolution or a normalisation the bias stands before the weight, whose gradient comes first.
+      Gradients that one operation makes together (a recurrent layer's) are ready together: the first
+      to be accumulated carries the time, the others none.
     * update: SGD with momentum, and clearing the gradients.
 
     Medians over the repeats, forward and backward each rescaled to the median of the iterations without
