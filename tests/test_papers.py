@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
+from collections.abc import Iterator
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -174,3 +178,22 @@ def test_iteration_tasks_are_every_layer_on_every_gpu(layers: int, gpus: int) ->
     tasks = dag.iteration_tasks(layers, gpus)
     assert sum(tasks.values()) == gpus * (2 + 2 * layers) + layers + 1
     assert np.all(np.array(list(tasks.values())) > 0)
+
+
+@pytest.mark.parametrize(("paper", "last"), [(osf, 18), (dag, 6)])
+def test_every_equation_is_a_function_that_cites_it(paper: ModuleType, last: int) -> None:
+    documented = [inspect.getdoc(function) or "" for _, function in inspect.getmembers(paper)]
+    cited = {
+        number
+        for text in documented
+        for listed in re.findall(rf"{paper.__name__.split('.')[-1]} Eqs? ([\d, -]+)", text)
+        for number in _numbers(listed)
+    }
+    assert cited >= set(range(1, last + 1))
+
+
+def _numbers(listed: str) -> Iterator[int]:
+    """The numbers of "3, 8-10"."""
+    for part in listed.strip(" ,-").split(","):
+        first, _, end = part.strip().partition("-")
+        yield from range(int(first), int(end or first) + 1)
