@@ -16,7 +16,7 @@ from ddlkit import store
 from ddlkit.core.units import MIB
 from ddlkit.papers import omgs, osf, sharing
 from ddlkit.papers.omgs import merging, optimality
-from ddlkit.report.checks.omgs import tensors
+from ddlkit.report.checks.omgs import speedup_range, tensors
 from ddlkit.report.claims import paper_table
 
 RESNET50 = osf.table2_parameters("ResNet50")
@@ -267,11 +267,6 @@ def test_20_omgs_counts_hang_on_alpha() -> None:
         instance = omgs.Instance(scaled, sizes, optimality.eq10(2.19e-10), alpha_s, each_s)
         counts[alpha_s] = int((~omgs.find_merged_layers(instance)).sum())
     assert counts == {0.0005: 60, 0.011: 5, 0.022: 1}
-
-
-def speedup_range(slow_s: float, fast_s: float, half_s: float = 0.0005) -> tuple[float, float]:
-    """The ratios that two times allow which were each rounded to a millisecond."""
-    return (slow_s - half_s) / (fast_s + half_s), (slow_s + half_s) / (fast_s - half_s)
 
 
 def test_21_one_speedup_is_outside_rounding() -> None:
