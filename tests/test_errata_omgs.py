@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -340,15 +339,3 @@ def test_28_31_per_cent_is_a_speedup() -> None:
     assert ratio.idxmax() == "ResNet-50"
     assert round(100 * (ratio.max() - 1)) == prose()["gain"]
     assert 1 - 1 / ratio.max() == pytest.approx(0.24, abs=0.005)
-
-
-def test_each_entry_names_a_test_of_this_file() -> None:
-    text = (store.DATA / "papers" / "omgs" / "errata.md").read_text(encoding="utf-8")
-    entries = re.split(r"^## (\d+)\. ", text, flags=re.MULTILINE)[1:]
-    numbers = [int(number) for number in entries[::2]]
-    assert numbers == list(range(1, len(numbers) + 1))
-    for number, entry in zip(numbers, entries[1::2], strict=True):
-        named = re.findall(r"`(test_\w+)`", entry)
-        assert len(named) == 1 and named[0] in globals()
-        assert named[0].startswith(f"test_{number:02}_")
-        assert re.search(r"\*\*(Proven|Refuted|Cannot be decided)", entry)

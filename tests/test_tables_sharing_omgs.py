@@ -1,34 +1,16 @@
-"""The rendered tables of sharing and omgs: every printed cell is there, and what is computed beside it."""
+"""What the rendered tables of sharing and omgs compute."""
 
 from __future__ import annotations
 
 import math
 
-import pandas as pd
-import pytest
-
-from ddlkit.report.claims import paper_table
 from ddlkit.report.tables import omgs, sharing
-
-
-@pytest.mark.parametrize(
-    ("table", "paper", "name"),
-    [
-        (sharing.table1, "sharing", "tab01"),
-        (sharing.table2, "sharing", "tab02"),
-        *((getattr(omgs, f"table{n}"), "omgs", f"tab0{n}") for n in range(1, 7)),
-    ],
-)
-def test_each_table_keeps_what_is_printed(table, paper: str, name: str) -> None:  # type: ignore[no-untyped-def]
-    shown, printed = table(), paper_table(paper, name)
-    kept = shown[printed.columns]
-    pd.testing.assert_frame_equal(kept, printed.fillna("") if name == "tab01" else printed)
 
 
 def test_sharing_table_2_follows_from_figure_8_and_the_zoo_but_for_vit() -> None:
     table = sharing.table2().set_index("network")
     for batch in sharing.BATCHES:
-        named = zip(table[f"best_{batch}"], table[f"best_{batch}_computed"], strict=True)
+        named = zip(table[f"best_{batch}"], table[f"best_{batch}_from_fig08"], strict=True)
         assert all(printed in computed.split(" = ") for printed, computed in named)
     assert (table["parameters_millions_difference"].abs() < 0.005).all()
     off = table["gflop_difference"].abs() > 0.03
@@ -58,8 +40,3 @@ def test_omgs_table_6_is_within_rounding_but_for_one() -> None:
             table[f"{column}_least"] - 5e-4, table[f"{column}_most"] + 5e-4
         )
         assert table.index[~inside].tolist() == (["LSTM-PTB"] if column == "s2" else [])
-
-
-def test_omgs_symbols_are_names_of_the_code() -> None:
-    table = omgs.table2()
-    assert table["ddlkit"].notna().all() and table["symbol"].is_unique

@@ -38,7 +38,7 @@ def table1() -> pd.DataFrame:
         "Linear": sharing.linear_work((*SHAPE[:2], SHAPE[2] * SHAPE[3]), outputs=64),
         "ReLU": (float("nan"), sharing.elementwise_bytes(SHAPE)),
     }
-    printed = paper_table("sharing", "tab01").fillna("")
+    printed = paper_table("sharing", "tab01")
     flops, moved = zip(*(work[kernel] for kernel in printed["kernel"]), strict=True)
     return printed.assign(flops_computed=flops, bytes_computed=moved)
 
@@ -46,7 +46,7 @@ def table1() -> pd.DataFrame:
 def table2() -> pd.DataFrame:
     """Seven networks: size, FLOP and intensity against the zoo's, best configuration and gain against Fig 8.
 
-    Where several configurations of Fig 8 share the largest throughput, all are named.
+    best_*_from_fig08 names all configurations that share the largest throughput.
     """
     table = paper_table("sharing", "tab02")
     sizes = [networks.size(ZOO[network]) for network in table["network"]]
@@ -66,5 +66,5 @@ def table2() -> pd.DataFrame:
         best = [" = ".join(row.index[row == row.max()]) for row in rows]
         table = recomputed(table, f"gain_{batch}_percent", gains)
         place = table.columns.get_loc(f"best_{batch}")
-        table.insert(place + 1, f"best_{batch}_computed", best)
+        table.insert(place + 1, f"best_{batch}_from_fig08", best)
     return table
