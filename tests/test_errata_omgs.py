@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from ddlkit import store
 from ddlkit.core.units import MIB
 from ddlkit.papers import omgs, osf, sharing
 from ddlkit.papers.omgs import merging, optimality
-from ddlkit.report.checks.omgs import tensors
+from ddlkit.report.checks.omgs import speedup_range, tensors
 from ddlkit.report.claims import paper_table
 
 RESNET50 = osf.table2_parameters("ResNet50")
@@ -269,11 +268,6 @@ def test_20_omgs_counts_hang_on_alpha() -> None:
     assert counts == {0.0005: 60, 0.011: 5, 0.022: 1}
 
 
-def speedup_range(slow_s: float, fast_s: float, half_s: float = 0.0005) -> tuple[float, float]:
-    """The ratios that two times allow which were each rounded to a millisecond."""
-    return (slow_s - half_s) / (fast_s + half_s), (slow_s + half_s) / (fast_s - half_s)
-
-
 def test_21_one_speedup_is_outside_rounding() -> None:
     outside = []
     for network, row in times().iterrows():
@@ -345,15 +339,3 @@ def test_28_31_per_cent_is_a_speedup() -> None:
     assert ratio.idxmax() == "ResNet-50"
     assert round(100 * (ratio.max() - 1)) == prose()["gain"]
     assert 1 - 1 / ratio.max() == pytest.approx(0.24, abs=0.005)
-
-
-def test_each_entry_names_a_test_of_this_file() -> None:
-    text = (store.DATA / "papers" / "omgs" / "errata.md").read_text(encoding="utf-8")
-    entries = re.split(r"^## (\d+)\. ", text, flags=re.MULTILINE)[1:]
-    numbers = [int(number) for number in entries[::2]]
-    assert numbers == list(range(1, len(numbers) + 1))
-    for number, entry in zip(numbers, entries[1::2], strict=True):
-        named = re.findall(r"`(test_\w+)`", entry)
-        assert len(named) == 1 and named[0] in globals()
-        assert named[0].startswith(f"test_{number:02}_")
-        assert re.search(r"\*\*(Proven|Refuted|Cannot be decided)", entry)

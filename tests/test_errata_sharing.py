@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from ddlkit import store
 from ddlkit.papers import sharing
 from ddlkit.report.checks.sharing import DEFAULT, slowdowns, throughput
 from ddlkit.report.claims import paper_table
@@ -287,15 +284,3 @@ def test_22_default_slowdowns_are_figure_3s() -> None:
     numbers = prose()
     assert default.min() == numbers["fig03-default-min"] == default["relu"]
     assert default.max() == numbers["fig03-default-max"] == default["average_pooling"]
-
-
-def test_each_entry_names_a_test_of_this_file() -> None:
-    text = (store.DATA / "papers" / "sharing" / "errata.md").read_text(encoding="utf-8")
-    entries = re.split(r"^## (\d+)\. ", text, flags=re.MULTILINE)[1:]
-    numbers = [int(number) for number in entries[::2]]
-    assert numbers == list(range(1, len(numbers) + 1))
-    for number, entry in zip(numbers, entries[1::2], strict=True):
-        named = re.findall(r"`(test_\w+)`", entry)
-        assert len(named) == 1 and named[0] in globals()
-        assert named[0].startswith(f"test_{number:02}_")
-        assert re.search(r"\*\*(Proven|Refuted|Cannot be decided)", entry)

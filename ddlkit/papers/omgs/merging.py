@@ -147,7 +147,7 @@ def timeline(instance: Instance) -> tuple[Floats, Floats, Floats, Floats, Floats
 
 @dataclass(frozen=True)
 class Candidate:
-    """Layer l and the one before it, of which Section IV-A asks whether to merge l.
+    """omgs Eqs 20-24: layer l and the one before it, of which Section IV-A asks whether to merge l.
 
     Symbols: tau_b(l) = backward_start_s, t_b(l) = backward_s, t_b(l-1) = previous_backward_s,
     tau_c(l) = communication_start_s, d(l) = elements, d(l-1) = previous_elements; instance holds

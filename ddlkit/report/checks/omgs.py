@@ -105,11 +105,16 @@ def _speedup_lstm() -> Result:
     return _speedup("LSTM-PTB", "mgs_s")
 
 
+def speedup_range(slow_s: float, fast_s: float, half_s: float = 0.0005) -> tuple[float, float]:
+    """The ratios that two times allow which were each rounded to a millisecond."""
+    return (slow_s - half_s) / (fast_s + half_s), (slow_s + half_s) / (fast_s - half_s)
+
+
 def _speedup(model: str, other: str) -> Result:
-    """Ratio of two times of omgs Tab VI, and its range when both are rounded to a millisecond."""
+    """Ratio of two times of omgs Tab VI, and its range within their rounding."""
     row = paper_table("omgs", "tab06").set_index("model").loc[model]
-    slow, fast, half = float(row[other]), float(row["omgs_s"]), 0.0005
-    least, most = (slow - half) / (fast + half), (slow + half) / (fast - half)
+    slow, fast = float(row[other]), float(row["omgs_s"])
+    least, most = speedup_range(slow, fast)
     return slow / fast, f"{slow} s over {fast} s; rounding allows {least:.4f} to {most:.4f}"
 
 
