@@ -339,7 +339,7 @@ def slowdown_by_blocks(ax: Axes, slowdowns: pd.DataFrame) -> None:
     ax.set_yticks(range(len(kernels)), [kernel.replace("_", " ") for kernel in kernels])
     ax.invert_yaxis()
     ax.set_xlabel("time beside communication / time alone")
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(blocks))
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(blocks))
 
 
 @theme()
@@ -527,7 +527,8 @@ def table(frame: pd.DataFrame, name: str, reports: Path | None = None) -> Figure
     widths = [max(len(row[k]) for row in text) * em for k in range(frame.shape[1])]
     lefts = np.cumsum([0.0, *[width + gap for width in widths[:-1]]])
     size = (float(lefts[-1] + widths[-1]) + 0.2, line * (len(text) + 0.9))
-    figure = plt.figure(figsize=size, layout="none")
+    figure = plt.figure(figsize=size)
+    figure.set_layout_engine("none")
     ax = figure.add_axes((0, 0, 1, 1), xlim=(-0.1, size[0] - 0.1), ylim=(size[1], 0))
     ax.axis("off")
     for number, row in enumerate(text):
