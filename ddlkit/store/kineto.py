@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,9 +62,9 @@ class Event(NamedTuple):
 
     @property
     def collective(self) -> str:
-        """ "allreduce", "allgather", ... for a message at work: gloo's span on its own thread, NCCL's kernel.
+        """Of a message at work (gloo's span on its own thread, NCCL's kernel): "allreduce", "allgather", ...
 
-        "" for all else; "nccl" where NCCL's kernel does not name its collective.
+        "nccl" where NCCL's kernel does not name its collective, "" for all that is no message.
         """
         if self.name.startswith("gloo:"):
             return self.name.removeprefix("gloo:").replace("_", "")
@@ -227,17 +228,18 @@ def iterations(profile: Profile) -> list[Iteration]:
     Raises UserError when an iteration has no backward.
     """
     launched = sorted(_launched(profile.events), key=lambda pair: pair[0])
+    times_s = [at_s for at_s, _ in launched]
     found: list[Iteration] = []
     for start_s, end_s in _windows(profile.events):
-        inside = [(t, event) for t, event in launched if start_s <= t < end_s]
-        events = tuple(event for _, event in inside)
+        inside = slice(bisect_left(times_s, start_s), bisect_left(times_s, end_s))
+        events = tuple(event for _, event in launched[inside])
         phases = _phases(events)
         if "forward" not in phases or "backward" not in phases:
             raise profile.missing(
                 f"iteration {len(found)}: no events of autograd ({EVALUATE}: ...) and no ranges "
                 f"{FORWARD} and {BACKWARD}"
             )
-        found.append(Iteration(events, tuple(t for t, _ in inside), phases))
+        found.append(Iteration(events, tuple(times_s[inside]), phases))
     return found
 
 
