@@ -76,6 +76,8 @@ def test_an_equation_without_code_is_a_dash(tmp_path: Path) -> None:
         ("A sum (osf Eqs 3, 8-9 and 11).", [(f"Eq {n}", "is") for n in (3, 8, 9, 11)]),
         ("osf Algorithm 1 and Eq 7, literally.", [("Algorithm 1", "is"), ("Eq 7", "is")]),
         ("A sum.\n\n    Bounded by osf Eq 3.", [("Eq 3", "names")]),
+        ("A bound under osf Eqs 4, 7 and 11.", [(f"Eq {n}", "names") for n in (4, 7, 11)]),
+        ("A sum (SF, osf Eq 3).", [("Eq 3", "is")]),
         ("osf Eq 2: as Eq 1 with more.", [("Eq 2", "is"), ("Eq 1", "names")]),
         ("osf 4.4.1, first equation: a\n    ratio.", [("4.4.1, first equation", "is")]),
         ("osf Eq\n    3: a line is broken.", [("Eq 3", "is")]),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -38,8 +39,8 @@ _CITED = re.compile(rf"(?:\b({'|'.join(PAPERS)}) )?\b({_ONE}(?:(?:, | and |; ){_
 class Citation:
     """A function or class whose docstring cites an equation.
 
-    role : "is" if the first sentence cites it with its paper, as in "osf Eq 12", or in a paper's own
-        module without any paper; else "names"
+    role : "is" if the first sentence cites it in full, as in "osf Eq 12" (in a paper's own module also
+        without the paper), at its start, in brackets, after a comma or colon, or as "of ..."; else "names"
     place : file below the package's parent, and line
     """
 
@@ -102,10 +103,13 @@ def _of_module(path: Path, root: Path) -> Iterator[Citation]:
         text = " ".join((ast.get_docstring(node) or "").split())
         first = re.split(r"(?<=\.) ", text, maxsplit=1)[0]
         cited = list(_cited(first, own))
-        it_is = [key for key, in_full in cited if in_full] or [key for key, _ in cited if own]
-        for key in dict.fromkeys([*it_is, *(key for key, _ in _cited(text, own))]):
+        in_full = [one for one in cited if one.in_full] or (cited if own else [])
+        it_is = [one.key for one in in_full if one.stands]
+        for key in dict.fromkeys([*it_is, *(one.key for one in _cited(text, own))]):
             role = "is" if key in it_is else "names"
-            yield Citation(*key, name, role, first, f"{file.as_posix()}:{node.lineno}")
+            yield Citation(
+                *key, name, role, first.replace("`", ""), f"{file.as_posix()}:{node.lineno}"
+            )
 
 
 Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -121,14 +125,23 @@ def _documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, Documented]]:
                 yield from _documented(child, name)
 
 
-def _cited(text: str, own: str) -> Iterator[tuple[tuple[str, str], bool]]:
-    """((paper, equation), whether the paper stands before it): else it is the last named, at first own."""
+class _Cited(NamedTuple):
+    """(paper, equation); whether the paper stands before it; whether it is no mere remark."""
+
+    key: tuple[str, str]
+    in_full: bool
+    stands: bool
+
+
+def _cited(text: str, own: str) -> Iterator[_Cited]:
+    """Without a paper before it, an equation is that of the paper last named, at first of ``own``."""
     paper = own
     for match in _CITED.finditer(text):
         paper = match[1] or paper
+        stands = bool(re.search(r"(?:^|[(,:] ?|\bof )$", text[: match.start()]))
         for one in re.finditer(_ONE, match[2]) if paper else ():
             for equation in _expanded(one[0]):
-                yield (paper, equation), bool(match[1])
+                yield _Cited((paper, equation), bool(match[1]), stands)
 
 
 def _expanded(citation: str) -> list[str]:
