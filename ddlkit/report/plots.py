@@ -8,6 +8,7 @@ line and hatch tell them apart without colour.
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from ddlkit.store.files import atomic_write
 Floats = NDArray[np.float64]
 
 WIDTH = 7.2
+HEADER_WIDTH = 14  # letters in a line of a table's head
 DPI = 160
 INK, SOFT, FAINT = "#1b1b1b", "#6f6f6f", "#e4e4e4"
 
@@ -519,8 +521,12 @@ def table(frame: pd.DataFrame, name: str, reports: Path | None = None) -> Figure
     """A typeset table as ``figures/<name>.png`` and ``.csv``. Returns the figure, to show it.
 
     Numbers stand right, words left; up to four significant digits in print, all of them in the CSV.
+    Names of columns are broken into lines of about HEADER_WIDTH letters.
     """
-    text = [[str(column).replace("_", " ") for column in frame.columns]]
+    heads = [str(column).replace("_", " ") for column in frame.columns]
+    broken = [textwrap.wrap(head, HEADER_WIDTH, break_long_words=False) for head in heads]
+    n_heads = max(map(len, broken))
+    text = [[lines[k] if k < len(lines) else "" for lines in broken] for k in range(n_heads)]
     text += [[outputs.format_number(v) for v in row] for row in frame.itertuples(index=False)]
     numeric = [pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]
     line, gap, em = 0.19, 0.22, 0.068
@@ -532,7 +538,7 @@ def table(frame: pd.DataFrame, name: str, reports: Path | None = None) -> Figure
     ax = figure.add_axes((0, 0, 1, 1), xlim=(-0.1, size[0] - 0.1), ylim=(size[1], 0))
     ax.axis("off")
     for number, row in enumerate(text):
-        y = line * (number + (0.8 if number == 0 else 1.15))
+        y = line * (number + (0.8 if number < n_heads else 1.15))
         for column, cell in enumerate(row):
             right = numeric[column]
             ax.text(
@@ -541,11 +547,11 @@ def table(frame: pd.DataFrame, name: str, reports: Path | None = None) -> Figure
                 cell,
                 ha="right" if right else "left",
                 va="center",
-                fontweight="bold" if number == 0 else "normal",
+                fontweight="bold" if number < n_heads else "normal",
                 fontsize=7.5,
                 color=INK,
             )
-    for y, weight in ((0.02, 1.1), (line * 1.45, 0.6), (size[1] - 0.02, 1.1)):
+    for y, weight in ((0.02, 1.1), (line * (n_heads + 0.45), 0.6), (size[1] - 0.02, 1.1)):
         ax.plot([0, size[0] - 0.2], [y, y], color=INK, linewidth=weight)
     save_figure(figure, name, frame, reports)
     return figure

@@ -18,7 +18,7 @@ def sgd_step(weights: ArrayLike, gradient: ArrayLike, learning_rate: float) -> F
 def backward_start_s(
     forward_s: float, backward_s: ArrayLike, selection_s: ArrayLike = 0.0
 ) -> Floats:
-    """omgs Eq 6 (Eq 2 without selection): (L,) when each layer begins to compute its gradient.
+    """omgs Eqs 2, 6: (L,) when each layer begins to compute its gradient.
 
     Symbols: t_f = forward_s, t_b = backward_s (L,), t_s = selection_s (L,); tau_b is the result.
     The paper's recursion from layer L down, with Eq 7 put in, is a running sum from the end.
