@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import Fit
+from ddlkit.core.fit import Fit, Judged
 from ddlkit.core.timeline import KINDS, Timeline
 from ddlkit.core.workload import Workload
 from ddlkit.report import outputs
@@ -110,6 +110,9 @@ FORMS = {
     "piecewise": Style("log / linear", "#e0a000", "^", "-."),
     "segments": Style("linear pieces", "#00588f", "D", "-"),
     "table": Style("table", INK, "o", "--"),
+    "density_log": Style("gamma rho d log d", "#d55e00", "s", ":"),
+    "log": Style("gamma d log d", "#e0a000", "^", "-."),
+    "scan": Style("start-up + passes", "#00588f", "D", "-"),
 }
 SPANS = {
     "io": Style("input", "#bdbdbd", hatch="||||"),
@@ -262,6 +265,49 @@ def cost_fit(ax: Axes, *fits: Fit) -> None:
     _plain_log_ticks(ax.yaxis)
     _byte_axis(ax)
     ax.set_ylabel(f"{data.cost.collective.replace('_', '-')} time [{unit}]")
+    ax.legend(loc="upper left")
+
+
+@theme()
+def selection_fit(ax: Axes, judged: Mapping[str, Judged], density: float) -> None:
+    """Measured times of selecting at one density, and each form fitted to all of them.
+
+    ``judged`` is ``core.fit.judge_selections``'s; a form with draws carries its 95% interval.
+    """
+    fits = {form: one.fit for form, one in judged.items()}
+    elements, densities = next(iter(fits.values())).at
+    chosen = np.isclose(densities, density)
+    if not chosen.any():
+        raise UserError(f"density {density:g} was not measured: there are {np.unique(densities)}")
+    seconds = next(iter(fits.values())).seconds[chosen]
+    sizes = np.unique(elements[chosen])
+    medians = np.array([np.median(seconds[elements[chosen] == size]) for size in sizes])
+    grid = np.geomspace(sizes[0], sizes[-1], 200)
+    scale, unit = _time_unit(medians)
+    for form, fit in fits.items():
+        style = look(form)
+        if fit.draws:
+            low, high = np.quantile([draw(grid, density) for draw in fit.draws], (0.025, 0.975), 0)
+            ax.fill_between(
+                grid, low * scale, high * scale, color=style.color, alpha=0.25, linewidth=0
+            )
+        times = fit.cost(grid, density) * scale
+        ax.plot(grid, times, color=style.color, linestyle=style.line, label=style.label)
+    measured = look("measured")
+    ax.plot(
+        sizes,
+        medians * scale,
+        measured.marker,
+        color=measured.color,
+        markersize=4,
+        markerfacecolor="white",
+        label="measured, median",
+    )
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    _plain_log_ticks(ax.yaxis)
+    ax.set_xlabel("elements")
+    ax.set_ylabel(f"selection time [{unit}]")
     ax.legend(loc="upper left")
 
 
