@@ -40,6 +40,17 @@ def test_every_check_belongs_to_a_claim_and_every_claim_to_the_catalog() -> None
     }
 
 
+@pytest.mark.parametrize("paper", ["osf", "dag"])
+def test_every_claim_has_either_a_check_or_a_reason(paper: str) -> None:
+    known = {claim.id for claim in claims.load_claims() if claim.paper == paper}
+    checked, excused = (
+        {id for id in ids if id.startswith(paper)} for ids in (checks.CHECKS, claims.REASONS)
+    )
+    assert checked | excused == known
+    assert not checked & excused
+    assert all(claims.REASONS[id] for id in excused)
+
+
 def test_checks_do_not_depend_on_the_claimed_value() -> None:
     printed = claims.load_claims()
     shifted = verdicts.evaluate([replace(claim, value=claim.value + 17) for claim in printed])

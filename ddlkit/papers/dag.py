@@ -1,6 +1,161 @@
-"""dag: arithmetic of Shi et al., A DAG Model of Synchronous SGD (2018)."""
+"""dag: equations of Shi et al., A DAG Model of Synchronous SGD (2018).
+
+Layers are in forward order: index 0 is the paper's layer 1. All times are of one iteration.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class IterationTimes:
+    """What one iteration consists of (dag Tab I), in seconds.
+
+    t_io = io_s, t_h2d = h2d_s, t_f^(l) = forward_s, t_b^(l) = backward_s, t_c^(l) = communication_s
+    (each (L,); zero on a single GPU), t_u = update_s.
+    """
+
+    io_s: float
+    h2d_s: float
+    forward_s: Floats
+    backward_s: Floats
+    communication_s: Floats
+    update_s: float = 0.0
+
+    @property
+    def fetch_s(self) -> float:
+        """t_io + t_h2d."""
+        return self.io_s + self.h2d_s
+
+    @property
+    def gpu_s(self) -> float:
+        """t_f + t_b."""
+        return float(np.sum(self.forward_s) + np.sum(self.backward_s))
+
+
+def sgd_iteration_s(times: IterationTimes) -> float:
+    """dag Eq 1: fetch, copy, forward, backward and update one after the other, on one GPU."""
+    return times.fetch_s + times.gpu_s + times.update_s
+
+
+def naive_iteration_s(times: IterationTimes) -> float:
+    """dag Eq 2: as Eq 1, with every layer's aggregation between backward and update."""
+    return sgd_iteration_s(times) + float(np.sum(times.communication_s))
+
+
+def fetch_hidden_iteration_s(times: IterationTimes) -> float:
+    """dag Eq 3: the next batch is fetched and copied meanwhile; t_u is left out as printed."""
+    return max(times.fetch_s, times.gpu_s + float(np.sum(times.communication_s)))
+
+
+def communication_start_s(times: IterationTimes) -> Floats:
+    """(L,) tau_c of dag Eq 4 under wait-free back-propagation, from the start of forward.
+
+    A layer is sent when its gradient is ready and the layer after it has been sent.
+    """
+    ready = np.sum(times.forward_s) + np.cumsum(times.backward_s[::-1])[::-1]
+    start = np.array(ready, dtype=float)
+    for layer in range(len(start) - 2, -1, -1):
+        start[layer] = max(ready[layer], start[layer + 1] + times.communication_s[layer + 1])
+    return start
+
+
+def exposed_communication_s(times: IterationTimes) -> float:
+    """t_c^no of dag Eq 5: communication that backward does not hide."""
+    end = communication_start_s(times)[0] + times.communication_s[0]
+    return float(end) - times.gpu_s
+
+
+def wait_free_iteration_s(times: IterationTimes) -> float:
+    """dag Eq 4: gradients travel during backward: t_f + t_b^(L) + tau_c^(1) - tau_c^(L) + t_c^(1)."""
+    start = communication_start_s(times)
+    first_to_last = float(start[0] - start[-1] + times.communication_s[0])
+    gpu = float(np.sum(times.forward_s) + times.backward_s[-1]) + first_to_last
+    return max(times.fetch_s, gpu)
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What a framework hides behind computation (dag IV-C, V-C); all of them read ahead."""
+
+    copies_ahead: bool
+    sends_during_backward: bool
+    decodes_on_cpu: bool
+
+
+STRATEGIES = {
+    "Caffe-MPI": Strategy(copies_ahead=True, sends_during_backward=True, decodes_on_cpu=False),
+    "CNTK": Strategy(copies_ahead=False, sends_during_backward=False, decodes_on_cpu=True),
+    "MXNet": Strategy(copies_ahead=False, sends_during_backward=True, decodes_on_cpu=False),
+    "TensorFlow": Strategy(copies_ahead=False, sends_during_backward=True, decodes_on_cpu=True),
+}
+
+
+def iteration_s(times: IterationTimes, strategy: Strategy) -> float:
+    """dag Eq 5, and what its Section IV-C makes of it for the other frameworks.
+
+    t_c^no is the exposed part, or all of it where nothing is sent during backward (CNTK). The
+    printed max(t_io + t_h2d, ...) holds where the copy runs ahead; elsewhere the copy waits for the
+    update, so that only the read is hidden: max(t_io, t_h2d + ...).
+    """
+    exposed = (
+        exposed_communication_s(times)
+        if strategy.sends_during_backward
+        else float(np.sum(times.communication_s))
+    )
+    busy = times.gpu_s + exposed
+    if strategy.copies_ahead:
+        return max(times.fetch_s, busy)
+    return max(times.io_s, times.h2d_s + busy)
+
+
+def speedup(
+    read_s: Callable[[int], float],
+    h2d_s: float,
+    alone_s: float,
+    together_s: float,
+    *,
+    machines: int,
+    gpus_per_machine: int,
+    literal: bool = True,
+) -> float:
+    """dag Eq 6: speedup S of N_g = machines x gpus_per_machine GPUs over one, weak scaling.
+
+    Symbols: t_io_y = read_s(y), the reading time with y GPUs *a machine*; t_f + t_b = alone_s,
+    t_f + t_b + t_c^no = together_s. Printed, y = N_g; by the definition of y it is n_g.
+    """
+    gpus = machines * gpus_per_machine
+    reading = read_s(gpus if literal else gpus_per_machine)
+    return gpus * max(read_s(1) + h2d_s, alone_s) / max(reading + h2d_s, together_s)
+
+
+def pipelined_period_s(io_s: float, h2d_s: float, gpu_s: float, iterations: int = 200) -> float:
+    """Time between two updates when reading, copying and computing each run ahead as Fig 1 allows.
+
+    dag IV-C: T36-T39 follow T0-T3 at once, and T40-T43 follow them; the disk need not wait for the
+    copy. Counted over the second half of ``iterations``, when the pipeline is full.
+    """
+    read = copied = computed = 0.0
+    ends = []
+    for _ in range(iterations):
+        read += io_s
+        copied = max(read, copied) + h2d_s
+        computed = max(copied, computed) + gpu_s
+        ends.append(computed)
+    half = iterations // 2
+    return (ends[-1] - ends[half - 1]) / (iterations - half)
+
+
+def algorithm1_share(samples: float, workers: int) -> float:
+    """dag Algorithm 1, line 3: samples that each worker gets of an iteration's ``samples``."""
+    return samples / workers
 
 
 def iteration_tasks(layers: int, gpus: int) -> dict[str, int]:

@@ -8,6 +8,7 @@ is *reproduced* when |computed - value| <= tolerance x |value|.
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -17,6 +18,7 @@ import pandas as pd
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
+from ddlkit.store import files, transcribed
 
 PAPERS = ("osf", "sharing", "dag", "omgs")
 VERDICTS = ("reproduced", "differs", "not attempted")
@@ -54,7 +56,8 @@ class Claim:
 def load_claims(papers: Path | None = None) -> tuple[Claim, ...]:
     """All claims under ``papers`` (data/papers by default), paper by paper in the order written.
 
-    Raises UserError naming file, line and field for a row that is incomplete or not a number.
+    Raises UserError naming file, line and field for a row that is incomplete or not a number, and
+    for a file that was edited since it was transcribed.
     """
     folder = papers or store.DATA / "papers"
     claims = [claim for key in PAPERS for claim in _read(folder / key / "claims.csv", key)]
@@ -68,12 +71,8 @@ def load_claims(papers: Path | None = None) -> tuple[Claim, ...]:
 
 def _read(path: Path, paper: str) -> list[Claim]:
     names = [field.name for field in fields(Claim)]
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}: restore the file") from error
+    reader = csv.DictReader(io.StringIO(files.text_of(transcribed.read(path), path), newline=""))
+    rows = list(reader)
     if reader.fieldnames != names:
         raise UserError(f"{path}: columns are {reader.fieldnames}: must be {', '.join(names)}")
     return [_claim(row, paper, f"{path}, line {line}") for line, row in enumerate(rows, 2)]
@@ -115,17 +114,35 @@ def check(claim: str) -> Callable[[Check], Check]:
     return register
 
 
+REASONS: dict[str, str] = {}
+"""Claim id -> why nothing here computes it; every claim is in CHECKS or here."""
+
+
+def not_attempted(*claims: str, why: str) -> None:
+    """Say why these claims have no check: what it would take, or what the paper leaves unstated."""
+    REASONS.update(dict.fromkeys(claims, why))
+
+
 def paper_table(paper: str, name: str) -> pd.DataFrame:
-    """A transcribed table or figure: data/papers/<paper>/<name>.csv. Raises UserError if missing."""
+    """A transcribed table or figure: data/papers/<paper>/<name>.csv.
+
+    Raises UserError if it is missing, or was edited since it was transcribed.
+    """
     path = store.DATA / "papers" / paper / f"{name}.csv"
     if not path.is_file():
         raise UserError(f"{path} is missing: restore it from the repository")
-    return pd.read_csv(path)
+    return pd.read_csv(io.BytesIO(transcribed.read(path)))
 
 
 def claimed(claim: str) -> float:
     """The value of another claim, for checks that follow from it. Raises KeyError if there is none."""
     return {one.id: one.value for one in load_claims()}[claim]
+
+
+def prose(paper: str) -> dict[str, float]:
+    """The numbers that a paper states in its prose, by their id in data/papers/<paper>/prose.csv."""
+    rows = paper_table(paper, "prose")
+    return dict(zip(rows["id"], rows["value"].astype(float), strict=True))
 
 
 def percent(share: float) -> float:

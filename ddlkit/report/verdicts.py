@@ -9,22 +9,28 @@ from dataclasses import asdict
 import pandas as pd
 
 from ddlkit.report import checks
-from ddlkit.report.claims import VERDICTS, Claim, load_claims
+from ddlkit.report.claims import REASONS, VERDICTS, Claim, load_claims
 from ddlkit.report.outputs import format_quantity
 
 
 def evaluate(claims: Sequence[Claim] | None = None) -> pd.DataFrame:
     """One row a claim: its columns, ``computed`` (NaN if not attempted), ``difference`` (relative),
-    ``verdict`` and ``note``."""
+    ``verdict`` and ``note`` (why not, if not attempted)."""
     rows = []
     for claim in load_claims() if claims is None else claims:
-        computed, note = checks.CHECKS[claim.id]() if claim.id in checks.CHECKS else (None, "")
+        computed, note = _check(claim.id)
         shown = math.nan if computed is None else float(computed)
         difference = (shown - claim.value) / claim.value if claim.value else shown
         verdict = claim.verdict(computed)
         row = {"computed": shown, "difference": difference, "verdict": verdict, "note": note}
         rows.append({**asdict(claim), **row})
     return pd.DataFrame(rows)
+
+
+def _check(claim: str) -> tuple[float | None, str]:
+    if claim in checks.CHECKS:
+        return checks.CHECKS[claim]()
+    return None, REASONS.get(claim, "")
 
 
 def counts(verdicts: pd.DataFrame) -> dict[str, int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddlkit.papers import dag, osf
-from ddlkit.report.claims import Result, check, paper_table, percent
+from ddlkit.papers import dag, networks
+from ddlkit.report.claims import Result, check, not_attempted, paper_table, percent, prose
 
 
 @check("dag-fig01-tasks")
@@ -23,8 +23,17 @@ def _alexnet_parameters() -> Result:
 
 @check("dag-tab4-resnet50")
 def _resnet_parameters() -> Result:
-    parameters = sum(osf.table2_parameters("ResNet50"))
+    parameters = sum(networks.parameters("ResNet50"))
     return parameters / 1e6, f"{parameters:,} in the published architecture"
+
+
+@check("dag-tab4-googlenet")
+def _googlenet_parameters() -> Result:
+    alone, whole = (
+        sum(networks.parameters(name)) / 1e6 for name in ("GoogLeNet", "GoogLeNet with heads")
+    )
+    note = f"{whole:.1f} M with the heads of training: the printed number fits their {4 * whole:.1f} MB"
+    return alone, note
 
 
 @check("dag-storage")
@@ -41,18 +50,49 @@ def _nvlink() -> Result:
 
 @check("dag-v100-speed")
 def _v100_speed() -> Result:
-    return 0.243 / 0.0625, "0.243 s over 0.0625 s, the backward times of Section V-C"
+    told = prose("dag")
+    k80, v100 = told["fig03-k80-backward"], told["fig03-v100-backward"]
+    return k80 / v100, f"{k80} s over {v100} s, the backward times of Section V-C"
 
 
 @check("dag-efficiency")
 def _efficiency() -> Result:
     printed_millions = paper_table("dag", "tab04").set_index("network")["parameters_millions"]
     printed = _infiniband_use(1e6 * float(printed_millions["ResNet-50"]))
-    counted = _infiniband_use(sum(osf.table2_parameters("ResNet50")))
-    note = f"24 M parameters in 0.0797 s; with 25.557 M {percent(counted):.1f}%"
+    counted = _infiniband_use(sum(networks.parameters("ResNet50")))
+    note = (
+        f"gradient bytes of Table IV's 24 M parameters over time and link rate, float32; with "
+        f"25.557 M {percent(counted):.1f}%; the paper does not define it or state the precision"
+    )
     return percent(printed), note
 
 
 def _infiniband_use(parameters: float) -> float:
+    seconds = prose("dag")["fig03-v100-communication"]
     rate = float(paper_table("dag", "tab02")["network_bits_per_s"][1]) / 8
-    return dag.communication_efficiency(4 * parameters, 0.0797, rate)
+    return dag.communication_efficiency(4 * parameters, seconds, rate)
+
+
+not_attempted(
+    "dag-fig02-efficiency",
+    why="needs K80 GPUs; Fig 2's speedups are not in the text, nor is the size D of the input data",
+)
+not_attempted(
+    "dag-k80-backward",
+    "dag-v100-backward",
+    why="needs that GPU; whether K80 means the board or one of its two GPUs, and in which "
+    "precision the V100 computes, is not stated",
+)
+not_attempted(
+    "dag-k80-communication",
+    "dag-v100-communication",
+    why="needs 16 GPUs on that network; a ring at wire speed needs at least 0.153 s on 10 and 0.0153 s "
+    "on 100 Gbit/s (osf Eq 7, float32), so both are possible; precision is not stated",
+)
+not_attempted(
+    "dag-fig04-alexnet",
+    "dag-fig04-googlenet",
+    "dag-fig04-resnet50",
+    why="needs the authors' traces and both clusters; the speedups, the data size D and which "
+    "points the average runs over are not stated",
+)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ddlkit.core.units import MIB
-from ddlkit.papers import osf
-from ddlkit.report.claims import Result, check, claimed, paper_table, percent
+from ddlkit.papers import networks, osf
+from ddlkit.report.claims import Result, check, claimed, not_attempted, paper_table, percent
 
 
 @check("osf-sf-example")
@@ -30,9 +30,9 @@ def _osf_error_reduction() -> Result:
 
 @check("osf-vgg16-one-layer")
 def _vgg_layer_share() -> Result:
-    layers, networks = paper_table("osf", "tab03"), paper_table("osf", "tab02")
+    layers, whole_networks = paper_table("osf", "tab03"), paper_table("osf", "tab02")
     largest = layers.loc[layers["layer"] == "Fully Connected Layer 1", "size_mb"].iloc[0]
-    whole = networks.loc[networks["network"] == "VGG16", "size_mb"].iloc[0]
+    whole = whole_networks.loc[whole_networks["network"] == "VGG16", "size_mb"].iloc[0]
     one, every = osf.update_s(np.array([largest, whole]) * MIB, workers=32, bytes_per_s=25e9 / 8)
     return percent(one / every), "Eq 7 without overhead: it is the layer's share of the bytes"
 
@@ -61,18 +61,21 @@ def _replacement_as_introduced() -> Result:
 
 def _sf_after_replacement() -> float:
     """CSF when the three dense layers' bytes go and the new layers' come; computation unchanged."""
-    networks = paper_table("osf", "tab02").set_index("network")["size_mb"]
+    whole = paper_table("osf", "tab02").set_index("network")["size_mb"]["VGG16"]
     layers = paper_table("osf", "tab03").groupby("model")["size_mb"].sum()
     before = claimed("osf-fig08-before")
-    kept = networks["VGG16"] - layers["VGG16"] + layers["VGG16 w/ layer replacement"]
-    communication = (1 / before - 1) * kept / networks["VGG16"]
+    kept = whole - layers["VGG16"] + layers["VGG16 w/ layer replacement"]
+    communication = (1 / before - 1) * kept / whole
     return osf.csf(1.0, communication)
 
 
 @check("osf-tab2-resnet50-tensors")
 def _resnet_tensors() -> Result:
     count = len(osf.table2_parameters("ResNet50"))
-    return count, "the published architecture; the table's ResNets all follow 10 x blocks + 16"
+    note = (
+        "the published architecture; 10 x blocks + 16 as printed are the layers of Keras' network"
+    )
+    return count, note
 
 
 @check("osf-tab2-vgg16-tensors")
@@ -87,10 +90,16 @@ def _vgg_size() -> Result:
     return 4 * sum(osf.table2_parameters("VGG16")) / MIB, "float32; the table's MB are MiB"
 
 
+@check("osf-tab3-dense1")
+def _dense_size() -> Result:
+    weights, biases = networks.layers("VGG16")[-3].tensors
+    return 4 * (weights + biases) / MIB, "float32; the table's MB are MiB"
+
+
 @check("osf-below-bdp")
 def _below_bdp() -> Result:
-    networks = (*osf.RESNET_BLOCKS, *osf.VGG_CONVOLUTIONS)
-    small = {n: [4 * size < 45e3 for size in osf.table2_parameters(n)] for n in networks}
+    five = (*networks.RESNET_BLOCKS, *networks.VGG_CONVOLUTIONS)
+    small = {n: [4 * size < 45e3 for size in networks.parameters(n)] for n in five}
     below = [flag for flags in small.values() for flag in flags]
     vgg = small["VGG16"]
     note = f"all five networks; 53.1% is VGG-16's {sum(vgg)}/{len(vgg)} alone"
@@ -102,12 +111,61 @@ def _largest_gain() -> Result:
     factors = np.linspace(0.001, 1, 1000)
     gains = [osf.largest_fusion_gain(float(factor)) for factor in factors]
     best = float(factors[int(np.argmax(gains))])
-    note = f"at most, for any network and plan (at SF = {best:.1f}), unless overhead dominates"
+    wanted = claimed("osf-fig11-constant-max")
+    needed = osf.least_overhead_for_gain(wanted / 100)
+    note = (
+        f"at most, for any network and plan (at SF = {best:.1f}), without delta, which is not stated; "
+        f"+{wanted:g}% takes (k - 1) delta >= {needed:.2f} T_comp"
+    )
     return percent(max(gains)), note
 
 
 @check("osf-fig11-constant-min")
 def _largest_gain_of_vgg() -> Result:
     before = claimed("osf-fig08-before")
-    note = "at most for VGG-16 at SF = 0.25 (Section 4.1), so not all five networks gain 32.2%"
+    note = (
+        "at most for VGG-16 at SF = 0.25 (Section 4.1), without delta, which is not stated: so not "
+        "all five networks gain 32.2%"
+    )
     return percent(osf.largest_fusion_gain(before)), note
+
+
+not_attempted(
+    "osf-fig03-osf-min",
+    "osf-fig03-osf-max",
+    "osf-fig03-csf-min",
+    "osf-fig03-csf-max",
+    why="needs 32 GPUs; batch size, c and delta are not stated, nor the scaling factors themselves",
+)
+not_attempted(
+    "osf-fig04a-osf",
+    "osf-fig04a-csf",
+    why="needs 32 GPUs; batch size, c, delta and the buffer's timeout are not stated",
+)
+not_attempted(
+    "osf-fig05-allreduce",
+    why="needs 32 GPUs and Horovod's timeline; batch size is not stated",
+)
+not_attempted(
+    "osf-fig06-resnet101",
+    why="needs 32 GPUs; batch size, delta and timeout are not stated. Errors of at most 16.1% in "
+    "Fig 4a allow 38.4% between 1 KB and 1 GB",
+)
+not_attempted(
+    "osf-fig07-vgg16",
+    why="needs 32 GPUs; batch size and timeout, which set the WAIT time, are not stated",
+)
+not_attempted(
+    "osf-fig08-before",
+    why="needs 32 GPUs; batch size and c are not stated, nor whether tensors were fused",
+)
+not_attempted(
+    "osf-fig09-before",
+    "osf-fig09-after",
+    why="needs 120 epochs of ImageNet; optimiser, learning rate and batch size are not stated",
+)
+not_attempted(
+    "osf-fig11-mgwfbp-min",
+    "osf-fig11-mgwfbp-max",
+    why="needs 32 GPUs; delta, the coefficients of Eq 18 and the batch size are not stated",
+)

@@ -1,0 +1,132 @@
+"""The papers' convolutional networks as published, counted by hand: parameters and multiply-adds.
+
+1000 classes; images of 224 x 224 (AlexNet 227 x 227). VGG and ResNet are as torchvision has them
+(ResNet strides in its 3 x 3 convolutions), AlexNet and GoogLeNet as Caffe has them: convolutions in
+groups, biases everywhere, no batch norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ddlkit.core.errors import UserError
+
+VGG_CONVOLUTIONS = {"VGG16": (2, 2, 3, 3, 3), "VGG19": (2, 2, 4, 4, 4)}
+RESNET_BLOCKS = {"ResNet50": (3, 4, 6, 3), "ResNet101": (3, 4, 23, 3), "ResNet152": (3, 8, 36, 3)}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution or dense layer: elements of each of its tensors, multiply-adds of one image."""
+
+    tensors: tuple[int, ...]
+    multiply_adds: int
+
+
+def layers(network: str) -> tuple[Layer, ...]:
+    """The layers of VGG16/19, ResNet50/101/152, AlexNet, GoogLeNet or "GoogLeNet with heads".
+
+    Forward order. Raises UserError for another name.
+    """
+    if network not in _NETWORKS:
+        raise UserError(f"no network {network!r}: use one of {', '.join(_NETWORKS)}")
+    return tuple(_NETWORKS[network]())
+
+
+def parameters(network: str) -> tuple[int, ...]:
+    """Elements of every parameter tensor in forward order. Raises UserError as ``layers``."""
+    return tuple(size for layer in layers(network) for size in layer.tensors)
+
+
+def multiply_adds(network: str) -> int:
+    """Multiply-adds of a forward pass on one image. Raises UserError as ``layers``."""
+    return sum(layer.multiply_adds for layer in layers(network))
+
+
+def conv(inputs: int, outputs: int, kernel: int, side: int, *, groups: int = 1) -> Layer:
+    """A convolution with bias whose output has ``side`` x ``side`` places."""
+    weights = kernel * kernel * inputs // groups * outputs
+    return Layer((weights, outputs), weights * side * side)
+
+
+def dense(inputs: int, outputs: int) -> Layer:
+    """A fully connected layer with bias."""
+    return conv(inputs, outputs, kernel=1, side=1)
+
+
+def _normed(layer: Layer) -> Layer:
+    """Batch norm's scale and shift in place of the bias."""
+    weights, outputs = layer.tensors
+    return Layer((weights, outputs, outputs), layer.multiply_adds)
+
+
+def _vgg(convolutions: Sequence[int]) -> Iterator[Layer]:
+    inputs, side = 3, 224
+    for outputs, count in zip((64, 128, 256, 512, 512), convolutions, strict=True):
+        for _ in range(count):
+            yield conv(inputs, outputs, 3, side)
+            inputs = outputs
+        side //= 2
+    yield from (dense(512 * side * side, 4096), dense(4096, 4096), dense(4096, 1000))
+
+
+def _resnet(blocks: Sequence[int]) -> Iterator[Layer]:
+    yield _normed(conv(3, 64, 7, 112))
+    inputs, side = 64, 56
+    for width, count in zip((64, 128, 256, 512), blocks, strict=True):
+        for block in range(count):
+            out = side // 2 if block == 0 and width > 64 else side
+            yield _normed(conv(inputs, width, 1, side))
+            yield _normed(conv(width, width, 3, out))
+            yield _normed(conv(width, 4 * width, 1, out))
+            if block == 0:
+                yield _normed(conv(inputs, 4 * width, 1, out))
+            inputs, side = 4 * width, out
+    yield dense(inputs, 1000)
+
+
+def _alexnet() -> Iterator[Layer]:
+    yield conv(3, 96, 11, 55)
+    yield conv(96, 256, 5, 27, groups=2)
+    yield conv(256, 384, 3, 13)
+    yield conv(384, 384, 3, 13, groups=2)
+    yield conv(384, 256, 3, 13, groups=2)
+    yield from (dense(256 * 6 * 6, 4096), dense(4096, 4096), dense(4096, 1000))
+
+
+# Inception modules: side, 1x1, then 3x3 and 5x5 each after a 1x1, then the 1x1 after the pool.
+_INCEPTION = (
+    (28, 64, 96, 128, 16, 32, 32),
+    (28, 128, 128, 192, 32, 96, 64),
+    (14, 192, 96, 208, 16, 48, 64),
+    (14, 160, 112, 224, 24, 64, 64),
+    (14, 128, 128, 256, 24, 64, 64),
+    (14, 112, 144, 288, 32, 64, 64),
+    (14, 256, 160, 320, 32, 128, 128),
+    (7, 256, 160, 320, 32, 128, 128),
+    (7, 384, 192, 384, 48, 128, 128),
+)
+
+
+def _googlenet(*, heads: bool) -> Iterator[Layer]:
+    yield from (conv(3, 64, 7, 112), conv(64, 64, 1, 56), conv(64, 192, 3, 56))
+    inputs = 192
+    for number, (side, one, to_three, three, to_five, five, pooled) in enumerate(_INCEPTION):
+        if heads and number in (3, 6):  # the auxiliary classifiers of training hang on 4a and 4d
+            yield from (conv(inputs, 128, 1, 4), dense(128 * 4 * 4, 1024), dense(1024, 1000))
+        yield from (conv(inputs, one, 1, side), conv(inputs, to_three, 1, side))
+        yield from (conv(to_three, three, 3, side), conv(inputs, to_five, 1, side))
+        yield from (conv(to_five, five, 5, side), conv(inputs, pooled, 1, side))
+        inputs = one + three + five + pooled
+    yield dense(inputs, 1000)
+
+
+_NETWORKS: dict[str, Callable[[], Iterator[Layer]]] = {
+    **{name: partial(_vgg, counts) for name, counts in VGG_CONVOLUTIONS.items()},
+    **{name: partial(_resnet, counts) for name, counts in RESNET_BLOCKS.items()},
+    "AlexNet": _alexnet,
+    "GoogLeNet": partial(_googlenet, heads=False),
+    "GoogLeNet with heads": partial(_googlenet, heads=True),
+}

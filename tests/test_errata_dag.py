@@ -1,0 +1,248 @@
+"""What data/papers/dag/errata.md says is shown here, an entry a test."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlkit import store
+from ddlkit.papers import dag, networks, osf
+from ddlkit.report.claims import paper_table
+
+CLUSTERS = paper_table("dag", "tab02").set_index("cluster")
+TABLE_4 = paper_table("dag", "tab04").set_index("network")
+TRACE = paper_table("dag", "tab06").set_index("name")
+PROSE = paper_table("dag", "prose").set_index("id")["value"]
+CONVOLUTIONS = [f"conv{i}" for i in range(1, 6)]
+DENSE = ["fc6", "fc7", "fc8"]
+GPUS = int(PROSE["fig03-gpus-most"])
+SETTINGS = yaml.safe_load((store.DATA / "papers/dag/settings.yml").read_text())
+
+positive = st.floats(0.01, 10)
+
+
+@st.composite
+def iterations(draw: st.DrawFn) -> dag.IterationTimes:
+    layers = draw(st.lists(st.tuples(positive, positive, positive), min_size=1, max_size=6))
+    forward, backward, sent = (np.array(column) for column in zip(*layers, strict=True))
+    return dag.IterationTimes(
+        draw(positive), draw(positive), forward, backward, sent, draw(positive)
+    )
+
+
+def equations_cited() -> list[str]:
+    """Numbers of the equations that the functions of papers.dag say they are, in order."""
+    functions = [f for _, f in inspect.getmembers(dag, inspect.isfunction)]
+    own = [f for f in functions if f.__module__ == dag.__name__]
+    cited = [re.match(r"(?:[(),\w]+ )?dag Eq (\d)", inspect.getdoc(f) or "") for f in own]
+    return sorted(match[1] for match in cited if match)
+
+
+def alexnet_flops() -> float:
+    return 2 * networks.multiply_adds("AlexNet") * float(TABLE_4["batch"]["AlexNet"])
+
+
+# ---------------------------------------------------------------- the model
+
+
+def test_every_equation_has_its_own_number() -> None:
+    assert equations_cited() == ["1", "2", "3", "4", "5", "6"]
+
+
+@given(iterations())
+def test_eqs_3_to_6_leave_the_update_out(times: dag.IterationTimes) -> None:
+    without = replace(times, update_s=0.0)
+    for equation in (dag.sgd_iteration_s, dag.naive_iteration_s):
+        assert equation(times) - equation(without) == pytest.approx(times.update_s)
+    for equation in (dag.fetch_hidden_iteration_s, dag.wait_free_iteration_s):
+        assert equation(times) == equation(without)
+    fetched_at_once = replace(times, io_s=0.0, h2d_s=0.0)
+    assert dag.fetch_hidden_iteration_s(fetched_at_once) < dag.naive_iteration_s(fetched_at_once)
+
+
+@given(positive, positive, positive)
+def test_reading_need_not_wait_for_copying(io_s: float, h2d_s: float, gpu_s: float) -> None:
+    nothing_sent = dag.IterationTimes(
+        io_s, h2d_s, np.array([gpu_s / 3]), np.array([2 * gpu_s / 3]), np.zeros(1)
+    )
+    printed = dag.fetch_hidden_iteration_s(nothing_sent)
+    as_described = dag.pipelined_period_s(io_s, h2d_s, gpu_s)
+    assert as_described == pytest.approx(max(io_s, h2d_s, gpu_s), rel=1e-6)
+    assert as_described <= printed * (1 + 1e-9)
+    assert dag.pipelined_period_s(0.3, 0.3, 0.5) == pytest.approx(0.5)  # Eq 3 says 0.6
+
+
+@given(iterations())
+def test_eqs_3_to_6_describe_caffe_mpi_alone(times: dag.IterationTimes) -> None:
+    by_framework = {n: dag.iteration_s(times, s) for n, s in dag.STRATEGIES.items()}
+    assert by_framework["Caffe-MPI"] == pytest.approx(dag.wait_free_iteration_s(times))
+    assert [n for n, s in dag.STRATEGIES.items() if s.copies_ahead] == ["Caffe-MPI"]
+    if times.gpu_s > times.fetch_s:  # then Eq 5 hides a copy that the others do not
+        more = by_framework["MXNet"] - by_framework["Caffe-MPI"]
+        assert more == pytest.approx(times.h2d_s)
+    assert by_framework["CNTK"] >= by_framework["MXNet"] * (1 - 1e-12)
+
+
+def test_decoding_is_no_task_of_the_model() -> None:
+    tasks = dag.iteration_tasks(layers=8, gpus=4)
+    assert set(tasks) == {"io", "h2d", "forward", "backward", "allreduce", "update"}
+    decoding = {name for name, strategy in dag.STRATEGIES.items() if strategy.decodes_on_cpu}
+    assert decoding == {"CNTK", "TensorFlow"}
+    assert PROSE["fig02-images"] == TABLE_4["batch"]["AlexNet"] * PROSE["fig02-gpus-most"]
+    described = paper_table("dag", "tab05").set_index("symbol")["how_obtained"]
+    assert described["t_io"].endswith("over B_io")
+
+
+def test_eq6_reads_for_too_many_gpus() -> None:
+    machines, gpus = int(PROSE["fig03-machines"]), int(PROSE["fig03-gpus-per-machine"])
+    assert machines * gpus == GPUS
+
+    def read_s(gpus_of_one_machine: int) -> float:
+        return 0.1 * gpus_of_one_machine
+
+    def eq6(machines: int, literal: bool) -> float:
+        return dag.speedup(
+            read_s, 0.0, 1.0, 1.0, machines=machines, gpus_per_machine=gpus, literal=literal
+        )
+
+    assert eq6(machines, literal=False) == pytest.approx(16)
+    assert eq6(machines, literal=True) == pytest.approx(10)
+    assert eq6(1, literal=True) == eq6(1, literal=False)
+
+
+def test_algorithm_1_divides_what_the_experiments_multiply() -> None:
+    batch = float(TABLE_4["batch"]["ResNet-50"])
+    weak = batch * GPUS  # Table IV's note
+    machines = int(PROSE["fig03-machines"])
+    assert dag.algorithm1_share(batch, GPUS) == 2 != batch
+    assert dag.algorithm1_share(weak, GPUS) == batch
+    assert dag.algorithm1_share(weak, machines) == 4 * batch  # N of Table I counts machines
+    assert SETTINGS["training"]["scaling"] == "weak"
+
+
+def test_figure_1_has_36_tasks() -> None:
+    tasks = dag.iteration_tasks(int(PROSE["fig01-layers"]), int(PROSE["fig01-gpus"]))
+    assert sum(tasks.values()) == PROSE["fig01-last-task"] + 1 == PROSE["fig01-next-first"]
+    assert PROSE["fig01-next-last"] - PROSE["fig01-next-first"] + 1 == tasks["io"]
+
+
+# ---------------------------------------------------------------- the trace
+
+
+def test_five_forward_times_are_too_long() -> None:
+    forward, backward = TRACE["forward_us"], TRACE["backward_us"]
+    ratio = backward / forward
+    assert (ratio[CONVOLUTIONS] < 0.34).all() and (ratio[DENSE] > 1.2).all()
+    computed = TRACE.index != "data"
+    forward_s, backward_s = forward[computed].sum() / 1e6, backward.sum() / 1e6
+    assert (forward_s, backward_s) == (
+        pytest.approx(13.47, abs=0.005),
+        pytest.approx(3.36, abs=0.005),
+    )
+    repaired_s = forward_s - 0.9 * forward[CONVOLUTIONS].sum() / 1e6
+    assert backward_s / forward_s == pytest.approx(0.25, abs=0.005)
+    assert backward_s / repaired_s == pytest.approx(2.23, abs=0.01)
+    assert alexnet_flops() / forward_s / 1e12 == pytest.approx(0.11, abs=0.005)
+    assert alexnet_flops() / repaired_s / 1e12 == pytest.approx(0.99, abs=0.01)
+
+
+def test_communication_times_include_waiting() -> None:
+    sent, size = TRACE["communication_us"], TRACE["size_bytes"]
+    learnable = size > 0
+    assert sent.sum() / 1e6 == pytest.approx(2.65, abs=0.005)
+    assert size["fc6"] > 50 * size["conv4"] and sent["fc6"] < sent["conv4"] / 3
+    rate = size[learnable] / sent[learnable] * 1e6
+    assert rate.max() / rate.min() > 1000
+    for layer, computed in (("conv3", "conv1"), ("conv4", "conv2")):
+        assert 0 < sent[layer] - TRACE["backward_us"][computed] <= 20
+
+
+def test_the_trace_is_the_grouped_alexnet() -> None:
+    sizes = TRACE["size_bytes"]
+    counted = [4 * sum(layer.tensors) for layer in networks.layers("AlexNet")]
+    assert sizes[sizes > 0].tolist() == counted
+    assert sum(counted) // 4 == 60_965_224
+    assert sum(counted) / 4e6 == pytest.approx(TABLE_4["parameters_millions"]["AlexNet"], rel=0.02)
+
+
+def test_the_trace_names_one_gpu_and_two() -> None:
+    assert PROSE["trace-gpus"] == 2
+    assert any("caption" in item["why"] and "two" in item["why"] for item in SETTINGS["unstated"])
+    # A ring of two over PCIe as in Table II would need a fiftieth of the communication time.
+    wire_s = osf.update_s(TRACE["size_bytes"].sum(), 2, CLUSTERS["connection_bytes_per_s"][1])
+    assert TRACE["communication_us"].sum() / 1e6 > 50 * float(wire_s)
+
+
+def test_reading_a_batch_takes_longer_than_its_pixels() -> None:
+    read_s = TRACE["forward_us"]["data"] / 1e6
+    pixels = 3 * 256 * 256 * TABLE_4["batch"]["AlexNet"]
+    stored_s = pixels / CLUSTERS["storage_bytes_per_s"][1]
+    assert read_s / stored_s == pytest.approx(6.6, abs=0.05)
+    assert any(item["what"].startswith("D,") for item in SETTINGS["unstated"])
+
+
+# ---------------------------------------------------------------- numbers in the text
+
+
+def test_googlenets_53_millions_are_bytes_with_heads() -> None:
+    printed = float(TABLE_4["parameters_millions"]["GoogleNet"])
+    alone, with_heads = (
+        sum(networks.parameters(name)) / 1e6 for name in ("GoogLeNet", "GoogLeNet with heads")
+    )
+    assert alone == pytest.approx(6.9986, abs=1e-4) and printed / alone > 7
+    assert 4 * with_heads == pytest.approx(printed, rel=0.02)
+
+
+def test_efficiency_uses_the_rounded_parameters() -> None:
+    rate = CLUSTERS["network_bits_per_s"][2] / 8
+    assert rate == 1e9 * PROSE["fig03-infiniband"]
+    seconds = PROSE["fig03-v100-communication"]
+
+    def efficiency(parameters: float) -> float:
+        return 100 * dag.communication_efficiency(4 * parameters, seconds, rate)
+
+    counted = efficiency(sum(networks.parameters("ResNet50")))
+    printed = efficiency(1e6 * TABLE_4["parameters_millions"]["ResNet-50"])
+    assert printed == pytest.approx(PROSE["fig03-efficiency"], abs=0.05)
+    assert counted == pytest.approx(10.3, abs=0.05)
+    bus = counted * 2 * (GPUS - 1) / GPUS
+    assert bus == pytest.approx(19.2, abs=0.05)
+
+
+def test_a_v100_is_four_times_as_fast_not_ten() -> None:
+    ratio = PROSE["fig03-k80-backward"] / PROSE["fig03-v100-backward"]
+    assert ratio == pytest.approx(3.9, abs=0.02) and ratio < PROSE["fig02-v100-over-k80"] / 2
+
+
+def test_peaks_are_of_clocks_that_did_not_run() -> None:
+    clocks = [cluster["gpu_clock_hz"] for cluster in SETTINGS["hardware"]["clusters"]]
+    assert SETTINGS["hardware"]["gpu_autoboost"] == "disabled"
+    # Of one GK210: 2496 cores, a fused multiply-add each; of V100: 640 Tensor Cores, 64 each.
+    per_cycle = np.array([2 * 2496, 2 * 640 * 64])
+    boosted = per_cycle * [875e6, 1530e6] / 1e12
+    printed = [PROSE["fig02-k80-peak"], PROSE["fig02-v100-peak"]]
+    assert boosted == pytest.approx(printed, rel=0.005)
+    assert per_cycle * clocks / 1e12 == pytest.approx([2.81, 112.2], rel=0.005)
+
+
+def test_storage_and_nvlink_ratios_hold() -> None:
+    storage, connection = CLUSTERS["storage_bytes_per_s"], CLUSTERS["connection_bytes_per_s"]
+    assert storage[1] / storage[2] == pytest.approx(PROSE["fig02-storage"], rel=0.05)
+    assert connection[2] / connection[1] == pytest.approx(PROSE["fig02-nvlink"], rel=0.1)
+
+
+def test_communication_is_several_times_the_wire_time() -> None:
+    n_bytes = 4 * sum(networks.parameters("ResNet50"))
+    for cluster, key, slower in ((1, "k80", 1.5), (2, "v100", 5.2)):
+        wire_s = osf.update_s(n_bytes, GPUS, CLUSTERS["network_bits_per_s"][cluster] / 8)
+        told_s = PROSE[f"fig03-{key}-communication"]
+        assert told_s / float(wire_s) == pytest.approx(slower, abs=0.05)
+    assert PROSE["fig03-k80-communication"] < PROSE["fig03-k80-backward"]
+    assert PROSE["fig03-v100-communication"] > PROSE["fig03-v100-backward"]

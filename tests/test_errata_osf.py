@@ -1,0 +1,310 @@
+"""What data/papers/osf/errata.md says is shown here, an entry a test."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlkit import store
+from ddlkit.core import plan
+from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.units import MB, MIB
+from ddlkit.core.workload import Workload
+from ddlkit.papers import networks, osf
+from ddlkit.report.claims import paper_table
+
+TABLE_2 = paper_table("osf", "tab02").set_index("network")
+TABLE_3 = paper_table("osf", "tab03").set_index("layer")["size_mb"]
+PROSE = paper_table("osf", "prose").set_index("id")["value"]
+ZOO = (*networks.RESNET_BLOCKS, *networks.VGG_CONVOLUTIONS)
+
+times = st.floats(1e-3, 10)
+layer_lists = st.lists(st.tuples(times, st.integers(1, 10**6)), min_size=2, max_size=8)
+SLOW_TO_START = AlphaBeta(alpha_s=0.3, beta_s_per_byte=0.125)
+
+
+def tensors(network: str) -> tuple[int, ...]:
+    return networks.parameters(network)
+
+
+def network_bytes(network: str) -> int:
+    return 4 * sum(tensors(network))
+
+
+def messages_of_constant_plan(network: str, capacity: float) -> int:
+    sizes = [4 * size for size in reversed(tensors(network))]
+    workload = Workload.from_arrays(1.0, [1.0] * len(sizes), sizes)
+    return len(plan.buffer(workload, int(capacity)).ends)
+
+
+def vgg16_below(bdp: float) -> list[bool]:
+    return [4 * size < bdp for size in tensors("VGG16")]
+
+
+# ---------------------------------------------------------------- tables
+
+
+def test_sizes_are_binary_megabytes() -> None:
+    for network in ZOO:
+        printed = TABLE_2["size_mb"][network]
+        assert abs(network_bytes(network) / MIB - printed) < 1
+        assert abs(network_bytes(network) / MB - printed) > 4
+    replaced = networks.layers("VGG16")[-3:]
+    placed = networks.conv(512, 512, 1, 7), networks.conv(512, 1000, 1, 7)
+    weights = [4 * layer.tensors[0] / MIB for layer in (*replaced, *placed)]
+    assert TABLE_3.iloc[:5].tolist() == pytest.approx(weights, rel=0.005)
+
+
+def test_gflops_are_multiply_adds_of_one_image() -> None:
+    for network in ZOO:
+        printed, counted = 1e9 * TABLE_2["gflops"][network], networks.multiply_adds(network)
+        assert printed == pytest.approx(counted, rel=0.05)
+        assert printed < 0.55 * 2 * counted  # as FLOP it would be half of what there is
+
+
+def test_operations_are_of_a_sample_not_of_a_mini_batch() -> None:
+    batch, c, rate = 32, 0.5, 13e12
+    per_sample = [2 * layer.multiply_adds for layer in networks.layers("ResNet50")]
+    by_table_1 = [batch * flops for flops in per_sample]
+    true = 3 * 2 * networks.multiply_adds("ResNet50") * batch / (c * rate)
+    assert osf.compute_s(per_sample, batch, c, rate) == pytest.approx(true)
+    assert osf.compute_s(by_table_1, batch, c, rate) == pytest.approx(batch * true)
+    assert osf.backward_s(per_sample, batch, c, rate).sum() == pytest.approx(2 / 3 * true)
+
+
+def test_resnets_tensor_counts_are_layers_of_keras() -> None:
+    for network, blocks in networks.RESNET_BLOCKS.items():
+        printed = TABLE_2["tensors"][network]
+        # Stem: 2 paddings, convolution, norm, ReLU, pool. Block: 3 convolutions, norms and ReLUs
+        # and a sum; 2 more where the shortcut is projected. Top: pool, dense.
+        assert printed == 6 + 10 * sum(blocks) + 2 * len(blocks) + 2
+        assert len(tensors(network)) == printed - sum(blocks) + 1 < printed
+
+
+def test_vggs_tensor_counts_differ_by_too_little() -> None:
+    printed = TABLE_2["tensors"]
+    more_layers = len(networks.layers("VGG19")) - len(networks.layers("VGG16"))
+    assert more_layers == 3 and len(tensors("VGG19")) - len(tensors("VGG16")) == 6
+    assert printed["VGG19"] - printed["VGG16"] == 2
+    keras = {name: len(networks.layers(name)) + 5 + 1 for name in ("VGG16", "VGG19")}
+    assert keras["VGG16"] == printed["VGG16"] and keras["VGG19"] == printed["VGG19"] + 1
+
+
+def test_share_below_bdp_is_of_vgg16_alone() -> None:
+    for kilo in (1000, 1024):
+        bdp = PROSE["fig10-bdp"] * kilo
+        small = vgg16_below(bdp)
+        assert (sum(small), len(small)) == (17, 32)
+        assert PROSE["fig10-below-bdp"] == pytest.approx(100 * sum(small) / len(small), abs=0.05)
+        every = [4 * size < bdp for network in ZOO for size in tensors(network)]
+        assert 100 * np.mean(every) == pytest.approx(66.2, abs=0.1)
+
+
+# ---------------------------------------------------------------- layer replacement
+
+
+def test_two_scaling_factors_for_one_replacement() -> None:
+    measured, introduced = PROSE["fig08-after"], PROSE["intro-replacement-after"]
+    assert PROSE["intro-replacement-workers"] == PROSE["fig08-workers"]
+    assert PROSE["intro-replacement-before"] == PROSE["fig08-before"]
+    assert introduced != measured
+    sizes = TABLE_3.tolist()
+    kept = TABLE_2["size_mb"]["VGG16"] - sum(sizes[:3]) + sum(sizes[3:])
+    communication = (1 / PROSE["fig08-before"] - 1) * kept / TABLE_2["size_mb"]["VGG16"]
+    assert osf.csf(1, communication) == pytest.approx(0.748, abs=5e-4)
+
+
+def test_losses_say_nothing_of_accuracy() -> None:
+    assert PROSE["fig09-after"] < PROSE["fig09-before"]
+    quantities = paper_table("osf", "prose")["quantity"]
+    assert not quantities.str.contains("accuracy|validation").any()
+    settings = yaml.safe_load((store.DATA / "papers/osf/settings.yml").read_text())
+    assert any("Fig 9" in item["what"] for item in settings["unstated"])
+
+
+# ---------------------------------------------------------------- equations without fusion
+
+
+def test_eq8_starts_its_sum_too_late() -> None:
+    forward_s, backward_s, nothing = 3.0, [2.0, 2.0, 2.0], [0.0] * 3
+    assert osf.osf(forward_s, backward_s, nothing) == pytest.approx(9 / 7)
+    assert osf.osf(forward_s, backward_s, nothing, first=0) == pytest.approx(1)
+
+
+@given(layer_lists, times, st.floats(0, 1))
+def test_overlap_never_hurts_but_messages_do(
+    layers: list[tuple[float, int]], forward_s: float, delta_s: float
+) -> None:
+    backward_s, sizes = [list(column) for column in zip(*layers, strict=True)]
+    cost = AlphaBeta(delta_s, 1e-6)
+    sent_s, compute = [cost(size) for size in sizes], forward_s + math.fsum(backward_s)
+    overlapped = osf.osf(forward_s, backward_s, sent_s, first=0)
+    assert overlapped >= osf.csf(compute, math.fsum(sent_s)) * (1 - 1e-12)
+    one_message = osf.csf(compute, cost(sum(sizes)))
+    if one_message > overlapped * (1 + 1e-9):
+        saved = (len(sizes) - 1) * delta_s
+        assert saved >= compute / overlapped - compute / one_message - 1e-9
+
+
+# ---------------------------------------------------------------- equations with fusion
+
+
+def test_eq13_loses_bytes_and_sends_some_twice() -> None:
+    rng = np.random.default_rng(0)
+    lost = twice = 0
+    for _ in range(2000):
+        n = int(rng.integers(2, 12))
+        sizes, backward_s = rng.integers(1, 100, n), rng.uniform(0, 1, n)
+        buffer = sizes.tolist(), backward_s.tolist(), float(rng.integers(0, 300)), rng.uniform(0, 1)
+        sent, whole = osf.sent_bytes(*buffer).sum(), sizes.sum()
+        lost += sent < whole
+        twice += sent > whole
+        assert osf.sent_bytes(*buffer, literal=False).sum() == whole
+    assert lost > 500 and twice > 300
+
+
+def test_eqs_12_and_13_disagree_when_the_timeout_is_just_met() -> None:
+    sizes, backward_s = [4.0, 3.0, 2.0, 1.0], [0.5] * 4
+    met = {"capacity": math.inf, "timeout_s": 0.5}
+    assert osf.buffered_bytes(sizes, backward_s, **met).tolist() == sizes
+    # All backward times are equal: the index that Eq 13 confuses makes no difference here.
+    assert osf.sent_bytes(sizes, backward_s, **met).tolist() == [4, 0, 0, 0]
+    assert osf.sent_bytes(sizes, backward_s, **met, literal=False).tolist() == sizes
+    just_before = {**met, "timeout_s": 0.5 - 1e-9}
+    assert osf.sent_bytes(sizes, backward_s, **just_before).tolist() == sizes
+
+
+@given(layer_lists, times, st.floats(0, 1))
+def test_eqs_14_and_15_with_no_buffer_are_csf(
+    layers: list[tuple[float, int]], forward_s: float, delta_s: float
+) -> None:
+    backward_s, sizes = [list(column) for column in zip(*layers, strict=True)]
+    cost = AlphaBeta(delta_s, 1e-6)
+    sent_s = [cost(size) for size in sizes]
+    printed, repaired = (
+        osf.osf_fused(forward_s, sizes, backward_s, cost, capacity=0, literal=literal)
+        for literal in (True, False)
+    )
+    compute = forward_s + math.fsum(backward_s)
+    assert printed == pytest.approx(osf.csf(compute, math.fsum(sent_s)))
+    assert repaired == pytest.approx(osf.osf(forward_s, backward_s, sent_s, first=0))
+
+
+def test_eqs_14_and_15_in_numbers() -> None:
+    example = 2.0, [4.0] * 4, [1.0] * 4, SLOW_TO_START
+    assert osf.osf_fused(*example, capacity=0) == pytest.approx(0.652, abs=5e-4)
+    assert osf.osf_fused(*example, capacity=0, literal=False) == pytest.approx(0.882, abs=5e-4)
+
+
+def test_eq7_charges_for_sending_nothing() -> None:
+    cost = AlphaBeta(alpha_s=2.0, beta_s_per_byte=0.025)
+    sizes, backward_s, forward_s = [4.0] * 8, [0.5] * 8, 2.0
+    one_message = osf.csf(6.0, cost(sum(sizes)))
+    assert cost(0) == float(osf.update_s(0, 2, 1e9, overhead_s=2.0)) == 2.0
+    printed, repaired = (
+        osf.osf_fused(forward_s, sizes, backward_s, cost, capacity=math.inf, literal=literal)
+        for literal in (True, False)
+    )
+    assert repaired == pytest.approx(one_message) == pytest.approx(0.682, abs=5e-4)
+    assert printed == pytest.approx(0.311, abs=5e-4)
+
+
+@given(
+    st.floats(1, 1e9), st.floats(1, 1e9), st.floats(0, 0.1), st.floats(0, 0.1), st.integers(2, 64)
+)
+def test_eq17_under_eq7_forgets_the_sizes(
+    buffered: float, size: float, waited_s: float, delta_s: float, workers: int
+) -> None:
+    cost = AlphaBeta(delta_s, float(osf.update_s(1, workers, 3.125e9)))
+    if abs(waited_s - delta_s) > 1e-6:
+        assert osf.fusing_pays(cost, buffered, size, waited_s) == (waited_s < delta_s)
+
+
+def test_eq17_with_eq14_always_fuses() -> None:
+    sizes, backward_s = [4.0, 4.0, 4.0, 4.0], [100.0] * 4
+    arguments = sizes, backward_s, SLOW_TO_START
+    assert osf.adafusion_messages(*arguments) == (16.0,)
+    assert osf.adafusion_messages(*arguments, literal=False) == (4.0,) * 4
+    apart, together = (
+        osf.osf_fused(2.0, sizes, backward_s, SLOW_TO_START, capacity=capacity, literal=False)
+        for capacity in (0, math.inf)
+    )
+    assert together < apart
+
+
+# ---------------------------------------------------------------- numbers in the text
+
+
+def test_one_layers_share_is_its_share_of_bytes() -> None:
+    share = TABLE_3["Fully Connected Layer 1"] / TABLE_2["size_mb"]["VGG16"]
+    assert 100 * share == pytest.approx(PROSE["fig04b-one-layer"], abs=0.05)
+    sizes = 4 * np.array(tensors("VGG16"))
+    for delta_s in (1e-4, 1e-3):
+        sent_s = osf.update_s(sizes, 32, 25e9 / 8, overhead_s=delta_s)
+        assert 100 * sent_s.max() / sent_s.sum() < PROSE["fig04b-one-layer"] - 0.4
+
+
+def test_eight_per_cent_more_communication_cannot_cost_nine() -> None:
+    most = 100 * osf.largest_scaling_loss(PROSE["fig07b-growth"] / 100)
+    assert most == pytest.approx(7.41, abs=0.01)
+    assert most < PROSE["fig06-vgg16-loss"] - 0.5  # not even if 9 is rounded
+    rng = np.random.default_rng(0)
+    compute, overlap, update = rng.uniform(0, 1, (3, 1000))
+    overlap *= np.minimum(compute, update)
+    loss = 1 - (compute + update - overlap) / (compute + 1.08 * update - overlap)
+    assert 0.05 < loss.max() <= osf.largest_scaling_loss(0.08)
+
+
+def test_the_reduction_is_a_ratio_of_maxima() -> None:
+    ratio = 1 - PROSE["fig03-osf-error-max"] / PROSE["fig03-csf-error-max"]
+    assert 100 * ratio == pytest.approx(PROSE["fig03-error-reduction"], abs=0.05)
+    # The told extremes allow one network to have OSF's largest and CSF's smallest error.
+    osf_errors = [PROSE["fig03-osf-error-max"], PROSE["fig03-osf-error-min"]]
+    csf_errors = [PROSE["fig03-csf-error-min"], PROSE["fig03-csf-error-max"]]
+    least = min(1 - one / other for one, other in zip(osf_errors, csf_errors, strict=True))
+    assert 100 * least == pytest.approx(-5)
+
+
+def test_forty_per_cent_is_at_the_edge_of_figure_4() -> None:
+    largest = PROSE["fig04a-csf-error-max"] / 100
+    # CSF is one number: (1 + e) SF(1 KB) where it lies above, (1 - e) SF(1 GB) where below.
+    most = 100 * ((1 + largest) / (1 - largest) - 1)
+    assert most == pytest.approx(38.4, abs=0.05)
+    assert 35 < most < PROSE["fig06-resnet101-gain"]
+
+
+def test_no_fusion_plan_gains_150_per_cent() -> None:
+    claimed = PROSE["fig11-constant-max"] / 100
+    cap = max(osf.largest_fusion_gain(sf) for sf in np.linspace(0.001, 1, 1000))
+    assert cap == pytest.approx(2 / 3, abs=1e-3) and cap < claimed
+    needed = osf.least_overhead_for_gain(claimed)
+    assert needed == pytest.approx(5 / 6)
+    for unit in (MB, MIB):
+        capacity = PROSE["fig11-buffer"] * unit
+        messages = {name: messages_of_constant_plan(name, capacity) for name in ZOO}
+        assert max(messages.values()) == 3
+        # The overhead that this takes would leave nothing of the unfused ResNet-101.
+        delta = needed / (max(messages.values()) - 1)
+        assert osf.csf(1, delta * len(tensors("ResNet101"))) < 0.01
+    assert messages_of_constant_plan("ResNet50", PROSE["fig11-buffer"] * MIB) == 1
+
+
+def test_vgg16_cannot_gain_32_per_cent() -> None:
+    claimed, before = PROSE["fig11-constant-min"] / 100, PROSE["fig08-before"]
+    assert osf.largest_fusion_gain(before) == pytest.approx(0.2)
+    needed = osf.least_overhead_for_gain(claimed, before)
+    delta = needed / (messages_of_constant_plan("VGG16", PROSE["fig11-buffer"] * MB) - 1)
+    assert delta == pytest.approx(0.154, abs=1e-3)  # of T_comp
+    # Without fusion 32 such overheads alone push the scaling factor below what was measured,
+    # though it "hardly changes" up to that buffer.
+    assert osf.csf(1, delta * len(tensors("VGG16"))) < 0.2 < before
+
+
+def test_the_worked_example_holds() -> None:
+    hours = PROSE["example-alone"], PROSE["example-together"], int(PROSE["example-workers"])
+    assert osf.scaling_factor(*hours) == pytest.approx(PROSE["example-sf"])

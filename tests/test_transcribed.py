@@ -1,0 +1,70 @@
+"""The papers' numbers are read only while they are what was transcribed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+from ddlkit.report import claims
+from ddlkit.store import transcribed
+
+PAPERS = store.DATA / "papers"
+
+
+@pytest.mark.parametrize("paper", claims.PAPERS)
+def test_every_transcription_is_sealed_as_it_is(paper: str, tmp_path: Path) -> None:
+    copy = tmp_path / paper
+    shutil.copytree(PAPERS / paper, copy)
+    assert transcribed.seal(copy).read_text() == (PAPERS / paper / transcribed.SUMS).read_text()
+    if shutil.which("sha256sum"):
+        command = ["sha256sum", "--check", "--quiet", transcribed.SUMS]
+        assert subprocess.run(command, cwd=copy, capture_output=True).returncode == 0
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+@given(data=st.data())
+def test_one_changed_byte_is_one_error_that_names_the_file(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("papers")
+    path = folder / "tab.csv"
+    path.write_bytes(data.draw(st.binary(min_size=1, max_size=50)))
+    transcribed.seal(folder)
+    original = bytearray(transcribed.read(path))
+    original[data.draw(st.integers(0, len(original) - 1))] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(original)
+    with pytest.raises(UserError, match=r"tab\.csv differs from what was transcribed: restore"):
+        transcribed.read(path)
+
+
+def test_edited_tables_and_claims_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(PAPERS, tmp_path / "papers")
+    monkeypatch.setattr(store, "DATA", tmp_path)
+    claims.load_claims(), claims.paper_table("osf", "tab02")
+    for name in ("tab02", "claims"):
+        path = tmp_path / "papers" / "osf" / f"{name}.csv"
+        path.write_text(path.read_text().replace("176", "161"))
+    with pytest.raises(UserError, match=r"tab02\.csv differs from what was transcribed"):
+        claims.paper_table("osf", "tab02")
+    with pytest.raises(UserError, match=r"claims\.csv differs from what was transcribed"):
+        claims.load_claims()
+
+
+def test_what_was_never_transcribed_or_listed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tab01.csv").write_text("a\n1\n")
+    sums = transcribed.seal(tmp_path)
+    (tmp_path / "tab02.csv").write_text("a\n1\n")
+    with pytest.raises(UserError, match=r"tab02\.csv is not among what was transcribed"):
+        transcribed.read(tmp_path / "tab02.csv")
+    sums.write_text("abc tab01.csv\n")
+    with pytest.raises(UserError, match="SHA256SUMS, line 1: must be a SHA-256"):
+        transcribed.read(tmp_path / "tab01.csv")
