@@ -5,6 +5,7 @@
     fusion     Eqs 11-17: tensor fusion, as printed and repaired
     bounds     what Eqs 3, 4, 7 and 11 allow at most
     planners   adaFusion and MG-WFBP as planners of ddlkit.core.plan
+    breakdown  Section 3.3: NEGOTIATE, ALLREDUCE, WAIT and MISC, simulated
     audit      every planner against the best plan, over random instances and settings
     cluster    the paper's cluster: which of its unstated settings agree with the numbers it states
 
@@ -16,6 +17,7 @@ from ddlkit.papers.networks import parameters as table2_parameters
 from ddlkit.papers.osf.bounds import (
     largest_fusion_gain,
     largest_scaling_loss,
+    least_iteration_s,
     least_overhead_for_gain,
 )
 from ddlkit.papers.osf.fusion import (
@@ -53,6 +55,7 @@ __all__ = [
     "fusing_pays",
     "largest_fusion_gain",
     "largest_scaling_loss",
+    "least_iteration_s",
     "least_overhead_for_gain",
     "mg_wfbp",
     "osf",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +38,8 @@ PEAK_FLOPS = 13.45e12
 """GeForce RTX 2080 Ti: 4352 lanes x 2 FLOP x 1.545 GHz (boost), single precision."""
 FIVE = ("ResNet50", "ResNet101", "ResNet152", "VGG16", "VGG19")
 REPLACED = "VGG16 replaced"
+HALF_OPEN_WIDTH = 0.05
+"""What counts as one unit of missing a statement that has only one bound."""
 BUFFERS = (KB, MB, 100 * MB, GB)
 UNITS = ("tensor", "layer")
 
@@ -187,10 +189,10 @@ class Grid:
     units: tuple[str, ...] = UNITS
 
     @classmethod
-    def default(cls, points: int = 31) -> Grid:
-        """Computing 10 ms to 3 s, delta 10 us to 10 ms, timeouts 0.3 to 100 ms and none."""
+    def default(cls, points: int = 61) -> Grid:
+        """Computing 10 ms to 3 s, delta 10 us to 10 ms, timeouts 1 to 100 ms and none."""
         times = np.geomspace(0.01, 3.0, points)
-        timeouts = np.append(np.geomspace(3e-4, 0.1, 11), math.inf)
+        timeouts = np.append(np.geomspace(1e-3, 0.1, 7), math.inf)
         return cls(times, times, np.geomspace(1e-5, 1e-2, points), timeouts)
 
     @property
@@ -272,9 +274,9 @@ def _family(network: str, grid: Grid, slope: float) -> dict[str, Floats]:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Which statements hold where: ``holds`` (statements, *grid.shape), ``miss`` alike.
+    """Which statements hold where: ``holds`` is (statements, *grid.shape).
 
-    ``miss`` is the distance from the interval in units of its half-width, 0 inside.
+    ``miss`` (*grid.shape): the statements' distances from their intervals, in half-widths, summed.
     """
 
     grid: Grid
@@ -283,7 +285,7 @@ class Calibration:
     miss: NDArray[np.float32]
     values: Mapping[str, Floats]
 
-    @property
+    @cached_property
     def count(self) -> NDArray[np.int64]:
         """How many statements hold, by setting."""
         return self.holds.sum(axis=0)
@@ -292,14 +294,26 @@ class Calibration:
         """Whether some setting agrees with every statement."""
         return bool((self.count == len(self.stated)).any())
 
-    def best_index(self) -> tuple[int, ...]:
-        """The best compromise: most statements hold; among these the smallest sum of misses."""
-        rank = self.count - np.minimum(self.miss, 1e3).sum(axis=0) / (1e3 * (len(self.stated) + 1))
-        return tuple(int(i) for i in np.unravel_index(int(np.argmax(rank)), rank.shape))
+    def most(self, *required: str) -> NDArray[np.bool_]:
+        """Mask of the settings with the most statements, among those where ``required`` hold.
 
-    def best(self) -> Setting:
+        Raises UserError when these hold nowhere together.
+        """
+        names = [one.name for one in self.stated]
+        allowed = np.all(self.holds[[names.index(name) for name in required]], axis=0)
+        if not np.any(allowed):
+            raise UserError(f"no scanned setting agrees with {' and '.join(required)}")
+        mask: NDArray[np.bool_] = allowed & (self.count == self.count[allowed].max())
+        return mask
+
+    def best_index(self, *required: str) -> tuple[int, ...]:
+        """The best compromise: ``most(*required)``, and among these the smallest ``miss``."""
+        chosen = np.where(self.most(*required), self.miss, np.inf)
+        return tuple(int(i) for i in np.unravel_index(int(np.argmin(chosen)), chosen.shape))
+
+    def best(self, *required: str) -> Setting:
         """The setting at ``best_index``."""
-        return self.grid.setting(self.best_index())
+        return self.grid.setting(self.best_index(*required))
 
     def residuals(self, index: Sequence[int] | None = None) -> pd.DataFrame:
         """Every statement at one setting: allowed interval, computed value, whether it holds."""
@@ -313,18 +327,15 @@ class Calibration:
         return pd.DataFrame(rows, columns=["statement", "low", "high", "computed", "holds"])
 
     def alone(self) -> pd.DataFrame:
-        """For each statement: the share of settings that agree, and whether any best one does."""
+        """For each statement: the share of settings that agree, and of the best ones."""
         import pandas as pd
 
-        best = self.count == self.count.max()
-        size = best.size
-        return pd.DataFrame(
-            {
-                "statement": [one.name for one in self.stated],
-                "settings": [int(h.sum()) / size for h in self.holds],
-                "best_settings": [float(h[best].mean()) for h in self.holds],
-            }
-        )
+        best = self.most()
+        rows = [[h.mean(), h[best].mean()] for h in self.holds]
+        frame = pd.DataFrame(rows, columns=["settings", "best_settings"])
+        return frame.assign(statement=[one.name for one in self.stated])[
+            ["statement", "settings", "best_settings"]
+        ]
 
     def conflicts(self) -> pd.DataFrame:
         """Pairs of statements of which each holds somewhere, but both nowhere."""
@@ -342,13 +353,13 @@ class Calibration:
         return pd.DataFrame(rows, columns=["statement", "contradicts"])
 
     def ranges(self, wanted: NDArray[np.bool_] | None = None) -> pd.DataFrame:
-        """Smallest and largest value of every free setting over the wanted ones (default: the best).
+        """Smallest and largest value of every free setting over the wanted ones (default: ``most()``).
 
         "scanned" is the range of the grid: a setting whose range is as wide is not determined.
         """
         import pandas as pd
 
-        chosen = np.argwhere(self.count == self.count.max() if wanted is None else wanted)
+        chosen = np.argwhere(self.most() if wanted is None else wanted)
         axes = {
             "timeout_s": (1, self.grid.timeout_s),
             "overhead_s": (2, self.grid.overhead_s),
@@ -375,14 +386,13 @@ def calibrate(stated: Sequence[Stated], grid: Grid | None = None) -> Calibration
     if unknown:
         raise UserError(f"no quantity {unknown[0]!r}: use one of {', '.join(values)}")
     holds = np.empty((len(stated), *grid.shape), dtype=bool)
-    miss = np.empty(holds.shape, dtype=np.float32)
+    miss = np.zeros(grid.shape, dtype=np.float32)
     for k, one in enumerate(stated):
         value = values[one.name]
         holds[k] = (value >= one.low) & (value <= one.high)
         outside = np.maximum(one.low - value, value - one.high)
-        finite = [abs(edge) for edge in (one.low, one.high) if math.isfinite(edge)]
-        scale = (one.high - one.low) / 2 if len(finite) == 2 else max(*finite, 0.05)
-        miss[k] = np.maximum(outside, 0.0) / scale
+        width = (one.high - one.low) / 2 if math.isfinite(one.high - one.low) else HALF_OPEN_WIDTH
+        miss += (np.maximum(outside, 0.0) / width).astype(np.float32)
     return Calibration(grid, tuple(stated), holds, miss, values)
 
 
