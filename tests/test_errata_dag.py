@@ -162,6 +162,7 @@ def test_communication_times_include_waiting() -> None:
     assert rate.max() / rate.min() > 1000
     for layer, computed in (("conv3", "conv1"), ("conv4", "conv2")):
         assert 0 < sent[layer] - TRACE["backward_us"][computed] <= 20
+    assert TRACE["backward_us"]["drop6"] > 400 * TRACE["backward_us"]["drop7"]  # of equal size
 
 
 def test_the_trace_is_the_grouped_alexnet() -> None:

@@ -170,13 +170,12 @@ def test_eq13_loses_bytes_and_sends_some_twice() -> None:
 
 def test_eqs_12_and_13_disagree_when_the_timeout_is_just_met() -> None:
     sizes, backward_s = [4.0, 3.0, 2.0, 1.0], [0.5] * 4
-    met = {"capacity": math.inf, "timeout_s": 0.5}
-    assert osf.buffered_bytes(sizes, backward_s, **met).tolist() == sizes
+    just_met = sizes, backward_s, math.inf, 0.5
+    assert osf.buffered_bytes(*just_met).tolist() == sizes
     # All backward times are equal: the index that Eq 13 confuses makes no difference here.
-    assert osf.sent_bytes(sizes, backward_s, **met).tolist() == [4, 0, 0, 0]
-    assert osf.sent_bytes(sizes, backward_s, **met, literal=False).tolist() == sizes
-    just_before = {**met, "timeout_s": 0.5 - 1e-9}
-    assert osf.sent_bytes(sizes, backward_s, **just_before).tolist() == sizes
+    assert osf.sent_bytes(*just_met).tolist() == [4, 0, 0, 0]
+    assert osf.sent_bytes(*just_met, literal=False).tolist() == sizes
+    assert osf.sent_bytes(sizes, backward_s, math.inf, 0.5 - 1e-9).tolist() == sizes
 
 
 @given(layer_lists, times, st.floats(0, 1))

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
+from collections.abc import Iterator
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
+from ddlkit.core import plan
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.simulate import predict
 from ddlkit.core.workload import Workload
 from ddlkit.papers import dag, omgs, osf
+from ddlkit.papers import networks as published
 from ddlkit.run import networks
 
 times = st.floats(1e-3, 10)
@@ -72,17 +79,76 @@ def test_no_plan_gains_more_than_the_bound(
     assert constant.iteration_s / better.iteration_s - 1 <= bound + 1e-9
 
 
+@given(
+    st.lists(st.tuples(times, st.integers(1, 10**6)), min_size=1, max_size=8),
+    times,
+    st.integers(1, 10**7),
+    st.floats(0, 1),
+)
+def test_repaired_fusion_is_the_simulated_buffer(
+    layers: list[tuple[float, int]], forward_s: float, capacity: int, alpha_s: float
+) -> None:
+    backward_s, sizes = [list(column) for column in zip(*layers, strict=True)]
+    cost = AlphaBeta(alpha_s, 1e-6)
+    workload = Workload.from_arrays(forward_s, backward_s[::-1], sizes[::-1])
+    simulated = predict(workload, plan.buffer(workload, capacity), cost).scaling_factor
+    fused = osf.osf_fused(forward_s, sizes, backward_s, cost, capacity, literal=False)
+    assert fused == pytest.approx(simulated)
+
+
+@given(st.lists(st.tuples(times, st.integers(1, 10**6)), min_size=1, max_size=8), times, times)
+def test_repaired_fusion_conserves_bytes_and_waits_at_most_the_timeout(
+    layers: list[tuple[float, int]], capacity: float, timeout_s: float
+) -> None:
+    backward_s, sizes = [list(column) for column in zip(*layers, strict=True)]
+    arguments = sizes, backward_s, 1e5 * capacity, timeout_s
+    sent = osf.sent_bytes(*arguments, literal=False)
+    waited = osf.wait_s(*arguments, literal=False)
+    assert sent.sum() == sum(sizes)
+    assert np.all(waited <= timeout_s) and np.all(waited[sent == 0] == 0)
+
+
+@given(st.floats(0.001, 1), st.floats(0.01, 3))
+def test_least_overhead_inverts_the_largest_gain(constant_sf: float, gain: float) -> None:
+    needed = osf.least_overhead_for_gain(gain, constant_sf)
+    if math.isinf(needed):
+        assert osf.largest_fusion_gain(constant_sf, saved_overhead=1e9) < gain
+    elif needed > 0:
+        assert osf.largest_fusion_gain(constant_sf, needed) == pytest.approx(gain)
+
+
+@given(st.integers(1, 10**9))
+def test_eq18_is_logarithmic_then_linear(n_bytes: int) -> None:
+    cost = osf.piecewise_update(45e3, 1e-5, 2e-5, 1e-9, 3e-5)
+    expected = 1e-5 * math.log2(n_bytes) + 2e-5 if n_bytes < 45e3 else 1e-9 * n_bytes + 3e-5
+    assert cost(n_bytes) == pytest.approx(expected)
+
+
 @given(st.integers(2, 64), st.integers(1, 10**9))
 def test_eq7_is_a_ring(workers: int, n_bytes: int) -> None:
     share = osf.update_s(n_bytes, workers, 1e9) / (2 * n_bytes / 1e9)
     assert share == pytest.approx((workers - 1) / workers)
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [("VGG16", "vgg16"), ("ResNet50", "resnet50")])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [("VGG16", "vgg16"), ("VGG19", "vgg19"), ("ResNet50", "resnet50"), ("ResNet152", "resnet152")],
+)
 def test_tensor_counts_are_torchvisions(ours: str, theirs: str) -> None:
     with torch.device("meta"):
         module = networks.build(theirs)
+        image = torch.empty(1, 3, 224, 224)
+        with FlopCounterMode(display=False) as counter:
+            module.eval()(image)
     assert osf.table2_parameters(ours) == tuple(p.numel() for p in module.parameters())
+    assert 2 * published.multiply_adds(ours) == counter.get_total_flops()
+
+
+def test_googlenet_and_alexnet_are_caffes() -> None:
+    assert sum(published.parameters("AlexNet")) == 60_965_224
+    assert sum(published.parameters("GoogLeNet")) == 6_998_552
+    assert sum(published.parameters("GoogLeNet with heads")) == 13_378_280
+    assert len(published.parameters("GoogLeNet")) == 2 * (3 + 9 * 6 + 1)
 
 
 def test_unknown_networks_and_impossible_scaling_factors_are_refused() -> None:
@@ -112,3 +178,22 @@ def test_iteration_tasks_are_every_layer_on_every_gpu(layers: int, gpus: int) ->
     tasks = dag.iteration_tasks(layers, gpus)
     assert sum(tasks.values()) == gpus * (2 + 2 * layers) + layers + 1
     assert np.all(np.array(list(tasks.values())) > 0)
+
+
+@pytest.mark.parametrize(("paper", "last"), [(osf, 18), (dag, 6)])
+def test_every_equation_is_a_function_that_cites_it(paper: ModuleType, last: int) -> None:
+    documented = [inspect.getdoc(function) or "" for _, function in inspect.getmembers(paper)]
+    cited = {
+        number
+        for text in documented
+        for listed in re.findall(rf"{paper.__name__.split('.')[-1]} Eqs? ([\d, -]+)", text)
+        for number in _numbers(listed)
+    }
+    assert cited >= set(range(1, last + 1))
+
+
+def _numbers(listed: str) -> Iterator[int]:
+    """The numbers of "3, 8-10"."""
+    for part in listed.strip(" ,-").split(","):
+        first, _, end = part.strip().partition("-")
+        yield from range(int(first), int(end or first) + 1)

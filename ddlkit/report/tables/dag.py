@@ -1,0 +1,109 @@
+"""Tables I to VI of `dag`."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from ddlkit.papers import networks
+from ddlkit.report.claims import paper_table
+from ddlkit.report.tables import named, recomputed
+
+SYMBOLS = {
+    "N": "papers.dag.speedup(machines)",
+    "n_g": "papers.dag.speedup(gpus_per_machine)",
+    "N_g": "papers.dag.iteration_tasks(gpus)",
+    "M": "core.case.Case.batch",
+    "L": "papers.dag.iteration_tasks(layers)",
+    "t_iter": "papers.dag.iteration_s",
+    "t_io": "papers.dag.IterationTimes.io_s",
+    "t_h2d": "papers.dag.IterationTimes.h2d_s",
+    "t_f": "papers.dag.IterationTimes.forward_s",
+    "t_f^(l)": "papers.dag.IterationTimes.forward_s",
+    "t_b": "papers.dag.IterationTimes.backward_s",
+    "t_b^(l)": "papers.dag.IterationTimes.backward_s",
+    "t_u": "papers.dag.IterationTimes.update_s",
+    "t_c": "papers.dag.IterationTimes.communication_s",
+    "t_c^(l)": "papers.dag.IterationTimes.communication_s",
+    "t_c^no": "papers.dag.exposed_communication_s",
+}
+"""Symbol of Table I -> name below ``ddlkit``; a phase's total is the sum over its layers."""
+
+_COUNTED = {"AlexNet": "AlexNet", "GoogleNet": "GoogLeNet", "ResNet-50": "ResNet50"}
+
+
+def table1() -> pd.DataFrame:
+    """dag Tab I: symbol, meaning in our words, name in ddlkit."""
+    return named(paper_table("dag", "tab01"), SYMBOLS)
+
+
+def table2() -> pd.DataFrame:
+    """dag Tab II: the two clusters; nothing to recompute."""
+    return paper_table("dag", "tab02")
+
+
+def table3() -> pd.DataFrame:
+    """dag Tab III: software versions; nothing to recompute."""
+    return paper_table("dag", "tab03")
+
+
+def table4() -> pd.DataFrame:
+    """dag Tab IV: three networks, counted from their architectures.
+
+    Added: gflop_computed, FLOP of a forward pass on one image (2 a multiply-add) / 1e9.
+    """
+    frame = paper_table("dag", "tab04")
+    names = [_COUNTED[name] for name in frame["network"]]
+    millions = [sum(networks.parameters(name)) / 1e6 for name in names]
+    frame = recomputed(frame, "parameters_millions", millions)
+    return frame.assign(gflop_computed=[2 * networks.multiply_adds(name) / 1e9 for name in names])
+
+
+def table5() -> pd.DataFrame:
+    """dag Tab V: what the prediction needs, and how it was obtained; nothing to recompute."""
+    return paper_table("dag", "tab05")
+
+
+def table6() -> pd.DataFrame:
+    """dag Tab VI: one iteration of AlexNet, layer by layer.
+
+    size_bytes: of Caffe's AlexNet in float32. Added for layers with parameters: forward FLOP of the
+    batch over the printed forward time, and bytes over the printed communication time.
+    """
+    frame = paper_table("dag", "tab06")
+    layers = iter(networks.layers("AlexNet"))
+    batch = int(paper_table("dag", "tab04").set_index("network")["batch"]["AlexNet"])
+    of_rows = [next(layers) if size else networks.Layer((), 0) for size in frame["size_bytes"]]
+    flops = pd.Series([2.0 * batch * layer.multiply_adds for layer in of_rows])
+    rates = {
+        "forward_flops_per_s_computed": 1e6 * flops.where(flops > 0) / frame["forward_us"],
+        "communication_bytes_per_s_computed": 1e6
+        * frame["size_bytes"].where(flops > 0)
+        / frame["communication_us"],
+    }
+    counted = [4 * sum(layer.tensors) for layer in of_rows]
+    return recomputed(frame, "size_bytes", counted).assign(**rates)
+
+
+def table6_totals() -> pd.DataFrame:
+    """What dag Tab VI adds up to: quantity, value, unit; the data layer is no computation."""
+    frame = table6()
+    computed = frame[frame["name"] != "data"]
+    forward_s, backward_s, sent_s = (
+        float(computed[f"{name}_us"].sum()) / 1e6
+        for name in ("forward", "backward", "communication")
+    )
+    convolutions = computed["name"].str.startswith("conv")
+    shortened_s = forward_s - 0.9e-6 * float(computed["forward_us"][convolutions].sum())
+    rates = computed["forward_flops_per_s_computed"] * computed["forward_us"] / 1e6
+    flops = float(rates.sum())
+    rows = [
+        ("forward", forward_s, "s"),
+        ("backward", backward_s, "s"),
+        ("communication", sent_s, "s"),
+        ("parameters", float(frame["size_bytes"].sum()) / 4, "1"),
+        ("backward over forward", backward_s / forward_s, "1"),
+        ("forward rate", flops / forward_s, "FLOP/s"),
+        ("backward over forward, convolutions' forward / 10", backward_s / shortened_s, "1"),
+        ("forward rate, convolutions' forward / 10", flops / shortened_s, "FLOP/s"),
+    ]
+    return pd.DataFrame(rows, columns=["quantity", "value", "unit"])

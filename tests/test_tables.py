@@ -1,0 +1,74 @@
+"""The rendered tables: nothing printed is lost, differences are what they say, symbols have names."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from ddlkit.report.claims import paper_table
+from ddlkit.report.tables import dag, osf, recomputed
+
+TABLES = {
+    **{("osf", n): getattr(osf, f"table{n}") for n in (1, 2, 3)},
+    **{("dag", n): getattr(dag, f"table{n}") for n in (1, 2, 3, 4, 5, 6)},
+}
+
+
+@pytest.mark.parametrize(("paper", "number"), TABLES)
+def test_a_rendered_table_holds_all_that_was_printed(paper: str, number: int) -> None:
+    printed, shown = paper_table(paper, f"tab0{number}"), TABLES[paper, number]()
+    pd.testing.assert_frame_equal(shown[list(printed.columns)], printed)
+    for column in [name for name in shown if f"{name}_computed" in shown]:
+        expected = shown[f"{column}_computed"] / shown[column] - 1
+        pd.testing.assert_series_equal(
+            shown[f"{column}_difference"], expected, check_names=False, obj=column
+        )
+
+
+def test_what_was_computed_stands_after_what_was_printed() -> None:
+    frame = recomputed(pd.DataFrame({"a": [2.0, 4.0], "b": [1, 1]}), "a", [3.0, 4.0])
+    assert list(frame) == ["a", "a_computed", "a_difference", "b"]
+    assert frame["a_difference"].tolist() == [0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("table", "symbols"), [(osf.table1, osf.SYMBOLS), (dag.table1, dag.SYMBOLS)]
+)
+def test_every_symbol_names_something_that_exists(
+    table: Callable[[], pd.DataFrame], symbols: dict[str, str]
+) -> None:
+    shown = table()
+    assert shown["symbol"].tolist() == list(symbols) and shown["meaning"].str.len().min() > 3
+    for name in shown["ddlkit"]:
+        match = re.fullmatch(r"([\w.]+)(?:\((\w+)\))?", name)
+        assert match, name
+        path, parameter = match.groups()
+        room, module, *attributes = path.split(".")
+        found: Any = importlib.import_module(f"ddlkit.{room}.{module}")
+        for attribute in attributes:
+            known = getattr(found, "__dataclass_fields__", {})
+            assert hasattr(found, attribute) or attribute in known, name
+            found = getattr(found, attribute, None)
+        if parameter:
+            assert parameter in inspect.signature(found).parameters, name
+
+
+def test_known_differences() -> None:
+    networks = osf.table2().set_index("network")
+    assert networks["layers_difference"].eq(0).all()
+    assert networks["size_mb_difference"].abs().max() < 0.006
+    assert networks["tensors_computed"].tolist() == [161, 314, 467, 32, 38]
+    assert osf.table3()["size_mb_difference"].dropna().abs().max() < 0.005
+    assert dag.table6()["size_bytes_difference"].dropna().eq(0).all()
+    millions = dag.table4().set_index("network")["parameters_millions_difference"]
+    assert millions.abs().tolist() == pytest.approx([0.016, 0.868, 0.065], abs=5e-4)
+    totals = dag.table6_totals().set_index("quantity")["value"]
+    assert totals["parameters"] == 60_965_224
+    assert totals["backward over forward"] == pytest.approx(0.25, abs=0.005)
+    assert totals["forward rate"] == pytest.approx(0.11e12, rel=0.01)
