@@ -212,9 +212,7 @@ def _predict(commands: Any) -> None:
         commands, "predict", _run_predict, "predict an iteration from a profile and a cost"
     )
     _add_inputs(parser)
-    parser.add_argument(
-        "--plan", default="ddp", help=f"{_PLANNERS}, cuts:3,40"
-    )
+    parser.add_argument("--plan", default="ddp", help=f"{_PLANNERS}, cuts:3,40")
 
 
 def _run_predict(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ddlkit.core import units
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.plan import none, single
 from ddlkit.core.simulate import no_overlap, predict, predict_spec, simulate
@@ -37,7 +36,7 @@ FIG11_PLANNERS = (
 VISIBLE = 0.01
 """Relative difference below which two bars of a picture cannot be told apart."""
 SLOW_RANK = 1.1
-"""The unequal workers of the breakdown: one computes 10% slower."""
+"""The unequal workers of the breakdown: one takes 10% longer to compute."""
 
 
 def stated() -> tuple[Stated, ...]:
@@ -85,13 +84,13 @@ def fig01(chosen: Setting | None = None) -> dict[str, Timeline]:
     return {name: simulate(workload, plan, chosen.cost()) for name, plan in plans.items()}
 
 
-FIG02_BACKWARD_S = (2e-3, 2e-3, 9e-3, 9e-3)
+FIG02_BACKWARD_S = (2e-3, 2e-3, 9e-3, 5e-3)
 FIG02_BYTES = (4 * MB, 4 * MB, 4 * MB, 4 * MB)
 FIG02_PLANS = {"one by one": "none", "fused in pairs": "cuts:2", "only the first pair": "cuts:2,3"}
 
 
 def fig02(overhead_s: float = 4e-3) -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
-    """Four equal tensors, the last two of which compute longer than a start-up takes.
+    """Four equal tensors; waiting for the second pays, waiting for the last does not.
 
     Numbers chosen here (the paper draws none): times in ``FIG02_BACKWARD_S``, 4 MB a tensor.
     """
@@ -138,7 +137,13 @@ def fig04(
         for size in buffers:
             fused = {
                 name: osf.osf_fused(
-                    workload.forward_s, sizes, backward, cost, size, chosen.timeout_s, literal=literal
+                    workload.forward_s,
+                    sizes,
+                    backward,
+                    cost,
+                    size,
+                    chosen.timeout_s,
+                    literal=literal,
                 )
                 for name, literal in (("OSF printed", True), ("OSF repaired", False))
             }
@@ -161,14 +166,16 @@ def _fused(network: str, chosen: Setting, capacity: int) -> dict[str, float]:
     return {"sf": compute_s / taken, "iteration_s": float(taken), "messages": len(plan.ends)}
 
 
-def fig05(chosen: Setting | None = None, networks: Iterable[str] = TWO) -> pd.DataFrame:
+def fig05(
+    chosen: Setting | None = None, networks: Iterable[str] = TWO, slow_rank: float = SLOW_RANK
+) -> pd.DataFrame:
     """Communication time by phase against workers without fusion, all equal and one slower."""
     chosen = chosen or setting()
     rows: list[dict[str, Any]] = []
     for network in networks:
         workload = chosen.workload(network)
         for workers in WORKER_COUNTS[1:]:
-            for slowest in (1.0, SLOW_RANK):
+            for slowest in (1.0, slow_rank):
                 found = breakdown(
                     workload,
                     none(workload),
@@ -275,9 +282,7 @@ def fig08(chosen: Setting | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def fig11(
-    chosen: Setting | None = None, planners: Sequence[str] = FIG11_PLANNERS
-) -> pd.DataFrame:
+def fig11(chosen: Setting | None = None, planners: Sequence[str] = FIG11_PLANNERS) -> pd.DataFrame:
     """Scaling factor of the five networks by planner, its gain over 100 MB, and the most possible gain."""
     chosen = chosen or setting()
     rows: list[dict[str, Any]] = []
@@ -305,13 +310,20 @@ def fig11(
 def gain_region(gains: Sequence[float], factors: Sequence[float]) -> pd.DataFrame:
     """Least (k - 1) delta over T_comp that allows each gain, by the constant plan's scaling factor."""
     rows = [
-        {"gain": gain, "scaling_factor": sf, "saved_overhead": osf.least_overhead_for_gain(gain, sf)}
+        {
+            "gain": gain,
+            "scaling_factor": sf,
+            "saved_overhead": osf.least_overhead_for_gain(gain, sf),
+        }
         for gain in gains
         for sf in factors
     ]
     return pd.DataFrame(rows).replace(math.inf, math.nan)
 
 
-def buffer_name(size: int) -> str:
-    """A buffer as a label: "none" for 0."""
-    return units.format_bytes(size, binary=False) if size else "none"
+def buffer_name(size: float) -> str:
+    """A buffer as a label, decimal as the paper's seem to be: "1 KB"; "none" for 0."""
+    for unit, factor in (("GB", GB), ("MB", MB), ("KB", KB)):
+        if size >= factor:
+            return f"{size / factor:g} {unit}"
+    return f"{size:g} B" if size else "none"

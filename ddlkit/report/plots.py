@@ -100,6 +100,8 @@ PLANS = {
     "buffer": Style("buffer", "#e0a000", "o", "-.", "..."),
     "ddp": Style("DDP", "#009e73", "D", ":", "///"),
     "exact": Style("exact", "#00588f", "*", "-", "xxx"),
+    "mg_wfbp": Style("MG-WFBP", "#7fc4ee", "^", "--", "\\\\\\"),
+    "adafusion": Style("adaFusion", "#d55e00", "s", ":", "..."),
     "cuts": Style("given cuts", "#8f8f8f", "P", "--", "|||"),
     "random": Style("random", "#c4c4c4", "X", ":", "---"),
 }
@@ -128,6 +130,7 @@ _SERIES = (
     ("#009e73", "v", "-"),
     ("#b3568a", "P", "--"),
 )
+_HATCHES = ("", "///", "...", "xxx", "\\\\\\", "|||")
 
 
 @contextmanager
@@ -412,6 +415,73 @@ def bars_by_plan(
         plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
     ax.set_ylabel(f"{quantity} [{unit}]")
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(heights))
+
+
+@theme()
+def bars(ax: Axes, table: pd.DataFrame, *, label: str, stacked: bool = False) -> None:
+    """A group of bars a row (its index names it), a bar a column, beside or upon each other.
+
+    A column named as a plan has the plan's look. NaN draws nothing.
+    """
+    width = 0.72 if stacked else 0.84 / table.shape[1]
+    base = np.zeros(len(table))
+    for place, (name, values) in enumerate(table.items()):
+        style = _series_style(str(name), place)
+        heights = values.to_numpy(dtype=float)
+        shift = 0.0 if stacked else (place - (table.shape[1] - 1) / 2) * width
+        ax.bar(
+            np.arange(len(table)) + shift,
+            heights,
+            width if stacked else width * 0.94,
+            bottom=base if stacked else 0.0,
+            color=style.color,
+            hatch=style.hatch,
+            edgecolor="white",
+            linewidth=0.3,
+            label=style.label,
+        )
+        base += np.nan_to_num(heights)
+    ax.set_xticks(range(len(table)), [str(name) for name in table.index])
+    ax.tick_params(axis="x", length=0)
+    ax.set_ylabel(label)
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=min(4, table.shape[1]))
+
+
+@theme()
+def lines(
+    ax: Axes, table: pd.DataFrame, *, xlabel: str, ylabel: str, log: str = "", legend: bool = True
+) -> None:
+    """A line a column against the index; ``log`` is "", "x", "y" or "xy". NaN breaks a line.
+
+    A column named as a plan has the plan's look.
+    """
+    for place, (name, values) in enumerate(table.items()):
+        style = _series_style(str(name), place)
+        ax.plot(
+            table.index.to_numpy(dtype=float),
+            values.to_numpy(dtype=float),
+            color=style.color,
+            marker=style.marker,
+            markersize=4,
+            linestyle=style.line,
+            label=style.label,
+        )
+    for axis, letter in ((ax.xaxis, "x"), (ax.yaxis, "y")):
+        if letter in log:
+            getattr(ax, f"set_{letter}scale")("log")
+            _plain_log_ticks(axis)
+    ax.set_xlabel(xlabel)
+    ax.set_ylabel(ylabel)
+    if legend:
+        ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=min(4, table.shape[1]))
+
+
+def _series_style(name: str, place: int) -> Style:
+    """A plan's own style, or the ``place``-th of the series."""
+    if name.partition(":")[0] in PLANS:
+        return look(name)
+    color, marker, line = _SERIES[place % len(_SERIES)]
+    return Style(name, color, marker, line, _HATCHES[place % len(_HATCHES)])
 
 
 @theme()

@@ -51,9 +51,7 @@ def random_instance(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
     return Workload.from_arrays(1 / 3, backward, sizes), AlphaBeta(float(overhead), float(slope))
 
 
-def random_audit(
-    instances: int, seed: int = 0, planners: Sequence[str] = PLANNERS
-) -> pd.DataFrame:
+def random_audit(instances: int, seed: int = 0, planners: Sequence[str] = PLANNERS) -> pd.DataFrame:
     """One row a random instance and planner: gap, and the instance's ratios to its compute time."""
     rng = np.random.default_rng(seed)
     return _frame(_random_rows(instances, rng, planners))

@@ -67,9 +67,7 @@ def workload(network: str, compute_s: float, unit: str = "tensor") -> Workload:
     if unit not in UNITS:
         raise UserError(f"unit {unit!r}: use one of {', '.join(UNITS)}")
     shares, sizes, names, layers = _shape(network, unit)
-    return Workload(
-        compute_s / 3, 2 / 3 * compute_s * shares, 4 * sizes, sizes, layers, names
-    )
+    return Workload(compute_s / 3, 2 / 3 * compute_s * shares, 4 * sizes, sizes, layers, names)
 
 
 @lru_cache(maxsize=32)
@@ -113,7 +111,9 @@ class Setting:
     def compute_s(self, network: str) -> float:
         """T_comp of one of the five networks, or of VGG-16 with its layers replaced."""
         known, reference = (
-            (self.vgg16_s, "VGG16") if network.startswith("VGG") else (self.resnet101_s, "ResNet101")
+            (self.vgg16_s, "VGG16")
+            if network.startswith("VGG")
+            else (self.resnet101_s, "ResNet101")
         )
         return known * network_flops(network) / network_flops(reference)
 
@@ -176,6 +176,13 @@ class Stated:
     def about(cls, name: str, value: float, tolerance: float) -> Stated:
         """Within a relative tolerance of the printed value."""
         return cls(name, value * (1 - tolerance), value * (1 + tolerance))
+
+    def widened(self, factor: float) -> Stated:
+        """The interval ``factor`` times as wide about its middle; one with an open end as it is."""
+        if math.isinf(self.high - self.low):
+            return self
+        middle, half = (self.low + self.high) / 2, (self.high - self.low) / 2
+        return Stated(self.name, middle - factor * half, middle + factor * half)
 
 
 @dataclass(frozen=True, eq=False)
