@@ -21,6 +21,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -418,16 +419,18 @@ def bars_by_plan(
 
 
 @theme()
-def bars(ax: Axes, table: pd.DataFrame, *, label: str, stacked: bool = False) -> None:
+def bars(
+    ax: Axes, table: pd.DataFrame, *, label: str, stacked: bool = False, legend: str = "above"
+) -> None:
     """A group of bars a row (its index names it), a bar a column, beside or upon each other.
 
-    A column named as a plan has the plan's look. NaN draws nothing.
+    A column named as a plan has the plan's look. ``legend`` is "above", "right" or "". NaN draws nothing.
     """
     width = 0.72 if stacked else 0.84 / table.shape[1]
     base = np.zeros(len(table))
-    for place, (name, values) in enumerate(table.items()):
-        style = _series_style(str(name), place)
-        heights = values.to_numpy(dtype=float)
+    styles = _series_styles([str(name) for name in table.columns])
+    for place, style in enumerate(styles):
+        heights = table.iloc[:, place].to_numpy(dtype=float)
         shift = 0.0 if stacked else (place - (table.shape[1] - 1) / 2) * width
         ax.bar(
             np.arange(len(table)) + shift,
@@ -444,24 +447,30 @@ def bars(ax: Axes, table: pd.DataFrame, *, label: str, stacked: bool = False) ->
     ax.set_xticks(range(len(table)), [str(name) for name in table.index])
     ax.tick_params(axis="x", length=0)
     ax.set_ylabel(label)
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=min(4, table.shape[1]))
+    _legend(ax, legend, table.shape[1])
 
 
 @theme()
 def lines(
-    ax: Axes, table: pd.DataFrame, *, xlabel: str, ylabel: str, log: str = "", legend: bool = True
+    ax: Axes,
+    table: pd.DataFrame,
+    *,
+    xlabel: str,
+    ylabel: str,
+    log: str = "",
+    legend: str = "above",
 ) -> None:
-    """A line a column against the index; ``log`` is "", "x", "y" or "xy". NaN breaks a line.
+    """A line a column against the index, with markers if points are few; NaN breaks a line.
 
-    A column named as a plan has the plan's look.
+    ``log`` is "", "x", "y" or "xy"; ``legend`` as in ``bars``. A column named as a plan has its look.
     """
-    for place, (name, values) in enumerate(table.items()):
-        style = _series_style(str(name), place)
+    x = table.index.to_numpy(dtype=float)
+    for place, style in enumerate(_series_styles([str(name) for name in table.columns])):
         ax.plot(
-            table.index.to_numpy(dtype=float),
-            values.to_numpy(dtype=float),
+            x,
+            table.iloc[:, place].to_numpy(dtype=float),
             color=style.color,
-            marker=style.marker,
+            marker=style.marker if len(x) <= 20 else "",
             markersize=4,
             linestyle=style.line,
             label=style.label,
@@ -470,18 +479,37 @@ def lines(
         if letter in log:
             getattr(ax, f"set_{letter}scale")("log")
             _plain_log_ticks(axis)
+            low, high = axis.get_view_interval()
+            if high > 1e3 * low:  # many decades: one tick each is all that fits
+                axis.set_major_locator(LogLocator(numticks=12))
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
-    if legend:
-        ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=min(4, table.shape[1]))
+    _legend(ax, legend, table.shape[1])
 
 
-def _series_style(name: str, place: int) -> Style:
-    """A plan's own style, or the ``place``-th of the series."""
-    if name.partition(":")[0] in PLANS:
-        return look(name)
-    color, marker, line = _SERIES[place % len(_SERIES)]
-    return Style(name, color, marker, line, _HATCHES[place % len(_HATCHES)])
+def _legend(ax: Axes, place: str, entries: int) -> None:
+    if place == "above":
+        ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=min(4, entries))
+    elif place == "right":
+        ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def _series_styles(names: Sequence[str]) -> list[Style]:
+    """Plans in their own look, a second variant of the same planner darker; others by their place."""
+    styles: list[Style] = []
+    seen: set[str] = set()
+    for place, name in enumerate(names):
+        head = name.partition(":")[0]
+        color, marker, line = _SERIES[place % len(_SERIES)]
+        style = Style(name, color, marker, line, _HATCHES[place % len(_HATCHES)])
+        if head in PLANS:
+            style = look(name)
+        if head in seen:
+            darker = to_hex(np.array(to_rgb(style.color)) * 0.55)
+            style = Style(style.label, darker, style.marker, (0, (3, 1)), "|||")
+        seen.add(head)
+        styles.append(style)
+    return styles
 
 
 @theme()

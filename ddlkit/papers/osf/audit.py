@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlkit.core.cost import AlphaBeta, MessageCost
-from ddlkit.core.simulate import predict_spec
+from ddlkit.core.plan import make_plan
+from ddlkit.core.simulate import predict, predict_spec
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf import cluster
-from ddlkit.papers.osf.messages import update_s
+from ddlkit.papers.osf.messages import piecewise_update, update_s
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,6 +112,49 @@ def sweep(
                                 "gap": found / best.iteration_s - 1,
                                 "best_scaling_factor": best.scaling_factor,
                             }
+
+    return _frame(rows())
+
+
+def misjudged(
+    networks: Sequence[str] = cluster.FIVE,
+    believed: Sequence[float] = (0.0, 0.25, 0.5, 1.0),
+    overheads_s: Sequence[float] = (2e-5, 1e-4, 5e-4, 2e-3),
+    images_over_c: Sequence[float] = (16, 64, 256),
+    threshold_bytes: float = 45e3,
+) -> pd.DataFrame:
+    """adaFusion, which knows the true cost, against MG-WFBP, which plans with a linear one (Section 4.2).
+
+    True is osf Eq 18 at 25 Gbit/s: linear with a start-up from ``threshold_bytes`` on, and below it
+    logarithmic, meeting the line there and half of that at 1 KB. MG-WFBP believes in the same line
+    with ``believed`` times its start-up. One row a setting; gains of adaFusion (Eq 17, repaired).
+    """
+
+    def rows() -> Iterator[dict[str, Any]]:
+        slope = float(update_s(1.0, cluster.WORKERS, cluster.NETWORK_BYTES_PER_S))
+        for network in networks:
+            for batch in images_over_c:
+                compute_s = 3 * batch * cluster.network_flops(network) / cluster.PEAK_FLOPS
+                workload = cluster.workload(network, compute_s)
+                for overhead in overheads_s:
+                    meeting = overhead + slope * threshold_bytes
+                    rise = meeting / 2 / np.log2(threshold_bytes / 1e3)
+                    start = meeting - rise * np.log2(threshold_bytes)
+                    true = piecewise_update(threshold_bytes, rise, start, slope, overhead)
+                    best = predict_spec(workload, "exact", true)[1].iteration_s
+                    own = predict_spec(workload, "adafusion:repaired", true)[1].iteration_s
+                    for share in believed:
+                        plan = make_plan("mg_wfbp", workload, AlphaBeta(share * overhead, slope))
+                        other = predict(workload, plan, true).iteration_s
+                        yield {
+                            "network": network,
+                            "images_over_c": batch,
+                            "overhead_s": overhead,
+                            "believed": share,
+                            "gain": other / own - 1,
+                            "adafusion_gap": own / best - 1,
+                            "mg_wfbp_gap": other / best - 1,
+                        }
 
     return _frame(rows())
 

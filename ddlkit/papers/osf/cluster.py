@@ -322,6 +322,26 @@ class Calibration:
         """The setting at ``best_index``."""
         return self.grid.setting(self.best_index(*required))
 
+    def without(
+        self, name: str, *required: str
+    ) -> tuple[tuple[int, ...], tuple[float, float, float]]:
+        """The best compromise of all *other* statements, and what it says of this one.
+
+        Returns its index, and (value there, least, largest value over all settings as good by count).
+        ``required`` as in ``most``; the statement itself is never required.
+        """
+        names = [one.name for one in self.stated]
+        k = names.index(name)
+        others = [names.index(other) for other in required if other != name]
+        allowed = np.all(self.holds[others], axis=0)
+        count = self.count - self.holds[k]
+        chosen = allowed & (count == count[allowed].max())
+        value = np.broadcast_to(self.values[name], self.grid.shape)
+        miss = np.where(chosen, self.miss - _miss(self.stated[k], value), np.inf)
+        index = tuple(int(i) for i in np.unravel_index(int(np.argmin(miss)), miss.shape))
+        seen = value[chosen]
+        return index, (float(value[index]), float(seen.min()), float(seen.max()))
+
     def residuals(self, index: Sequence[int] | None = None) -> pd.DataFrame:
         """Every statement at one setting: allowed interval, computed value, whether it holds."""
         import pandas as pd
@@ -397,10 +417,15 @@ def calibrate(stated: Sequence[Stated], grid: Grid | None = None) -> Calibration
     for k, one in enumerate(stated):
         value = values[one.name]
         holds[k] = (value >= one.low) & (value <= one.high)
-        outside = np.maximum(one.low - value, value - one.high)
-        width = (one.high - one.low) / 2 if math.isfinite(one.high - one.low) else HALF_OPEN_WIDTH
-        miss += (np.maximum(outside, 0.0) / width).astype(np.float32)
+        miss += _miss(one, value)
     return Calibration(grid, tuple(stated), holds, miss, values)
+
+
+def _miss(one: Stated, value: Floats) -> NDArray[np.float32]:
+    """Distance from the interval in half-widths, 0 inside."""
+    outside = np.maximum(one.low - value, value - one.high)
+    width = (one.high - one.low) / 2 if math.isfinite(one.high - one.low) else HALF_OPEN_WIDTH
+    return (np.maximum(outside, 0.0) / width).astype(np.float32)
 
 
 def rescaled(setting: Setting, factor: float) -> Setting:
