@@ -18,7 +18,7 @@ from ddlkit.papers import osf
 from ddlkit.papers.osf import audit, cluster
 from ddlkit.papers.osf.breakdown import PHASES, breakdown
 from ddlkit.report import claims, figures_osf
-from tests.strategies import costs, plans, random_workload, workloads
+from strategies import costs, plans, random_workload, workloads
 
 SMALL = cluster.Grid.default(9)
 

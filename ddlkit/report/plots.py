@@ -102,7 +102,7 @@ PLANS = {
     "ddp": Style("DDP", "#009e73", "D", ":", "///"),
     "exact": Style("exact", "#00588f", "*", "-", "xxx"),
     "mg_wfbp": Style("MG-WFBP", "#7fc4ee", "^", "--", "\\\\\\"),
-    "adafusion": Style("adaFusion", "#d55e00", "s", ":", "..."),
+    "adafusion": Style("adaFusion", "#d55e00", "h", ":", "+++"),
     "cuts": Style("given cuts", "#8f8f8f", "P", "--", "|||"),
     "random": Style("random", "#c4c4c4", "X", ":", "---"),
 }
