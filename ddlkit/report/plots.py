@@ -505,7 +505,8 @@ def _series_styles(names: Sequence[str]) -> list[Style]:
         if head in PLANS:
             style = look(name)
         if head in seen:
-            darker = to_hex(np.array(to_rgb(style.color)) * 0.55)
+            red, green, blue = to_rgb(style.color)
+            darker = to_hex((0.55 * red, 0.55 * green, 0.55 * blue))
             style = Style(style.label, darker, style.marker, (0, (3, 1)), "|||")
         seen.add(head)
         styles.append(style)

@@ -339,7 +339,7 @@ class Calibration:
         value = np.broadcast_to(self.values[name], self.grid.shape)
         miss = np.where(chosen, self.miss - _miss(self.stated[k], value), np.inf)
         index = tuple(int(i) for i in np.unravel_index(int(np.argmin(miss)), miss.shape))
-        seen = value[chosen]
+        seen = value[np.asarray(chosen)]
         return index, (float(value[index]), float(seen.min()), float(seen.max()))
 
     def residuals(self, index: Sequence[int] | None = None) -> pd.DataFrame:
