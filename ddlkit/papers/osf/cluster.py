@@ -339,7 +339,7 @@ class Calibration:
         value = np.broadcast_to(self.values[name], self.grid.shape)
         miss = np.where(chosen, self.miss - _miss(self.stated[k], value), np.inf)
         index = tuple(int(i) for i in np.unravel_index(int(np.argmin(miss)), miss.shape))
-        seen = value[np.asarray(chosen)]
+        seen = value[chosen]
         return index, (float(value[index]), float(seen.min()), float(seen.max()))
 
     def residuals(self, index: Sequence[int] | None = None) -> pd.DataFrame:
@@ -370,7 +370,7 @@ class Calibration:
 
         flat = self.holds.reshape(len(self.stated), -1)
         packed = np.packbits(flat, axis=1)
-        anywhere = flat.any(axis=1)
+        anywhere = np.asarray(flat.any(axis=1))
         rows = [
             (self.stated[i].name, self.stated[j].name)
             for i in range(len(flat))
