@@ -44,7 +44,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ddlkit", description=__doc__)
     parser.add_argument("--version", action="version", version=f"ddlkit {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (_measure, _record, _fit, _predict, _plan, _bench, _lab, _book, _figures, _machine):
+    for add in (
+        *(_measure, _record, _import, _fit, _predict, _plan, _timeline),
+        *(_bench, _lab, _book, _figures, _machine),
+    ):
         add(commands)
     return parser
 
@@ -119,6 +122,83 @@ def _run_record(arguments: argparse.Namespace) -> int:
 
     budget_s = units.parse_seconds(arguments.budget) if arguments.budget else math.inf
     print(record(arguments.suite, profile=arguments.profile, budget_s=budget_s, out=arguments.out))
+    return 0
+
+
+# ---------------------------------------------------------------- import, timeline
+
+
+def _import(commands: Any) -> None:
+    text = "make a layer profile of a layer-wise trace, a torch.profiler file or FLOP counts"
+    parser = _command(commands, "import", _run_import, text)
+    parser.add_argument("file", type=Path, help="the trace, Chrome trace (also .gz) or CSV")
+    parser.add_argument("--kind", help="trace, kineto or flops [by content]")
+    parser.add_argument("--out", type=Path, required=True, help="the layer profile (CSV)")
+    parser.add_argument("--messages", type=Path, help="also bytes and seconds of messages (CSV)")
+    parser.add_argument("--network", help="its name [the file's]")
+    parser.add_argument("--batch", type=int, help="samples an iteration [1]")
+    parser.add_argument("--device", help="what it ran on [as the file says]")
+    parser.add_argument("--peak", type=float, help="of FLOP counts: peak rate in FLOP/s")
+    parser.add_argument("--utilisation", type=float, help="of FLOP counts: share of it, 0 to 1")
+    text = "of a trace: leave out what stands before the first layer with parameters"
+    parser.add_argument("--without-input", action="store_true", help=text)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _run_import(arguments: argparse.Namespace) -> int:
+    from ddlkit.store import importing
+
+    said = importing.Said(
+        network=arguments.network,
+        batch=arguments.batch,
+        device=arguments.device,
+        peak_flops_per_s=arguments.peak,
+        utilisation=arguments.utilisation,
+        with_input=not arguments.without_input,
+    )
+    found = importing.import_file(arguments.file, arguments.kind, said)
+    importing.save_profile(found.profile, arguments.out)
+    if arguments.messages:
+        importing.save_messages(found.messages, arguments.messages)
+    workload = found.profile.workload()
+    result = {
+        "kind": found.kind,
+        "network": found.profile.network,
+        "device": found.profile.device,
+        "batch": found.profile.batch,
+        "tensors": workload.n,
+        "parameters": int(workload.parameters.sum()),
+        "forward_s": workload.forward_s,
+        "backward_s": float(workload.backward_s.sum()),
+        "update_s": workload.update_s,
+        "messages": len(found.messages),
+    }
+    if arguments.json:
+        _show({**result, "findings": [finding._asdict() for finding in found.findings]}, True)
+        return 0
+    _show(result, False)
+    for finding in found.findings:
+        where = f" ({', '.join(finding.layers)})" if finding.layers else ""
+        print(f"  {finding.what}{where}: {finding.text}")
+    return 0
+
+
+def _timeline(commands: Any) -> None:
+    text = "export a recorded timeline as a Chrome trace, which Perfetto opens"
+    parser = _command(commands, "timeline", _run_timeline, text)
+    parser.add_argument("file", type=Path, help="timeline table (CSV, also .gz)")
+    parser.add_argument("--case", help="key of the case, when it holds several")
+    parser.add_argument("--repeat", type=int, help="which repeat, when it holds several")
+    parser.add_argument("--out", type=Path, required=True, help="the Chrome trace (JSON)")
+
+
+def _run_timeline(arguments: argparse.Namespace) -> int:
+    from ddlkit import store
+
+    line = store.read_timeline(arguments.file, arguments.case, arguments.repeat)
+    store.atomic_write_text(arguments.out, json.dumps(line.to_chrome_trace()) + "\n")
+    counts = {"ranks": len(set(line.rank)), "iterations": len(set(line.iteration))}
+    _show({"spans": line.n, **counts, "out": arguments.out}, False)
     return 0
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import book, outputs, reproduction, site
+from ddlkit.report import book, claims, outputs, reproduction, site
 
 LAYERS = [
     (
@@ -351,7 +351,8 @@ def test_pages_load_nothing_from_elsewhere_and_every_local_link_leads_somewhere(
     small: Book,
 ) -> None:
     pages = sorted(small.pages.glob("*.html"))
-    assert [page.name for page in pages] == ["10_layers.html", "20_fit.html", "index.html"]
+    names = [page.name for page in pages]
+    assert names == ["10_layers.html", "20_fit.html", "equations.html", "index.html"]
     for page in pages:
         found = _Links(page.read_text())
         assert "script" not in found.tags
@@ -381,6 +382,16 @@ def test_the_index_shows_notebooks_figures_numbers_and_verdicts(small: Book) -> 
     assert '<td>longest s</td><td class="number">2</td>' in text
     assert '<span class="verdict differs">differs</span>' in text
     assert 'id="claim-osf-sf-example"' in text
+
+
+def test_the_equations_are_a_page_that_the_index_leads_to(small: Book) -> None:
+    assert '<a href="equations.html">' in (small.pages / "index.html").read_text()
+    text = (small.pages / "equations.html").read_text()
+    for paper in claims.PAPERS:
+        assert f'<h2 id="{paper}">' in text
+    assert re.search(
+        r"<code>ddlkit\.core\.cost\.Piecewise</code> <small>ddlkit/core/cost\.py:\d+", text
+    )
 
 
 @pytest.mark.parametrize("formula", ["\\frac{", "\\foo x", "}", "a & b"])

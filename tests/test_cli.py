@@ -14,6 +14,8 @@ import pytest
 from ddlkit import cli
 
 PROFILE_ROWS = 5
+GOOD_COST = '{"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9}'
+HEADER = "network,device,batch,tensor,layer,parameters,gradient_bytes,forward_s,backward_s,flops\n"
 
 
 @pytest.fixture
@@ -87,12 +89,130 @@ def test_a_cost_written_by_hand_needs_no_fit(
     assert "t4" in capsys.readouterr().out
 
 
+# -- import and timeline -----------------------------------------------------------------------
+
+TRACE = "Id Name Forward Backward Comm. Size\n0 data 9 0 0 0\n1 a 20 30 40 4000\n2 b 5 6 70 80\n"
+COUNTS = "tensor,parameters,flops\na,10,1e9\nb,20,2e9\n"
+
+
+def kineto_json() -> str:
+    """One iteration as a profiler writes it: phases marked, one gradient of 10 float32."""
+    size = {"Input Dims": [[10]], "Input type": ["float"]}
+    rows: list[tuple[str, int, int, dict]] = [
+        ("ddlkit.forward", 0, 10, {}),
+        ("ddlkit.backward", 10, 30, {}),
+        ("torch::autograd::AccumulateGrad", 20, 25, size),
+        ("gloo:all_reduce", 26, 28, size),
+        ("ddlkit.update", 30, 40, {}),
+    ]
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "ts": a, "dur": b - a, "args": args}
+        for name, a, b, args in rows
+    ]
+    return json.dumps({"traceEvents": events})
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "options", "times_s", "messages"),
+    [
+        (TRACE, "trace", [], (34e-6, 36e-6, 0), 2),
+        (TRACE, "trace", ["--without-input"], (25e-6, 36e-6, 0), 2),
+        (kineto_json(), "kineto", [], (10e-6, 15e-6, 10e-6), 1),
+        (COUNTS, "flops", ["--peak", "1e12", "--utilisation", "0.5"], (0.024, 0.048, 0), 0),
+    ],
+)
+def test_a_foreign_file_becomes_a_profile_that_predicts(
+    text: str,
+    kind: str,
+    options: list[str],
+    times_s: tuple[float, float, float],
+    messages: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "mine.txt").write_text(text)
+    out, sent = tmp_path / "profile.csv", tmp_path / "messages.csv"
+    argv = ["import", tmp_path / "mine.txt", "--out", out, "--batch", 4, *options]
+    argv += ["--messages", sent] if messages else []
+    found = run(capsys, *argv, "--json")
+    assert (found["kind"], found["network"], found["batch"]) == (kind, "mine", 4)
+    assert [found[f"{p}_s"] for p in ("forward", "backward", "update")] == pytest.approx(times_s)
+    assert found["messages"] == messages
+    assert {finding["what"] for finding in found["findings"]}
+    assert messages == 0 or len(sent.read_text().splitlines()) == messages + 1
+    cost = tmp_path / "cost.json"
+    cost.write_text(GOOD_COST)
+    predicted = run(capsys, "predict", "--profile", out, "--cost", cost, "--json")
+    assert predicted["compute_s"] == pytest.approx(sum(times_s))
+    assert cli.main([str(word) for word in argv]) == 0
+    assert f"kind                             {kind}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("hello\n", [], "is nothing that can be imported: say --kind"),
+        (TRACE, ["--kind", "table"], "unknown kind 'table'"),
+        (TRACE, ["--batch", "0"], "batch size is 0"),
+        (TRACE, ["--kind", "kineto"], "is not JSON"),
+        (TRACE.replace("4000", "0").replace("80", "0"), [], "mine.txt: trace: no layer has a grad"),
+        (COUNTS, [], "say --peak (FLOP/s) and --utilisation"),
+        (
+            COUNTS.replace("1e9", "-1"),
+            ["--peak", "1", "--utilisation", "1"],
+            "line 2, column flops",
+        ),
+        (f"{HEADER}n,cpu,1,t,l,10,40,1,1,1\n", [], "a layer profile already"),
+        ("{}", [], "not a Chrome trace"),
+        ("", [], "empty"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_one_line(
+    text: str,
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "mine.txt").write_text(text)
+    out = tmp_path / "profile.csv"
+    assert_one_line(
+        ["import", str(tmp_path / "mine.txt"), "--out", str(out), *options], message, capsys
+    )
+    assert not out.exists()
+
+
+def test_an_import_does_not_write_over_a_recorded_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.txt").write_text(TRACE)
+    (tmp_path / "taken.json").write_text('{"schema": "layers", "sha256": ""}')
+    argv = ["import", str(tmp_path / "mine.txt"), "--out"]
+    assert cli.main([*argv, str(tmp_path / "taken.csv")]) == 2
+    assert not (tmp_path / "taken.csv").exists()
+    assert_one_line([*argv, str(tmp_path / "profile.txt")], "is CSV", capsys)
+
+
+def test_a_recorded_timeline_becomes_a_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "mine.csv", tmp_path / "trace.json"
+    header = "case,repeat,task,kind,stream,rank,iteration,group,origin,start_s,end_s,bytes\n"
+    rows = [
+        f"{case},0,f,forward,s,0,0,-1,measured,-0.5,{end},0\n" for case, end in (("x", 1), ("y", 2))
+    ]
+    path.write_text(header + "".join(rows))
+    argv = ["timeline", str(path), "--out", str(out)]
+    assert_one_line(argv, "several values of case (x, y): choose one by case", capsys)
+    assert_one_line([*argv, "--case", "z"], "no row with case z", capsys)
+    assert cli.main([*argv, "--case", "y"]) == 0
+    (span,) = [e for e in json.loads(out.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert (span["name"], span["ts"], span["dur"]) == ("f", 0, 2.5e6)
+
+
 def test_machine_tells_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "machine", "--json")["cpu"]["cores"] >= 1
 
-
-GOOD_COST = '{"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9}'
-HEADER = "network,device,batch,tensor,layer,parameters,gradient_bytes,forward_s,backward_s,flops\n"
 
 MISTAKES = {
     "wrong unit in a plan": (["predict", "--plan", "buffer:25Mb"], None, None, "use B, KB"),

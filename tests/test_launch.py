@@ -214,3 +214,19 @@ def test_settings_travel_as_json(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"out": str(tmp_path), **ENDLESS}))
     assert worker.read_config(path) == {"out": str(tmp_path), **ENDLESS}
+
+
+def test_what_is_imported_before_a_fork_asks_no_gpu() -> None:
+    """A process that has opened a GPU cannot be forked and use it."""
+    code = """
+import torch
+def refuse(*_):
+    raise AssertionError("a GPU was asked for")
+for name in ("is_available", "device_count", "get_device_properties", "current_device"):
+    setattr(torch.cuda, name, refuse)
+from ddlkit.run import ranks, worker
+for job in worker.JOBS:
+    worker.preload(job)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)

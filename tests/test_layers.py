@@ -19,7 +19,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.run import layers, networks
 from ddlkit.run.clock import Budget, Marks
 from ddlkit.run.launch import Loopback, launch
-from ddlkit.run.layers import profile_frame, profile_layers
+from ddlkit.run.layers import profile_layers
 
 ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)
 FEW = Budget(warmup=1, min_repeats=5, max_repeats=15, max_s=1.0)
@@ -114,7 +114,7 @@ def test_resnet18_is_whole_in_order_and_fits_the_store() -> None:
     product = np.array([sizes[name] for name in profile.tensor]) > 1000
     assert ((profile.forward_s > 0) == weight).all()
     assert ((profile.flops > 0) == (weight & product)).all()
-    frame = profile_frame(profile, "fp32", ranks=1, threads=1)
+    frame = store.profile_frame(profile, "fp32", ranks=1, threads=1)
     assert list(frame.columns) == list(store.SCHEMAS["layers"].names)
     assert list(samples.columns) == list(store.SCHEMAS["samples"].names)
 

@@ -1,4 +1,4 @@
-"""The networks: the published ones, made without downloads, and one line for a wrong name."""
+"""The networks: made without downloads, the same at every call, and one line for a wrong name."""
 
 from __future__ import annotations
 
@@ -12,33 +12,6 @@ import torch
 from ddlkit.core.errors import UserError
 from ddlkit.run import networks
 
-# Parameters as torchvision publishes them with its weights (num_params), and tensors that hold them.
-PUBLISHED = {
-    "alexnet": (61_100_840, 16),
-    "googlenet": (6_624_904, 173),
-    "lenet5": (61_706, 10),
-    "resnet18": (11_689_512, 62),
-    "resnet50": (25_557_032, 161),
-    "resnet101": (44_549_160, 314),
-    "resnet152": (60_192_808, 467),
-    "vgg16": (138_357_544, 32),
-    "vgg19": (143_667_240, 38),
-    "vit_b_16": (86_567_656, 152),
-}
-
-
-def test_every_network_has_a_published_size() -> None:
-    assert networks.names() == sorted(PUBLISHED)
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_size_is_the_published_one(name: str) -> None:
-    with torch.device("meta"):  # shapes without the time and memory of weights
-        network = networks.build(name)
-    tensors = list(network.parameters())
-    assert (sum(p.numel() for p in tensors), len(tensors)) == PUBLISHED[name]
-    assert network.training
-
 
 @pytest.mark.parametrize("name", ["lenet5", "resnet18"])
 def test_a_batch_goes_through_and_is_the_same_at_every_call(name: str) -> None:
@@ -46,7 +19,9 @@ def test_a_batch_goes_through_and_is_the_same_at_every_call(name: str) -> None:
     again, labels_again = networks.sample_batch(name, 2)
     assert torch.equal(inputs, again)
     assert torch.equal(labels, labels_again)
-    loss = torch.nn.functional.cross_entropy(networks.build(name)(inputs), labels)
+    network = networks.build(name)
+    assert network.training
+    loss = torch.nn.functional.cross_entropy(network(inputs), labels)
     assert 0 < loss.item() < float("inf")
 
 

@@ -180,7 +180,7 @@ def test_iteration_tasks_are_every_layer_on_every_gpu(layers: int, gpus: int) ->
     assert np.all(np.array(list(tasks.values())) > 0)
 
 
-@pytest.mark.parametrize(("paper", "last"), [(osf, 18), (dag, 6)])
+@pytest.mark.parametrize(("paper", "last"), [(osf, 18), (dag, 6), (omgs, 25)])
 def test_every_equation_is_a_function_that_cites_it(paper: ModuleType, last: int) -> None:
     documented = [inspect.getdoc(function) or "" for _, function in inspect.getmembers(paper)]
     cited = {

@@ -23,7 +23,7 @@ from PIL import Image
 
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import fit
+from ddlkit.core.fit import fit, judge_selections
 from ddlkit.core.plan import make_plan
 from ddlkit.core.simulate import simulate
 from ddlkit.core.timeline import KINDS, Timeline
@@ -108,6 +108,14 @@ def draw_errors(ax: Axes) -> None:
     plots.error_by_case(ax, ["a", "b"], {"model": [0.01, -0.02]}, repeatability=[0.03, 0.01])
 
 
+def draw_selection(ax: Axes) -> None:
+    sizes = np.repeat([1e3, 1e4, 1e5, 1e6], 3)
+    judged = judge_selections(
+        sizes, np.full(12, 0.01), 1e-9 * sizes, forms=["log", "scan"], draws=5
+    )
+    plots.selection_fit(ax, judged, density=0.01)
+
+
 def draw_slowdowns(ax: Axes) -> None:
     frame = pd.DataFrame({"kernel": ["relu", "linear"] * 2, "blocks": [1, 1, 4, 4]})
     plots.slowdown_by_blocks(ax, frame.assign(slowdown=[1.1, 1.2, 1.5, 2.0]))
@@ -118,6 +126,7 @@ DRAWN: list[tuple[Callable[[Axes], None], str, str]] = [
     (draw_fit, "message size", r"all-reduce time \[ms\]"),
     (draw_samples, "message size", r"time \[ms\]"),
     (draw_errors, r"relative error, iteration time \[%\]", ""),
+    (draw_selection, "elements", r"selection time \[(ms|µs)\]"),
     (draw_slowdowns, "time beside communication / time alone", ""),
     (
         lambda ax: plots.error_by_size(ax, {"table": ([1e3, 1e6], [0.1, 0])}),

@@ -12,11 +12,13 @@ import pandas as pd
 import pytest
 
 from ddlkit.report.claims import paper_table
-from ddlkit.report.tables import dag, osf, recomputed
+from ddlkit.report.tables import dag, omgs, osf, recomputed, sharing
 
 TABLES = {
     **{("osf", n): getattr(osf, f"table{n}") for n in (1, 2, 3)},
+    **{("sharing", n): getattr(sharing, f"table{n}") for n in (1, 2)},
     **{("dag", n): getattr(dag, f"table{n}") for n in (1, 2, 3, 4, 5, 6)},
+    **{("omgs", n): getattr(omgs, f"table{n}") for n in (1, 2, 3, 4, 5, 6)},
 }
 
 
@@ -38,7 +40,8 @@ def test_what_was_computed_stands_after_what_was_printed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "symbols"), [(osf.table1, osf.SYMBOLS), (dag.table1, dag.SYMBOLS)]
+    ("table", "symbols"),
+    [(osf.table1, osf.SYMBOLS), (dag.table1, dag.SYMBOLS), (omgs.table2, omgs.SYMBOLS)],
 )
 def test_every_symbol_names_something_that_exists(
     table: Callable[[], pd.DataFrame], symbols: dict[str, str]

@@ -17,7 +17,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.papers import osf
 from ddlkit.run import channels, networks, peaks, ranks, throughput
 from ddlkit.run.clock import Budget
-from ddlkit.run.layers import profile_frame, profile_layers
+from ddlkit.run.layers import profile_layers
 from ddlkit.run.suite import Partial
 
 ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)
@@ -82,7 +82,7 @@ def test_peaks_are_products_at_a_rate_that_is_possible(tmp_path: Path) -> None:
 
 def test_efficiency_is_osf_eq_5_on_what_was_recorded(tmp_path: Path) -> None:
     profile, _ = profile_layers("lenet5", 4, threads=1, budget=ONCE)
-    frame = profile_frame(profile, "fp32", ranks=1, threads=1)
+    frame = store.profile_frame(profile, "fp32", ranks=1, threads=1)
     gpu = {"name": "test", "gpus": [{"model": "NVIDIA H200"}]}
     options: dict = {"schema": "layers", "command": []}
     store.save_table(frame, tmp_path, "layers-a", **options)

@@ -30,6 +30,29 @@ def timeline(compute: list[tuple[int, int]], messages: list[tuple[int, int]]) ->
     )
 
 
+@st.composite
+def timelines(draw: st.DrawFn) -> Timeline:
+    """Spans of two ranks, two streams and several iterations, some before 0, some at the same time."""
+    rows = draw(
+        st.lists(st.tuples(*[st.integers(0, 1)] * 3, st.integers(-9, 30), st.integers(0, 9)))
+    )
+    return Timeline.from_rows(
+        {
+            "task": f"task {number}",
+            "kind": "backward" if stream else "allreduce",
+            "stream": f"s{stream}",
+            "rank": rank,
+            "iteration": iteration,
+            "group": number,
+            "origin": "simulated",
+            "start_s": start / 7,
+            "end_s": (start + length) / 7,
+            "bytes": number,
+        }
+        for number, (stream, rank, iteration, start, length) in enumerate(rows)
+    )
+
+
 def ticks(of: list[tuple[int, int]]) -> set[int]:
     return {t for start, length in of for t in range(start, start + length)}
 
@@ -62,12 +85,41 @@ def test_breakdown_adds_up() -> None:
     }
 
 
-def test_chrome_trace_keeps_every_span() -> None:
-    line = timeline([(0, 4)], [(2, 5)])
-    events = json.loads(json.dumps(line.chrome_trace()))["traceEvents"]
-    complete = [event for event in events if event["ph"] == "X"]
-    assert [(e["ts"], e["dur"]) for e in complete] == [(0, 4e6), (2e6, 5e6)]
-    assert {e["args"]["name"] for e in events if e["ph"] == "M"} == {"backward", "allreduce"}
+@given(timelines())
+def test_chrome_trace_holds_every_span_once_one_at_a_time_in_a_thread(line: Timeline) -> None:
+    trace = json.loads(json.dumps(line.to_chrome_trace()))
+    names = {
+        (e["name"], e["pid"], e["tid"]): e["args"]["name"]
+        for e in trace["traceEvents"]
+        if e["ph"] == "M"
+    }
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert len(events) + len(names) == len(trace["traceEvents"])
+    assert [event["name"] for event in events] == line.task.tolist()
+    assert [event["cat"] for event in events] == line.kind.tolist()
+    assert [event["dur"] for event in events] == pytest.approx((line.end_s - line.start_s) * 1e6)
+    assert not events or min(event["ts"] for event in events) == 0
+    busy: dict[tuple[int, int], float] = {}
+    for row, event in sorted(enumerate(events), key=lambda e: (e[1]["ts"], e[1]["dur"])):
+        place = (event["pid"], event["tid"])
+        assert names[("process_name", event["pid"], 0)] == f"rank {line.rank[row]}"
+        assert names[("thread_name", *place)].split()[0] == line.stream[row]
+        assert (
+            event["args"]["bytes"] == line.bytes[row] and event["args"]["group"] == line.group[row]
+        )
+        assert event["args"]["origin"] == line.origin[row]
+        assert event["ts"] >= busy.get(place, 0.0) - 1e-3
+        busy[place] = event["ts"] + event["dur"]
+
+
+@given(timelines())
+def test_chrome_trace_puts_iterations_one_after_the_other(line: Timeline) -> None:
+    events = [event for event in line.to_chrome_trace()["traceEvents"] if event["ph"] == "X"]
+    end = 0.0
+    for iteration in np.unique(line.iteration):
+        own = [event for event in events if event["args"]["iteration"] == iteration]
+        assert min(event["ts"] for event in own) == pytest.approx(end)
+        end = max(event["ts"] + event["dur"] for event in own)
 
 
 def test_frame_and_concat_keep_the_columns() -> None:

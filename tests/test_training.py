@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
@@ -14,14 +12,9 @@ from ddlkit.core.timeline import Timeline
 from ddlkit.run import networks
 from ddlkit.run.launch import LOGS, Loopback
 from ddlkit.run.training import (
-    BACKWARD,
-    FORWARD,
-    UPDATE,
-    Event,
     Settings,
     _check_plans,
     measure_training,
-    to_timeline,
 )
 
 
@@ -146,45 +139,3 @@ def test_buckets_must_add_up() -> None:
 def test_nothing_to_measure_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UserError, match="needs at least one of each"):
         Settings(**{"network": "lenet5", "batch": 1, "plans": {"ddp": []}, **wrong})  # type: ignore[arg-type]
-
-
-# -- profiler events ---------------------------------------------------------------------------
-
-PHASES = [Event(FORWARD, 10.0, 11.0), Event(BACKWARD, 11.0, 14.0), Event(UPDATE, 14.0, 14.5)]
-GRADIENT = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
-
-
-@given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6), st.floats(0.1, 2.9))
-def test_backward_ends_with_the_last_gradient(lengths: list[float], last: float) -> None:
-    ends = 11.0 + np.cumsum(lengths)
-    starts = np.concatenate([[11.0], ends[:-1]])
-    messages = [Event("gloo:all_reduce", a, b) for a, b in zip(starts, ends, strict=True)]
-    gradients = [Event(GRADIENT, 11.0, 11.05), Event(GRADIENT, 11.05, 11.0 + last)]
-    sizes = list(range(1, len(lengths) + 1))
-    timeline, seen = to_timeline([*messages[::-1], *gradients, *PHASES], sizes)
-    assert seen == len(sizes)
-    assert timeline.busy_s(("forward",)) == pytest.approx(1.0)
-    assert timeline.busy_s(("backward",)) == pytest.approx(last)
-    assert timeline.busy_s(("wait",)) == pytest.approx(3.0 - last)
-    assert timeline.select(timeline.kind == "allreduce").bytes.tolist() == sizes
-
-
-def test_kernels_belong_to_the_phase_they_run_in() -> None:
-    kernels = [
-        Event("gemm", 10.2, 10.6, on_gpu=True),
-        Event("wgrad", 11.5, 12.5, on_gpu=True),
-        Event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 12.0, 13.5, on_gpu=True),
-        Event("sgd", 14.1, 14.2, on_gpu=True),
-        Event("outside", 15.0, 15.1, on_gpu=True),
-    ]
-    timeline, seen = to_timeline([*PHASES, *kernels], [400])
-    assert seen == 1
-    assert timeline.kind.tolist() == ["forward", "backward", "allreduce", "update"]
-    assert timeline.exposed_communication_s() == pytest.approx(1.0)
-
-
-def test_messages_that_do_not_match_the_buckets_belong_to_none() -> None:
-    timeline, seen = to_timeline([*PHASES, Event("gloo:all_reduce", 12.0, 13.0)], [4, 8])
-    assert seen == 1
-    messages = timeline.select(timeline.kind == "allreduce")
-    assert messages.group.tolist() == [-1] and messages.bytes.tolist() == [0]

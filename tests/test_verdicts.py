@@ -40,7 +40,7 @@ def test_every_check_belongs_to_a_claim_and_every_claim_to_the_catalog() -> None
     }
 
 
-@pytest.mark.parametrize("paper", ["osf", "dag"])
+@pytest.mark.parametrize("paper", claims.PAPERS)
 def test_every_claim_has_either_a_check_or_a_reason(paper: str) -> None:
     known = {claim.id for claim in claims.load_claims() if claim.paper == paper}
     checked, excused = (

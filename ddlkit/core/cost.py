@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.form import Form, from_dict
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class MessageCost(ABC):
+class MessageCost(Form):
     """The time of one collective as a function of its size; call it on a number or an array.
 
     collective : "all_reduce" or "all_gather"; workers : ranks it was measured with, None if unknown
     algorithm : "ring", ... or None when not known
     """
 
-    form: ClassVar[str]
     collective: str = field(default="all_reduce", kw_only=True)
     workers: int | None = field(default=None, kw_only=True)
     algorithm: str | None = field(default=None, kw_only=True)
@@ -47,12 +47,6 @@ class MessageCost(ABC):
             f"measure it with {workers} workers, or fit alpha_beta to a ring"
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: ``form``, its unit-named parameters, and what is known of the collective."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
-        return {"form": self.form, **{k: v for k, v in plain.items() if v is not None}}
-
 
 @dataclass(frozen=True, eq=False)
 class AlphaBeta(MessageCost):
@@ -63,7 +57,7 @@ class AlphaBeta(MessageCost):
     beta_s_per_byte: float
 
     def __post_init__(self) -> None:
-        _finite(self, "alpha_s", "beta_s_per_byte")
+        self._require_finite("alpha_s", "beta_s_per_byte")
 
     def _seconds(self, sizes: Floats) -> Floats:
         return self.alpha_s + self.beta_s_per_byte * sizes
@@ -89,6 +83,92 @@ class AlphaBeta(MessageCost):
 
 
 @dataclass(frozen=True, eq=False)
+class RingAllReduce(MessageCost):
+    """osf Eq 7: t = 2(N-1)/N D/beta + (N-1)/N D/(pi s) + delta, from what a ring is made of.
+
+    D = bytes, N = workers, beta = bytes_per_s between neighbours, delta = overhead_s of one all-reduce
+    of N workers, pi = adds_per_s of a worker (None: adding takes no time), s = bytes_per_parameter.
+    """
+
+    form: ClassVar[str] = "ring_all_reduce"
+    bytes_per_s: float
+    overhead_s: float
+    adds_per_s: float | None = field(default=None, kw_only=True)
+    bytes_per_parameter: int = field(default=4, kw_only=True)
+    algorithm: str | None = field(default="ring", kw_only=True)
+
+    def __post_init__(self) -> None:
+        given = {"adds_per_s"} if self.adds_per_s is not None else set()
+        rates = ("bytes_per_s", "bytes_per_parameter", *given)
+        self._require_finite("overhead_s", *rates)
+        for name in rates:
+            if getattr(self, name) <= 0:
+                raise UserError(f"ring_all_reduce cost: {name} must be above zero")
+        if (self.collective, self.algorithm) != ("all_reduce", "ring"):
+            raise UserError(
+                f"ring_all_reduce cost: not of {self.collective} by {self.algorithm}: use alpha_beta"
+            )
+        if not isinstance(self.workers, int) or self.workers < 2:
+            raise UserError(f"ring_all_reduce cost: workers is {self.workers}: must be at least 2")
+
+    def _seconds(self, sizes: Floats) -> Floats:
+        line = self.alpha_beta()
+        return line.alpha_s + line.beta_s_per_byte * sizes
+
+    def at_workers(self, workers: int) -> RingAllReduce:
+        """The same links with more or fewer workers: each of the 2(N-1) steps has its share of delta.
+
+        osf Tab 1 lets delta depend on the latency and on the scale of the ring.
+        """
+        overhead_s = self.alpha_beta().at_workers(workers).alpha_s
+        return replace(self, overhead_s=overhead_s, workers=workers)
+
+    def alpha_beta(self) -> AlphaBeta:
+        """The straight line that it is at its number of workers."""
+        assert self.workers is not None  # checked when made
+        share = (self.workers - 1) / self.workers
+        return AlphaBeta(
+            self.overhead_s,
+            share * (2 / self.bytes_per_s + _adding_s(self.adds_per_s, self.bytes_per_parameter)),
+            workers=self.workers,
+            algorithm="ring",
+        )
+
+    @classmethod
+    def from_alpha_beta(
+        cls, cost: AlphaBeta, *, adds_per_s: float | None = None, bytes_per_parameter: int = 4
+    ) -> RingAllReduce:
+        """The ring behind a fitted line, when adding takes what is given; undoes `alpha_beta`.
+
+        Raises UserError for a line that is not a ring's, and for one that leaves no time to the links.
+        """
+        if cost.collective != "all_reduce" or cost.algorithm != "ring" or not cost.workers:
+            raise UserError(
+                "this alpha_beta cost does not name a ring all_reduce and its workers: "
+                "no bandwidth follows from it"
+            )
+        share = (cost.workers - 1) / cost.workers
+        adding_s = share * _adding_s(adds_per_s, bytes_per_parameter)
+        if cost.workers < 2 or cost.beta_s_per_byte <= adding_s:
+            raise UserError(
+                f"alpha_beta cost of {cost.workers} workers: its {cost.beta_s_per_byte:g} s a byte "
+                f"leave no time for links beside {adding_s:g} s of adding"
+            )
+        return cls(
+            2 * share / (cost.beta_s_per_byte - adding_s),
+            cost.alpha_s,
+            adds_per_s=adds_per_s,
+            bytes_per_parameter=bytes_per_parameter,
+            workers=cost.workers,
+        )
+
+
+def _adding_s(adds_per_s: float | None, bytes_per_parameter: int) -> float:
+    """Seconds that a worker takes to add the numbers in one byte."""
+    return 0.0 if adds_per_s is None else 1 / (adds_per_s * bytes_per_parameter)
+
+
+@dataclass(frozen=True, eq=False)
 class Table(MessageCost):
     """Measured times, interpolated in log-log; below the first size its time, above the last slope."""
 
@@ -97,7 +177,7 @@ class Table(MessageCost):
     seconds: Floats
 
     def __post_init__(self) -> None:
-        _vectors(self, "bytes", "seconds")
+        self._freeze("bytes", "seconds")
         if self.bytes.size < 2 or np.any(np.diff(self.bytes) <= 0) or self.bytes[0] <= 0:
             raise UserError("table cost: bytes must be at least 2 sizes, above zero and increasing")
         if not np.all(self.seconds > 0):
@@ -126,8 +206,7 @@ class Piecewise(MessageCost):
     intercept_s: float
 
     def __post_init__(self) -> None:
-        _finite(
-            self,
+        self._require_finite(
             "threshold_bytes",
             "log_slope_s",
             "log_intercept_s",
@@ -159,7 +238,7 @@ class Segments(MessageCost):
     beta_s_per_byte: Floats
 
     def __post_init__(self) -> None:
-        _vectors(self, "alpha_s", "beta_s_per_byte")
+        self._freeze("alpha_s", "beta_s_per_byte")
         breaks = np.asarray(self.breaks_bytes, dtype=float)
         object.__setattr__(self, "breaks_bytes", breaks)
         if breaks.size != self.alpha_s.size - 1 or np.any(np.diff(breaks) <= 0):
@@ -171,54 +250,15 @@ class Segments(MessageCost):
 
 
 FORMS: dict[str, type[MessageCost]] = {
-    form.form: form for form in (AlphaBeta, Table, Piecewise, Segments)
+    form.form: form for form in (AlphaBeta, RingAllReduce, Table, Piecewise, Segments)
 }
 
 
 def cost_from_dict(description: dict[str, Any]) -> MessageCost:
-    """The cost that ``to_dict`` described; what ``Fit.to_dict`` adds under "fit" is passed over.
-
-    Raises UserError for an unknown form or wrong parameters.
-    """
-    if not isinstance(description, dict) or description.get("form") not in FORMS:
-        form = description.get("form") if isinstance(description, dict) else description
-        raise UserError(f"unknown cost form {form!r}: use one of {', '.join(FORMS)}")
-    kind = FORMS[description["form"]]
-    known = {f.name for f in fields(kind)}
-    own = {f.name for f in fields(kind) if not f.kw_only}
-    given = set(description) - {"form", "fit"}
-    if given - known or own - given:
-        unknown, missing = ", ".join(given - known) or "none", ", ".join(own - given) or "none"
-        raise UserError(f"{kind.form} cost: unknown parameters: {unknown}; missing: {missing}")
-    try:
-        return kind(**{name: description[name] for name in given})
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{kind.form} cost: {error}") from error
+    """The cost that ``to_dict`` described; raises UserError as `ddlkit.core.form.from_dict`."""
+    return from_dict(description, FORMS)
 
 
 def is_monotone(cost: MessageCost, sizes: Sequence[float] | Floats) -> bool:
     """Whether a larger message never costs less, over the given sizes."""
     return bool(np.all(np.diff(cost(np.unique(np.asarray(sizes, float)))) >= -1e-15))
-
-
-def _finite(cost: MessageCost, *names: str) -> None:
-    for name in names:
-        value = getattr(cost, name)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float, np.number))
-            or not np.isfinite(value)
-        ):
-            raise UserError(f"{cost.form} cost: {name} is {value!r}: must be a finite number")
-
-
-def _vectors(cost: MessageCost, *names: str) -> None:
-    """Freeze the named fields as float vectors of one common length."""
-    arrays = [np.array(getattr(cost, name), dtype=float) for name in names]
-    if any(a.ndim != 1 or a.shape != arrays[0].shape or not np.all(np.isfinite(a)) for a in arrays):
-        raise UserError(
-            f"{cost.form} cost: {' and '.join(names)} must be lists of equal length, all finite"
-        )
-    for name, array in zip(names, arrays, strict=True):
-        array.setflags(write=False)
-        object.__setattr__(cost, name, array)

@@ -1,4 +1,4 @@
-"""Fit message costs to measured times by relative error, and say how sure the fit is.
+"""Fit costs of messages and selections to measured times by relative error, and say how sure the fit is.
 
 Every form here is linear in its parameters once its breakpoints are chosen, so a fit is a weighted linear
 least squares with weights 1/t (an error of 10% counts the same at 1 KiB and at 1 GiB), and breakpoints are
@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core.cost import AlphaBeta, MessageCost, Piecewise, Segments, Table, cost_from_dict
 from ddlkit.core.errors import UserError
+from ddlkit.core.form import parameters
+from ddlkit.core.selection import DensityLog, Log, Scan, SelectionCost, SelectionTable
 
+C = TypeVar("C", MessageCost, SelectionCost)
 Floats = NDArray[np.float64]
+Columns = tuple[Floats, ...]
 
 PIECES = 3
 """Linear pieces of a ``segments`` fit; each must hold at least MIN_SIZES_PER_PIECE sizes."""
@@ -26,35 +30,44 @@ MIN_SIZES_PER_PIECE = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class Fit(Generic[C]):
     """A cost, and how far to trust it.
 
     names, values, standard_errors : (k,) parameters; standard errors hold for given breakpoints
-    draws : B costs fitted to bootstrap resamples of the repeats within each size
-    bytes, seconds : (n,) rows fitted on; relative_residuals : (n,) (fitted - measured) / measured
+    draws : B costs fitted to bootstrap resamples of the repeats at each point
+    at, seconds : rows fitted on, (n,) each; ``at`` is what the cost is a function of: (bytes,) of a
+        message, (elements, density) of a selection
+    relative_residuals : (n,) (fitted - measured) / measured
     leverage : (n,) weight of each row on its own fitted value, from 0 to 1
     """
 
-    cost: MessageCost
+    cost: C
     names: tuple[str, ...]
     values: Floats
     standard_errors: Floats
-    draws: tuple[MessageCost, ...]
-    bytes: Floats
+    draws: tuple[C, ...]
+    at: Columns
     seconds: Floats
     relative_residuals: Floats
     leverage: Floats
 
-    def interval(self, n_bytes: ArrayLike, level: float = 0.95) -> tuple[Floats, Floats]:
-        """(lower, upper) bootstrap interval of the fitted time at ``n_bytes``."""
-        times = np.array([draw(np.asarray(n_bytes, float)) for draw in self.draws])
+    @property
+    def bytes(self) -> Floats:
+        """(n,) sizes of the messages, or elements of the selections, that it was fitted on."""
+        return self.at[0]
+
+    def interval(self, *at: ArrayLike, level: float = 0.95) -> tuple[Floats, Floats]:
+        """(lower, upper) bootstrap interval of the fitted time ``at`` bytes, or elements and density."""
+        times = np.array(
+            [draw(*(np.asarray(column, float) for column in at)) for draw in self.draws]
+        )
         tail = (1 - level) / 2
         return np.quantile(times, tail, axis=0), np.quantile(times, 1 - tail, axis=0)
 
     def to_dict(self) -> dict[str, Any]:
         """The cost's JSON with a summary of the fit and its draws, which ``costs_from_dict`` reads back."""
         summary = {
-            "rows": len(self.bytes),
+            "rows": len(self.seconds),
             "median_abs_relative_error": float(np.median(np.abs(self.relative_residuals))),
             "max_abs_relative_error": float(np.max(np.abs(self.relative_residuals))),
             "max_leverage": float(np.max(self.leverage)),
@@ -100,32 +113,61 @@ def _least_squares(design: Floats, seconds: Floats) -> _Line:
 
 Fitted = tuple[dict[str, Any], tuple[str, ...], Floats, Floats, Floats]
 """cost parameters, names, values, standard errors, leverage"""
+Fitter = Callable[..., Fitted]
+"""Columns of what the cost is a function of, then seconds, to the fitted parameters."""
 
 
 def _straight(sizes: Floats) -> Floats:
     return np.column_stack([np.ones_like(sizes), sizes])
 
 
-def _fit_alpha_beta(sizes: Floats, seconds: Floats) -> Fitted:
-    line = _least_squares(_straight(sizes), seconds)
-    names = ("alpha_s", "beta_s_per_byte")
-    parameters = dict(zip(names, line.values.tolist(), strict=True))
-    return parameters, names, line.values, np.sqrt(np.diag(line.covariance)), line.leverage
+def _linear_in_parameters(kind: Callable[..., Any], names: tuple[str, ...]) -> Fitter:
+    """Of a form without breakpoints: a column of the design is the form with one parameter 1, others 0."""
+
+    def fitter(*columns: Floats) -> Fitted:
+        *at, seconds = columns
+        units = [kind(**dict(zip(names, unit, strict=True))) for unit in np.eye(len(names))]
+        line = _least_squares(np.column_stack([unit(*at) for unit in units]), seconds)
+        values = dict(zip(names, line.values.tolist(), strict=True))
+        return values, names, line.values, np.sqrt(np.diag(line.covariance)), line.leverage
+
+    return fitter
 
 
-def _fit_table(sizes: Floats, seconds: Floats) -> Fitted:
-    """The median of each size; its standard error from the spread of the repeats."""
-    grid = np.unique(sizes)
-    groups = [seconds[sizes == size] for size in grid]
+def _medians(points: Floats, seconds: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """(n, k) points to those that differ, (k', k), with their medians, standard errors, and (n,) leverage."""
+    distinct, which = np.unique(points, axis=0, return_inverse=True)
+    groups = [seconds[which.ravel() == k] for k in range(len(distinct))]
     medians = np.array([np.median(group) for group in groups])
     # The median of a normal sample spreads 1.2533 times as much as its mean.
     errors = np.array(
         [1.2533 * group.std(ddof=min(1, group.size - 1)) / group.size**0.5 for group in groups]
     )
-    counts = dict(zip(grid.tolist(), [group.size for group in groups], strict=True))
-    leverage = np.array([1.0 / counts[size] for size in sizes.tolist()])
+    leverage = 1.0 / np.array([group.size for group in groups])[which.ravel()]
+    return distinct, medians, errors, leverage
+
+
+def _fit_table(sizes: Floats, seconds: Floats) -> Fitted:
+    """The median of each size; its standard error from the spread of the repeats."""
+    points, medians, errors, leverage = _medians(sizes[:, None], seconds)
+    grid = points[:, 0].tolist()
     names = tuple(f"seconds[{int(size)}]" for size in grid)
-    return {"bytes": grid.tolist(), "seconds": medians.tolist()}, names, medians, errors, leverage
+    return {"bytes": grid, "seconds": medians.tolist()}, names, medians, errors, leverage
+
+
+def _fit_selection_table(elements: Floats, density: Floats, seconds: Floats) -> Fitted:
+    """The median at each size and density, which must make a full grid."""
+    points, medians, errors, leverage = _medians(np.column_stack([density, elements]), seconds)
+    rows, columns = np.unique(points[:, 0]), np.unique(points[:, 1])
+    if len(points) != rows.size * columns.size:
+        raise UserError(
+            f"{len(points)} points are not the {rows.size} densities x {columns.size} sizes of a table: "
+            "measure every size at every density"
+        )
+    names = tuple(f"seconds[{rho:g},{int(d)}]" for rho, d in points)
+    grid = medians.reshape(rows.size, columns.size).tolist()
+    values = {"elements": columns.tolist(), "density": rows.tolist(), "seconds": grid}
+    return values, names, medians, errors, leverage
 
 
 def _log2(sizes: Floats) -> Floats:
@@ -193,35 +235,66 @@ def _fit_segments(sizes: Floats, seconds: Floats) -> Fitted:
     return {**parameters, "beta_s_per_byte": values[1::2].tolist()}, names, values, errors, leverage
 
 
-_FITTERS: dict[str, tuple[type[MessageCost], Callable[[Floats, Floats], Fitted], int]] = {
-    "alpha_beta": (AlphaBeta, _fit_alpha_beta, 3),
-    "table": (Table, _fit_table, 2),
-    "piecewise": (Piecewise, _fit_piecewise, 5),
-    "segments": (Segments, _fit_segments, MIN_SIZES_PER_PIECE),
+@dataclass(frozen=True)
+class _Method:
+    """How a form is fitted: to a cost class, by a fitter, from at least so many distinct sizes."""
+
+    kind: Callable[..., Any]
+    fitter: Fitter
+    least: int
+
+
+def _linear_method(kind: Any, least: int) -> _Method:
+    return _Method(kind, _linear_in_parameters(kind, parameters(kind)), least)
+
+
+_MESSAGES = {
+    "alpha_beta": _linear_method(AlphaBeta, 3),
+    "table": _Method(Table, _fit_table, 2),
+    "piecewise": _Method(Piecewise, _fit_piecewise, 5),
+    "segments": _Method(Segments, _fit_segments, MIN_SIZES_PER_PIECE),
 }
-"""Form -> cost class, fitter, least number of distinct sizes."""
+_SELECTIONS = {
+    "density_log": _linear_method(DensityLog, 3),
+    "log": _linear_method(Log, 3),
+    "scan": _linear_method(Scan, 3),
+    "table": _Method(SelectionTable, _fit_selection_table, 2),
+}
 
 
-def _checked(form: str, n_bytes: ArrayLike, seconds: ArrayLike) -> tuple[Floats, Floats]:
-    if form not in _FITTERS:
-        raise UserError(f"unknown cost form {form!r}: use one of {', '.join(_FITTERS)}")
-    sizes, times = (
-        np.asarray(n_bytes, dtype=float).ravel(),
-        np.asarray(seconds, dtype=float).ravel(),
-    )
-    if sizes.shape != times.shape:
-        raise UserError(f"{sizes.size} sizes but {times.size} times: give one time a size")
-    for name, values in (("size", sizes), ("time", times)):
-        wrong = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+def _method(form: str, methods: dict[str, _Method]) -> _Method:
+    if form not in methods:
+        raise UserError(f"unknown cost form {form!r}: use one of {', '.join(methods)}")
+    return methods[form]
+
+
+def _require_sizes(form: str, method: _Method, sizes: Floats) -> None:
+    distinct = np.unique(sizes).size
+    if distinct < method.least:
+        raise UserError(
+            f"a {form} fit needs at least {method.least} distinct sizes, got {distinct}"
+        )
+
+
+def _checked(
+    form: str, method: _Method, *given: tuple[str, str, ArrayLike]
+) -> tuple[Columns, Floats]:
+    """(singular, plural, values) of each column, times last; sorted by the columns before the times."""
+    columns = [np.asarray(values, dtype=float).ravel() for _, _, values in given]
+    for (one, many, _), column in zip(given, columns, strict=True):
+        if column.shape != columns[-1].shape:
+            raise UserError(
+                f"{column.size} {many} but {columns[-1].size} times: give one time a {one}"
+            )
+        wrong = np.flatnonzero(~(np.isfinite(column) & (column > 0)))
         if wrong.size:
             raise UserError(
-                f"row {wrong[0]}: {name} is {values[wrong[0]]:g}: must be finite and above zero"
+                f"row {wrong[0]}: {one} is {column[wrong[0]]:g}: must be finite and above zero"
             )
-    least, distinct = _FITTERS[form][2], np.unique(sizes).size
-    if distinct < least:
-        raise UserError(f"a {form} fit needs at least {least} distinct sizes, got {distinct}")
-    order = np.argsort(sizes, kind="stable")
-    return sizes[order], times[order]
+    _require_sizes(form, method, columns[0])
+    order = np.lexsort(columns[-2::-1])
+    *at, times = (column[order] for column in columns)
+    return tuple(at), times
 
 
 def fit(
@@ -234,25 +307,62 @@ def fit(
     algorithm: str | None = None,
     draws: int = 200,
     seed: int = 0,
-) -> Fit:
+) -> Fit[MessageCost]:
     """Fit ``form`` ("alpha_beta", "piecewise", "segments", "table") to raw samples (repeats allowed).
 
     Raises UserError for degenerate data: too few distinct sizes, zero, negative or non-finite entries.
     """
-    sizes, times = _checked(form, n_bytes, seconds)
-    kind, fitter, _ = _FITTERS[form]
-    known: dict[str, Any] = {"collective": collective, "workers": workers, "algorithm": algorithm}
-    parameters, names, values, errors, leverage = fitter(sizes, times)
-    cost = kind(**parameters, **known)
-    resamples = _resamples(sizes, draws, np.random.default_rng(seed))
-    drawn = tuple(kind(**fitter(sizes, times[rows])[0], **known) for rows in resamples)
-    residuals = cost(sizes) / times - 1
-    return Fit(cost, names, values, errors, drawn, sizes, times, residuals, leverage)
+    method = _method(form, _MESSAGES)
+    at, times = _checked(form, method, ("size", "sizes", n_bytes), ("time", "times", seconds))
+    known = {"collective": collective, "workers": workers, "algorithm": algorithm}
+    return _fit(method, at, times, known, draws, seed)
 
 
-def _resamples(sizes: Floats, draws: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-    """Row numbers of bootstrap samples, drawn with replacement within each size so that none is lost."""
-    _, starts, counts = np.unique(sizes, return_index=True, return_counts=True)
+def fit_selection(
+    form: str,
+    elements: ArrayLike,
+    density: ArrayLike,
+    seconds: ArrayLike,
+    *,
+    operation: str | None = None,
+    device: str | None = None,
+    draws: int = 200,
+    seed: int = 0,
+) -> Fit[SelectionCost]:
+    """Fit ``form`` ("density_log", "log", "scan", "table") to raw samples of selections, as `fit` does.
+
+    Raises UserError for degenerate data, for a density above 1, and for a table without a full grid.
+    """
+    method = _method(form, _SELECTIONS)
+    at, times = _checked(
+        form,
+        method,
+        ("size", "sizes", elements),
+        ("density", "densities", density),
+        ("time", "times", seconds),
+    )
+    if at[1].max() > 1:
+        raise UserError(f"density is {at[1].max():g}: must be at most 1")
+    return _fit(method, at, times, {"operation": operation, "device": device}, draws, seed)
+
+
+def _fit(
+    method: _Method, at: Columns, times: Floats, known: dict[str, Any], draws: int, seed: int
+) -> Fit[Any]:
+    """``at``, ``times`` : checked and sorted; ``known`` : what the cost holds for."""
+    values, names, estimates, errors, leverage = method.fitter(*at, times)
+    cost = method.kind(**values, **known)
+    drawn = tuple(
+        method.kind(**method.fitter(*at, times[rows])[0], **known)
+        for rows in _resamples(at, draws, np.random.default_rng(seed))
+    )
+    residuals = cost(*at) / times - 1
+    return Fit(cost, names, estimates, errors, drawn, at, times, residuals, leverage)
+
+
+def _resamples(at: Columns, draws: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+    """Row numbers of bootstrap samples, drawn with replacement at each point so that none is lost."""
+    _, starts, counts = np.unique(np.stack(at), axis=1, return_index=True, return_counts=True)
     first, count = np.repeat(starts, counts), np.repeat(counts, counts)
     return [first + rng.integers(0, count) for _ in range(draws)]
 
@@ -262,11 +372,54 @@ def held_out_errors(form: str, n_bytes: ArrayLike, seconds: ArrayLike) -> tuple[
 
     Only inner sizes are left out: at the ends a fit would have to extrapolate.
     """
-    sizes, times = _checked(form, n_bytes, seconds)
-    grid = np.unique(sizes)[1:-1]
-    errors = []
-    for size in grid:
-        rest = sizes != size
-        cost = fit(form, sizes[rest], times[rest], draws=0).cost
-        errors.append(cost(float(size)) / float(np.median(times[~rest])) - 1)
-    return grid, np.array(errors)
+    found = fit(form, n_bytes, seconds, draws=0)
+    (sizes,), errors = _held_out(form, _MESSAGES[form], found)
+    return sizes, errors
+
+
+def _held_out(form: str, method: _Method, found: Fit[Any]) -> tuple[Columns, Floats]:
+    """Leave one size (the first column) out at a time: the inner points, and the error at each."""
+    sizes = found.at[0]
+    points, medians, _, _ = _medians(np.column_stack(found.at), found.seconds)
+    inner = np.unique(sizes)[1:-1]
+    errors = [np.empty(0)]
+    for size in inner:
+        rest, here = sizes != size, points[:, 0] == size
+        _require_sizes(form, method, sizes[rest])
+        kept = (column[rest] for column in (*found.at, found.seconds))
+        cost = method.kind(**method.fitter(*kept)[0])
+        errors.append(cost(*points[here].T) / medians[here] - 1)
+    return tuple(points[np.isin(points[:, 0], inner)].T), np.concatenate(errors)
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A fit of a selection cost, and how it does where it was not fitted.
+
+    elements, density, held_out : (k,) each inner size at each density, and the signed relative error
+        there of the form fitted without that size
+    """
+
+    fit: Fit[SelectionCost]
+    elements: Floats
+    density: Floats
+    held_out: Floats
+
+
+def judge_selections(
+    elements: ArrayLike,
+    density: ArrayLike,
+    seconds: ArrayLike,
+    forms: Sequence[str] = tuple(_SELECTIONS),
+    **options: Any,
+) -> dict[str, Judged]:
+    """Every form fitted to the same measured selections, with its held-out error by size.
+
+    elements, density, seconds : (n,) raw samples; ``options`` go to `fit_selection`, which raises
+    """
+    judged = {}
+    for form in forms:
+        found = fit_selection(form, elements, density, seconds, **options)
+        (sizes, densities), errors = _held_out(form, _SELECTIONS[form], found)
+        judged[form] = Judged(found, sizes, densities, errors)
+    return judged

@@ -143,35 +143,64 @@ class Timeline:
 
         return pd.DataFrame({name: getattr(self, name) for name in COLUMNS})
 
-    def chrome_trace(self) -> dict[str, Any]:
-        """The Trace Event JSON that Perfetto opens: a process a rank, a thread a stream, times in µs."""
-        streams = {name: number for number, name in enumerate(dict.fromkeys(self.stream.tolist()))}
-        events: list[dict[str, Any]] = [
-            {
-                "ph": "M",
-                "name": "thread_name",
-                "pid": int(rank),
-                "tid": tid,
-                "args": {"name": stream},
-            }
-            for rank in np.unique(self.rank)
-            for stream, tid in streams.items()
+    def to_chrome_trace(self) -> dict[str, Any]:
+        """The Trace Event JSON that Perfetto opens: a process a rank, a thread a stream, times in µs.
+
+        Iterations follow one another, and the first span starts at 0. A thread holds one span at a
+        time: where spans of a stream overlap, it gets as many threads as needed.
+        """
+        start_s = self.start_s + self._offsets_s()
+        threads: dict[tuple[int, str, int], int] = {}
+        spans = []
+        for row, lane in enumerate(self._lanes(start_s)):
+            rank = int(self.rank[row])
+            tid = threads.setdefault((rank, str(self.stream[row]), lane), len(threads))
+            named = ("iteration", "group", "bytes", "origin")
+            spans.append(
+                {
+                    "ph": "X",
+                    "name": str(self.task[row]),
+                    "cat": str(self.kind[row]),
+                    "ts": float(start_s[row]) * 1e6,
+                    "dur": float(self.end_s[row] - self.start_s[row]) * 1e6,
+                    "pid": rank,
+                    "tid": tid,
+                    "args": {name: getattr(self, name)[row].item() for name in named},
+                }
+            )
+        names = [
+            ("process_name", rank, 0, f"rank {rank}") for rank in np.unique(self.rank).tolist()
         ]
-        for row in range(self.n):
-            start_s, end_s = float(self.start_s[row]), float(self.end_s[row])
-            args = {
-                name: getattr(self, name)[row].item()
-                for name in ("iteration", "group", "bytes", "origin")
-            }
-            where = {"pid": int(self.rank[row]), "tid": streams[str(self.stream[row])]}
-            span = {
-                "ph": "X",
-                "name": str(self.task[row]),
-                "cat": str(self.kind[row]),
-                "ts": start_s * 1e6,
-            }
-            events.append({**span, "dur": (end_s - start_s) * 1e6, **where, "args": args})
-        return {"traceEvents": events, "displayTimeUnit": "ms"}
+        for (rank, stream, lane), tid in threads.items():
+            names.append(("thread_name", rank, tid, f"{stream} {lane + 1}" if lane else stream))
+        metadata = [
+            {"ph": "M", "name": what, "pid": rank, "tid": tid, "args": {"name": name}}
+            for what, rank, tid, name in names
+        ]
+        return {"traceEvents": [*metadata, *spans], "displayTimeUnit": "ms"}
+
+    def _offsets_s(self) -> NDArray[np.float64]:
+        """(n,) what to add to each start so that iterations follow one another from 0 on."""
+        offset_s, next_s = np.zeros(self.n), 0.0
+        for iteration in np.unique(self.iteration):
+            rows = self.iteration == iteration
+            first_s = self.start_s[rows].min()
+            offset_s[rows] = next_s - first_s
+            next_s += self.end_s[rows].max() - first_s
+        return offset_s
+
+    def _lanes(self, start_s: NDArray[np.float64]) -> list[int]:
+        """n numbers: spans of one rank, stream and lane do not overlap; lanes count from 0."""
+        lanes = [0] * self.n
+        free_s: dict[tuple[int, str], list[float]] = {}
+        end_s = start_s + (self.end_s - self.start_s)
+        for row in np.lexsort((end_s, start_s)).tolist():
+            ends = free_s.setdefault((int(self.rank[row]), str(self.stream[row])), [])
+            # Where one ends and the next begins in the same instant, rounding must not part them.
+            fits = [lane for lane, end in enumerate(ends) if end <= start_s[row] + 1e-12 * abs(end)]
+            lanes[row] = fits[0] if fits else len(ends)
+            ends[lanes[row] : lanes[row] + 1] = [float(end_s[row])]
+        return lanes
 
 
 def merge(spans: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -149,6 +149,54 @@ class LayerProfile:
         for name, dtype, minimum in (*fields, ("backward_s", float, 0), ("flops", float, 0)):
             object.__setattr__(self, name, _frozen(getattr(self, name), dtype, name, n, minimum))
 
+    @classmethod
+    def from_flops(
+        cls,
+        network: str,
+        batch: int,
+        tensor: Sequence[str],
+        parameters: Sequence[int] | Ints,
+        sample_flops: Sequence[float] | Floats,
+        *,
+        peak_flops_per_s: float,
+        utilisation: float,
+        layer: Sequence[str] | None = None,
+        bytes_per_parameter: int = 4,
+        device: str = "estimated",
+    ) -> LayerProfile:
+        """A profile by count instead of clock: work over the rate at which a device does it (osf Eqs 4-6).
+
+        forward is M C / (c pi) and backward twice that, so that all takes 3 sum(M C) / (c pi).
+        Symbols: M = batch, C = sample_flops (n,), the forward FLOP of one sample (2 per multiply-add),
+        pi = peak_flops_per_s, c = utilisation, s = bytes_per_parameter. The update takes no time.
+
+        Raises UserError for a batch below 1, a peak rate that is not above zero, a utilisation
+        outside (0, 1], no FLOP at all, and as every profile does.
+        """
+        if batch < 1:
+            raise UserError(f"batch size is {batch}: must be at least 1")
+        if not 0 < peak_flops_per_s < np.inf:
+            raise UserError(f"peak rate is {peak_flops_per_s} FLOP/s: must be above zero")
+        if not 0 < utilisation <= 1:
+            raise UserError(f"utilisation is {utilisation}: must be above 0 and at most 1")
+        flops = np.asarray(sample_flops, float) * batch
+        if not np.any(flops):
+            raise UserError("no tensor has any FLOP: count them, or measure the layers")
+        forward_s = flops / (utilisation * peak_flops_per_s)
+        counts = np.asarray(parameters)
+        return cls(
+            network=network,
+            device=device,
+            batch=batch,
+            tensor=tuple(tensor),
+            layer=tuple(tensor if layer is None else layer),
+            parameters=counts,
+            gradient_bytes=counts * bytes_per_parameter,
+            forward_s=forward_s,
+            backward_s=2 * forward_s,
+            flops=flops,
+        )
+
     @property
     def sha256(self) -> str:
         """Hash of all that a prediction depends on: names, sizes and times to the last bit."""

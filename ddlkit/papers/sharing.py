@@ -1,6 +1,13 @@
-"""sharing: arithmetic of Zhong and Qu, Resource Sharing between Computation and Communication."""
+"""sharing: arithmetic of Zhong and Qu, Resource Sharing between Computation and Communication.
+
+The paper numbers no equation: its two displayed ones (4.4.1) and what its prose computes with are here.
+"""
 
 from __future__ import annotations
+
+from math import prod
+
+WARP_THREADS = 32
 
 
 def gain(throughput: float, default_throughput: float) -> float:
@@ -8,9 +15,67 @@ def gain(throughput: float, default_throughput: float) -> float:
     return throughput / default_throughput - 1
 
 
+def gain_range(
+    throughput: float, default_throughput: float, half: float = 0.5
+) -> tuple[float, float]:
+    """Least and largest gain behind two throughputs that were each rounded to 2 x ``half``."""
+    least = gain(throughput - half, default_throughput + half)
+    return least, gain(throughput + half, default_throughput - half)
+
+
+def speedup(relative_time: float) -> float:
+    """How much faster a configuration is that takes ``relative_time`` of the default (sharing Fig 2)."""
+    return gain(1.0, relative_time)
+
+
 def iteration_s(batch: int, images_per_s: float) -> float:
     """Iteration time behind a throughput: batch size over images per second (sharing 4.4.2)."""
     return batch / images_per_s
+
+
+def saved_s(batch: int, images_per_s: float, default_images_per_s: float) -> float:
+    """Iteration time that a configuration saves against the default (sharing 4.3.2, Fig 6)."""
+    return iteration_s(batch, default_images_per_s) - iteration_s(batch, images_per_s)
+
+
+def occupied_s(computation_s: float, communication_s: float, overlap_s: float) -> float:
+    """Time in which a GPU computes or communicates or both (sharing Figs 5 to 7).
+
+    An iteration that is never idle takes this long; idle time, which the figures do not show, adds.
+    """
+    return computation_s + communication_s - overlap_s
+
+
+def model_intensity(forward_flops: float, parameters: float) -> float:
+    """sharing 4.4.1, first equation: I = C / D.
+
+    Symbols: C = forward_flops of one image, D = parameters; Tab 2 counts 2 FLOP a multiply-add.
+    """
+    return forward_flops / parameters
+
+
+def compute_to_communication(batch: int, forward_flops: float, parameters: float) -> float:
+    """sharing 4.4.1, second equation: 3 B C / (2 D), FLOP per exchanged parameter.
+
+    Symbols: B = batch, C = forward_flops of one image, D = parameters.
+    """
+    return 3 * batch * forward_flops / (2 * parameters)
+
+
+def ring_sent(parameters: float, gpus: int) -> float:
+    """Parameters that each GPU of a ring all-reduce sends; as many arrive.
+
+    sharing 4.4.1 says 2 D, which is this in the limit of many GPUs.
+    """
+    return 2 * (gpus - 1) / gpus * parameters
+
+
+def instructions_per_warp(total: float, blocks: int, threads: int, extra_warps: int = 1) -> float:
+    """Instructions of each warp when ``total`` are shared evenly (sharing 4.2.1).
+
+    extra_warps : warps a block has beyond its threads; NCCL's ring with the Simple protocol adds one.
+    """
+    return total / (blocks * (threads // WARP_THREADS + extra_warps))
 
 
 def vit_flops(
@@ -31,3 +96,40 @@ def vit_flops(
     embed = patches * 3 * patch * patch * width
     layer = tokens * (4 * width * width + 2 * width * mlp + 2 * tokens * width)
     return 2.0 * (embed + layers * layer + width * classes)
+
+
+Shape = tuple[int, ...]
+
+
+def convolution_work(shape: Shape, outputs: int, kernel: int, stride: int, padding: int) -> Work:
+    """Forward FLOP (2 per multiply-add) and least bytes of a square convolution without bias.
+
+    shape : (batch, channels, height, width). Bytes: input read, weights read, output written once.
+    """
+    batch, channels, *sides = shape
+    out = (batch, outputs, *((side + 2 * padding - kernel) // stride + 1 for side in sides))
+    weights = outputs * channels * kernel * kernel
+    return 2.0 * prod(out) * channels * kernel * kernel, _float_bytes(shape, out, (weights,))
+
+
+def linear_work(shape: Shape, outputs: int) -> Work:
+    """Forward FLOP (2 per multiply-add) and least bytes of a linear layer with bias.
+
+    shape : (..., inputs). Bytes: input read, weights and bias read, output written once.
+    """
+    *rows, inputs = shape
+    out = (*rows, outputs)
+    return 2.0 * prod(out) * inputs, _float_bytes(shape, out, (inputs * outputs + outputs,))
+
+
+def elementwise_bytes(shape: Shape, passes: int = 2) -> float:
+    """Bytes of a kernel that does no matrix product and goes ``passes`` times over its float32 input."""
+    return passes * _float_bytes(shape)
+
+
+Work = tuple[float, float]
+"""(FLOP, bytes)."""
+
+
+def _float_bytes(*shapes: Shape) -> float:
+    return 4.0 * sum(map(prod, shapes))

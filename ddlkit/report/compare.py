@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from ddlkit import store
 from ddlkit.core.bandwidth import bus_factor
 from ddlkit.report.source import Source
 
@@ -23,7 +24,7 @@ def layer_speeds(sources: Mapping[str, Source], network: str) -> pd.DataFrame:
     for machine, source in sources.items():
         layers = source.table("layers")
         keys = ["device", "batch", "precision", "ranks"]
-        peak = _measured_peaks(source)
+        peak = store.measured_peaks(source.table("peaks")) if source.has("peaks") else {}
         for key, tensors in layers[layers["network"] == network].groupby(keys):
             device, batch, precision, ranks = key
             compute_s = tensors["forward_s"].sum() + tensors["backward_s"].sum()
@@ -41,19 +42,6 @@ def layer_speeds(sources: Mapping[str, Source], network: str) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows)
-
-
-def _measured_peaks(source: Source) -> dict[tuple[str, str], float]:
-    """(device, precision) -> FLOP/s of the fastest size of matrix product, by its median."""
-    if not source.has("peaks"):
-        return {}
-    peaks = source.table("peaks")
-    medians = peaks.groupby(["device", "precision", "side"])["seconds"].median().reset_index()
-    medians["rate"] = 2.0 * medians["side"].astype(float) ** 3 / medians["seconds"]
-    best: dict[tuple[str, str], float] = (
-        medians.groupby(["device", "precision"])["rate"].max().to_dict()
-    )
-    return best
 
 
 def bus_bandwidths(sources: Mapping[str, Source], sizes: Mapping[str, int]) -> pd.DataFrame:

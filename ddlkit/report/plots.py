@@ -8,6 +8,7 @@ line and hatch tell them apart without colour.
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import Fit
+from ddlkit.core.fit import Fit, Judged
 from ddlkit.core.timeline import KINDS, Timeline
 from ddlkit.core.workload import Workload
 from ddlkit.report import outputs
@@ -38,6 +39,7 @@ from ddlkit.store.files import atomic_write
 Floats = NDArray[np.float64]
 
 WIDTH = 7.2
+HEADER_WIDTH = 14  # letters in a line of a table's head
 DPI = 160
 INK, SOFT, FAINT = "#1b1b1b", "#6f6f6f", "#e4e4e4"
 
@@ -111,6 +113,9 @@ FORMS = {
     "piecewise": Style("log / linear", "#e0a000", "^", "-."),
     "segments": Style("linear pieces", "#00588f", "D", "-"),
     "table": Style("table", INK, "o", "--"),
+    "density_log": Style("gamma rho d log d", "#d55e00", "s", ":"),
+    "log": Style("gamma d log d", "#e0a000", "^", "-."),
+    "scan": Style("start-up + passes", "#00588f", "D", "-"),
 }
 SPANS = {
     "io": Style("input", "#bdbdbd", hatch="||||"),
@@ -268,6 +273,49 @@ def cost_fit(ax: Axes, *fits: Fit) -> None:
 
 
 @theme()
+def selection_fit(ax: Axes, judged: Mapping[str, Judged], density: float) -> None:
+    """Measured times of selecting at one density, and each form fitted to all of them.
+
+    ``judged`` is ``core.fit.judge_selections``'s; a form with draws carries its 95% interval.
+    """
+    fits = {form: one.fit for form, one in judged.items()}
+    elements, densities = next(iter(fits.values())).at
+    chosen = np.isclose(densities, density)
+    if not chosen.any():
+        raise UserError(f"density {density:g} was not measured: there are {np.unique(densities)}")
+    seconds = next(iter(fits.values())).seconds[chosen]
+    sizes = np.unique(elements[chosen])
+    medians = np.array([np.median(seconds[elements[chosen] == size]) for size in sizes])
+    grid = np.geomspace(sizes[0], sizes[-1], 200)
+    scale, unit = _time_unit(medians)
+    for form, fit in fits.items():
+        style = look(form)
+        if fit.draws:
+            low, high = np.quantile([draw(grid, density) for draw in fit.draws], (0.025, 0.975), 0)
+            ax.fill_between(
+                grid, low * scale, high * scale, color=style.color, alpha=0.25, linewidth=0
+            )
+        times = fit.cost(grid, density) * scale
+        ax.plot(grid, times, color=style.color, linestyle=style.line, label=style.label)
+    measured = look("measured")
+    ax.plot(
+        sizes,
+        medians * scale,
+        measured.marker,
+        color=measured.color,
+        markersize=4,
+        markerfacecolor="white",
+        label="measured, median",
+    )
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    _plain_log_ticks(ax.yaxis)
+    ax.set_xlabel("elements")
+    ax.set_ylabel(f"selection time [{unit}]")
+    ax.legend(loc="upper left")
+
+
+@theme()
 def error_by_size(ax: Axes, errors: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> None:
     """Signed relative error of cost forms by message size: form -> (sizes in bytes, errors)."""
     ax.axhline(0, color=SOFT, linewidth=0.8)
@@ -343,7 +391,7 @@ def slowdown_by_blocks(ax: Axes, slowdowns: pd.DataFrame) -> None:
     ax.set_yticks(range(len(kernels)), [kernel.replace("_", " ") for kernel in kernels])
     ax.invert_yaxis()
     ax.set_xlabel("time beside communication / time alone")
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(blocks))
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(blocks))
 
 
 @theme()
@@ -618,19 +666,24 @@ def table(frame: pd.DataFrame, name: str, reports: Path | None = None) -> Figure
     """A typeset table as ``figures/<name>.png`` and ``.csv``. Returns the figure, to show it.
 
     Numbers stand right, words left; up to four significant digits in print, all of them in the CSV.
+    Names of columns are broken into lines of about HEADER_WIDTH letters.
     """
-    text = [[str(column).replace("_", " ") for column in frame.columns]]
+    heads = [str(column).replace("_", " ") for column in frame.columns]
+    broken = [textwrap.wrap(head, HEADER_WIDTH, break_long_words=False) for head in heads]
+    n_heads = max(map(len, broken))
+    text = [[lines[k] if k < len(lines) else "" for lines in broken] for k in range(n_heads)]
     text += [[outputs.format_number(v) for v in row] for row in frame.itertuples(index=False)]
     numeric = [pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]
     line, gap, em = 0.19, 0.22, 0.068
     widths = [max(len(row[k]) for row in text) * em for k in range(frame.shape[1])]
     lefts = np.cumsum([0.0, *[width + gap for width in widths[:-1]]])
     size = (float(lefts[-1] + widths[-1]) + 0.2, line * (len(text) + 0.9))
-    figure = plt.figure(figsize=size, layout="none")
+    figure = plt.figure(figsize=size)
+    figure.set_layout_engine("none")
     ax = figure.add_axes((0, 0, 1, 1), xlim=(-0.1, size[0] - 0.1), ylim=(size[1], 0))
     ax.axis("off")
     for number, row in enumerate(text):
-        y = line * (number + (0.8 if number == 0 else 1.15))
+        y = line * (number + (0.8 if number < n_heads else 1.15))
         for column, cell in enumerate(row):
             right = numeric[column]
             ax.text(
@@ -639,11 +692,11 @@ def table(frame: pd.DataFrame, name: str, reports: Path | None = None) -> Figure
                 cell,
                 ha="right" if right else "left",
                 va="center",
-                fontweight="bold" if number == 0 else "normal",
+                fontweight="bold" if number < n_heads else "normal",
                 fontsize=7.5,
                 color=INK,
             )
-    for y, weight in ((0.02, 1.1), (line * 1.45, 0.6), (size[1] - 0.02, 1.1)):
+    for y, weight in ((0.02, 1.1), (line * (n_heads + 0.45), 0.6), (size[1] - 0.02, 1.1)):
         ax.plot([0, size[0] - 0.2], [y, y], color=INK, linewidth=weight)
     save_figure(figure, name, frame, reports)
     return figure

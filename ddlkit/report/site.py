@@ -1,4 +1,4 @@
-"""The site: executed notebooks as pages and an index with gallery and verdicts, all offline.
+"""The site: executed notebooks as pages, the papers' equations, and an index with gallery and verdicts.
 
 Nothing is loaded from a network: images are embedded or copied beside the pages, formulas are MathML,
 styles are one file, and there is no script. The pages work from file://.
@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import jinja2
 import nbformat
+import pandas as pd
 from latex2mathml import converter as latex2mathml
 from markupsafe import Markup
 from nbconvert import HTMLExporter
@@ -23,7 +24,7 @@ from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import catalog, outputs, verdicts
+from ddlkit.report import catalog, equations, outputs, verdicts
 from ddlkit.store.files import atomic_write
 
 _REMOTE = re.compile(
@@ -116,6 +117,9 @@ A claim is reproduced when what is computed here lies within its tolerance of wh
 <details><summary>{{ counts["not attempted"] }} claims not attempted yet</summary>
 {{ untried }}
 </details>
+<h2 id="equations">From a published number to the code</h2>
+<p><a href="equations.html">Each equation and algorithm of the four papers</a>, with the function that is
+it: {{ coded }} of {{ equations }} are in the code.</p>
 <h2 id="planned">Still to come</h2>
 <details><summary>{{ planned | length }} figures and tables</summary>
 <table><tr><th>id</th><th>shows</th><th>needs</th><th>grade of truth</th></tr>
@@ -138,6 +142,32 @@ _VERDICTS = """\
 <td>{{ row.note }}</td></tr>
 {% endfor -%}
 </table>
+"""
+
+_EQUATIONS = """\
+<h1>From a published number to the code</h1>
+<p>Every numbered equation and algorithm of the four papers, what it defines in our words, and the function
+that is it; {{ coded }} of {{ total }} are in the code. Below stand, in grey, functions that only name it.
+Found in the docstrings, so what is not cited there is not here.</p>
+{% for paper, rows in papers.items() -%}
+<h2 id="{{ paper }}">{{ paper }}</h2>
+<table class="equations">
+<tr><th>equation</th><th>defines</th><th>code</th></tr>
+{% for equation, found in rows.items() -%}
+<tr><td>{{ equation }}</td><td>{{ found[0].defines }}</td><td>
+{%- for row in found -%}
+{%- if row.role == "is" -%}
+<p><code>{{ row.function }}</code> <small>{{ row.place }}</small><br>{{ row.sentence }}</p>
+{%- elif row.role == "names" -%}
+<p><small>{{ row.function }}, {{ row.place }}</small></p>
+{%- else -%}
+-
+{%- endif -%}
+{%- endfor -%}
+</td></tr>
+{% endfor -%}
+</table>
+{% endfor -%}
 """
 
 _STYLE = """\
@@ -180,6 +210,8 @@ summary { cursor: pointer; color: var(--soft); }
 .output_stderr pre { color: var(--soft); }
 ol.notebooks { padding-left: 1.25rem; }
 ol.notebooks span { color: var(--soft); font-size: .75rem; margin-left: .5rem; }
+.equations p { margin: 0 0 .5rem; }
+.equations code { overflow-wrap: anywhere; }
 .numbers { display: flex; flex-wrap: wrap; gap: .5rem 3rem; align-items: start; }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(26rem, 1fr)); gap: 2rem 2.5rem; }
 figure { margin: 0; }
@@ -201,7 +233,7 @@ def write(
     reports: Path,
     entries: Sequence[catalog.Entry] | None = None,
 ) -> Path:
-    """Write a page a notebook, the figures that ``reports`` holds, and the index; returns the index.
+    """Write a page a notebook, one of equations, the figures in ``reports`` and the index; returns it.
 
     Raises UserError naming the notebook for a formula that cannot be shown offline and for output
     that would load something from a network.
@@ -213,9 +245,13 @@ def write(
         after = pages[number + 1] if number + 1 < len(pages) else None
         store.atomic_write_text(folder / page.file, page.html(before, after))
     figures = [entry for entry in entries if _copied(entry, folder, reports)]
+    listed = equations.index()
+    store.atomic_write_text(folder / "equations.html", _equations(listed))
     store.atomic_write_text(folder / "style.css", _STYLE + _highlighting())
     index = folder / "index.html"
-    store.atomic_write_text(index, _index(pages, entries, figures, outputs.read_summaries(reports)))
+    store.atomic_write_text(
+        index, _index(pages, entries, figures, listed, outputs.read_summaries(reports))
+    )
     return index
 
 
@@ -316,6 +352,7 @@ def _index(
     pages: Sequence[_Page],
     entries: Sequence[catalog.Entry],
     figures: Sequence[catalog.Entry],
+    listed: pd.DataFrame,
     summaries: dict[str, dict[str, outputs.Number]],
 ) -> str:
     evaluated = verdicts.evaluate()
@@ -328,11 +365,28 @@ def _index(
         figures=figures,
         planned=[entry for entry in entries if entry not in figures],
         summaries=summaries,
+        coded=equations.coded(listed),
+        equations=equations.count(listed),
         counts=verdicts.counts(evaluated),
         tried=Markup(_render(_VERDICTS, rows=evaluated[attempted].to_dict("records"))),
         untried=Markup(_render(_VERDICTS, rows=evaluated[~attempted].to_dict("records"))),
     )
     return _render(_PAGE, title="ddlkit: what communication costs", kind="index", body=Markup(body))
+
+
+def _equations(listed: pd.DataFrame) -> str:
+    papers = {
+        paper: {
+            equation: found.to_dict("records")
+            for equation, found in rows.groupby("equation", sort=False)
+        }
+        for paper, rows in listed.groupby("paper", sort=False)
+    }
+    body = _render(
+        _EQUATIONS, papers=papers, coded=equations.coded(listed), total=equations.count(listed)
+    )
+    title = "From a published number to the code"
+    return _render(_PAGE, title=title, kind="page", before=None, after=None, body=Markup(body))
 
 
 def _render(template: str, **values: Any) -> str:

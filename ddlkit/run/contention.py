@@ -43,6 +43,7 @@ from ddlkit.run.clock import (
 from ddlkit.run.layers import arithmetic, device_named, memory_for
 from ddlkit.run.standin import Compute, Passage, Setting
 from ddlkit.run.suite import Partial, Point, Tables, Unavailable
+from ddlkit.store import kineto
 
 Shape = tuple[int, ...]
 
@@ -445,26 +446,26 @@ def read_trace(trace: Mapping[str, Any]) -> Seen:
     COMPUTE. Messages: NCCL's kernels, or gloo's spans on its own threads.
     Raises UserError when there is nothing of either.
     """
-    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    kernels = [event for event in events if event.get("cat") == "kernel"]
+    events = kineto.spans(trace)
+    kernels = [event for event in events if event.category == "kernel"]
     if kernels:
-        messages = [event for event in kernels if event["name"].startswith("nccl")]
-        others = [event for event in kernels if event not in messages]
-        computing = [event for event in others if "spin_kernel" not in event["name"]]
+        messages = [event for event in kernels if event.collective]
+        others = [event for event in kernels if not event.collective]
+        computing = [event for event in others if "spin_kernel" not in event.name]
     else:
-        messages = [event for event in events if event["name"] == "gloo:all_reduce"]
-        computing = [event for event in events if event["name"] == COMPUTE]
+        messages = [event for event in events if event.collective == "allreduce"]
+        computing = [event for event in events if event.name == COMPUTE]
     if not (messages and computing):
         raise UserError(
             f"the profiler saw {len(messages)} messages and {len(computing)} computations: "
             "that they ran together is not proven, so no time is recorded"
         )
     message, compute = _spans(messages), _spans(computing)
-    both_us = _length(message) + _length(compute) - _length(np.concatenate([message, compute]))
-    how = messages[0].get("args", {}) if kernels else {}
+    both_s = _length(message) + _length(compute) - _length(np.concatenate([message, compute]))
+    how = messages[0].args if kernels else {}
     return Seen(
-        overlap_share=max(0.0, both_us / _length(compute)),
-        messages_s=float(message[:, 1].max() - message[:, 0].min()) / 1e6,
+        overlap_share=max(0.0, both_s / _length(compute)),
+        messages_s=float(message[:, 1].max() - message[:, 0].min()),
         blocks=math.prod(how.get("grid", [0])),
         threads=math.prod(how.get("block", [0])),
         registers=int(how.get("registers per thread", 0)),
@@ -472,9 +473,9 @@ def read_trace(trace: Mapping[str, Any]) -> Seen:
     )
 
 
-def _spans(events: Sequence[Mapping[str, Any]]) -> Floats:
-    """(n, 2) starts and ends in microseconds."""
-    return np.array([(event["ts"], event["ts"] + event["dur"]) for event in events], dtype=float)
+def _spans(events: Sequence[kineto.Event]) -> Floats:
+    """(n, 2) starts and ends in seconds."""
+    return np.array([(event.start_s, event.end_s) for event in events])
 
 
 def _length(spans: Floats) -> float:

@@ -14,11 +14,11 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import LayerProfile
+from ddlkit.run import flops as flop_counting
 from ddlkit.run import networks
 from ddlkit.run import ranks as peers
 from ddlkit.run.clock import Budget, Marks, measure_interleaved, synchronizer
@@ -27,17 +27,6 @@ Floats = NDArray[np.float64]
 Combine = Callable[[Floats], Floats]
 
 PRECISIONS = ("fp32", "tf32", "bf16")
-
-Shape = tuple[int, ...]
-
-
-def _attention_flops(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-    flops: int = sdpa_flop_count(query, key, value)
-    return flops
-
-
-# torch counts attention on CUDA but not in its CPU kernel: the same work must count alike.
-_FLOP_FORMULAS = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
 
 
 class Training:
@@ -69,11 +58,12 @@ class Training:
         """Call back when a layer starts and when a gradient is ready.
 
         A layer is a module that owns parameters; it goes by its first tensor, usually the weight. Both
-        callbacks get the name of a tensor.
+        callbacks get the name of a tensor; one that several layers share has the first one's name.
         """
         handles = []
-        for prefix, module in self.model.named_modules():
-            own = [n for n, p in module.named_parameters(prefix, recurse=False) if p.requires_grad]
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        for module in self.model.modules():
+            own = [names[p] for p in module.parameters(recurse=False) if p.requires_grad]
             if own:
                 handles.append(module.register_forward_pre_hook(_hook(on_layer, own[0])))
         for name, parameter in self.model.named_parameters():
@@ -114,7 +104,7 @@ class _Order:
         flops: list[int] = []
         ready: list[str] = []
         borders: list[int] = []
-        with FlopCounterMode(display=False, custom_mapping=_FLOP_FORMULAS) as counter:
+        with flop_counting.counter() as counter:
 
             def start(tensor: str) -> None:
                 starts.append(tensor)
@@ -237,6 +227,8 @@ def profile_layers(
       first. The profile's order is the exact reverse of the order in which gradients became ready, the
       one that DistributedDataParallel fills its buckets in. It is forward order by layer; within a
       convolution or a normalisation the bias stands before the weight, whose gradient comes first.
+      Gradients that one operation makes together (a recurrent layer's) are ready together: the first
+      to be accumulated carries the time, the others none.
     * update: SGD with momentum, and clearing the gradients.
 
     Medians over the repeats, forward and backward each rescaled to the median of the iterations without
@@ -341,24 +333,6 @@ def _labelled(
     return frame
 
 
-def profile_frame(profile: LayerProfile, precision: str, ranks: int, threads: int) -> pd.DataFrame:
-    """The profile as a table of the store's schema ``layers``: forward order, one row a tensor."""
-    frame = pd.DataFrame(
-        {
-            "threads": threads,
-            "tensor": profile.tensor,
-            "layer": profile.layer,
-            "parameters": profile.parameters,
-            "gradient_bytes": profile.gradient_bytes,
-            "forward_s": profile.forward_s,
-            "backward_s": profile.backward_s,
-            "flops": profile.flops,
-            "update_s": profile.update_s,
-        }
-    )
-    return _labelled(frame, profile, precision, ranks)
-
-
 def run_job(ranks: peers.Ranks, config: dict[str, Any]) -> None:
     """Job ``layers``: profile networks on every rank at the same time, as they will train.
 
@@ -385,7 +359,7 @@ def run_job(ranks: peers.Ranks, config: dict[str, Any]) -> None:
             agree=lambda done: not peers.agree_any(not done),
         )
         peers.say(f"{network}, batch {batch}: {profile.workload().compute_s:.3f} s an iteration")
-        tables["layers"].append(profile_frame(profile, precision, ranks.world_size, threads))
+        tables["layers"].append(store.profile_frame(profile, precision, ranks.world_size, threads))
         tables["samples"].append(samples)
         if ranks.rank == 0:
             for name, frames in tables.items():

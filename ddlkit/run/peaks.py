@@ -96,13 +96,14 @@ def measure_drift(
 def efficiency(directory: Path) -> pd.DataFrame:
     """Table ``efficiency`` of every layer profile in ``directory``: c = achieved / peak (osf Eq 5).
 
-    The peak is once the fastest product that was measured in that precision on that kind of device,
-    once the maker's datasheet (0, and c 0, where there is none). Iterations in tf32 and bf16 compute
-    in part in fp32, so their c is a lower bound of what their products reach.
+    The peak is once that of the fastest product in that precision on that kind of device, once the
+    maker's datasheet (0, and c 0, where there is none). Iterations in tf32 and bf16 compute in part in
+    fp32, so their c is a lower bound of what their products reach.
 
     Raises UserError for a damaged table.
     """
-    measured = _measured_peaks(directory)
+    tables = [store.load_table(path, "peaks") for path in sorted(directory.glob("peaks-*.csv*"))]
+    measured = store.measured_peaks(pd.concat(tables)) if tables else {}
     rows = []
     for path in sorted(directory.glob("layers-*.csv*")):
         gpus = store.load_stamp(path)["machine"].get("gpus", [])
@@ -128,20 +129,6 @@ def efficiency(directory: Path) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows)
-
-
-def _measured_peaks(directory: Path) -> dict[tuple[str, str], float]:
-    """(device, precision) -> FLOP/s of the side that was fastest by its median."""
-    paths = sorted(directory.glob("peaks-*.csv*"))
-    if not paths:
-        return {}
-    peaks = pd.concat([store.load_table(path, "peaks") for path in paths])
-    medians = peaks.groupby(["device", "precision", "side"])["seconds"].median()
-    best: dict[tuple[str, str], float] = {}
-    for (device, precision, side), seconds in medians.items():
-        rate = 2.0 * side**3 / seconds
-        best[device, precision] = max(rate, best.get((device, precision), 0.0))
-    return best
 
 
 def _samples(labels: dict[str, object], seconds: Floats) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from ddlkit import store
 from ddlkit.core.bandwidth import KNOWN
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
@@ -22,7 +23,7 @@ from ddlkit.run.collectives import measure_collectives
 from ddlkit.run.copies import DISK_SIZES, measure_copies, measure_disk
 from ddlkit.run.copies import SIZES as COPY_SIZES
 from ddlkit.run.launch import Loopback
-from ddlkit.run.layers import profile_frame, profile_layers
+from ddlkit.run.layers import profile_layers
 from ddlkit.run.peaks import efficiency, measure_drift, measure_peaks
 from ddlkit.run.suite import Plan, Point, Tables, Unavailable
 from ddlkit.run.throughput import SHARING_TABLE_2, measure_throughput
@@ -153,7 +154,7 @@ def _layers(profile: Profile, device: str, extent: Extent) -> Point:
         found, samples = profile_layers(
             network, batch, device=device, precision=precision, budget=extent.layers
         )
-        frame = profile_frame(found, precision, ranks=1, threads=torch.get_num_threads())
+        frame = store.profile_frame(found, precision, ranks=1, threads=torch.get_num_threads())
         return {"layers": frame, "samples": samples}
 
     # Each round is one iteration with hooks and one without.

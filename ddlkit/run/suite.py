@@ -31,7 +31,7 @@ from ddlkit.run.lab import network as lab
 from ddlkit.run.lab.calibrate import calibrate
 from ddlkit.run.lab.replay import replay, replay_join
 from ddlkit.run.launch import Loopback, Place, launch, workspace
-from ddlkit.run.layers import profile_frame, profile_layers
+from ddlkit.run.layers import profile_layers
 from ddlkit.run.training import measure_training
 
 Tables = Mapping[str, pd.DataFrame]
@@ -236,7 +236,7 @@ def _layers(network: str, batch: int, n_ranks: int, length: Length) -> Point:
             network, batch, device=_device(), budget=length.layers, threads=threads
         )
         _say(f"{network}, batch {batch}: {profile.workload().compute_s:.3f} s an iteration")
-        return {"layers": profile_frame(profile, "fp32", 1, threads), "samples": samples}
+        return {"layers": store.profile_frame(profile, "fp32", 1, threads), "samples": samples}
 
     def together(_: Path) -> Tables:
         with workspace(None) as scratch:

@@ -10,10 +10,11 @@ import copy
 import gc
 import inspect
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,6 +32,7 @@ from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB, format_seconds
 from ddlkit.run import launch, networks, ranks
 from ddlkit.run.clock import Budget, measure, synchronizer
+from ddlkit.store.kineto import BACKWARD, FORWARD, UPDATE, read_kineto, timeline
 
 TABLES = ("runs", "buckets", "timeline")
 OWN_PLAN = "ddp"  # DistributedDataParallel's own rule: nothing is imposed
@@ -232,18 +234,14 @@ class _Block:
         dist.barrier()
         with profile(activities=activities) as profiler:
             self._iterate(self.synchronize)
-        events = [
-            Event(
-                event.name, event.time_range.start / 1e6, event.time_range.end / 1e6, _on_gpu(event)
-            )
-            for event in profiler.events()
-            # The GPU's copy of a marked range, from its first kernel on: the CPU's is the one to use.
-            if not (_on_gpu(event) and getattr(event, "is_user_annotation", False))
-        ]
-        timeline, messages = to_timeline(events, self.buckets)
+        with tempfile.TemporaryDirectory() as directory:
+            trace = Path(directory) / "trace.json"
+            profiler.export_chrome_trace(str(trace))
+            seen = timeline(read_kineto(trace), self.buckets)
+        messages = int(np.sum(seen.kind == "allreduce"))
         if messages != len(self.buckets):
             ranks.say(f"the profiler saw {messages} all-reduces of {len(self.buckets)} buckets")
-        return timeline
+        return seen
 
     def _timed(self, iterations: int) -> tuple[ranks.Floats, float]:
         exactly = Budget(0, iterations, iterations, max_s=float("inf"), relative_halfwidth=0.0)
@@ -328,90 +326,3 @@ def _labelled(timeline: pd.DataFrame, case: Case, repeat: int) -> pd.DataFrame:
     timeline.insert(0, "repeat", repeat)
     timeline.insert(0, "case", case.key)
     return timeline
-
-
-# -- profiler events ---------------------------------------------------------------------------
-
-FORWARD, BACKWARD, UPDATE = (f"ddlkit.{kind}" for kind in ("forward", "backward", "update"))
-_GRADIENT = "autograd::engine::evaluate_function"
-
-
-class Event(NamedTuple):
-    """What a profiler saw: times in seconds; ``on_gpu`` for a kernel, not for what launched it."""
-
-    name: str
-    start_s: float
-    end_s: float
-    on_gpu: bool = False
-
-    @property
-    def is_message(self) -> bool:
-        """Whether this is an all-reduce at work: gloo's on its own thread, NCCL's kernel on the GPU."""
-        return self.name == "gloo:all_reduce" or (self.on_gpu and self.name.startswith("nccl"))
-
-
-def _on_gpu(event: Any) -> bool:
-    return bool(event.device_type.name == "CUDA")
-
-
-def to_timeline(events: Sequence[Event], buckets: Sequence[int]) -> tuple[Timeline, int]:
-    """The profiled iteration from its first forward instant on, and how many all-reduces were seen.
-
-    CPU: one span a phase. Backward ends with the last gradient; then this rank waits for the last
-    all-reduce, and copies. GPU: one span a kernel, of the phase that it ran in.
-    The k-th all-reduce is that of the k-th bucket, if there are as many.
-    """
-    phases = {event.name: event for event in events if event.name in (FORWARD, BACKWARD, UPDATE)}
-    origin_s = phases[FORWARD].start_s
-    messages = sorted((event for event in events if event.is_message), key=lambda e: e.start_s)
-    known = len(messages) == len(buckets)
-    rows = [
-        {
-            **_span(f"all_reduce {number}", "allreduce", event.start_s, event.end_s),
-            "stream": "communication",
-            "group": number if known else -1,
-            "bytes": buckets[number] if known else 0,
-        }
-        for number, event in enumerate(messages)
-    ]
-    kernels = [event for event in events if event.on_gpu and not event.is_message]
-    rows += _kernel_spans(phases, kernels) if kernels else _phase_spans(phases, events)
-    for row in rows:
-        row["start_s"] -= origin_s
-        row["end_s"] -= origin_s
-    return Timeline.from_rows(sorted(rows, key=lambda row: row["start_s"])), len(messages)
-
-
-def _span(task: str, kind: str, start_s: float, end_s: float) -> dict[str, Any]:
-    return {
-        "task": task,
-        "kind": kind,
-        "stream": "compute",
-        "origin": "measured",
-        "start_s": start_s,
-        "end_s": end_s,
-    }
-
-
-def _phase_spans(phases: Mapping[str, Event], events: Sequence[Event]) -> list[dict[str, Any]]:
-    forward, backward, update = (phases[name] for name in (FORWARD, BACKWARD, UPDATE))
-    last_s = max(
-        (e.end_s for e in events if e.name.startswith(_GRADIENT) and e.end_s <= backward.end_s),
-        default=backward.end_s,
-    )
-    return [
-        _span("forward", "forward", forward.start_s, forward.end_s),
-        _span("backward", "backward", backward.start_s, last_s),
-        _span("wait", "wait", last_s, backward.end_s),
-        _span("update", "update", update.start_s, update.end_s),
-    ]
-
-
-def _kernel_spans(phases: Mapping[str, Event], kernels: Sequence[Event]) -> list[dict[str, Any]]:
-    """Phases end when the GPU has done their work, so a kernel belongs to the phase it starts in."""
-    return [
-        _span(kernel.name, name.removeprefix("ddlkit."), kernel.start_s, kernel.end_s)
-        for name, phase in phases.items()
-        for kernel in kernels
-        if phase.start_s <= kernel.start_s < phase.end_s
-    ]

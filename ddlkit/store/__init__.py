@@ -11,10 +11,10 @@ from ddlkit.store.paths import (
     list_recorded,
     recorded_dir,
 )
-from ddlkit.store.readers import read_bytes_seconds, read_profile
+from ddlkit.store.readers import profile_frame, read_bytes_seconds, read_profile, read_timeline
 from ddlkit.store.schema import SCHEMAS
 from ddlkit.store.sheet import Column, Schema
-from ddlkit.store.specs import datasheet
+from ddlkit.store.specs import datasheet, measured_peaks, published_networks
 from ddlkit.store.tables import BENCHMARK_VERSION, load_stamp, load_table, save_table
 
 __all__ = [
@@ -34,8 +34,12 @@ __all__ = [
     "list_recorded",
     "load_stamp",
     "load_table",
+    "measured_peaks",
+    "profile_frame",
+    "published_networks",
     "read_bytes_seconds",
     "read_profile",
+    "read_timeline",
     "recorded_dir",
     "save_table",
     "sha256_file",

@@ -1,4 +1,4 @@
-"""Layer profiles and message times, whether recorded, a user's own CSV, or an nccl-tests log."""
+"""Layer profiles, message times and timelines, whether recorded, a user's own CSV, or an nccl-tests log."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
+from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile
 from ddlkit.store import files, nccl_log
 from ddlkit.store.schema import SCHEMAS
@@ -87,6 +89,45 @@ def read_profile(
         **{name: frame[name].to_numpy() for name in arrays},
         update_s=float(frame["update_s"].iloc[0]),
     )
+
+
+def profile_frame(
+    profile: LayerProfile, precision: str = "fp32", ranks: int = 1, threads: int = 0
+) -> DataFrame:
+    """The profile as a table of schema ``layers``: forward order, one row a tensor. Reads back equal."""
+    from pandas import DataFrame
+
+    return DataFrame(
+        {
+            "network": profile.network,
+            "device": profile.device,
+            "batch": profile.batch,
+            "precision": precision,
+            "ranks": ranks,
+            "threads": threads,
+            "tensor": profile.tensor,
+            "layer": profile.layer,
+            "parameters": profile.parameters,
+            "gradient_bytes": profile.gradient_bytes,
+            "forward_s": profile.forward_s,
+            "backward_s": profile.backward_s,
+            "flops": profile.flops,
+            "update_s": profile.update_s,
+        }
+    )
+
+
+def read_timeline(path: Path, case: str | None = None, repeat: int | None = None) -> Timeline:
+    """The one timeline in a ``timeline`` table, or the one chosen by its case's key and its repeat.
+
+    Raises UserError for a wrong file, naming row and column, and where several timelines remain.
+    """
+    if is_stamped(path):
+        frame = load_table(path, "timeline")
+    else:
+        frame = SCHEMAS["timeline"].frame(_own_sheet(path), exact=False)
+    frame, _ = _choose(frame, ("case", "repeat"), {"case": case, "repeat": repeat}, path)
+    return Timeline(**{name: frame[name].to_numpy() for name in TIMELINE_COLUMNS})
 
 
 def read_bytes_seconds(

@@ -1,22 +1,8 @@
-"""omgs: equations of Shi et al., Merged Gradient Sparsification on GPUs (INFOCOM 2020)."""
+"""omgs Tab V: how many messages MGS-SGD sends, from the sizes of a network's tensors."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-
-
-def selection_s(gamma: float, density: float, elements: int) -> float:
-    """omgs Eq 10: time to select the largest k = density x elements of a tensor.
-
-    Symbols: rho = density, d = elements. The paper prints no base; its published code uses log2.
-    """
-    return gamma * density * elements * math.log2(elements)
-
-
-def largest_gamma(seconds: float, density: float, elements: int) -> float:
-    """omgs Eq 10 solved for gamma: the largest constant with which a selection ends in time."""
-    return seconds / selection_s(1.0, density, elements)
 
 
 def merge_up_to(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
@@ -34,6 +20,20 @@ def merge_up_to(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
     return (*merged, pending) if pending else tuple(merged)
 
 
+def send_from(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
+    """The other reading of omgs V-D: a tensor below ``threshold`` joins what comes after it.
+
+    A message closes with a tensor that by itself has at least ``threshold`` elements.
+    """
+    merged, pending = [], 0
+    for size in parameters:
+        pending += size
+        if size >= threshold:
+            merged.append(pending)
+            pending = 0
+    return (*merged, pending) if pending else tuple(merged)
+
+
 def cifar_vgg16_parameters() -> tuple[int, ...]:
     """Elements of the 54 tensors of the VGG-16 with batch norm for Cifar-10, in forward order.
 
@@ -46,3 +46,13 @@ def cifar_vgg16_parameters() -> tuple[int, ...]:
             sizes += [9 * inputs * width, width, width, width]
             inputs = width
     return (*sizes, inputs * 10, 10)
+
+
+def ptb_lstm_parameters(units: int = 1500, vocabulary: int = 10_000) -> tuple[int, ...]:
+    """Elements of the 11 tensors of a two-layer LSTM on the Penn Treebank, in forward order.
+
+    Embedding; per layer two matrices and two biases of the four gates; a linear layer to the words.
+    1500 units and untied words are the large network of Zaremba et al. (2014).
+    """
+    layer = (4 * units * units, 4 * units * units, 4 * units, 4 * units)
+    return (vocabulary * units, *layer, *layer, units * vocabulary, vocabulary)

@@ -1,0 +1,119 @@
+"""omgs Algorithms 1 and 2: which layers to merge, and what is sent when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddlkit.papers.omgs.merging import Instance
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+REPAIRS = frozenset({"log0", "alpha", "index"})
+"""What Algorithm 1 needs so that it does what its text says; without all three it is as printed.
+
+log0 : a merged layer, of 0 elements, selects for no time (line 16 takes 0 x log 0, not a number)
+alpha : it sends nothing (lines 12 and 22 charge the start-up time alpha for it again)
+index : line 32 takes the backward time of layer L (printed is tb[l], where l is 1 after the loop above)
+"""
+
+
+def find_merged_layers(instance: Instance, repairs: frozenset[str] = REPAIRS) -> Bools:
+    """omgs Algorithm 1: (L,) truth of merged layers, judged from layer L down to 2.
+
+    repairs : which of REPAIRS to make; ``frozenset()`` is the algorithm as printed. A comparison
+    with a number that is not one is false, as in any language that follows IEEE 754.
+    """
+    backward, size = instance.backward_s.copy(), instance.elements.copy()
+    merged = np.zeros(instance.layers, bool)
+    begun, computed, selecting = _compute_start(instance, backward, size, 0.0, repairs)
+    sending = _communication_start(instance, selecting, computed, size, repairs)
+    for i in range(instance.layers - 1, 0, -1):
+        ready = begun[i] + backward[i] + backward[i - 1]
+        apart = (
+            ready + _select(instance, size[i], repairs) + _select(instance, size[i - 1], repairs)
+        )
+        together = ready + _select(instance, size[i] + size[i - 1], repairs)
+        q3 = apart < sending[i] + instance.alpha_s + instance.beta_s * size[i]
+        q5 = sending[i] + instance.alpha_s > together
+        if not (q3 and q5):
+            continue
+        backward[i - 1] += backward[i]
+        size[i - 1] += size[i]
+        backward[i] = size[i] = selecting[i] = 0.0
+        selecting[i - 1] = _select(instance, size[i - 1], repairs)
+        upto = slice(0, i + 1)
+        begun[upto], computed[upto], _ = _compute_start(
+            instance, backward[upto], size[upto], begun[i] + backward[i], repairs
+        )
+        sending = _communication_start(instance, selecting, computed, size, repairs)
+        merged[i] = True
+    return merged
+
+
+def _select(instance: Instance, size: float, repairs: frozenset[str]) -> float:
+    """TopKPerfModel, lines 15-16."""
+    if size == 0 and "log0" not in repairs:
+        return float("nan")
+    return float(instance.selection_s(size))
+
+
+def _send(instance: Instance, size: float, repairs: frozenset[str]) -> float:
+    """AllGatherPerfModel, lines 17-18."""
+    if size == 0 and "alpha" not in repairs:
+        return instance.alpha_s
+    return float(instance.communication_s(size))
+
+
+def _compute_start(
+    instance: Instance, backward: Floats, size: Floats, start_s: float, repairs: frozenset[str]
+) -> tuple[Floats, Floats, Floats]:
+    """CalculateCompStart, lines 27-36: (tau_b, tau_s, t_s); layer L begins at ``start_s``."""
+    selecting = np.array([_select(instance, one, repairs) for one in size])
+    begun, computed = np.empty_like(backward), np.empty_like(backward)
+    begun[-1] = start_s
+    computed[-1] = start_s + backward[-1 if "index" in repairs else 0]
+    for i in range(len(backward) - 2, -1, -1):
+        begun[i] = computed[i + 1] + selecting[i + 1]
+        computed[i] = begun[i] + backward[i]
+    return begun, computed, selecting
+
+
+def _communication_start(
+    instance: Instance, selecting: Floats, computed: Floats, size: Floats, repairs: frozenset[str]
+) -> Floats:
+    """CalculateCommStart, lines 19-26: tau_c."""
+    sent = [_send(instance, one, repairs) for one in size]
+    sending = computed + selecting
+    for i in range(len(sending) - 2, -1, -1):
+        sending[i] = max(sending[i + 1] + sent[i + 1], sending[i])
+    return sending
+
+
+def messages(
+    merged: Sequence[bool] | Bools, *, literal: bool = False
+) -> tuple[tuple[int, ...], ...]:
+    """omgs Algorithm 2: the layers in each message of an iteration, in order of sending.
+
+    merged : (L,) of layers 1 to L. Both threads go from layer L to 1 and keep a buffer: a merged layer
+    is pushed into it (lines 18, 28); at a normal layer the buffer is selected from, or sent, and
+    cleared (lines 15-16, 25-26). As printed, nothing pushes the normal layer itself.
+    """
+    sent: list[tuple[int, ...]] = []
+    buffer: list[int] = []
+    for layer in range(len(merged), 0, -1):
+        if merged[layer - 1] or not literal:
+            buffer.append(layer)
+        if not merged[layer - 1]:
+            sent.append(tuple(buffer))
+            buffer.clear()
+    return tuple(sent)
+
+
+def never_sent(merged: Sequence[bool] | Bools, *, literal: bool = False) -> tuple[int, ...]:
+    """Layers whose gradient no message of Algorithm 2 holds."""
+    sent = {layer for message in messages(merged, literal=literal) for layer in message}
+    return tuple(layer for layer in range(1, len(merged) + 1) if layer not in sent)

@@ -1,0 +1,288 @@
+"""omgs Eqs 12-25: what merging a layer changes, and the rule of Theorem 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ddlkit.core.errors import UserError
+from ddlkit.papers.omgs.iteration import (
+    allgather_s,
+    backward_start_s,
+    communication_start_s,
+    selection_start_s,
+)
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Selection = Callable[[Floats], Floats]
+"""Elements -> seconds to select from them, element by element; what it says of 0 elements is not asked."""
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """A network and a cluster: all that a merging depends on.
+
+    backward_s, elements : (L,) t_b and d of layers 1 to L; forward_s : t_f
+    selection : t_s of a layer with so many elements (Eq 10, or another cost)
+    alpha_s, beta_s : Eq 11, per element
+
+    Raises UserError for no layers, lengths that differ, and times or sizes that are not positive.
+    """
+
+    backward_s: Floats
+    elements: Floats
+    selection: Selection
+    alpha_s: float
+    beta_s: float
+    forward_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        backward, elements = (np.array(v, float) for v in (self.backward_s, self.elements))
+        if backward.ndim != 1 or backward.shape != elements.shape or not backward.size:
+            raise UserError(
+                f"{backward.size} backward times, {elements.size} sizes: give one each a layer"
+            )
+        if not (np.all(elements > 0) and np.all(backward >= 0) and np.isfinite(backward).all()):
+            raise UserError("sizes of layers must be above zero and backward times at least zero")
+        if min(self.alpha_s, self.beta_s, self.forward_s) < 0:
+            raise UserError("alpha_s, beta_s and forward_s must be at least zero")
+        object.__setattr__(self, "backward_s", backward)
+        object.__setattr__(self, "elements", elements)
+
+    @property
+    def layers(self) -> int:
+        """L."""
+        return self.elements.size
+
+    def selection_s(self, elements: ArrayLike) -> Floats:
+        """(...,) seconds to select; 0 where there is nothing to select from."""
+        present = np.asarray(elements, float)
+        some = present > 0
+        return np.where(some, self.selection(np.where(some, present, 2.0)), 0.0)
+
+    def communication_s(self, elements: ArrayLike) -> Floats:
+        """(...,) seconds of a message (Eq 11); 0 where there is nothing to send."""
+        present = np.asarray(elements, float)
+        return np.where(present > 0, allgather_s(self.alpha_s, self.beta_s, present), 0.0)
+
+
+def selection_penalty_s(selection: Selection, one: ArrayLike, other: ArrayLike) -> Floats:
+    """omgs Eq 12 (with Eq 10, Eq 20): how much longer one selection from both takes than two.
+
+    The paper's premise is that this is above zero. With t0 + b d it is -t0.
+    """
+    first, second = np.asarray(one, float), np.asarray(other, float)
+    return selection(first + second) - selection(first) - selection(second)
+
+
+def merge(instance: Instance, merged: ArrayLike) -> Instance:
+    """omgs Eqs 13-15: the network in which each merged layer is part of the normal layer before it.
+
+    merged : (L,) truth of l_m. Layer 1 has none before it. Sizes add (Eq 14), backward of the layers
+    runs without a selection between (Eq 15), merged layers neither select nor send (Eq 13).
+    """
+    flags = _flags(instance, merged)
+    starts = np.flatnonzero(~flags)
+    return Instance(
+        np.add.reduceat(instance.backward_s, starts),
+        np.add.reduceat(instance.elements, starts),
+        instance.selection,
+        instance.alpha_s,
+        instance.beta_s,
+        instance.forward_s,
+    )
+
+
+def combinations(layers: int) -> Bools:
+    """omgs Eqs 16, 19: (2^(L-1), L) all choices of merged layers; layer 1 is always normal."""
+    count = np.arange(2 ** (layers - 1))[:, None]
+    free = (count >> np.arange(layers - 1)) & 1
+    return np.concatenate([np.zeros_like(count, bool), free.astype(bool)], axis=1)
+
+
+def merged_iteration_s(instance: Instance, merged: ArrayLike) -> Floats:
+    """omgs Eq 17: (...,) iteration time tau_c(1) + t_c(1) of mergings (..., L).
+
+    By Eqs 6-8 and 13-15, for many mergings at once: from layer L down, gradients gather until a normal
+    layer selects from all of them and sends, after its selection and after the last message.
+    """
+    flags = _flags(instance, merged)
+    compute_s = np.full(flags.shape[:-1], instance.forward_s)
+    sent_s, pending = np.zeros_like(compute_s), np.zeros_like(compute_s)
+    for layer in range(instance.layers - 1, -1, -1):
+        pending = pending + instance.elements[layer]
+        compute_s = compute_s + instance.backward_s[layer]
+        sends = ~flags[..., layer]
+        compute_s = compute_s + np.where(sends, instance.selection_s(pending), 0.0)
+        end_s = np.maximum(sent_s, compute_s) + instance.communication_s(pending)
+        sent_s = np.where(sends, end_s, sent_s)
+        pending = np.where(sends, 0.0, pending)
+    return sent_s
+
+
+def objective_s(instance: Instance, *, literal: bool = False) -> float:
+    """omgs Eq 18: what is minimised, for a network that has been merged and has two layers or more.
+
+    Printed is max{tau_c(1) + t_c(1), tau_c(2) + t_c(2)} + t_c(1): Eq 17 plus t_c(1). With
+    tau_s(1) + t_s(1) as the first term it is Eq 17.
+    """
+    _, _, selected, sending, sent = timeline(instance)
+    first = sending[0] + sent[0] if literal else selected[0]
+    return float(max(first, sending[1] + sent[1]) + sent[0])
+
+
+def timeline(instance: Instance) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """omgs Eqs 6-8: (tau_b, tau_s, tau_s + t_s, tau_c, t_c), each (L,), when no layer is merged."""
+    selecting = instance.selection_s(instance.elements)
+    sent = instance.communication_s(instance.elements)
+    begun = backward_start_s(instance.forward_s, instance.backward_s, selecting)
+    computed = selection_start_s(begun, instance.backward_s)
+    sending = communication_start_s(computed + selecting, sent)
+    return begun, computed, computed + selecting, sending, sent
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """omgs Eqs 20-24: layer l and the one before it, of which Section IV-A asks whether to merge l.
+
+    Symbols: tau_b(l) = backward_start_s, t_b(l) = backward_s, t_b(l-1) = previous_backward_s,
+    tau_c(l) = communication_start_s, d(l) = elements, d(l-1) = previous_elements; instance holds
+    gamma, rho, alpha and beta.
+    """
+
+    instance: Instance
+    backward_start_s: float
+    backward_s: float
+    previous_backward_s: float
+    communication_start_s: float
+    elements: float
+    previous_elements: float
+
+    @property
+    def u_s(self) -> float:
+        """u(l): when both layers' gradients are computed, if nothing were selected between."""
+        return self.backward_start_s + self.backward_s + self.previous_backward_s
+
+    def _selecting(self, elements: float) -> float:
+        return float(self.instance.selection_s(elements))
+
+    @property
+    def apart_s(self) -> float:
+        """Time to select from the two layers one after the other."""
+        return self._selecting(self.elements) + self._selecting(self.previous_elements)
+
+    @property
+    def together_s(self) -> float:
+        """Time to select from both layers at once."""
+        return self._selecting(self.elements + self.previous_elements)
+
+    @property
+    def free_s(self) -> float:
+        """tau_c(l) + t_c(l): when the message of layer l has been sent."""
+        instance = self.instance
+        return self.communication_start_s + instance.alpha_s + instance.beta_s * self.elements
+
+    def completion_s(self, line: int = 6) -> float:
+        """mu(l-1), the end of layer l-1's message when l is normal, by one of the lines 2 to 6.
+
+        Line 3 drops t_s(l-1), and line 4 has tau_b(l) where tau_b(l-1) is meant; 2, 5 and 6 agree.
+        """
+        own = self._selecting(self.elements)
+        before = self._selecting(self.previous_elements)
+        computed = self.backward_start_s + self.backward_s
+        ready = {
+            2: computed + own + self.previous_backward_s + before,
+            3: computed + own + self.previous_backward_s,
+            4: self.backward_start_s + self.previous_backward_s + before,
+            5: computed + own + self.previous_backward_s + before,
+            6: self.u_s + self.apart_s,
+        }[line]
+        instance = self.instance
+        return max(ready, self.free_s) + instance.alpha_s + instance.beta_s * self.previous_elements
+
+    @property
+    def merged_completion_s(self) -> float:
+        """mu~(l-1), the end of layer l-1's message when l is merged into it."""
+        ready = max(self.u_s + self.together_s, self.communication_start_s)
+        instance = self.instance
+        return ready + instance.alpha_s + instance.beta_s * (self.elements + self.previous_elements)
+
+    @property
+    def gain_s(self) -> float:
+        """t_gain = mu(l-1) - mu~(l-1): what merging layer l saves."""
+        return self.completion_s() - self.merged_completion_s
+
+    @property
+    def q3(self) -> bool:
+        """Q3: apart, the second message waits for the first. Its contrary is Q1."""
+        return self.u_s + self.apart_s < self.free_s
+
+    @property
+    def q4(self) -> bool:
+        """Q4: together, the message is selected before layer l's could have started."""
+        return self.u_s + self.together_s < self.communication_start_s
+
+    @property
+    def q5(self) -> bool:
+        """Q5: together, the message is selected within a start-up time after that."""
+        return self.communication_start_s + self.instance.alpha_s > self.u_s + self.together_s
+
+    def case_gain_s(self, *, literal: bool = False) -> float:
+        """t_gain by case: C1 (Eq 21), C2 (Eq 22), or C3.
+
+        literal : Eq 21 as printed, where gamma rho multiplies only the first of its three products.
+        Raises UserError when the costs are not those of Eq 10, which alone says what a product is.
+        """
+        instance = self.instance
+        if self.q3:
+            if self.q4:
+                return instance.alpha_s
+            return self.communication_start_s + instance.alpha_s - self.u_s - self.together_s
+        saved = self.apart_s - self.together_s
+        if literal:
+            unit = self._selecting(2.0) / 2.0  # gamma rho, as 2 log2 2 = 2
+            if unit <= 0:
+                raise UserError("Eq 21 needs the selection cost of Eq 10")
+            bare = self._selecting(self.previous_elements) - self.together_s
+            saved = self._selecting(self.elements) + bare / unit
+        return saved - instance.beta_s * self.elements
+
+    def rule(self, *, equation: int = 24) -> bool:
+        """omgs Eq 23 or 24: whether layer l should be merged; the two say the same."""
+        if equation == 23:
+            return (self.q3 and self.q4) or (self.q3 and not self.q4 and self.q5)
+        return self.q3 and self.q5
+
+
+def candidate(instance: Instance, layer: int) -> Candidate:
+    """Layer ``layer`` (2 to L) of a network in which no layer is merged."""
+    begun, _, _, sending, _ = timeline(instance)
+    i = layer - 1
+    return Candidate(
+        instance,
+        float(begun[i]),
+        float(instance.backward_s[i]),
+        float(instance.backward_s[i - 1]),
+        float(sending[i]),
+        float(instance.elements[i]),
+        float(instance.elements[i - 1]),
+    )
+
+
+def merge_by_theorem(instance: Instance) -> Bools:
+    """omgs Theorem 1, Eq 25: (L,) merged layers, each judged in the network without merged layers."""
+    rules = [candidate(instance, layer).rule() for layer in range(2, instance.layers + 1)]
+    return np.array([False, *rules])
+
+
+def _flags(instance: Instance, merged: ArrayLike) -> Bools:
+    flags = np.asarray(merged, bool)
+    if flags.shape[-1:] != (instance.layers,) or np.any(flags[..., 0]):
+        raise UserError(
+            f"merging of shape {flags.shape}: needs {instance.layers} layers, the first not merged"
+        )
+    return flags

@@ -1,0 +1,98 @@
+"""The best of all mergings, and how near omgs Algorithm 1 comes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddlkit.core.errors import UserError
+from ddlkit.papers.omgs.algorithms import find_merged_layers
+from ddlkit.papers.omgs.iteration import selection_s
+from ddlkit.papers.omgs.merging import Instance, Selection, combinations, merged_iteration_s
+
+Bools = NDArray[np.bool_]
+Planner = Callable[[Instance], Bools]
+
+MOST_LAYERS = 20
+
+
+def optimal(instance: Instance) -> tuple[Bools, float]:
+    """The merging with the shortest iteration of all 2^(L-1) (omgs Eqs 16, 18), and its time.
+
+    Raises UserError above MOST_LAYERS layers.
+    """
+    if instance.layers > MOST_LAYERS:
+        raise UserError(
+            f"{instance.layers} layers: trying every merging is for {MOST_LAYERS} at most"
+        )
+    every = combinations(instance.layers)
+    times = merged_iteration_s(instance, every)
+    best = int(np.argmin(times))
+    return every[best], float(times[best])
+
+
+def eq10(gamma: float, density: float = 1.0) -> Selection:
+    """The selection cost of omgs Eq 10, or without a density as the authors' published code has it."""
+    return lambda elements: np.asarray(selection_s(gamma, density, elements))
+
+
+def linear(start_s: float, per_element_s: float) -> Selection:
+    """t0 + b d: a start-up time and a time per element, as GPUs that read the input b/w bound have it."""
+    return lambda elements: start_s + per_element_s * elements
+
+
+def random_instances(
+    seed: int, count: int, layers: range, selection: Selection | None = None
+) -> Iterator[Instance]:
+    """Networks drawn at random, always the same for a seed; sizes and times spread over decades.
+
+    Sizes 10^3 to 10^7 elements, backward 0.1 to 30 ms a layer, alpha 0.1 to 30 ms, beta 0.1 to 10 ns an
+    element. selection : Eq 10 without density and gamma = 2.2e-10 s by default.
+    """
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        n = int(rng.choice(layers))
+        yield Instance(
+            backward_s=10 ** rng.uniform(-4, -1.5, n),
+            elements=np.rint(10 ** rng.uniform(3, 7, n)),
+            selection=selection or eq10(2.2e-10),
+            alpha_s=10 ** rng.uniform(-4, -1.5),
+            beta_s=10 ** rng.uniform(-10, -8),
+        )
+
+
+@dataclass(frozen=True)
+class Audit:
+    """How a planner compares with the best merging, over many instances.
+
+    optimal : share in which its iteration is the shortest; mean_gap, worst_gap : relative excess
+    improvable : share in which turning one layer from merged to normal, or back, would shorten it
+    """
+
+    instances: int
+    optimal: float
+    mean_gap: float
+    worst_gap: float
+    improvable: float
+
+
+def audit(instances: Iterable[Instance], planner: Planner = find_merged_layers) -> Audit:
+    """Compare a planner with all mergings of each instance; a gap below 1e-9 counts as none."""
+    gaps, improvable = [], []
+    for instance in instances:
+        merged = planner(instance)
+        found = float(merged_iteration_s(instance, merged))
+        gaps.append(found / optimal(instance)[1] - 1)
+        turned = merged_iteration_s(instance, merged ^ np.eye(instance.layers, dtype=bool)[1:])
+        improvable.append(bool(np.any(turned < found * (1 - 1e-9))))
+    gap = np.array(gaps)
+    return Audit(
+        len(gap),
+        float(np.mean(gap < 1e-9)),
+        float(gap.mean()),
+        float(gap.max()),
+        float(np.mean(improvable)),
+    )

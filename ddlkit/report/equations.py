@@ -1,0 +1,157 @@
+"""From a published equation to the code that is it, found in docstrings without importing anything."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+import ddlkit
+from ddlkit import store
+from ddlkit.report.claims import PAPERS
+from ddlkit.store import files
+from ddlkit.store.sheet import read_sheet
+
+PACKAGE = Path(ddlkit.__file__).parent
+ROOMS = (
+    "core",
+    "papers",
+    "run",
+)  # the formulas and algorithms; what reports on them only names them
+
+_SCHEMA = store.Schema(
+    "equations",
+    tuple(store.Column(name, "str", "named") for name in ("paper", "equation", "defines")),
+    key=("paper", "equation"),
+)
+
+_NUMBERS = r"\d+(?:(?:-|, | and | or | to )\d+)*"
+_ONE = rf"(?:(?:Eq|Algorithm|Theorem)s? {_NUMBERS}|\d(?:\.\d)+, \w+ equation)"
+_CITED = re.compile(rf"(?:\b({'|'.join(PAPERS)}) )?\b({_ONE}(?:(?:, | and |; ){_ONE})*)")
+
+
+@dataclass(frozen=True)
+class Citation:
+    """A function or class whose docstring cites an equation.
+
+    role : "is" if the first sentence cites it in full, as in "osf Eq 12" (in a paper's own module also
+        without the paper), at its start, in brackets, after a comma or colon, or as "of ..."; else "names"
+    place : file below the package's parent, and line
+    """
+
+    paper: str
+    equation: str
+    function: str
+    role: str
+    sentence: str
+    place: str
+
+
+def equations(path: Path | None = None) -> pd.DataFrame:
+    """The papers' equations and algorithms: paper, equation, defines (in our words).
+
+    Raises UserError when data/papers/equations.csv is damaged or missing.
+    """
+    path = path or store.DATA / "papers" / "equations.csv"
+    return _SCHEMA.frame(read_sheet(files.text_of(files.read(path), path), str(path)))
+
+
+def citations(package: Path = PACKAGE) -> list[Citation]:
+    """Every citation in docstrings of functions and classes, by file and line, each once a role."""
+    return [
+        citation
+        for room in ROOMS
+        for path in sorted((package / room).rglob("*.py"))
+        for citation in _of_module(path, package.parent)
+    ]
+
+
+def index(package: Path = PACKAGE, path: Path | None = None) -> pd.DataFrame:
+    """One row an equation and function, in the papers' order; equations without code have "-".
+
+    Columns: paper, equation, defines, function, role, sentence, place. What only names an equation
+    comes after what is it. Raises UserError as `equations`.
+    """
+    columns = [field.name for field in fields(Citation)]
+    found = pd.DataFrame([vars(citation) for citation in citations(package)], columns=columns)
+    found = found.sort_values("role", kind="stable")
+    listed = equations(path).merge(found, how="left", on=["paper", "equation"])
+    return listed.fillna("-")
+
+
+def count(listed: pd.DataFrame) -> int:
+    """How many equations an `index` holds."""
+    return len(listed.groupby(["paper", "equation"]))
+
+
+def coded(listed: pd.DataFrame) -> int:
+    """For how many equations of an `index` some function is it."""
+    return count(listed[listed["role"] == "is"])
+
+
+def _of_module(path: Path, root: Path) -> Iterator[Citation]:
+    file = path.relative_to(root)
+    parts = file.with_suffix("").parts
+    own = next((part for part in parts if part in PAPERS), "")
+    module = ".".join(parts).removesuffix(".__init__")
+    for name, node in _documented(ast.parse(path.read_text(encoding="utf-8")), module):
+        text = " ".join((ast.get_docstring(node) or "").split())
+        first = re.split(r"(?<=\.) ", text, maxsplit=1)[0]
+        cited = list(_cited(first, own))
+        in_full = [one for one in cited if one.in_full] or (cited if own else [])
+        it_is = [one.key for one in in_full if one.stands]
+        for key in dict.fromkeys([*it_is, *(one.key for one in _cited(text, own))]):
+            role = "is" if key in it_is else "names"
+            yield Citation(
+                *key, name, role, first.replace("`", ""), f"{file.as_posix()}:{node.lineno}"
+            )
+
+
+Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def _documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, Documented]]:
+    """Functions, classes and methods with their dotted names; what is inside a function is its own."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Documented):
+            name = f"{prefix}.{child.name}"
+            yield name, child
+            if isinstance(child, ast.ClassDef):
+                yield from _documented(child, name)
+
+
+class _Cited(NamedTuple):
+    """(paper, equation); whether the paper stands before it; whether it is no mere remark."""
+
+    key: tuple[str, str]
+    in_full: bool
+    stands: bool
+
+
+def _cited(text: str, own: str) -> Iterator[_Cited]:
+    """Without a paper before it, an equation is that of the paper last named, at first of ``own``."""
+    paper = own
+    for match in _CITED.finditer(text):
+        paper = match[1] or paper
+        stands = bool(re.search(r"(?:^|[(,:] ?|\bof )$", text[: match.start()]))
+        for one in re.finditer(_ONE, match[2]) if paper else ():
+            for equation in _expanded(one[0]):
+                yield _Cited((paper, equation), bool(match[1]), stands)
+
+
+def _expanded(citation: str) -> list[str]:
+    """ "Eqs 3, 8-10" is Eq 3, Eq 8, Eq 9 and Eq 10."""
+    kind, _, numbers = citation.partition(" ")
+    if not kind[0].isalpha():
+        return [citation]
+    spans = [re.findall(r"\d+", part) for part in re.split(", | and | or ", numbers)]
+    return [
+        f"{kind.removesuffix('s')} {number}"
+        for span in spans
+        for number in range(int(span[0]), int(span[-1]) + 1)
+    ]

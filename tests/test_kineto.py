@@ -1,0 +1,404 @@
+"""Profiles of torch.profiler: a real one of this machine, one as a GPU writes them, and what they lack."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, record_function
+
+from ddlkit.core.errors import UserError
+from ddlkit.core.timeline import Timeline
+from ddlkit.store.autograd import ACCUMULATE, check_profile, layer_profile
+from ddlkit.store.kineto import (
+    BACKWARD,
+    EVALUATE,
+    FORWARD,
+    UPDATE,
+    Event,
+    Profile,
+    element_bytes,
+    iterations,
+    message_times,
+    parse_kineto,
+    read_kineto,
+    spans,
+    timeline,
+)
+
+# -- phases and messages -----------------------------------------------------------------------
+
+PHASES = [Event(FORWARD, 10.0, 11.0), Event(BACKWARD, 11.0, 14.0), Event(UPDATE, 14.0, 14.5)]
+GRADIENT = f"{EVALUATE}: {ACCUMULATE}"
+
+
+def profile_of(*events: Event) -> Profile:
+    return Profile("test", tuple(sorted(events, key=lambda event: event.start_s)))
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6), st.floats(0.1, 2.9))
+def test_backward_ends_with_the_last_gradient(lengths: list[float], last: float) -> None:
+    ends = 11.0 + np.cumsum(lengths)
+    starts = np.concatenate([[11.0], ends[:-1]])
+    messages = [
+        Event("gloo:all_reduce", a, b) for a, b in zip(starts, ends, strict=True) if b < 14.5
+    ]
+    gradients = [Event(GRADIENT, 11.0, 11.05), Event(GRADIENT, 11.05, 11.0 + last)]
+    sizes = list(range(1, len(messages) + 1))
+    found = timeline(profile_of(*messages, *gradients, *PHASES), sizes)
+    assert found.busy_s(("forward",)) == pytest.approx(1.0)
+    assert found.busy_s(("backward",)) == pytest.approx(last)
+    assert found.busy_s(("wait",)) == pytest.approx(3.0 - last)
+    assert found.select(found.kind == "allreduce").bytes.tolist() == sizes
+
+
+def test_kernels_belong_to_the_phase_they_run_in_when_nothing_says_who_launched_them() -> None:
+    kernels = [
+        Event("gemm", 10.2, 10.6, on_gpu=True),
+        Event("wgrad", 11.5, 12.5, on_gpu=True),
+        Event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 12.0, 13.5, on_gpu=True),
+        Event("sgd", 14.1, 14.2, on_gpu=True),
+        Event("outside", 15.0, 15.1, on_gpu=True),
+    ]
+    found = timeline(profile_of(*PHASES, *kernels), [400])
+    assert found.kind.tolist() == ["forward", "backward", "allreduce", "update"]
+    assert found.bytes.tolist() == [0, 0, 400, 0]
+    assert found.exposed_communication_s() == pytest.approx(1.0)
+
+
+def test_messages_that_do_not_match_the_buckets_belong_to_none() -> None:
+    found = timeline(profile_of(*PHASES, Event("gloo:all_reduce", 12.0, 13.0)), [4, 8])
+    messages = found.select(found.kind == "allreduce")
+    assert messages.group.tolist() == [-1] and messages.bytes.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "on_gpu", "collective"),
+    [
+        ("gloo:all_reduce", False, "allreduce"),
+        ("gloo:all_gather", False, "allgather"),
+        ("gloo:broadcast", False, "broadcast"),
+        ("nccl:all_reduce", False, ""),  # the range around the launch
+        (
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+            True,
+            "allreduce",
+        ),
+        ("ncclKernel_AllGather_RING_LL_Sum_int8_t", True, "allgather"),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", True, "reducescatter"),
+        ("ncclDevKernel_Generic_4", True, "nccl"),
+        ("void gemm", True, ""),
+    ],
+)
+def test_a_message_is_known_by_its_name(name: str, on_gpu: bool, collective: str) -> None:
+    assert Event(name, 0, 1, on_gpu).collective == collective
+
+
+def test_sizes_of_types_are_those_of_torch() -> None:
+    said = {"float": torch.float32, "c10::BFloat16": torch.bfloat16, "Half": torch.float16}
+    said |= {"double": torch.float64, "long int": torch.int64, "unsigned char": torch.uint8}
+    assert all(element_bytes(name) == kind.itemsize for name, kind in said.items())
+    assert element_bytes("TensorList") == 0
+
+
+# -- a real one --------------------------------------------------------------------------------
+
+N_ITERATIONS = 3
+
+
+def tiny() -> nn.Sequential:
+    torch.manual_seed(0)
+    convolution = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(*convolution, nn.Linear(288, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def record(model: nn.Module, path: Path, with_marks: bool = False, **options: Any) -> None:
+    """Profile some iterations of training, after one that is not profiled."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    inputs, labels = torch.randn(4, 3, 8, 8), torch.randint(0, 4, (4,))
+    name = "ddlkit.{}" if with_marks else "unmarked {}"
+
+    def iterate() -> None:
+        optimizer.zero_grad()
+        with record_function(name.format("forward")):
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+        with record_function(name.format("backward")):
+            loss.backward()
+        with record_function(name.format("update")):
+            optimizer.step()
+
+    iterate()
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU], **options) as profiler:
+        for _ in range(N_ITERATIONS):
+            iterate()
+    profiler.export_chrome_trace(str(path))
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("kineto") / "cpu.json.gz"
+    record(tiny(), path, record_shapes=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def distributed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Real messages of a real DistributedDataParallel, of one rank only."""
+    path = tmp_path_factory.mktemp("kineto") / "ddp.json"
+    dist.init_process_group("gloo", init_method=f"file://{path}.store", rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(tiny(), bucket_cap_mb=0.004)
+        record(model, path, with_marks=True, record_shapes=True)
+    finally:
+        dist.destroy_process_group()
+    yield path
+
+
+def test_a_recorded_profile_holds_every_gradient_of_the_network(recorded: Path) -> None:
+    profile = layer_profile(read_kineto(recorded), "tiny", batch=4)
+    parameters = [p.numel() for p in tiny().parameters()]
+    assert sorted(profile.parameters) == sorted(parameters)
+    assert profile.gradient_bytes.tolist() == (4 * profile.parameters).tolist()
+    operators = ["conv2d", "batch_norm", "linear", "linear"]
+    assert list(dict.fromkeys(profile.layer)) == [f"{i}.{name}" for i, name in enumerate(operators)]
+    for layer, (weight, bias) in zip(
+        profile.layer[::2], zip(parameters[::2], parameters[1::2], strict=True), strict=True
+    ):
+        own = [
+            n for n, name in zip(profile.parameters, profile.layer, strict=True) if name == layer
+        ]
+        assert sorted(own) == sorted((weight, bias))
+    # As in ddlkit.run.layers, the first tensor of a layer carries the layer's forward.
+    assert (profile.forward_s[::2] > 0).all() and not profile.forward_s[1::2].any()
+    assert (profile.backward_s > 0).all() and profile.update_s > 0
+
+
+def test_times_of_the_layers_add_up_to_the_phases(recorded: Path, distributed: Path) -> None:
+    for path in (recorded, distributed):
+        trace = read_kineto(path)
+        profile, line = layer_profile(trace, "tiny"), timeline(trace)
+        parts = [line.select(line.iteration == i) for i in range(N_ITERATIONS)]
+        assert line.iteration.max() == N_ITERATIONS - 1
+        forward = np.median([part.busy_s(("forward",)) for part in parts])
+        assert profile.forward_s.sum() == pytest.approx(forward)
+        update = np.median([part.busy_s(("update",)) for part in parts])
+        assert profile.update_s == pytest.approx(update)
+        assert profile.workload().compute_s <= 1.1 * max(part.duration_s for part in parts)
+
+
+def test_messages_of_a_recorded_profile_hold_all_gradients(distributed: Path) -> None:
+    trace = read_kineto(distributed)
+    line = timeline(trace)
+    sent = line.select(line.kind == "allreduce")
+    held = 4 * sum(p.numel() for p in tiny().parameters())
+    for number in range(N_ITERATIONS):
+        own = sent.select(sent.iteration == number)
+        assert own.n >= 1 and own.bytes.sum() == held
+        assert own.group.tolist() == list(range(own.n))
+    assert sum(size for size, _ in message_times(trace)) == N_ITERATIONS * held
+    told = {finding.what for finding in check_profile(trace)}
+    assert {"iterations", "messages", "overlap", "other", "profiler"} <= told
+
+
+def test_phases_found_without_marks_lie_where_the_marks_are(tmp_path: Path) -> None:
+    path = tmp_path / "marked.json"
+    record(tiny(), path, with_marks=True)
+    events = json.loads(path.read_text())["traceEvents"]
+    unmarked = [e for e in events if e["name"] not in (FORWARD, BACKWARD, UPDATE)]
+    without = parse_kineto(json.dumps({"traceEvents": unmarked}), "unmarked")
+    for marked, found in zip(iterations(read_kineto(path)), iterations(without), strict=True):
+        (opens, closes), (start, end) = marked.phases["forward"], found.phases["forward"]
+        assert opens <= start < closes <= end == found.phases["backward"][0]
+        for kind in ("backward", "update"):
+            (opens, closes), (start, end) = marked.phases[kind], found.phases[kind]
+            assert opens <= start < end <= closes
+        assert found.gradients_end_s() == marked.gradients_end_s()
+
+
+def test_what_a_recorded_profile_lacks_is_said(recorded: Path, tmp_path: Path) -> None:
+    path = tmp_path / "no-shapes.json"
+    record(tiny(), path)
+    with pytest.raises(UserError, match=r"no-shapes\.json: sizes of gradients.*record_shapes=True"):
+        layer_profile(read_kineto(path), "tiny")
+    assert timeline(read_kineto(path)).n == 3 * N_ITERATIONS
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler, torch.no_grad():
+        tiny()(torch.randn(1, 3, 8, 8))
+    profiler.export_chrome_trace(str(path))
+    with pytest.raises(
+        UserError, match=r"no-shapes\.json: .*no events of autograd.*optimizer\.step"
+    ):
+        timeline(read_kineto(path))
+
+
+# -- one as a GPU writes them ------------------------------------------------------------------
+
+LAUNCH_US = 2.0
+
+
+class Gpu:
+    """A Chrome trace in the making: the processor launches, and one stream works it off."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.now_us = 1e9
+        self.free_us = self.now_us
+
+    def add(self, name: str, start: float, end: float, cat: str, tid: int, **args: Any) -> None:
+        event = {"ph": "X", "name": name, "cat": cat, "ts": start, "dur": end - start}
+        self.events.append({**event, "pid": 77, "tid": tid, "args": args})
+
+    def launch(self, name: str, took_us: float, cat: str = "kernel", **args: Any) -> None:
+        link = {"correlation": len(self.events)}
+        with self.within("cudaLaunchKernel", "cuda_runtime", **link):
+            self.now_us += LAUNCH_US
+        start = max(self.free_us, self.now_us)
+        self.free_us = start + took_us
+        self.add(name, start, self.free_us, cat, 7, **link, **args)
+
+    @contextmanager
+    def within(self, name: str, cat: str = "cpu_op", **args: Any) -> Iterator[None]:
+        start = self.now_us
+        self.now_us += 0.5
+        yield
+        self.now_us += 0.5
+        self.add(name, start, self.now_us, cat, 1, **args)
+
+    def json(self) -> str:
+        properties = [{"id": 0, "name": "NVIDIA Toy"}]
+        return json.dumps({"deviceProperties": properties, "traceEvents": self.events})
+
+
+def gpu_training(forward: list[float], backward: list[float], n_iterations: int = 1) -> str:
+    """Layers of so many microseconds on the GPU; layer i has 10 (i + 1) parameters."""
+    gpu = Gpu()
+    for _ in range(n_iterations):
+        gpu.launch("Memcpy HtoD (Pageable -> Device)", 50.0, "gpu_memcpy")
+        for i, took_us in enumerate(forward):
+            with gpu.within("aten::linear", "cpu_op", **{"Sequence number": i}):
+                gpu.launch("gemm", took_us)
+        for i in reversed(range(len(backward))):
+            node: dict[str, Any] = {"Sequence number": i, "Fwd thread id": 1}
+            with gpu.within(f"{EVALUATE}: AddmmBackward0", **node):
+                gpu.launch("wgrad", backward[i])
+            shape: dict[str, Any] = {
+                "Input Dims": [[10 * (i + 1)]],
+                "Input type": ["c10::BFloat16"],
+            }
+            with gpu.within(GRADIENT), gpu.within(ACCUMULATE, **shape):
+                pass
+        sent: dict[str, Any] = {"In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "BFloat16"}
+        gpu.launch("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 10.0, **sent)
+        with gpu.within("Optimizer.step#SGD.step", "user_annotation"):
+            gpu.launch("sgd", 30.0)
+    return gpu.json()
+
+
+lengths = st.lists(st.tuples(st.floats(100, 1e4), st.floats(100, 1e4)), min_size=1, max_size=5)
+
+
+@given(lengths, st.integers(1, 3))
+def test_times_of_a_gpu_are_those_of_its_kernels(layers: list[tuple[float, float]], k: int) -> None:
+    forward, backward = map(list, zip(*layers, strict=True))
+    trace = parse_kineto(gpu_training(forward, backward, k), "gpu")
+    profile = layer_profile(trace, "toy", batch=2)
+    # The processor runs ahead, so that kernels follow one another at once.
+    assert profile.forward_s * 1e6 == pytest.approx(forward, rel=1e-3)
+    assert profile.backward_s * 1e6 == pytest.approx(backward, rel=1e-3)
+    assert profile.update_s * 1e6 == pytest.approx(30, rel=1e-3)
+    assert profile.parameters.tolist() == [10 * (i + 1) for i in range(len(layers))]
+    assert profile.gradient_bytes.tolist() == (2 * profile.parameters).tolist()
+    assert profile.device == "NVIDIA Toy"
+
+
+def test_timeline_of_a_gpu_shows_kernels_copies_and_messages() -> None:
+    trace = parse_kineto(gpu_training([200.0, 300.0], [400.0, 600.0], 2), "gpu")
+    line = timeline(trace)
+    first = line.select(line.iteration == 0)
+    assert first.kind.tolist() == [
+        "h2d",
+        "forward",
+        "forward",
+        "backward",
+        "backward",
+        "allreduce",
+        "update",
+    ]
+    assert first.busy_s(("backward",)) == pytest.approx(1e-3)
+    assert first.exposed_communication_s() == pytest.approx(1e-5, rel=1e-3)
+    assert first.bytes.tolist() == [0, 0, 0, 0, 0, 2000, 0]
+    sizes, seconds = zip(*message_times(trace), strict=True)
+    assert sizes == (2000, 2000) and seconds == pytest.approx([1e-5, 1e-5])
+    assert {finding.what for finding in check_profile(trace)} == {
+        "iterations",
+        "messages",
+        "profiler",
+    }
+
+
+# -- mistakes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"traceEvents": [', "is not JSON"),
+        ("[]", "not a Chrome trace"),
+        ('{"traceEvents": 3}', "not a Chrome trace"),
+        ('{"traceEvents": []}', "no span at all"),
+        (
+            '{"traceEvents": [{"ph": "X", "name": "a", "ts": 1}]}',
+            r"traceEvents\[0\] \(a\): ts 1 and dur None",
+        ),
+        ('{"traceEvents": [{"ph": "X", "name": "a", "ts": NaN, "dur": 1}]}', "ts nan"),
+        ('{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": -1}]}', "dur -1"),
+        ('{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1}]}', "no events of autograd"),
+        (" ", "empty"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.json.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    with pytest.raises(
+        UserError, match=rf"mine\.json\.gz: .*{message}|mine\.json\.gz: {message}"
+    ) as error:
+        layer_profile(read_kineto(path), "mine")
+    assert "\n" not in str(error.value)
+
+
+def test_iterations_of_other_gradients_are_refused() -> None:
+    one, other = (json.loads(gpu_training([100.0] * n, [100.0] * n)) for n in (1, 2))
+    last = max(event["ts"] + event["dur"] for event in one["traceEvents"])
+    for event in other["traceEvents"]:
+        event["ts"] += last - 1e9 + 1
+        event["args"] = {k: v + 1000 if k == "correlation" else v for k, v in event["args"].items()}
+    both = {"traceEvents": one["traceEvents"] + other["traceEvents"]}
+    with pytest.raises(UserError, match="both: iteration 1 accumulates other gradients"):
+        layer_profile(parse_kineto(json.dumps(both), "both"), "toy")
+
+
+# -- the same parser reads what a timeline exports ------------------------------------------------
+
+
+def test_an_exported_timeline_reads_back(distributed: Path) -> None:
+    line: Timeline = timeline(read_kineto(distributed))
+    events = spans(line.to_chrome_trace())
+    assert sorted(event.name for event in events) == sorted(line.task.tolist())
+    lengths = {
+        kind: sum(line.end_s[line.kind == kind] - line.start_s[line.kind == kind])
+        for kind in line.kind
+    }
+    for kind, length in lengths.items():
+        own = [event for event in events if event.category == kind]
+        assert sum(event.end_s - event.start_s for event in own) == pytest.approx(length)

@@ -1,0 +1,156 @@
+"""The zoo: every network has its published size, and can be trained and profiled tensor by tensor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+from ddlkit.papers import omgs
+from ddlkit.report.claims import paper_table
+from ddlkit.run import flops, networks, zoo
+from ddlkit.run.clock import Budget
+from ddlkit.run.layers import profile_layers
+
+PUBLISHED = store.published_networks().set_index("name")
+ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)
+
+
+def test_every_network_has_a_published_size() -> None:
+    assert networks.names() == sorted(PUBLISHED.index)
+
+
+def test_a_published_multiply_add_is_two_flop() -> None:
+    assert (PUBLISHED["flops_per_op"] == 2).all()
+    product = PUBLISHED["printed_gops"] * PUBLISHED["flops_per_op"]
+    np.testing.assert_allclose(PUBLISHED["forward_gflops"], product)
+
+
+@pytest.mark.parametrize("name", PUBLISHED.index)
+def test_size_is_the_published_one(name: str) -> None:
+    printed, counted = PUBLISHED.loc[name], networks.size(name)
+    assert abs(counted.parameters - printed["parameters"]) <= printed["parameters_within"]
+    assert counted.tensors == printed["tensors"]
+    if printed["forward_gflops"]:
+        assert counted.forward_flops == pytest.approx(1e9 * printed["forward_gflops"], rel=0.02)
+
+
+def test_vit_is_not_what_sharing_table_2_prints() -> None:
+    assert networks.size("vit_b_16").forward_flops / 1e9 == pytest.approx(35.1, abs=0.05)
+    assert "58.5" in PUBLISHED.loc["vit_b_16", "source"]
+
+
+def test_what_has_no_published_flops_is_counted_by_hand() -> None:
+    products = 2 * (4 * 1500 * (1500 + 1500)) + 1500 * 10_000
+    assert networks.size("lstm_ptb").forward_flops == 35 * 2 * products
+    kept = networks.size("vgg16").forward_flops - 2 * (25088 * 4096 + 4096 * 4096 + 4096 * 1000)
+    replaced = kept + 2 * 7 * 7 * (512 * 512 + 512 * 1000)
+    assert networks.size("vgg16_replaced").forward_flops == replaced
+    heads = 2 * (4 * 4 * (512 + 528) * 128 + 2 * (2048 * 1024 + 1024 * 1000))
+    assert (
+        networks.size("googlenet_aux").forward_flops
+        == networks.size("googlenet").forward_flops + heads
+    )
+
+
+def shapes(network: str) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        return {name: tuple(p.shape) for name, p in networks.build(network).named_parameters()}
+
+
+def test_alexnet_of_caffe_has_the_layers_of_dag_table_6_in_order() -> None:
+    rows = paper_table("dag", "tab06")
+    with torch.device("meta"):
+        layers = dict(networks.build("alexnet_caffe").named_children())
+    printed = [name for name in rows["name"] if name not in ("data", "loss")]
+    assert [name for name in layers if name != "flatten"] == printed
+    size_bytes = {name: 4 * sum(p.numel() for p in m.parameters()) for name, m in layers.items()}
+    assert all(
+        size_bytes.get(row.name, 0) == row.size_bytes for row in rows.itertuples(index=False)
+    )
+
+
+def test_vgg16_of_cifar_has_the_54_tensors_of_omgs() -> None:
+    assert tuple(np.prod(s) for s in shapes("vgg16_cifar").values()) == (
+        omgs.cifar_vgg16_parameters()
+    )
+
+
+def test_the_replaced_layers_have_the_sizes_of_osf_table_3() -> None:
+    rows = paper_table("osf", "tab03").set_index("layer")["size_mb"]
+    found = shapes("vgg16_replaced")
+    for tensor, row in (("conv1", "Convolution Layer 1"), ("conv2", "Convolution Layer 2")):
+        mib = 4 * np.prod(found[f"{tensor}.weight"]) / 2**20
+        assert mib == pytest.approx(rows[row], abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("network", "messages"),
+    [("vgg16_cifar", 13), ("resnet50", 53), ("inception_v4", 150), ("lstm_ptb", 9)],
+)
+def test_merging_to_8192_elements_gives_the_messages_of_omgs_table_5(
+    network: str, messages: int
+) -> None:
+    ready = [int(np.prod(shape)) for shape in shapes(network).values()][::-1]
+    assert len(omgs.merge_up_to(ready, 8192)) == messages
+
+
+def small_language_model() -> nn.Module:
+    return zoo.LanguageModel(units=8)
+
+
+@pytest.mark.parametrize("name", ["vgg16_cifar", "lstm_ptb", "googlenet_aux"])
+def test_a_profile_holds_every_tensor_and_all_flops(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of 2: the LSTM's fused tensors and the stacked heads lose nothing."""
+    if name == "lstm_ptb":  # as built, it takes seconds
+        small = networks.Network(small_language_model, networks.find(name).sample)
+        monkeypatch.setitem(networks.NETWORKS, name, small)
+    profile, _ = profile_layers(name, 2, threads=1, budget=ONCE)
+    with torch.device("meta"):
+        held = {n: p.numel() for n, p in networks.build(name).named_parameters()}
+    assert dict(zip(profile.tensor, profile.parameters, strict=True)) == held
+    assert profile.gradient_bytes.sum() == 4 * sum(held.values())
+    assert (profile.forward_s >= 0).all() and (profile.backward_s >= 0).all()
+    assert profile.flops.sum() == 2 * networks.size(name).forward_flops
+
+
+def test_a_tensor_that_layers_share_is_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tied() -> nn.Module:
+        model = zoo.LanguageModel(units=8)
+        model.decoder.weight = model.encoder.weight
+        return model
+
+    small = networks.Network(tied, networks.find("lstm_ptb").sample)
+    monkeypatch.setitem(networks.NETWORKS, "tied", small)
+    profile, _ = profile_layers("tied", 2, threads=1, budget=ONCE)
+    assert len(profile.tensor) == len(set(profile.tensor)) == 10
+    assert profile.flops.sum() == 2 * networks.size("tied").forward_flops
+
+
+def test_recurrent_kernels_count_alike_on_every_device() -> None:
+    lstm, words = nn.LSTM(6, 5, num_layers=2), torch.randn(7, 3, 6)
+    with flops.counter() as counter:
+        lstm(words)
+    assert counter.get_total_flops() == 2 * 7 * 3 * 4 * 5 * (6 + 5 + 5 + 5)
+    on_cuda = flops._rnn_of_cuda((7, 3, 6), [(20, 6), (20, 5), (20,), (20,)])
+    assert on_cuda == 2 * 7 * 3 * 20 * (6 + 5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        ("vgg", "did you mean 'vgg16' or 'vgg16_cifar' or 'vgg16_replaced' or 'vgg19'?"),
+        ("resnet", "did you mean 'resnet101' or 'resnet152' or 'resnet18' or 'resnet50'?"),
+        ("Inception-V4", "did you mean 'inception_v4'?"),
+        ("googlenett", "did you mean 'googlenet'?"),
+    ],
+)
+def test_an_ambiguous_name_is_one_line_with_all_that_it_may_mean(asked: str, line: str) -> None:
+    with pytest.raises(UserError) as error:
+        networks.find(asked)
+    assert str(error.value) == f"unknown network {asked!r}: {line}"
