@@ -247,6 +247,9 @@ def _run_fit(arguments: argparse.Namespace) -> int:
     return 0
 
 
+_PLANNERS = "none, single, buffer:25MB, buffer:64MB:5ms, ddp, mg_wfbp, adafusion, exact"
+
+
 def _add_inputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", type=Path, required=True, help="layer profile (CSV)")
     parser.add_argument("--network", help="which network, when the profile holds several")
@@ -264,6 +267,7 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
 
 def _inputs(arguments: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     """(workload, cost, bootstrap draws) of the two files."""
+    import ddlkit.papers.osf  # noqa: F401 - registers its planners
     from ddlkit import store
     from ddlkit.core.fit import costs_from_dict
 
@@ -288,9 +292,7 @@ def _predict(commands: Any) -> None:
         commands, "predict", _run_predict, "predict an iteration from a profile and a cost"
     )
     _add_inputs(parser)
-    parser.add_argument(
-        "--plan", default="ddp", help="none, single, buffer:25MB, ddp, exact, cuts:3,40"
-    )
+    parser.add_argument("--plan", default="ddp", help=f"{_PLANNERS}, cuts:3,40")
 
 
 def _run_predict(arguments: argparse.Namespace) -> int:
@@ -320,7 +322,7 @@ def _run_predict(arguments: argparse.Namespace) -> int:
 def _plan(commands: Any) -> None:
     parser = _command(commands, "plan", _run_plan, "choose which gradients to fuse")
     _add_inputs(parser)
-    parser.add_argument("--planner", default="exact", help="none, single, buffer:25MB, ddp, exact")
+    parser.add_argument("--planner", default="exact", help=_PLANNERS)
 
 
 def _run_plan(arguments: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -113,13 +114,22 @@ def single(workload: Workload) -> FusionPlan:
     return FusionPlan("single", (workload.n,))
 
 
-def buffer(workload: Workload, capacity_bytes: int, name: str = "") -> FusionPlan:
-    """A group closes before it would exceed the buffer (osf Eq 12); a larger tensor travels alone."""
+def buffer(
+    workload: Workload, capacity_bytes: int, name: str = "", timeout_s: float = math.inf
+) -> FusionPlan:
+    """A group closes before it would exceed the buffer (osf Eq 12); a larger tensor travels alone.
+
+    It also closes when the next gradient takes ``timeout_s`` or longer to become ready. A plan says what
+    travels together, not when it leaves: a scheduler that finds this out by waiting leaves later.
+    """
     if capacity_bytes <= 0:
         raise UserError(f"buffer of {capacity_bytes} bytes: a fusion buffer must be above zero")
+    if not timeout_s > 0:
+        raise UserError(f"buffer timeout is {timeout_s} s: must be above zero")
     ends, filled = [], 0
+    backward_s = workload.backward_s.tolist()
     for i, size in enumerate(workload.bytes.tolist()):
-        if filled and filled + size > capacity_bytes:
+        if filled and (filled + size > capacity_bytes or backward_s[i] >= timeout_s):
             ends.append(i)
             filled = 0
         filled += size
@@ -190,6 +200,12 @@ def _integers(text: str, spec: str) -> list[int]:
         ) from None
 
 
+def _buffer(workload: Workload, text: str) -> FusionPlan:
+    size, _, timeout = text.partition(":")
+    timeout_s = units.parse_seconds(timeout) if timeout else math.inf
+    return buffer(workload, units.parse_bytes(size), f"buffer:{text}", timeout_s)
+
+
 def _cuts(workload: Workload, text: str) -> FusionPlan:
     ends = _integers(text, f"cuts:{text}")
     return FusionPlan(
@@ -210,17 +226,16 @@ Planner = Callable[[Workload, "MessageCost | None", str], FusionPlan]
 PLANNERS: dict[str, Planner] = {
     "none": lambda workload, cost, text: none(workload),
     "single": lambda workload, cost, text: single(workload),
-    "buffer": lambda workload, cost, text: buffer(
-        workload, units.parse_bytes(text), f"buffer:{text}"
-    ),
+    "buffer": lambda workload, cost, text: _buffer(workload, text),
     "ddp": lambda workload, cost, text: ddp(workload),
     "cuts": lambda workload, cost, text: _cuts(workload, text),
     "random": lambda workload, cost, text: _random(workload, text),
-    "exact": lambda workload, cost, text: exact(workload, _needed(cost, "exact")),
+    "exact": lambda workload, cost, text: exact(workload, needed_cost(cost, "exact")),
 }
 
 
-def _needed(cost: MessageCost | None, planner: str) -> MessageCost:
+def needed_cost(cost: MessageCost | None, planner: str) -> MessageCost:
+    """The cost itself. Raises UserError when there is none."""
     if cost is None:
         raise UserError(f"planner {planner!r} needs a message cost: give --cost")
     return cost
@@ -234,7 +249,8 @@ def register_planner(name: str, planner: Planner) -> None:
 
 
 def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) -> FusionPlan:
-    """The plan that ``spec`` names: "none", "buffer:25MB", "ddp", "exact", "cuts:3,40", "random:SEED:GROUPS".
+    """The plan that ``spec`` names: "none", "buffer:25MB", "buffer:64MB:5ms", "ddp", "exact", "cuts:3,40",
+    "random:SEED:GROUPS", or one that ddlkit.papers registers.
 
     Raises UserError for an unknown planner, or one that needs a cost when none is given.
     """

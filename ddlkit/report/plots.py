@@ -22,6 +22,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -102,6 +103,8 @@ PLANS = {
     "buffer": Style("buffer", "#e0a000", "o", "-.", "..."),
     "ddp": Style("DDP", "#009e73", "D", ":", "///"),
     "exact": Style("exact", "#00588f", "*", "-", "xxx"),
+    "mg_wfbp": Style("MG-WFBP", "#7fc4ee", "^", "--", "\\\\\\"),
+    "adafusion": Style("adaFusion", "#d55e00", "h", ":", "+++"),
     "cuts": Style("given cuts", "#8f8f8f", "P", "--", "|||"),
     "random": Style("random", "#c4c4c4", "X", ":", "---"),
 }
@@ -133,6 +136,7 @@ _SERIES = (
     ("#009e73", "v", "-"),
     ("#b3568a", "P", "--"),
 )
+_HATCHES = ("", "///", "...", "xxx", "\\\\\\", "|||")
 
 
 @contextmanager
@@ -460,6 +464,101 @@ def bars_by_plan(
         plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
     ax.set_ylabel(f"{quantity} [{unit}]")
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(heights))
+
+
+@theme()
+def bars(
+    ax: Axes, table: pd.DataFrame, *, label: str, stacked: bool = False, legend: str = "above"
+) -> None:
+    """A group of bars a row (its index names it), a bar a column, beside or upon each other.
+
+    A column named as a plan has the plan's look. ``legend`` is "above", "right" or "". NaN draws nothing.
+    """
+    width = 0.72 if stacked else 0.84 / table.shape[1]
+    base = np.zeros(len(table))
+    styles = _series_styles([str(name) for name in table.columns])
+    for place, style in enumerate(styles):
+        heights = table.iloc[:, place].to_numpy(dtype=float)
+        shift = 0.0 if stacked else (place - (table.shape[1] - 1) / 2) * width
+        ax.bar(
+            np.arange(len(table)) + shift,
+            heights,
+            width if stacked else width * 0.94,
+            bottom=base if stacked else 0.0,
+            color=style.color,
+            hatch=style.hatch,
+            edgecolor="white",
+            linewidth=0.3,
+            label=style.label,
+        )
+        base += np.nan_to_num(heights)
+    ax.set_xticks(range(len(table)), [str(name) for name in table.index])
+    ax.tick_params(axis="x", length=0)
+    ax.set_ylabel(label)
+    _legend(ax, legend, table.shape[1])
+
+
+@theme()
+def lines(
+    ax: Axes,
+    table: pd.DataFrame,
+    *,
+    xlabel: str,
+    ylabel: str,
+    log: str = "",
+    legend: str = "above",
+) -> None:
+    """A line a column against the index, with markers if points are few; NaN breaks a line.
+
+    ``log`` is "", "x", "y" or "xy"; ``legend`` as in ``bars``. A column named as a plan has its look.
+    """
+    x = table.index.to_numpy(dtype=float)
+    for place, style in enumerate(_series_styles([str(name) for name in table.columns])):
+        ax.plot(
+            x,
+            table.iloc[:, place].to_numpy(dtype=float),
+            color=style.color,
+            marker=style.marker if len(x) <= 20 else "",
+            markersize=4,
+            linestyle=style.line,
+            label=style.label,
+        )
+    for axis, letter in ((ax.xaxis, "x"), (ax.yaxis, "y")):
+        if letter in log:
+            getattr(ax, f"set_{letter}scale")("log")
+            _plain_log_ticks(axis)
+            low, high = axis.get_view_interval()
+            if high > 1e3 * low:  # many decades: one tick each is all that fits
+                axis.set_major_locator(LogLocator(numticks=12))
+    ax.set_xlabel(xlabel)
+    ax.set_ylabel(ylabel)
+    _legend(ax, legend, table.shape[1])
+
+
+def _legend(ax: Axes, place: str, entries: int) -> None:
+    if place == "above":
+        ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=min(4, entries))
+    elif place == "right":
+        ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def _series_styles(names: Sequence[str]) -> list[Style]:
+    """Plans in their own look, a second variant of the same planner darker; others by their place."""
+    styles: list[Style] = []
+    seen: set[str] = set()
+    for place, name in enumerate(names):
+        head = name.partition(":")[0]
+        color, marker, line = _SERIES[place % len(_SERIES)]
+        style = Style(name, color, marker, line, _HATCHES[place % len(_HATCHES)])
+        if head in PLANS:
+            style = look(name)
+        if head in seen:
+            red, green, blue = to_rgb(style.color)
+            darker = to_hex((0.55 * red, 0.55 * green, 0.55 * blue))
+            style = Style(style.label, darker, style.marker, (0, (3, 1)), "|||")
+        seen.add(head)
+        styles.append(style)
+    return styles
 
 
 @theme()

@@ -4,6 +4,10 @@
     scaling    Eqs 1-6, 8-10: scaling factors without tensor fusion
     fusion     Eqs 11-17: tensor fusion, as printed and repaired
     bounds     what Eqs 3, 4, 7 and 11 allow at most
+    planners   adaFusion and MG-WFBP as planners of ddlkit.core.plan
+    breakdown  Section 3.3: NEGOTIATE, ALLREDUCE, WAIT and MISC, simulated
+    audit      every planner against the best plan, over random instances and settings
+    cluster    the paper's cluster: which of its unstated settings agree with the numbers it states
 
 Layers are in forward order everywhere: index 0 is the paper's layer 1.
 """
@@ -13,6 +17,7 @@ from ddlkit.papers.networks import parameters as table2_parameters
 from ddlkit.papers.osf.bounds import (
     largest_fusion_gain,
     largest_scaling_loss,
+    least_iteration_s,
     least_overhead_for_gain,
 )
 from ddlkit.papers.osf.fusion import (
@@ -25,6 +30,7 @@ from ddlkit.papers.osf.fusion import (
     wait_s,
 )
 from ddlkit.papers.osf.messages import piecewise_update, update_s
+from ddlkit.papers.osf.planners import adafusion, mg_wfbp
 from ddlkit.papers.osf.scaling import (
     backward_s,
     compute_s,
@@ -39,6 +45,7 @@ from ddlkit.papers.osf.scaling import (
 __all__ = [
     "RESNET_BLOCKS",
     "VGG_CONVOLUTIONS",
+    "adafusion",
     "adafusion_messages",
     "backward_s",
     "buffered_bytes",
@@ -48,7 +55,9 @@ __all__ = [
     "fusing_pays",
     "largest_fusion_gain",
     "largest_scaling_loss",
+    "least_iteration_s",
     "least_overhead_for_gain",
+    "mg_wfbp",
     "osf",
     "osf_fused",
     "overlap_s",

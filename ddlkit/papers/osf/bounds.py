@@ -22,6 +22,25 @@ def largest_fusion_gain(constant_sf: float, saved_overhead: float = 0.0) -> floa
     return constant / max(1.0, constant - HIDDEN - saved_overhead) - 1
 
 
+def least_iteration_s(
+    constant_s: float, compute_s: float, messages: int = 1, overhead_s: float = 0.0
+) -> float:
+    """Least time that any fusion plan takes, if a plan of ``messages`` takes ``constant_s``.
+
+    T >= max(T_comp, T_constant - 2/3 T_comp - (k - 1) delta), with T_comp = compute_s, k = messages,
+    delta = overhead_s, for every plan under osf Eqs 4, 7 and 11. Proof: let b be the time of all bytes.
+
+    * The constant plan never takes more than computing first, then sending everything (no overlap):
+      T_constant <= T_comp + k delta + b, since max(end, ready) <= end + (later of all ready - ready).
+    * No plan sends before forward is over, a third of T_comp (Eq 4), and it sends the same bytes in
+      at least one message: T >= T_comp / 3 + delta + b.
+
+    The difference of the two is the bound. A timeout changes neither: what waits for a tensor that is
+    too late still leaves before that tensor, so before backward ends.
+    """
+    return max(compute_s, constant_s - HIDDEN * compute_s - (messages - 1) * overhead_s)
+
+
 def least_overhead_for_gain(gain: float, constant_sf: float | None = None) -> float:
     """Least (k - 1) delta / T_comp with which ``largest_fusion_gain`` reaches ``gain``.
 

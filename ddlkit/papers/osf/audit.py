@@ -1,0 +1,188 @@
+"""Every planner held against the best of all plans: random instances, and a sweep over settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddlkit.core.cost import AlphaBeta, MessageCost
+from ddlkit.core.plan import make_plan
+from ddlkit.core.simulate import predict, predict_spec
+from ddlkit.core.workload import Workload
+from ddlkit.papers.osf import cluster
+from ddlkit.papers.osf.messages import piecewise_update, update_s
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PLANNERS = (
+    "none",
+    "buffer:25MB",
+    "buffer:100MB",
+    "single",
+    "ddp",
+    "mg_wfbp",
+    "mg_wfbp:osf",
+    "adafusion",
+    "adafusion:repaired",
+)
+OPTIMAL = 1e-9
+"""Largest relative gap that still counts as optimal: rounding."""
+
+
+def gaps(workload: Workload, cost: MessageCost, planners: Sequence[str]) -> dict[str, float]:
+    """How much longer each planner's iteration takes than the best plan's, relative to it."""
+    best = predict_spec(workload, "exact", cost)[1].iteration_s
+    return {p: predict_spec(workload, p, cost)[1].iteration_s / best - 1 for p in planners}
+
+
+def random_instance(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
+    """5 to 40 tensors, sizes and times over decades; all bytes take 0.1 to 10 times the computation.
+
+    All start-ups together take 0.01 to 10 times the computation, which takes 1.
+    """
+    n = int(rng.integers(5, 41))
+    sizes = (10 ** rng.uniform(3, 7.5, n)).astype(np.int64)
+    backward = 10 ** rng.uniform(-2, 0, n)
+    backward *= 2 / 3 / backward.sum()
+    slope = 10 ** rng.uniform(-1, 1) / sizes.sum()
+    overhead = 10 ** rng.uniform(-2, 1) / n
+    return Workload.from_arrays(1 / 3, backward, sizes), AlphaBeta(float(overhead), float(slope))
+
+
+def random_audit(instances: int, seed: int = 0, planners: Sequence[str] = PLANNERS) -> pd.DataFrame:
+    """One row a random instance and planner: gap, and the instance's ratios to its compute time."""
+    rng = np.random.default_rng(seed)
+    return _frame(_random_rows(instances, rng, planners))
+
+
+def _random_rows(
+    instances: int, rng: np.random.Generator, planners: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    for number in range(instances):
+        workload, cost = random_instance(rng)
+        where = {"instance": number, **ratios(workload, cost)}
+        for planner, gap in gaps(workload, cost, planners).items():
+            yield {**where, "planner": planner, "gap": gap}
+
+
+def ratios(workload: Workload, cost: AlphaBeta) -> dict[str, float]:
+    """What decides, by scale invariance: all bytes, and all start-ups, over the compute time."""
+    transmission = cost.beta_s_per_byte * float(workload.bytes.sum())
+    return {
+        "tensors": workload.n,
+        "bytes_over_compute": transmission / workload.compute_s,
+        "start_ups_over_compute": workload.n * cost.alpha_s / workload.compute_s,
+    }
+
+
+def sweep(
+    networks: Sequence[str] = cluster.FIVE,
+    rates_bits_per_s: Sequence[float] = (1e9, 5e9, 25e9, 100e9),
+    overheads_s: Sequence[float] = (2e-5, 1e-4, 5e-4, 2e-3, 1e-2),
+    images_over_c: Sequence[float] = (16, 64, 256),
+    planners: Sequence[str] = PLANNERS,
+    workers: int = cluster.WORKERS,
+) -> pd.DataFrame:
+    """One row a network, link rate, overhead, compute speed (M / c of an RTX 2080 Ti) and planner."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for network in networks:
+            for batch in images_over_c:
+                compute_s = 3 * batch * cluster.network_flops(network) / cluster.PEAK_FLOPS
+                workload = cluster.workload(network, compute_s)
+                for rate in rates_bits_per_s:
+                    for overhead in overheads_s:
+                        cost = AlphaBeta(overhead, float(update_s(1.0, workers, rate / 8)))
+                        where = {
+                            "network": network,
+                            "images_over_c": batch,
+                            "rate_bits_per_s": rate,
+                            "overhead_s": overhead,
+                            **ratios(workload, cost),
+                        }
+                        best = predict_spec(workload, "exact", cost)[1]
+                        for planner in planners:
+                            found = predict_spec(workload, planner, cost)[1].iteration_s
+                            yield {
+                                **where,
+                                "planner": planner,
+                                "gap": found / best.iteration_s - 1,
+                                "best_scaling_factor": best.scaling_factor,
+                            }
+
+    return _frame(rows())
+
+
+def misjudged(
+    networks: Sequence[str] = cluster.FIVE,
+    believed: Sequence[float] = (0.0, 0.25, 0.5, 1.0),
+    overheads_s: Sequence[float] = (2e-5, 1e-4, 5e-4, 2e-3),
+    images_over_c: Sequence[float] = (16, 64, 256),
+    threshold_bytes: float = 45e3,
+) -> pd.DataFrame:
+    """adaFusion, which knows the true cost, against MG-WFBP, which plans with a linear one (Section 4.2).
+
+    True is osf Eq 18 at 25 Gbit/s: linear with a start-up from ``threshold_bytes`` on, and below it
+    logarithmic, meeting the line there and half of that at 1 KB. MG-WFBP believes in the same line
+    with ``believed`` times its start-up. One row a setting; gains of adaFusion (Eq 17, repaired).
+    """
+
+    def rows() -> Iterator[dict[str, Any]]:
+        slope = float(update_s(1.0, cluster.WORKERS, cluster.NETWORK_BYTES_PER_S))
+        for network in networks:
+            for batch in images_over_c:
+                compute_s = 3 * batch * cluster.network_flops(network) / cluster.PEAK_FLOPS
+                workload = cluster.workload(network, compute_s)
+                for overhead in overheads_s:
+                    meeting = overhead + slope * threshold_bytes
+                    rise = meeting / 2 / np.log2(threshold_bytes / 1e3)
+                    start = meeting - rise * np.log2(threshold_bytes)
+                    true = piecewise_update(threshold_bytes, rise, start, slope, overhead)
+                    best = predict_spec(workload, "exact", true)[1].iteration_s
+                    own = predict_spec(workload, "adafusion:repaired", true)[1].iteration_s
+                    for share in believed:
+                        plan = make_plan("mg_wfbp", workload, AlphaBeta(share * overhead, slope))
+                        other = predict(workload, plan, true).iteration_s
+                        yield {
+                            "network": network,
+                            "images_over_c": batch,
+                            "overhead_s": overhead,
+                            "believed": share,
+                            "gain": other / own - 1,
+                            "adafusion_gap": own / best - 1,
+                            "mg_wfbp_gap": other / best - 1,
+                        }
+
+    return _frame(rows())
+
+
+def summary(audit: pd.DataFrame) -> pd.DataFrame:
+    """Per planner: share of instances where it is optimal, mean, 95th percentile and worst gap."""
+    import pandas as pd
+
+    rows = []
+    for planner, found in audit.groupby("planner", sort=False):
+        gap = found["gap"].to_numpy()
+        at_worst = found.loc[found["gap"].idxmax()]
+        rows.append(
+            {
+                "planner": planner,
+                "instances": len(gap),
+                "optimal": float(np.mean(gap <= OPTIMAL)),
+                "mean_gap": float(gap.mean()),
+                "gap_95": float(np.quantile(gap, 0.95)),
+                "worst_gap": float(gap.max()),
+                "worst_bytes_over_compute": float(at_worst["bytes_over_compute"]),
+                "worst_start_ups_over_compute": float(at_worst["start_ups_over_compute"]),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _frame(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(rows)

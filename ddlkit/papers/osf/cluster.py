@@ -1,0 +1,438 @@
+"""The paper's cluster: osf's networks at given compute times, and which unstated settings fit what it states.
+
+The paper leaves out batch size, c, delta and the timeout of the fusion buffer. Of Eqs 4 to 16 batch
+size and c only enter as T_comp, and multiplying T_comp, delta, the timeout and 1/beta by one factor changes
+no scaling factor. So an *effective* rate below the nominal one cannot be told from slower GPUs: everything
+here is at the nominal 25 Gbit/s, and a rate lower by a factor means times longer by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.errors import UserError
+from ddlkit.core.plan import FusionPlan, buffer, none
+from ddlkit.core.units import GB, KB, MB
+from ddlkit.core.workload import Workload
+from ddlkit.papers import networks
+from ddlkit.papers.osf.messages import update_s
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = NDArray[np.float64]
+
+WORKERS = 32
+GPUS_PER_MACHINE = 8
+NETWORK_BYTES_PER_S = 25e9 / 8
+PCIE3_X16_BYTES_PER_S = 8e9 * 16 * 128 / 130 / 8
+PEAK_FLOPS = 13.45e12
+"""GeForce RTX 2080 Ti: 4352 lanes x 2 FLOP x 1.545 GHz (boost), single precision."""
+FIVE = ("ResNet50", "ResNet101", "ResNet152", "VGG16", "VGG19")
+REPLACED = "VGG16 replaced"
+HALF_OPEN_WIDTH = 0.05
+"""What counts as one unit of missing a statement that has only one bound."""
+BUFFERS = (KB, MB, 100 * MB, GB)
+UNITS = ("tensor", "layer")
+
+
+def network_layers(network: str) -> tuple[networks.Layer, ...]:
+    """Layers in forward order; ``REPLACED`` is VGG-16 after osf Table 3 (1x1 convolutions, pooling)."""
+    if network != REPLACED:
+        return networks.layers(network)
+    tail = networks.conv(512, 512, 1, 7), networks.conv(512, 1000, 1, 7)
+    return (*networks.layers("VGG16")[:-3], *tail)
+
+
+def network_flops(network: str) -> float:
+    """FLOP of one image's forward pass, two a multiply-add (osf Eq 5's C, summed)."""
+    return 2.0 * sum(layer.multiply_adds for layer in network_layers(network))
+
+
+def workload(network: str, compute_s: float, unit: str = "tensor") -> Workload:
+    """A network of osf Table 2 whose iteration computes for ``compute_s`` = T_comp (Eqs 4-6).
+
+    A third is forward; the rest is spread over the layers by their multiply-adds. A layer's tensors
+    become ready together, at the end of its backward. ``unit`` is what travels alone without fusion:
+    a "tensor" or a "layer". Raises UserError for another unit, network or a negative time.
+    """
+    if unit not in UNITS:
+        raise UserError(f"unit {unit!r}: use one of {', '.join(UNITS)}")
+    shares, sizes, names, layers = _shape(network, unit)
+    return Workload(compute_s / 3, 2 / 3 * compute_s * shares, 4 * sizes, sizes, layers, names)
+
+
+@lru_cache(maxsize=32)
+def _shape(network: str, unit: str) -> tuple[Floats, Any, tuple[str, ...], tuple[str, ...]]:
+    """Share of the backward pass, elements, tensor and layer names, all in ready order."""
+    shares: list[float] = []
+    sizes: list[int] = []
+    names: list[str] = []
+    owners: list[str] = []
+    listed = network_layers(network)
+    total = sum(layer.multiply_adds for layer in listed)
+    for number in range(len(listed) - 1, -1, -1):
+        layer = listed[number]
+        parts = layer.tensors[::-1] if unit == "tensor" else (sum(layer.tensors),)
+        sizes += parts
+        shares += [layer.multiply_adds / total, *[0.0] * (len(parts) - 1)]
+        names += [f"{number + 1}.{len(parts) - k}" for k in range(len(parts))]
+        owners += [str(number + 1)] * len(parts)
+    return np.array(shares), np.array(sizes, dtype=np.int64), tuple(names), tuple(owners)
+
+
+def images_over_c(network: str, compute_s: float) -> float:
+    """M / c of osf Eq 5 for an RTX 2080 Ti: images in the mini-batch over the GPU's utilisation."""
+    return compute_s * PEAK_FLOPS / (3 * network_flops(network))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the paper leaves out. ``compute_s`` is T_comp of ResNet-101 and of VGG-16.
+
+    Within a family c is taken as equal, so T_comp follows the FLOP. ``overhead_s`` is delta at 32
+    workers; it grows with the N - 1 steps of a ring.
+    """
+
+    resnet101_s: float
+    vgg16_s: float
+    overhead_s: float
+    timeout_s: float = math.inf
+    unit: str = "tensor"
+
+    def compute_s(self, network: str) -> float:
+        """T_comp of one of the five networks, or of VGG-16 with its layers replaced."""
+        known, reference = (
+            (self.vgg16_s, "VGG16")
+            if network.startswith("VGG")
+            else (self.resnet101_s, "ResNet101")
+        )
+        return known * network_flops(network) / network_flops(reference)
+
+    def workload(self, network: str) -> Workload:
+        """The network's iteration in this setting."""
+        return workload(network, self.compute_s(network), self.unit)
+
+    def cost(self, workers: int = WORKERS) -> AlphaBeta:
+        """osf Eq 7 without the time of additions; up to 8 workers over PCIe, beyond over the network.
+
+        The paper does not state the bandwidth inside a machine: PCIe's datasheet value is used.
+        """
+        if workers < 2:
+            raise UserError(f"an all-reduce needs at least 2 workers, not {workers}")
+        rate = PCIE3_X16_BYTES_PER_S if workers <= GPUS_PER_MACHINE else NETWORK_BYTES_PER_S
+        overhead_s = self.overhead_s * (workers - 1) / (WORKERS - 1)
+        slope = float(update_s(1.0, workers, rate))
+        return AlphaBeta(overhead_s, slope, workers=workers, algorithm="ring")
+
+
+def fused(
+    network: str, compute_s: float, capacity: float, timeout_s: float, unit: str
+) -> tuple[Workload, FusionPlan, Floats]:
+    """A workload, the plan of a buffer with timeout, and how long each message waits in vain.
+
+    ``capacity`` 0 is no fusion. A message waits the timeout if the next tensor was too late for it;
+    the last one, and one that is full, leave at once (osf Eqs 12-14 as repaired).
+    """
+    work = workload(network, compute_s, unit)
+    if not capacity:
+        return work, none(work), np.zeros(work.n)
+    plan = buffer(work, int(capacity), timeout_s=timeout_s)
+    waited = np.zeros(len(plan.ends))
+    sizes = plan.group_bytes(work)
+    for group, end in enumerate(plan.ends[:-1]):
+        if sizes[group] + work.bytes[end] <= capacity and work.backward_s[end] >= timeout_s:
+            waited[group] = timeout_s
+    return work, plan, waited
+
+
+def fused_iteration_s(
+    work: Workload, plan: FusionPlan, waited_s: Floats, overhead_s: Floats, slope: float
+) -> Floats:
+    """(D,) iteration times for (D,) overheads: the longest of the ways through the messages."""
+    messages = np.arange(len(plan.ends), 0, -1.0)
+    bytes_left = np.cumsum(plan.group_bytes(work)[::-1])[::-1]
+    fixed = plan.group_ready_s(work) + waited_s + slope * bytes_left
+    return np.max(fixed + np.multiply.outer(overhead_s, messages), axis=1)
+
+
+@dataclass(frozen=True)
+class Stated:
+    """One statement of the paper as an interval: low <= quantity <= high."""
+
+    name: str
+    low: float
+    high: float
+
+    @classmethod
+    def about(cls, name: str, value: float, tolerance: float) -> Stated:
+        """Within a relative tolerance of the printed value."""
+        return cls(name, value * (1 - tolerance), value * (1 + tolerance))
+
+    def widened(self, factor: float) -> Stated:
+        """The interval ``factor`` times as wide about its middle; one with an open end as it is."""
+        if math.isinf(self.high - self.low):
+            return self
+        middle, half = (self.low + self.high) / 2, (self.high - self.low) / 2
+        return Stated(self.name, middle - factor * half, middle + factor * half)
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Settings to scan: every combination of compute times, overheads, timeouts and units."""
+
+    resnet101_s: Floats
+    vgg16_s: Floats
+    overhead_s: Floats
+    timeout_s: Floats
+    units: tuple[str, ...] = UNITS
+
+    @classmethod
+    def default(cls, points: int = 61) -> Grid:
+        """Computing 10 ms to 3 s, delta 10 us to 10 ms, timeouts 1 to 100 ms and none."""
+        times = np.geomspace(0.01, 3.0, points)
+        timeouts = np.append(np.geomspace(1e-3, 0.1, 7), math.inf)
+        return cls(times, times, np.geomspace(1e-5, 1e-2, points), timeouts)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Units, timeouts, overheads, compute times of ResNet-101, of VGG-16."""
+        axes = self.units, self.timeout_s, self.overhead_s, self.resnet101_s, self.vgg16_s
+        return tuple(len(axis) for axis in axes)
+
+    def setting(self, index: Sequence[int]) -> Setting:
+        """The setting at one place of the grid, given in the order of ``shape``."""
+        unit, timeout, overhead, resnet, vgg = index
+        return Setting(
+            float(self.resnet101_s[resnet]),
+            float(self.vgg16_s[vgg]),
+            float(self.overhead_s[overhead]),
+            float(self.timeout_s[timeout]),
+            self.units[unit],
+        )
+
+
+def quantities(grid: Grid) -> dict[str, Floats]:
+    """What the paper states, computed for every setting; each array broadcasts to ``grid.shape``."""
+    slope = float(update_s(1.0, WORKERS, NETWORK_BYTES_PER_S))
+    one = {  # scaling factor by network and buffer, (U, K, D, T) each
+        network: _family(network, grid, slope) for network in (*FIVE, REPLACED)
+    }
+    resnet = {name: values[..., None] for name, values in one["ResNet101"].items()}
+    vgg = {name: values[..., None, :] for name, values in one["VGG16"].items()}
+    replaced = one[REPLACED]["sf_0"][..., None, :]
+    errors = []
+    for network in FIVE:
+        relative = one[network]["csf"] / one[network]["sf_0"] - 1
+        errors.append(relative[..., None, :] if network.startswith("VGG") else relative[..., None])
+    sizes = np.abs(np.stack(np.broadcast_arrays(*errors)))
+    against = [resnet["csf"] / resnet[f"sf_{size}"] - 1 for size in BUFFERS]
+    return {
+        "VGG-16: scaling factor": vgg["sf_0"],
+        "VGG-16 replaced: scaling factor": replaced,
+        "VGG-16: change up to 100 MB": vgg[f"sf_{100 * MB}"] / vgg["sf_0"] - 1,
+        "VGG-16: loss at 1 GB": 1 - vgg[f"sf_{GB}"] / vgg["sf_0"],
+        "VGG-16: communication at 1 GB": vgg[f"update_{GB}"] / vgg["update_0"] - 1,
+        "ResNet-101: gain at 1 GB": resnet[f"sf_{GB}"] / resnet["sf_0"] - 1,
+        "ResNet-101: 100 MB over 1 GB": resnet[f"sf_{100 * MB}"] / resnet[f"sf_{GB}"] - 1,
+        "ResNet-101: ALLREDUCE share": resnet["share_0"],
+        "ResNet-101: largest CSF error": np.max(np.abs(np.stack(against)), axis=0),
+        "ResNet-101: CSF above at 1 KB, 1 MB": np.minimum(against[0], against[1]),
+        "ResNet-101: CSF below at 100 MB, 1 GB": np.maximum(against[2], against[3]),
+        "five: smallest CSF error": sizes.min(axis=0),
+        "five: largest CSF error": sizes.max(axis=0),
+        "ResNets: CSF above SF": np.min(np.stack(errors[:3]), axis=0),
+    }
+
+
+def _family(network: str, grid: Grid, slope: float) -> dict[str, Floats]:
+    """(units, timeouts, overheads, compute times) of SF by buffer, CSF, T_update and its busy share."""
+    resnet = network.startswith("ResNet")
+    times = grid.resnet101_s if resnet else grid.vgg16_s
+    ratio = network_flops(network) / network_flops("ResNet101" if resnet else "VGG16")
+    capacities = (0, *BUFFERS) if network in ("ResNet101", "VGG16") else (0,)
+    shape = len(grid.units), len(grid.timeout_s), len(grid.overhead_s), len(times)
+    names = [f"{what}_{c}" for c in capacities for what in ("sf", "update", "share")]
+    found = {name: np.empty(shape) for name in (*names, "csf")}
+    for u, unit in enumerate(grid.units):
+        for t, compute_s in enumerate(ratio * times):
+            single = grid.overhead_s + slope * workload(network, compute_s, unit).bytes.sum()
+            found["csf"][u, :, :, t] = compute_s / (compute_s + single)
+            for capacity in capacities:
+                for k, timeout_s in enumerate(grid.timeout_s if capacity else grid.timeout_s[:1]):
+                    place = (u, k if capacity else slice(None), slice(None), t)
+                    work, plan, waited = fused(network, compute_s, capacity, timeout_s, unit)
+                    taken = fused_iteration_s(work, plan, waited, grid.overhead_s, slope)
+                    update = taken - work.ready_s[0]
+                    busy = len(plan.ends) * grid.overhead_s + slope * work.bytes.sum()
+                    found[f"sf_{capacity}"][place] = compute_s / taken
+                    found[f"update_{capacity}"][place] = update
+                    found[f"share_{capacity}"][place] = busy / update
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Which statements hold where: ``holds`` is (statements, *grid.shape).
+
+    ``miss`` (*grid.shape): the statements' distances from their intervals, in half-widths, summed.
+    """
+
+    grid: Grid
+    stated: tuple[Stated, ...]
+    holds: NDArray[np.bool_]
+    miss: NDArray[np.float32]
+    values: Mapping[str, Floats]
+
+    @cached_property
+    def count(self) -> NDArray[np.int64]:
+        """How many statements hold, by setting."""
+        return self.holds.sum(axis=0)
+
+    def fits_all(self) -> bool:
+        """Whether some setting agrees with every statement."""
+        return bool((self.count == len(self.stated)).any())
+
+    def most(self, *required: str) -> NDArray[np.bool_]:
+        """Mask of the settings with the most statements, among those where ``required`` hold.
+
+        Raises UserError when these hold nowhere together.
+        """
+        names = [one.name for one in self.stated]
+        allowed = np.all(self.holds[[names.index(name) for name in required]], axis=0)
+        if not np.any(allowed):
+            raise UserError(f"no scanned setting agrees with {' and '.join(required)}")
+        mask: NDArray[np.bool_] = allowed & (self.count == self.count[allowed].max())
+        return mask
+
+    def best_index(self, *required: str) -> tuple[int, ...]:
+        """The best compromise: ``most(*required)``, and among these the smallest ``miss``."""
+        chosen = np.where(self.most(*required), self.miss, np.inf)
+        return tuple(int(i) for i in np.unravel_index(int(np.argmin(chosen)), chosen.shape))
+
+    def best(self, *required: str) -> Setting:
+        """The setting at ``best_index``."""
+        return self.grid.setting(self.best_index(*required))
+
+    def without(
+        self, name: str, *required: str
+    ) -> tuple[tuple[int, ...], tuple[float, float, float]]:
+        """The best compromise of all *other* statements, and what it says of this one.
+
+        Returns its index, and (value there, least, largest value over all settings as good by count).
+        ``required`` as in ``most``; the statement itself is never required.
+        """
+        names = [one.name for one in self.stated]
+        k = names.index(name)
+        others = [names.index(other) for other in required if other != name]
+        allowed = np.all(self.holds[others], axis=0)
+        count = self.count - self.holds[k]
+        chosen = allowed & (count == count[allowed].max())
+        value = np.broadcast_to(self.values[name], self.grid.shape)
+        miss = np.where(chosen, self.miss - _miss(self.stated[k], value), np.inf)
+        index = tuple(int(i) for i in np.unravel_index(int(np.argmin(miss)), miss.shape))
+        seen = value[chosen]
+        return index, (float(value[index]), float(seen.min()), float(seen.max()))
+
+    def residuals(self, index: Sequence[int] | None = None) -> pd.DataFrame:
+        """Every statement at one setting: allowed interval, computed value, whether it holds."""
+        import pandas as pd
+
+        place = tuple(index or self.best_index())
+        rows = []
+        for k, one in enumerate(self.stated):
+            value = float(np.broadcast_to(self.values[one.name], self.grid.shape)[place])
+            rows.append([one.name, one.low, one.high, value, bool(self.holds[(k, *place)])])
+        return pd.DataFrame(rows, columns=["statement", "low", "high", "computed", "holds"])
+
+    def alone(self) -> pd.DataFrame:
+        """For each statement: the share of settings that agree, and of the best ones."""
+        import pandas as pd
+
+        best = self.most()
+        rows = [[h.mean(), h[best].mean()] for h in self.holds]
+        frame = pd.DataFrame(rows, columns=["settings", "best_settings"])
+        return frame.assign(statement=[one.name for one in self.stated])[
+            ["statement", "settings", "best_settings"]
+        ]
+
+    def conflicts(self) -> pd.DataFrame:
+        """Pairs of statements of which each holds somewhere, but both nowhere."""
+        import pandas as pd
+
+        flat = self.holds.reshape(len(self.stated), -1)
+        packed = np.packbits(flat, axis=1)
+        anywhere = np.asarray(flat.any(axis=1))
+        rows = [
+            (self.stated[i].name, self.stated[j].name)
+            for i in range(len(flat))
+            for j in range(i)
+            if anywhere[i] and anywhere[j] and not np.any(packed[i] & packed[j])
+        ]
+        return pd.DataFrame(rows, columns=["statement", "contradicts"])
+
+    def ranges(self, wanted: NDArray[np.bool_] | None = None) -> pd.DataFrame:
+        """Smallest and largest value of every free setting over the wanted ones (default: ``most()``).
+
+        "scanned" is the range of the grid: a setting whose range is as wide is not determined.
+        """
+        import pandas as pd
+
+        chosen = np.argwhere(self.most() if wanted is None else wanted)
+        axes = {
+            "timeout_s": (1, self.grid.timeout_s),
+            "overhead_s": (2, self.grid.overhead_s),
+            "resnet101_s": (3, self.grid.resnet101_s),
+            "vgg16_s": (4, self.grid.vgg16_s),
+        }
+        rows = []
+        for name, (axis, scanned) in axes.items():
+            seen = scanned[chosen[:, axis]]
+            rows.append([name, seen.min(), seen.max(), scanned.min(), scanned.max()])
+        columns = ["free", "low", "high", "scanned_low", "scanned_high"]
+        return pd.DataFrame(rows, columns=columns)
+
+    def of_units(self) -> dict[str, int]:
+        """How many statements hold at most, if what travels alone is a tensor, or a layer."""
+        return {unit: int(self.count[k].max()) for k, unit in enumerate(self.grid.units)}
+
+
+def calibrate(stated: Sequence[Stated], grid: Grid | None = None) -> Calibration:
+    """Every setting of the grid against every statement. Raises UserError for an unknown name."""
+    grid = grid or Grid.default()
+    values = quantities(grid)
+    unknown = [one.name for one in stated if one.name not in values]
+    if unknown:
+        raise UserError(f"no quantity {unknown[0]!r}: use one of {', '.join(values)}")
+    holds = np.empty((len(stated), *grid.shape), dtype=bool)
+    miss = np.zeros(grid.shape, dtype=np.float32)
+    for k, one in enumerate(stated):
+        value = values[one.name]
+        holds[k] = (value >= one.low) & (value <= one.high)
+        miss += _miss(one, value)
+    return Calibration(grid, tuple(stated), holds, miss, values)
+
+
+def _miss(one: Stated, value: Floats) -> NDArray[np.float32]:
+    """Distance from the interval in half-widths, 0 inside."""
+    outside = np.maximum(one.low - value, value - one.high)
+    width = (one.high - one.low) / 2 if math.isfinite(one.high - one.low) else HALF_OPEN_WIDTH
+    return (np.maximum(outside, 0.0) / width).astype(np.float32)
+
+
+def rescaled(setting: Setting, factor: float) -> Setting:
+    """The same scaling factors on a link ``factor`` times slower: all times longer by it."""
+    times = {
+        field.name: getattr(setting, field.name) * factor
+        for field in fields(setting)
+        if field.name != "unit"
+    }
+    return replace(setting, **times)

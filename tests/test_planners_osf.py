@@ -1,0 +1,289 @@
+"""osf's planners, bound, breakdown and cluster: laws over random instances, and what no setting can do."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlkit.core.cost import AlphaBeta, MessageCost
+from ddlkit.core.errors import UserError
+from ddlkit.core.plan import FusionPlan, buffer, make_plan, none
+from ddlkit.core.simulate import predict, predict_spec
+from ddlkit.core.workload import Workload
+from ddlkit.papers import osf
+from ddlkit.papers.osf import audit, cluster
+from ddlkit.papers.osf.breakdown import PHASES, breakdown
+from ddlkit.report import claims, figures_osf
+from strategies import costs, plans, random_workload, workloads
+
+SMALL = cluster.Grid.default(9)
+
+
+def even(n: int, gap_s: float) -> Workload:
+    """Equal tensors of 1 MB, ``gap_s`` of backward each."""
+    return Workload.from_arrays(0.1, [gap_s] * n, [10**6] * n)
+
+
+# ---------------------------------------------------------------- planners
+
+
+@given(workloads(), costs(), st.sampled_from(audit.PLANNERS))
+def test_no_planner_beats_the_exact_plan(workload: Workload, cost: MessageCost, name: str) -> None:
+    best = predict_spec(workload, "exact", cost)[1].iteration_s
+    found = predict_spec(workload, name, cost)[1].iteration_s
+    assert found >= best * (1 - 1e-9)
+
+
+@given(workloads(), st.floats(1e-12, 1e-6))
+def test_without_start_up_sending_one_by_one_is_optimal(workload: Workload, slope: float) -> None:
+    cost = AlphaBeta(0.0, slope)
+    best = predict_spec(workload, "exact", cost)[1].iteration_s
+    for name in ("none", "mg_wfbp"):
+        assert predict_spec(workload, name, cost)[1].iteration_s == pytest.approx(best, rel=1e-9)
+
+
+@pytest.mark.parametrize("start_up_s, messages", [(0.0005, 10), (0.002, 1)])
+def test_an_idle_link_fuses_if_the_start_up_exceeds_the_wait(
+    start_up_s: float, messages: int
+) -> None:
+    # 1 ns a byte: a message of 1 MB is over within the 1 ms until the next gradient, or nearly.
+    workload, cost = even(10, 0.001), AlphaBeta(start_up_s, 1e-10)
+    for name in ("mg_wfbp", "adafusion:repaired"):
+        assert len(make_plan(name, workload, cost).ends) == messages
+
+
+def test_mg_wfbp_also_sees_that_the_link_is_busy() -> None:
+    workload, cost = even(10, 0.001), AlphaBeta(0.0009, 1e-8)  # 10 ms a message
+    assert len(make_plan("adafusion:repaired", workload, cost).ends) == 10
+    assert len(make_plan("mg_wfbp", workload, cost).ends) < 5
+
+
+@given(workloads(), costs())
+def test_printed_eq17_fuses_all_that_merging_does_not_make_dearer(
+    workload: Workload, cost: MessageCost
+) -> None:
+    plan = make_plan("adafusion", workload, cost)
+    if isinstance(cost, AlphaBeta) and cost.alpha_s > 1e-3 * cost(float(workload.bytes.sum())):
+        assert plan.ends == make_plan("single", workload).ends
+
+
+@given(workloads(max_tensors=8), st.floats(1e-4, 1))
+def test_planner_and_equation_group_alike(workload: Workload, start_up_s: float) -> None:
+    cost = AlphaBeta(start_up_s, 1e-9)
+    sizes, backward = workload.bytes[::-1].tolist(), workload.backward_s[::-1].tolist()
+    for name, literal in (("adafusion", True), ("adafusion:repaired", False)):
+        messages = osf.adafusion_messages(sizes, backward, cost, literal=literal)
+        assert make_plan(name, workload, cost).group_bytes(workload).tolist() == list(messages)
+
+
+@given(workloads(), st.integers(1, 10**9), st.floats(1e-3, 10))
+def test_buffer_with_timeout_sends_what_the_repaired_equation_sends(
+    workload: Workload, capacity: int, timeout_s: float
+) -> None:
+    plan = buffer(workload, capacity, timeout_s=timeout_s)
+    arguments = workload.bytes[::-1].tolist(), workload.backward_s[::-1].tolist()
+    sent = osf.sent_bytes(*arguments, capacity, timeout_s, literal=False)
+    assert plan.group_bytes(workload).tolist() == sent[sent > 0][::-1].tolist()
+
+
+@pytest.mark.parametrize(
+    "spec, word",
+    [
+        ("adafusion:best", "adafusion:repaired"),
+        ("mg_wfbp:100MB", "mg_wfbp:osf"),
+        ("buffer:1MB:0s", "timeout"),
+        ("buffer:0:5ms", "above zero"),
+        ("buffer:1MB:soon", "soon"),
+    ],
+)
+def test_bad_specs_are_one_clear_error(spec: str, word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        make_plan(spec, even(3, 0.1), AlphaBeta(1e-3, 1e-9))
+
+
+@pytest.mark.parametrize("name", ["adafusion", "mg_wfbp"])
+def test_a_planner_that_needs_a_cost_says_so(name: str) -> None:
+    with pytest.raises(UserError, match="needs a message cost"):
+        make_plan(name, even(3, 0.1))
+
+
+# ---------------------------------------------------------------- bound
+
+
+@st.composite
+def backward_is_two_thirds(draw: st.DrawFn) -> tuple[Workload, FusionPlan, FusionPlan, AlphaBeta]:
+    n = draw(st.integers(1, 10))
+    workload = random_workload(np.random.default_rng(draw(st.integers(0, 2**32))), n)
+    forward_s = float(workload.backward_s.sum()) / 2
+    shaped = Workload.from_arrays(forward_s, workload.backward_s, workload.bytes)
+    cost = AlphaBeta(draw(st.floats(0, 1)), draw(st.floats(0, 1e-7)))
+    return shaped, draw(plans(n)), draw(plans(n)), cost
+
+
+@given(backward_is_two_thirds())
+def test_no_plan_is_faster_than_the_bound(
+    drawn: tuple[Workload, FusionPlan, FusionPlan, AlphaBeta],
+) -> None:
+    workload, constant, other, cost = drawn
+    times = [predict(workload, plan, cost).iteration_s for plan in (constant, other)]
+    compute_s, k = workload.compute_s, len(constant.ends)
+    least = osf.least_iteration_s(times[0], compute_s, k, cost.alpha_s)
+    assert times[1] >= least * (1 - 1e-9)
+    saved = (k - 1) * cost.alpha_s / compute_s
+    most = osf.largest_fusion_gain(min(1.0, compute_s / times[0]), saved)
+    assert times[0] / times[1] - 1 <= most + 1e-9
+
+
+def test_the_bound_is_reached() -> None:
+    # All bytes ready at the start of backward, and as long to send as backward takes.
+    workload = Workload.from_arrays(1.0, [0.0, 2.0], [10**6, 1])
+    cost = AlphaBeta(0.0, 2e-6)
+    slow, fast = (predict_spec(workload, name, cost)[1].iteration_s for name in ("single", "none"))
+    assert slow == pytest.approx(5.0) and fast == pytest.approx(3.0, rel=1e-5)
+    assert osf.least_iteration_s(slow, workload.compute_s) == pytest.approx(fast, rel=1e-5)
+
+
+# ---------------------------------------------------------------- breakdown
+
+
+@given(workloads(), costs(), st.data())
+def test_phases_fill_the_time_from_the_first_gradient_to_the_last_message(
+    workload: Workload, cost: MessageCost, data: st.DataObject
+) -> None:
+    plan = data.draw(plans(workload.n))
+    slowest = data.draw(st.floats(1, 2))
+    equal = breakdown(workload, plan, cost)
+    end_s = predict(workload, plan, cost).iteration_s - workload.update_s
+    assert sum(equal.values()) == pytest.approx(end_s - workload.ready_s[0], abs=1e-9)
+    assert set(equal) == set(PHASES) and equal["NEGOTIATE"] == pytest.approx(0, abs=1e-9)
+    unequal = breakdown(workload, plan, cost, slowest=slowest)
+    assert sum(unequal.values()) >= sum(equal.values()) - 1e-9
+    assert unequal["ALLREDUCE"] == pytest.approx(equal["ALLREDUCE"])
+    assert min(unequal.values()) >= 0
+
+
+def test_breakdown_refuses_a_slowest_rank_that_is_faster() -> None:
+    workload = even(2, 0.1)
+    with pytest.raises(UserError, match="slowest"):
+        breakdown(workload, none(workload), AlphaBeta(0, 1e-9), slowest=0.9)
+
+
+# ---------------------------------------------------------------- cluster
+
+
+@pytest.mark.parametrize("unit", cluster.UNITS)
+@pytest.mark.parametrize("network", [*cluster.FIVE, cluster.REPLACED])
+def test_workloads_have_the_networks_bytes_and_times(network: str, unit: str) -> None:
+    workload = cluster.workload(network, 0.3, unit)
+    assert workload.compute_s == pytest.approx(0.3)
+    assert workload.forward_s == pytest.approx(0.1)
+    if network != cluster.REPLACED:
+        assert workload.bytes.sum() == 4 * sum(osf.table2_parameters(network))
+    with pytest.raises(UserError, match="unit"):
+        cluster.workload(network, 0.3, "byte")
+
+
+@pytest.mark.parametrize("capacity", [0, 10**6, 10**8, 10**9])
+@pytest.mark.parametrize("timeout_s", [0.003, 0.02, math.inf])
+def test_the_scan_equals_the_repaired_equations_one_by_one(capacity: int, timeout_s: float) -> None:
+    compute_s, overheads, slope = 0.2, np.array([1e-5, 1e-3]), 6e-10
+    arguments = cluster.fused("VGG16", compute_s, capacity, timeout_s, "tensor")
+    workload = arguments[0]
+    fast = compute_s / cluster.fused_iteration_s(*arguments, overheads, slope)
+    sizes, backward = workload.bytes[::-1].tolist(), workload.backward_s[::-1].tolist()
+    for overhead, found in zip(overheads.tolist(), fast.tolist(), strict=True):
+        cost = AlphaBeta(overhead, slope)
+        options = {"capacity": capacity, "timeout_s": timeout_s if capacity else math.inf}
+        slow = osf.osf_fused(workload.forward_s, sizes, backward, cost, **options, literal=False)
+        assert found == pytest.approx(slow)
+
+
+def test_scaling_all_times_changes_no_quantity() -> None:
+    one = cluster.Setting(0.1, 0.2, 1e-3, 0.01)
+    work, plan, waited = cluster.fused("VGG16", 0.2, 10**8, 0.01, "layer")
+    slope = one.cost().beta_s_per_byte
+    first = 0.2 / cluster.fused_iteration_s(work, plan, waited, np.array([1e-3]), slope)
+    twice = cluster.rescaled(one, 2)
+    work, plan, waited = cluster.fused("VGG16", twice.vgg16_s, 10**8, twice.timeout_s, "layer")
+    overheads = np.array([twice.overhead_s])
+    second = 0.4 / cluster.fused_iteration_s(work, plan, waited, overheads, 2 * slope)
+    assert first == pytest.approx(second)
+
+
+def test_calibration_finds_a_setting_it_was_told() -> None:
+    values = cluster.quantities(SMALL)
+    place = (0, 3, 4, 5, 2)
+    stated = [
+        cluster.Stated.about(name, float(np.broadcast_to(value, SMALL.shape)[place]), 0.01)
+        for name, value in values.items()
+        if float(np.broadcast_to(value, SMALL.shape)[place]) > 0
+    ]
+    found = cluster.calibrate(stated, SMALL)
+    assert found.fits_all() and found.holds[(slice(None), *place)].all()
+    assert found.residuals(place)["holds"].all()
+    with pytest.raises(UserError, match="no quantity"):
+        cluster.calibrate([cluster.Stated("ResNet-7: charm", 0, 1)], SMALL)
+
+
+def test_no_setting_agrees_with_all_that_the_paper_states() -> None:
+    found = figures_osf.calibration()
+    assert not found.fits_all()
+    assert all(holds.any() for holds in found.holds)  # though each statement alone is met somewhere
+    assert found.count.max() < len(found.stated) - 2
+    best = found.best(figures_osf.ANCHOR)
+    assert found.residuals(found.best_index(figures_osf.ANCHOR)).iloc[0]["holds"]
+    assert found.grid.setting(found.best_index(figures_osf.ANCHOR)) == best
+
+
+def test_what_is_called_undetermined_has_the_printed_value_in_its_range() -> None:
+    found = figures_osf.calibration()
+    undetermined = {
+        "osf-fig03-csf-max": "five: largest CSF error",
+        "osf-fig03-csf-min": "five: smallest CSF error",
+        "osf-fig06-resnet101": "ResNet-101: gain at 1 GB",
+    }
+    for claim, statement in undetermined.items():
+        _, (_, low, high) = found.without(statement, figures_osf.ANCHOR)
+        assert low < claims.claimed(claim) / 100 < high and high > 3 * low
+
+
+# ---------------------------------------------------------------- audit, figures
+
+
+def test_the_audit_is_reproducible_and_never_below_the_best() -> None:
+    first, again = (audit.random_audit(20, seed=3) for _ in range(2))
+    assert first.equals(again)
+    assert first["gap"].min() >= -1e-9
+    assert set(audit.summary(first)["planner"]) == set(audit.PLANNERS)
+
+
+def test_adafusion_does_not_gain_what_figure_11_tells() -> None:
+    swept = audit.sweep(("ResNet50", "VGG16"), overheads_s=(1e-4, 2e-3), images_over_c=(64,))
+    wide = swept.pivot_table(index=["network", "rate_bits_per_s", "overhead_s"], columns="planner")
+    gap = wide["gap"] + 1
+    assert (gap["buffer:100MB"] / gap["adafusion:repaired"]).max() < 2.5
+    assert (gap["mg_wfbp"] / gap["adafusion:repaired"]).max() < 1.09
+
+
+@pytest.mark.parametrize("figure", ["fig03", "fig04", "fig05", "fig06", "fig07", "fig08", "fig11"])
+def test_every_figure_has_a_model_and_a_paper_column(figure: str) -> None:
+    frame = getattr(figures_osf, figure)()
+    assert frame["model"].notna().all()
+    printed = frame["paper"].dropna()
+    assert len(printed) == {"fig05": 1, "fig08": 4}.get(figure, 0)
+
+
+def test_gains_stay_below_the_most_possible() -> None:
+    frame = figures_osf.fig11()
+    assert (frame["gain_over_100MB"] <= frame["most_possible_gain"] + 1e-9).all()
+
+
+def test_figure_2_shows_one_pair_that_pays_and_one_that_does_not() -> None:
+    workload, cost, timelines = figures_osf.fig02()
+    apart, pairs, first = (timeline.duration_s for timeline in timelines.values())
+    assert first < pairs < apart
+    assert first == pytest.approx(predict_spec(workload, "exact", cost)[1].iteration_s)
