@@ -49,7 +49,7 @@ def test_slowdown_is_beside_over_alone() -> None:
 
 
 def test_c_is_the_achieved_over_the_largest_measured_rate(tmp_path: Path) -> None:
-    where = {"device": "cpu", "precision": "fp32"}
+    where = {"device": "cpu", "precision": "fp32", "kernel": "product"}
     seconds = {64: 2 * 64**3 / 1e9, 128: 2 * 128**3 / 4e9}
     rows = [{**where, "side": n, "sample": 0, "seconds": t} for n, t in seconds.items()]
     save(tmp_path, "peaks", "cpu", pd.DataFrame(rows))
@@ -87,7 +87,10 @@ def test_machines_are_those_that_hold_the_kind(tmp_path: Path) -> None:
         "peaks",
         "cpu",
         pd.DataFrame(
-            {"device": ["cpu"], "precision": "fp32", "side": 8, "sample": 0, "seconds": 1.0}
+            {
+                **{"device": ["cpu"], "precision": "fp32", "kernel": "product"},
+                **{"side": 8, "sample": 0, "seconds": 1.0},
+            }
         ),
     )
     assert "here" in source.machines("peaks", str(tmp_path))

@@ -53,7 +53,9 @@ def luminance(color: str) -> float:
 
 
 @pytest.mark.parametrize(
-    "family", [plots.ROLES, plots.PLANS, plots.FORMS], ids=["role", "plan", "form"]
+    "family",
+    [plots.ROLES, plots.PLANS, plots.FORMS, plots.SELECTIONS],
+    ids=["role", "plan", "form", "selection"],
 )
 def test_markers_and_colours_are_unique_within_a_family(family: dict[str, plots.Style]) -> None:
     for feature in ("marker", "color", "label"):

@@ -74,10 +74,18 @@ def test_memory_that_runs_out_costs_the_larger_batches_only(counted: Counted) ->
 def test_peaks_are_products_at_a_rate_that_is_possible(tmp_path: Path) -> None:
     frame = peaks.measure_peaks("cpu", ["fp32", "bf16"], [64, 256], FEW)
     store.save_table(frame, tmp_path, "peaks", schema="peaks", command=[])
+    assert set(frame["kernel"]) == {"product", "convolution"}
     rate = 2 * frame["side"] ** 3 / frame["seconds"]
     assert (rate > 1e6).all() and (rate < 1e15).all()
     with pytest.raises(UserError, match="^out of memory"):
         peaks.measure_peaks("cpu", ["fp32"], [10**8], ONCE)
+
+
+@pytest.mark.parametrize("side", [1, 7, 64, 96])
+def test_the_convolution_is_the_product(side: int) -> None:
+    left, right = torch.randn(2, side, side, dtype=torch.float64)
+    found = peaks._convolution(left, right, torch.empty(0))
+    torch.testing.assert_close(found, left @ right)
 
 
 def test_efficiency_is_osf_eq_5_on_what_was_recorded(tmp_path: Path) -> None:
@@ -87,7 +95,13 @@ def test_efficiency_is_osf_eq_5_on_what_was_recorded(tmp_path: Path) -> None:
     options: dict = {"schema": "layers", "command": []}
     store.save_table(frame, tmp_path, "layers-a", **options)
     store.save_table(frame.assign(device="cuda"), tmp_path, "layers-b", **options, machine=gpu)
-    rows = {"device": "cpu", "precision": "fp32", "side": [10, 20, 20], "sample": [0, 0, 1]}
+    rows = {
+        "device": "cpu",
+        "precision": "fp32",
+        "kernel": "product",
+        "side": [10, 20, 20],
+        "sample": [0, 0, 1],
+    }
     measured = pd.DataFrame({**rows, "seconds": [1e-6, 4e-6, 4e-6]})  # 2 and 4 GFLOP/s
     store.save_table(measured, tmp_path, "peaks-x", schema="peaks", command=[])
 

@@ -113,6 +113,8 @@ FORMS = {
     "piecewise": Style("log / linear", "#e0a000", "^", "-."),
     "segments": Style("linear pieces", "#00588f", "D", "-"),
     "table": Style("table", INK, "o", "--"),
+}
+SELECTIONS = {
     "density_log": Style("gamma rho d log d", "#d55e00", "s", ":"),
     "log": Style("gamma d log d", "#e0a000", "^", "-."),
     "scan": Style("start-up + passes", "#00588f", "D", "-"),
@@ -152,7 +154,7 @@ def look(name: str) -> Style:
     Raises UserError for an unknown name.
     """
     head, _, argument = name.partition(":")
-    for family in (ROLES, PLANS, FORMS, SPANS):
+    for family in (ROLES, PLANS, FORMS, SELECTIONS, SPANS):
         if head in family:
             style = family[head]
             label = f"{style.label} {argument}" if argument else style.label

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor, nn
 
 from ddlkit import store
 from ddlkit.core.units import MIB
@@ -21,31 +23,54 @@ DRIFT_BUDGET = Budget(warmup=3, min_repeats=10, max_repeats=20, max_s=2.0)
 DRIFT_COPY_BYTES = 256 * MIB
 
 
+KERNELS = {"cpu": ("product", "convolution"), "cuda": ("product",)}
+
+
+def _product(left: Tensor, right: Tensor, result: Tensor) -> Tensor:
+    return torch.mm(left, right, out=result)
+
+
+def _convolution(left: Tensor, right: Tensor, _: Tensor) -> Tensor:
+    """The same product as a 1 x 1 convolution: rows of ``right`` are channels, its columns pixels."""
+    side = len(left)
+    height = 2 ** (side.bit_length() // 2)
+    height = height if side % height == 0 else 1
+    pixels = right.view(1, side, height, side // height)
+    return nn.functional.conv2d(pixels, left.view(side, side, 1, 1)).view(side, side)
+
+
+_MULTIPLY = {"product": _product, "convolution": _convolution}
+
+
 def measure_peaks(
     device: str, precisions: Sequence[str], sides: Sequence[int], budget: Budget
 ) -> pd.DataFrame:
     """Table ``peaks``: products of square matrices of random numbers, 2 side^3 FLOP each.
 
-    Each sample is the mean of products of several sets of matrices in a row, so that the operands
-    have left the caches; on CUDA by the device's own clock.
+    Once as such, and on a CPU also as the convolution that is the same sum: the two go to different
+    libraries, and on some processors the one for convolutions is twice as fast. Each sample is the mean
+    of products of several sets of matrices in a row, so that the operands have left the caches; on CUDA
+    by the device's own clock.
 
     Raises UserError for an unknown device or precision, and when memory runs out.
     """
     place = device_named(device)
     frames = []
-    for precision in precisions:
-        for side in sides:
-            seconds = product_s(place, precision, side, budget)
-            labels = {"device": place.type, "precision": precision, "side": side}
-            frames.append(_samples(labels, seconds))
+    for precision, side, kernel in product(precisions, sides, KERNELS[place.type]):
+        seconds = product_s(place, precision, side, budget, kernel)
+        labels = {"device": place.type, "precision": precision, "kernel": kernel, "side": side}
+        frames.append(_samples(labels, seconds))
     return pd.concat(frames, ignore_index=True)
 
 
-def product_s(device: torch.device, precision: str, side: int, budget: Budget) -> Floats:
-    """(repeats,) seconds of one product of two side x side matrices."""
+def product_s(
+    device: torch.device, precision: str, side: int, budget: Budget, kernel: str = "product"
+) -> Floats:
+    """(repeats,) seconds of one product of two side x side matrices, computed by ``kernel``."""
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
     set_bytes = 3 * side * side * kind.itemsize
     count = min(MOST_SETS, max(2, -(-CACHE_BYTES // set_bytes)))
+    multiply_by = _MULTIPLY[kernel]
     what = f"{count} x 3 matrices of {side} x {side} on {device}"
     with arithmetic(precision, device, None), memory_for(what):
         sets = [
@@ -56,8 +81,8 @@ def product_s(device: torch.device, precision: str, side: int, budget: Budget) -
         def multiply() -> Marks:
             marks = Marks(device)
             marks.mark()
-            for left, right, product in sets:
-                torch.mm(left, right, out=product)
+            for left, right, result in sets:
+                multiply_by(left, right, result)
             marks.mark()
             return marks
 

@@ -116,12 +116,12 @@ SCHEMAS: dict[str, Schema] = {
         Schema(
             "peaks",  # products of square matrices, 2 side^3 FLOP each
             (
-                *_columns("str", "named", "device precision"),
+                *_columns("str", "named", "device precision kernel"),
                 *_columns("int", "positive", "side"),
                 *_columns("int", "non_negative", "sample"),
                 *_columns("float", "positive", "seconds"),
             ),
-            key=("device", "precision", "side", "sample"),
+            key=("device", "precision", "kernel", "side", "sample"),
         ),
         Schema(
             "efficiency",  # derived from layers and peaks; 0 where a peak is unknown
