@@ -225,8 +225,15 @@ class _Session:
         path = point.path(self.out, "collectives")
         if path.exists():
             sizes, seconds, known = store.read_bytes_seconds(path, collective=collective)
-            told = {"collective": collective, "algorithm": known.get("algorithm")}
-            cost = fit("table", sizes, seconds, workers=setting.workers, draws=0, **told).cost
+            cost = fit(
+                "table",
+                sizes,
+                seconds,
+                collective=collective,
+                workers=setting.workers,
+                algorithm=known.get("algorithm"),
+                draws=0,
+            ).cost
         else:
             cost = _guessed_cost(setting, collective)
         return SparseGather(cost, wish.density) if wish.density < 1 else cost
@@ -248,7 +255,7 @@ class _Session:
         wishes = self.campaign.labs[setting]
         asked = self._asked(setting, wishes)
         missing = self._missing(_runs_point(setting), asked)
-        by_key = {case.key: self._iteration_s(setting, (case, *rest)) for case, *rest in asked}
+        by_key = {one[0].key: self._iteration_s(setting, one) for one in asked}
         calibration_s = sum(
             point.estimate_s for point in self._inputs(setting, wishes) if not point.done(self.out)
         )
@@ -399,8 +406,10 @@ def _absorb(out: Path, left: Path) -> None:
 def _guessed_cost(setting: Setting, collective: str) -> MessageCost:
     """The wire at its rate, and a start-up that grows with the workers."""
     beta = bus_factor(collective, setting.workers) * 8 / (setting.rate_bits_per_s * FRAMING)
-    told = {"collective": collective, "workers": setting.workers, "algorithm": "ring"}
-    return AlphaBeta(ALPHA_S * setting.workers**2, beta, **told)
+    alpha_s = ALPHA_S * setting.workers**2
+    return AlphaBeta(
+        alpha_s, beta, collective=collective, workers=setting.workers, algorithm="ring"
+    )
 
 
 def _guessed_profile(name: str, batch: int) -> LayerProfile:

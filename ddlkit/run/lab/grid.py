@@ -208,7 +208,8 @@ def _value(value: Any, check: Callable[[Any], Any], where: str) -> Any:
     try:
         return check(value)
     except (ValueError, UserError) as error:
-        raise UserError(f"{where}: {value!r}: {error}") from None
+        shown = value.workers if isinstance(value, Setting) else repr(value)
+        raise UserError(f"{where}: {shown}: {error}") from None
 
 
 def _product(grid: Mapping[str, Any], where: str) -> list[tuple[Setting, Wish]]:
@@ -230,10 +231,10 @@ def _product(grid: Mapping[str, Any], where: str) -> list[tuple[Setting, Wish]]:
             raise UserError(f"{where}: intra_rates: missing: nodes of {per_node} ranks need one")
         for intra_rate in intra_rates:
             setting = Setting(workers, rate, per_node, intra_rate)
-            _value(workers, lambda _, setting=setting: _check_lab(setting), f"{where}: workers")
+            _value(setting, _check_lab, f"{where}: workers")
             found += [
-                (setting, Wish(*network, plan, density, straggler))
-                for network, plan, density, straggler in itertools.product(
+                (setting, Wish(network, batch, plan, density, straggler))
+                for (network, batch), plan, density, straggler in itertools.product(
                     values["networks"], values["plans"], values["density"], values["stragglers"]
                 )
             ]

@@ -78,6 +78,11 @@ class Script:
     straggler: float = 1.0
 
     @property
+    def compute_s(self) -> float:
+        """The iteration without communication, and without selections that are real."""
+        return self.ready_s[-1] + sum(self.selection_s) + self.update_s
+
+    @property
     def sent_bytes(self) -> tuple[int, ...]:
         """What a rank contributes of each group: a value an element, and an index if not all."""
         return tuple(2 * ELEMENT_BYTES * k for k in self.kept) or self.bytes
@@ -299,7 +304,7 @@ def _expected_s(one: Script, bits_per_s: float, ranks: int) -> float:
     """A generous guess of one iteration: no overlap, and twice the bytes in each direction."""
     wire_s_per_byte = 2 * 8 / bits_per_s if bits_per_s else 1e-8
     copies = ranks if one.kept else 1
-    compute_s = one.ready_s[-1] + sum(one.selection_s) + one.update_s
+    compute_s = one.compute_s
     if one.kept and not one.selection_s:
         compute_s += ranks * sum(one.elements) * REAL_SELECTION_S
     wire_s = copies * sum(one.sent_bytes) * wire_s_per_byte
@@ -542,8 +547,10 @@ def _play(
     end_s = _sleep_until(waited_s + one.update_s)
     done_s = np.minimum(witness.seen(n), waited_s)
     scalars = [value - start_s for value in (forward_end_s, wait_s, waited_s, end_s)]
-    groups = (times - start_s for times in (awake_s, selected_s, posted_s, done_s))
-    return Recording(*groups, *scalars)
+    awake_s, selected_s, posted_s, done_s = (
+        times - start_s for times in (awake_s, selected_s, posted_s, done_s)
+    )
+    return Recording(awake_s, selected_s, posted_s, done_s, *scalars)
 
 
 def _sleep_until(deadline_s: float) -> float:
@@ -626,8 +633,8 @@ def _row(one: Script, everyone: Sequence[Recording], load: float) -> dict[str, A
         selection_s = recording.selection_s(played)
         before_s = np.cumsum(selection_s) - selection_s
         late_s.append(recording.awake_s - played.ready_s - before_s)
-        own_s = played.ready_s[-1] + float(selection_s.sum()) + played.update_s
-        compute_s = max(compute_s, own_s)
+        real_s = 0.0 if played.selection_s else float(selection_s.sum())
+        compute_s = max(compute_s, played.compute_s + real_s)
     late = np.concatenate(late_s)
     return {
         "iteration": 0,
