@@ -9,11 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
+from ddlkit.core.units import MIB
+from ddlkit.run.clock import Budget
 from ddlkit.run.lab import campaign, grid, network
+from ddlkit.run.lab.calibrate import calibrate
 from ddlkit.run.lab.grid import Setting
 from places import ROOT, alive, ranks_below, wait_for
 
@@ -158,6 +162,11 @@ def start(file: Path, out: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
+def rows_of(path: Path) -> set[tuple[object, ...]]:
+    rows = store.load_table(path, "runs")[["case", "repeat", "iteration_s"]]
+    return set(rows.itertuples(index=False, name=None))
+
+
 def rows_so_far(out: Path) -> int:
     return sum(path.read_text().count("\n") for path in out.glob(".partial/*/replay.csv"))
 
@@ -170,40 +179,50 @@ class TestLab:
         rounds = 60
         file = written(tmp_path, {**WHOLE, "rounds": rounds})
         out = tmp_path / "out"
-        kept: set[tuple[object, ...]] = set()
-        for number, status in ((signal.SIGKILL, -9), (signal.SIGINT, 130)):
-            process = start(file, out)
-            try:
-                before_rows = rows_so_far(out) if number == signal.SIGKILL else 0
-                assert wait_for(lambda: rows_so_far(out) > 8), process.communicate()[1]
-                ranks = ranks_below(process.pid)
-            finally:
-                process.send_signal(number)
-                said = process.communicate(timeout=30)[1]
-            assert process.returncode == status, said
-            assert len(ranks) == 2 and wait_for(lambda ranks=ranks: not alive(ranks), 5)
-            assert before_rows == 0
-            if number == signal.SIGINT:
-                assert said.splitlines()[-1].endswith("what was measured is kept")
-                assert "Traceback" not in said
-                assert not [*(out / ".partial").iterdir()]
-                table = store.load_table(out / "runs-p2-1gbit.csv", "runs")
-                rows = table[["case", "repeat", "iteration_s"]]
-                kept = set(rows.itertuples(index=False, name=None))
-                assert len(kept) > 16, "of the killed session too"
-            else:
-                network.clean()
-            assert not [row for row in network.status() if not row["alive"]]
+        runs_file = out / "runs-p2-1gbit.csv"
+        with network.Lab(2, 1e9) as lab:  # a calibration that is short, and not made again
+            sizes = calibrate(lab, [1024, MIB], budget=Budget(1, 2, 5, 0.2))
+            store.save_table(
+                sizes,
+                out,
+                "collectives-p2-1gbit-all_reduce",
+                schema="collectives",
+                command=["test"],
+            )
+        killed = start(file, out)
+        assert wait_for(lambda: rows_so_far(out) > 8)
+        self.end(killed, signal.SIGKILL)
+        network.clean()
+        finished = rows_so_far(out)
+        interrupted = start(file, out)
+        # What the killed session left is in the tables before anything else is measured.
+        assert wait_for(lambda: len(ranks_below(interrupted.pid)) == 2 and rows_so_far(out) > 8)
+        assert runs_file.exists()
+        said = self.end(interrupted, signal.SIGINT)
+        assert interrupted.returncode == 130, said
+        assert said.splitlines()[-1].endswith("what was measured is kept")
+        assert "Traceback" not in said
+        assert not [*(out / ".partial").iterdir()]
+        kept = rows_of(runs_file)
+        assert len(kept) > finished, "of the killed session too"
+        assert network.status() == []
         assert campaign.run(file, out) == out
-        runs = store.load_table(out / "runs-p2-1gbit.csv", "runs")
+        runs = store.load_table(runs_file, "runs")
         assert len(runs) == runs[["case", "repeat"]].drop_duplicates().shape[0] == 2 * rounds
-        assert kept <= set(
-            runs[["case", "repeat", "iteration_s"]].itertuples(index=False, name=None)
-        )
-        assert len(store.load_stamp(out / "runs-p2-1gbit.csv")["history"]) == 2
+        assert kept <= rows_of(runs_file)
+        assert len(store.load_stamp(runs_file)["history"]) == 2
         spans = store.load_table(out / "timeline-p2-1gbit.csv.gz", "timeline")
         assert set(spans["case"]) == set(runs["case"])
         assert not spans.duplicated(["case", "repeat", "rank", "task"]).any()
         before = {path: path.stat().st_mtime_ns for path in out.glob("*.csv*")}
         campaign.run(file, out)
         assert {path: path.stat().st_mtime_ns for path in out.glob("*.csv*")} == before
+
+    def end(self, process: subprocess.Popen[str], number: signal.Signals) -> str:
+        """Signal a campaign while its ranks run; none of them may stay. What it said."""
+        ranks = ranks_below(process.pid)
+        process.send_signal(number)
+        said = process.communicate(timeout=30)[1]
+        psutil.wait_procs(ranks, timeout=5)
+        assert len(ranks) == 2 and not alive(ranks)
+        return said

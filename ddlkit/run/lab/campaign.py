@@ -52,7 +52,8 @@ SELECTION_BUDGET = Budget(warmup=1, min_repeats=3, max_repeats=15, max_s=0.5)
 # What is guessed until a lab has been calibrated, for the time that it will take only.
 ALPHA_S = 6e-5  # of a message, per worker squared: all of them share the cores
 LAUNCH_S = 3.0  # a lab up, ranks met, and down again
-AROUND_S = 0.1  # an iteration: values checked, recordings exchanged
+AROUND_S = 0.1  # an iteration: recordings exchanged
+CHECK_S_PER_BYTE = 8e-10  # of values, before and after they travel
 SELECTION_S = 1e-8  # an element
 
 
@@ -271,7 +272,8 @@ class _Session:
                 workload, plan, case.density, self._selection_times(case.density)
             )
             slow = with_selection(slow, plan, case.dilation * case.straggler * seconds)
-        return predict(slow, plan, self._cost(setting, wish)).iteration_s + AROUND_S
+        around_s = AROUND_S + CHECK_S_PER_BYTE * float(workload.bytes.sum()) * setting.workers
+        return predict(slow, plan, self._cost(setting, wish)).iteration_s + around_s
 
     def say_estimate(self) -> None:
         """What is to be done, on standard error."""
@@ -314,7 +316,8 @@ def _runs_point(setting: Setting) -> Point:
 def _calibration_point(setting: Setting, collective: str, length: str) -> Point:
     budget = LENGTHS[length].messages
     guess = _guessed_cost(setting, collective)
-    estimate_s = LAUNCH_S + sum(_calibration_s(guess, size, budget) for size in SIZES)
+    check_s = CHECK_S_PER_BYTE * sum(SIZES) * setting.workers**2  # each rank makes all shares
+    estimate_s = LAUNCH_S + check_s + sum(_calibration_s(guess, size, budget) for size in SIZES)
 
     def measure(_: Path) -> Tables:
         with setting.lab() as lab:
