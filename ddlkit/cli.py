@@ -304,7 +304,9 @@ def _lab(commands: Any) -> None:
     parser.add_argument("--ranks-per-node", type=int, default=1, help="that share a link [1]")
     parser.add_argument("--intra-rate", help="rate of each rank's link inside a node: 10gbit")
     parser.add_argument("--label", default="", help="name of the lab [the first free ddlN]")
-    parser.add_argument("--out", type=Path, help="of a campaign [data/recorded/<machine>/<name>]")
+    parser.add_argument(
+        "--out", type=Path, help="of a campaign [data/recorded/<machine>/campaign-...]"
+    )
     parser.add_argument("--dry-run", action="store_true", help="of a campaign: only say how long")
 
 

@@ -383,6 +383,18 @@ class TestLab:
         assert not (network.STATE / f"{label}.json").exists()
         assert rows_written(tmp_path) > 1
 
+    def test_sixteen_ranks_in_nodes_of_four_meet_and_replay(self) -> None:
+        """Of a ring through all ranks, each node sends on what one rank would have to send."""
+        with Lab(16, 1e9, ranks_per_node=4, intra_rate_bits_per_s=1e10) as lab:
+            case = asked("buffer:512KiB", lab, workers=16)
+            runs, _, _ = replay.replay(lab, 16, [case], rounds=2, timeout_s=60)
+            carried = lab.node_counters()
+        assert set(runs["link"]) == {"lab:1gbit-g4-10gbit"} and len(runs) == 2
+        assert (runs["exposed_communication_s"] > 0).all()
+        payload = 2 * 4 * (2 * 15 / 16) * int(TINY.bytes.sum())  # rounds x nodes x a rank's share
+        assert 0.95 * payload < carried["bytes"] < 1.5 * payload  # and what the ranks say besides
+        assert carried["drops"] == 0
+
     def test_the_wire_is_used_well(self) -> None:
         """Four ranks; framing leaves 95.6%, and the shaper's burst lends a little to 4 MiB.
 

@@ -59,7 +59,8 @@ SELECTION_S = 1e-8  # an element
 
 def default_out(campaign: Campaign) -> Path:
     """Where a campaign's tables lie unless the user says otherwise."""
-    return store.recorded_dir() / f"campaign-{campaign.name.lower()}"
+    words = campaign.name.lower().replace("_", "-").removeprefix("campaign").strip("-")
+    return store.recorded_dir() / "-".join(["campaign", *words.split()])
 
 
 def run(file: Path, out: Path | None = None) -> Path:

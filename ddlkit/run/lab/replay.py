@@ -255,6 +255,8 @@ def _discard(out: Path) -> list[list[Any]]:
 def _keep_whole(out: Path) -> list[list[Any]]:
     """(case, repeat) of what is complete in ``out``; what a kill left incomplete goes."""
     rows, spans = _read(out / ITERATIONS, KEY), _read(out / TIMELINE, [*KEY, *TIMELINE_COLUMNS])
+    if rows.empty:
+        return _discard(out)
     for name, frame in ((ITERATIONS, rows), (TIMELINE, spans.merge(rows[KEY], on=KEY))):
         if (out / name).exists():
             frame.to_csv(out / name, index=False)
