@@ -18,10 +18,7 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.core.units import MIB
-from ddlkit.run.clock import Budget
 from ddlkit.run.lab import campaign, grid, network
-from ddlkit.run.lab.calibrate import calibrate
 from ddlkit.run.lab.grid import Setting
 from places import ROOT, alive, ranks_below, wait_for
 
@@ -200,15 +197,6 @@ class TestLab:
         file = written(tmp_path, {**WHOLE, "rounds": rounds})
         out = tmp_path / "out"
         runs_file = out / "runs-p2-1gbit.csv"
-        with network.Lab(2, 1e9) as lab:  # a calibration that is short, and not made again
-            sizes = calibrate(lab, [1024, MIB], budget=Budget(1, 2, 5, 0.2))
-            store.save_table(
-                sizes,
-                out,
-                "collectives-p2-1gbit-all_reduce",
-                schema="collectives",
-                command=["test"],
-            )
         with pytest.raises(KeyboardInterrupt), interrupted_when(lambda: rows_so_far(out) > 8):
             campaign.run(file, out)
         mine = f"process {os.getpid()}"
@@ -216,7 +204,7 @@ class TestLab:
         assert mine not in [row["owner"] for row in network.status()]
         assert not [*(out / ".partial").iterdir()]
         kept = rows_of(runs_file)
-        assert len(kept) > 8
+        assert len(kept) >= 8
         killed = start(file, out)
         assert wait_for(lambda: rows_so_far(out) > 8)
         ranks = ranks_below(killed.pid)

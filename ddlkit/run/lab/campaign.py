@@ -28,15 +28,18 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.simulate import predict
 from ddlkit.core.sparse import (
+    ELEMENT_BYTES,
     SelectionTimes,
     SparseGather,
     group_selection_s,
+    selected,
     with_selection,
 )
+from ddlkit.core.units import KIB
 from ddlkit.core.workload import LayerProfile
 from ddlkit.run import networks
 from ddlkit.run.clock import Budget
-from ddlkit.run.collectives import SIZES, together_at
+from ddlkit.run.collectives import together_at, whole_size
 from ddlkit.run.lab import network
 from ddlkit.run.lab.calibrate import FRAMING, IN_FLIGHT, calibrate
 from ddlkit.run.lab.grid import Campaign, Setting, Wish, read
@@ -44,6 +47,7 @@ from ddlkit.run.lab.replay import Asked, balanced, finished, replay
 from ddlkit.run.selection import measure_selection
 from ddlkit.run.suite import LENGTHS, Point, Tables, layers_point
 
+CALIBRATED = tuple(KIB << power for power in range(18))  # 1 KiB .. 128 MiB
 PARTIAL, CASES = ".partial", "cases.json"
 SELECTOR = "topk_unsorted"  # of the table selection: what a replay that really selects does
 SELECTION_SIZES = (1_000, 10_000, 100_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
@@ -125,9 +129,8 @@ class _Session:
         setting = self.labs[number].setting
         wishes = self.campaign.labs[setting]
         for point in self._inputs(setting, wishes):
-            if not point.done(self.out):
-                _say(f"{point.what} {point.name}")
-                point.save(self.out, point.measure(self.out))
+            _say(f"{point.what} {point.name}")
+            point.save(self.out, point.measure(self.out), append=True)
         asked = self._asked(setting, wishes)
         point = _runs_point(setting)
         missing = self._missing(point, asked)
@@ -159,16 +162,41 @@ class _Session:
             _absorb(self.out, left)
 
     def _inputs(self, setting: Setting, wishes: Sequence[Wish]) -> Iterator[Point]:
-        """What must be measured before the cases of a lab are known."""
+        """What must still be measured before the cases of a lab are known."""
         length = LENGTHS["full"]
         for name, batch in dict.fromkeys((wish.network, wish.batch) for wish in wishes):
             if self._profile_path(name, batch) is None:
                 yield layers_point(name, batch, 1, length)
         if self.campaign.selection == "recorded":
             for density in sorted({wish.density for wish in wishes} - {1.0}):
-                yield _selection_point(density)
+                point = _selection_point(density)
+                if not point.done(self.out):
+                    yield point
         for collective in dict.fromkeys(map(_collective, wishes)):
-            yield _calibration_point(setting, collective, self.campaign.calibration)
+            largest = max(
+                self._largest_bytes(setting, wish)
+                for wish in wishes
+                if _collective(wish) == collective
+            )
+            if calibration := self._calibration(setting, collective, largest):
+                yield calibration
+
+    def _calibration(self, setting: Setting, collective: str, largest_bytes: int) -> Point | None:
+        """The sizes up to the largest message that are not measured yet; what is there stays as it is."""
+        path = _calibration_path(self.out, setting, collective)
+        there = set(store.load_table(path, "collectives")["bytes"]) if path.exists() else set()
+        needed = [size for size in CALIBRATED if size < 2 * max(largest_bytes, CALIBRATED[1])]
+        missing = [size for size in needed if whole_size(size, setting.workers) not in there]
+        budget = LENGTHS[self.campaign.calibration].messages
+        return _calibration_point(setting, collective, budget, missing) if missing else None
+
+    def _largest_bytes(self, setting: Setting, wish: Wish) -> int:
+        """Of a message that carries all of a network, as the calibration counts it."""
+        n_bytes = int(self._profile(wish.network, wish.batch).gradient_bytes.sum())
+        if wish.density == 1:
+            return n_bytes
+        kept = selected(-(-n_bytes // ELEMENT_BYTES), wish.density)
+        return setting.workers * ELEMENT_BYTES * kept
 
     def _missing(self, point: Point, asked: Sequence[Asked]) -> list[tuple[str, int]]:
         """(case's key, repeat) of what is not in the tables."""
@@ -223,8 +251,7 @@ class _Session:
     def _cost(self, setting: Setting, wish: Wish) -> MessageCost:
         """By calibration, or until there is one by guess."""
         collective = _collective(wish)
-        point = _calibration_point(setting, collective, self.campaign.calibration)
-        path = point.path(self.out, "collectives")
+        path = _calibration_path(self.out, setting, collective)
         if path.exists():
             sizes, seconds, known = store.read_bytes_seconds(path, collective=collective)
             cost = fit(
@@ -258,9 +285,7 @@ class _Session:
         asked = self._asked(setting, wishes)
         missing = self._missing(_runs_point(setting), asked)
         by_key = {one[0].key: self._iteration_s(setting, one) for one in asked}
-        calibration_s = sum(
-            point.estimate_s for point in self._inputs(setting, wishes) if not point.done(self.out)
-        )
+        calibration_s = sum(point.estimate_s for point in self._inputs(setting, wishes))
         replay_s = sum(by_key[key] for key, _ in missing) + LAUNCH_S * bool(missing)
         return _Lab(setting, asked, calibration_s, replay_s)
 
@@ -314,16 +339,26 @@ def _runs_point(setting: Setting) -> Point:
     return Point("replay", setting.name, ["runs", "timeline"], nothing)
 
 
-def _calibration_point(setting: Setting, collective: str, length: str) -> Point:
-    budget = LENGTHS[length].messages
+def _calibration_path(out: Path, setting: Setting, collective: str) -> Path:
+    return out / f"collectives-{setting.name}-{collective}.csv"
+
+
+def _calibration_point(
+    setting: Setting, collective: str, budget: Budget, sizes: Sequence[int]
+) -> Point:
     guess = _guessed_cost(setting, collective)
-    check_s = CHECK_S_PER_BYTE * sum(SIZES) * setting.workers**2  # each rank makes all shares
-    estimate_s = LAUNCH_S + check_s + sum(_calibration_s(guess, size, budget) for size in SIZES)
+    check_s = CHECK_S_PER_BYTE * sum(sizes) * setting.workers**2  # each rank makes all shares
+    estimate_s = LAUNCH_S + check_s + sum(_calibration_s(guess, size, budget) for size in sizes)
 
     def measure(_: Path) -> Tables:
         with setting.lab() as lab:
-            patience_s = 120 + 3 * estimate_s
-            rows = calibrate(lab, collectives=[collective], budget=budget, timeout_s=patience_s)
+            rows = calibrate(
+                lab,
+                sizes,
+                collectives=[collective],
+                budget=budget,
+                timeout_s=120 + 3 * estimate_s,
+            )
             return {"collectives": rows}
 
     name = f"{setting.name}-{collective}"
