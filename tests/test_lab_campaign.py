@@ -128,11 +128,21 @@ def test_without_pyyaml_one_line_says_what_to_do(
     assert grid.read(written(tmp_path, WHOLE)).rounds == 2  # JSON needs nothing
 
 
-def test_a_wrong_network_or_plan_is_told_before_anything_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="unknown network 'lenet'"):
-        campaign.estimate(written(tmp_path, {**WHOLE, "networks": "lenet"}), tmp_path / "out")
-    with pytest.raises(UserError, match="plans: lenet5: random plan of 99 groups"):
-        campaign.estimate(written(tmp_path, {**WHOLE, "plans": "random:1:99"}), tmp_path / "out")
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"networks": "lenet"}, "networks: unknown network 'lenet'"),
+        ({"plans": "random:1:99"}, "plans: lenet5: random plan of 99 groups"),
+        ({"plans": "buffer:25Mb"}, "plans: lenet5: size '25Mb'"),
+    ],
+)
+def test_a_wrong_network_or_plan_is_told_before_anything_is_measured(
+    tmp_path: Path, change: dict[str, object], told: str
+) -> None:
+    file = written(tmp_path, {**WHOLE, **change})
+    with pytest.raises(UserError) as caught:
+        campaign.estimate(file, tmp_path / "out")
+    assert str(caught.value).startswith(f"{file}: {told}")
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,10 @@ class _Session:
     def __init__(self, campaign: Campaign, out: Path) -> None:
         self.campaign, self.out = campaign, out
         for wish in (wish for wishes in campaign.labs.values() for wish in wishes):
-            networks.find(wish.network)
+            try:
+                networks.find(wish.network)
+            except UserError as error:
+                raise UserError(f"{campaign.file}: networks: {error}") from None
         self.guessed: dict[tuple[str, int], LayerProfile] = {}
         self.labs = [self._expected(setting) for setting in campaign.labs]
 
@@ -227,7 +230,7 @@ class _Session:
                     selection_sha256=times.sha256 if times else "",
                 )
             except UserError as error:
-                raise UserError(f"{self.campaign.name}: plans: {wish.network}: {error}") from None
+                raise UserError(f"{self.campaign.file}: plans: {wish.network}: {error}") from None
             key = (wish.network, wish.batch, one[2].ends, wish.density, wish.straggler)
             found.setdefault(key, one)
         return list(found.values())

@@ -61,11 +61,16 @@ class Campaign:
     SELECTIONS, how that of sparse cases passes in a replay; labs : wishes by lab, in the file's order
     """
 
-    name: str
+    file: Path
     rounds: int
     calibration: str
     selection: str
     labs: Mapping[Setting, tuple[Wish, ...]]
+
+    @property
+    def name(self) -> str:
+        """The file's, without what it ends on."""
+        return self.file.stem
 
 
 def read(file: Path) -> Campaign:
@@ -97,7 +102,7 @@ def read(file: Path) -> Campaign:
         raise UserError(
             f"{file}: the file's name names the campaign: use letters, digits and dashes"
         )
-    return Campaign(file.stem, labs={lab: tuple(wishes) for lab, wishes in labs.items()}, **single)
+    return Campaign(file, labs={lab: tuple(wishes) for lab, wishes in labs.items()}, **single)
 
 
 def _parsed(file: Path) -> dict[str, Any]:
