@@ -166,7 +166,7 @@ class _Session:
 
     def _inputs(self, setting: Setting, wishes: Sequence[Wish]) -> Iterator[Point]:
         """What must still be measured before the cases of a lab are known."""
-        length = LENGTHS["full"]
+        length = LENGTHS[self.campaign.calibration]
         for name, batch in dict.fromkeys((wish.network, wish.batch) for wish in wishes):
             if self._profile_path(name, batch) is None:
                 yield layers_point(name, batch, 1, length)

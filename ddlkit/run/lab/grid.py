@@ -57,7 +57,8 @@ class Wish:
 
 @dataclass(frozen=True)
 class Campaign:
-    """rounds : repeats of every case; calibration : how long, one of LENGTHS; selection : one of
+    """rounds : repeats of every case; calibration : how long, one of LENGTHS, and how long layers are
+    profiled that were not before; selection : one of
     SELECTIONS, how that of sparse cases passes in a replay; labs : wishes by lab, in the file's order
     """
 
