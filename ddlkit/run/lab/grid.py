@@ -57,9 +57,12 @@ class Wish:
 
 @dataclass(frozen=True)
 class Campaign:
-    """rounds : repeats of every case; calibration : how long, one of LENGTHS, and how long layers are
-    profiled that were not before; selection : one of
-    SELECTIONS, how that of sparse cases passes in a replay; labs : wishes by lab, in the file's order
+    """What is asked, case by case.
+
+    rounds : repeats of every case
+    calibration : one of LENGTHS: how long labs are calibrated, and networks profiled that were not yet
+    selection : one of SELECTIONS: how selection passes in a replay of sparse cases
+    labs : wishes by lab, in the file's order
     """
 
     file: Path
