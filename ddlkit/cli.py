@@ -379,18 +379,40 @@ def _lab(commands: Any) -> None:
     parser = _command(
         commands, "lab", _run_lab, "a rate-limited network of namespaces (root, Linux)"
     )
-    parser.add_argument("action", choices=("up", "status", "down", "clean"))
+    parser.add_argument("action", choices=("up", "status", "down", "clean", "campaign"))
+    parser.add_argument("file", type=Path, nargs="?", help="of a campaign: what to measure (YAML)")
     parser.add_argument("--ranks", type=int, default=4, help="namespaces, one a rank [4]")
     parser.add_argument("--rate", default="1gbit", help="rate of each link, both ways [1gbit]")
+    parser.add_argument("--ranks-per-node", type=int, default=1, help="that share a link [1]")
+    parser.add_argument("--intra-rate", help="rate of each rank's link inside a node: 10gbit")
     parser.add_argument("--label", default="", help="name of the lab [the first free ddlN]")
+    parser.add_argument(
+        "--out", type=Path, help="of a campaign [data/recorded/<machine>/campaign-...]"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="of a campaign: only say how long")
 
 
 def _run_lab(arguments: argparse.Namespace) -> int:
     from ddlkit.run.lab import network
 
-    if arguments.action == "up":
-        rate = units.parse_bits_per_s(arguments.rate)
-        lab = network.Lab(arguments.ranks, rate, arguments.label, persistent=True).up()
+    if (arguments.action == "campaign") != bool(arguments.file):
+        raise UserError("write ddlkit lab campaign FILE.yml; the other actions take no file")
+    if arguments.action == "campaign":
+        from ddlkit.run.lab import campaign
+
+        say = campaign.estimate if arguments.dry_run else campaign.run
+        print(say(arguments.file, arguments.out))
+    elif arguments.action == "up":
+        lab = network.Lab(
+            arguments.ranks,
+            units.parse_bits_per_s(arguments.rate),
+            arguments.label,
+            ranks_per_node=arguments.ranks_per_node,
+            intra_rate_bits_per_s=(
+                units.parse_bits_per_s(arguments.intra_rate) if arguments.intra_rate else 0.0
+            ),
+            persistent=True,
+        ).up()
         print(
             f"{lab.label}: {lab.ranks} ranks over {lab.name}; namespaces {' '.join(lab.namespaces)}"
         )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -78,6 +79,16 @@ def start(code: str) -> subprocess.Popen[str]:
     )
 
 
+def send(lab: Lab, sender: int, receiver: int, n_bytes: int) -> float:
+    """Bits per second on the wire, framing included, of one TCP connection between two ranks."""
+    receive = [sys.executable, "-c", RECEIVER, str(n_bytes)]
+    receiving = subprocess.Popen(lab.command(receiver, receive), stdout=subprocess.PIPE, text=True)
+    assert receiving.stdout is not None and receiving.stdout.readline() == "ready\n"
+    sending = [sys.executable, "-c", SENDER, f"10.77.0.{receiver + 1}", str(n_bytes)]
+    subprocess.run(lab.command(sender, sending), check=True, timeout=20)
+    return float(receiving.communicate(timeout=20)[0]) * 8 * FRAME
+
+
 @pytest.fixture
 def owner() -> Iterator[tuple[subprocess.Popen[str], str, int]]:
     """(process that owns a lab, the lab's label, a process inside the lab)"""
@@ -101,6 +112,15 @@ class TestEverywhere:
     def test_impossible_numbers_of_ranks_are_refused(self, ranks: int) -> None:
         with pytest.raises(UserError, match="ranks"):
             Lab(ranks, 1e9)
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [(3, 1e10), (0, 1e10), (-2, 1e10), (2, 0.0), (1, 1e10), (2, 1.0), (2, float("nan"))],
+    )
+    def test_nodes_that_cannot_be_are_refused(self, wrong: tuple[int, float]) -> None:
+        per_node, intra = wrong
+        with pytest.raises(UserError, match="divides it|one has none|10gbit|1gbit"):
+            Lab(4, 1e9, ranks_per_node=per_node, intra_rate_bits_per_s=intra)
 
     @pytest.mark.parametrize("label", ["A", "a-b", "../x", "a b", "x" * 40])
     def test_a_label_that_cannot_name_a_namespace_is_refused(self, label: str) -> None:
@@ -157,16 +177,34 @@ class TestNetwork:
         rate_bits_per_s = parse_bits_per_s(rate)
         n_bytes = int(rate_bits_per_s / 8 * 0.5)
         with Lab(2, rate_bits_per_s) as lab:
-            receive = [sys.executable, "-c", RECEIVER, str(n_bytes)]
-            receiver = subprocess.Popen(lab.command(1, receive), stdout=subprocess.PIPE, text=True)
-            assert receiver.stdout is not None and receiver.stdout.readline() == "ready\n"
-            send = [sys.executable, "-c", SENDER, "10.77.0.2", str(n_bytes)]
-            subprocess.run(lab.command(0, send), check=True, timeout=20)
-            bytes_per_s = float(receiver.communicate(timeout=20)[0])
+            assert send(lab, 0, 1, n_bytes) == pytest.approx(rate_bits_per_s, rel=0.05)
             sent = lab.counters()
-        assert bytes_per_s * 8 * FRAME == pytest.approx(rate_bits_per_s, rel=0.05)
         assert sent["drops"] == 0
         assert sent["bytes"] == pytest.approx(n_bytes * FRAME, rel=0.05)
+
+    def test_ranks_of_a_node_share_its_link_and_talk_faster_inside(self) -> None:
+        """Nodes of two ranks: ranks 0, 1 and ranks 2, 3."""
+        inside, between = 5e8, 1e8
+        before = links()
+        with Lab(4, between, ranks_per_node=2, intra_rate_bits_per_s=inside) as lab:
+            assert lab.name == "lab:100mbit-g2-500mbit"
+            assert {row["label"]: row["link"] for row in status()}[lab.label] == lab.name
+            assert len(traces(lab.label)) == 4 + 1 + 1  # ranks, switch, state file
+            assert send(lab, 0, 1, int(inside / 16)) == pytest.approx(inside, rel=0.05)
+            # What is said inside a node stays there.
+            assert lab.node_counters()["bytes"] < 10_000
+            n_bytes = int(between / 16)
+            assert send(lab, 0, 2, n_bytes) == pytest.approx(between, rel=0.05)
+            assert lab.node_counters()["bytes"] == pytest.approx(n_bytes * FRAME, rel=0.05)
+            start_s = time.perf_counter()
+            with ThreadPoolExecutor() as pool:  # both ranks of a node at once
+                list(pool.map(lambda rank: send(lab, rank, rank + 2, n_bytes), (0, 1)))
+            carried = 2 * n_bytes * 8 * FRAME / (time.perf_counter() - start_s)
+            assert carried < 1.05 * between
+            assert lab.node_counters()["drops"] == lab.counters()["drops"] == 0
+            assert attach(lab.label).name == lab.name
+        assert traces(lab.label) == []
+        assert links() == before
 
     def test_a_rank_reaches_itself_and_its_peers_and_nothing_else(self) -> None:
         """No route leads out, so no packet can leave; loopback and the peers are there."""
@@ -196,7 +234,7 @@ class TestNetwork:
         assert traces(lab.label) == []
 
     def test_a_build_that_fails_leaves_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Lab, "_shape", lambda self: "root nonsense")
+        monkeypatch.setattr(Lab, "_shape", lambda self, rate: "root nonsense")
         lab = Lab(2, 1e9)
         with pytest.raises(UserError, match="tc -n"):
             lab.up()

@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,12 +40,15 @@ TINY = Workload.from_arrays(0.02, [0.01] * 6, [256 * KIB] * 5 + [1022], update_s
 Asked = tuple[Case, Workload, FusionPlan]
 
 
-def asked(spec: str, place: Place, workload: Workload = TINY, dilation: float = 1.0) -> Asked:
+def asked(
+    spec: str, place: Place, workload: Workload = TINY, dilation: float = 1.0, **more: Any
+) -> Asked:
     plan = make_plan(spec, workload)
     ends = ";".join(map(str, plan.ends))
     link = (place.name, place.link_bits_per_s)
-    case = Case("replay", "tiny", "made", 1, 2, *link, "all_reduce", spec, ends, dilation=dilation)
-    return case, workload, plan
+    collective = "all_gather" if more.get("density", 1.0) < 1 else "all_reduce"
+    case = Case("replay", "tiny", "made", 1, 2, *link, collective, spec, ends, dilation=dilation)
+    return replace(case, **more), workload, plan
 
 
 def random_recording(script: replay.Script, rng: np.random.Generator) -> Recording:
@@ -55,6 +60,7 @@ def random_recording(script: replay.Script, rng: np.random.Generator) -> Recordi
     waited_s = float(done_s[-1])
     return Recording(
         awake_s=awake_s,
+        selected_s=awake_s,
         posted_s=awake_s + 1e-9,
         done_s=done_s,
         forward_end_s=script.forward_s,
@@ -98,6 +104,31 @@ class TestScript:
         with pytest.raises(UserError, match="twice"):
             replay.replay(Loopback(), 2, [asked("none", Loopback())] * 2)
 
+    def test_only_the_last_rank_straggles_and_selection_stretches_with_it(self) -> None:
+        more: dict[str, Any] = {"density": 0.01, "selection_sha256": "abc", "straggler": 1.5}
+        case = asked("buffer:512KiB", Loopback(), dilation=2.0, **more)
+        one = replay.script(*case, lambda elements, density: 1e-9 * elements)
+        assert one.kept == tuple(max(1, round(0.01 * d)) for d in one.elements)
+        assert one.sent_bytes == tuple(8 * k for k in one.kept)
+        assert one.selection_s == pytest.approx([2e-9 * d for d in one.elements])
+        assert [one.played_by(rank, 3) for rank in (0, 1)] == [one, one]
+        slow = one.played_by(2, 3)
+        assert slow.compute_s == pytest.approx(1.5 * one.compute_s)
+        assert slow.sent_bytes == one.sent_bytes
+
+    @pytest.mark.parametrize(
+        ("wrong", "reason"),
+        [
+            ({"straggler": 0.5}, "at least 1"),
+            ({"density": 0.0}, "dense gradients"),
+            ({"density": 0.5, "collective": "all_reduce"}, "dense gradients"),
+            ({"density": 0.5, "selection_sha256": "abc"}, "no times are given"),
+        ],
+    )
+    def test_impossible_cases_are_refused(self, wrong: dict, reason: str) -> None:
+        with pytest.raises(UserError, match=reason):
+            replay.replay(Loopback(), 2, [asked("single", Loopback(), **wrong)])
+
 
 class TestTimeline:
     @given(st.data(), st.integers(1, 4), st.integers(0, 2**32))
@@ -126,7 +157,7 @@ class TestTimeline:
     @given(st.integers(1, 5), st.integers(0, 2**32))
     def test_a_recording_survives_the_exchange(self, groups: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
-        recording = Recording(*rng.uniform(size=(3, groups)), *rng.uniform(size=4).tolist())
+        recording = Recording(*rng.uniform(size=(4, groups)), *rng.uniform(size=4).tolist())
         again = Recording.from_array(recording.to_array())
         assert np.array_equal(again.to_array(), recording.to_array())
         assert np.array_equal(again.done_s, recording.done_s)
@@ -174,6 +205,50 @@ class TestLoopback:
             pd.testing.assert_frame_equal(
                 store.load_table(path, schema)[list(frame)], frame, check_dtype=False
             )
+
+    def test_sparse_gradients_are_selected_and_gathered(self, tmp_path: Path) -> None:
+        """Waited out or real, beside a straggler; and what is done is not played again."""
+        place = Loopback()
+
+        def waited(elements: Any, density: float) -> Any:
+            return 2e-7 * elements  # 13 ms for each of the first five tensors
+
+        slow: dict[str, Any] = {"density": 0.01, "selection_sha256": "abc", "straggler": 2.0}
+        cases = [
+            asked("none", place, density=0.01, selection_sha256="abc"),
+            asked("none", place, density=0.01),
+            asked("single", place, straggler=2.0),
+            asked("none", place, **slow),
+        ]
+        runs, spans, _ = replay.replay(
+            place,
+            2,
+            cases,
+            rounds=2,
+            selection=waited,
+            raise_priority=False,
+            done=[(cases[2][0].key, 1)],
+            out=tmp_path,
+            timeout_s=60,
+        )
+        first, real, straggling, both = (runs[runs["case"] == case.key] for case, _, _ in cases)
+        assert [len(rows) for rows in (first, real, straggling, both)] == [2, 2, 1, 2]
+        selection_s = float(waited(TINY.bytes.sum() / 4, 0.01))
+        assert np.allclose(first["compute_s"], TINY.compute_s + selection_s, rtol=1e-3)
+        assert np.allclose(straggling["compute_s"], 2 * TINY.compute_s)
+        assert np.allclose(both["compute_s"], 2 * (TINY.compute_s + selection_s), rtol=1e-3)
+        assert (real["compute_s"] > TINY.compute_s).all()
+        assert (runs["iteration_s"] >= runs["compute_s"]).all()
+        kinds = spans[spans["case"] == cases[0][0].key].groupby("kind")["bytes"].sum()
+        script = replay.script(*cases[0], waited)
+        assert kinds["allgather"] == 2 * sum(script.sent_bytes)
+        assert kinds["sparsify"] == 2 * TINY.bytes.sum()
+        assert "allreduce" not in kinds
+        again = replay.replay(
+            place, 2, cases, 2, selection=waited, raise_priority=False, done=[], out=tmp_path
+        )
+        assert len(again.runs) == 8 and len(again.timeline) > len(spans) - 1
+        pd.testing.assert_frame_equal(again.runs.head(7), runs)
 
 
 def test_an_interrupted_replay_keeps_its_complete_rows(tmp_path: Path) -> None:
@@ -307,6 +382,18 @@ class TestLab:
         assert namespaces(label) == []
         assert not (network.STATE / f"{label}.json").exists()
         assert rows_written(tmp_path) > 1
+
+    def test_sixteen_ranks_in_nodes_of_four_meet_and_replay(self) -> None:
+        """Of a ring through all ranks, each node sends on what one rank would have to send."""
+        with Lab(16, 1e9, ranks_per_node=4, intra_rate_bits_per_s=1e10) as lab:
+            case = asked("buffer:512KiB", lab, workers=16)
+            runs, _, _ = replay.replay(lab, 16, [case], rounds=2, timeout_s=60)
+            carried = lab.node_counters()
+        assert set(runs["link"]) == {"lab:1gbit-g4-10gbit"} and len(runs) == 2
+        assert (runs["exposed_communication_s"] > 0).all()
+        payload = 2 * 4 * (2 * 15 / 16) * int(TINY.bytes.sum())  # rounds x nodes x a rank's share
+        assert 0.95 * payload < carried["bytes"] < 1.5 * payload  # and what the ranks say besides
+        assert carried["drops"] == 0
 
     def test_the_wire_is_used_well(self) -> None:
         """Four ranks; framing leaves 95.6%, and the shaper's burst lends a little to 4 MiB.

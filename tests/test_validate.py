@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
+from ddlkit.core.fit import fit
 from ddlkit.core.plan import make_plan
 from ddlkit.core.simulate import predict
-from ddlkit.report.validate import Calibration, plan_of, summary, validate
+from ddlkit.core.sparse import SelectionTimes
+from ddlkit.report.source import default_recording
+from ddlkit.report.validate import Calibration, plan_of, predict_case, summary, validate
 from strategies import random_workload
 
 SIZES = np.geomspace(1e2, 1e8, 13)
@@ -77,6 +83,52 @@ def test_a_case_survives_the_runs_table() -> None:
     assert Case.from_row(row) == asked
     assert Case.from_row(row).key == asked.key
     assert case("ddp").key != asked.key
+
+
+def test_a_case_keeps_the_key_that_it_had_before_there_were_more_fields() -> None:
+    """The key of a recorded case, whose table lacks the columns that came later."""
+    recorded = default_recording() / "runs-replay-p4-1gbit.csv"
+    rows = store.load_table(recorded, "runs")
+    assert "straggler" not in recorded.read_text().splitlines()[0]
+    for row in rows.drop_duplicates("case").to_dict("records"):
+        assert Case.from_row(row).key == row["case"]
+        assert replace(Case.from_row(row), straggler=1.5).key != row["case"]
+
+
+def test_a_sparse_truth_with_a_straggler_made_by_the_model_has_no_error() -> None:
+    """Selection after each group's last gradient, then two all-gathers: against a loop by hand."""
+    density, straggler, dilation = 0.01, 1.5, 2.0
+    gather = Table(SIZES, 2e-4 + 3e-9 * SIZES, collective="all_gather", workers=4)
+    times = SelectionTimes(np.array([1e2, 1e8]), np.array([1e-6, 1.0]), density)
+    plan = make_plan("buffer:25MB", WORKLOAD)
+    asked = replace(
+        case("none"),
+        plan=plan.planner,
+        ends=";".join(map(str, plan.ends)),
+        collective="all_gather",
+        density=density,
+        straggler=straggler,
+        dilation=dilation,
+        selection_sha256=times.sha256,
+    )
+    spent_s = free_s = 0.0
+    for n_bytes, ready_s in zip(
+        plan.group_bytes(WORKLOAD), plan.group_ready_s(WORKLOAD), strict=True
+    ):
+        elements = -(-int(n_bytes) // 4)
+        spent_s += float(times(elements, density))
+        k = max(1, round(density * elements))
+        free_s = max(free_s, dilation * straggler * (ready_s + spent_s)) + 2 * gather(4 * 4 * k)
+    compute_s = dilation * straggler * (WORKLOAD.compute_s + spent_s)
+    update_s = dilation * straggler * WORKLOAD.update_s
+    fits = {("lab:1gbit", 4, "all_gather"): fit("table", SIZES, gather(SIZES), workers=4,
+            collective="all_gather", draws=3)}  # fmt: skip
+    selections = {times.sha256: times}
+    row = predict_case(asked, {"abc": WORKLOAD}, Calibration(fits), compute_s, selections)
+    assert row["model_iteration_s"] == pytest.approx(free_s + update_s)
+    assert row["predicted_compute_s"] == pytest.approx(compute_s)
+    with pytest.raises(UserError, match="selection times"):
+        predict_case(asked, {"abc": WORKLOAD}, Calibration(fits), compute_s)
 
 
 def test_missing_calibration_and_missing_profile_are_told() -> None:

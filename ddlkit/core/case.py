@@ -17,6 +17,8 @@ class Case:
     workers, link, link_bits_per_s : who communicates over what; 0 when the link is not shaped
     collective, plan, ends : what is sent; ``ends`` are the plan's group ends in ready order, "3;40;161"
     density : share of gradients sent (1 = dense); dilation : factor on compute times; seed
+    straggler : factor on the compute of the slowest rank (1 = all are alike)
+    selection_sha256 : hash of the selection times that were waited out, "" where selection was real
     """
 
     kind: str
@@ -33,12 +35,17 @@ class Case:
     dilation: float = 1.0
     seed: int = 0
     profile_sha256: str = ""
+    straggler: float = 1.0
+    selection_sha256: str = ""
 
     @property
     def key(self) -> str:
-        """12 hex digits of the SHA-256 of all fields."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        """12 hex digits of the SHA-256 of all fields; those of LATER only where they say something.
+
+        So a case keeps the key that it had before there were such fields.
+        """
+        said = {k: v for k, v in asdict(self).items() if k not in LATER or v != LATER[k]}
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Case:
@@ -49,9 +56,13 @@ class Case:
             "seed": int,
             "link_bits_per_s": float,
             "density": float,
+            "dilation": float,
+            "straggler": float,
         }
-        types["dilation"] = float
         return cls(**{f.name: types.get(f.name, str)(row[f.name]) for f in fields(cls)})
 
+
+LATER: dict[str, object] = {"straggler": 1.0, "selection_sha256": ""}
+"""Fields that recordings of earlier versions lack, and what holds for those."""
 
 CASE_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Case))

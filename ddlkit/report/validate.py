@@ -18,6 +18,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.fit import Fit, fit
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.simulate import Prediction, no_overlap, perfect_overlap, predict, prediction_draws
+from ddlkit.core.sparse import Selecting, SparseGather, group_selection_s, with_selection
 from ddlkit.core.workload import Workload
 
 MODELS: dict[str, Callable[..., Prediction]] = {
@@ -94,47 +95,83 @@ def plan_of(case: Case) -> FusionPlan:
     return FusionPlan(case.plan, tuple(int(end) for end in case.ends.split(";")))
 
 
-def predict_case(
-    case: Case, workloads: Mapping[str, Workload], calibration: Calibration, compute_s: float
-) -> dict[str, object]:
-    """Iteration and exposed communication by every model, and the calibration's interval.
+def computed(
+    case: Case, workloads: Mapping[str, Workload], selections: Mapping[str, Selecting]
+) -> Workload:
+    """What the slowest rank of a case computes, its selections included.
 
-    compute_s : measured in the same run; only the RESCALED model uses it
+    Raises UserError when the layer profile, or the selection times of a sparse case, are not at hand.
     """
     if case.profile_sha256 not in workloads:
         raise UserError(
             f"case {case.key}: its layer profile {case.profile_sha256[:12]} is not at hand"
         )
+    slower = case.dilation * case.straggler
+    workload = workloads[case.profile_sha256].scaled(slower)
+    if case.collective == "all_gather":
+        if case.selection_sha256 not in selections:
+            name = case.selection_sha256[:12] or "of a real one"
+            raise UserError(f"case {case.key}: selection times {name} are not at hand")
+        selecting, plan = selections[case.selection_sha256], plan_of(case)
+        selection_s = group_selection_s(workload, plan, case.density, selecting)
+        # Only what is waited out can be stretched.
+        stretch = slower if case.selection_sha256 else 1.0
+        workload = with_selection(workload, plan, stretch * selection_s)
+    return workload
+
+
+def predict_case(
+    case: Case,
+    workloads: Mapping[str, Workload],
+    calibration: Calibration,
+    compute_s: float,
+    selections: Mapping[str, Selecting] | None = None,
+) -> dict[str, object]:
+    """Iteration and exposed communication by every model, and the calibration's interval.
+
+    compute_s : measured in the same run; only the RESCALED model uses it
+    selections : selection times by the hash that a sparse case carries
+    """
     workload, fitted, plan = (
-        workloads[case.profile_sha256].scaled(case.dilation),
+        computed(case, workloads, selections or {}),
         calibration.of_case(case),
         plan_of(case),
     )
+    cost, draws = fitted.cost, fitted.draws
+    if case.collective == "all_gather":
+        cost = SparseGather(cost, case.density)
+        draws = tuple(SparseGather(draw, case.density) for draw in draws)
     row: dict[str, object] = {"case": case.key}
     for name, model in MODELS.items():
-        found = model(workload, plan, fitted.cost)
+        found = model(workload, plan, cost)
         row |= {
             f"{name}_iteration_s": found.iteration_s,
             f"{name}_exposed_s": found.exposed_communication_s,
         }
-    found = predict(workload.scaled(compute_s / workload.compute_s), plan, fitted.cost)
+    found = predict(workload.scaled(compute_s / workload.compute_s), plan, cost)
     row |= {f"{RESCALED}_iteration_s": found.iteration_s}
     row |= {f"{RESCALED}_exposed_s": found.exposed_communication_s}
-    draws = prediction_draws(workload, plan, fitted.draws)
-    lower, upper = np.quantile(draws, [0.025, 0.975])
+    times = prediction_draws(workload, plan, draws)
+    lower, upper = np.quantile(times, [0.025, 0.975])
     return {**row, "lower_s": lower, "upper_s": upper, "predicted_compute_s": workload.compute_s}
 
 
 def validate(
-    runs: pd.DataFrame, workloads: Mapping[str, Workload], calibration: Calibration
+    runs: pd.DataFrame,
+    workloads: Mapping[str, Workload],
+    calibration: Calibration,
+    selections: Mapping[str, Selecting] | None = None,
 ) -> pd.DataFrame:
     """One row a case: measured, predicted, and signed relative errors.
 
     ``<model>_error`` is on the iteration, ``<model>_exposed_error`` on exposed communication.
+    selections : selection times by the hash that a sparse case carries
     """
     found = measured(runs)
     predicted = pd.DataFrame(
-        predict_case(Case.from_row(row), workloads, calibration, row["measured_compute_s"])
+        predict_case(
+            Case.from_row(row), workloads, calibration, row["measured_compute_s"], selections
+        )
         for row in found.to_dict("records")
     )
     joined = found.merge(predicted, on="case", validate="one_to_one")

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.sparse import selected
 from ddlkit.core.units import MIB
 from ddlkit.run.clock import Budget, measure_interleaved, synchronizer, timed
 from ddlkit.run.layers import device_named, memory_for
@@ -278,11 +279,6 @@ def measure_selection(
         found = {"selection": pd.concat(frames, ignore_index=True)}
         raise Partial(found, str(error)) from None
     return pd.concat(frames, ignore_index=True)
-
-
-def selected(elements: int, density: float) -> int:
-    """How many of ``elements`` are kept: density x elements (omgs IV), at least 1."""
-    return max(1, round(density * elements))
 
 
 def points(device: str, smoke: bool) -> list[Point]:

@@ -17,19 +17,18 @@ import pandas as pd
 import torch
 
 from ddlkit import machine, store
-from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
-from ddlkit.core.plan import FusionPlan, make_plan
+from ddlkit.core.plan import make_plan
 from ddlkit.core.units import format_seconds, parse_bits_per_s
-from ddlkit.core.workload import LayerProfile, Workload
+from ddlkit.core.workload import LayerProfile
 from ddlkit.run import networks, ranks
 from ddlkit.run.clock import Budget
 from ddlkit.run.collectives import measure_collectives
 from ddlkit.run.lab import network as lab
 from ddlkit.run.lab.calibrate import calibrate
-from ddlkit.run.lab.replay import replay, replay_join
+from ddlkit.run.lab.replay import Asked, balanced, replay, replay_join
 from ddlkit.run.launch import Loopback, Place, launch, workspace
 from ddlkit.run.layers import profile_layers
 from ddlkit.run.training import measure_training
@@ -139,11 +138,20 @@ class Point:
         stamps = [store.load_stamp(path) for path in paths]
         return all(stamp["benchmark_version"] == store.BENCHMARK_VERSION for stamp in stamps)
 
-    def save(self, out: Path, measured: Tables, machine: dict[str, Any] | None = None) -> None:
+    def save(
+        self,
+        out: Path,
+        measured: Tables,
+        machine: dict[str, Any] | None = None,
+        *,
+        append: bool = False,
+    ) -> None:
         """Write and stamp what ``measure`` gave. Raises UserError like `store.save_table`."""
         for table, frame in measured.items():
-            name = self.path(out, table).name
-            store.save_table(frame, out, name, schema=table, command=sys.argv, machine=machine)
+            path, command = self.path(out, table), sys.argv
+            store.save_table(
+                frame, out, path.name, schema=table, command=command, machine=machine, append=append
+            )
 
 
 @dataclass(frozen=True)
@@ -202,9 +210,11 @@ def _say(line: str) -> None:
 def _points(length: Length, *, with_lab: bool) -> Iterator[Point]:
     """Every point in an order in which each finds what it needs."""
     for network, batch in length.batches.items():
-        yield _layers(network, batch, 1, length)
+        yield layers_point(network, batch, 1, length)
     if TRAINING_NETWORK in length.batches:
-        yield _layers(TRAINING_NETWORK, length.batches[TRAINING_NETWORK], TRAINING_RANKS, length)
+        yield layers_point(
+            TRAINING_NETWORK, length.batches[TRAINING_NETWORK], TRAINING_RANKS, length
+        )
     yield Point("collectives", "loopback-p2", ["collectives"], lambda out: _loopback(2, length))
     if not with_lab:
         return
@@ -227,7 +237,7 @@ def _points(length: Length, *, with_lab: bool) -> Iterator[Point]:
 # -- points ------------------------------------------------------------------------------------
 
 
-def _layers(network: str, batch: int, n_ranks: int, length: Length) -> Point:
+def layers_point(network: str, batch: int, n_ranks: int, length: Length) -> Point:
     """A network's layers, profiled by ``n_ranks`` ranks at the same time; one needs no launch."""
 
     def alone(_: Path) -> Tables:
@@ -306,36 +316,11 @@ def _replay(out: Path, length: Length) -> Tables:
     return {"runs": found.runs, "timeline": found.timeline[found.timeline["rank"] == 0]}
 
 
-def replay_cases(
-    profile: LayerProfile, cost: MessageCost, place: Place
-) -> list[tuple[Case, Workload, FusionPlan]]:
-    """The profile under DISTINCT_PLANS different plans, compute as long as one message of everything.
-
-    Time is dilated so that communication and compute weigh alike, where a model of their overlap has
-    most to lose.
-    """
-    workload = profile.workload()
-    dilation = round(float(cost(workload.bytes.sum())) / workload.compute_s, 3)
-    slow = workload.scaled(dilation)
-    plans = {plan.ends: plan for plan in (make_plan(spec, slow, cost) for spec in REPLAY_PLANS)}
-    asked = Case(
-        kind="replay",
-        network=profile.network,
-        device=profile.device,
-        batch=profile.batch,
-        workers=cost.workers or 0,
-        link=place.name,
-        link_bits_per_s=place.link_bits_per_s,
-        collective=cost.collective,
-        plan="",
-        ends="",
-        dilation=dilation,
-        profile_sha256=profile.sha256,
-    )
-    return [
-        (replace(asked, plan=plan.planner, ends=";".join(map(str, plan.ends))), workload, plan)
-        for plan in list(plans.values())[:DISTINCT_PLANS]
-    ]
+def replay_cases(profile: LayerProfile, cost: MessageCost, place: Place) -> list[Asked]:
+    """The profile under DISTINCT_PLANS different plans, compute as long as one message of everything."""
+    asked = [balanced(profile, spec, cost, place) for spec in REPLAY_PLANS]
+    distinct = {plan.ends: (case, workload, plan) for case, workload, plan in asked}
+    return list(distinct.values())[:DISTINCT_PLANS]
 
 
 # -- what earlier points left ------------------------------------------------------------------

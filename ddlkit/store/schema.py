@@ -23,6 +23,8 @@ _CASE: dict[str, Column] = {
     for column in (
         *_columns("str", "named", "kind network device link collective plan"),
         *_columns("str", "", "ends profile_sha256"),
+        Column("straggler", "float", "positive", default="1.0", later=True),
+        Column("selection_sha256", "str", default="", later=True),
         *_columns("int", "positive", "batch workers"),
         *_columns("int", "", "seed"),
         *_columns("float", "positive", "density dilation"),

@@ -87,12 +87,14 @@ class Column:
     """One column: numbers are finite whatever the check; text is printable, if ``named`` not empty.
 
     default : cell text where a user's own file leaves the column out; None if it may not
+    later : tables recorded before there was this column may leave it out too
     """
 
     name: str
     kind: Kind
     check: Check = ""
     default: str | None = None
+    later: bool = False
 
     def values(self, sheet: Sheet) -> np.ndarray:
         """(rows,) checked values. Raises UserError naming file, row and column of a wrong cell."""
@@ -157,6 +159,8 @@ class Schema:
     def frame(self, sheet: Sheet, *, exact: bool = True) -> DataFrame:
         """The checked table. Not ``exact``: other columns are ignored and defaults stand in.
 
+        For a column that came ``later``, its default stands in for either.
+
         Raises UserError naming file, row and column of the first mistake.
         """
         from pandas import DataFrame
@@ -172,7 +176,7 @@ class Schema:
         for column in self.columns:
             if column.name in sheet.header:
                 values[column.name] = column.values(sheet)
-            elif exact or column.default is None:
+            elif column.default is None or (exact and not column.later):
                 found = ", ".join(sheet.header)[:200]
                 raise UserError(
                     f"{sheet.file}: row at line 1, column {column.name}: missing; the columns are {found}"

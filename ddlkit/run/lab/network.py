@@ -1,8 +1,9 @@
 """A rate-limited network between ranks on one machine: namespaces, veth pairs, one bridge, tbf.
 
-Each rank lives in a network namespace of its own and the bridge in another. Every veth pair is
+Each rank lives in a network namespace of its own and the bridges in another. Every veth pair is
 made inside them, so the host's network never sees a link, an address or a packet of a lab, and
-labs of different labels never meet. Needs Linux, root and iproute2.
+labs of different labels never meet. Ranks may share nodes: a node is a bridge of its own, joined to
+the main one by the link that its ranks share. Needs Linux, root and iproute2.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ DEADLINE_S = 30.0
 class Lab:
     """``ranks`` namespaces joined by a bridge, each link shaped to ``rate_bits_per_s`` both ways.
 
+    ranks_per_node : with more than one, so many ranks in a row form a node and share one link of
+        that rate; inside the node each rank's own is shaped to ``intra_rate_bits_per_s``
+
     A context manager, and a place that ``ddlkit.run.launch`` can start ranks in. ``label`` names
     the namespaces (``ddl0-rank0``, ``ddl0-switch``); left out, the first free ``ddlN`` is taken.
     A persistent lab outlives this process and is removed by ``attach(label).down()``.
@@ -59,19 +63,38 @@ class Lab:
     """
 
     def __init__(
-        self, ranks: int, rate_bits_per_s: float, label: str = "", *, persistent: bool = False
+        self,
+        ranks: int,
+        rate_bits_per_s: float,
+        label: str = "",
+        *,
+        ranks_per_node: int = 1,
+        intra_rate_bits_per_s: float = 0.0,
+        persistent: bool = False,
     ) -> None:
         if not 1 <= ranks <= MAX_RANKS:
             raise UserError(f"a lab of {ranks} ranks is not possible: ask for 1 to {MAX_RANKS}")
-        if not MIN_RATE_BITS_PER_S <= rate_bits_per_s <= MAX_RATE_BITS_PER_S:
+        if ranks_per_node < 1 or ranks % ranks_per_node:
             raise UserError(
-                f"lab rate {rate_bits_per_s:g} bit/s is not between 1mbit and 100gbit: "
-                "write it with its unit, for example 1gbit"
+                f"nodes of {ranks_per_node} ranks cannot hold {ranks}: choose a number that divides it"
             )
+        if (ranks_per_node > 1) != bool(intra_rate_bits_per_s):
+            raise UserError(
+                f"nodes of {ranks_per_node} ranks with an intra rate of {intra_rate_bits_per_s:g} "
+                "bit/s: several ranks a node need a rate inside it, for example 10gbit, one has none"
+            )
+        for rate in (rate_bits_per_s, intra_rate_bits_per_s or rate_bits_per_s):
+            if not MIN_RATE_BITS_PER_S <= rate <= MAX_RATE_BITS_PER_S:
+                raise UserError(
+                    f"lab rate {rate:g} bit/s is not between 1mbit and 100gbit: "
+                    "write it with its unit, for example 1gbit"
+                )
         if label and not re.fullmatch(r"[a-z][a-z0-9]{0,15}", label):
             raise UserError(f"lab label {label!r} must be a few small letters and digits, as ddl0")
         self.ranks = ranks
         self.rate_bits_per_s = float(rate_bits_per_s)
+        self.ranks_per_node = ranks_per_node
+        self.intra_rate_bits_per_s = float(intra_rate_bits_per_s)
         self.label = label
         self.persistent = persistent
         self._holder = 0  # the process whose ``down`` counts; 0 while the lab is not up
@@ -80,12 +103,15 @@ class Lab:
 
     @property
     def name(self) -> str:
-        """The link as it appears in tables: ``"lab:1gbit"``."""
-        return f"lab:{_rate_text(self.rate_bits_per_s)}"
+        """The link as it appears in tables: ``"lab:1gbit"``, with nodes ``"lab:1gbit-g4-10gbit"``."""
+        link = f"lab:{_rate_text(self.rate_bits_per_s)}"
+        if self.ranks_per_node == 1:
+            return link
+        return f"{link}-g{self.ranks_per_node}-{_rate_text(self.intra_rate_bits_per_s)}"
 
     @property
     def link_bits_per_s(self) -> float:
-        """Rate of each link in each direction, framing included."""
+        """Rate of each link in each direction, framing included; with nodes that of a node's."""
         return self.rate_bits_per_s
 
     def command(self, rank: int, argv: list[str]) -> list[str]:
@@ -154,12 +180,11 @@ class Lab:
 
     def counters(self) -> dict[str, int]:
         """Sums over the ranks' outgoing links since ``up``: bytes (framing included), drops."""
-        sums = {"bytes": 0, "packets": 0, "drops": 0}
-        for device in ((self._namespace(rank), INTERFACE) for rank in range(self.ranks)):
-            for qdisc in json.loads(_run(["tc", "-n", device[0], "-s", "-j", "qdisc"])):
-                for key in sums if qdisc["kind"] == "tbf" else ():
-                    sums[key] += int(qdisc[key])
-        return sums
+        return _tbf_sums(self.namespaces[:-1], INTERFACE)
+
+    def node_counters(self) -> dict[str, int]:
+        """As `counters`, of what left the nodes: with one rank a node, the same."""
+        return _tbf_sums([self._switch], "up") if self.ranks_per_node > 1 else self.counters()
 
     # -- how -------------------------------------------------------------------------------
 
@@ -185,8 +210,8 @@ class Lab:
         elif self.label in taken:
             raise UserError(f"a lab or namespace named {self.label} exists: choose another label")
         owner = {} if self.persistent else {"pid": os.getpid(), "start": _start_ticks(os.getpid())}
-        row = {"label": self.label, "ranks": self.ranks, "owner": owner}
-        row["rate_bits_per_s"] = self.rate_bits_per_s
+        names = ("label", "ranks", "rate_bits_per_s", "ranks_per_node", "intra_rate_bits_per_s")
+        row = {**{name: getattr(self, name) for name in names}, "owner": owner}
         draft = STATE / f".{self.label}"
         draft.write_text(json.dumps(row) + "\n")
         draft.rename(_state_file(self.label))
@@ -194,26 +219,37 @@ class Lab:
 
     def _build(self) -> None:
         _batch(["ip"], (f"netns add {name}" for name in self.namespaces))
-        switch = [
-            "link set lo up",
-            "link add bridge type bridge",
-            "link set bridge addrgenmode none up",
-        ]
+        nodes = range(self.ranks // self.ranks_per_node if self.ranks_per_node > 1 else 0)
+        switch = ["link set lo up"]
+        for bridge in ("bridge", *(f"node{node}" for node in nodes)):
+            switch += [f"link add {bridge} type bridge", f"link set {bridge} addrgenmode none up"]
+        for node in nodes:
+            switch += [
+                f"link add up{node} type veth peer name down{node}",
+                f"link set up{node} master node{node} addrgenmode none up",
+                f"link set down{node} master bridge addrgenmode none up",
+            ]
         for rank, name in enumerate(self.namespaces[:-1]):
+            home = f"node{rank // self.ranks_per_node}" if nodes else "bridge"
             switch += [
                 f"link add port{rank} type veth peer name {INTERFACE} netns {name}",
-                f"link set port{rank} master bridge addrgenmode none up",
+                f"link set port{rank} master {home} addrgenmode none up",
             ]
         _batch(["ip", "-n", self._switch], switch)
-        shape = self._shape()
-        # A packet larger than the burst is cut up in software, which 16 ranks have no time for.
-        packet = min(MAX_PACKET_BYTES, round(0.9 * self._burst_bytes))
+        own = self.intra_rate_bits_per_s or self.rate_bits_per_s
+        shaped = [(f"port{rank}", own) for rank in range(self.ranks)]
+        shaped += [
+            (f"{end}{node}", self.rate_bits_per_s) for node in nodes for end in ("up", "down")
+        ]
         _batch(
             ["tc", "-n", self._switch],
-            (f"qdisc add dev port{rank} {shape}" for rank in range(self.ranks)),
+            (f"qdisc add dev {device} {self._shape(rate)}" for device, rate in shaped),
         )
+        # A packet larger than a burst is cut up in software, which 16 ranks have no time for.
+        smallest = _burst_bytes(min(own, self.rate_bits_per_s))
+        packet = min(MAX_PACKET_BYTES, round(0.9 * smallest))
         for rank, name in enumerate(self.namespaces[:-1]):
-            _batch(["tc", "-n", name], [f"qdisc add dev {INTERFACE} {shape}"])
+            _batch(["tc", "-n", name], [f"qdisc add dev {INTERFACE} {self._shape(own)}"])
             addressing = [
                 "link set lo up",
                 f"addr add {_address(rank)}/24 dev {INTERFACE} noprefixroute",
@@ -222,13 +258,9 @@ class Lab:
             ]
             _batch(["ip", "-n", name], addressing)
 
-    @property
-    def _burst_bytes(self) -> int:
-        return max(MIN_BURST_BYTES, round(BURST_S * self.rate_bits_per_s))
-
-    def _shape(self) -> str:
-        rate = round(self.rate_bits_per_s)
-        return f"root tbf rate {rate}bit burst {self._burst_bytes} limit {QUEUE_BYTES}"
+    def _shape(self, rate_bits_per_s: float) -> str:
+        rate, burst = round(rate_bits_per_s), _burst_bytes(rate_bits_per_s)
+        return f"root tbf rate {rate}bit burst {burst} limit {QUEUE_BYTES}"
 
     def _remove(self) -> None:
         present = [name for name in self.namespaces if name in _listed()]
@@ -244,7 +276,7 @@ def attach(label: str) -> Lab:
     if not row:
         names = ", ".join(state["label"] for state in _states()) or "none"
         raise UserError(f"there is no lab {label!r}; labs that are up: {names}")
-    lab = Lab(row["ranks"], row["rate_bits_per_s"], label, persistent=not row["owner"])
+    lab = _described(row)
     lab._holder = os.getpid()
     return lab
 
@@ -254,7 +286,7 @@ def status() -> list[dict[str, Any]]:
     rows = []
     for row in _states():
         owner = f"process {row['owner']['pid']}" if row["owner"] else "persistent"
-        link = f"lab:{_rate_text(row['rate_bits_per_s'])}"
+        link = _described(row).name
         rows.append({**row, "link": link, "owner": owner, "alive": _alive(row["owner"])})
     return rows
 
@@ -280,6 +312,33 @@ def available() -> str:
             return ""
     except (UserError, OSError) as error:
         return f"the lab does not work here: {error}"
+
+
+def _described(row: dict[str, Any]) -> Lab:
+    """The lab that a state file describes."""
+    return Lab(
+        row["ranks"],
+        row["rate_bits_per_s"],
+        row["label"],
+        ranks_per_node=row.get("ranks_per_node", 1),  # a lab of an earlier version has no nodes
+        intra_rate_bits_per_s=row.get("intra_rate_bits_per_s", 0.0),
+        persistent=not row["owner"],
+    )
+
+
+def _burst_bytes(rate_bits_per_s: float) -> int:
+    return max(MIN_BURST_BYTES, round(BURST_S * rate_bits_per_s))
+
+
+def _tbf_sums(namespaces: Iterable[str], device: str) -> dict[str, int]:
+    """What shaped devices whose names begin so have sent, and dropped."""
+    sums = {"bytes": 0, "packets": 0, "drops": 0}
+    for name in namespaces:
+        for qdisc in json.loads(_run(["tc", "-n", name, "-s", "-j", "qdisc"])):
+            if qdisc["kind"] == "tbf" and qdisc["dev"].startswith(device):
+                for key in sums:
+                    sums[key] += int(qdisc[key])
+    return sums
 
 
 def _rate_text(bits_per_s: float) -> str:

@@ -1,7 +1,9 @@
 """Replay of recorded compute with real collectives: what training would take on this network.
 
-Each rank waits out the recorded compute by absolute deadlines and posts the real all-reduce of a
-group when its last gradient would be ready. All ranks must run on one machine: they share its clock.
+Each rank waits out the recorded compute by absolute deadlines and posts the real collective of a group
+when its last gradient would be ready: an all-reduce, or where gradients are sparsified, after selection,
+one all-gather of the values that are kept and one of their indices. All ranks must run on one machine:
+they share its clock.
 
 Waiting is sleeping. A spinning rank would be on time to the microsecond, but with more ranks than
 cores it would take the processor from gloo's threads; how late the sleeper woke is recorded.
@@ -10,12 +12,11 @@ cores it would take the processor from gloo's threads; how late the sleeper woke
 from __future__ import annotations
 
 import io
-import itertools
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,11 +28,19 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from ddlkit.core.case import Case
+from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.plan import FusionPlan
+from ddlkit.core.plan import FusionPlan, make_plan
+from ddlkit.core.sparse import (
+    ELEMENT_BYTES,
+    Selecting,
+    group_elements,
+    group_selection_s,
+    selected,
+)
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
-from ddlkit.core.workload import Workload
+from ddlkit.core.workload import LayerProfile, Workload
 from ddlkit.run import ranks as peers
 from ddlkit.run.launch import Place, launch, workspace
 from ddlkit.run.ranks import PROCESSOR_LIMIT, Ranks
@@ -39,29 +48,56 @@ from ddlkit.run.ranks import PROCESSOR_LIMIT, Ranks
 Floats = NDArray[np.float64]
 
 HEAD_START_S = 0.01  # from the barrier to the common start: all ranks must have heard of it
-FLOAT_BYTES = 4
+SAY_S = 10.0  # between two lines of progress
 ITERATIONS, TIMELINE = "replay.csv", "timeline.csv"
+KEY = ["case", "repeat"]
+REAL_SELECTION_S = 2e-8  # an element, generously, on a core
+SETTLE_S = 0.1  # around an iteration: checks, and the exchange of what was seen
+
+Selection = Selecting | None
+"""How long selecting takes: recorded, so that it is waited out; None: really done, however long."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """What a rank plays: when each group is ready, counted from the start, and how large it is."""
+    """What a rank plays: when each group is ready, counted from the start, and how large it is.
+
+    ready_s : of each group, without the selections before it; elements : float32 elements of each
+    kept : how many of them are sent, () where all are; selection_s : () where selection is real
+    straggler : factor on all compute of the last rank
+    """
 
     case: str
     forward_s: float
     ready_s: tuple[float, ...]
     bytes: tuple[int, ...]
+    elements: tuple[int, ...]
     update_s: float
+    kept: tuple[int, ...] = ()
+    selection_s: tuple[float, ...] = ()
+    straggler: float = 1.0
 
     @property
     def compute_s(self) -> float:
-        """The iteration without communication."""
-        return self.ready_s[-1] + self.update_s
+        """The iteration without communication, and without selections that are real."""
+        return self.ready_s[-1] + sum(self.selection_s) + self.update_s
 
     @property
-    def elements(self) -> list[int]:
-        """float32 elements of each group: its bytes, rounded up."""
-        return [-(-n_bytes // FLOAT_BYTES) for n_bytes in self.bytes]
+    def sent_bytes(self) -> tuple[int, ...]:
+        """What a rank contributes of each group: a value an element, and an index if not all."""
+        return tuple(2 * ELEMENT_BYTES * k for k in self.kept) or self.bytes
+
+    def played_by(self, rank: int, ranks: int) -> Script:
+        """The script of that rank: the last one is the straggler, if there is one."""
+        if self.straggler == 1.0 or rank < ranks - 1:
+            return self
+        return replace(
+            self,
+            forward_s=self.forward_s * self.straggler,
+            ready_s=tuple(self.straggler * ready_s for ready_s in self.ready_s),
+            selection_s=tuple(self.straggler * select_s for select_s in self.selection_s),
+            update_s=self.update_s * self.straggler,
+        )
 
 
 class Replayed(NamedTuple):
@@ -78,6 +114,10 @@ class Replayed(NamedTuple):
     lateness: pd.DataFrame
 
 
+Asked = tuple[Case, Workload, FusionPlan]
+"""What to replay: the workload is undilated, the plan is the case's."""
+
+
 # -- in the parent -----------------------------------------------------------------------------
 
 
@@ -89,81 +129,172 @@ def replay_join(raise_priority: bool) -> dict[str, Any]:
     return {"backend": "gloo", "gloo_threads": 1, "raise_priority": raise_priority}
 
 
-def script(case: Case, workload: Workload, plan: FusionPlan) -> Script:
-    """The case as its ranks play it; the workload's times are dilated by ``case.dilation``."""
+def balanced(
+    profile: LayerProfile,
+    spec: str,
+    cost: MessageCost,
+    place: Place,
+    *,
+    density: float = 1.0,
+    straggler: float = 1.0,
+    selection_sha256: str = "",
+) -> Asked:
+    """The profile under the plan ``spec``, compute as long as one message of everything.
+
+    Time is dilated so that communication and compute weigh alike, where a model of their overlap has
+    most to lose.
+
+    cost : of a group by its dense size; that of `ddlkit.core.sparse.SparseGather` at a density below 1
+    """
+    workload = profile.workload()
+    ratio = float(cost(workload.bytes.sum())) / workload.compute_s
+    dilation = float(f"{ratio:.4g}")
+    plan = make_plan(spec, workload.scaled(dilation), cost)
+    case = Case(
+        kind="replay",
+        network=profile.network,
+        device=profile.device,
+        batch=profile.batch,
+        workers=cost.workers or 0,
+        link=place.name,
+        link_bits_per_s=place.link_bits_per_s,
+        collective=cost.collective,
+        plan=plan.planner,
+        ends=";".join(map(str, plan.ends)),
+        density=density,
+        dilation=dilation,
+        profile_sha256=profile.sha256,
+        straggler=straggler,
+        selection_sha256=selection_sha256,
+    )
+    return case, workload, plan
+
+
+def script(case: Case, workload: Workload, plan: FusionPlan, selection: Selection = None) -> Script:
+    """The case as its ranks play it; times, those of selection too, are dilated by ``case.dilation``."""
     ends = ";".join(map(str, plan.ends))
     if case.ends != ends:
         raise UserError(f"replay: case {case.key} has ends {case.ends}, its plan has {ends}")
     slow = workload.scaled(case.dilation)
-    return Script(
+    elements = group_elements(slow, plan)
+    one = Script(
         case=case.key,
         forward_s=slow.forward_s,
         ready_s=tuple(plan.group_ready_s(slow).tolist()),
         bytes=tuple(plan.group_bytes(slow).tolist()),
+        elements=tuple(elements),
         update_s=slow.update_s,
+        straggler=case.straggler,
     )
+    if case.collective == "all_reduce":
+        return one
+    one = replace(one, kept=tuple(selected(size, case.density) for size in elements))
+    if not case.selection_sha256:
+        return one
+    if selection is None:
+        raise UserError(f"replay: case {case.key} waits selection out, but no times are given")
+    seconds = case.dilation * group_selection_s(slow, plan, case.density, selection)
+    return replace(one, selection_s=tuple(seconds.tolist()))
 
 
 def replay(
     place: Place,
     ranks: int,
-    cases: Sequence[tuple[Case, Workload, FusionPlan]],
+    cases: Sequence[Asked],
     rounds: int = 3,
     *,
+    selection: Selection = None,
     timeline_rounds: int = 1,
     raise_priority: bool = True,
+    done: Collection[tuple[str, int]] | None = None,
+    afterwards_s: float = 0.0,
     timeout_s: float | None = None,
     out: Path | None = None,
 ) -> Replayed:
     """Replay every case once a round, all in one launch, so that drift meets all cases alike.
 
-    The sum of every all-reduce is checked. ``raise_priority`` must be as it was when the link was
+    The result of every collective is checked. ``raise_priority`` must be as it was when the link was
     calibrated. With ``out``, rows are appended to files there as they come, and `finished` reads
     what an interrupted replay left.
+
+    selection : recorded times of it, needed for cases with a ``selection_sha256``
+    done : (case's key, repeat) of iterations that need not be played; what lies in ``out`` is kept
+        and not played again either. None: begin anew
+    afterwards_s : what is still to come after this replay, for the progress lines
 
     Raises UserError for cases that do not fit the place, and when a rank dies.
     """
     if not cases or rounds < 1:
         raise UserError(f"replay of {len(cases)} cases in {rounds} rounds: at least 1 of each")
-    scripts = [script(*case) for case in cases]
+    scripts = [script(*case, selection) for case in cases]
     _check_cases([case for case, _, _ in cases], ranks, place)
-    config = {
-        "rounds": rounds,
-        "timeline_rounds": timeline_rounds,
-        "cases": [asdict(one) for one in scripts],
-        "join": replay_join(raise_priority),
-    }
-    patience_s = timeout_s or 60 + 3 * rounds * _expected_s(scripts, place.link_bits_per_s)
+    expected_s = [_expected_s(one, place.link_bits_per_s, ranks) for one in scripts]
+    patience_s = timeout_s or 60 + 3 * rounds * sum(expected_s)
     with workspace(out) as directory:
-        for name in (ITERATIONS, TIMELINE):
-            (directory / name).unlink(missing_ok=True)
-        launch(
-            "replay",
-            {**config, "out": str(directory)},
-            ranks=ranks,
-            place=place,
-            timeout_s=patience_s,
-        )
+        there = _discard(directory) if done is None else _keep_whole(directory)
+        config = {
+            "rounds": rounds,
+            "timeline_rounds": timeline_rounds,
+            "cases": [asdict(one) for one in scripts],
+            "expected_s": expected_s,
+            "done": [*there, *map(list, done or ())],
+            "afterwards_s": afterwards_s,
+            "join": replay_join(raise_priority),
+            "out": str(directory),
+        }
+        launch("replay", config, ranks=ranks, place=place, timeout_s=patience_s)
         return finished(directory, [case for case, _, _ in cases])
 
 
+def _discard(out: Path) -> list[list[Any]]:
+    for name in (ITERATIONS, TIMELINE):
+        (out / name).unlink(missing_ok=True)
+    return []
+
+
+def _keep_whole(out: Path) -> list[list[Any]]:
+    """(case, repeat) of what is complete in ``out``; what a kill left incomplete goes."""
+    rows, spans = _read(out / ITERATIONS, KEY), _read(out / TIMELINE, [*KEY, *TIMELINE_COLUMNS])
+    if rows.empty:
+        return _discard(out)
+    for name, frame in ((ITERATIONS, rows), (TIMELINE, spans.merge(rows[KEY], on=KEY))):
+        if (out / name).exists():
+            frame.to_csv(out / name, index=False)
+    found: list[list[Any]] = rows[KEY].to_numpy(dtype=object).tolist()
+    return found
+
+
 def finished(out: Path, cases: Iterable[Case]) -> Replayed:
-    """The iterations that a replay into ``out`` has completed, be it still running or dead."""
-    key, late = ["case", "repeat"], ["lateness_median_s", "lateness_max_s"]
-    rows = _read(out / ITERATIONS, key)
-    spans = _read(out / TIMELINE, [*key, *TIMELINE_COLUMNS])
+    """The iterations that a replay into ``out`` has completed, be it still running or dead.
+
+    Those of other cases than ``cases`` are left out.
+    """
+    late = ["lateness_median_s", "lateness_max_s"]
+    rows = _read(out / ITERATIONS, KEY)
+    spans = _read(out / TIMELINE, [*KEY, *TIMELINE_COLUMNS])
+    described = pd.DataFrame([{"case": case.key, **asdict(case)} for case in cases])
+    rows = rows[rows["case"].isin(described["case"])]
     if rows.empty:
         raise UserError(f"replay: no iteration was completed in {out}")
-    described = pd.DataFrame([{"case": case.key, **asdict(case)} for case in cases])
     runs = rows.drop(columns=late).merge(described, on="case").assign(origin="replayed")
     # An iteration's spans are written before its row: those of an unfinished one have none.
-    return Replayed(runs, spans.merge(rows[key], on=key), rows[[*key, *late]])
+    return Replayed(runs, spans.merge(rows[KEY], on=KEY), rows[[*KEY, *late]])
 
 
 def _check_cases(cases: Sequence[Case], ranks: int, place: Place) -> None:
     for number, case in enumerate(cases):
         if case in cases[:number]:
             raise UserError(f"replay: case {case.key} ({case.plan}) is asked for twice")
+        sparse = case.collective == "all_gather"
+        if case.collective not in ("all_reduce", "all_gather") or not (
+            0 < case.density <= 1 and sparse or case.density == 1
+        ):
+            raise UserError(
+                f"replay: case {case.key} is an {case.collective} of density {case.density}: dense "
+                "gradients (density 1) are all_reduced, sparsified ones all_gathered"
+            )
+        if case.straggler < 1:
+            raise UserError(f"replay: case {case.key} has straggler {case.straggler}: at least 1")
         if (case.kind, case.workers, case.link) != ("replay", ranks, place.name):
             raise UserError(
                 f"replay: case {case.key} is a {case.kind} of {case.workers} ranks over {case.link}, "
@@ -171,10 +302,15 @@ def _check_cases(cases: Sequence[Case], ranks: int, place: Place) -> None:
             )
 
 
-def _expected_s(scripts: Sequence[Script], bits_per_s: float) -> float:
-    """A generous guess of one round: no overlap, and twice the bytes in each direction."""
+def _expected_s(one: Script, bits_per_s: float, ranks: int) -> float:
+    """A generous guess of one iteration: no overlap, and twice the bytes in each direction."""
     wire_s_per_byte = 2 * 8 / bits_per_s if bits_per_s else 1e-8
-    return sum(one.compute_s + sum(one.bytes) * wire_s_per_byte for one in scripts)
+    copies = ranks if one.kept else 1
+    compute_s = one.compute_s
+    if one.kept and not one.selection_s:
+        compute_s += ranks * sum(one.elements) * REAL_SELECTION_S
+    wire_s = copies * sum(one.sent_bytes) * wire_s_per_byte
+    return compute_s * one.straggler + wire_s + SETTLE_S
 
 
 # -- in each rank ------------------------------------------------------------------------------
@@ -184,13 +320,14 @@ def _expected_s(scripts: Sequence[Script], bits_per_s: float) -> float:
 class Recording:
     """One iteration of one rank, in seconds from the common start.
 
-    awake_s, posted_s, done_s : (G,) when the rank woke to post group k, when the call returned, and
-        when the collective was seen to be complete
+    awake_s, selected_s, posted_s, done_s : (G,) when the rank woke with the gradients of group k, when
+        it had selected, when its messages were posted, and when they were seen to be complete
     wait_s, waited_s, end_s : start and end of the wait for the last collective; end of the update
     forward_end_s : when the rank woke at the end of forward
     """
 
     awake_s: Floats
+    selected_s: Floats
     posted_s: Floats
     done_s: Floats
     forward_end_s: float
@@ -199,27 +336,37 @@ class Recording:
     end_s: float
 
     def to_array(self) -> Floats:
-        """(3 G + 4,) for the exchange between ranks."""
+        """(4 G + 4,) for the exchange between ranks."""
         scalars = [self.forward_end_s, self.wait_s, self.waited_s, self.end_s]
-        return np.concatenate([self.awake_s, self.posted_s, self.done_s, scalars])
+        groups = [self.awake_s, self.selected_s, self.posted_s, self.done_s]
+        return np.concatenate([*groups, scalars])
 
     @classmethod
     def from_array(cls, values: Floats) -> Recording:
         """The recording that ``to_array`` wrote down."""
-        awake_s, posted_s, done_s = values[:-4].reshape(3, -1)
-        return cls(awake_s, posted_s, done_s, *values[-4:].tolist())
+        return cls(*values[:-4].reshape(4, -1), *values[-4:].tolist())
+
+    def selection_s(self, one: Script) -> Floats:
+        """(G,) how long each selection took, by the script where it was waited out."""
+        return np.asarray(one.selection_s) if one.selection_s else self.selected_s - self.awake_s
 
 
 def run_job(ranks: Ranks, config: dict[str, Any]) -> None:
     """The job "replay"; see `replay` for the settings. Rank 0 appends to two files in ``out``."""
     if not ranks.one_thread:
         raise UserError("replay needs gloo_threads 1: collectives must run one after the other")
-    scripts = [Script(**row) for row in config["cases"]]
-    out = Path(config["out"])
-    buffer = torch.empty(max(sum(one.elements) for one in scripts))
-    witness = _Witness()
-    for repeat, one in itertools.product(range(config["rounds"]), scripts):
-        recording, load = _iteration(ranks, one, buffer, witness)
+    scripts = [Script(**{k: _tupled(v) for k, v in row.items()}) for row in config["cases"]]
+    out, done = Path(config["out"]), {tuple(pair) for pair in config["done"]}
+    witness, arena = _Witness(), _Arena(ranks, scripts)
+    turns = [
+        (repeat, one, expected_s)
+        for repeat in range(config["rounds"])
+        for one, expected_s in zip(scripts, config["expected_s"], strict=True)
+        if (one.case, repeat) not in done
+    ]
+    progress = _Progress([expected_s for _, _, expected_s in turns], config["afterwards_s"])
+    for repeat, one, _ in turns:
+        recording, load = _iteration(ranks, one, arena, witness)
         everyone = [Recording.from_array(row) for row in peers.everyones(recording.to_array())]
         if ranks.rank == 0:
             key = {"case": [one.case], "repeat": [repeat]}
@@ -227,38 +374,172 @@ def run_job(ranks: Ranks, config: dict[str, Any]) -> None:
                 spans = timeline(one, everyone).to_frame()
                 _append(out / TIMELINE, pd.DataFrame(key).merge(spans, how="cross"))
             _append(out / ITERATIONS, pd.DataFrame({**key, **_row(one, everyone, load)}))
-        if one is scripts[-1]:
-            peers.say(f"replay: round {repeat + 1} of {config['rounds']} done")
+        progress.step()
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class _Progress:
+    """Says now and then how many iterations are done and how long the rest will take."""
+
+    def __init__(self, expected_s: Sequence[float], afterwards_s: float) -> None:
+        self._expected_s, self._afterwards_s = expected_s, afterwards_s
+        self._done, self._begun_s = 0, time.monotonic()
+        self._said_s = self._begun_s
+
+    def step(self) -> None:
+        """One more iteration is done."""
+        self._done += 1
+        now_s = time.monotonic()
+        total = len(self._expected_s)
+        if self._done < total and now_s - self._said_s < SAY_S:
+            return
+        self._said_s = now_s
+        # The guess is generous, so what remains is scaled by how it went so far.
+        pace = (now_s - self._begun_s) / sum(self._expected_s[: self._done])
+        rest_s = pace * sum(self._expected_s[self._done :]) + self._afterwards_s
+        peers.say(f"replay: {self._done} of {total} iterations done, about {rest_s:.0f} s left")
+
+
+class _Arena:
+    """The memory of a rank's messages, large enough for any of the scripts."""
+
+    def __init__(self, ranks: Ranks, scripts: Sequence[Script]) -> None:
+        self.ranks = ranks
+        dense = [sum(one.elements) for one in scripts if not one.kept]
+        self._buffer = torch.empty(max(dense, default=0))
+        kept = max((sum(one.kept) for one in scripts), default=0)
+        self._mine = [torch.empty(kept, dtype=kind) for kind in (torch.float32, torch.int32)]
+        self._all = [one.new_empty(one.numel() * ranks.world_size) for one in self._mine]
+        real = [max(one.elements) for one in scripts if one.kept and not one.selection_s]
+        # Equal on all ranks, so that each knows what the others select.
+        self._magnitudes = torch.rand(
+            max(real, default=0), generator=torch.Generator().manual_seed(0)
+        )
+
+    def messages(self, one: Script) -> Sequence[_Message]:
+        """One for each group of the script, ready to be posted."""
+        if not one.kept:
+            parts = self._buffer[: sum(one.elements)].split(one.elements)
+            return [_Dense(part, self.ranks) for part in parts]
+        mine = [whole[: sum(one.kept)].split(one.kept) for whole in self._mine]
+        out = [k * self.ranks.world_size for k in one.kept]
+        everyone = [whole[: sum(out)].split(out) for whole in self._all]
+        looked_at = () if one.selection_s else one.elements
+        return [
+            _Sparse(
+                self.ranks,
+                [kind[group] for kind in mine],
+                [kind[group] for kind in everyone],
+                self._magnitudes[: looked_at[group]] if looked_at else None,
+            )
+            for group in range(len(one.kept))
+        ]
+
+
+class _Dense:
+    """A group that is all-reduced: nothing is selected."""
+
+    def __init__(self, part: torch.Tensor, ranks: Ranks) -> None:
+        self._part, self._ranks = part, ranks
+        part.fill_(ranks.rank + 1)
+
+    def select(self) -> None:
+        """Nothing: all of it is sent."""
+
+    def post(self) -> list[dist.Work]:
+        """The collectives of this group, in order."""
+        return [dist.all_reduce(self._part, async_op=True)]
+
+    def right(self) -> bool:
+        """Whether every element is the sum over all ranks."""
+        expected = self._ranks.world_size * (self._ranks.world_size + 1) / 2
+        low, high = (float(value) for value in self._part.aminmax())
+        return low == high == expected
+
+
+class _Sparse:
+    """A group whose largest elements are gathered from all ranks: values and indices.
+
+    mine, everyone : [values, indices] of this rank, and of all; magnitudes : what is selected from,
+    None where selection is only waited out
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        mine: Sequence[torch.Tensor],
+        everyone: Sequence[torch.Tensor],
+        magnitudes: torch.Tensor | None,
+    ) -> None:
+        self._ranks, self._mine, self._everyone = ranks, mine, everyone
+        self._magnitudes = magnitudes
+        values, indices = mine
+        values.fill_(ranks.rank + 1)
+        torch.arange(len(indices), out=indices)
+        for gathered in everyone:
+            gathered.fill_(-1)
+
+    def select(self) -> None:
+        """Find the largest, if that is to be done really."""
+        if self._magnitudes is not None:
+            k = len(self._mine[1])
+            self._mine[1].copy_(torch.topk(self._magnitudes, k, sorted=False).indices)
+
+    def post(self) -> list[dist.Work]:
+        """The collectives of this group, in order."""
+        return [
+            peers.gather_single(gathered, mine, async_op=True)
+            for mine, gathered in zip(self._mine, self._everyone, strict=True)
+        ]
+
+    def right(self) -> bool:
+        """Whether each rank's values and indices stand where they belong."""
+        values, indices = (one.view(self._ranks.world_size, -1) for one in self._everyone)
+        expected = torch.arange(1.0, self._ranks.world_size + 1)[:, None]
+        return bool((values == expected).all() and (indices == self._mine[1]).all())
+
+
+_Message = _Dense | _Sparse
 
 
 def _iteration(
-    ranks: Ranks, one: Script, buffer: torch.Tensor, witness: _Witness
+    ranks: Ranks, one: Script, arena: _Arena, witness: _Witness
 ) -> tuple[Recording, float]:
     """One iteration, started by all ranks at once, and the share of all cores that was in use."""
-    parts = buffer[: sum(one.elements)].split(one.elements)
-    for part in parts:
-        part.fill_(ranks.rank + 1)
+    messages = arena.messages(one)
+    mine = one.played_by(ranks.rank, ranks.world_size)
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
     before = psutil.cpu_times()
-    recording = _play(one, parts, start_s, witness)
+    recording = _play(mine, messages, start_s, witness)
     load = _load(before, psutil.cpu_times())
-    expected = ranks.world_size * (ranks.world_size + 1) / 2
-    for group, part in enumerate(parts):
-        low, high = (float(value) for value in part.aminmax())
-        if not low == high == expected:
-            raise RuntimeError(f"replay: group {group} summed to {low}..{high}, not to {expected}")
+    for group, message in enumerate(messages):
+        if not message.right():
+            raise RuntimeError(f"replay: wrong values in group {group} of case {one.case}")
     return recording, load
 
 
 def _play(
-    one: Script, parts: Sequence[torch.Tensor], start_s: float, witness: _Witness
+    one: Script, messages: Sequence[_Message], start_s: float, witness: _Witness
 ) -> Recording:
-    awake_s, posted_s = np.empty(len(parts)), np.empty(len(parts))
+    n = len(messages)
+    awake_s, selected_s, posted_s = np.empty((3, n))
     works = []
+    spent_s = 0.0  # by the selections so far: all that follows is later by it
     forward_end_s = _sleep_until(start_s + one.forward_s)
-    for group, part in enumerate(parts):
-        awake_s[group] = _sleep_until(start_s + one.ready_s[group])
-        works.append(dist.all_reduce(part, async_op=True))
+    for group, message in enumerate(messages):
+        ready_s = start_s + one.ready_s[group] + spent_s
+        awake_s[group] = selected_s[group] = _sleep_until(ready_s)
+        if one.selection_s:
+            spent_s += one.selection_s[group]
+            selected_s[group] = _sleep_until(ready_s + one.selection_s[group])
+        elif one.kept:
+            message.select()
+            selected_s[group] = time.perf_counter()
+            spent_s += selected_s[group] - awake_s[group]
+        works += message.post()
         witness.watch(works[-1])
         posted_s[group] = time.perf_counter()
     wait_s = time.perf_counter()
@@ -266,9 +547,12 @@ def _play(
         work.wait()
     waited_s = time.perf_counter()
     end_s = _sleep_until(waited_s + one.update_s)
-    done_s = np.minimum(witness.seen(len(parts)), waited_s)
+    done_s = np.minimum(witness.seen(n), waited_s)
     scalars = [value - start_s for value in (forward_end_s, wait_s, waited_s, end_s)]
-    return Recording(awake_s - start_s, posted_s - start_s, done_s - start_s, *scalars)
+    awake_s, selected_s, posted_s, done_s = (
+        times - start_s for times in (awake_s, selected_s, posted_s, done_s)
+    )
+    return Recording(awake_s, selected_s, posted_s, done_s, *scalars)
 
 
 def _sleep_until(deadline_s: float) -> float:
@@ -308,7 +592,7 @@ class _Witness:
 
 
 def timeline(one: Script, everyone: Sequence[Recording]) -> Timeline:
-    """Spans of all ranks, in seconds from the common start.
+    """Spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
 
     Collectives run one after the other, so one begins when it is posted or when its predecessor
     ends, whichever is later. "wait" is from the last post until the last collective has ended.
@@ -328,11 +612,15 @@ def _spans(one: Script, seen: Recording) -> Iterable[dict[str, Any]]:
 
     yield span("forward", -1, 0.0, seen.forward_end_s)
     begin_s, free_s = seen.forward_end_s, 0.0
+    message = "allgather" if one.kept else "allreduce"
     for group, n_bytes in enumerate(one.bytes):
         awake_s, done_s = float(seen.awake_s[group]), float(seen.done_s[group])
+        selected_s = float(seen.selected_s[group])
         yield span("backward", group, begin_s, awake_s, bytes=n_bytes)
-        sent = {"stream": "communication", "bytes": n_bytes}
-        yield span("allreduce", group, max(awake_s, free_s), done_s, **sent)
+        if one.kept:
+            yield span("sparsify", group, awake_s, selected_s, bytes=n_bytes)
+        sent = {"stream": "communication", "bytes": one.sent_bytes[group]}
+        yield span(message, group, max(selected_s, free_s), done_s, **sent)
         begin_s, free_s = float(seen.posted_s[group]), done_s
     yield span("wait", -1, seen.wait_s, seen.waited_s)
     yield span("update", -1, seen.waited_s, seen.end_s)
@@ -341,16 +629,24 @@ def _spans(one: Script, seen: Recording) -> Iterable[dict[str, Any]]:
 def _row(one: Script, everyone: Sequence[Recording], load: float) -> dict[str, Any]:
     """What the runs table says of one iteration: that of the slowest rank."""
     iteration_s = max(recording.end_s for recording in everyone)
-    late_s = np.concatenate([recording.awake_s - one.ready_s for recording in everyone])
+    compute_s, late_s = 0.0, []
+    for rank, recording in enumerate(everyone):
+        played = one.played_by(rank, len(everyone))
+        selection_s = recording.selection_s(played)
+        before_s = np.cumsum(selection_s) - selection_s
+        late_s.append(recording.awake_s - played.ready_s - before_s)
+        real_s = 0.0 if played.selection_s else float(selection_s.sum())
+        compute_s = max(compute_s, played.compute_s + real_s)
+    late = np.concatenate(late_s)
     return {
         "iteration": 0,
         "iteration_s": iteration_s,
-        "compute_s": one.compute_s,
-        "exposed_communication_s": iteration_s - one.compute_s,
+        "compute_s": compute_s,
+        "exposed_communication_s": iteration_s - compute_s,
         "processor_load": load,
         "processor_limited": load >= PROCESSOR_LIMIT,
-        "lateness_median_s": float(np.median(late_s)),
-        "lateness_max_s": float(late_s.max()),
+        "lateness_median_s": float(np.median(late)),
+        "lateness_max_s": float(late.max()),
     }
 
 

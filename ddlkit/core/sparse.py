@@ -1,0 +1,120 @@
+"""Sparsified gradients as a dense model sees them: other message times, and selection among the compute.
+
+Of each group the k = density x elements largest are selected, one group after the other on the compute
+stream, and their values and indices gathered from all workers. So an iteration is that of the dense
+model (`ddlkit.core.simulate`) for another cost and another workload.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ddlkit.core.cost import MessageCost
+from ddlkit.core.errors import UserError
+from ddlkit.core.plan import FusionPlan
+from ddlkit.core.workload import Workload
+
+Floats = NDArray[np.float64]
+
+ELEMENT_BYTES = 4  # of a gradient's value (fp32), and of an index (int32)
+
+Selecting = Callable[[Any, float], Any]
+"""(elements, density) -> seconds to select."""
+
+
+def selected(elements: int, density: float) -> int:
+    """How many of ``elements`` are kept: density x elements (omgs IV), at least 1."""
+    return max(1, round(density * elements))
+
+
+def group_elements(workload: Workload, plan: FusionPlan) -> list[int]:
+    """float32 elements of each group: its bytes, rounded up."""
+    return [-(-n_bytes // ELEMENT_BYTES) for n_bytes in plan.group_bytes(workload).tolist()]
+
+
+@dataclass(frozen=True, eq=False)
+class SparseGather(MessageCost):
+    """What exchanging the largest of a dense group costs: one all-gather of values, one of indices.
+
+    gather : the cost of an all-gather by its whole output, P k elements of 4 bytes
+    """
+
+    form: ClassVar[str] = "sparse_gather"
+    gather: MessageCost
+    density: float
+    collective: str = field(default="all_gather", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.gather.workers is None or self.gather.collective != "all_gather":
+            raise UserError("sparse cost: needs the cost of an all_gather that knows its workers")
+        if not 0 < self.density <= 1:
+            raise UserError(f"sparse cost: density {self.density} is not above 0 and at most 1")
+        object.__setattr__(self, "workers", self.gather.workers)
+
+    def _seconds(self, sizes: Floats) -> Floats:
+        kept = np.maximum(1.0, np.rint(self.density * np.ceil(sizes / ELEMENT_BYTES)))
+        return np.asarray(2 * self.gather(ELEMENT_BYTES * (self.workers or 1) * kept))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, with the gather's own description inside."""
+        return {"form": self.form, "density": self.density, "gather": self.gather.to_dict()}
+
+
+@dataclass(frozen=True, eq=False)
+class SelectionTimes:
+    """Recorded times of selecting, interpolated in log-log over elements; constant below, linear above.
+
+    elements, seconds : (n,), elements increasing; density : the one that they were recorded at
+    """
+
+    elements: Floats
+    seconds: Floats
+    density: float
+
+    def __post_init__(self) -> None:
+        for name in ("elements", "seconds"):
+            object.__setattr__(self, name, np.array(getattr(self, name), dtype=float))
+        known = self.elements.size > 1 and self.elements.shape == self.seconds.shape
+        if not (known and np.all(np.diff(self.elements) > 0) and np.all(self.seconds > 0)):
+            raise UserError("selection times: needs 2 or more sizes, increasing, all times above 0")
+
+    def __call__(self, elements: ArrayLike, density: float) -> Floats:
+        """Seconds for tensors of ``elements``. Raises UserError at another density."""
+        if density != self.density:
+            raise UserError(f"selection was recorded at density {self.density}, not at {density}")
+        d = np.asarray(elements, float)
+        inside = np.exp(np.interp(np.log(d), np.log(self.elements), np.log(self.seconds)))
+        return np.asarray(inside * np.maximum(1.0, d / self.elements[-1]))
+
+    @property
+    def sha256(self) -> str:
+        """Hash of all that a selection time depends on, as a Case carries it."""
+        digest = hashlib.sha256(np.float64(self.density).tobytes())
+        for column in (self.elements, self.seconds):
+            digest.update(column.tobytes())
+        return digest.hexdigest()
+
+
+def group_selection_s(
+    workload: Workload, plan: FusionPlan, density: float, selecting: Selecting
+) -> Floats:
+    """(G,) seconds to select each group's largest elements."""
+    sizes = np.array(group_elements(workload, plan), dtype=float)
+    return np.asarray(selecting(sizes, density), dtype=float)
+
+
+def with_selection(workload: Workload, plan: FusionPlan, selection_s: Floats) -> Workload:
+    """The workload whose backward holds each group's selection, right after its last gradient.
+
+    selection_s : (G,). Group g is then ready at its gradients' time plus all selections up to its own
+    (omgs Eq 6 and 7, seen from the iteration).
+    """
+    backward_s = workload.backward_s.copy()
+    backward_s[np.array(plan.ends) - 1] += selection_s
+    return replace(workload, backward_s=backward_s)

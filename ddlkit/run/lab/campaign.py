@@ -1,0 +1,472 @@
+"""A campaign: a grid of Cases replayed in one lab after the other, each calibrated first; it resumes.
+
+Tables go to a directory of the campaign's own, point by point as `ddlkit.run.suite` saves them:
+``collectives-<lab>-<collective>`` (the calibration), ``runs-<lab>`` and ``timeline-<lab>``. While a lab
+is being replayed, every iteration is appended at once to a hidden directory there, so that a kill loses
+only the one in flight; the next session puts what it finds there into the tables, and goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from ddlkit import store
+from ddlkit.core.bandwidth import bus_factor
+from ddlkit.core.case import Case
+from ddlkit.core.cost import AlphaBeta, MessageCost
+from ddlkit.core.errors import UserError
+from ddlkit.core.fit import fit
+from ddlkit.core.simulate import predict
+from ddlkit.core.sparse import (
+    ELEMENT_BYTES,
+    SelectionTimes,
+    SparseGather,
+    group_selection_s,
+    selected,
+    with_selection,
+)
+from ddlkit.core.units import KIB
+from ddlkit.core.workload import LayerProfile
+from ddlkit.run import networks
+from ddlkit.run.clock import Budget
+from ddlkit.run.collectives import together_at, whole_size
+from ddlkit.run.lab import network
+from ddlkit.run.lab.calibrate import FRAMING, IN_FLIGHT, calibrate
+from ddlkit.run.lab.grid import Campaign, Setting, Wish, read
+from ddlkit.run.lab.replay import Asked, balanced, finished, replay
+from ddlkit.run.selection import measure_selection
+from ddlkit.run.suite import LENGTHS, Point, Tables, layers_point
+
+CALIBRATED = tuple(KIB << power for power in range(18))  # 1 KiB .. 128 MiB
+PARTIAL, CASES = ".partial", "cases.json"
+SELECTOR = "topk_unsorted"  # of the table selection: what a replay that really selects does
+SELECTION_SIZES = (1_000, 10_000, 100_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
+SELECTION_BUDGET = Budget(warmup=1, min_repeats=3, max_repeats=15, max_s=0.5)
+
+# What is guessed until a lab has been calibrated, for the time that it will take only.
+ALPHA_S = 6e-5  # of a message, per worker squared: all of them share the cores
+LAUNCH_S = 3.0  # a lab up, ranks met, and down again
+AROUND_S = 0.1  # an iteration: recordings exchanged
+CHECK_S_PER_BYTE = 8e-10  # of values, before and after they travel
+SELECTION_S = 1e-8  # an element
+
+
+def default_out(campaign: Campaign) -> Path:
+    """Where a campaign's tables lie unless the user says otherwise."""
+    words = campaign.name.lower().replace("_", "-").removeprefix("campaign").strip("-")
+    return store.recorded_dir() / "-".join(["campaign", *words.split()])
+
+
+def run(file: Path, out: Path | None = None) -> Path:
+    """Measure what of the campaign in ``file`` is not measured yet; returns the directory.
+
+    Raises UserError for a wrong file, where no lab is possible, and when a measurement fails; what was
+    measured before is kept.
+    """
+    campaign = read(file)
+    out = (out or default_out(campaign)).resolve()
+    if reason := network.available():
+        raise UserError(f"no campaign here: {reason}")
+    with store.Lock(out / ".lock"):
+        for left in sorted((out / PARTIAL).glob("*")):
+            _absorb(out, left)
+        session = _Session(campaign, out)
+        session.say_estimate()
+        for number in range(len(session.labs)):
+            session.measure(number)
+        session.say_result()
+    return out
+
+
+def estimate(file: Path, out: Path | None = None) -> str:
+    """How many cases the campaign in ``file`` has, lab by lab, and how long what is missing will take."""
+    campaign = read(file)
+    labs = _Session(campaign, (out or default_out(campaign)).resolve()).labs
+    rows = [
+        f"{lab.setting.name:<24} {len(lab.asked):>4} cases x {campaign.rounds}"
+        f"  calibration {lab.calibration_s:>5.0f} s  replay {lab.replay_s:>6.0f} s"
+        for lab in labs
+    ]
+    total_s = sum(lab.calibration_s + lab.replay_s for lab in labs)
+    cases = sum(len(lab.asked) for lab in labs)
+    return "\n".join([*rows, f"in all {cases} cases, about {total_s / 60:.0f} min to measure"])
+
+
+@dataclass(frozen=True)
+class _Lab:
+    """A lab of the campaign as it is expected to be: by its calibration if there is one, else by guess."""
+
+    setting: Setting
+    asked: Sequence[Asked]
+    calibration_s: float
+    replay_s: float
+
+
+class _Session:
+    """One call of `run`: profiles and selection times at hand, and what each lab is expected to need."""
+
+    def __init__(self, campaign: Campaign, out: Path) -> None:
+        self.campaign, self.out = campaign, out
+        for wish in (wish for wishes in campaign.labs.values() for wish in wishes):
+            try:
+                networks.find(wish.network)
+            except UserError as error:
+                raise UserError(f"{campaign.file}: networks: {error}") from None
+        self.guessed: dict[tuple[str, int], LayerProfile] = {}
+        self.labs = [self._expected(setting) for setting in campaign.labs]
+
+    # -- measuring -------------------------------------------------------------------------
+
+    def measure(self, number: int) -> None:
+        """Calibrate a lab and replay what is missing in it."""
+        setting = self.labs[number].setting
+        wishes = self.campaign.labs[setting]
+        for point in self._inputs(setting, wishes):
+            _say(f"{point.what} {point.name}")
+            point.save(self.out, point.measure(self.out), append=True)
+        asked = self._asked(setting, wishes)
+        point = _runs_point(setting)
+        missing = self._missing(point, asked)
+        if not missing:
+            _say(f"{setting.name}: already measured")
+            return
+        incomplete = {key for key, _ in missing}
+        wanted = [one for one in asked if one[0].key in incomplete]
+        _say(f"{setting.name}: {len(missing)} iterations of {len(wanted)} cases to replay")
+        left = self.out / PARTIAL / setting.name
+        left.mkdir(parents=True, exist_ok=True)
+        store.atomic_write_text(
+            left / CASES, json.dumps([asdict(case) for case, _, _ in wanted]) + "\n"
+        )
+        later = self.labs[number + 1 :]
+        try:
+            with setting.lab() as lab:
+                replay(
+                    lab,
+                    setting.workers,
+                    wanted,
+                    self.campaign.rounds,
+                    selection=self._selection,
+                    done=_saved(point.path(self.out, "runs")),
+                    afterwards_s=sum(one.calibration_s + one.replay_s for one in later),
+                    out=left,
+                )
+        finally:
+            _absorb(self.out, left)
+
+    def _inputs(self, setting: Setting, wishes: Sequence[Wish]) -> Iterator[Point]:
+        """What must still be measured before the cases of a lab are known."""
+        length = LENGTHS[self.campaign.calibration]
+        for name, batch in dict.fromkeys((wish.network, wish.batch) for wish in wishes):
+            if self._profile_path(name, batch) is None:
+                yield layers_point(name, batch, 1, length)
+        if self.campaign.selection == "recorded":
+            for density in sorted({wish.density for wish in wishes} - {1.0}):
+                point = _selection_point(density)
+                if not point.done(self.out):
+                    yield point
+        for collective in dict.fromkeys(map(_collective, wishes)):
+            largest = max(
+                self._largest_bytes(setting, wish)
+                for wish in wishes
+                if _collective(wish) == collective
+            )
+            if calibration := self._calibration(setting, collective, largest):
+                yield calibration
+
+    def _calibration(self, setting: Setting, collective: str, largest_bytes: int) -> Point | None:
+        """The sizes up to the largest message that are not measured yet; what is there stays as it is."""
+        path = _calibration_path(self.out, setting, collective)
+        there = set(store.load_table(path, "collectives")["bytes"]) if path.exists() else set()
+        needed = [size for size in CALIBRATED if size < 2 * max(largest_bytes, CALIBRATED[1])]
+        missing = [size for size in needed if whole_size(size, setting.workers) not in there]
+        budget = LENGTHS[self.campaign.calibration].messages
+        return _calibration_point(setting, collective, budget, missing) if missing else None
+
+    def _largest_bytes(self, setting: Setting, wish: Wish) -> int:
+        """Of a message that carries all of a network, as the calibration counts it."""
+        n_bytes = int(self._profile(wish.network, wish.batch).gradient_bytes.sum())
+        if wish.density == 1:
+            return n_bytes
+        kept = selected(-(-n_bytes // ELEMENT_BYTES), wish.density)
+        return setting.workers * ELEMENT_BYTES * kept
+
+    def _missing(self, point: Point, asked: Sequence[Asked]) -> list[tuple[str, int]]:
+        """(case's key, repeat) of what is not in the tables."""
+        saved = _saved(point.path(self.out, "runs"))
+        rounds = range(self.campaign.rounds)
+        wanted = [(case.key, repeat) for repeat in rounds for case, _, _ in asked]
+        return [pair for pair in wanted if pair not in saved]
+
+    # -- what is asked ---------------------------------------------------------------------
+
+    def _asked(self, setting: Setting, wishes: Sequence[Wish]) -> list[Asked]:
+        """Distinct cases: of plans that come out the same for a network, the first."""
+        found: dict[tuple[str, int, tuple[int, ...], float, float], Asked] = {}
+        place = setting.lab()
+        for wish in wishes:
+            profile = self._profile(wish.network, wish.batch)
+            cost = self._cost(setting, wish)
+            waited = wish.density < 1 and self.campaign.selection == "recorded"
+            times = self._selection_times(wish.density) if waited else None
+            try:
+                one = balanced(
+                    profile,
+                    wish.plan,
+                    cost,
+                    place,
+                    density=wish.density,
+                    straggler=wish.straggler,
+                    selection_sha256=times.sha256 if times else "",
+                )
+            except UserError as error:
+                raise UserError(f"{self.campaign.file}: plans: {wish.network}: {error}") from None
+            key = (wish.network, wish.batch, one[2].ends, wish.density, wish.straggler)
+            found.setdefault(key, one)
+        return list(found.values())
+
+    def _profile_path(self, name: str, batch: int) -> Path | None:
+        """The recorded profile: the campaign's own, or this machine's."""
+        for directory in (self.out, store.recorded_dir()):
+            path = directory / f"layers-{name}-b{batch}-r1.csv"
+            if path.exists():
+                return path
+        return None
+
+    def _profile(self, name: str, batch: int) -> LayerProfile:
+        path = self._profile_path(name, batch)
+        if path is not None:
+            return store.read_profile(path)
+        if (name, batch) not in self.guessed:
+            self.guessed[name, batch] = _guessed_profile(name, batch)
+        return self.guessed[name, batch]
+
+    def _cost(self, setting: Setting, wish: Wish) -> MessageCost:
+        """By calibration, or until there is one by guess."""
+        collective = _collective(wish)
+        path = _calibration_path(self.out, setting, collective)
+        if path.exists():
+            sizes, seconds, known = store.read_bytes_seconds(path, collective=collective)
+            cost = fit(
+                "table",
+                sizes,
+                seconds,
+                collective=collective,
+                workers=setting.workers,
+                algorithm=known.get("algorithm"),
+                draws=0,
+            ).cost
+        else:
+            cost = _guessed_cost(setting, collective)
+        return SparseGather(cost, wish.density) if wish.density < 1 else cost
+
+    def _selection(self, elements: ArrayLike, density: float) -> NDArray[np.float64]:
+        """Seconds to select, as recorded for the campaign."""
+        return self._selection_times(density)(elements, density)
+
+    def _selection_times(self, density: float) -> SelectionTimes:
+        path = _selection_point(density).path(self.out, "selection")
+        if path.exists():
+            return recorded_selection(path, density)
+        sizes = np.array(SELECTION_SIZES, dtype=float)
+        return SelectionTimes(sizes, sizes * SELECTION_S, density)
+
+    # -- how long --------------------------------------------------------------------------
+
+    def _expected(self, setting: Setting) -> _Lab:
+        wishes = self.campaign.labs[setting]
+        asked = self._asked(setting, wishes)
+        missing = self._missing(_runs_point(setting), asked)
+        by_key = {one[0].key: self._iteration_s(setting, one) for one in asked}
+        calibration_s = sum(point.estimate_s for point in self._inputs(setting, wishes))
+        replay_s = sum(by_key[key] for key, _ in missing) + LAUNCH_S * bool(missing)
+        return _Lab(setting, asked, calibration_s, replay_s)
+
+    def _iteration_s(self, setting: Setting, one: Asked) -> float:
+        case, workload, plan = one
+        wish = Wish(case.network, case.batch, case.plan, case.density, case.straggler)
+        slow = workload.scaled(case.dilation * case.straggler)
+        if case.density < 1:
+            seconds = group_selection_s(
+                workload, plan, case.density, self._selection_times(case.density)
+            )
+            slow = with_selection(slow, plan, case.dilation * case.straggler * seconds)
+        around_s = AROUND_S + CHECK_S_PER_BYTE * float(workload.bytes.sum()) * setting.workers
+        return predict(slow, plan, self._cost(setting, wish)).iteration_s + around_s
+
+    def say_estimate(self) -> None:
+        """What is to be done, on standard error."""
+        cases = sum(len(lab.asked) for lab in self.labs)
+        total_s = sum(lab.calibration_s + lab.replay_s for lab in self.labs)
+        _say(
+            f"campaign {self.campaign.name}: {cases} cases in {len(self.labs)} labs, "
+            f"{self.campaign.rounds} rounds; about {total_s / 60:.1f} min to go"
+        )
+
+    def say_result(self) -> None:
+        """What is there, and how much of it the processor limited."""
+        paths = [_runs_point(lab.setting).path(self.out, "runs") for lab in self.labs]
+        runs = pd.concat([store.load_table(path, "runs") for path in paths], ignore_index=True)
+        limited = runs[runs["processor_limited"]]
+        _say(
+            f"campaign {self.campaign.name}: {runs['case'].nunique()} cases, {len(runs)} iterations; "
+            f"{len(limited)} of them, of {limited['case'].nunique()} cases, limited by the processor"
+        )
+
+
+def _say(line: str) -> None:
+    print(f"ddlkit: {time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+def _collective(wish: Wish) -> str:
+    return "all_gather" if wish.density < 1 else "all_reduce"
+
+
+# -- points ------------------------------------------------------------------------------------
+
+
+def _runs_point(setting: Setting) -> Point:
+    def nothing(_: Path) -> Tables:
+        raise AssertionError("replays are saved as they come")
+
+    return Point("replay", setting.name, ["runs", "timeline"], nothing)
+
+
+def _calibration_path(out: Path, setting: Setting, collective: str) -> Path:
+    return out / f"collectives-{setting.name}-{collective}.csv"
+
+
+def _calibration_point(
+    setting: Setting, collective: str, budget: Budget, sizes: Sequence[int]
+) -> Point:
+    guess = _guessed_cost(setting, collective)
+    check_s = CHECK_S_PER_BYTE * sum(sizes) * setting.workers**2  # each rank makes all shares
+    estimate_s = LAUNCH_S + check_s + sum(_calibration_s(guess, size, budget) for size in sizes)
+
+    def measure(_: Path) -> Tables:
+        with setting.lab() as lab:
+            rows = calibrate(
+                lab,
+                sizes,
+                collectives=[collective],
+                budget=budget,
+                timeout_s=120 + 3 * estimate_s,
+            )
+            return {"collectives": rows}
+
+    name = f"{setting.name}-{collective}"
+    return Point("collectives", name, ["collectives"], measure, estimate_s)
+
+
+def _calibration_s(guess: MessageCost, size: int, budget: Budget) -> float:
+    """Time for the samples of one size, of which each holds several messages."""
+    sample_s = together_at(size, IN_FLIGHT) * guess(size)
+    samples = max(budget.min_repeats, min(budget.max_repeats, budget.max_s / sample_s))
+    return float((budget.warmup + samples) * sample_s)
+
+
+def _selection_point(density: float) -> Point:
+    def measure(_: Path) -> Tables:
+        frames = [
+            measure_selection(
+                "cpu",
+                size,
+                densities=[density],
+                distributions=["normal"],
+                budget=SELECTION_BUDGET,
+            )
+            for size in SELECTION_SIZES
+        ]
+        return {"selection": pd.concat(frames, ignore_index=True)}
+
+    return Point("selection", f"rho{density:g}", ["selection"], measure, 30.0, ["selection"])
+
+
+def recorded_selection(path: Path, density: float) -> SelectionTimes:
+    """The times of SELECTOR in a selection table: the median of each size.
+
+    Raises UserError for a damaged table, and where that density was not measured.
+    """
+    rows = store.load_table(path, "selection")
+    rows = rows[(rows["operation"] == SELECTOR) & (rows["density"] == density)]
+    if rows.empty:
+        raise UserError(f"{path}: no {SELECTOR} at density {density}")
+    medians = rows.groupby("elements")["seconds"].median()
+    return SelectionTimes(medians.index.to_numpy(), medians.to_numpy(), density)
+
+
+# -- what is being replayed --------------------------------------------------------------------
+
+
+def _saved(path: Path) -> set[tuple[str, int]]:
+    """(case's key, repeat) of the rows of a table, which need not be there."""
+    if not path.exists():
+        return set()
+    rows = store.load_table(path)
+    return set(zip(rows["case"], rows["repeat"], strict=True))
+
+
+def _absorb(out: Path, left: Path) -> None:
+    """Put what a replay left, be it complete or not, into the tables of its lab."""
+    cases = left / CASES
+    if not cases.exists():
+        shutil.rmtree(left, ignore_errors=True)
+        return
+    described = [Case.from_row(row) for row in json.loads(cases.read_text())]
+    point = Point("replay", left.name, ["runs", "timeline"], lambda _: {})
+    try:
+        found = finished(left, described)
+    except UserError:  # not one iteration
+        shutil.rmtree(left)
+        return
+    stragglers = {case.key: case.workers - 1 for case in described if case.straggler > 1}
+    shown = found.timeline["rank"].isin([0]) | (
+        found.timeline["rank"] == found.timeline["case"].map(stragglers)
+    )
+    # Runs come last: only what stands there counts as measured.
+    for table, frame in (("timeline", found.timeline[shown]), ("runs", found.runs)):
+        saved = _saved(point.path(out, table))
+        new = [pair not in saved for pair in zip(frame["case"], frame["repeat"], strict=True)]
+        if any(new):
+            point.save(out, {table: frame[new]}, append=True)
+    shutil.rmtree(left)
+
+
+# -- guesses, for the time that something will take ----------------------------------------------
+
+
+def _guessed_cost(setting: Setting, collective: str) -> MessageCost:
+    """The wire at its rate, and a start-up that grows with the workers."""
+    beta = bus_factor(collective, setting.workers) * 8 / (setting.rate_bits_per_s * FRAMING)
+    alpha_s = ALPHA_S * setting.workers**2
+    return AlphaBeta(
+        alpha_s, beta, collective=collective, workers=setting.workers, algorithm="ring"
+    )
+
+
+def _guessed_profile(name: str, batch: int) -> LayerProfile:
+    """A network's tensors, backward time in proportion to their size: its speed does not matter here."""
+    tensors = dict(networks.build(name).named_parameters())
+    sizes = np.array([tensor.numel() for tensor in tensors.values()])
+    return LayerProfile(
+        network=name,
+        device="cpu",
+        batch=batch,
+        tensor=tuple(tensors),
+        layer=tuple(tensors),
+        parameters=sizes,
+        gradient_bytes=4 * sizes,
+        forward_s=0.1 * sizes / sizes.sum(),
+        backward_s=0.2 * sizes / sizes.sum(),
+        flops=np.zeros(len(sizes)),
+    )

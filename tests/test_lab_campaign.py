@@ -1,0 +1,242 @@
+"""Campaigns: what a file asks for, what is wrong with it in one line, and that nothing measured is lost."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+from ddlkit.run.lab import campaign, grid, network
+from ddlkit.run.lab.grid import Setting
+from places import ROOT, alive, ranks_below, wait_for
+
+WHOLE = {
+    "rounds": 2,
+    "calibration": "quick",
+    "networks": "lenet5:4",
+    "plans": ["none", "single"],
+    "grids": [{"workers": [2], "rates": ["1gbit"]}],
+}
+
+
+def written(directory: Path, described: object, name: str = "tiny.json") -> Path:
+    path = directory / name
+    path.write_text(described if isinstance(described, str) else json.dumps(described))
+    return path
+
+
+# -- the file ----------------------------------------------------------------------------------
+
+
+def test_a_grid_is_the_product_of_its_lists_grouped_by_lab(tmp_path: Path) -> None:
+    text = """
+    density: [1.0, 0.01]
+    stragglers: [1.0, 1.5]
+    plans: [none, "buffer:4MB"]
+    grids:
+      - {networks: [lenet5, resnet18:8], workers: [2, 4], rates: [1gbit]}
+      - {networks: lenet5, workers: 4, rates: 1gbit, plans: [none, ddp]}
+      - {networks: lenet5, workers: 4, rates: 1gbit, ranks_per_node: [1, 2], intra_rates: 5gbit}
+    """
+    found = grid.read(written(tmp_path, text, "some.yml"))
+    assert (found.name, found.rounds, found.calibration) == ("some", 2, "full")
+    assert [setting.name for setting in found.labs] == ["p2-1gbit", "p4-1gbit", "p4-1gbit-g2-5gbit"]
+    sizes = [len(wishes) for wishes in found.labs.values()]
+    assert sizes == [16, 16 + 4, 8], "a wish that two grids share is there once"
+    assert {wish.batch for wish in found.labs[Setting(2, 1e9)]} == {4, 8}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"round": 3}, "round: unknown key"),
+        ({"rounds": 0}, "rounds: 0: must be a whole number"),
+        ({"rounds": True}, "rounds: True: must be a whole number"),
+        ({"calibration": "long"}, "calibration: 'long': must be quick or full"),
+        ({"selection": "no"}, "selection: 'no': must be recorded or real"),
+        ({"grids": []}, "grids: must be a list"),
+        ({"grids": [{"workers": 2}]}, r"grids\[0\]: rates: missing"),
+        ({"grids": [{"workers": 2, "rates": "1gbit", "speed": 1}]}, r"grids\[0\]: speed: unknown"),
+        ({"grids": [{"workers": 1, "rates": "1gbit"}]}, r"grids\[0\]: workers: 1: one worker"),
+        ({"grids": [{"workers": 99, "rates": "1gbit"}]}, r"grids\[0\]: workers: 99: a lab of 99"),
+        ({"grids": [{"workers": 2, "rates": "fast"}]}, r"rates: 'fast': rate 'fast' is not"),
+        ({"grids": [{"workers": 2, "rates": 1000}]}, "rates: 1000: must be a rate with its unit"),
+        ({"grids": [{"workers": [], "rates": "1gbit"}]}, "workers: an empty list"),
+        (
+            {"grids": [{"workers": 4, "rates": "1gbit", "ranks_per_node": 2}]},
+            "intra_rates: missing",
+        ),
+        (
+            {
+                "grids": [
+                    {"workers": 4, "rates": "1gbit", "ranks_per_node": 3, "intra_rates": "2gbit"}
+                ]
+            },
+            "workers: 4: nodes of 3 ranks",
+        ),
+        ({"plans": ["best"]}, "plans: 'best': must be a plan"),
+        ({"density": 2}, "density: 2: must lie between"),
+        ({"stragglers": 0.5}, "stragglers: 0.5: must lie between"),
+        ({"networks": "lenet5:many"}, "networks: 'lenet5:many': must be a network"),
+    ],
+)
+def test_a_wrong_value_is_one_line_that_names_file_and_key(
+    tmp_path: Path, change: dict[str, object], told: str
+) -> None:
+    file = written(tmp_path, {**WHOLE, **change})
+    with pytest.raises(UserError, match=told) as caught:
+        grid.read(file)
+    assert str(caught.value).startswith(f"{file}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("networks: [a", "is not YAML at line"),
+        ("- a", "must be a mapping"),
+        ("", "must be a mapping"),
+        ("a: !!python/object:os.system {}", "is not YAML"),
+    ],
+)
+def test_what_is_no_campaign_is_told(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(UserError, match=told) as caught:
+        grid.read(written(tmp_path, text, "bad.yml"))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="cannot be read"):
+        grid.read(tmp_path / "nowhere.yml")
+
+
+def test_without_pyyaml_one_line_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(UserError, match="PyYAML: install it, or write the file as JSON"):
+        grid.read(written(tmp_path, "rounds: 1", "some.yml"))
+    assert grid.read(written(tmp_path, WHOLE)).rounds == 2  # JSON needs nothing
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"networks": "lenet"}, "networks: unknown network 'lenet'"),
+        ({"plans": "random:1:99"}, "plans: lenet5: random plan of 99 groups"),
+        ({"plans": "buffer:25Mb"}, "plans: lenet5: size '25Mb'"),
+    ],
+)
+def test_a_wrong_network_or_plan_is_told_before_anything_is_measured(
+    tmp_path: Path, change: dict[str, object], told: str
+) -> None:
+    file = written(tmp_path, {**WHOLE, **change})
+    with pytest.raises(UserError) as caught:
+        campaign.estimate(file, tmp_path / "out")
+    assert str(caught.value).startswith(f"{file}: {told}")
+
+
+@pytest.mark.parametrize(
+    ("name", "fewest", "least_s", "most_s"),
+    [("campaign_quick", 6, 5, 60), ("campaign", 150, 600, 7200)],
+)
+def test_the_examples_are_as_large_as_they_say(
+    tmp_path: Path, name: str, fewest: int, least_s: float, most_s: float
+) -> None:
+    file = ROOT / "examples" / f"{name}.yml"
+    labs = campaign._Session(grid.read(file), tmp_path).labs
+    assert grid.read(file).rounds >= 2
+    assert sum(len(lab.asked) for lab in labs) >= fewest
+    assert least_s < sum(lab.calibration_s + lab.replay_s for lab in labs) < most_s
+    assert campaign.estimate(file, tmp_path).count("\n") == len(labs)
+
+
+def test_the_command_refuses_a_file_where_none_belongs() -> None:
+    main = importlib.import_module("ddlkit.cli").main
+    assert main(["lab", "campaign"]) == main(["lab", "up", "some.yml"]) == 2
+
+
+# -- in the lab --------------------------------------------------------------------------------
+
+
+def start(file: Path, out: Path) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "ddlkit", "lab", "campaign", str(file), "--out", str(out)]
+    return subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+@contextmanager
+def interrupted_when(condition: Callable[[], bool]) -> Iterator[None]:
+    """Ctrl-C for this process as soon as the condition holds."""
+
+    def wait() -> None:
+        if wait_for(condition):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    try:
+        yield
+    finally:
+        waiter.join()
+
+
+def rows_of(path: Path) -> set[tuple[object, ...]]:
+    rows = store.load_table(path, "runs")[["case", "repeat", "iteration_s"]]
+    return set(rows.itertuples(index=False, name=None))
+
+
+def rows_so_far(out: Path) -> int:
+    return sum(path.read_text().count("\n") for path in out.glob(".partial/*/replay.csv"))
+
+
+class TestLab:
+    pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
+
+    def test_neither_kill_nor_interrupt_loses_a_finished_case(self, tmp_path: Path) -> None:
+        """Interrupted, then killed, then left to end: everything is measured exactly once."""
+        rounds = 40
+        file = written(tmp_path, {**WHOLE, "rounds": rounds})
+        out = tmp_path / "out"
+        runs_file = out / "runs-p2-1gbit.csv"
+        with pytest.raises(KeyboardInterrupt), interrupted_when(lambda: rows_so_far(out) > 8):
+            campaign.run(file, out)
+        mine = f"process {os.getpid()}"
+        assert not ranks_below(os.getpid())
+        assert mine not in [row["owner"] for row in network.status()]
+        assert not [*(out / ".partial").iterdir()]
+        kept = rows_of(runs_file)
+        assert len(kept) >= 8
+        killed = start(file, out)
+        assert wait_for(lambda: rows_so_far(out) > 8)
+        ranks = ranks_below(killed.pid)
+        killed.kill()
+        killed.communicate()
+        psutil.wait_procs(ranks, timeout=5)
+        assert len(ranks) == 2 and not alive(ranks)
+        network.clean()
+        finished = rows_so_far(out) - 1  # less the header; the last line may be cut short
+        assert rows_of(runs_file) == kept
+        assert campaign.run(file, out) == out
+        runs = store.load_table(runs_file, "runs")
+        assert len(runs) == runs[["case", "repeat"]].drop_duplicates().shape[0] == 2 * rounds
+        assert kept <= rows_of(runs_file)
+        earlier = store.load_stamp(runs_file)["history"]
+        assert [stamp["rows"] for stamp in earlier] == [
+            len(kept),
+            pytest.approx(len(kept) + finished, abs=1),
+        ]
+        spans = store.load_table(out / "timeline-p2-1gbit.csv.gz", "timeline")
+        assert set(spans["case"]) == set(runs["case"])
+        assert not spans.duplicated(["case", "repeat", "rank", "task"]).any()
+        before = {path: path.stat().st_mtime_ns for path in out.glob("*.csv*")}
+        campaign.run(file, out)
+        assert {path: path.stat().st_mtime_ns for path in out.glob("*.csv*")} == before
