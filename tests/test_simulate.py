@@ -18,6 +18,7 @@ from ddlkit.core.simulate import (
     no_overlap,
     perfect_overlap,
     predict,
+    prediction_draws,
     simulate,
 )
 from ddlkit.core.timeline import COMMUNICATION, COMPUTE
@@ -137,3 +138,15 @@ def test_impossible_workloads_are_refused(change: dict, message: str) -> None:
     good = {"forward_s": 1.0, "backward_s": [1.0, 1.0], "n_bytes": [1, 1]}
     with pytest.raises(UserError, match=message):
         Workload.from_arrays(**{**good, **change})
+
+
+@given(st.data())
+def test_draws_are_predictions_and_scatter_lengthens_no_message_twice(data: st.DataObject) -> None:
+    workload, cost = data.draw(workloads()), data.draw(costs())
+    plan = data.draw(plans(workload.n))
+    one = predict(workload, plan, cost).iteration_s
+    (drawn,) = prediction_draws(workload, plan, [cost])
+    assert drawn == pytest.approx(one)
+    (longer,) = prediction_draws(workload, plan, [cost], np.full((1, len(plan.ends)), 1.5))
+    sent_s = predict(workload, plan, cost).communication_s
+    assert one - 1e-9 <= longer <= one + 0.5 * sent_s + 1e-9

@@ -94,9 +94,19 @@ def predict_spec(workload: Workload, spec: str, cost: MessageCost) -> tuple[Fusi
     return plan, predict(workload, plan, cost)
 
 
-def prediction_draws(workload: Workload, plan: FusionPlan, costs: Sequence[MessageCost]) -> Floats:
-    """(B,) iteration times, one a bootstrap draw of the cost."""
-    return np.array([predict(workload, plan, cost).iteration_s for cost in costs])
+def prediction_draws(
+    workload: Workload, plan: FusionPlan, costs: Sequence[MessageCost], scatter: ArrayLike = 1.0
+) -> Floats:
+    """(B,) iteration times, one a bootstrap draw of the cost.
+
+    scatter : (B, G) factors by which single messages differ from what they cost as a rule; without it
+        the draws tell how sure the rule is, with it what a single iteration may show
+    """
+    rule_s = np.array([group_times(workload, plan, cost)[1] for cost in costs])
+    communication_s: Floats = rule_s * np.asarray(scatter, dtype=float)
+    ends_s = group_ends(plan.group_ready_s(workload), communication_s)
+    iterations_s: Floats = ends_s[:, -1] + workload.update_s
+    return iterations_s
 
 
 def simulate(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Timeline:

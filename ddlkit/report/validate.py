@@ -127,9 +127,10 @@ def predict_case(
     compute_s: float,
     selections: Mapping[str, Selecting] | None = None,
 ) -> dict[str, object]:
-    """Iteration and exposed communication by every model, and the calibration's interval.
+    """Iteration and exposed communication by every model, and the interval of a single iteration.
 
-    compute_s : measured in the same run; only the RESCALED model uses it
+    The interval holds two kinds of noise, both of the calibration: how sure the cost is, and how single
+    messages scatter about it. compute_s : measured in the same run; only the RESCALED model uses it
     selections : selection times by the hash that a sparse case carries
     """
     workload, fitted, plan = (
@@ -138,7 +139,7 @@ def predict_case(
         plan_of(case),
     )
     cost, draws = fitted.cost, fitted.draws
-    if case.collective == "all_gather":
+    if sparse := case.collective == "all_gather":
         cost = SparseGather(cost, case.density)
         draws = tuple(SparseGather(draw, case.density) for draw in draws)
     row: dict[str, object] = {"case": case.key}
@@ -151,7 +152,8 @@ def predict_case(
     found = predict(workload.scaled(compute_s / workload.compute_s), plan, cost)
     row |= {f"{RESCALED}_iteration_s": found.iteration_s}
     row |= {f"{RESCALED}_exposed_s": found.exposed_communication_s}
-    times = prediction_draws(workload, plan, draws)
+    sent_bytes = plan.group_bytes(workload) * (case.density if sparse else 1.0)
+    times = prediction_draws(workload, plan, draws, fitted.scatter(sent_bytes, len(draws)))
     lower, upper = np.quantile(times, [0.025, 0.975])
     return {**row, "lower_s": lower, "upper_s": upper, "predicted_compute_s": workload.compute_s}
 
