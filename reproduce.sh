@@ -212,7 +212,8 @@ main() {
   export PYTHONUNBUFFERED=1 PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
   set_up "$base"
   if [[ $command == test ]]; then
-    stage 04-test python -m pytest -n 2 --dist loadfile -m "not lab and not alone"
+    stage 04-test python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+      -m "not lab and not alone"
     stage 05-lab-test lab_tests
   else
     if [[ -n $recorded ]]; then

@@ -15,6 +15,12 @@ def _missing(reason: str) -> None:
     pytest.skip(reason)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with a slow test come first: two workers that share the files then end together."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture
 def require_lab() -> None:
     """The shaped-network lab must be possible here (root, iproute2, tbf)."""

@@ -119,14 +119,10 @@ def test_resnet18_is_whole_in_order_and_fits_the_store() -> None:
     assert list(samples.columns) == list(store.SCHEMAS["samples"].names)
 
 
-# Multiply-adds of one 224x224 image as torchvision publishes them with its weights.
-@pytest.mark.parametrize(
-    ("network", "multiply_adds"),
-    [("alexnet", 0.714e9), ("resnet18", 1.814e9), ("vit_b_16", 17.564e9)],
-)
-def test_flops_are_two_a_published_multiply_add(network: str, multiply_adds: float) -> None:
-    profile, _ = profile_layers(network, 1, threads=1, budget=ONCE)
-    assert profile.flops.sum() == pytest.approx(2 * multiply_adds, rel=2e-3)
+def test_flops_are_two_a_published_multiply_add() -> None:
+    """The other networks' are counted without computing, in test_zoo."""
+    profile, _ = profile_layers("resnet18", 1, threads=1, budget=ONCE)
+    assert profile.flops.sum() == pytest.approx(2 * 1.814e9, rel=2e-3)
 
 
 def test_ready_order_is_the_one_that_ddp_fills_its_buckets_in(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
@@ -345,6 +344,8 @@ def samples_by_size(ax: Axes, samples: pd.DataFrame, *, series: str, size: str =
 
     ``samples`` has columns seconds, ``size`` and ``series``, whose values name the lines.
     """
+    import seaborn as sns  # takes longer to import than all else here
+
     scale, unit = _time_unit(samples["seconds"].to_numpy())
     for (name, rows), (color, marker, line) in zip(
         samples.groupby(series, sort=False), _SERIES, strict=False
@@ -379,6 +380,8 @@ def slowdown_by_blocks(ax: Axes, slowdowns: pd.DataFrame) -> None:
 
     ``slowdowns`` is ``report.compare.slowdowns``'s; of several numbers of threads the median.
     """
+    import seaborn as sns
+
     kernels = list(dict.fromkeys(slowdowns["kernel"]))
     blocks = sorted(slowdowns["blocks"].unique())
     for number, (count, color) in enumerate(

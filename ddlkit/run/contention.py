@@ -500,13 +500,13 @@ def points(device: str, smoke: bool) -> list[Point]:
     else:
         scale = PAPER if on_gpu else MODEST
         budget = Budget(warmup=1, min_repeats=6, max_repeats=15, max_s=6.0 if on_gpu else 20.0)
+    few = ("convolution", "attention") if smoke else tuple(kernels(scale))
     alone = [
         _standin_point(device, name, scale, _settings(on_gpu, smoke), budget)
-        for name in (*kernels(scale), IDLE)
+        for name in (*few, IDLE)
     ]
     budget = replace(budget, max_s=budget.max_s / 4)  # two cases in turn, not tens
     if not on_gpu:
-        few = ("convolution", "attention") if smoke else None
         return [*alone, _ranks_point("gloo-p2", 0, [0], scale, budget, gpus=0, names=few)]
     return alone + [
         _ranks_point(f"nccl-b{blocks}", blocks, channels.THREADS, scale, budget, gpus=2)
