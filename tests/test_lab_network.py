@@ -50,7 +50,7 @@ with Lab(2, 1e9) as lab:
     time.sleep(60)
 """
 
-needs_lab = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
+needs_lab = [pytest.mark.lab, pytest.mark.alone, pytest.mark.usefixtures("require_lab")]
 
 
 def lines(*argv: str) -> list[str]:

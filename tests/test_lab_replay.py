@@ -329,6 +329,7 @@ def namespaces(label: str) -> list[str]:
 class TestLab:
     pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
 
+    @pytest.mark.alone
     def test_a_replay_is_as_long_as_its_wire_and_its_compute(self) -> None:
         """One message after all compute can hide nothing, and takes its bytes over the rate."""
         n_bytes = 4 * MIB
@@ -376,13 +377,14 @@ class TestLab:
             process.wait(timeout=20)
         if number == signal.SIGKILL:  # nobody was left to tidy up: the ranks die, `clean` does it
             psutil.wait_procs(ranks, timeout=5)
-            assert label in clean()
+            clean()  # unless another lab that was made meanwhile has done it already
         assert process.returncode != 0
         assert len(ranks) == 2 and not alive(ranks)
         assert namespaces(label) == []
         assert not (network.STATE / f"{label}.json").exists()
         assert rows_written(tmp_path) > 1
 
+    @pytest.mark.alone
     def test_sixteen_ranks_in_nodes_of_four_meet_and_replay(self) -> None:
         """Of a ring through all ranks, each node sends on what one rank would have to send."""
         with Lab(16, 1e9, ranks_per_node=4, intra_rate_bits_per_s=1e10) as lab:
@@ -395,6 +397,7 @@ class TestLab:
         assert 0.95 * payload < carried["bytes"] < 1.5 * payload  # and what the ranks say besides
         assert carried["drops"] == 0
 
+    @pytest.mark.alone
     def test_the_wire_is_used_well(self) -> None:
         """Four ranks; framing leaves 95.6%, and the shaper's burst lends a little to 4 MiB.
 

@@ -145,6 +145,7 @@ def test_draws_are_predictions_and_scatter_lengthens_no_message_twice(data: st.D
     workload, cost = data.draw(workloads()), data.draw(costs())
     plan = data.draw(plans(workload.n))
     one = predict(workload, plan, cost).iteration_s
+    assert prediction_draws(workload, plan, []).shape == (0,)
     (drawn,) = prediction_draws(workload, plan, [cost])
     assert drawn == pytest.approx(one)
     (longer,) = prediction_draws(workload, plan, [cost], np.full((1, len(plan.ends)), 1.5))

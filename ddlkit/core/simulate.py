@@ -102,6 +102,8 @@ def prediction_draws(
     scatter : (B, G) factors by which single messages differ from what they cost as a rule; without it
         the draws tell how sure the rule is, with it what a single iteration may show
     """
+    if not costs:
+        return np.empty(0)
     rule_s = np.array([group_times(workload, plan, cost)[1] for cost in costs])
     communication_s: Floats = rule_s * np.asarray(scatter, dtype=float)
     ends_s = group_ends(plan.group_ready_s(workload), communication_s)
