@@ -199,7 +199,7 @@ def rows_so_far(out: Path) -> int:
 
 
 class TestLab:
-    pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
+    pytestmark = [pytest.mark.lab, pytest.mark.alone, pytest.mark.usefixtures("require_lab")]
 
     def test_neither_kill_nor_interrupt_loses_a_finished_case(self, tmp_path: Path) -> None:
         """Interrupted, then killed, then left to end: everything is measured exactly once."""
