@@ -215,7 +215,7 @@ main() {
   export PYTHONUNBUFFERED=1 PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
   set_up "$base"
   if [[ $command == test ]]; then
-    stage 04-test python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not alone"
+    stage 04-test python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone"
     stage 05-alone measuring_tests
   else
     if [[ -n $recorded ]]; then

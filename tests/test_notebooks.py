@@ -11,6 +11,10 @@ from ddlkit import store
 from ddlkit.report import book, reproduction
 
 
+# All notebooks one after the other; on a busy machine that takes more than a test may by default.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
 @pytest.fixture(scope="module")
 def recording() -> str:
     """The recording that the committed report was made from."""
@@ -26,7 +30,6 @@ def executed(tmp_path_factory: pytest.TempPathFactory, recording: str) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_every_notebook_runs_without_a_warning_and_asks_its_exercises(executed: Path) -> None:
     for notebook in book.notebooks():
         cells = nbformat.read(str(executed / notebook.name), as_version=4).cells
@@ -36,7 +39,6 @@ def test_every_notebook_runs_without_a_warning_and_asks_its_exercises(executed: 
         assert sum(asked) == 3, notebook.name
 
 
-@pytest.mark.slow
 def test_the_same_recording_gives_the_same_numbers(
     executed: Path, tmp_path: Path, recording: str
 ) -> None:
@@ -50,7 +52,6 @@ def test_the_same_recording_gives_the_same_numbers(
         assert path.read_bytes() == first.read_bytes(), path.name
 
 
-@pytest.mark.slow
 def test_the_committed_report_is_what_the_notebooks_write(executed: Path) -> None:
     committed = (store.REPORTS / "REPRODUCTION.md").read_text(encoding="utf-8")
     assert reproduction.document(executed / "reports") == committed
