@@ -10,7 +10,6 @@ import pytest
 from ddlkit import store
 from ddlkit.report import book, reproduction
 
-
 # All notebooks one after the other; on a busy machine that takes more than a test may by default.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
