@@ -831,3 +831,10 @@ def test_the_root_can_be_moved_and_the_import_is_light() -> None:
         )
         where = root or str(Path(__file__).resolve().parents[1])
         assert done.stdout.split() == [f"{where}/data/recorded", where]
+
+
+def test_a_stamp_does_not_tell_where_the_project_lies(tmp_path: Path) -> None:
+    command = [f"{store.ROOT}/ddlkit/x.py", f'{{"out": "{store.ROOT}/data"}}', "/usr/bin/python3"]
+    store.save_table(collectives(), tmp_path, "a", schema="collectives", command=command)
+    told = store.load_stamp(tmp_path / "a.csv")["command"]
+    assert told == ["ddlkit/x.py", '{"out": "data"}', "python3"]

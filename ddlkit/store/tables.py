@@ -103,7 +103,7 @@ def _portable(word: str) -> str:
     """A word of a command without what is only true here: where the project and its tools lie."""
     path = Path(word)
     if not path.is_absolute():
-        return word
+        return word.replace(f"{ROOT}/", "")  # a path may stand inside other text
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
