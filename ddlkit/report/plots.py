@@ -246,7 +246,7 @@ def cost_fit(ax: Axes, *fits: Fit) -> None:
     sizes = np.unique(data.bytes)
     medians = np.array([np.median(data.seconds[data.bytes == size]) for size in sizes])
     scale, unit = _time_unit(medians)
-    measured, grid = look("measured"), np.geomspace(sizes[0], sizes[-1], 200)
+    grid = np.geomspace(sizes[0], sizes[-1], 200)
     ax.plot(data.bytes, data.seconds * scale, ".", color=SOFT, markersize=2.5, alpha=0.5, zorder=1)
     for fit in fits:
         style = look(fit.cost.form)
@@ -257,15 +257,7 @@ def cost_fit(ax: Axes, *fits: Fit) -> None:
             )
         label = f"{style.label}, 95% interval" if fit.draws else style.label
         ax.plot(grid, fit.cost(grid) * scale, color=style.color, linestyle=style.line, label=label)
-    ax.plot(
-        sizes,
-        medians * scale,
-        measured.marker,
-        color=measured.color,
-        markersize=4,
-        markerfacecolor="white",
-        label="measured, median",
-    )
+    _measured_medians(ax, sizes, medians * scale)
     ax.set_yscale("log")
     _plain_log_ticks(ax.yaxis)
     _byte_axis(ax)
@@ -298,16 +290,7 @@ def selection_fit(ax: Axes, judged: Mapping[str, Judged], density: float) -> Non
             )
         times = fit.cost(grid, density) * scale
         ax.plot(grid, times, color=style.color, linestyle=style.line, label=style.label)
-    measured = look("measured")
-    ax.plot(
-        sizes,
-        medians * scale,
-        measured.marker,
-        color=measured.color,
-        markersize=4,
-        markerfacecolor="white",
-        label="measured, median",
-    )
+    _measured_medians(ax, sizes, medians * scale)
     ax.set_xscale("log")
     ax.set_yscale("log")
     _plain_log_ticks(ax.yaxis)
@@ -705,6 +688,19 @@ def table(frame: pd.DataFrame, name: str, reports: Path | None = None) -> Figure
         ax.plot([0, size[0] - 0.2], [y, y], color=INK, linewidth=weight)
     save_figure(figure, name, frame, reports)
     return figure
+
+
+def _measured_medians(ax: Axes, sizes: ArrayLike, medians: ArrayLike) -> None:
+    measured = look("measured")
+    ax.plot(
+        sizes,
+        medians,
+        measured.marker,
+        color=measured.color,
+        markersize=4,
+        markerfacecolor="white",
+        label="measured, median",
+    )
 
 
 def _time_unit(seconds: ArrayLike) -> tuple[float, str]:
