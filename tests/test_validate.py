@@ -31,7 +31,8 @@ def calibration(noise: float = 0.0) -> Calibration:
     sizes = np.repeat(SIZES, 9)
     rows = {"link": "lab:1gbit", "ranks": 4, "collective": "all_reduce", "algorithm": "ring"}
     seconds = COST(sizes) * np.exp(rng.normal(0, noise, sizes.size))
-    return Calibration.of(pd.DataFrame({"bytes": sizes, "seconds": seconds, **rows}))
+    known = {"bytes": sizes, "seconds": seconds, "session": 0, "in_flight": 1}
+    return Calibration.of(pd.DataFrame({**known, **rows}))
 
 
 def case(spec: str, workers: int = 4) -> Case:

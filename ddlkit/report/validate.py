@@ -16,6 +16,7 @@ import pandas as pd
 from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import Fit, fit
+from ddlkit.core.noise import Noise
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.simulate import Prediction, no_overlap, perfect_overlap, predict, prediction_draws
 from ddlkit.core.sparse import Selecting, SparseGather, group_selection_s, with_selection
@@ -36,33 +37,37 @@ Between a profile and a run the machine's speed drifts; what error remains here 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Costs fitted to recorded collectives, one a (link, workers, collective)."""
+    """Costs fitted to recorded collectives, and their noise, one of each a (link, workers, collective)."""
 
     fits: Mapping[tuple[str, int, str], Fit]
+    noises: Mapping[tuple[str, int, str], Noise]
 
     @classmethod
     def of(cls, collectives: pd.DataFrame, form: str = "table") -> Calibration:
         """Fit ``form`` to each link, number of ranks and collective of a collectives table."""
-        fits = {}
+        fits, noises = {}, {}
         for (link, ranks, collective), rows in collectives.groupby(["link", "ranks", "collective"]):
-            fits[str(link), int(ranks), str(collective)] = fit(
+            key = str(link), int(ranks), str(collective)
+            sizes, seconds = rows["bytes"].to_numpy(), rows["seconds"].to_numpy()
+            fits[key] = fit(
                 form,
-                rows["bytes"].to_numpy(),
-                rows["seconds"].to_numpy(),
-                collective=str(collective),
-                workers=int(ranks),
+                sizes,
+                seconds,
+                collective=key[2],
+                workers=key[1],
                 algorithm=str(rows["algorithm"].iloc[0]),
             )
-        return cls(fits)
+            noises[key] = Noise.of(sizes, seconds, rows["session"], rows["in_flight"])
+        return cls(fits, noises)
 
-    def of_case(self, case: Case) -> Fit:
-        """The fit for a case's link and workers. Raises UserError when it was not calibrated."""
+    def of_case(self, case: Case) -> tuple[Fit, Noise]:
+        """Those for a case's link and workers. Raises UserError when it was not calibrated."""
         key = (case.link, case.workers, case.collective)
         if key not in self.fits:
             raise UserError(
                 f"no calibration for {case.collective} over {case.link} with {case.workers} ranks"
             )
-        return self.fits[key]
+        return self.fits[key], self.noises[key]
 
 
 def measured(runs: pd.DataFrame) -> pd.DataFrame:
@@ -129,15 +134,14 @@ def predict_case(
 ) -> dict[str, object]:
     """Iteration and exposed communication by every model, and the interval of a single iteration.
 
-    The interval holds two kinds of noise, both of the calibration: how sure the cost is, and how single
-    messages scatter about it. compute_s : measured in the same run; only the RESCALED model uses it
+    The interval holds three kinds of noise, all of the calibration: how sure the cost is, how single
+    messages scatter about it, and how it drifts from session to session.
+
+    compute_s : measured in the same run; only the RESCALED model uses it
     selections : selection times by the hash that a sparse case carries
     """
-    workload, fitted, plan = (
-        computed(case, workloads, selections or {}),
-        calibration.of_case(case),
-        plan_of(case),
-    )
+    workload, plan = computed(case, workloads, selections or {}), plan_of(case)
+    fitted, noise = calibration.of_case(case)
     cost, draws = fitted.cost, fitted.draws
     if sparse := case.collective == "all_gather":
         cost = SparseGather(cost, case.density)
@@ -153,7 +157,7 @@ def predict_case(
     row |= {f"{RESCALED}_iteration_s": found.iteration_s}
     row |= {f"{RESCALED}_exposed_s": found.exposed_communication_s}
     sent_bytes = plan.group_bytes(workload) * (case.density if sparse else 1.0)
-    times = prediction_draws(workload, plan, draws, fitted.scatter(sent_bytes, len(draws)))
+    times = prediction_draws(workload, plan, draws, noise.factors(sent_bytes, len(draws)))
     lower, upper = np.quantile(times, [0.025, 0.975])
     return {**row, "lower_s": lower, "upper_s": upper, "predicted_compute_s": workload.compute_s}
 

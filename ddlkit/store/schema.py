@@ -75,12 +75,13 @@ SCHEMAS: dict[str, Schema] = {
                 *_columns("str", "named", "link"),
                 *_columns("float", "non_negative", "link_bits_per_s"),
                 *_columns("int", "positive", "ranks in_flight bytes"),
+                Column("session", "int", "non_negative", default="0", later=True),
                 *_columns("int", "non_negative", "sample"),
                 *_columns("float", "positive", "seconds"),
             ),
             key=(
                 *("collective", "backend", "algorithm", "link", "link_bits_per_s", "ranks"),
-                *("in_flight", "bytes", "sample"),
+                *("in_flight", "bytes", "session", "sample"),
             ),
         ),
         Schema(

@@ -1,7 +1,8 @@
 """A campaign: a grid of Cases replayed in one lab after the other, each calibrated first; it resumes.
 
 Tables go to a directory of the campaign's own, point by point as `ddlkit.run.suite` saves them:
-``collectives-<lab>-<collective>`` (the calibration), ``runs-<lab>`` and ``timeline-<lab>``. While a lab
+``collectives-<lab>-<collective>`` (the calibration, one session before the replays and one after them, so
+that the machine's drift is known), ``runs-<lab>`` and ``timeline-<lab>``. While a lab
 is being replayed, every iteration is appended at once to a hidden directory there, so that a kill loses
 only the one in flight; the next session puts what it finds there into the tables, and goes on.
 """
@@ -13,7 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,13 @@ from ddlkit.run.lab.replay import Asked, balanced, finished, replay
 from ddlkit.run.selection import measure_selection
 from ddlkit.run.suite import LENGTHS, Point, Tables, layers_point
 
-CALIBRATED = tuple(KIB << power for power in range(18))  # 1 KiB .. 128 MiB
+# Sizes of a calibration, up to the largest message, which is added.
+CALIBRATED = {
+    "quick": tuple(KIB << power for power in range(0, 20, 2)),
+    "full": tuple(KIB << power for power in range(20)),  # 1 KiB .. 512 MiB
+}
+BEFORE, AFTER = 0, 1  # sessions of a calibration
+SESSIONS = 2
 PARTIAL, CASES = ".partial", "cases.json"
 SELECTOR = "topk_unsorted"  # of the table selection: what a replay that really selects does
 SELECTION_SIZES = (1_000, 10_000, 100_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
@@ -132,13 +139,21 @@ class _Session:
         setting = self.labs[number].setting
         wishes = self.campaign.labs[setting]
         for point in self._inputs(setting, wishes):
-            _say(f"{point.what} {point.name}")
-            point.save(self.out, point.measure(self.out), append=True)
-        asked = self._asked(setting, wishes)
+            self._take(point)
+        self._replay(number, self._asked(setting, wishes))
+        for point in self._calibrations(setting, wishes, AFTER):
+            self._take(point)
+
+    def _take(self, point: Point) -> None:
+        _say(f"{point.what} {point.name}")
+        point.save(self.out, point.measure(self.out), append=True)
+
+    def _replay(self, number: int, asked: Sequence[Asked]) -> None:
+        setting = self.labs[number].setting
         point = _runs_point(setting)
         missing = self._missing(point, asked)
         if not missing:
-            _say(f"{setting.name}: already measured")
+            _say(f"{setting.name}: already replayed")
             return
         incomplete = {key for key, _ in missing}
         wanted = [one for one in asked if one[0].key in incomplete]
@@ -175,23 +190,39 @@ class _Session:
                 point = _selection_point(density)
                 if not point.done(self.out):
                     yield point
+        yield from self._calibrations(setting, wishes, BEFORE)
+
+    def _calibrations(
+        self, setting: Setting, wishes: Sequence[Wish], session: int
+    ) -> Iterator[Point]:
+        """What that session of a lab's calibration still lacks, collective by collective."""
         for collective in dict.fromkeys(map(_collective, wishes)):
             largest = max(
                 self._largest_bytes(setting, wish)
                 for wish in wishes
                 if _collective(wish) == collective
             )
-            if calibration := self._calibration(setting, collective, largest):
-                yield calibration
+            sizes = CALIBRATED[self.campaign.calibration]
+            needed = [*(size for size in sizes if size < largest), largest]
+            there = self._calibrated(setting, collective, session)
+            missing = [size for size in needed if whole_size(size, setting.workers) not in there]
+            if missing:
+                yield _calibration_point(setting, collective, session, self._budget, missing)
 
-    def _calibration(self, setting: Setting, collective: str, largest_bytes: int) -> Point | None:
-        """The sizes up to the largest message that are not measured yet; what is there stays as it is."""
+    def _calibrated(self, setting: Setting, collective: str, session: int) -> set[int]:
+        """The sizes that a session has measured, which stay as they are."""
         path = _calibration_path(self.out, setting, collective)
-        there = set(store.load_table(path, "collectives")["bytes"]) if path.exists() else set()
-        needed = [size for size in CALIBRATED if size < 2 * max(largest_bytes, CALIBRATED[1])]
-        missing = [size for size in needed if whole_size(size, setting.workers) not in there]
-        budget = LENGTHS[self.campaign.calibration].messages
-        return _calibration_point(setting, collective, budget, missing) if missing else None
+        if not path.exists():
+            return set()
+        rows = store.load_table(path, "collectives")
+        return set(rows["bytes"][rows["session"] == session])
+
+    @property
+    def _budget(self) -> Budget:
+        """For each size, in each session."""
+        whole = LENGTHS[self.campaign.calibration].messages
+        least = max(2, whole.min_repeats // SESSIONS)  # one alone would not scatter
+        return replace(whole, min_repeats=least, max_s=whole.max_s / SESSIONS)
 
     def _largest_bytes(self, setting: Setting, wish: Wish) -> int:
         """Of a message that carries all of a network, as the calibration counts it."""
@@ -252,18 +283,22 @@ class _Session:
         return self.guessed[name, batch]
 
     def _cost(self, setting: Setting, wish: Wish) -> MessageCost:
-        """By calibration, or until there is one by guess."""
+        """By the calibration before the replays, or until there is one by guess.
+
+        The one after them must not count: it would change the plans of what is replayed already.
+        """
         collective = _collective(wish)
         path = _calibration_path(self.out, setting, collective)
         if path.exists():
-            sizes, seconds, known = store.read_bytes_seconds(path, collective=collective)
+            rows = store.load_table(path, "collectives")
+            rows = rows[rows["session"] == BEFORE]
             cost = fit(
                 "table",
-                sizes,
-                seconds,
+                rows["bytes"],
+                rows["seconds"],
                 collective=collective,
                 workers=setting.workers,
-                algorithm=known.get("algorithm"),
+                algorithm=rows["algorithm"].iloc[0],
                 draws=0,
             ).cost
         else:
@@ -288,7 +323,8 @@ class _Session:
         asked = self._asked(setting, wishes)
         missing = self._missing(_runs_point(setting), asked)
         by_key = {one[0].key: self._iteration_s(setting, one) for one in asked}
-        calibration_s = sum(point.estimate_s for point in self._inputs(setting, wishes))
+        points = [*self._inputs(setting, wishes), *self._calibrations(setting, wishes, AFTER)]
+        calibration_s = sum(point.estimate_s for point in points)
         replay_s = sum(by_key[key] for key, _ in missing) + LAUNCH_S * bool(missing)
         return _Lab(setting, asked, calibration_s, replay_s)
 
@@ -347,7 +383,7 @@ def _calibration_path(out: Path, setting: Setting, collective: str) -> Path:
 
 
 def _calibration_point(
-    setting: Setting, collective: str, budget: Budget, sizes: Sequence[int]
+    setting: Setting, collective: str, session: int, budget: Budget, sizes: Sequence[int]
 ) -> Point:
     guess = _guessed_cost(setting, collective)
     check_s = CHECK_S_PER_BYTE * sum(sizes) * setting.workers**2  # each rank makes all shares
@@ -362,7 +398,7 @@ def _calibration_point(
                 budget=budget,
                 timeout_s=120 + 3 * estimate_s,
             )
-            return {"collectives": rows}
+            return {"collectives": rows.assign(session=session)}
 
     name = f"{setting.name}-{collective}"
     return Point("collectives", name, ["collectives"], measure, estimate_s)

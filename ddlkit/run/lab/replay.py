@@ -508,13 +508,15 @@ _Message = _Dense | _Sparse
 def _iteration(
     ranks: Ranks, one: Script, arena: _Arena, witness: _Witness
 ) -> tuple[Recording, float]:
-    """One iteration, started by all ranks at once, and the share of all cores that was in use."""
+    """One iteration, started by all ranks at once, and the share of all cores in use meanwhile.
+
+    Meanwhile is from the first message to the last: where the link and not the processor should be at
+    work. Over a whole iteration, in which ranks mostly sleep, a processor at its limit would not show.
+    """
     messages = arena.messages(one)
     mine = one.played_by(ranks.rank, ranks.world_size)
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
-    before = psutil.cpu_times()
-    recording = _play(mine, messages, start_s, witness)
-    load = _load(before, psutil.cpu_times())
+    recording, load = _play(mine, messages, start_s, witness)
     for group, message in enumerate(messages):
         if not message.right():
             raise RuntimeError(f"replay: wrong values in group {group} of case {one.case}")
@@ -523,7 +525,7 @@ def _iteration(
 
 def _play(
     one: Script, messages: Sequence[_Message], start_s: float, witness: _Witness
-) -> Recording:
+) -> tuple[Recording, float]:
     n = len(messages)
     awake_s, selected_s, posted_s = np.empty((3, n))
     works = []
@@ -539,6 +541,8 @@ def _play(
             message.select()
             selected_s[group] = time.perf_counter()
             spent_s += selected_s[group] - awake_s[group]
+        if group == 0:
+            before = psutil.cpu_times()  # takes 20 us
         works += message.post()
         witness.watch(works[-1])
         posted_s[group] = time.perf_counter()
@@ -546,13 +550,14 @@ def _play(
     for work in works:
         work.wait()
     waited_s = time.perf_counter()
+    load = _load(before, psutil.cpu_times())
     end_s = _sleep_until(waited_s + one.update_s)
     done_s = np.minimum(witness.seen(n), waited_s)
     scalars = [value - start_s for value in (forward_end_s, wait_s, waited_s, end_s)]
     awake_s, selected_s, posted_s, done_s = (
         times - start_s for times in (awake_s, selected_s, posted_s, done_s)
     )
-    return Recording(awake_s, selected_s, posted_s, done_s, *scalars)
+    return Recording(awake_s, selected_s, posted_s, done_s, *scalars), load
 
 
 def _sleep_until(deadline_s: float) -> float:
