@@ -55,8 +55,8 @@ CALIBRATED = {
 }
 BEFORE, AFTER = 0, 1  # sessions of a calibration
 SESSIONS = 2
+QUICK = store.ROOT / "examples" / "campaign_quick.yml"  # what `ddlkit measure` adds
 PARTIAL, CASES = ".partial", "cases.json"
-SELECTOR = "topk_unsorted"  # of the table selection: what a replay that really selects does
 SELECTION_SIZES = (1_000, 10_000, 100_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
 SELECTION_BUDGET = Budget(warmup=1, min_repeats=3, max_repeats=15, max_s=0.5)
 
@@ -312,7 +312,7 @@ class _Session:
     def _selection_times(self, density: float) -> SelectionTimes:
         path = _selection_point(density).path(self.out, "selection")
         if path.exists():
-            return recorded_selection(path, density)
+            return store.read_selection_times(path, density)
         sizes = np.array(SELECTION_SIZES, dtype=float)
         return SelectionTimes(sizes, sizes * SELECTION_S, density)
 
@@ -426,19 +426,6 @@ def _selection_point(density: float) -> Point:
         return {"selection": pd.concat(frames, ignore_index=True)}
 
     return Point("selection", f"rho{density:g}", ["selection"], measure, 30.0, ["selection"])
-
-
-def recorded_selection(path: Path, density: float) -> SelectionTimes:
-    """The times of SELECTOR in a selection table: the median of each size.
-
-    Raises UserError for a damaged table, and where that density was not measured.
-    """
-    rows = store.load_table(path, "selection")
-    rows = rows[(rows["operation"] == SELECTOR) & (rows["density"] == density)]
-    if rows.empty:
-        raise UserError(f"{path}: no {SELECTOR} at density {density}")
-    medians = rows.groupby("elements")["seconds"].median()
-    return SelectionTimes(medians.index.to_numpy(), medians.to_numpy(), density)
 
 
 # -- what is being replayed --------------------------------------------------------------------
