@@ -46,24 +46,32 @@ class Tally:
         return True
 
 
-class Negotiator:
-    """This rank's line to the coordinator, which is a thread of rank 0. All ranks must make one together.
+def meet(ranks: Ranks) -> Negotiator:
+    """This rank's line to the coordinator, a thread of rank 0. All ranks must call it together.
 
     Raises OSError where no line can be made.
     """
+    address = os.environ["MASTER_ADDR"]
+    first = ranks.rank == 0
+    door = socket.create_server((address, 0), backlog=ranks.world_size) if first else None
+    ports = peers.everyones([door.getsockname()[1] if door else 0])
+    line = socket.create_connection((address, int(ports[0, 0])), PATIENCE_S)
+    line.settimeout(None)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if door:
+        with door:
+            lines = [door.accept()[0] for _ in range(ranks.world_size)]
+        for one in lines:
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threading.Thread(target=coordinate, args=(lines,), daemon=True).start()
+    return Negotiator(line)
 
-    def __init__(self, ranks: Ranks) -> None:
-        address = os.environ["MASTER_ADDR"]
-        first = ranks.rank == 0
-        door = socket.create_server((address, 0), backlog=ranks.world_size) if first else None
-        ports = peers.everyones([door.getsockname()[1] if door else 0])
-        self._line = socket.create_connection((address, int(ports[0, 0])), PATIENCE_S)
-        self._line.settimeout(None)
-        self._line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if door:
-            with door:
-                lines = [door.accept()[0] for _ in range(ranks.world_size)]
-            threading.Thread(target=_coordinate, args=(lines,), daemon=True).start()
+
+class Negotiator:
+    """A rank's end of the line to the coordinator."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
         self._open = 0
         self._post: Callable[[int], None] = lambda group: None
         self._posted: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
@@ -98,7 +106,7 @@ class Negotiator:
             self._posted.put(error)
 
 
-def _coordinate(lines: Sequence[socket.socket]) -> None:
+def coordinate(lines: Sequence[socket.socket]) -> None:
     """Answer until every rank has hung up.
 
     The groups of a rank that dies stay open: `launch` ends the others.
@@ -106,7 +114,6 @@ def _coordinate(lines: Sequence[socket.socket]) -> None:
     tally = Tally(len(lines))
     with selectors.DefaultSelector() as desk, suppress(ConnectionError):
         for line in lines:
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             desk.register(line, selectors.EVENT_READ, _Reports(line))
         while desk.get_map():
             answers = b""

@@ -43,7 +43,7 @@ from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile, Workload
 from ddlkit.run import ranks as peers
-from ddlkit.run.lab.negotiate import Negotiator
+from ddlkit.run.lab.negotiate import Negotiator, meet
 from ddlkit.run.launch import Place, launch, workspace
 from ddlkit.run.ranks import PROCESSOR_LIMIT, Ranks
 
@@ -374,7 +374,7 @@ def run_job(ranks: Ranks, config: dict[str, Any]) -> None:
     scripts = [Script(**{k: _tupled(v) for k, v in row.items()}) for row in config["cases"]]
     out, done = Path(config["out"]), {tuple(pair) for pair in config["done"]}
     witness, arena = _Witness(), _Arena(ranks, scripts)
-    negotiator = Negotiator(ranks) if any(one.negotiated for one in scripts) else None
+    negotiator = meet(ranks) if any(one.negotiated for one in scripts) else None
     turns = [
         (repeat, one, expected_s)
         for repeat in range(config["rounds"])
