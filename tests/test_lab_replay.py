@@ -61,6 +61,7 @@ def random_recording(script: replay.Script, rng: np.random.Generator) -> Recordi
     return Recording(
         awake_s=awake_s,
         selected_s=awake_s,
+        agreed_s=awake_s,
         posted_s=awake_s + 1e-9,
         done_s=done_s,
         forward_end_s=script.forward_s,
@@ -157,7 +158,7 @@ class TestTimeline:
     @given(st.integers(1, 5), st.integers(0, 2**32))
     def test_a_recording_survives_the_exchange(self, groups: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
-        recording = Recording(*rng.uniform(size=(4, groups)), *rng.uniform(size=4).tolist())
+        recording = Recording(*rng.uniform(size=(5, groups)), *rng.uniform(size=4).tolist())
         again = Recording.from_array(recording.to_array())
         assert np.array_equal(again.to_array(), recording.to_array())
         assert np.array_equal(again.done_s, recording.done_s)

@@ -25,6 +25,7 @@ _CASE: dict[str, Column] = {
         *_columns("str", "", "ends profile_sha256"),
         Column("straggler", "float", "positive", default="1.0", later=True),
         Column("selection_sha256", "str", default="", later=True),
+        Column("negotiated", "bool", default="False", later=True),
         *_columns("int", "positive", "batch workers"),
         *_columns("int", "", "seed"),
         *_columns("float", "positive", "density dilation"),

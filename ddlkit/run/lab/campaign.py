@@ -243,7 +243,7 @@ class _Session:
 
     def _asked(self, setting: Setting, wishes: Sequence[Wish]) -> list[Asked]:
         """Distinct cases: of plans that come out the same for a network, the first."""
-        found: dict[tuple[str, int, tuple[int, ...], float, float], Asked] = {}
+        found: dict[tuple[object, ...], Asked] = {}
         place = setting.lab()
         for wish in wishes:
             profile = self._profile(wish.network, wish.batch)
@@ -258,12 +258,14 @@ class _Session:
                     place,
                     density=wish.density,
                     straggler=wish.straggler,
+                    compute_s=wish.compute_s,
+                    negotiated=wish.negotiated,
                     selection_sha256=times.sha256 if times else "",
                 )
             except UserError as error:
                 raise UserError(f"{self.campaign.file}: plans: {wish.network}: {error}") from None
-            key = (wish.network, wish.batch, one[2].ends, wish.density, wish.straggler)
-            found.setdefault(key, one)
+            # Plans that come out as the same groups are one case, whatever they are called.
+            found.setdefault((replace(wish, plan=""), one[2].ends), one)
         return list(found.values())
 
     def _profile_path(self, name: str, batch: int) -> Path | None:

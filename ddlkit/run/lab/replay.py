@@ -2,8 +2,9 @@
 
 Each rank waits out the recorded compute by absolute deadlines and posts the real collective of a group
 when its last gradient would be ready: an all-reduce, or where gradients are sparsified, after selection,
-one all-gather of the values that are kept and one of their indices. All ranks must run on one machine:
-they share its clock.
+one all-gather of the values that are kept and one of their indices. Where a case is negotiated, a
+coordinator must first say that all ranks are ready (`ddlkit.run.lab.negotiate`). All ranks must run on one
+machine: they share its clock.
 
 Waiting is sleeping. A spinning rank would be on time to the microsecond, but with more ranks than
 cores it would take the processor from gloo's threads; how late the sleeper woke is recorded.
@@ -42,6 +43,7 @@ from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile, Workload
 from ddlkit.run import ranks as peers
+from ddlkit.run.lab.negotiate import Negotiator, meet
 from ddlkit.run.launch import Place, launch, workspace
 from ddlkit.run.ranks import PROCESSOR_LIMIT, Ranks
 
@@ -63,19 +65,23 @@ class Script:
     """What a rank plays: when each group is ready, counted from the start, and how large it is.
 
     ready_s : of each group, without the selections before it; elements : float32 elements of each
+    buffered_s : how long the first gradient of each group waits in the buffer for the last
     kept : how many of them are sent, () where all are; selection_s : () where selection is real
     straggler : factor on all compute of the last rank
+    negotiated : whether a coordinator says when a group may be posted
     """
 
     case: str
     forward_s: float
     ready_s: tuple[float, ...]
+    buffered_s: tuple[float, ...]
     bytes: tuple[int, ...]
     elements: tuple[int, ...]
     update_s: float
     kept: tuple[int, ...] = ()
     selection_s: tuple[float, ...] = ()
     straggler: float = 1.0
+    negotiated: bool = False
 
     @property
     def compute_s(self) -> float:
@@ -95,6 +101,7 @@ class Script:
             self,
             forward_s=self.forward_s * self.straggler,
             ready_s=tuple(self.straggler * ready_s for ready_s in self.ready_s),
+            buffered_s=tuple(self.straggler * buffered_s for buffered_s in self.buffered_s),
             selection_s=tuple(self.straggler * select_s for select_s in self.selection_s),
             update_s=self.update_s * self.straggler,
         )
@@ -137,17 +144,20 @@ def balanced(
     *,
     density: float = 1.0,
     straggler: float = 1.0,
+    compute_s: float | None = None,
+    negotiated: bool = False,
     selection_sha256: str = "",
 ) -> Asked:
     """The profile under the plan ``spec``, compute as long as one message of everything.
 
     Time is dilated so that communication and compute weigh alike, where a model of their overlap has
-    most to lose.
+    most to lose; or so that an iteration computes for ``compute_s``, whatever it sends.
 
     cost : of a group by its dense size; that of `ddlkit.core.sparse.SparseGather` at a density below 1
     """
     workload = profile.workload()
-    ratio = float(cost(workload.bytes.sum())) / workload.compute_s
+    wanted_s = float(cost(workload.bytes.sum())) if compute_s is None else compute_s
+    ratio = wanted_s / workload.compute_s
     dilation = float(f"{ratio:.4g}")
     plan = make_plan(spec, workload.scaled(dilation), cost)
     case = Case(
@@ -166,6 +176,7 @@ def balanced(
         profile_sha256=profile.sha256,
         straggler=straggler,
         selection_sha256=selection_sha256,
+        negotiated=negotiated,
     )
     return case, workload, plan
 
@@ -177,14 +188,17 @@ def script(case: Case, workload: Workload, plan: FusionPlan, selection: Selectio
         raise UserError(f"replay: case {case.key} has ends {case.ends}, its plan has {ends}")
     slow = workload.scaled(case.dilation)
     elements = group_elements(slow, plan)
+    ready_s = plan.group_ready_s(slow)
     one = Script(
         case=case.key,
         forward_s=slow.forward_s,
-        ready_s=tuple(plan.group_ready_s(slow).tolist()),
+        ready_s=tuple(ready_s.tolist()),
+        buffered_s=tuple((ready_s - slow.ready_s[list(plan.starts)]).tolist()),
         bytes=tuple(plan.group_bytes(slow).tolist()),
         elements=tuple(elements),
         update_s=slow.update_s,
         straggler=case.straggler,
+        negotiated=case.negotiated,
     )
     if case.collective == "all_reduce":
         return one
@@ -320,14 +334,16 @@ def _expected_s(one: Script, bits_per_s: float, ranks: int) -> float:
 class Recording:
     """One iteration of one rank, in seconds from the common start.
 
-    awake_s, selected_s, posted_s, done_s : (G,) when the rank woke with the gradients of group k, when
-        it had selected, when its messages were posted, and when they were seen to be complete
+    awake_s, selected_s, agreed_s, posted_s, done_s : (G,) when the rank woke with the gradients of group
+        k, when it had selected, when its messages might be posted, when it went on computing, and when
+        its messages were seen to be complete
     wait_s, waited_s, end_s : start and end of the wait for the last collective; end of the update
     forward_end_s : when the rank woke at the end of forward
     """
 
     awake_s: Floats
     selected_s: Floats
+    agreed_s: Floats
     posted_s: Floats
     done_s: Floats
     forward_end_s: float
@@ -336,15 +352,15 @@ class Recording:
     end_s: float
 
     def to_array(self) -> Floats:
-        """(4 G + 4,) for the exchange between ranks."""
+        """(5 G + 4,) for the exchange between ranks."""
         scalars = [self.forward_end_s, self.wait_s, self.waited_s, self.end_s]
-        groups = [self.awake_s, self.selected_s, self.posted_s, self.done_s]
+        groups = [self.awake_s, self.selected_s, self.agreed_s, self.posted_s, self.done_s]
         return np.concatenate([*groups, scalars])
 
     @classmethod
     def from_array(cls, values: Floats) -> Recording:
         """The recording that ``to_array`` wrote down."""
-        return cls(*values[:-4].reshape(4, -1), *values[-4:].tolist())
+        return cls(*values[:-4].reshape(5, -1), *values[-4:].tolist())
 
     def selection_s(self, one: Script) -> Floats:
         """(G,) how long each selection took, by the script where it was waited out."""
@@ -358,6 +374,7 @@ def run_job(ranks: Ranks, config: dict[str, Any]) -> None:
     scripts = [Script(**{k: _tupled(v) for k, v in row.items()}) for row in config["cases"]]
     out, done = Path(config["out"]), {tuple(pair) for pair in config["done"]}
     witness, arena = _Witness(), _Arena(ranks, scripts)
+    negotiator = meet(ranks) if any(one.negotiated for one in scripts) else None
     turns = [
         (repeat, one, expected_s)
         for repeat in range(config["rounds"])
@@ -366,7 +383,8 @@ def run_job(ranks: Ranks, config: dict[str, Any]) -> None:
     ]
     progress = _Progress([expected_s for _, _, expected_s in turns], config["afterwards_s"])
     for repeat, one, _ in turns:
-        recording, load = _iteration(ranks, one, arena, witness)
+        line = negotiator if one.negotiated else None
+        recording, load = _iteration(ranks, one, arena, witness, line)
         everyone = [Recording.from_array(row) for row in peers.everyones(recording.to_array())]
         if ranks.rank == 0:
             key = {"case": [one.case], "repeat": [repeat]}
@@ -506,7 +524,7 @@ _Message = _Dense | _Sparse
 
 
 def _iteration(
-    ranks: Ranks, one: Script, arena: _Arena, witness: _Witness
+    ranks: Ranks, one: Script, arena: _Arena, witness: _Witness, negotiator: Negotiator | None
 ) -> tuple[Recording, float]:
     """One iteration, started by all ranks at once, and the share of all cores in use meanwhile.
 
@@ -516,22 +534,46 @@ def _iteration(
     messages = arena.messages(one)
     mine = one.played_by(ranks.rank, ranks.world_size)
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
-    recording, load = _play(mine, messages, start_s, witness)
+    recording, load = _play(mine, _Posts(messages, witness), start_s, negotiator)
     for group, message in enumerate(messages):
         if not message.right():
             raise RuntimeError(f"replay: wrong values in group {group} of case {one.case}")
     return recording, load
 
 
+class _Posts:
+    """The groups of an iteration as they are posted: at once, or in the negotiator's thread."""
+
+    def __init__(self, messages: Sequence[_Message], witness: _Witness) -> None:
+        self.messages, self.witness = messages, witness
+        self.agreed_s = np.empty(len(messages))
+        self._works: list[dist.Work] = []
+
+    def post(self, group: int) -> None:
+        """Send a group; the groups are posted in their order."""
+        self.agreed_s[group] = time.perf_counter()
+        works = self.messages[group].post()
+        self.witness.watch(works[-1])
+        self._works += works
+
+    def wait(self) -> None:
+        """Until all that was posted is complete."""
+        for work in self._works:
+            work.wait()
+
+
 def _play(
-    one: Script, messages: Sequence[_Message], start_s: float, witness: _Witness
+    one: Script, posts: _Posts, start_s: float, negotiator: Negotiator | None = None
 ) -> tuple[Recording, float]:
-    n = len(messages)
+    n = len(posts.messages)
     awake_s, selected_s, posted_s = np.empty((3, n))
-    works = []
     spent_s = 0.0  # by the selections so far: all that follows is later by it
+    hand_over = posts.post
+    if negotiator:
+        negotiator.begin(posts.post)
+        hand_over = negotiator.report
     forward_end_s = _sleep_until(start_s + one.forward_s)
-    for group, message in enumerate(messages):
+    for group, message in enumerate(posts.messages):
         ready_s = start_s + one.ready_s[group] + spent_s
         awake_s[group] = selected_s[group] = _sleep_until(ready_s)
         if one.selection_s:
@@ -543,21 +585,19 @@ def _play(
             spent_s += selected_s[group] - awake_s[group]
         if group == 0:
             before = psutil.cpu_times()  # takes 20 us
-        works += message.post()
-        witness.watch(works[-1])
+        hand_over(group)
         posted_s[group] = time.perf_counter()
     wait_s = time.perf_counter()
-    for work in works:
-        work.wait()
+    if negotiator:
+        negotiator.finish()
+    posts.wait()
     waited_s = time.perf_counter()
     load = _load(before, psutil.cpu_times())
     end_s = _sleep_until(waited_s + one.update_s)
-    done_s = np.minimum(witness.seen(n), waited_s)
+    done_s = np.minimum(posts.witness.seen(n), waited_s)
     scalars = [value - start_s for value in (forward_end_s, wait_s, waited_s, end_s)]
-    awake_s, selected_s, posted_s, done_s = (
-        times - start_s for times in (awake_s, selected_s, posted_s, done_s)
-    )
-    return Recording(awake_s, selected_s, posted_s, done_s, *scalars), load
+    groups = [awake_s, selected_s, posts.agreed_s, posted_s, done_s]
+    return Recording(*(times - start_s for times in groups), *scalars), load
 
 
 def _sleep_until(deadline_s: float) -> float:
@@ -599,13 +639,14 @@ class _Witness:
 def timeline(one: Script, everyone: Sequence[Recording]) -> Timeline:
     """Spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
 
-    Collectives run one after the other, so one begins when it is posted or when its predecessor
-    ends, whichever is later. "wait" is from the last post until the last collective has ended.
+    Collectives run one after the other, so one begins when it may be posted or when its predecessor
+    ends, whichever is later. "wait" is from the last post until the last collective has ended. Of a group
+    of several gradients, the backward pass is two spans: until the first is ready, and until the last.
     """
     return Timeline.from_rows(
         {**span, "rank": rank, "origin": "replayed"}
         for rank, recording in enumerate(everyone)
-        for span in _spans(one, recording)
+        for span in _spans(one.played_by(rank, len(everyone)), recording)
     )
 
 
@@ -620,12 +661,18 @@ def _spans(one: Script, seen: Recording) -> Iterable[dict[str, Any]]:
     message = "allgather" if one.kept else "allreduce"
     for group, n_bytes in enumerate(one.bytes):
         awake_s, done_s = float(seen.awake_s[group]), float(seen.done_s[group])
-        selected_s = float(seen.selected_s[group])
+        selected_s, agreed_s = float(seen.selected_s[group]), float(seen.agreed_s[group])
+        first_s = max(begin_s, awake_s - one.buffered_s[group])
+        if first_s < awake_s:
+            yield span("backward", group, begin_s, first_s, task=f"backward {group}, first")
+            begin_s = first_s
         yield span("backward", group, begin_s, awake_s, bytes=n_bytes)
         if one.kept:
             yield span("sparsify", group, awake_s, selected_s, bytes=n_bytes)
+        if one.negotiated:
+            yield span("negotiate", group, selected_s, agreed_s, stream="negotiation")
         sent = {"stream": "communication", "bytes": one.sent_bytes[group]}
-        yield span(message, group, max(selected_s, free_s), done_s, **sent)
+        yield span(message, group, max(agreed_s, free_s), done_s, **sent)
         begin_s, free_s = float(seen.posted_s[group]), done_s
     yield span("wait", -1, seen.wait_s, seen.waited_s)
     yield span("update", -1, seen.waited_s, seen.end_s)
