@@ -105,6 +105,11 @@ class TestScript:
         with pytest.raises(UserError, match="twice"):
             replay.replay(Loopback(), 2, [asked("none", Loopback())] * 2)
 
+    def test_cases_with_different_numbers_in_flight_need_launches_of_their_own(self) -> None:
+        cases = [asked("none", Loopback()), asked("single", Loopback(), in_flight=2)]
+        with pytest.raises(UserError, match="as many messages in flight"):
+            replay.replay(Loopback(), 2, cases)
+
     def test_only_the_last_rank_straggles_and_selection_stretches_with_it(self) -> None:
         more: dict[str, Any] = {"density": 0.01, "selection_sha256": "abc", "straggler": 1.5}
         case = asked("buffer:512KiB", Loopback(), dilation=2.0, **more)
@@ -132,13 +137,14 @@ class TestScript:
 
 
 class TestTimeline:
-    @given(st.data(), st.integers(1, 4), st.integers(0, 2**32))
-    def test_messages_of_a_rank_never_overlap_and_no_byte_is_lost(
-        self, data: st.DataObject, ranks: int, seed: int
+    @given(st.data(), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**32))
+    def test_no_more_messages_overlap_than_are_in_flight_and_no_byte_is_lost(
+        self, data: st.DataObject, ranks: int, lanes: int, seed: int
     ) -> None:
         workload = data.draw(workloads(max_tensors=6))
         plan = data.draw(plans(workload.n))
-        case, _, _ = asked(f"cuts:{','.join(map(str, plan.ends))}", Loopback(), workload)
+        spec = f"cuts:{','.join(map(str, plan.ends))}"
+        case, _, _ = asked(spec, Loopback(), workload, in_flight=lanes)
         script = replay.script(case, workload, plan)
         rng = np.random.default_rng(seed)
         everyone = [random_recording(script, rng) for _ in range(ranks)]
@@ -147,7 +153,7 @@ class TestTimeline:
         for rank, recording in enumerate(everyone):
             mine = spans.select(spans.rank == rank)
             messages = mine.select(mine.kind == "allreduce")
-            assert np.all(messages.start_s[1:] >= messages.end_s[:-1])
+            assert np.all(messages.start_s[lanes:] >= messages.end_s[:-lanes])
             assert np.all(messages.start_s >= script.ready_s)
             assert messages.bytes.sum() == workload.bytes.sum()
             assert mine.end_s.max() == recording.end_s
@@ -206,6 +212,18 @@ class TestLoopback:
             pd.testing.assert_frame_equal(
                 store.load_table(path, schema)[list(frame)], frame, check_dtype=False
             )
+
+    def test_two_in_flight_are_carried_at_once(self) -> None:
+        """A small message need not wait for the large one that was posted before it."""
+        place = Loopback()
+        sizes = Workload.from_arrays(0.01, [0.001] * 2, [64 * 1024 * KIB, 4 * KIB])
+        cases = [asked("none", place, sizes, in_flight=2)]
+        runs, spans, _ = replay.replay(
+            place, 2, cases, rounds=1, raise_priority=False, timeout_s=60
+        )
+        assert (runs["in_flight"] == 2).all()
+        large, small = (part for _, part in spans[spans["kind"] == "allreduce"].groupby("group"))
+        assert (small["start_s"].to_numpy() < large["end_s"].to_numpy()).all()
 
     def test_sparse_gradients_are_selected_and_gathered(self, tmp_path: Path) -> None:
         """Waited out or real, beside a straggler; and what is done is not played again."""

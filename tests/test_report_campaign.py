@@ -31,6 +31,7 @@ def cases(n: int = 40, seed: int = 0) -> pd.DataFrame:
                 "workers": 4,
                 "density": np.where(np.arange(n) % 5, 1.0, 0.01),
                 "straggler": 1.0,
+                "in_flight": 1,
                 "measured_iteration_s": iteration_s,
                 "lower_s": iteration_s * (1 + error - 0.02),
                 "upper_s": iteration_s * (1 + error + 0.02),

@@ -6,12 +6,25 @@ for others, then moves its bytes at an equal share of the link's rate.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 
 Floats = NDArray[np.float64]
+
+
+@dataclass
+class _Message:
+    """One under way: from ``moves_at_s`` on its bytes move, which take ``left_s`` of the whole link."""
+
+    number: int
+    moves_at_s: float
+    left_s: float
 
 
 def shared_ends(
@@ -25,43 +38,38 @@ def shared_ends(
     """
     if in_flight < 1:
         raise UserError(f"{in_flight} messages in flight: at least 1")
-    ready, startup, wire = (
-        np.array(column, dtype=float)
-        for column in np.broadcast_arrays(
-            *(np.atleast_1d(column) for column in (ready_s, startup_s, wire_s))
-        )
-    )
-    ends = np.full(len(ready), np.inf)
-    moving_at = np.full(len(ready), np.inf)  # when its start-up is over; inf: not admitted yet
-    left = wire.copy()
+    columns = np.broadcast_arrays(*map(np.atleast_1d, (ready_s, startup_s, wire_s)))
+    ready, startup, wire = (np.asarray(column, dtype=float).tolist() for column in columns)
+    ends = np.zeros(len(ready))
+    under_way: list[_Message] = []
     admitted, now_s = 0, 0.0
-    while not np.isfinite(ends).all():
-        under_way = np.isfinite(moving_at) & ~np.isfinite(ends)
-        if admitted < len(ready) and under_way.sum() < in_flight and ready[admitted] <= now_s:
-            moving_at[admitted] = now_s + startup[admitted]
+    while admitted < len(ready) or under_way:
+        free = admitted < len(ready) and len(under_way) < in_flight
+        if free and ready[admitted] <= now_s:
+            under_way.append(_Message(admitted, now_s + startup[admitted], wire[admitted]))
             admitted += 1
             continue
-        moving = under_way & (moving_at <= now_s)
-        finished = moving & (left <= 0)
-        if finished.any():
-            ends[finished] = now_s
-            continue
-        step_s = [moving_at[under_way & ~moving].min(initial=np.inf) - now_s]
-        if admitted < len(ready) and under_way.sum() < in_flight:
-            step_s.append(ready[admitted] - now_s)
-        if moving.any():
-            first = np.flatnonzero(moving)[left[moving].argmin()]
-            step_s.append(left[first] * moving.sum())
-        step = min(step_s)
-        if moving.any():
-            done = step == step_s[-1]
-            left[moving] -= step / moving.sum()
-            if done:
-                left[first] = 0.0  # not a rounding error short of it
-        now_s += step
-        # Waiting for a moment must reach it, whatever its last digit.
-        waiting = under_way & ~moving & np.isclose(moving_at, now_s, rtol=1e-12, atol=0)
-        moving_at[waiting] = now_s
-        if admitted < len(ready) and np.isclose(ready[admitted], now_s, rtol=1e-12, atol=0):
-            ready[admitted] = now_s
+        moving = [one for one in under_way if one.moves_at_s <= now_s]
+        moments_s = [one.moves_at_s for one in under_way if one.moves_at_s > now_s]
+        if free:
+            moments_s.append(ready[admitted])
+        next_s = min(moments_s, default=math.inf)
+        first = min(moving, key=lambda one: one.left_s, default=None)
+        ends_s = now_s + first.left_s * len(moving) if first else math.inf
+        moved_s = (min(next_s, ends_s) - now_s) / max(len(moving), 1)
+        for one in moving:
+            one.left_s -= moved_s
+        now_s = min(next_s, ends_s)
+        if first and ends_s <= next_s:
+            ends[first.number] = now_s
+            under_way.remove(first)
     return ends
+
+
+def halves(cost: MessageCost, seconds: ArrayLike) -> tuple[float, Floats]:
+    """(start-up, (G,) time on the wire) of messages that take ``seconds`` alone, the first of any size's.
+
+    The start-up is what the smallest message costs: nearly nothing of it is the link's.
+    """
+    startup_s = float(np.asarray(cost(1.0)))
+    return startup_s, np.maximum(0.0, np.asarray(seconds, dtype=float) - startup_s)

@@ -36,7 +36,8 @@ def labelled(validated: pd.DataFrame) -> pd.DataFrame:
     link = validated["link"].str.removeprefix("lab:")
     sparse = np.where(validated["density"] < 1, ", sparse", "")
     slow = np.where(validated["straggler"] > 1, ", straggler", "")
-    name = validated["workers"].astype(str) + " x " + link + sparse + slow
+    lanes = np.where(validated["in_flight"] > 1, ", two in flight", "")
+    name = validated["workers"].astype(str) + " x " + link + sparse + slow + lanes
     inside = validated["measured_iteration_s"].between(validated["lower_s"], validated["upper_s"])
     return validated.assign(lab=name, inside=inside)
 

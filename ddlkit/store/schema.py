@@ -26,6 +26,7 @@ _CASE: dict[str, Column] = {
         Column("straggler", "float", "positive", default="1.0", later=True),
         Column("selection_sha256", "str", default="", later=True),
         Column("negotiated", "bool", default="False", later=True),
+        Column("in_flight", "int", "positive", default="1", later=True),
         *_columns("int", "positive", "batch workers"),
         *_columns("int", "", "seed"),
         *_columns("float", "positive", "density dilation"),

@@ -166,16 +166,18 @@ class _Session:
         later = self.labs[number + 1 :]
         try:
             with setting.lab() as lab:
-                replay(
-                    lab,
-                    setting.workers,
-                    wanted,
-                    self.campaign.rounds,
-                    selection=self._selection,
-                    done=_saved(point.path(self.out, "runs")),
-                    afterwards_s=sum(one.calibration_s + one.replay_s for one in later),
-                    out=left,
-                )
+                # How many are in flight is settled when ranks are started.
+                for lanes in dict.fromkeys(case.in_flight for case, _, _ in wanted):
+                    replay(
+                        lab,
+                        setting.workers,
+                        [one for one in wanted if one[0].in_flight == lanes],
+                        self.campaign.rounds,
+                        selection=self._selection,
+                        done=_saved(point.path(self.out, "runs")),
+                        afterwards_s=sum(one.calibration_s + one.replay_s for one in later),
+                        out=left,
+                    )
         finally:
             _absorb(self.out, left)
 
@@ -260,6 +262,7 @@ class _Session:
                     straggler=wish.straggler,
                     compute_s=wish.compute_s,
                     negotiated=wish.negotiated,
+                    in_flight=wish.in_flight,
                     selection_sha256=times.sha256 if times else "",
                 )
             except UserError as error:

@@ -69,6 +69,7 @@ class Script:
     kept : how many of them are sent, () where all are; selection_s : () where selection is real
     straggler : factor on all compute of the last rank
     negotiated : whether a coordinator says when a group may be posted
+    in_flight : how many collectives are carried at once
     """
 
     case: str
@@ -82,6 +83,7 @@ class Script:
     selection_s: tuple[float, ...] = ()
     straggler: float = 1.0
     negotiated: bool = False
+    in_flight: int = 1
 
     @property
     def compute_s(self) -> float:
@@ -128,12 +130,12 @@ Asked = tuple[Case, Workload, FusionPlan]
 # -- in the parent -----------------------------------------------------------------------------
 
 
-def replay_join(raise_priority: bool) -> dict[str, Any]:
+def replay_join(raise_priority: bool, in_flight: int = 1) -> dict[str, Any]:
     """How ranks join for a replay, and must for a calibration that is to predict one.
 
-    One gloo thread carries the collectives one after the other, as NCCL would.
+    One gloo thread carries the collectives one after the other, as NCCL would; torch's default is 2.
     """
-    return {"backend": "gloo", "gloo_threads": 1, "raise_priority": raise_priority}
+    return {"backend": "gloo", "gloo_threads": in_flight, "raise_priority": raise_priority}
 
 
 def balanced(
@@ -146,6 +148,7 @@ def balanced(
     straggler: float = 1.0,
     compute_s: float | None = None,
     negotiated: bool = False,
+    in_flight: int = 1,
     selection_sha256: str = "",
 ) -> Asked:
     """The profile under the plan ``spec``, compute as long as one message of everything.
@@ -177,6 +180,7 @@ def balanced(
         straggler=straggler,
         selection_sha256=selection_sha256,
         negotiated=negotiated,
+        in_flight=in_flight,
     )
     return case, workload, plan
 
@@ -199,6 +203,7 @@ def script(case: Case, workload: Workload, plan: FusionPlan, selection: Selectio
         update_s=slow.update_s,
         straggler=case.straggler,
         negotiated=case.negotiated,
+        in_flight=case.in_flight,
     )
     if case.collective == "all_reduce":
         return one
@@ -253,7 +258,7 @@ def replay(
             "expected_s": expected_s,
             "done": [*there, *map(list, done or ())],
             "afterwards_s": afterwards_s,
-            "join": replay_join(raise_priority),
+            "join": replay_join(raise_priority, cases[0][0].in_flight),
             "out": str(directory),
         }
         launch("replay", config, ranks=ranks, place=place, timeout_s=patience_s)
@@ -307,6 +312,8 @@ def _check_cases(cases: Sequence[Case], ranks: int, place: Place) -> None:
                 f"replay: case {case.key} is an {case.collective} of density {case.density}: dense "
                 "gradients (density 1) are all_reduced, sparsified ones all_gathered"
             )
+        if case.in_flight != cases[0].in_flight:
+            raise UserError("replay: all cases of a launch must have as many messages in flight")
         if case.straggler < 1:
             raise UserError(f"replay: case {case.key} has straggler {case.straggler}: at least 1")
         if (case.kind, case.workers, case.link) != ("replay", ranks, place.name):
@@ -369,8 +376,6 @@ class Recording:
 
 def run_job(ranks: Ranks, config: dict[str, Any]) -> None:
     """The job "replay"; see `replay` for the settings. Rank 0 appends to two files in ``out``."""
-    if not ranks.one_thread:
-        raise UserError("replay needs gloo_threads 1: collectives must run one after the other")
     scripts = [Script(**{k: _tupled(v) for k, v in row.items()}) for row in config["cases"]]
     out, done = Path(config["out"]), {tuple(pair) for pair in config["done"]}
     witness, arena = _Witness(), _Arena(ranks, scripts)
@@ -611,7 +616,8 @@ class _Witness:
     """A thread that waits for the collectives one after the other and notes when each is complete.
 
     Not a callback on the collective: that would run in gloo's thread and hold up the next one. The
-    wait costs no processor time; the note is late by one wake-up, as the waiting rank itself is.
+    wait costs no processor time; the note is late by one wake-up, as the waiting rank itself is, and of
+    several in flight one that overtakes another is noted with it.
     """
 
     def __init__(self) -> None:
@@ -639,8 +645,8 @@ class _Witness:
 def timeline(one: Script, everyone: Sequence[Recording]) -> Timeline:
     """Spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
 
-    Collectives run one after the other, so one begins when it may be posted or when its predecessor
-    ends, whichever is later. "wait" is from the last post until the last collective has ended. Of a group
+    A collective begins when it may be posted or when those before it leave room for it, whichever is
+    later: if one is in flight at a time, when its predecessor ends. "wait" is from the last post until the last collective has ended. Of a group
     of several gradients, the backward pass is two spans: until the first is ready, and until the last.
     """
     return Timeline.from_rows(
@@ -657,7 +663,7 @@ def _spans(one: Script, seen: Recording) -> Iterable[dict[str, Any]]:
         return {"task": task, "kind": kind, "stream": "compute", "group": group, **times, **more}
 
     yield span("forward", -1, 0.0, seen.forward_end_s)
-    begin_s, free_s = seen.forward_end_s, 0.0
+    begin_s = seen.forward_end_s
     message = "allgather" if one.kept else "allreduce"
     for group, n_bytes in enumerate(one.bytes):
         awake_s, done_s = float(seen.awake_s[group]), float(seen.done_s[group])
@@ -672,8 +678,10 @@ def _spans(one: Script, seen: Recording) -> Iterable[dict[str, Any]]:
         if one.negotiated:
             yield span("negotiate", group, selected_s, agreed_s, stream="negotiation")
         sent = {"stream": "communication", "bytes": one.sent_bytes[group]}
+        earlier = np.sort(seen.done_s[:group])
+        free_s = float(earlier[-one.in_flight]) if group >= one.in_flight else 0.0
         yield span(message, group, max(agreed_s, free_s), done_s, **sent)
-        begin_s, free_s = float(seen.posted_s[group]), done_s
+        begin_s = float(seen.posted_s[group])
     yield span("wait", -1, seen.wait_s, seen.waited_s)
     yield span("update", -1, seen.waited_s, seen.end_s)
 
