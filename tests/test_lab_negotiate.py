@@ -89,7 +89,9 @@ def test_every_rank_posts_all_groups_in_one_order_and_computing_is_not_held_up()
         for rank, seen in zip(ranks, posted, strict=True):
             rank.begin(seen.append)
         for rank in ranks[:-1]:
-            for group in range(groups):  # returns at once, though the last rank has told nothing yet
+            for group in range(
+                groups
+            ):  # returns at once, though the last rank has told nothing yet
                 rank.report(group)
         assert not any(posted)
         for group in range(groups):
@@ -129,9 +131,7 @@ def replayed(place: Place, ranks: int, *, raise_priority: bool) -> Replayed:
         for slower in (1.0, SLOWER)
         for negotiated in (False, True)
     ]
-    return replay.replay(
-        place, ranks, cases, rounds=1, raise_priority=raise_priority, timeout_s=60
-    )
+    return replay.replay(place, ranks, cases, rounds=1, raise_priority=raise_priority, timeout_s=60)
 
 
 def spans_by_case(found: Replayed) -> Iterator[tuple[pd.Series, Timeline]]:

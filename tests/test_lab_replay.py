@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,13 +168,6 @@ class TestTimeline:
         assert np.array_equal(again.to_array(), recording.to_array())
         assert np.array_equal(again.done_s, recording.done_s)
 
-    @given(st.lists(st.floats(0.1, 1), min_size=4, max_size=4))
-    def test_load_is_the_share_of_time_not_idle(self, spent: list[float]) -> None:
-        user, system, idle, iowait = spent
-        times = namedtuple("times", "user system idle iowait guest")
-        before, after = times(5, 5, 5, 5, 5), times(*(np.array([*spent, user]) + 5))
-        assert replay._load(before, after) == pytest.approx((user + system) / sum(spent))
-
 
 class TestLoopback:
     """Replay needs no root where the link need not be shaped."""
@@ -199,7 +191,9 @@ class TestLoopback:
         exposed_s = runs["iteration_s"] - runs["compute_s"]
         assert np.allclose(runs["exposed_communication_s"], exposed_s)
         assert runs["processor_load"].between(0, 1).all()
-        assert (runs["processor_limited"] == (runs["processor_load"] >= 0.9)).all()
+        assert (
+            runs["processor_limited"] == ((runs["processor_load"] >= 0.9) | (runs["stolen"] > 0.01))
+        ).all()
         assert (lateness["lateness_median_s"] >= 0).all()
         assert (lateness["lateness_max_s"] >= lateness["lateness_median_s"]).all()
         # The spans of the first round, of both ranks, and every byte in them.

@@ -82,9 +82,7 @@ def predict(
     return Prediction(end_s + workload.update_s, workload.compute_s, float(communication_s.sum()))
 
 
-def _last_end(
-    ready_s: Floats, communication_s: Floats, cost: MessageCost, in_flight: int
-) -> float:
+def _last_end(ready_s: Floats, communication_s: Floats, cost: MessageCost, in_flight: int) -> float:
     if in_flight == 1:
         return float(group_ends(ready_s, communication_s)[-1])
     return float(shared_ends(ready_s, *halves(cost, communication_s), in_flight).max())

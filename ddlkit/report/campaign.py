@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from ddlkit.core.bandwidth import bus_factor
 from ddlkit.core.case import Case
+from ddlkit.core.simulate import simulate
+from ddlkit.core.sparse import Selecting, SparseGather
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Workload
-from ddlkit.core.simulate import simulate
-from ddlkit.core.sparse import Selecting, SparseGather
 from ddlkit.report.validate import Calibration, computed, plan_of
 
 Floats = NDArray[np.float64]

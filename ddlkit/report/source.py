@@ -13,7 +13,6 @@ from ddlkit.core.sparse import SelectionTimes
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.core.workload import LayerProfile, Workload
 
-
 CAMPAIGN, BEST, QUICK = "campaign", "campaign-best", "campaign-quick"
 """Directories of campaigns: two recorded with their machine, the last measured live."""
 

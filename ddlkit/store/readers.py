@@ -248,10 +248,10 @@ def read_selection_times(path: Path, density: float | None = None) -> SelectionT
     """
     rows = load_table(path, "selection")
     rows = rows[rows["operation"] == SELECTOR]
-    if density is None and rows["density"].nunique() == 1:
-        density = float(rows["density"].iloc[0])
-    rows = rows[rows["density"] == density]
-    if rows.empty:
-        raise UserError(f"{path}: no {SELECTOR} at {f'density {density}' if density else 'any one density'}")
-    medians = rows.groupby("elements")["seconds"].median()
-    return SelectionTimes(medians.index.to_numpy(), medians.to_numpy(), float(density))
+    known = rows["density"].unique().tolist()
+    wanted = known if density is None else [density]
+    if len(wanted) != 1 or wanted[0] not in known:
+        asked = "a single density" if density is None else f"density {density}"
+        raise UserError(f"{path}: {SELECTOR} was not measured at {asked}")
+    medians = rows[rows["density"] == wanted[0]].groupby("elements")["seconds"].median()
+    return SelectionTimes(medians.index.to_numpy(), medians.to_numpy(), float(wanted[0]))

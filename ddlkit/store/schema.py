@@ -80,6 +80,7 @@ SCHEMAS: dict[str, Schema] = {
                 Column("session", "int", "non_negative", default="0", later=True),
                 *_columns("int", "non_negative", "sample"),
                 *_columns("float", "positive", "seconds"),
+                Column("stolen", "float", "non_negative", default="0", later=True),
             ),
             key=(
                 *("collective", "backend", "algorithm", "link", "link_bits_per_s", "ranks"),
@@ -97,6 +98,7 @@ SCHEMAS: dict[str, Schema] = {
                 *_columns("float", "finite", "exposed_communication_s"),
                 *_columns("float", "non_negative", "processor_load"),
                 *_columns("bool", "", "processor_limited"),
+                Column("stolen", "float", "non_negative", default="0", later=True),
             ),
             key=("case", "origin", "repeat", "iteration"),
         ),
@@ -176,6 +178,7 @@ SCHEMAS: dict[str, Schema] = {
                 *_columns("int", "non_negative", "taken_channels taken_blocks taken_threads"),
                 *_columns("int", "non_negative", "sample"),
                 *_columns("float", "positive", "seconds"),
+                Column("stolen", "float", "non_negative", default="0", later=True),
             ),
             key=(
                 *("collective", "backend", "link", "ranks", "bytes"),

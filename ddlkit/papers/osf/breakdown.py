@@ -61,9 +61,9 @@ def breakdown(
 def of_timeline(timeline: Timeline, rank: int = 0) -> dict[str, float]:
     """Seconds of each phase for that rank, in the timeline of one iteration.
 
-    A group lies in the buffer from the end of its first "backward" span to the end of its last one; "negotiate"
-    spans are from when a rank has a group complete until it may be sent. Without a negotiation, what a
-    message waits for slower ranks is part of ALLREDUCE: it is on its way.
+    A group lies in the buffer from the end of its first "backward" span to the end of its last one;
+    "negotiate" spans are from when a rank has a group complete until it may be sent. Without a
+    negotiation, what a message waits for slower ranks is part of ALLREDUCE: it is on its way.
 
     Raises UserError for a rank without messages, or without the backward pass before them.
     """

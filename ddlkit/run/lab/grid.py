@@ -18,7 +18,9 @@ from ddlkit.run.lab.network import Lab
 LENGTHS = ("quick", "full")
 SELECTIONS = ("recorded", "real")
 DEFAULT_BATCH = 4
-BALANCED = "balanced"  # compute takes as long as one message of everything, at each number of workers
+BALANCED = (
+    "balanced"  # compute takes as long as one message of everything, at each number of workers
+)
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,8 @@ def read(file: Path) -> Campaign:
 
     Top-level keys: ``rounds``, ``calibration``, ``selection``, and ``grids``, a list. Each grid is the
     product of its lists: networks, workers, rates, ranks_per_node, intra_rates, plans, density,
-    stragglers, compute_s, negotiated, in_flight. A grid's key that stands at the top level holds for all grids that
-    do not have it.
+    stragglers, compute_s, negotiated, in_flight. A grid's key that stands at the top level holds for all
+    grids that do not have it.
 
     Raises UserError in one line that names file and key.
     """
@@ -267,9 +269,7 @@ def _product(grid: Mapping[str, Any], where: str) -> list[tuple[Setting, Wish]]:
             _value(setting, _check_lab, f"{where}: workers")
             found += [
                 (setting, Wish(network, batch, *rest))
-                for (network, batch), *rest in itertools.product(
-                    *(values[key] for key in _WISHED)
-                )
+                for (network, batch), *rest in itertools.product(*(values[key] for key in _WISHED))
             ]
     return found
 

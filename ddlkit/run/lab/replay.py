@@ -16,6 +16,7 @@ import io
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +24,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import psutil
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
@@ -42,10 +42,12 @@ from ddlkit.core.sparse import (
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile, Workload
+from ddlkit.run import processor
 from ddlkit.run import ranks as peers
 from ddlkit.run.lab.negotiate import Negotiator, meet
 from ddlkit.run.launch import Place, launch, workspace
-from ddlkit.run.ranks import PROCESSOR_LIMIT, Ranks
+from ddlkit.run.processor import Usage
+from ddlkit.run.ranks import Ranks
 
 Floats = NDArray[np.float64]
 
@@ -380,24 +382,39 @@ def run_job(ranks: Ranks, config: dict[str, Any]) -> None:
     out, done = Path(config["out"]), {tuple(pair) for pair in config["done"]}
     witness, arena = _Witness(), _Arena(ranks, scripts)
     negotiator = meet(ranks) if any(one.negotiated for one in scripts) else None
-    turns = [
-        (repeat, one, expected_s)
+    turns = deque(
+        _Turn(repeat, one, expected_s)
         for repeat in range(config["rounds"])
         for one, expected_s in zip(scripts, config["expected_s"], strict=True)
         if (one.case, repeat) not in done
-    ]
-    progress = _Progress([expected_s for _, _, expected_s in turns], config["afterwards_s"])
-    for repeat, one, _ in turns:
+    )
+    progress = _Progress([turn.expected_s for turn in turns], config["afterwards_s"])
+    while turns:
+        turn = turns.popleft()
+        repeat, one = turn.repeat, turn.one
         line = negotiator if one.negotiated else None
-        recording, load = _iteration(ranks, one, arena, witness, line)
+        recording, used = _iteration(ranks, one, arena, witness, line)
+        if used.disturbed and turn.tries > 1:
+            turns.append(replace(turn, tries=turn.tries - 1))
+            continue
         everyone = [Recording.from_array(row) for row in peers.everyones(recording.to_array())]
         if ranks.rank == 0:
             key = {"case": [one.case], "repeat": [repeat]}
             if repeat < config["timeline_rounds"]:
                 spans = timeline(one, everyone).to_frame()
                 _append(out / TIMELINE, pd.DataFrame(key).merge(spans, how="cross"))
-            _append(out / ITERATIONS, pd.DataFrame({**key, **_row(one, everyone, load)}))
+            _append(out / ITERATIONS, pd.DataFrame({**key, **_row(one, everyone, used)}))
         progress.step()
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One iteration that is to be played; again, later, if the host disturbed it."""
+
+    repeat: int
+    one: Script
+    expected_s: float
+    tries: int = processor.TRIES
 
 
 def _tupled(value: Any) -> Any:
@@ -530,20 +547,23 @@ _Message = _Dense | _Sparse
 
 def _iteration(
     ranks: Ranks, one: Script, arena: _Arena, witness: _Witness, negotiator: Negotiator | None
-) -> tuple[Recording, float]:
-    """One iteration, started by all ranks at once, and the share of all cores in use meanwhile.
+) -> tuple[Recording, Usage]:
+    """One iteration, started by all ranks at once, and how the cores were used; alike on all ranks.
 
-    Meanwhile is from the first message to the last: where the link and not the processor should be at
-    work. Over a whole iteration, in which ranks mostly sleep, a processor at its limit would not show.
+    They count as busy from the first message to the last: where the link and not the processor should
+    be at work. Over a whole iteration, in which ranks mostly sleep, their limit would not show.
     """
     messages = arena.messages(one)
     mine = one.played_by(ranks.rank, ranks.world_size)
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
-    recording, load = _play(mine, _Posts(messages, witness), start_s, negotiator)
+    begun = processor.reading()
+    recording, sending = _play(mine, _Posts(messages, witness), start_s, negotiator)
+    stolen = processor.usage(begun, processor.reading()).stolen
+    busy, stolen = peers.slowest([sending.busy, stolen]).tolist()
     for group, message in enumerate(messages):
         if not message.right():
             raise RuntimeError(f"replay: wrong values in group {group} of case {one.case}")
-    return recording, load
+    return recording, Usage(busy, stolen)
 
 
 class _Posts:
@@ -569,7 +589,7 @@ class _Posts:
 
 def _play(
     one: Script, posts: _Posts, start_s: float, negotiator: Negotiator | None = None
-) -> tuple[Recording, float]:
+) -> tuple[Recording, Usage]:
     n = len(posts.messages)
     awake_s, selected_s, posted_s = np.empty((3, n))
     spent_s = 0.0  # by the selections so far: all that follows is later by it
@@ -589,7 +609,7 @@ def _play(
             selected_s[group] = time.perf_counter()
             spent_s += selected_s[group] - awake_s[group]
         if group == 0:
-            before = psutil.cpu_times()  # takes 20 us
+            before = processor.reading()
         hand_over(group)
         posted_s[group] = time.perf_counter()
     wait_s = time.perf_counter()
@@ -597,12 +617,13 @@ def _play(
         negotiator.finish()
     posts.wait()
     waited_s = time.perf_counter()
-    load = _load(before, psutil.cpu_times())
+    sending = processor.usage(before, processor.reading())
     end_s = _sleep_until(waited_s + one.update_s)
     done_s = np.minimum(posts.witness.seen(n), waited_s)
     scalars = [value - start_s for value in (forward_end_s, wait_s, waited_s, end_s)]
     groups = [awake_s, selected_s, posts.agreed_s, posted_s, done_s]
-    return Recording(*(times - start_s for times in groups), *scalars), load
+    seen = np.concatenate([*(times - start_s for times in groups), scalars])
+    return Recording.from_array(seen), sending
 
 
 def _sleep_until(deadline_s: float) -> float:
@@ -646,8 +667,9 @@ def timeline(one: Script, everyone: Sequence[Recording]) -> Timeline:
     """Spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
 
     A collective begins when it may be posted or when those before it leave room for it, whichever is
-    later: if one is in flight at a time, when its predecessor ends. "wait" is from the last post until the last collective has ended. Of a group
-    of several gradients, the backward pass is two spans: until the first is ready, and until the last.
+    later: if one is in flight at a time, when its predecessor ends. "wait" is from the last post until
+    the last collective has ended. Of a group of several gradients, the backward pass is two spans: until
+    the first is ready, and until the last.
     """
     return Timeline.from_rows(
         {**span, "rank": rank, "origin": "replayed"}
@@ -686,7 +708,7 @@ def _spans(one: Script, seen: Recording) -> Iterable[dict[str, Any]]:
     yield span("update", -1, seen.waited_s, seen.end_s)
 
 
-def _row(one: Script, everyone: Sequence[Recording], load: float) -> dict[str, Any]:
+def _row(one: Script, everyone: Sequence[Recording], used: Usage) -> dict[str, Any]:
     """What the runs table says of one iteration: that of the slowest rank."""
     iteration_s = max(recording.end_s for recording in everyone)
     compute_s, late_s = 0.0, []
@@ -703,23 +725,12 @@ def _row(one: Script, everyone: Sequence[Recording], load: float) -> dict[str, A
         "iteration_s": iteration_s,
         "compute_s": compute_s,
         "exposed_communication_s": iteration_s - compute_s,
-        "processor_load": load,
-        "processor_limited": load >= PROCESSOR_LIMIT,
+        "processor_load": used.busy,
+        "processor_limited": used.limited,
+        "stolen": used.stolen,
         "lateness_median_s": float(np.median(late)),
         "lateness_max_s": float(late.max()),
     }
-
-
-def _load(before: Any, after: Any) -> float:
-    """Share of all cores that was busy between two readings of `psutil.cpu_times`.
-
-    The kernel already counts guests in user time; a core that waits for a disk is idle.
-    """
-    names = [name for name in before._fields if not name.startswith("guest")]
-    spent = {name: getattr(after, name) - getattr(before, name) for name in names}
-    total_s = sum(spent.values())
-    idle_s = spent["idle"] + spent.get("iowait", 0.0)
-    return 1.0 - idle_s / total_s if total_s > 0 else 0.0
 
 
 def _append(path: Path, frame: pd.DataFrame) -> None:
