@@ -12,7 +12,6 @@ from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import fit
 from ddlkit.core.plan import make_plan
 from ddlkit.core.simulate import predict
 from ddlkit.core.sparse import SelectionTimes
@@ -122,14 +121,15 @@ def test_a_sparse_truth_with_a_straggler_made_by_the_model_has_no_error() -> Non
         free_s = max(free_s, dilation * straggler * (ready_s + spent_s)) + 2 * gather(4 * 4 * k)
     compute_s = dilation * straggler * (WORKLOAD.compute_s + spent_s)
     update_s = dilation * straggler * WORKLOAD.update_s
-    fits = {("lab:1gbit", 4, "all_gather"): fit("table", SIZES, gather(SIZES), workers=4,
-            collective="all_gather", draws=3)}  # fmt: skip
+    rows = {"link": "lab:1gbit", "ranks": 4, "collective": "all_gather", "algorithm": "ring"}
+    known = {"bytes": SIZES, "seconds": gather(SIZES), "session": 0, "in_flight": 1}
+    calibrated = Calibration.of(pd.DataFrame({**known, **rows}))
     selections = {times.sha256: times}
-    row = predict_case(asked, {"abc": WORKLOAD}, Calibration(fits), compute_s, selections)
+    row = predict_case(asked, {"abc": WORKLOAD}, calibrated, compute_s, selections)
     assert row["model_iteration_s"] == pytest.approx(free_s + update_s)
     assert row["predicted_compute_s"] == pytest.approx(compute_s)
     with pytest.raises(UserError, match="selection times"):
-        predict_case(asked, {"abc": WORKLOAD}, Calibration(fits), compute_s)
+        predict_case(asked, {"abc": WORKLOAD}, calibrated, compute_s)
 
 
 def test_missing_calibration_and_missing_profile_are_told() -> None:
