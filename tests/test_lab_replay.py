@@ -30,6 +30,7 @@ from ddlkit.run.lab.calibrate import FRAMING, calibrate, wire_efficiency
 from ddlkit.run.lab.network import Lab, clean
 from ddlkit.run.lab.replay import Recording, finished
 from ddlkit.run.launch import Loopback, Place
+from ddlkit.run.processor import Usage
 from places import alive, ranks_below
 from strategies import plans, workloads
 
@@ -277,7 +278,7 @@ def test_an_interrupted_replay_keeps_its_complete_rows(tmp_path: Path) -> None:
         key = {"case": [case[0].key], "repeat": [0]}
         spans = replay.timeline(script, everyone).to_frame()
         replay._append(tmp_path / replay.TIMELINE, pd.DataFrame(key).merge(spans, how="cross"))
-        row = pd.DataFrame({**key, **replay._row(script, everyone, 0.5)})
+        row = pd.DataFrame({**key, **replay._row(script, everyone, Usage(0.5, 0.0))})
         replay._append(tmp_path / replay.ITERATIONS, row)
     for name, cut in ((replay.ITERATIONS, 3), (replay.TIMELINE, 40)):
         text = (tmp_path / name).read_text()

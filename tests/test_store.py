@@ -45,6 +45,7 @@ def collectives(n: int = 3, **changed: Any) -> pd.DataFrame:
         "session": 0,
         "sample": np.arange(n),
         "seconds": 0.1 + np.arange(n) / 3,
+        "stolen": 0.0,
     }
     return pd.DataFrame({**columns, **changed})
 
@@ -443,7 +444,7 @@ def broken(data: bytes) -> dict[str, tuple[bytes, str]]:
         "header only": (rows[0], "no rows"),
         "cut in a row": (
             b"".join(rows[:3]) + rows[3][: rows[3].rindex(b",")],
-            "line 4, column seconds",
+            "line 4, column stolen",
         ),
         "long row": (rows[0] + rows[1].strip() + b",1\n", "line 2"),
         "open quote": (data + b'"all_reduce,', "not CSV"),
@@ -607,7 +608,7 @@ def test_microseconds_called_seconds_are_noticed(tmp_path: Path) -> None:
     ("text", "where"),
     [
         ("bytes,seconds\n8,0.1\n0,0.1\n", "line 3, column bytes"),
-        ("bytes,seconds\n8,0.1\n\n16,0\n", "line 4, column seconds"),
+        ("bytes,seconds\n8,0.1\n\n16,0\n", "line 4, column stolen"),
         ("bytes,seconds\n8,nan\n", "line 2, column seconds"),
         ("bytes,seconds\n8,-1\n", "line 2, column seconds"),
         ("bytes,seconds\n8,0.1\n16\n", "line 3, column seconds"),
