@@ -13,8 +13,10 @@ from ddlkit.core.sparse import SelectionTimes
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.core.workload import LayerProfile, Workload
 
-CAMPAIGN, BEST, QUICK = "campaign", "campaign-best", "campaign-quick"
-"""Directories of campaigns: two recorded with their machine, the last measured live."""
+CAMPAIGN, BEST, LANES = "campaign", "campaign-best", "campaign-lanes"
+"""Directories of campaigns that are recorded with their machine."""
+QUICK = "campaign-quick"
+"""Of the one that is measured live."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ LIMIT = 0.9
 STOLEN_LIMIT = 0.01
 """Above this share of all cores' time taken by the host, a measurement is taken again."""
 TRIES = 4
-"""How often at most; the last one stays, and is marked."""
+"""How often at most in a campaign; the last one stays, and is marked."""
 
 
 @dataclass(frozen=True)

@@ -244,20 +244,13 @@ class _Block:
         return seen
 
     def _timed(self, iterations: int) -> tuple[ranks.Floats, Usage]:
-        """Seconds of each iteration, of the slowest rank, and how the cores were used meanwhile.
-
-        Taken again where the host disturbed it, at most TRIES times in all.
-        """
+        """Seconds of each iteration, of the slowest rank, and how the cores were used meanwhile."""
         exactly = Budget(0, iterations, iterations, max_s=float("inf"), relative_halfwidth=0.0)
-        for _ in range(processor.TRIES):
-            dist.barrier()
-            before = processor.reading()
-            seconds = measure(self._iterate, exactly, synchronize=self.synchronize)
-            used = processor.usage(before, processor.reading())
-            used = Usage(*ranks.slowest([used.busy, used.stolen]).tolist())
-            if not used.disturbed:
-                break
-        return ranks.slowest(seconds), used
+        dist.barrier()
+        before = processor.reading()
+        seconds = measure(self._iterate, exactly, synchronize=self.synchronize)
+        used = processor.usage(before, processor.reading())
+        return ranks.slowest(seconds), Usage(*ranks.slowest([used.busy, used.stolen]).tolist())
 
     def _iterate(self, settle: Callable[[], object] | None = None) -> None:
         """One iteration; ``settle`` ends each phase when the device has done its work."""

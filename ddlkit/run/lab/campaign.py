@@ -38,7 +38,7 @@ from ddlkit.core.sparse import (
 )
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import LayerProfile
-from ddlkit.run import networks
+from ddlkit.run import networks, processor
 from ddlkit.run.clock import Budget
 from ddlkit.run.collectives import together_at, whole_size
 from ddlkit.run.lab import network
@@ -175,6 +175,7 @@ class _Session:
                         self.campaign.rounds,
                         selection=self._selection,
                         done=_saved(point.path(self.out, "runs")),
+                        tries=processor.TRIES,
                         afterwards_s=sum(one.calibration_s + one.replay_s for one in later),
                         out=left,
                     )
@@ -401,7 +402,8 @@ def _calibration_point(
                 sizes,
                 collectives=[collective],
                 budget=budget,
-                timeout_s=120 + 3 * estimate_s,
+                tries=processor.TRIES,
+                timeout_s=120 + 3 * processor.TRIES * estimate_s,
             )
             return {"collectives": rows.assign(session=session)}
 

@@ -228,6 +228,7 @@ def replay(
     timeline_rounds: int = 1,
     raise_priority: bool = True,
     done: Collection[tuple[str, int]] | None = None,
+    tries: int = 1,
     afterwards_s: float = 0.0,
     timeout_s: float | None = None,
     out: Path | None = None,
@@ -241,6 +242,7 @@ def replay(
     selection : recorded times of it, needed for cases with a ``selection_sha256``
     done : (case's key, repeat) of iterations that need not be played; what lies in ``out`` is kept
         and not played again either. None: begin anew
+    tries : how often an iteration is played, at most, while the machine's host disturbs it
     afterwards_s : what is still to come after this replay, for the progress lines
 
     Raises UserError for cases that do not fit the place, and when a rank dies.
@@ -250,7 +252,7 @@ def replay(
     scripts = [script(*case, selection) for case in cases]
     _check_cases([case for case, _, _ in cases], ranks, place)
     expected_s = [_expected_s(one, place.link_bits_per_s, ranks) for one in scripts]
-    patience_s = timeout_s or 60 + 3 * rounds * sum(expected_s)
+    patience_s = timeout_s or 60 + 3 * tries * rounds * sum(expected_s)
     with workspace(out) as directory:
         there = _discard(directory) if done is None else _keep_whole(directory)
         config = {
@@ -259,6 +261,7 @@ def replay(
             "cases": [asdict(one) for one in scripts],
             "expected_s": expected_s,
             "done": [*there, *map(list, done or ())],
+            "tries": tries,
             "afterwards_s": afterwards_s,
             "join": replay_join(raise_priority, cases[0][0].in_flight),
             "out": str(directory),
@@ -383,7 +386,7 @@ def run_job(ranks: Ranks, config: dict[str, Any]) -> None:
     witness, arena = _Witness(), _Arena(ranks, scripts)
     negotiator = meet(ranks) if any(one.negotiated for one in scripts) else None
     turns = deque(
-        _Turn(repeat, one, expected_s)
+        _Turn(repeat, one, expected_s, config["tries"])
         for repeat in range(config["rounds"])
         for one, expected_s in zip(scripts, config["expected_s"], strict=True)
         if (one.case, repeat) not in done
@@ -414,7 +417,7 @@ class _Turn:
     repeat: int
     one: Script
     expected_s: float
-    tries: int = processor.TRIES
+    tries: int
 
 
 def _tupled(value: Any) -> Any:
