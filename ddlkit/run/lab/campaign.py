@@ -172,6 +172,7 @@ class _Session:
                     wanted,
                     self.campaign.rounds,
                     selection=self._selection,
+                    timeline_rounds=_timeline_rounds(wanted, self.campaign.rounds),
                     done=_saved(point.path(self.out, "runs")),
                     afterwards_s=sum(one.calibration_s + one.replay_s for one in later),
                     out=left,
@@ -444,6 +445,11 @@ def recorded_selection(path: Path, density: float) -> SelectionTimes:
 
 
 # -- what is being replayed --------------------------------------------------------------------
+
+
+def _timeline_rounds(wanted: Sequence[Asked], rounds: int) -> int:
+    """All, where something is read off the spans: that must be measured more than once, too."""
+    return rounds if any(case.negotiated for case, _, _ in wanted) else 1
 
 
 def _saved(path: Path) -> set[tuple[str, int]]:
