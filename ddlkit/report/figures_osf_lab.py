@@ -158,7 +158,8 @@ def agreements(lab: Lab) -> pd.DataFrame:
         for timeline in lab.timelines(case):
             mine = timeline.select(timeline.rank == 0)
             messages = mine.spans(COMMUNICATION)
-            for start_s, end_s in zip(*_ends(mine, "negotiate"), strict=True):
+            spans = mine.select(mine.kind == "negotiate")
+            for start_s, end_s in zip(spans.start_s.tolist(), spans.end_s.tolist(), strict=True):
                 busy = np.any((messages[:, 0] < start_s) & (start_s < messages[:, 1]))
                 asked["busy_s" if busy else "idle_s"].append(end_s - start_s)
         rows.append(
@@ -171,12 +172,6 @@ def agreements(lab: Lab) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
-
-
-def _ends(timeline: Timeline, kind: str) -> tuple[list[float], list[float]]:
-    """Starts and ends of the spans of a kind."""
-    chosen = timeline.select(timeline.kind == kind)
-    return chosen.start_s.tolist(), chosen.end_s.tolist()
 
 
 def twins(lab: Lab) -> pd.DataFrame:
