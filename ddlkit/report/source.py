@@ -161,6 +161,21 @@ def open_source(data: str = "") -> Source:
     )
 
 
+def campaign_dir(name: str) -> Path:
+    """Where the campaign of that name was recorded: on this machine, else on the first that has it.
+
+    Raises UserError when it was recorded nowhere.
+    """
+    mine = store.recorded_dir() / f"campaign-{name}"
+    found = [mine, *sorted(store.RECORDED.glob(f"*/campaign-{name}"))]
+    for directory in found:
+        if [*directory.glob("runs-*.csv")]:
+            return directory
+    raise UserError(
+        f"{store.RECORDED} holds no campaign {name}: run ddlkit lab campaign examples/campaign_{name}.yml"
+    )
+
+
 def machines(kind: str, data: str = "") -> dict[str, Source]:
     """All that is at hand of ``kind``: "here" for what was measured live, then each recording by name.
 

@@ -174,6 +174,7 @@ class _Session:
                         [one for one in wanted if one[0].in_flight == lanes],
                         self.campaign.rounds,
                         selection=self._selection,
+                        timeline_rounds=_timeline_rounds(wanted, self.campaign.rounds),
                         done=_saved(point.path(self.out, "runs")),
                         tries=processor.TRIES,
                         afterwards_s=sum(one.calibration_s + one.replay_s for one in later),
@@ -436,6 +437,11 @@ def _selection_point(density: float) -> Point:
 
 
 # -- what is being replayed --------------------------------------------------------------------
+
+
+def _timeline_rounds(wanted: Sequence[Asked], rounds: int) -> int:
+    """All, where something is read off the spans: that must be measured more than once, too."""
+    return rounds if any(case.negotiated for case, _, _ in wanted) else 1
 
 
 def _saved(path: Path) -> set[tuple[str, int]]:
