@@ -1,6 +1,6 @@
 """A campaign: a grid of Cases replayed in one lab after the other, each calibrated first; it resumes.
 
-Tables go to a directory of the campaign's own, point by point as `ddlkit.run.suite` saves them:
+Tables go to a directory of the campaign's own, point by point as `ddlkit.run.session` saves them:
 ``collectives-<lab>-<collective>`` (the calibration, one session before the replays and one after them, so
 that the machine's drift is known), ``runs-<lab>`` and ``timeline-<lab>``. While a lab
 is being replayed, every iteration is appended at once to a hidden directory there, so that a kill loses
@@ -46,7 +46,8 @@ from ddlkit.run.lab.calibrate import FRAMING, IN_FLIGHT, calibrate
 from ddlkit.run.lab.grid import Campaign, Setting, Wish, read
 from ddlkit.run.lab.replay import Asked, balanced, finished, replay
 from ddlkit.run.selection import measure_selection
-from ddlkit.run.suite import LENGTHS, Point, Tables, layers_point
+from ddlkit.run.session import Point, Tables
+from ddlkit.run.suite import LENGTHS, layers_point
 
 # Sizes of a calibration, up to the largest message, which is added.
 CALIBRATED = {
