@@ -119,6 +119,21 @@ def test_what_is_no_campaign_is_told(tmp_path: Path, text: str, told: str) -> No
         grid.read(tmp_path / "nowhere.yml")
 
 
+def test_a_campaign_knows_the_papers_planners_by_itself(tmp_path: Path) -> None:
+    plans = ["mg_wfbp", "adafusion:repaired", "exact"]
+    file = written(tmp_path, {**WHOLE, "plans": plans})
+    script = (
+        "import sys; from pathlib import Path; from ddlkit.run.lab import grid; "
+        "labs = grid.read(Path(sys.argv[1])).labs; "
+        "print(*(wish.plan for wishes in labs.values() for wish in wishes))"
+    )
+    # In a process of its own: here another test may have imported the papers already.
+    found = subprocess.run(
+        [sys.executable, "-c", script, str(file)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert found.stdout.split() == plans, found.stderr
+
+
 def test_without_pyyaml_one_line_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
