@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddlkit.core.plan import make_plan, none
 from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.plan import make_plan, none
 from ddlkit.papers import networks
 from ddlkit.papers.planners import PLANNERS
 from ddlkit.run import bench

@@ -1,4 +1,4 @@
-"""Training to convergence: what must be equal for all networks is equal, and what is drawn can be told apart."""
+"""Training to convergence: what must be equal for all networks is equal, and classes can be told apart."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def test_every_network_classifies_a_picture(network: str) -> None:
 
 def test_of_one_seed_convolutions_and_order_are_the_same_for_all() -> None:
     first = {
-        name: dict(convergence.started(name, 5).named_parameters())["features.4.weight"]
+        name: dict(convergence.started(name, 5).named_parameters())["features.2.weight"]
         for name in NETWORKS
     }
     values = list(first.values())
     assert all(torch.equal(one, values[0]) for one in values)
-    other = dict(convergence.started("vgg16_eighth", 6).named_parameters())["features.4.weight"]
+    other = dict(convergence.started("vgg16_eighth", 6).named_parameters())["features.2.weight"]
     assert not torch.equal(other, values[0])
     one, again = (list(convergence.orders(30, 3, seed=5)) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
@@ -97,6 +97,14 @@ def test_of_one_seed_convolutions_and_order_are_the_same_for_all() -> None:
 @pytest.fixture(scope="module")
 def trained() -> pd.DataFrame:
     return convergence.train("vgg16_eighth", 0, TINY)
+
+
+def test_the_rate_rises_for_an_epoch_and_falls_to_nothing() -> None:
+    recipe = Recipe(epochs=10, batch=16, training_images=100)
+    assert recipe.steps == 7
+    shares = [recipe.rate_share(step) for step in range(10 * 7)]
+    assert np.all(np.diff(shares[:6]) > 0) and np.all(np.diff(shares[7:]) < 0)
+    assert 0.9 < max(shares) <= 1 and 0 < shares[-1] < 0.01
 
 
 def test_losses_before_training_and_after_every_epoch(trained: pd.DataFrame) -> None:

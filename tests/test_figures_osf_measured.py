@@ -1,4 +1,4 @@
-"""Figures 9 and 10 of osf from what is recorded: nothing predicts what it has seen, and all is trained alike."""
+"""Figures 9 and 10 of osf from what is recorded: nothing predicts what it has seen."""
 
 from __future__ import annotations
 

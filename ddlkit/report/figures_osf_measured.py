@@ -1,4 +1,4 @@
-"""The numbers of osf's figures 9 and 10, from what was measured: tidy rows as in `ddlkit.report.figures_osf`."""
+"""The numbers of osf's figures 9 and 10, from what was measured: one tidy row a plotted number."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ FORMS = ("alpha_beta", "piecewise", "segments", "table")
 def fig09(trained: pd.DataFrame) -> pd.DataFrame:
     """Loss by epoch of each network, seed and set of images, also as a share of ln(classes), a guess's.
 
-    trained : table ``convergence``; of trainings of several lengths the longest. ``paper`` is the printed training loss as such a share, in the last
-    epoch of the paper's two networks, on their training loss as it runs.
+    trained : table ``convergence``; of trainings of several lengths the longest. ``paper`` is the printed
+    training loss as such a share, in the last epoch of the paper's two networks, where they train.
     """
     trained = trained[trained["epochs"] == trained["epochs"].max()]
     frame = trained[["seed", "epoch", "epochs", "measured_on", "loss", "accuracy"]].copy()
@@ -115,7 +115,9 @@ def fig10(collectives: pd.DataFrame, tensors: pd.DataFrame, network: str) -> pd.
             continue
         frames.append(_errors(known, rows).assign(**dict(zip(LINK, place, strict=True))))
     if not frames:
-        raise UserError(f"no link with all-reduces of {network}'s tensors: run ddlkit measure collectives")
+        raise UserError(
+            f"no link with all-reduces of {network}'s tensors: run ddlkit measure collectives"
+        )
     frame = pd.concat(frames, ignore_index=True)
     frame.insert(0, "tensors", counts.reindex(frame["bytes"]).to_numpy())
     return frame
@@ -130,7 +132,9 @@ def _all_reduces(samples: pd.DataFrame) -> dict[tuple[str, int], pd.DataFrame]:
 def _errors(known: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """Every model made from ``known``, at the sizes of ``rows``."""
     threshold, workers = bandwidth_delay_bytes(known), int(known["ranks"].iloc[0])
-    samples = [part[name].to_numpy(float) for part in (known, rows) for name in ("bytes", "seconds")]
+    samples = [
+        part[name].to_numpy(float) for part in (known, rows) for name in ("bytes", "seconds")
+    ]
     before, measured = (part.groupby("bytes")["seconds"].median() for part in (known, rows))
     frames = []
     for model in MODELS:

@@ -1,4 +1,4 @@
-"""How fast predicting and planning are, beside networkx on the same inputs, and planners beside each other."""
+"""How fast predicting is, beside networkx on the same inputs, and planning, planner beside planner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train VGG-16 as published and with its dense layers replaced, and follow the losses (osf Section 4.1, Fig 9).
+"""Train VGG-16 as published and with its dense layers replaced, and follow the loss (osf Fig 9).
 
 The networks are an eighth as wide as published and see drawn pictures (`ddlkit.run.pictures`), so that
 two cores train them in minutes. Whatever is not the head is the same for all: pictures and their order,
@@ -37,7 +37,7 @@ _EVALUATED_AT_ONCE = 200
 
 @dataclass(frozen=True)
 class Recipe:
-    """How every network is trained: SGD with momentum, a rate that falls along half a cosine to zero.
+    """How every network is trained: SGD with momentum, a rate that rises for an epoch and then falls.
 
     decay : of weights, per step and rate; largest_gradient : norm to which a longer gradient is cut
     """
@@ -50,6 +50,16 @@ class Recipe:
     largest_gradient: float = 5.0
     training_images: int = 2400
     held_out_images: int = 600
+
+    @property
+    def steps(self) -> int:
+        """Batches of an epoch; the last one may be smaller."""
+        return -(-self.training_images // self.batch)
+
+    def rate_share(self, step: int) -> float:
+        """Share of the learning rate in a step from 0: half a cosine to zero, less in the first epoch."""
+        falling = (1 + math.cos(math.pi * step / (self.epochs * self.steps))) / 2
+        return falling * min(1.0, (step + 1) / self.steps)
 
 
 @dataclass(frozen=True)
@@ -104,7 +114,9 @@ def orders(images: int, epochs: int, seed: int) -> Iterator[Tensor]:
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
     """(all parameters, those of dense layers)."""
     dense = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    counted = (sum(p.numel() for one in part for p in one.parameters()) for part in ([model], dense))
+    counted = (
+        sum(p.numel() for one in part for p in one.parameters()) for part in ([model], dense)
+    )
     whole, in_dense = counted
     return whole, in_dense
 
@@ -132,7 +144,7 @@ def train(
     rows: list[dict[str, Any]] = []
     with arithmetic("fp32", place, threads), torch.random.fork_rng():
         torch.manual_seed(seed)  # of dropout
-        model = started(network, seed).to(place, memory_format=torch.channels_last)
+        model = started(network, seed).to(place)
         for epoch, (running, seconds) in enumerate(_epochs(model, training, recipe, seed)):
             found = {
                 TRAINING: _evaluate(model, training[: len(held_out.labels)]),
@@ -141,14 +153,24 @@ def train(
             if epoch:
                 found = {RUNNING: running, **found}
             if not all(math.isfinite(loss) for loss, _ in found.values()):
-                raise UserError(f"{network}, seed {seed}: diverged in epoch {epoch}: lower the rate")
+                raise UserError(
+                    f"{network}, seed {seed}: diverged in epoch {epoch}: lower the rate"
+                )
             rows += [
-                {"epoch": epoch, "measured_on": on, "loss": loss, "accuracy": right, "seconds": seconds}
+                {
+                    "epoch": epoch,
+                    "measured_on": on,
+                    "loss": loss,
+                    "accuracy": right,
+                    "seconds": seconds,
+                }
                 for on, (loss, right) in found.items()
             ]
             if epoch % max(1, recipe.epochs // 8) == 0:
                 loss, right = found[HELD_OUT]
-                say(f"{network}, seed {seed}, epoch {epoch}: held out {loss:.3f}, {right:.0%} right")
+                say(
+                    f"{network}, seed {seed}, epoch {epoch}: held out {loss:.3f}, {right:.0%} right"
+                )
         labels = _labels(network, model, seed, recipe, place, shown.sha256)
     return pd.DataFrame([{**labels, **row} for row in rows])
 
@@ -181,8 +203,7 @@ def _epochs(
     optimizer = torch.optim.SGD(
         model.parameters(), recipe.learning_rate, recipe.momentum, weight_decay=recipe.decay
     )
-    steps = recipe.epochs * -(-len(images.labels) // recipe.batch)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.rate_share)
     for order in orders(len(images.labels), recipe.epochs, seed):
         start_s = time.perf_counter()
         model.train()

@@ -37,7 +37,8 @@ from ddlkit.run.training import measure_training
 
 Tables = Mapping[str, pd.DataFrame]
 WHAT = ("layers", "collectives", "training", "replay")
-BY_NAME = ("convergence",)  # takes minutes, and tells of networks, not of this machine: not in "all"
+BY_NAME = ("convergence",)
+"""Not part of "all": it takes minutes, and tells of networks, not of this machine."""
 
 REPLAY_PLANS = (
     "none", "single", "ddp", "exact", "buffer:1MB", "buffer:4MB", "buffer:25MB", "buffer:100MB",
