@@ -75,8 +75,9 @@ def _measure(commands: Any) -> None:
     parser = _command(
         commands, "measure", _run_measure, "measure this machine and record what it says"
     )
-    what = ("layers", "collectives", "training", "replay", "campaign", "all")
-    parser.add_argument("what", choices=what)
+    what = ("layers", "collectives", "training", "replay", "campaign", "convergence", "all")
+    text = "all: without convergence, which takes ten minutes and tells nothing of this machine"
+    parser.add_argument("what", choices=what, help=text)
     parser.add_argument("--profile", choices=("quick", "full"), default="quick", help="how long")
     parser.add_argument("--networks", help="for layers, with batch sizes: resnet50:32,vgg16:16")
     parser.add_argument("--out", type=Path, help="directory for the tables [build/measured]")
@@ -216,7 +217,9 @@ def _fit(commands: Any) -> None:
     text = "recorded collectives table, CSV of bytes and seconds, or nccl-tests log"
     parser.add_argument("file", type=Path, help=text)
     parser.add_argument(
-        "--form", default="alpha_beta", help="alpha_beta, piecewise, segments or table"
+        "--form",
+        default="alpha_beta",
+        help="alpha_beta, piecewise, piecewise:45KB (its threshold), segments or table",
     )
     parser.add_argument("--collective", help="of a recorded table: all_reduce or all_gather")
     parser.add_argument("--link", help="of a recorded table: which link, as in lab:1gbit")
@@ -253,7 +256,10 @@ def _run_fit(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_PLANNERS = "none, single, buffer:25MB, buffer:64MB:5ms, ddp, mg_wfbp, adafusion, exact"
+_PLANNERS = (
+    "none, single, buffer:25MB, buffer:64MB:5ms, ddp, mg_wfbp, mg_wfbp:osf, adafusion, "
+    "adafusion:repaired, exact, random:7:12, cuts:3,40"
+)
 
 
 def _add_inputs(parser: argparse.ArgumentParser) -> None:
@@ -273,7 +279,7 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
 
 def _inputs(arguments: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     """(workload, cost, bootstrap draws) of the two files."""
-    import ddlkit.papers.osf  # noqa: F401 - registers its planners
+    import ddlkit.papers.planners  # noqa: F401 - so that all are known
     from ddlkit import store
     from ddlkit.core.fit import costs_from_dict
 
@@ -298,7 +304,7 @@ def _predict(commands: Any) -> None:
         commands, "predict", _run_predict, "predict an iteration from a profile and a cost"
     )
     _add_inputs(parser)
-    parser.add_argument("--plan", default="ddp", help=f"{_PLANNERS}, cuts:3,40")
+    parser.add_argument("--plan", default="ddp", help=_PLANNERS)
 
 
 def _run_predict(arguments: argparse.Namespace) -> int:

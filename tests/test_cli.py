@@ -89,6 +89,31 @@ def test_a_cost_written_by_hand_needs_no_fit(
     assert "t4" in capsys.readouterr().out
 
 
+PLANS = (
+    "none", "single", "buffer:2MB", "ddp", "cuts:3", "random:1:2", "mg_wfbp", "mg_wfbp:osf",
+    "adafusion", "adafusion:repaired", "exact",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("planner", PLANS)
+def test_every_planner_can_be_asked_for(
+    planner: str, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cost = tmp_path / "cost.json"
+    cost.write_text(GOOD_COST)
+    inputs = ("--profile", profile, "--cost", cost, "--json")
+    found = run(capsys, "plan", *inputs, "--planner", planner)
+    assert found["planner"] == planner
+    assert sorted(sum(found["groups"], [])) == list(range(PROFILE_ROWS))
+
+
+def test_a_fit_can_be_told_its_threshold(
+    messages: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fitted = run(capsys, "fit", messages, "--form", "piecewise:45KB", "--json")
+    assert (fitted["form"], fitted["threshold_bytes"]) == ("piecewise", 45000)
+
+
 # -- import and timeline -----------------------------------------------------------------------
 
 TRACE = "Id Name Forward Backward Comm. Size\n0 data 9 0 0 0\n1 a 20 30 40 4000\n2 b 5 6 70 80\n"

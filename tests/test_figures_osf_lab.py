@@ -41,7 +41,11 @@ def made() -> Lab:
     known = {"link": "lab:1gbit", "ranks": 4, "collective": "all_reduce", "algorithm": "ring"}
     sizes = {"bytes": SIZES, "seconds": COST(SIZES), "session": 0, "in_flight": 1}
     wanted = [("resnet101", "none", True), ("resnet101", "buffer:25MB", True)]
-    wanted += [("resnet101", "none", False), ("vgg16", "none", False), ("vgg16_replaced", "none", False)]
+    wanted += [
+        ("resnet101", "none", False),
+        ("vgg16", "none", False),
+        ("vgg16_replaced", "none", False),
+    ]
     runs, spans = [], []
     for network, spec, negotiated in wanted:
         asked, plan, slow = case(network, spec, negotiated=negotiated)
@@ -121,7 +125,9 @@ class TestRecorded:
         assert len(found) and (found[["idle_s", "busy_s"]].min() > 0).all()
 
     def test_replacing_the_dense_layers_helps(self, recorded: Lab) -> None:
-        wide = lab_figures.fig08(recorded).pivot(index="workers", columns="network", values="measured")
+        wide = lab_figures.fig08(recorded).pivot(
+            index="workers", columns="network", values="measured"
+        )
         both = wide.dropna()
         assert len(both) >= 2
         assert (both["VGG16 replaced"] > both["VGG16"]).all()

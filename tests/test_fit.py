@@ -9,7 +9,7 @@ import pytest
 
 from ddlkit.core.cost import AlphaBeta, MessageCost, Piecewise, Segments, Table
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import costs_from_dict, fit, held_out_errors
+from ddlkit.core.fit import costs_from_dict, fit, held_out_errors, unseen_errors
 
 SIZES = np.geomspace(1024, 64 * 2**20, 17).round()
 TRUTHS: dict[str, MessageCost] = {
@@ -80,6 +80,30 @@ def test_held_out_error_prefers_the_true_form() -> None:
     assert held_out_errors("alpha_beta", *data)[0].tolist() == SIZES[1:-1].tolist()
 
 
+def test_a_given_threshold_is_kept_and_the_found_one_is_no_worse() -> None:
+    data = samples(TRUTHS["piecewise"], 0.05)
+    found, right, wrong = (fit(f"piecewise{at}", *data, draws=0) for at in ("", ":3e5", ":8KiB"))
+    losses = [float(np.sum(one.relative_residuals**2)) for one in (found, right, wrong)]
+    assert losses[0] <= losses[1] * (1 + 1e-9) < losses[2]
+    assert wrong.cost.to_dict()["threshold_bytes"] == 8192
+    assert held_out_errors("piecewise:3e5", *data)[1].size == SIZES.size - 2
+
+
+def test_another_run_is_predicted_by_costs_that_have_not_seen_the_size() -> None:
+    seen: list[set[float]] = []
+
+    def make(sizes: np.ndarray, seconds: np.ndarray) -> MessageCost:
+        seen.append(set(sizes))
+        return fit("alpha_beta", sizes, seconds, draws=0).cost
+
+    truth = TRUTHS["alpha_beta"]
+    others = np.repeat([SIZES[3], 5000.0, SIZES[8], 3e8], 3)
+    sizes, errors = unseen_errors(make, *samples(truth, 0.0), others, 2 * truth(others))
+    assert sizes.tolist() == sorted(set(others))
+    np.testing.assert_allclose(errors, -0.5, rtol=1e-6)
+    assert seen == [set(SIZES), set(SIZES) - {SIZES[3]}, set(SIZES) - {SIZES[8]}]
+
+
 def test_the_same_rows_in_another_order_give_the_same_fit() -> None:
     sizes, seconds = samples(TRUTHS["segments"], 0.05)
     order = np.random.default_rng(1).permutation(sizes.size)
@@ -97,6 +121,9 @@ def test_the_same_rows_in_another_order_give_the_same_fit() -> None:
         ("alpha_beta", [1, 2], [1, 2, 3], "2 sizes but 3 times"),
         ("piecewise", [1, 2, 3, 4], [1, 2, 3, 4], "at least 5 distinct sizes"),
         ("spline", [1, 2, 3], [1, 2, 3], "unknown cost form 'spline'"),
+        ("alpha_beta:2KB", [1, 2, 3], [1, 2, 3], "write alpha_beta, nothing behind it"),
+        ("piecewise:2", [1, 2, 3, 4, 5], [1, 2, 3, 4, 5], "has 1 sizes below and 4 above"),
+        ("piecewise:2Kb", [1, 2, 3, 4, 5], [1, 2, 3, 4, 5], "size '2Kb'"),
     ],
 )
 def test_degenerate_data_are_refused(form: str, sizes: list, seconds: list, message: str) -> None:

@@ -141,6 +141,21 @@ def test_a_wished_compute_time_dilates_every_network_and_number_of_workers_to_it
     assert sum(abs(seconds / 0.5 - 1) < 1e-3 for seconds in wished) >= len(asked) / 2
 
 
+def test_a_campaign_knows_the_papers_planners_by_itself(tmp_path: Path) -> None:
+    plans = ["mg_wfbp", "adafusion:repaired", "exact"]
+    file = written(tmp_path, {**WHOLE, "plans": plans})
+    script = (
+        "import sys; from pathlib import Path; from ddlkit.run.lab import grid; "
+        "labs = grid.read(Path(sys.argv[1])).labs; "
+        "print(*(wish.plan for wishes in labs.values() for wish in wishes))"
+    )
+    # In a process of its own: here another test may have imported the papers already.
+    found = subprocess.run(
+        [sys.executable, "-c", script, str(file)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert found.stdout.split() == plans, found.stderr
+
+
 def test_without_pyyaml_one_line_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,20 @@ def test_largest_gamma_inverts_eq10(gamma: float, elements: int, density: float)
     assert omgs.largest_gamma(seconds, density, elements) == pytest.approx(gamma)
 
 
+@given(st.integers(2, 64), st.floats(1e6, 1e10), st.floats(1e-6, 1e-2))
+def test_a_ring_is_found_from_its_ends(workers: int, rate: float, step_s: float) -> None:
+    overhead_s = 2 * (workers - 1) * step_s
+    sizes = np.repeat([1e3, 3e5, 1e8], 3)
+    seconds = osf.update_s(sizes, workers, rate, overhead_s=overhead_s)
+    ring = osf.ring_from_ends(sizes, seconds, workers)
+    assert ring.bytes_per_s == pytest.approx(rate, rel=1e-6)
+    assert ring(3e5) == pytest.approx(seconds[3])
+    if overhead_s > 1e-6 * seconds[-1]:  # else it drowns in the rounding of the largest message
+        assert osf.bandwidth_delay_bytes(ring) == pytest.approx(rate * 2 * step_s, rel=1e-3)
+    with pytest.raises(UserError, match="a rate needs two sizes"):
+        osf.ring_from_ends([5.0, 5.0], [1.0, 1.0], workers)
+
+
 @given(st.integers(1, 100), st.integers(1, 64))
 def test_iteration_tasks_are_every_layer_on_every_gpu(layers: int, gpus: int) -> None:
     tasks = dag.iteration_tasks(layers, gpus)

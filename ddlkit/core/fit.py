@@ -8,13 +8,15 @@ found by trying every gap between measured sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ddlkit.core import units
 from ddlkit.core.cost import AlphaBeta, MessageCost, Piecewise, Segments, Table, cost_from_dict
 from ddlkit.core.errors import UserError
 from ddlkit.core.form import parameters
@@ -217,8 +219,20 @@ def _joined(lines: Sequence[_Line]) -> tuple[Floats, Floats, Floats]:
     return values, errors, np.concatenate([line.leverage for line in lines])
 
 
-def _fit_piecewise(sizes: Floats, seconds: Floats) -> Fitted:
-    breaks, lines = _best_pieces((_log2, _linear), sizes, seconds, 2)
+def _fit_piecewise(sizes: Floats, seconds: Floats, threshold_bytes: float | None = None) -> Fitted:
+    """With the threshold that is given, or else with the one of least loss."""
+    if threshold_bytes is None:
+        breaks, lines = _best_pieces((_log2, _linear), sizes, seconds, 2)
+    else:
+        breaks, small = np.array([threshold_bytes]), sizes < threshold_bytes
+        counts = np.unique(sizes[small]).size, np.unique(sizes[~small]).size
+        if min(counts) < 2:
+            raise UserError(
+                f"a threshold of {units.format_bytes(threshold_bytes)} has {counts[0]} sizes below and "
+                f"{counts[1]} above: each piece needs 2"
+            )
+        pieces = (_log2, small), (_linear, ~small)
+        lines = [_least_squares(design(sizes[here]), seconds[here]) for design, here in pieces]
     values, errors, leverage = _joined(lines)
     names = ("log_slope_s", "log_intercept_s", "slope_s_per_byte", "intercept_s")
     parameters = dict(zip(names, values.tolist(), strict=True))
@@ -237,11 +251,20 @@ def _fit_segments(sizes: Floats, seconds: Floats) -> Fitted:
 
 @dataclass(frozen=True)
 class _Method:
-    """How a form is fitted: to a cost class, by a fitter, from at least so many distinct sizes."""
+    """How a form is fitted: to a cost class, by a fitter, from at least so many distinct sizes.
+
+    argued : the fitter, given the text after the form's colon; None if there must be none
+    """
 
     kind: Callable[..., Any]
     fitter: Fitter
     least: int
+    argued: Callable[[str], Fitter] | None = None
+
+
+def _piecewise_at(text: str) -> Fitter:
+    """A piecewise fit whose threshold is known, as in "piecewise:45KB"."""
+    return partial(_fit_piecewise, threshold_bytes=float(units.parse_bytes(text)))
 
 
 def _linear_method(kind: Any, least: int) -> _Method:
@@ -251,7 +274,7 @@ def _linear_method(kind: Any, least: int) -> _Method:
 _MESSAGES = {
     "alpha_beta": _linear_method(AlphaBeta, 3),
     "table": _Method(Table, _fit_table, 2),
-    "piecewise": _Method(Piecewise, _fit_piecewise, 5),
+    "piecewise": _Method(Piecewise, _fit_piecewise, 5, _piecewise_at),
     "segments": _Method(Segments, _fit_segments, MIN_SIZES_PER_PIECE),
 }
 _SELECTIONS = {
@@ -263,9 +286,15 @@ _SELECTIONS = {
 
 
 def _method(form: str, methods: dict[str, _Method]) -> _Method:
-    if form not in methods:
+    name, colon, text = form.partition(":")
+    if name not in methods:
         raise UserError(f"unknown cost form {form!r}: use one of {', '.join(methods)}")
-    return methods[form]
+    method = methods[name]
+    if not colon:
+        return method
+    if method.argued is None:
+        raise UserError(f"cost form {form!r}: write {name}, nothing behind it")
+    return replace(method, fitter=method.argued(text))
 
 
 def _require_sizes(form: str, method: _Method, sizes: Floats) -> None:
@@ -309,6 +338,8 @@ def fit(
     seed: int = 0,
 ) -> Fit[MessageCost]:
     """Fit ``form`` ("alpha_beta", "piecewise", "segments", "table") to raw samples (repeats allowed).
+
+    "piecewise:45KB" has its threshold there, "piecewise" where the loss is least.
 
     Raises UserError for degenerate data: too few distinct sizes, zero, negative or non-finite entries.
     """
@@ -373,8 +404,34 @@ def held_out_errors(form: str, n_bytes: ArrayLike, seconds: ArrayLike) -> tuple[
     Only inner sizes are left out: at the ends a fit would have to extrapolate.
     """
     found = fit(form, n_bytes, seconds, draws=0)
-    (sizes,), errors = _held_out(form, _MESSAGES[form], found)
+    (sizes,), errors = _held_out(form, _method(form, _MESSAGES), found)
     return sizes, errors
+
+
+def unseen_errors(
+    make: Callable[[Floats, Floats], MessageCost],
+    n_bytes: ArrayLike,
+    seconds: ArrayLike,
+    at_bytes: ArrayLike,
+    at_seconds: ArrayLike,
+) -> tuple[Floats, Floats]:
+    """Predict another run's samples, each size by a cost made without that size.
+
+    make : (sizes, seconds) of samples -> cost, as ``lambda *rows: fit("table", *rows, draws=0).cost``
+    n_bytes, seconds : samples to make it from; at_bytes, at_seconds : the other run's
+
+    Returns (k,) the other run's distinct sizes, and the signed relative error of its median at each.
+    """
+    sizes, times = np.asarray(n_bytes, float), np.asarray(seconds, float)
+    others, other_times = np.asarray(at_bytes, float), np.asarray(at_seconds, float)
+    distinct = np.unique(others)
+    whole = make(sizes, times)
+    errors = []
+    for size in distinct:
+        kept = sizes != size
+        cost = whole if kept.all() else make(sizes[kept], times[kept])
+        errors.append(cost(float(size)) / np.median(other_times[others == size]) - 1)
+    return distinct, np.array(errors)
 
 
 def _held_out(form: str, method: _Method, found: Fit[Any]) -> tuple[Columns, Floats]:

@@ -216,7 +216,11 @@ def fig08(lab: Lab) -> pd.DataFrame:
     """
     rows = []
     for case in lab.cases():
-        if case.negotiated or case.plan != "none" or case.network not in ("vgg16", "vgg16_replaced"):
+        if (
+            case.negotiated
+            or case.plan != "none"
+            or case.network not in ("vgg16", "vgg16_replaced")
+        ):
             continue
         runs = lab.runs[lab.runs["case"] == case.key]
         factors = runs["compute_s"] / runs["iteration_s"]

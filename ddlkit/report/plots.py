@@ -110,6 +110,7 @@ PLANS = {
     "random": Style("random", "#c4c4c4", "X", ":", "---"),
 }
 FORMS = {
+    "ring_all_reduce": Style("ring, Eq 7", "#b3568a", "v", "--"),
     "alpha_beta": Style("alpha-beta", "#d55e00", "s", ":"),
     "piecewise": Style("log / linear", "#e0a000", "^", "-."),
     "segments": Style("linear pieces", "#00588f", "D", "-"),
@@ -303,11 +304,16 @@ def selection_fit(ax: Axes, judged: Mapping[str, Judged], density: float) -> Non
 
 
 @theme()
-def error_by_size(ax: Axes, errors: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> None:
-    """Signed relative error of cost forms by message size: form -> (sizes in bytes, errors)."""
+def error_by_size(
+    ax: Axes, errors: Mapping[str, tuple[ArrayLike, ArrayLike]], *, legend: bool = True
+) -> None:
+    """Signed relative error of cost forms by message size: form -> (sizes in bytes, errors).
+
+    A form with an argument, as "piecewise:45KB", has the form's colour, hollow and dotted.
+    """
     ax.axhline(0, color=SOFT, linewidth=0.8)
     for form, (sizes, error) in errors.items():
-        style = look(form)
+        style, variant = look(form), ":" in form
         percent = 100 * np.asarray(error, dtype=float)
         ax.plot(
             np.asarray(sizes, dtype=float),
@@ -315,13 +321,42 @@ def error_by_size(ax: Axes, errors: Mapping[str, tuple[ArrayLike, ArrayLike]]) -
             color=style.color,
             marker=style.marker,
             markersize=4,
-            linestyle=style.line,
+            markerfacecolor="white" if variant else style.color,
+            linestyle=(0, (1, 1)) if variant else style.line,
             linewidth=1.1,
             label=style.label,
         )
     _byte_axis(ax)
     ax.set_ylabel("error on the held-out size [%]")
-    ax.legend(loc="best")
+    if legend:
+        ax.legend(loc="best")
+
+
+@theme()
+def training(ax: Axes, rows: pd.DataFrame, *, value: str, ylabel: str) -> None:
+    """A network's mean over its seeds by epoch, in a band from the least to the most of them.
+
+    ``rows`` has columns network, seed, epoch and ``value``, one row for each of the first three.
+    """
+    for (name, part), (color, _, line) in zip(
+        rows.groupby("network", sort=False), _SERIES, strict=False
+    ):
+        wide = part.pivot(index="epoch", columns="seed", values=value)
+        ax.fill_between(
+            wide.index, wide.min(axis=1), wide.max(axis=1), color=color, alpha=0.25, linewidth=0
+        )
+        ax.plot(wide.index, wide.mean(axis=1), color=color, linestyle=line, label=str(name))
+    ax.set_xlabel("epoch")
+    ax.set_ylabel(ylabel)
+
+
+@theme()
+def pictures(axes: Sequence[Axes], images: NDArray[np.uint8], names: Sequence[str]) -> None:
+    """Images (n, 3, side, side) in bytes, one on each axes, each with its name above it."""
+    for ax, image, name in zip(axes, images, names, strict=True):
+        ax.imshow(image.transpose(1, 2, 0))
+        ax.set_title(name, fontsize=6, fontweight="normal", loc="center", pad=2)
+        ax.axis("off")
 
 
 @theme()

@@ -21,9 +21,11 @@ from ddlkit.core.fit import fit
 from ddlkit.core.plan import make_plan
 from ddlkit.core.units import format_seconds, parse_bits_per_s
 from ddlkit.core.workload import LayerProfile
-from ddlkit.run import networks, ranks
+from ddlkit.papers import networks as published
+from ddlkit.run import convergence, networks, ranks
 from ddlkit.run.clock import Budget
 from ddlkit.run.collectives import measure_collectives
+from ddlkit.run.convergence import Recipe, train
 from ddlkit.run.lab import network as lab
 from ddlkit.run.lab.calibrate import calibrate
 from ddlkit.run.lab.replay import Asked, balanced, replay, replay_join
@@ -33,6 +35,8 @@ from ddlkit.run.session import Point, Tables
 from ddlkit.run.training import measure_training
 
 WHAT = ("layers", "collectives", "training", "replay")
+BY_NAME = ("convergence",)
+"""Not part of "all": it takes minutes, and tells of networks, not of this machine."""
 
 REPLAY_PLANS = (
     "none", "single", "ddp", "exact", "buffer:1MB", "buffer:4MB", "buffer:25MB", "buffer:100MB",
@@ -48,17 +52,21 @@ class Length:
 
     training_batch : of the network that is really trained, on as many ranks as TRAINING_RANKS
     replays : networks that are replayed; rounds : how often each of their plans is
+    tensors : of each size that a network's tensors have; recipe, seeds : of training to convergence
     """
 
     batches: Mapping[str, int]
     layers: Budget
     messages: Budget
+    tensors: Budget
     lab_collectives: Sequence[str]
     training_plans: Sequence[str]
     training_repeats: int
     training_iterations: int
     replays: Sequence[str]
     rounds: int
+    recipe: Recipe
+    seeds: Sequence[int]
 
 
 # As many samples as make one iteration on a core last about as long as its gradients on the lab's link.
@@ -68,31 +76,38 @@ LENGTHS = {
         batches=BATCHES,
         layers=Budget(warmup=1, min_repeats=3, max_repeats=20, max_s=2.0),
         messages=Budget(warmup=1, min_repeats=2, max_repeats=30, max_s=0.3),
+        tensors=Budget(warmup=1, min_repeats=2, max_repeats=20, max_s=0.15),
         lab_collectives=("all_reduce",),
         training_plans=TRAINING_PLANS[:3],
         training_repeats=2,
         training_iterations=2,
         replays=("resnet18", "resnet50", "googlenet"),
         rounds=2,
+        recipe=Recipe(epochs=10),
+        seeds=(0,),
     ),
     "full": Length(
         batches=BATCHES,
         layers=Budget(warmup=2, min_repeats=10, max_repeats=60, max_s=20.0),
         messages=Budget(warmup=1, min_repeats=5, max_repeats=60, max_s=2.0),
+        tensors=Budget(warmup=1, min_repeats=5, max_repeats=60, max_s=1.0),
         lab_collectives=("all_reduce", "all_gather"),
         training_plans=TRAINING_PLANS,
         training_repeats=4,
         training_iterations=5,
         replays=("resnet18", "resnet50", "googlenet", "alexnet"),
         rounds=4,
+        recipe=Recipe(),
+        seeds=(0, 1),
     ),
 }
 TRAINING_NETWORK, TRAINING_RANKS, TRAINING_RATE = "resnet18", 2, "500mbit"
 REPLAY_RANKS, REPLAY_RATE = 4, "1gbit"
+TENSORS_NETWORK = "ResNet101"  # osf Fig 10
 
 
 def measure(what: str, length: str, out: Path, batches: Mapping[str, int] | None = None) -> None:
-    """Measure every point of ``what`` ("layers", "collectives", "training", "replay", "all") into ``out``.
+    """Measure every point of ``what``, one of WHAT or BY_NAME, or "all" of WHAT, into ``out``.
 
     batches : other networks and batch sizes than BATCHES, for "layers" only
 
@@ -106,10 +121,10 @@ def measure(what: str, length: str, out: Path, batches: Mapping[str, int] | None
         chosen = replace(chosen, batches=_known(batches))
     with store.Lock(out / ".lock"):
         reason = lab.available()
-        if reason:
+        if reason and what not in ("layers", *BY_NAME):
             _say(f"no lab, so no shaped collectives, training or replay: {reason}")
         for point in _points(chosen, with_lab=not reason):
-            if what not in ("all", point.what):
+            if point.what != what and not (what == "all" and point.what in WHAT):
                 continue
             if point.done(out):
                 _say(f"{point.name}: already measured")
@@ -140,11 +155,14 @@ def _points(length: Length, *, with_lab: bool) -> Iterator[Point]:
         yield layers_point(
             TRAINING_NETWORK, length.batches[TRAINING_NETWORK], TRAINING_RANKS, length
         )
+    yield from convergence_points(length.recipe, length.seeds)
     yield Point("collectives", "loopback-p2", ["collectives"], lambda out: _loopback(2, length))
+    yield _tensors(2, "", length)
     if not with_lab:
         return
     for n_ranks, rate in ((TRAINING_RANKS, TRAINING_RATE), (REPLAY_RANKS, REPLAY_RATE)):
         yield _calibration(n_ranks, rate, length)
+        yield _tensors(n_ranks, rate, length)
     yield Point(
         "training",
         f"training-{TRAINING_NETWORK}-p{TRAINING_RANKS}-{TRAINING_RATE}",
@@ -204,6 +222,41 @@ def _calibration(n_ranks: int, rate: str, length: Length) -> Point:
             }
 
     return Point("collectives", f"lab-p{n_ranks}-{rate}", ["collectives"], run)
+
+
+def _tensors(n_ranks: int, rate: str, length: Length) -> Point:
+    """All-reduces of TENSORS_NETWORK's tensors, over a link of the lab or, without a rate, loopback."""
+    sizes = sorted({4 * count for count in published.parameters(TENSORS_NETWORK)})  # float32
+
+    def run(_: Path) -> Tables:
+        if rate:
+            with lab.Lab(n_ranks, parse_bits_per_s(rate)) as place:
+                found = calibrate(place, sizes, budget=length.tensors)
+        else:
+            found = measure_collectives(
+                Loopback(), n_ranks, collectives=["all_reduce"], sizes=sizes, budget=length.tensors
+            )
+        found.insert(0, "network", TENSORS_NETWORK)
+        return {"tensors": found}
+
+    place_name = f"lab-p{n_ranks}-{rate}" if rate else f"loopback-p{n_ranks}"
+    return Point("collectives", f"{TENSORS_NETWORK.lower()}-{place_name}", ["tensors"], run)
+
+
+def convergence_points(recipe: Recipe, seeds: Sequence[int]) -> Iterator[Point]:
+    """A point a network and seed, all networks of one seed before the next seed."""
+
+    def point(network: str, seed: int) -> Point:
+        def run(_: Path) -> Tables:
+            found = train(
+                network, seed, recipe, device=_device(), threads=machine.cores(), say=_say
+            )
+            return {"convergence": found}
+
+        name = f"{network}-e{recipe.epochs}-s{seed}"
+        return Point("convergence", name, ["convergence"], run)
+
+    return (point(network, seed) for seed in seeds for network in convergence.NETWORKS)
 
 
 def _training(out: Path, length: Length) -> Tables:

@@ -69,15 +69,18 @@ def alexnet_caffe() -> nn.Module:
 # -- VGG-16 ------------------------------------------------------------------------------------
 
 
-def _vgg16_features(*, norm: bool) -> nn.Sequential:
+def _vgg16_features(*, norm: bool, narrower: int = 1, poolings: int = 5) -> nn.Sequential:
+    """VGG-16's convolutions, with 1/``narrower`` of the channels; the first blocks end in a pooling."""
     layers: list[nn.Module] = []
     inputs = 3
-    for width, convolutions in _VGG16:
+    for block, (full_width, convolutions) in enumerate(_VGG16):
+        width = full_width // narrower
         for _ in range(convolutions):
             layers.append(nn.Conv2d(inputs, width, 3, padding=1))
             layers += [nn.BatchNorm2d(width), nn.ReLU()] if norm else [nn.ReLU()]
             inputs = width
-        layers.append(nn.MaxPool2d(2))
+        if block < poolings:
+            layers.append(nn.MaxPool2d(2))
     return nn.Sequential(*layers)
 
 
@@ -93,14 +96,53 @@ def vgg16_replaced() -> nn.Module:
 
     The paper does not tell of activations: as in the layers replaced, ReLU stands between, not behind.
     """
+    return _averaged(_vgg16_features(norm=False), 512, 1000)
+
+
+def _averaged(features: nn.Module, width: int, classes: int) -> nn.Module:
+    """Features of ``width`` channels, two 1x1 convolutions, and the average over all places."""
     return _named(
-        features=_vgg16_features(norm=False),
-        conv1=nn.Conv2d(512, 512, 1),
+        features=features,
+        conv1=nn.Conv2d(width, width, 1),
         relu=nn.ReLU(),
-        conv2=nn.Conv2d(512, 1000, 1),
+        conv2=nn.Conv2d(width, classes, 1),
         pool=nn.AdaptiveAvgPool2d(1),
         flatten=nn.Flatten(),
     )
+
+
+# An eighth of the channels and units, for images of a quarter of the side: with the last two of five
+# poolings left out the last map is 7x7 as published, and the linear layers keep their share of parameters.
+_EIGHTH = 8
+_MAP_SIDE = 7
+
+
+def _eighth_features() -> nn.Sequential:
+    return _vgg16_features(norm=False, narrower=_EIGHTH, poolings=3)
+
+
+def vgg16_eighth(classes: int, dropout: float = 0.5) -> nn.Module:
+    """VGG-16 with an eighth of its channels and units, for 56x56 images.
+
+    dropout : after both hidden linear layers; 0.5 as published by Simonyan and Zisserman, none in Keras
+    """
+    width, units = 512 // _EIGHTH, 4096 // _EIGHTH
+    return _named(
+        features=_eighth_features(),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(width * _MAP_SIDE**2, units),
+        relu1=nn.ReLU(),
+        drop1=nn.Dropout(dropout),
+        fc2=nn.Linear(units, units),
+        relu2=nn.ReLU(),
+        drop2=nn.Dropout(dropout),
+        fc3=nn.Linear(units, classes),
+    )
+
+
+def vgg16_eighth_replaced(classes: int) -> nn.Module:
+    """`vgg16_eighth` with its linear layers replaced as in `vgg16_replaced` (osf Tab 3)."""
+    return _averaged(_eighth_features(), 512 // _EIGHTH, classes)
 
 
 # -- Inception-v4 ------------------------------------------------------------------------------

@@ -18,6 +18,21 @@ _PLACE = (
     Column("precision", "str", "named", default="fp32"),
     Column("ranks", "int", "positive", default="1"),
 )
+_COLLECTIVE = (
+    *_columns("str", "named", "collective backend"),
+    *_columns("str", "", "algorithm"),
+    *_columns("str", "named", "link"),
+    *_columns("float", "non_negative", "link_bits_per_s"),
+    *_columns("int", "positive", "ranks in_flight bytes"),
+    Column("session", "int", "non_negative", default="0", later=True),
+    *_columns("int", "non_negative", "sample"),
+    *_columns("float", "positive", "seconds"),
+    Column("stolen", "float", "non_negative", default="0", later=True),
+)
+_COLLECTIVE_KEY = (
+    *("collective", "backend", "algorithm", "link", "link_bits_per_s", "ranks"),
+    *("in_flight", "bytes", "session", "sample"),
+)
 _CASE: dict[str, Column] = {
     column.name: column
     for column in (
@@ -69,23 +84,11 @@ SCHEMAS: dict[str, Schema] = {
             ),
             key=("network", "device", "batch", "precision", "ranks", "quantity", "sample"),
         ),
+        Schema("collectives", _COLLECTIVE, key=_COLLECTIVE_KEY),
         Schema(
-            "collectives",
-            (
-                *_columns("str", "named", "collective backend"),
-                *_columns("str", "", "algorithm"),
-                *_columns("str", "named", "link"),
-                *_columns("float", "non_negative", "link_bits_per_s"),
-                *_columns("int", "positive", "ranks in_flight bytes"),
-                Column("session", "int", "non_negative", default="0", later=True),
-                *_columns("int", "non_negative", "sample"),
-                *_columns("float", "positive", "seconds"),
-                Column("stolen", "float", "non_negative", default="0", later=True),
-            ),
-            key=(
-                *("collective", "backend", "algorithm", "link", "link_bits_per_s", "ranks"),
-                *("in_flight", "bytes", "session", "sample"),
-            ),
+            "tensors",  # collectives of each size that a network's tensors have: no fit may see them
+            (*_columns("str", "named", "network"), *_COLLECTIVE),
+            key=("network", *_COLLECTIVE_KEY),
         ),
         Schema(
             "runs",
@@ -218,6 +221,28 @@ SCHEMAS: dict[str, Schema] = {
             key=(
                 *("kernel", "shape", "dtype", "device", "communication", "ranks"),
                 *("blocks", "threads", "bytes_per_s_asked", "sample"),
+            ),
+        ),
+        Schema(
+            # Training to convergence. Epoch 0: before the first step; seconds: of training the epoch.
+            "convergence",
+            (
+                *_columns("str", "named", "network device"),
+                *_columns("int", "non_negative", "seed threads"),
+                *_columns("int", "positive", "parameters"),
+                *_columns("int", "non_negative", "dense_parameters"),
+                *_columns("int", "positive", "classes images"),
+                *_columns("str", "named", "data_sha256"),
+                *_columns("int", "positive", "batch"),
+                *_columns("float", "positive", "learning_rate"),
+                *_columns("int", "positive", "epochs"),
+                *_columns("int", "non_negative", "epoch"),
+                *_columns("str", "named", "measured_on"),
+                *_columns("float", "non_negative", "loss accuracy seconds"),
+            ),
+            key=(
+                *("network", "device", "seed", "data_sha256", "batch", "learning_rate", "epochs"),
+                *("epoch", "measured_on"),
             ),
         ),
         Schema(

@@ -29,7 +29,12 @@ from ddlkit.papers.osf.fusion import (
     sent_bytes,
     wait_s,
 )
-from ddlkit.papers.osf.messages import piecewise_update, update_s
+from ddlkit.papers.osf.messages import (
+    bandwidth_delay_bytes,
+    piecewise_update,
+    ring_from_ends,
+    update_s,
+)
 from ddlkit.papers.osf.planners import adafusion, mg_wfbp
 from ddlkit.papers.osf.scaling import (
     backward_s,
@@ -48,6 +53,7 @@ __all__ = [
     "adafusion",
     "adafusion_messages",
     "backward_s",
+    "bandwidth_delay_bytes",
     "buffered_bytes",
     "compute_s",
     "csf",
@@ -62,6 +68,7 @@ __all__ = [
     "osf_fused",
     "overlap_s",
     "piecewise_update",
+    "ring_from_ends",
     "scaling_factor",
     "sent_bytes",
     "table2_parameters",

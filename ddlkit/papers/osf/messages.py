@@ -7,7 +7,8 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ddlkit.core.cost import Piecewise
+from ddlkit.core.cost import AlphaBeta, Piecewise, RingAllReduce
+from ddlkit.core.errors import UserError
 
 Floats = NDArray[np.float64]
 
@@ -40,3 +41,30 @@ def piecewise_update(
     threshold to the bandwidth-delay product; nothing there makes the two pieces meet.
     """
     return Piecewise(threshold_bytes, a1_s, b1_s, a2_s_per_byte, b2_s)
+
+
+def ring_from_ends(n_bytes: ArrayLike, seconds: ArrayLike, workers: int) -> RingAllReduce:
+    """osf Eq 7 with beta and delta from the smallest and the largest measured message, adding for free.
+
+    n_bytes, seconds : (n,) raw samples. The paper has delta "measured directly" and names no rate:
+    the line through the medians of the two ends is what that comes to. Raises UserError for one size.
+    """
+    sizes, times = np.asarray(n_bytes, dtype=float), np.asarray(seconds, dtype=float)
+    ends = np.array([sizes.min(), sizes.max()])
+    if ends[0] == ends[1]:
+        raise UserError(f"every message has {ends[0]:g} bytes: a rate needs two sizes")
+    first_s, last_s = (float(np.median(times[sizes == end])) for end in ends)
+    slope = (last_s - first_s) / float(ends[1] - ends[0])
+    line = AlphaBeta(first_s - slope * float(ends[0]), slope, workers=workers, algorithm="ring")
+    return RingAllReduce.from_alpha_beta(line)
+
+
+def bandwidth_delay_bytes(cost: RingAllReduce) -> float:
+    """The bandwidth-delay product of a ring's links, which osf Eq 18 takes for D_Thresh.
+
+    beta = cost.bytes_per_s, delta = cost.overhead_s. The paper gives only the product, 45 KB. Here the
+    delay of a round trip is taken from delta: N workers pass 2(N-1) messages one after the other, two of
+    them as long as a round trip.
+    """
+    assert cost.workers is not None  # checked when made
+    return cost.bytes_per_s * cost.overhead_s / (cost.workers - 1)

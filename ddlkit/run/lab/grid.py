@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.plan import PLANNERS
 from ddlkit.core.units import parse_bits_per_s
+from ddlkit.papers.planners import PLANNERS
 from ddlkit.run.lab.network import Lab
 
 LENGTHS = ("quick", "full")

@@ -1,0 +1,174 @@
+"""Training to convergence: what must be equal for all networks is equal, and classes can be told apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+from ddlkit.papers import networks as published
+from ddlkit.run import convergence, networks, pictures, suite, zoo
+from ddlkit.run.convergence import NETWORKS, Recipe
+
+TINY = Recipe(epochs=2, batch=16, training_images=48, held_out_images=24)
+
+
+# -- pictures ----------------------------------------------------------------------------------
+
+
+def test_a_seed_is_a_data_set() -> None:
+    one, again, other = pictures.draw(48, 3), pictures.draw(48, 3), pictures.draw(48, 4)
+    assert one.sha256 == again.sha256 != other.sha256
+    assert one.images.shape == (48, 3, pictures.SIDE, pictures.SIDE)
+    assert np.bincount(one.labels, minlength=24).tolist() == [2] * len(pictures.CLASSES)
+    assert len({image.tobytes() for image in one.images}) == 48
+
+
+def test_shapes_and_textures_differ_everywhere() -> None:
+    axis = np.linspace(-1, 1, 41)
+    u, v = np.meshgrid(axis, axis)
+    shapes = {shape(u, v).tobytes() for shape in pictures.SHAPES.values()}
+    shares = {
+        name: float(pattern(9 * u, 9 * v).mean()) for name, pattern in pictures.TEXTURES.items()
+    }
+    assert len(shapes) == len(pictures.SHAPES)
+    assert shares.pop("plain") == 1
+    assert all(0.2 < share < 0.8 for share in shares.values())
+
+
+# -- networks ----------------------------------------------------------------------------------
+
+
+def weights(network: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in network.named_parameters()}
+
+
+def test_an_eighth_of_vgg16_is_vgg16_with_an_eighth_of_the_channels() -> None:
+    small = list(weights(zoo.vgg16_eighth(24)).values())
+    with torch.device("meta"):
+        whole = list(weights(networks.build("vgg16")).values())
+    assert len(small) == len(whole)
+    for narrow, wide in zip(small[1:-2], whole[1:-2], strict=True):
+        channels = min(2, len(wide))
+        assert [8 * n for n in narrow[:channels]] == list(wide[:channels])
+        assert narrow[channels:] == wide[channels:]
+
+
+def test_dense_layers_keep_their_share_of_the_parameters() -> None:
+    layers = published.layers("VGG16")
+    dense, whole = (sum(sum(one.tensors) for one in part) for part in (layers[-3:], layers))
+    counts = {name: convergence.parameter_counts(make(24)) for name, make in NETWORKS.items()}
+    for name in ("vgg16_eighth", "vgg16_eighth_no_dropout"):
+        assert counts[name][1] / counts[name][0] == pytest.approx(dense / whole, abs=0.005)
+    assert counts["vgg16_eighth_replaced"][1] == 0
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_every_network_classifies_a_picture(network: str) -> None:
+    images = torch.from_numpy(pictures.draw(2, 0).images).float()
+    assert convergence.started(network, 0)(images).shape == (2, len(pictures.CLASSES))
+
+
+def test_of_one_seed_convolutions_and_order_are_the_same_for_all() -> None:
+    first = {
+        name: dict(convergence.started(name, 5).named_parameters())["features.2.weight"]
+        for name in NETWORKS
+    }
+    values = list(first.values())
+    assert all(torch.equal(one, values[0]) for one in values)
+    other = dict(convergence.started("vgg16_eighth", 6).named_parameters())["features.2.weight"]
+    assert not torch.equal(other, values[0])
+    one, again = (list(convergence.orders(30, 3, seed=5)) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
+    assert all(sorted(order.tolist()) == list(range(30)) for order in one)
+    assert not torch.equal(one[0], one[1])
+
+
+# -- training ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained() -> pd.DataFrame:
+    return convergence.train("vgg16_eighth", 0, TINY)
+
+
+def test_the_rate_rises_for_an_epoch_and_falls_to_nothing() -> None:
+    recipe = Recipe(epochs=10, batch=16, training_images=100)
+    assert recipe.steps == 7
+    shares = [recipe.rate_share(step) for step in range(10 * 7)]
+    assert np.all(np.diff(shares[:6]) > 0) and np.all(np.diff(shares[7:]) < 0)
+    assert 0.9 < max(shares) <= 1 and 0 < shares[-1] < 0.01
+
+
+def test_losses_before_training_and_after_every_epoch(trained: pd.DataFrame) -> None:
+    found = trained.groupby("epoch")["measured_on"].agg(set).to_dict()
+    both = {"training", "held_out"}
+    assert found == {0: both, 1: both | {"running"}, 2: both | {"running"}}
+    assert trained["accuracy"].between(0, 1).all()
+    assert (trained.loc[trained["epoch"] > 0, "seconds"] > 0).all()
+
+
+def test_the_same_seed_trains_the_same(trained: pd.DataFrame) -> None:
+    torch.manual_seed(17)  # whatever was drawn before
+    again = convergence.train("vgg16_eighth", 0, TINY)
+    pd.testing.assert_frame_equal(trained.drop(columns="seconds"), again.drop(columns="seconds"))
+
+
+def test_without_steps_nothing_is_learned() -> None:
+    frozen = convergence.train("vgg16_eighth_replaced", 0, replace(TINY, learning_rate=1e-15))
+    on_training = frozen[frozen["measured_on"] == "training"]["loss"]
+    assert np.ptp(on_training) < 1e-5
+
+
+def test_a_few_pictures_are_learned_by_heart() -> None:
+    recipe = Recipe(epochs=40, batch=8, training_images=8, held_out_images=8)
+    found = convergence.train("vgg16_eighth_replaced", 0, recipe)
+    training = found[found["measured_on"] == "training"].set_index("epoch")["loss"]
+    assert training[40] < training[0] / 2
+
+
+def test_a_loss_that_is_no_number_ends_in_one_line() -> None:
+    with pytest.raises(UserError, match="vgg16_eighth, seed 1: diverged in epoch"):
+        convergence.train("vgg16_eighth", 1, replace(TINY, learning_rate=1e12))
+    with pytest.raises(UserError, match="unknown network 'vgg': use one of vgg16_eighth"):
+        convergence.train("vgg", 0, TINY)
+
+
+# -- the command's points ----------------------------------------------------------------------
+
+
+def test_trainings_are_stamped_and_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = replace(suite.LENGTHS["quick"], recipe=TINY)
+    monkeypatch.setitem(suite.LENGTHS, "quick", short)
+    suite.measure("convergence", "quick", tmp_path)
+    names = {path.name for path in tmp_path.glob("*.csv")}
+    assert names == {f"convergence-{network}-e2-s0.csv" for network in NETWORKS}
+    tables = [store.load_table(tmp_path / name, "convergence") for name in names]
+    assert len({table["data_sha256"].iloc[0] for table in tables}) == 1
+    capsys.readouterr()
+    suite.measure("convergence", "quick", tmp_path)
+    assert capsys.readouterr().err.count("already measured") == len(NETWORKS)
+
+
+def test_all_leaves_out_what_is_measured_by_name_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+
+    def point(what: str) -> suite.Point:
+        return suite.Point(what, what, ["facts"], lambda _: called.append(what) or {})  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(suite, "_points", lambda *_, **__: map(point, ("layers", "convergence")))
+    suite.measure("all", "quick", tmp_path)
+    assert called == ["layers"]
+    suite.measure("convergence", "quick", tmp_path)
+    assert called == ["layers", "convergence"]
