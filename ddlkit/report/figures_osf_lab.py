@@ -1,8 +1,8 @@
 """osf's figures 5, 7 and 8 in the lab: each measured number beside what was predicted of it.
 
 A prediction knows the layer profile and the collectives that were measured on their own, nothing of the
-runs. Columns ``model`` and ``measured`` are of one unit; ``repeatability`` is how far repeats of the same case
-differ, in that unit.
+runs. Columns ``model`` and ``measured`` are of one unit; ``repeatability`` is how far repeats of the same
+case differ, in that unit.
 """
 
 from __future__ import annotations
