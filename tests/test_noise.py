@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddlkit.core.errors import UserError
 from ddlkit.core.noise import Noise
 
 SIZES = np.repeat([1e3, 1e6], 4)
@@ -54,7 +53,10 @@ def test_all_messages_of_a_draw_drift_together() -> None:
     assert factors.std() > 0.05
 
 
-def test_a_single_session_has_no_drift_and_a_lacking_size_is_refused() -> None:
+def test_a_single_session_has_no_drift_and_a_lacking_size_drifts_as_its_neighbours() -> None:
     assert np.all(Noise.of(SIZES, SECONDS).drift == 0)
-    with pytest.raises(UserError, match="session 1 of the calibration lacks messages of 1000000 B"):
-        Noise.of([1e3, 1e6, 1e3], [1.0, 2.0, 1.0], [0, 0, 1])
+    sizes, session = [1e3, 2e3, 1e9, 1e3, 2e3], [0, 0, 0, 1, 1]
+    noise = Noise.of(sizes, [1.0, 1.0, 1.0, 1.2, 1.1], session)
+    assert np.all(noise.drift > 0)
+    assert noise.drift[2] == pytest.approx(noise.drift[0]), "far from all: as the others on average"
+    assert Noise.of([1e3, 2e3], [1.0, 1.0], [0, 1]).drift.tolist() == [0, 0]

@@ -30,7 +30,7 @@ def calibration(noise: float = 0.0) -> Calibration:
     sizes = np.repeat(SIZES, 9)
     rows = {"link": "lab:1gbit", "ranks": 4, "collective": "all_reduce", "algorithm": "ring"}
     seconds = COST(sizes) * np.exp(rng.normal(0, noise, sizes.size))
-    known = {"bytes": sizes, "seconds": seconds, "session": 0, "in_flight": 1}
+    known = {"bytes": sizes, "seconds": seconds, "session": 0, "in_flight": 1, "stolen": 0.0}
     return Calibration.of(pd.DataFrame({**known, **rows}))
 
 
@@ -52,7 +52,7 @@ def runs(noise: float = 0.0, workers: int = 4) -> pd.DataFrame:
             values = {"iteration_s": iteration_s, "compute_s": truth.compute_s, "repeat": repeat}
             rows.append({**vars(asked), **values, "case": asked.key, "origin": "replayed",
                          "exposed_communication_s": exposed_s, "processor_load": 0.5,
-                         "processor_limited": False})  # fmt: skip
+                         "processor_limited": False, "stolen": 0.0})  # fmt: skip
     return pd.DataFrame(rows)
 
 
@@ -122,7 +122,7 @@ def test_a_sparse_truth_with_a_straggler_made_by_the_model_has_no_error() -> Non
     compute_s = dilation * straggler * (WORKLOAD.compute_s + spent_s)
     update_s = dilation * straggler * WORKLOAD.update_s
     rows = {"link": "lab:1gbit", "ranks": 4, "collective": "all_gather", "algorithm": "ring"}
-    known = {"bytes": SIZES, "seconds": gather(SIZES), "session": 0, "in_flight": 1}
+    known = {"bytes": SIZES, "seconds": gather(SIZES), "session": 0, "in_flight": 1, "stolen": 0.0}
     calibrated = Calibration.of(pd.DataFrame({**known, **rows}))
     selections = {times.sha256: times}
     row = predict_case(asked, {"abc": WORKLOAD}, calibrated, compute_s, selections)
@@ -139,3 +139,19 @@ def test_missing_calibration_and_missing_profile_are_told() -> None:
         validate(runs(workers=8), {"abc": WORKLOAD}, calibration())
     with pytest.raises(UserError, match="layer profile abc is not at hand"):
         validate(runs(), {}, calibration())
+
+
+def test_disturbed_samples_of_a_calibration_are_left_out_where_there_are_others() -> None:
+    known = {"link": "lab:1gbit", "ranks": 4, "collective": "all_reduce", "algorithm": "ring"}
+    rows = pd.DataFrame(
+        {
+            "bytes": [1e3, 1e3, 1e6, 1e6],
+            "seconds": [1.0, 9.0, 2.0, 4.0],
+            "session": [0, 1, 0, 1],
+            "stolen": [0.0, 0.3, 0.3, 0.3],
+            "in_flight": 1,
+            **known,
+        }
+    )
+    cost = Calibration.of(rows).fits["lab:1gbit", 4, "all_reduce"].cost
+    assert cost([1e3, 1e6]) == pytest.approx([1.0, 3.0])

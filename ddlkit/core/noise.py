@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ddlkit.core.errors import UserError
-
 Floats = NDArray[np.float64]
 
 NEIGHBOURS = 4.0
@@ -40,26 +38,24 @@ class Noise:
         session: ArrayLike = 0,
         in_flight: ArrayLike = 1,
     ) -> Noise:
-        """From samples, (n,) each; every size must have been measured in every session.
+        """From samples, (n,) each; a session need not have every size.
 
         in_flight : how many messages a sample is the mean of; a single one scatters more, by the root
-
-        Raises UserError where a session lacks a size.
         """
         size, took, of_session, together = (
             np.ravel(column) for column in np.broadcast_arrays(n_bytes, seconds, session, in_flight)
         )
         sizes, sessions = np.unique(size).astype(float), np.unique(of_session)
-        medians = np.empty((len(sessions), len(sizes)))
+        medians = np.full((len(sessions), len(sizes)), np.nan)
         ratios: list[list[Floats]] = [[] for _ in sizes]
         for row, one in enumerate(sessions):
             for column, n in enumerate(sizes):
                 here = (of_session == one) & (size == n)
-                if not here.any():
-                    raise UserError(f"session {one} of the calibration lacks messages of {n:.0f} B")
-                medians[row, column] = np.median(took[here])
-                ratio = took[here] / medians[row, column]
-                ratios[column].append(np.maximum(0.0, 1 + (ratio - 1) * np.sqrt(together[here])))
+                if here.any():
+                    medians[row, column] = np.median(took[here])
+                    ratio = took[here] / medians[row, column]
+                    scatter = 1 + (ratio - 1) * np.sqrt(together[here])
+                    ratios[column].append(np.maximum(0.0, scatter))
         return cls(sizes, tuple(map(np.concatenate, ratios)), _drift(sizes, np.log(medians)))
 
     def factors(self, n_bytes: ArrayLike, draws: int, seed: int = 0) -> Floats:
@@ -79,11 +75,21 @@ class Noise:
 
 
 def _drift(sizes: Floats, medians: Floats) -> Floats:
-    """(s,) how far a new session lies from the mean of (sessions, s) logarithms, as a deviation."""
-    n = len(medians)
-    if n < 2:
+    """(s,) how far a new session lies from the mean of those there were, as a deviation.
+
+    medians : (sessions, s) logarithms, NaN where a session lacks a size. A size that fewer than two
+        sessions have drifts as its neighbours do; without any such neighbour, as the sizes do on average
+    """
+    known = np.isfinite(medians).sum(axis=0)
+    often = known > 1
+    if not often.any():
         return np.zeros(len(sizes))
-    variance = medians.var(axis=0, ddof=1) * (1 + 1 / n)
+    variance = np.zeros(len(sizes))
+    variance[often] = np.nanvar(medians[:, often], axis=0, ddof=1) * (1 + 1 / known[often])
     apart = np.abs(np.log(sizes)[:, None] - np.log(sizes))
-    near = apart <= np.log(NEIGHBOURS) * (1 + 1e-9)
-    return np.asarray(np.sqrt((near * variance).sum(axis=1) / near.sum(axis=1)))
+    near = (apart <= np.log(NEIGHBOURS) * (1 + 1e-9)) & often
+    count = near.sum(axis=1)
+    around = np.divide(
+        (near * variance).sum(axis=1), count, where=count > 0, out=np.zeros(len(sizes))
+    )
+    return np.asarray(np.sqrt(np.where(count > 0, around, variance[often].mean())))

@@ -22,6 +22,7 @@ from ddlkit.core.simulate import Prediction, no_overlap, perfect_overlap, predic
 from ddlkit.core.sparse import Selecting, SparseGather, group_selection_s, with_selection
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf.prediction import predict_osf
+from ddlkit.run.processor import STOLEN_LIMIT
 
 OTHERS: dict[str, Callable[..., Prediction]] = {
     "no_overlap": no_overlap,
@@ -46,9 +47,13 @@ class Calibration:
 
     @classmethod
     def of(cls, collectives: pd.DataFrame, form: str = "table") -> Calibration:
-        """Fit ``form`` to each link, number of ranks and collective of a collectives table."""
+        """Fit ``form`` to each link, number of ranks and collective of a collectives table.
+
+        Samples that the machine's host disturbed are left out where the size has others.
+        """
         fits, noises = {}, {}
-        for (link, ranks, collective), rows in collectives.groupby(["link", "ranks", "collective"]):
+        kept = collectives[~_disturbed(collectives)]
+        for (link, ranks, collective), rows in kept.groupby(["link", "ranks", "collective"]):
             key = str(link), int(ranks), str(collective)
             sizes, seconds = rows["bytes"].to_numpy(), rows["seconds"].to_numpy()
             fits[key] = fit(
@@ -72,6 +77,12 @@ class Calibration:
         return self.fits[key], self.noises[key]
 
 
+def _disturbed(collectives: pd.DataFrame) -> pd.Series:
+    """Which samples lost more than STOLEN_LIMIT of the cores, of sizes that were also measured better."""
+    least = collectives.groupby(["link", "ranks", "collective", "bytes"])["stolen"].transform("min")
+    return collectives["stolen"].gt(STOLEN_LIMIT) & least.le(STOLEN_LIMIT)
+
+
 def measured(runs: pd.DataFrame) -> pd.DataFrame:
     """One row a case: median of its iterations, and how well it repeats.
 
@@ -87,6 +98,7 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
     found["repeatability"] = spread["iteration_s"]
     found["repeatability_exposed"] = spread["exposed_communication_s"]
     found["processor_load"] = runs.groupby("case")["processor_load"].median()
+    found["stolen"] = runs.groupby("case")["stolen"].max()
     found["processor_limited"] = runs.groupby("case")["processor_limited"].any()
     keys = runs.drop_duplicates("case").set_index("case")[[*CASE_COLUMNS, "origin"]]
     return keys.join(found).reset_index()
