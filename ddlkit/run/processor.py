@@ -13,9 +13,9 @@ import psutil
 
 LIMIT = 0.9
 """Above this share of all cores in use, the processor rather than the link may set the pace."""
-STOLEN_LIMIT = 0.01
+STOLEN_LIMIT = 0.02
 """Above this share of all cores' time taken by the host, a measurement is taken again."""
-TRIES = 4
+TRIES = 3
 """How often at most in a campaign; the last one stays, and is marked."""
 
 
