@@ -13,7 +13,7 @@ from ddlkit.core.sparse import SelectionTimes
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.core.workload import LayerProfile, Workload
 
-CAMPAIGN, BEST, LANES = "campaign", "campaign-best", "campaign-lanes"
+CAMPAIGN, BEST = "campaign", "campaign-best"
 """Directories of campaigns that are recorded with their machine."""
 QUICK = "campaign-quick"
 """Of the one that is measured live."""
