@@ -216,5 +216,5 @@ def _verdict(lower: float, upper: float) -> str:
     if lower > 1 + WORTH:
         return "worth it"
     if upper < 1 + WORTH:
-        return "slower" if upper < 1 else "not worth it"
+        return "slower" if upper < 1 - WORTH else "not worth it"
     return "undecided"
