@@ -16,6 +16,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.papers import networks as published
 from ddlkit.run import convergence, networks, pictures, suite, zoo
 from ddlkit.run.convergence import NETWORKS, Recipe
+from ddlkit.run.session import Point
 
 TINY = Recipe(epochs=2, batch=16, training_images=48, held_out_images=24)
 
@@ -164,8 +165,8 @@ def test_all_leaves_out_what_is_measured_by_name_only(
 ) -> None:
     called: list[str] = []
 
-    def point(what: str) -> suite.Point:
-        return suite.Point(what, what, ["facts"], lambda _: called.append(what) or {})  # type: ignore[func-returns-value]
+    def point(what: str) -> Point:
+        return Point(what, what, ["facts"], lambda _: called.append(what) or {})  # type: ignore[func-returns-value]
 
     monkeypatch.setattr(suite, "_points", lambda *_, **__: map(point, ("layers", "convergence")))
     suite.measure("all", "quick", tmp_path)

@@ -608,7 +608,7 @@ def test_microseconds_called_seconds_are_noticed(tmp_path: Path) -> None:
     ("text", "where"),
     [
         ("bytes,seconds\n8,0.1\n0,0.1\n", "line 3, column bytes"),
-        ("bytes,seconds\n8,0.1\n\n16,0\n", "line 4, column stolen"),
+        ("bytes,seconds\n8,0.1\n\n16,0\n", "line 4, column seconds"),
         ("bytes,seconds\n8,nan\n", "line 2, column seconds"),
         ("bytes,seconds\n8,-1\n", "line 2, column seconds"),
         ("bytes,seconds\n8,0.1\n16\n", "line 3, column seconds"),

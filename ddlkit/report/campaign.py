@@ -15,7 +15,7 @@ from ddlkit.core.sparse import Selecting, SparseGather
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Workload
-from ddlkit.report.validate import Calibration, computed, plan_of
+from ddlkit.report.validate import Calibration, computed, plan_of, undisturbed
 
 Floats = NDArray[np.float64]
 
@@ -71,10 +71,12 @@ def terms(collectives: pd.DataFrame) -> pd.DataFrame:
         more, by relative error: below the start-up where the shaper's burst lets bytes through early
     efficiency_1mib, _16mib, _largest : bus bandwidth over the link's rate; framing caps it at 0.956
     drift, drift_largest : difference between the sessions' medians, at worst over sizes and of the largest
+    Samples that the host disturbed are left out.
     """
     rows = []
     keys = ["link", "link_bits_per_s", "ranks", "collective"]
-    for (link, rate, ranks, collective), samples in collectives.groupby(keys, sort=False):
+    for key, samples in undisturbed(collectives).groupby(keys, sort=False):
+        link, rate, ranks, collective = key
         medians = samples.groupby(["bytes", "session"])["seconds"].median().unstack()
         apart = medians.max(axis=1) / medians.min(axis=1) - 1
         taken = medians.mean(axis=1)

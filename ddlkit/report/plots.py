@@ -127,7 +127,7 @@ SPANS = {
     "forward": Style("forward", "#a9d3f0"),
     "backward": Style("backward", "#4a94c8"),
     "sparsify": Style("sparsify", "#b3568a", hatch="..."),
-    "negotiate": Style("negotiate", "#f0c9e0"),
+    "negotiate": Style("negotiate", "#f0c9e0", hatch="++++"),
     "wait": Style("wait", "#f2f2f2"),
     "allreduce": Style("all-reduce", "#c14d00", hatch="////"),
     "allgather": Style("all-gather", "#e0a000", hatch="\\\\\\\\"),

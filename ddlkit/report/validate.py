@@ -52,8 +52,8 @@ class Calibration:
         Samples that the machine's host disturbed are left out where the size has others.
         """
         fits, noises = {}, {}
-        kept = collectives[~_disturbed(collectives)]
-        for (link, ranks, collective), rows in kept.groupby(["link", "ranks", "collective"]):
+        keys = ["link", "ranks", "collective"]
+        for (link, ranks, collective), rows in undisturbed(collectives).groupby(keys):
             key = str(link), int(ranks), str(collective)
             sizes, seconds = rows["bytes"].to_numpy(), rows["seconds"].to_numpy()
             fits[key] = fit(
@@ -77,10 +77,12 @@ class Calibration:
         return self.fits[key], self.noises[key]
 
 
-def _disturbed(collectives: pd.DataFrame) -> pd.Series:
-    """Which samples lost more than STOLEN_LIMIT of the cores, of sizes that were also measured better."""
-    least = collectives.groupby(["link", "ranks", "collective", "bytes"])["stolen"].transform("min")
-    return collectives["stolen"].gt(STOLEN_LIMIT) & least.le(STOLEN_LIMIT)
+def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
+    """Without samples that lost more than STOLEN_LIMIT of the cores, of sizes measured better too."""
+    keys = ["link", "ranks", "collective", "bytes"]
+    least = collectives.groupby(keys)["stolen"].transform("min")
+    lost = collectives["stolen"].gt(STOLEN_LIMIT) & least.le(STOLEN_LIMIT)
+    return collectives[~lost]
 
 
 def measured(runs: pd.DataFrame) -> pd.DataFrame:

@@ -101,7 +101,9 @@ class Negotiator:
                 while answer := answers.read(_GROUP.size):
                     self._post(*_GROUP.unpack(answer))
                     self._posted.put(None)
-            raise ConnectionError("the coordinator of the negotiation is gone")
+            raise ConnectionError
+        except ConnectionError:  # hung up, or died with answers unread
+            self._posted.put(ConnectionError("the coordinator of the negotiation is gone"))
         except Exception as error:  # for the thread that waits in `finish`
             self._posted.put(error)
 
