@@ -177,6 +177,12 @@ measuring_tests() {  # one after the other, with nothing beside them; status 5: 
 
 # ---------------------------------------------------------------- one run
 
+keep_bytecode() {  # dozens of processes import torch: compiling takes longer than the import itself
+  [[ -n ${PYTHONDONTWRITEBYTECODE-} ]] || return 0
+  unset PYTHONDONTWRITEBYTECODE
+  export PYTHONPYCACHEPREFIX=${PYTHONPYCACHEPREFIX:-$PWD/build/bytecode} # none beside the sources
+}
+
 take_lock() {  # PYTHON: one run at a time; the kernel frees the lock however the run ends
   exec 9>>build/.lock
   "$1" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)' 2>/dev/null ||
@@ -213,6 +219,7 @@ main() {
   base=$(find_python)
   take_lock "$base"
   export PYTHONUNBUFFERED=1 PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+  keep_bytecode
   set_up "$base"
   if [[ $command == test ]]; then
     stage 04-test python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone"

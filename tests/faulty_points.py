@@ -1,4 +1,7 @@
-"""Plans of points that go wrong, each in its own way, for `ddlkit.run.record`."""
+"""Plans of points that go wrong, each in its own way, for `ddlkit.run.record`.
+
+Most need no torch, and a process that measures only these loads none.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.layers import profile_layers
-from ddlkit.run.suite import Partial, Plan, Point, Tables, Unavailable
+from ddlkit.run.session import Partial, Plan, Point, Tables, Unavailable
 
 
 def drift(moment: str = "now") -> Tables:
@@ -32,11 +33,15 @@ def fine(name: str, estimate_s: float = 0.1) -> Point:
 
 
 def _allocate(_: Path) -> Tables:
+    import torch
+
     torch.empty(10**15)
     raise AssertionError("a petabyte could be allocated")
 
 
 def _profile_too_large(_: Path) -> Tables:
+    from ddlkit.run.layers import profile_layers
+
     profile_layers("lenet5", 10**12)
     raise AssertionError("a petabyte of images could be allocated")
 

@@ -29,8 +29,8 @@ from ddlkit.run.contention import (
     measure_beside_standin,
     read_trace,
 )
+from ddlkit.run.session import Partial, Unavailable
 from ddlkit.run.standin import CpuStandIn, GpuStandIn, Setting, Traffic
-from ddlkit.run.suite import Partial, Unavailable
 
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
 

@@ -17,7 +17,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
 from ddlkit.run import copies
 from ddlkit.run.clock import Budget
-from ddlkit.run.suite import Partial, Unavailable
+from ddlkit.run.session import Partial, Unavailable
 
 FEW = Budget(warmup=1, min_repeats=3, max_repeats=5, max_s=0.5)
 SIZES = (4 * KIB, 256 * KIB, 4 * MIB)

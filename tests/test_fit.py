@@ -138,14 +138,3 @@ def test_a_fit_written_as_json_is_read_back_with_its_draws(form: str) -> None:
     np.testing.assert_array_equal(cost(SIZES), found.cost(SIZES))
     assert [draw(1e6) for draw in draws] == [draw(1e6) for draw in found.draws]
     assert cost.workers == 4
-
-
-def test_single_messages_scatter_as_the_samples_of_the_nearest_size() -> None:
-    sizes = np.repeat([1e3, 1e6], 4)
-    seconds = np.concatenate([[0.9, 1.0, 1.0, 1.2], [2.0, 2.0, 2.0, 2.0]])
-    factors = fit("table", sizes, seconds, draws=0).scatter([10.0, 9e4, 1e6, 1e9], draws=400)
-    assert factors.shape == (400, 4)
-    assert set(np.unique(factors[:, :1])) == {0.9, 1.0, 1.2}  # below the first size: as there
-    assert np.all(factors[:, 1:] == 1)
-    again = fit("table", sizes, seconds, draws=0).scatter([10.0, 9e4, 1e6, 1e9], draws=400)
-    assert np.array_equal(factors, again)

@@ -89,6 +89,9 @@ def test_a_grid_is_the_product_of_its_lists_grouped_by_lab(tmp_path: Path) -> No
         ({"plans": ["best"]}, "plans: 'best': must be a plan"),
         ({"density": 2}, "density: 2: must lie between"),
         ({"stragglers": 0.5}, "stragglers: 0.5: must lie between"),
+        ({"compute_s": "long"}, "compute_s: 'long': must be seconds, or balanced"),
+        ({"compute_s": 0}, "compute_s: 0: must lie between"),
+        ({"negotiated": "yes"}, "negotiated: 'yes': must be true or false"),
         ({"networks": "lenet5:many"}, "networks: 'lenet5:many': must be a network"),
     ],
 )
@@ -117,6 +120,25 @@ def test_what_is_no_campaign_is_told(tmp_path: Path, text: str, told: str) -> No
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="cannot be read"):
         grid.read(tmp_path / "nowhere.yml")
+
+
+def test_a_wished_compute_time_dilates_every_network_and_number_of_workers_to_it(
+    tmp_path: Path,
+) -> None:
+    """A scaling factor against workers needs the same computation at each of them."""
+    described = {
+        **WHOLE,
+        "networks": ["lenet5:4", "resnet18:4"],
+        "compute_s": [0.5, "balanced"],
+        "negotiated": [True, False],
+        "grids": [{"workers": [2, 4], "rates": "1gbit"}],
+    }
+    labs = campaign._Session(grid.read(written(tmp_path, described)), tmp_path / "out").labs
+    asked = [one for lab in labs for one in lab.asked]
+    assert len(asked) == len({case.key for case, _, _ in asked}) == 2 * 2 * 2 * 2 * 2
+    assert sum(case.negotiated for case, _, _ in asked) == len(asked) / 2
+    wished = [w.compute_s * c.dilation for c, w, _ in asked]
+    assert sum(abs(seconds / 0.5 - 1) < 1e-3 for seconds in wished) >= len(asked) / 2
 
 
 def test_a_campaign_knows_the_papers_planners_by_itself(tmp_path: Path) -> None:
@@ -162,7 +184,11 @@ def test_a_wrong_network_or_plan_is_told_before_anything_is_measured(
 
 @pytest.mark.parametrize(
     ("name", "fewest", "least_s", "most_s"),
-    [("campaign_quick", 6, 5, 60), ("campaign", 150, 600, 7200)],
+    [
+        ("campaign_quick", 6, 5, 60),
+        ("campaign_osf", 25, 120, 700),
+        ("campaign", 150, 600, 7200),
+    ],
 )
 def test_the_examples_are_as_large_as_they_say(
     tmp_path: Path, name: str, fewest: int, least_s: float, most_s: float

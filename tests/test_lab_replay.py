@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from ddlkit.run.lab.calibrate import FRAMING, calibrate, wire_efficiency
 from ddlkit.run.lab.network import Lab, clean
 from ddlkit.run.lab.replay import Recording, finished
 from ddlkit.run.launch import Loopback, Place
+from ddlkit.run.processor import Usage
 from places import alive, ranks_below
 from strategies import plans, workloads
 
@@ -61,6 +61,7 @@ def random_recording(script: replay.Script, rng: np.random.Generator) -> Recordi
     return Recording(
         awake_s=awake_s,
         selected_s=awake_s,
+        agreed_s=awake_s,
         posted_s=awake_s + 1e-9,
         done_s=done_s,
         forward_end_s=script.forward_s,
@@ -104,6 +105,11 @@ class TestScript:
         with pytest.raises(UserError, match="twice"):
             replay.replay(Loopback(), 2, [asked("none", Loopback())] * 2)
 
+    def test_cases_with_different_numbers_in_flight_need_launches_of_their_own(self) -> None:
+        cases = [asked("none", Loopback()), asked("single", Loopback(), in_flight=2)]
+        with pytest.raises(UserError, match="as many messages in flight"):
+            replay.replay(Loopback(), 2, cases)
+
     def test_only_the_last_rank_straggles_and_selection_stretches_with_it(self) -> None:
         more: dict[str, Any] = {"density": 0.01, "selection_sha256": "abc", "straggler": 1.5}
         case = asked("buffer:512KiB", Loopback(), dilation=2.0, **more)
@@ -131,13 +137,14 @@ class TestScript:
 
 
 class TestTimeline:
-    @given(st.data(), st.integers(1, 4), st.integers(0, 2**32))
-    def test_messages_of_a_rank_never_overlap_and_no_byte_is_lost(
-        self, data: st.DataObject, ranks: int, seed: int
+    @given(st.data(), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**32))
+    def test_no_more_messages_overlap_than_are_in_flight_and_no_byte_is_lost(
+        self, data: st.DataObject, ranks: int, lanes: int, seed: int
     ) -> None:
         workload = data.draw(workloads(max_tensors=6))
         plan = data.draw(plans(workload.n))
-        case, _, _ = asked(f"cuts:{','.join(map(str, plan.ends))}", Loopback(), workload)
+        spec = f"cuts:{','.join(map(str, plan.ends))}"
+        case, _, _ = asked(spec, Loopback(), workload, in_flight=lanes)
         script = replay.script(case, workload, plan)
         rng = np.random.default_rng(seed)
         everyone = [random_recording(script, rng) for _ in range(ranks)]
@@ -146,7 +153,7 @@ class TestTimeline:
         for rank, recording in enumerate(everyone):
             mine = spans.select(spans.rank == rank)
             messages = mine.select(mine.kind == "allreduce")
-            assert np.all(messages.start_s[1:] >= messages.end_s[:-1])
+            assert np.all(messages.start_s[lanes:] >= messages.end_s[:-lanes])
             assert np.all(messages.start_s >= script.ready_s)
             assert messages.bytes.sum() == workload.bytes.sum()
             assert mine.end_s.max() == recording.end_s
@@ -157,17 +164,10 @@ class TestTimeline:
     @given(st.integers(1, 5), st.integers(0, 2**32))
     def test_a_recording_survives_the_exchange(self, groups: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
-        recording = Recording(*rng.uniform(size=(4, groups)), *rng.uniform(size=4).tolist())
+        recording = Recording(*rng.uniform(size=(5, groups)), *rng.uniform(size=4).tolist())
         again = Recording.from_array(recording.to_array())
         assert np.array_equal(again.to_array(), recording.to_array())
         assert np.array_equal(again.done_s, recording.done_s)
-
-    @given(st.lists(st.floats(0.1, 1), min_size=4, max_size=4))
-    def test_load_is_the_share_of_time_not_idle(self, spent: list[float]) -> None:
-        user, system, idle, iowait = spent
-        times = namedtuple("times", "user system idle iowait guest")
-        before, after = times(5, 5, 5, 5, 5), times(*(np.array([*spent, user]) + 5))
-        assert replay._load(before, after) == pytest.approx((user + system) / sum(spent))
 
 
 class TestLoopback:
@@ -192,7 +192,9 @@ class TestLoopback:
         exposed_s = runs["iteration_s"] - runs["compute_s"]
         assert np.allclose(runs["exposed_communication_s"], exposed_s)
         assert runs["processor_load"].between(0, 1).all()
-        assert (runs["processor_limited"] == (runs["processor_load"] >= 0.9)).all()
+        assert (
+            runs["processor_limited"] == ((runs["processor_load"] >= 0.9) | (runs["stolen"] > 0.02))
+        ).all()
         assert (lateness["lateness_median_s"] >= 0).all()
         assert (lateness["lateness_max_s"] >= lateness["lateness_median_s"]).all()
         # The spans of the first round, of both ranks, and every byte in them.
@@ -205,6 +207,18 @@ class TestLoopback:
             pd.testing.assert_frame_equal(
                 store.load_table(path, schema)[list(frame)], frame, check_dtype=False
             )
+
+    def test_two_in_flight_are_carried_at_once(self) -> None:
+        """A small message need not wait for the large one that was posted before it."""
+        place = Loopback()
+        sizes = Workload.from_arrays(0.01, [0.001] * 2, [64 * 1024 * KIB, 4 * KIB])
+        cases = [asked("none", place, sizes, in_flight=2)]
+        runs, spans, _ = replay.replay(
+            place, 2, cases, rounds=1, raise_priority=False, timeout_s=60
+        )
+        assert (runs["in_flight"] == 2).all()
+        large, small = (part for _, part in spans[spans["kind"] == "allreduce"].groupby("group"))
+        assert (small["start_s"].to_numpy() < large["end_s"].to_numpy()).all()
 
     def test_sparse_gradients_are_selected_and_gathered(self, tmp_path: Path) -> None:
         """Waited out or real, beside a straggler; and what is done is not played again."""
@@ -264,7 +278,7 @@ def test_an_interrupted_replay_keeps_its_complete_rows(tmp_path: Path) -> None:
         key = {"case": [case[0].key], "repeat": [0]}
         spans = replay.timeline(script, everyone).to_frame()
         replay._append(tmp_path / replay.TIMELINE, pd.DataFrame(key).merge(spans, how="cross"))
-        row = pd.DataFrame({**key, **replay._row(script, everyone, 0.5)})
+        row = pd.DataFrame({**key, **replay._row(script, everyone, Usage(0.5, 0.0))})
         replay._append(tmp_path / replay.ITERATIONS, row)
     for name, cut in ((replay.ITERATIONS, 3), (replay.TIMELINE, 40)):
         text = (tmp_path / name).read_text()

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan, buffer, make_plan, none
-from ddlkit.core.simulate import predict, predict_spec
+from ddlkit.core.simulate import predict, predict_spec, simulate
 from ddlkit.core.workload import Workload
 from ddlkit.papers import osf
 from ddlkit.papers.osf import audit, cluster
-from ddlkit.papers.osf.breakdown import PHASES, breakdown
+from ddlkit.papers.osf.breakdown import PHASES, breakdown, of_timeline
 from ddlkit.report import claims, figures_osf
 from strategies import costs, plans, random_workload, workloads
 
@@ -164,6 +164,30 @@ def test_phases_fill_the_time_from_the_first_gradient_to_the_last_message(
     assert sum(unequal.values()) >= sum(equal.values()) - 1e-9
     assert unequal["ALLREDUCE"] == pytest.approx(equal["ALLREDUCE"])
     assert min(unequal.values()) >= 0
+
+
+@given(workloads(), costs(), st.data())
+def test_negotiating_never_shortens_and_its_time_is_all_that_is_added(
+    workload: Workload, cost: MessageCost, data: st.DataObject
+) -> None:
+    plan = data.draw(plans(workload.n))
+    agree_s = data.draw(st.floats(0, 1))
+    plain = sum(breakdown(workload, plan, cost).values())
+    agreed = sum(breakdown(workload, plan, cost, negotiate_s=agree_s).values())
+    # Every message leaves later by that much, so the last one ends later by just that much.
+    assert agreed == pytest.approx(plain + agree_s, abs=1e-9)
+
+
+@given(workloads(), costs(), st.data())
+def test_phases_read_off_a_simulated_timeline_are_the_simulated_ones(
+    workload: Workload, cost: MessageCost, data: st.DataObject
+) -> None:
+    """One definition: a measurement and a model that agree moment by moment agree in every phase."""
+    plan = data.draw(plans(workload.n))
+    seen = of_timeline(simulate(workload, plan, cost))
+    assert seen == pytest.approx(breakdown(workload, plan, cost), abs=1e-9)
+    with pytest.raises(UserError, match="rank 1"):
+        of_timeline(simulate(workload, plan, cost), rank=1)
 
 
 def test_breakdown_refuses_a_slowest_rank_that_is_faster() -> None:

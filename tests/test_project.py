@@ -205,20 +205,32 @@ def test_rooms_that_must_be_light_need_little(room: str, allowed: set[str]) -> N
     assert "numpy" in needed
 
 
+def loaded_by(modules: list[str]) -> set[str]:
+    """Everything that a new process has loaded once it has imported them."""
+    done = run(sys.executable, "-c", f"import sys, {', '.join(modules)}; print(*sys.modules)")
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
 @pytest.mark.parametrize(
     ("rooms", "unwanted"),
     [
-        (("core", "papers"), ("torch", "pandas", "matplotlib", "IPython")),
-        (("core", "papers", "store", "machine"), ("torch", "matplotlib", "IPython")),
+        (("core", "papers"), {"torch", "pandas", "matplotlib", "IPython"}),
+        (("core", "papers", "store", "machine"), {"torch", "matplotlib", "IPython"}),
     ],
 )
-def test_light_rooms_load_nothing_heavy(rooms: tuple[str, ...], unwanted: tuple[str, ...]) -> None:
+def test_light_rooms_load_nothing_heavy(rooms: tuple[str, ...], unwanted: set[str]) -> None:
     names = [name for name in SOURCES if name.split(".")[1:2] and name.split(".")[1] in rooms]
-    script = f"import sys, {', '.join(names)}; print(*sys.modules)"
-    loaded = run(sys.executable, "-c", script)
-    assert loaded.returncode == 0, loaded.stderr
-    assert "ddlkit.core.plan" in loaded.stdout.split()
-    assert set(unwanted).isdisjoint(loaded.stdout.split())
+    loaded = loaded_by(names)
+    assert "ddlkit.core.plan" in loaded
+    assert unwanted.isdisjoint(loaded)
+
+
+def test_what_starts_and_watches_others_loads_no_torch() -> None:
+    """Importing it takes seconds of a processor on which something may be measured."""
+    watching = ["cli", "run.lab.network", "run.launch", "run.record", "run.recorder", "report.book"]
+    loaded = loaded_by([f"ddlkit.{name}" for name in watching])
+    assert "ddlkit.run.session" in loaded and "torch" not in loaded
 
 
 # ---------------------------------------------------------------- notebooks

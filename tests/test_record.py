@@ -22,7 +22,7 @@ import faulty_points
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.run import outcomes, points, record, recorder, vitals
-from ddlkit.run.suite import Plan, Point
+from ddlkit.run.session import Plan, Point
 from faulty_points import FAULTS, fine
 from places import ROOT, alive, family, wait_for
 

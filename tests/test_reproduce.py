@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+UNWANTED = ("CONDA_PREFIX", "PYTHONPATH", "PYTHONPYCACHEPREFIX")
 TOOLS = ["awk", "bash", "cat", "cut", "dirname", "mkdir", "rm", "sleep", "tail"]
 
 
@@ -34,7 +35,7 @@ class Clone:
         command.chmod(0o755)
 
     def variables(self, **changes: str) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if k not in ("CONDA_PREFIX", "PYTHONPATH")}
+        kept = {k: v for k, v in os.environ.items() if k not in UNWANTED}
         return {**kept, "VIRTUAL_ENV": str(self.environment), **changes}
 
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -143,6 +144,14 @@ def test_stages_run_in_order_in_the_active_environment(
     assert all(line.split()[1:] == ["0", "s", "done"] for line in lines[1:-1])
     assert lines[-1].split()[0] == "total"
     assert not (clone.path / ".venv").exists()
+
+
+def test_byte_code_is_kept_but_not_beside_sources_of_one_who_wants_none_there(clone: Clone) -> None:
+    clone.ddlkit_does("python -c 'import ddlkit'")
+    assert clone.run("--recorded", PYTHONDONTWRITEBYTECODE="1").returncode == 0
+    kept = [path for path in clone.path.rglob("__init__.*.pyc") if "ddlkit" in path.parts]
+    assert kept
+    assert all(path.is_relative_to(clone.path / "build/bytecode") for path in kept)
 
 
 def test_the_test_command_shows_the_closing_line_of_pytest(clone: Clone) -> None:

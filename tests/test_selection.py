@@ -16,7 +16,7 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.run import selection
 from ddlkit.run.clock import Budget
-from ddlkit.run.suite import Partial
+from ddlkit.run.session import Partial
 
 GPU = pytest.param(
     "cuda",

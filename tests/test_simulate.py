@@ -37,6 +37,23 @@ def test_an_iteration_lies_between_perfect_overlap_and_no_overlap(data: st.DataO
     assert 0 < found.scaling_factor <= 1 + 1e-12 or found.compute_s == 0
 
 
+@given(st.data(), st.integers(2, 4))
+def test_messages_that_share_the_link_end_between_one_at_a_time_and_the_link_alone(
+    data: st.DataObject, lanes: int
+) -> None:
+    workload, cost = data.draw(workloads()), data.draw(costs())
+    plan = data.draw(plans(workload.n))
+    shared = predict(workload, plan, cost, lanes)
+    slack = 1e-9 * (1 + shared.iteration_s)
+    assert shared.iteration_s <= predict(workload, plan, cost).iteration_s + slack
+    assert shared.iteration_s >= workload.compute_s - slack
+    alone = predict(workload, planning.make_plan("single", workload), cost)
+    if len(plan.ends) == 1:
+        assert shared.iteration_s == pytest.approx(alone.iteration_s)
+    draws = prediction_draws(workload, plan, [cost, cost], np.ones((2, 1)), lanes)
+    assert draws == pytest.approx([shared.iteration_s] * 2)
+
+
 @given(st.data())
 def test_timeline_agrees_with_the_prediction_and_conserves_bytes(data: st.DataObject) -> None:
     workload, cost = data.draw(workloads()), data.draw(costs())

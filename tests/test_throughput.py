@@ -18,7 +18,7 @@ from ddlkit.papers import osf
 from ddlkit.run import channels, networks, peaks, ranks, throughput
 from ddlkit.run.clock import Budget
 from ddlkit.run.layers import profile_layers
-from ddlkit.run.suite import Partial
+from ddlkit.run.session import Partial
 
 ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)
 FEW = Budget(warmup=1, min_repeats=3, max_repeats=5, max_s=0.5)

@@ -12,7 +12,6 @@ from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import fit
 from ddlkit.core.plan import make_plan
 from ddlkit.core.simulate import predict
 from ddlkit.core.sparse import SelectionTimes
@@ -31,7 +30,8 @@ def calibration(noise: float = 0.0) -> Calibration:
     sizes = np.repeat(SIZES, 9)
     rows = {"link": "lab:1gbit", "ranks": 4, "collective": "all_reduce", "algorithm": "ring"}
     seconds = COST(sizes) * np.exp(rng.normal(0, noise, sizes.size))
-    return Calibration.of(pd.DataFrame({"bytes": sizes, "seconds": seconds, **rows}))
+    known = {"bytes": sizes, "seconds": seconds, "session": 0, "in_flight": 1, "stolen": 0.0}
+    return Calibration.of(pd.DataFrame({**known, **rows}))
 
 
 def case(spec: str, workers: int = 4) -> Case:
@@ -52,7 +52,7 @@ def runs(noise: float = 0.0, workers: int = 4) -> pd.DataFrame:
             values = {"iteration_s": iteration_s, "compute_s": truth.compute_s, "repeat": repeat}
             rows.append({**vars(asked), **values, "case": asked.key, "origin": "replayed",
                          "exposed_communication_s": exposed_s, "processor_load": 0.5,
-                         "processor_limited": False})  # fmt: skip
+                         "processor_limited": False, "stolen": 0.0})  # fmt: skip
     return pd.DataFrame(rows)
 
 
@@ -121,14 +121,15 @@ def test_a_sparse_truth_with_a_straggler_made_by_the_model_has_no_error() -> Non
         free_s = max(free_s, dilation * straggler * (ready_s + spent_s)) + 2 * gather(4 * 4 * k)
     compute_s = dilation * straggler * (WORKLOAD.compute_s + spent_s)
     update_s = dilation * straggler * WORKLOAD.update_s
-    fits = {("lab:1gbit", 4, "all_gather"): fit("table", SIZES, gather(SIZES), workers=4,
-            collective="all_gather", draws=3)}  # fmt: skip
+    rows = {"link": "lab:1gbit", "ranks": 4, "collective": "all_gather", "algorithm": "ring"}
+    known = {"bytes": SIZES, "seconds": gather(SIZES), "session": 0, "in_flight": 1, "stolen": 0.0}
+    calibrated = Calibration.of(pd.DataFrame({**known, **rows}))
     selections = {times.sha256: times}
-    row = predict_case(asked, {"abc": WORKLOAD}, Calibration(fits), compute_s, selections)
+    row = predict_case(asked, {"abc": WORKLOAD}, calibrated, compute_s, selections)
     assert row["model_iteration_s"] == pytest.approx(free_s + update_s)
     assert row["predicted_compute_s"] == pytest.approx(compute_s)
     with pytest.raises(UserError, match="selection times"):
-        predict_case(asked, {"abc": WORKLOAD}, Calibration(fits), compute_s)
+        predict_case(asked, {"abc": WORKLOAD}, calibrated, compute_s)
 
 
 def test_missing_calibration_and_missing_profile_are_told() -> None:
@@ -138,3 +139,19 @@ def test_missing_calibration_and_missing_profile_are_told() -> None:
         validate(runs(workers=8), {"abc": WORKLOAD}, calibration())
     with pytest.raises(UserError, match="layer profile abc is not at hand"):
         validate(runs(), {}, calibration())
+
+
+def test_disturbed_samples_of_a_calibration_are_left_out_where_there_are_others() -> None:
+    known = {"link": "lab:1gbit", "ranks": 4, "collective": "all_reduce", "algorithm": "ring"}
+    rows = pd.DataFrame(
+        {
+            "bytes": [1e3, 1e3, 1e6, 1e6],
+            "seconds": [1.0, 9.0, 2.0, 4.0],
+            "session": [0, 1, 0, 1],
+            "stolen": [0.0, 0.3, 0.3, 0.3],
+            "in_flight": 1,
+            **known,
+        }
+    )
+    cost = Calibration.of(rows).fits["lab:1gbit", 4, "all_reduce"].cost
+    assert cost([1e3, 1e6]) == pytest.approx([1.0, 3.0])

@@ -19,6 +19,8 @@ class Case:
     density : share of gradients sent (1 = dense); dilation : factor on compute times; seed
     straggler : factor on the compute of the slowest rank (1 = all are alike)
     selection_sha256 : hash of the selection times that were waited out, "" where selection was real
+    negotiated : whether a coordinator says when each message may leave (osf Section 3.3)
+    in_flight : how many collectives may be under way at once
     """
 
     kind: str
@@ -37,6 +39,8 @@ class Case:
     profile_sha256: str = ""
     straggler: float = 1.0
     selection_sha256: str = ""
+    negotiated: bool = False
+    in_flight: int = 1
 
     @property
     def key(self) -> str:
@@ -58,11 +62,18 @@ class Case:
             "density": float,
             "dilation": float,
             "straggler": float,
+            "negotiated": bool,
+            "in_flight": int,
         }
         return cls(**{f.name: types.get(f.name, str)(row[f.name]) for f in fields(cls)})
 
 
-LATER: dict[str, object] = {"straggler": 1.0, "selection_sha256": ""}
+LATER: dict[str, object] = {
+    "straggler": 1.0,
+    "selection_sha256": "",
+    "negotiated": False,
+    "in_flight": 1,
+}
 """Fields that recordings of earlier versions lack, and what holds for those."""
 
 CASE_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Case))

@@ -66,23 +66,6 @@ class Fit(Generic[C]):
         tail = (1 - level) / 2
         return np.quantile(times, tail, axis=0), np.quantile(times, 1 - tail, axis=0)
 
-    def scatter(self, n_bytes: ArrayLike, draws: int, seed: int = 0) -> Floats:
-        """(draws, k) factors by which single messages of ``n_bytes`` (k,) differ from their median.
-
-        Drawn from the samples of the measured size that is nearest in ratio; each message by itself.
-        """
-        sizes = np.unique(self.bytes)
-        asked = np.log(np.clip(np.asarray(n_bytes, float), sizes[0], sizes[-1]))
-        nearest = np.abs(np.log(sizes)[:, None] - asked).argmin(axis=0)
-        random = np.random.default_rng(seed)
-        factors = np.empty((draws, asked.size))
-        for index in np.unique(nearest):
-            times = self.seconds[self.bytes == sizes[index]]
-            chosen = nearest == index
-            drawn = random.choice(times, (draws, int(chosen.sum())))
-            factors[:, chosen] = drawn / np.median(times)
-        return factors
-
     def to_dict(self) -> dict[str, Any]:
         """The cost's JSON with a summary of the fit and its draws, which ``costs_from_dict`` reads back."""
         summary = {

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
+from ddlkit.core.lanes import halves, shared_ends
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import Workload
@@ -69,11 +70,22 @@ def group_ends(ready_s: Floats, communication_s: Floats) -> Floats:
     return total + np.maximum.accumulate(ready_s - (total - communication_s), axis=-1)
 
 
-def predict(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Prediction:
-    """The iteration under ``plan`` when every message costs ``cost``."""
+def predict(
+    workload: Workload, plan: FusionPlan, cost: MessageCost, in_flight: int = 1
+) -> Prediction:
+    """The iteration under ``plan`` when every message costs ``cost``.
+
+    in_flight : how many messages may be under way at once; several share the link (`ddlkit.core.lanes`)
+    """
     ready_s, communication_s = group_times(workload, plan, cost)
-    end_s = float(group_ends(ready_s, communication_s)[-1])
+    end_s = _last_end(ready_s, communication_s, cost, in_flight)
     return Prediction(end_s + workload.update_s, workload.compute_s, float(communication_s.sum()))
+
+
+def _last_end(ready_s: Floats, communication_s: Floats, cost: MessageCost, in_flight: int) -> float:
+    if in_flight == 1:
+        return float(group_ends(ready_s, communication_s)[-1])
+    return float(shared_ends(ready_s, *halves(cost, communication_s), in_flight).max())
 
 
 def no_overlap(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Prediction:
@@ -95,19 +107,29 @@ def predict_spec(workload: Workload, spec: str, cost: MessageCost) -> tuple[Fusi
 
 
 def prediction_draws(
-    workload: Workload, plan: FusionPlan, costs: Sequence[MessageCost], scatter: ArrayLike = 1.0
+    workload: Workload,
+    plan: FusionPlan,
+    costs: Sequence[MessageCost],
+    scatter: ArrayLike = 1.0,
+    in_flight: int = 1,
 ) -> Floats:
     """(B,) iteration times, one a bootstrap draw of the cost.
 
     scatter : (B, G) factors by which single messages differ from what they cost as a rule; without it
         the draws tell how sure the rule is, with it what a single iteration may show
+    in_flight : as for `predict`
     """
     if not costs:
         return np.empty(0)
     rule_s = np.array([group_times(workload, plan, cost)[1] for cost in costs])
     communication_s: Floats = rule_s * np.asarray(scatter, dtype=float)
-    ends_s = group_ends(plan.group_ready_s(workload), communication_s)
-    iterations_s: Floats = ends_s[:, -1] + workload.update_s
+    ready_s = plan.group_ready_s(workload)
+    if in_flight == 1:
+        ends_s = group_ends(ready_s, communication_s)[:, -1]
+    else:
+        each = zip(costs, communication_s, strict=True)
+        ends_s = np.array([_last_end(ready_s, taken, cost, in_flight) for cost, taken in each])
+    iterations_s: Floats = ends_s + workload.update_s
     return iterations_s
 
 

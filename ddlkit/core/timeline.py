@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
 
-KINDS = ("io", "h2d", "forward", "backward", "sparsify", "wait", "allreduce", "allgather", "update")
+KINDS = (
+    *("io", "h2d", "forward", "backward", "sparsify", "negotiate", "wait"),
+    *("allreduce", "allgather", "update"),
+)
 COMPUTE = ("forward", "backward", "sparsify", "update")
 COMMUNICATION = ("allreduce", "allgather")
 ORIGINS = ("simulated", "replayed", "measured", "recorded")

@@ -321,6 +321,11 @@ def gain_region(gains: Sequence[float], factors: Sequence[float]) -> pd.DataFram
     return pd.DataFrame(rows).replace(math.inf, math.nan)
 
 
+def workers_name(network: str, slowest: float) -> str:
+    """A panel of the breakdown: "VGG16, equal workers", "VGG16, one takes 1.1 x"."""
+    return f"{network}, " + ("equal workers" if slowest == 1 else f"one takes {slowest:g} x")
+
+
 def buffer_name(size: float) -> str:
     """A buffer as a label, decimal as the paper's seem to be: "1 KB"; "none" for 0."""
     for unit, factor in (("GB", GB), ("MB", MB), ("KB", KB)):

@@ -95,6 +95,8 @@ ROLES = {
     "paper": Style("paper", "#d55e00", "s", ":", "..."),
     "no_overlap": Style("no overlap", "#e0a000", "v", "-.", "\\\\\\"),
     "perfect_overlap": Style("perfect overlap", "#7fc4ee", "^", (0, (1, 1, 4, 1)), "xxx"),
+    "linear": Style("linear cost", "#009e73", "P", (0, (5, 1)), "---"),
+    "osf": Style("OSF", "#b3568a", "X", (0, (3, 1, 1, 1)), "+++"),
 }
 PLANS = {
     "none": Style("none", "#b3568a", "v", "-", "\\\\\\"),
@@ -125,6 +127,7 @@ SPANS = {
     "forward": Style("forward", "#a9d3f0"),
     "backward": Style("backward", "#4a94c8"),
     "sparsify": Style("sparsify", "#b3568a", hatch="..."),
+    "negotiate": Style("negotiate", "#f0c9e0"),
     "wait": Style("wait", "#f2f2f2"),
     "allreduce": Style("all-reduce", "#c14d00", hatch="////"),
     "allgather": Style("all-gather", "#e0a000", hatch="\\\\\\\\"),
@@ -566,14 +569,14 @@ def _legend(ax: Axes, place: str, entries: int) -> None:
 
 
 def _series_styles(names: Sequence[str]) -> list[Style]:
-    """Plans in their own look, a second variant of the same planner darker; others by their place."""
+    """Plans and roles in their own look, a second variant of a planner darker; others by their place."""
     styles: list[Style] = []
     seen: set[str] = set()
     for place, name in enumerate(names):
         head = name.partition(":")[0]
         color, marker, line = _SERIES[place % len(_SERIES)]
         style = Style(name, color, marker, line, _HATCHES[place % len(_HATCHES)])
-        if head in PLANS:
+        if head in PLANS or name in ROLES:
             style = look(name)
         if head in seen:
             red, green, blue = to_rgb(style.color)
@@ -619,6 +622,54 @@ def error_by_case(
     ax.tick_params(axis="y", length=0)
     ax.grid(True, axis="both")
     ax.set_xlabel(f"relative error, {quantity} [%]")
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+
+
+@theme()
+def error_by_group(
+    ax: Axes, groups: Sequence[str], errors: ArrayLike, *, quantity: str = "iteration time"
+) -> None:
+    """Signed relative errors (n,), a point each, a row a group (n,) of cases; a bar marks the median."""
+    names = list(dict.fromkeys(groups))
+    values, style = 100 * np.asarray(errors, dtype=float), look("model")
+    rows = np.array([names.index(group) for group in groups])
+    ax.axvline(0, color=SOFT, linewidth=0.8)
+    for row in range(len(names)):
+        inside = np.sort(values[rows == row])
+        # Spread evenly, not at random: the same data draw the same picture.
+        spread = row + 0.5 * (np.arange(len(inside)) % 5 / 4 - 0.5)
+        ax.plot(inside, spread, style.marker, color=style.color, markersize=3, alpha=0.6)
+        ax.plot([np.median(inside)] * 2, [row - 0.36, row + 0.36], color=INK, linewidth=2)
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(True, axis="both")
+    ax.set_xlabel(f"relative error, {quantity} [%]")
+
+
+@theme()
+def ratio_by_case(
+    ax: Axes, cases: Sequence[str], ratio: ArrayLike, lower: ArrayLike, upper: ArrayLike
+) -> None:
+    """Measured ratios (n,) with their intervals, a row a case; right of 1 the plan is faster."""
+    rows, style = np.arange(len(cases)), look("measured")
+    low, middle, high = (np.asarray(values, dtype=float) for values in (lower, ratio, upper))
+    ax.axvspan(0.98, 1.02, color=FAINT, label="within 2%")
+    ax.axvline(1, color=SOFT, linewidth=0.8)
+    ax.errorbar(
+        middle,
+        rows,
+        xerr=[np.maximum(0, middle - low), np.maximum(0, high - middle)],
+        fmt=style.marker,
+        color=style.color,
+        capsize=2,
+        label="median and 95% interval",
+    )
+    ax.set_yticks(rows, cases)
+    ax.set_ylim(len(cases) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(True, axis="both")
+    ax.set_xlabel("iteration under the other plan / under this one")
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
 
 

@@ -9,8 +9,14 @@ import pandas as pd
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
+from ddlkit.core.sparse import SelectionTimes
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.core.workload import LayerProfile, Workload
+
+CAMPAIGN, BEST, LANES = "campaign", "campaign-best", "campaign-lanes"
+"""Directories of campaigns that are recorded with their machine."""
+QUICK = "campaign-quick"
+"""Of the one that is measured live."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,16 @@ class Source:
         profiles = [store.read_profile(path) for path in files]
         return {profile.sha256: profile.workload() for profile in profiles}
 
+    @property
+    def alone(self) -> Source:
+        """The first directory only: a campaign is judged by the calibration of its own labs."""
+        return Source(self.directories[:1])
+
+    def selections(self) -> dict[str, SelectionTimes]:
+        """Selection times that replays waited out, by the hash that a sparse Case carries."""
+        named = [path for name, path in self._found("selection").items() if "-rho" in name]
+        return {one.sha256: one for one in map(store.read_selection_times, named)}
+
     def timeline(self, case: str) -> Timeline:
         """The measured or replayed timeline of a case. Raises UserError when none was kept."""
         rows = self.table("timeline")
@@ -107,6 +123,26 @@ def default_recording() -> Path:
     return mine if mine in campaigns else campaigns[0]
 
 
+def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
+    """A campaign of the lab: the directory ``data``, or one that is recorded with the default recording.
+
+    Raises UserError when there is none.
+    """
+    found = Path(data) if data else default_recording() / name
+    if not [*found.glob("runs-*.csv")]:
+        file = f"examples/{name.replace('-', '_')}.yml"
+        raise UserError(f"no campaign in {found}: run ddlkit lab campaign {file}")
+    return Source((found, default_recording()))
+
+
+def live_campaign(data: str = "") -> Source | None:
+    """The quick campaign among the tables measured here, in ``data`` or build/measured; None without one."""
+    if data in {path.name for path in store.list_recorded()}:
+        return None
+    found = (Path(data) if data else store.BUILD / "measured") / QUICK
+    return open_campaign(str(found)) if [*found.glob("runs-*.csv")] else None
+
+
 def open_source(data: str = "") -> Source:
     """The tables in ``data``: a machine's name under data/recorded, or a directory of measured tables.
 
@@ -122,6 +158,21 @@ def open_source(data: str = "") -> Source:
             return Source((chosen, default_recording()))
     raise UserError(
         f"no measured tables in {data}: give a directory, or a name under data/recorded"
+    )
+
+
+def campaign_dir(name: str) -> Path:
+    """Where the campaign of that name was recorded: on this machine, else on the first that has it.
+
+    Raises UserError when it was recorded nowhere.
+    """
+    mine = store.recorded_dir() / f"campaign-{name}"
+    found = [mine, *sorted(store.RECORDED.glob(f"*/campaign-{name}"))]
+    for directory in found:
+        if [*directory.glob("runs-*.csv")]:
+            return directory
+    raise UserError(
+        f"{store.RECORDED} holds no campaign {name}: run ddlkit lab campaign examples/campaign_{name}.yml"
     )
 
 

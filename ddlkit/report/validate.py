@@ -16,17 +16,21 @@ import pandas as pd
 from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import Fit, fit
+from ddlkit.core.noise import Noise
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.simulate import Prediction, no_overlap, perfect_overlap, predict, prediction_draws
 from ddlkit.core.sparse import Selecting, SparseGather, group_selection_s, with_selection
 from ddlkit.core.workload import Workload
+from ddlkit.papers.osf.prediction import predict_osf
+from ddlkit.run.processor import STOLEN_LIMIT
 
-MODELS: dict[str, Callable[..., Prediction]] = {
-    "model": predict,
+OTHERS: dict[str, Callable[..., Prediction]] = {
     "no_overlap": no_overlap,
     "perfect_overlap": perfect_overlap,
+    "osf": predict_osf,
 }
-"""The overlap model and the two trivial models that it must beat."""
+"""Two trivial models that the overlap model must beat, and the paper's own, where it applies."""
+MODELS = ("model", *OTHERS)
 RESCALED = "rescaled"
 """The overlap model once more, its compute stretched to what the same run measured without communication.
 
@@ -36,33 +40,47 @@ Between a profile and a run the machine's speed drifts; what error remains here 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Costs fitted to recorded collectives, one a (link, workers, collective)."""
+    """Costs fitted to recorded collectives, and their noise, one of each a (link, workers, collective)."""
 
     fits: Mapping[tuple[str, int, str], Fit]
+    noises: Mapping[tuple[str, int, str], Noise]
 
     @classmethod
     def of(cls, collectives: pd.DataFrame, form: str = "table") -> Calibration:
-        """Fit ``form`` to each link, number of ranks and collective of a collectives table."""
-        fits = {}
-        for (link, ranks, collective), rows in collectives.groupby(["link", "ranks", "collective"]):
-            fits[str(link), int(ranks), str(collective)] = fit(
+        """Fit ``form`` to each link, number of ranks and collective of a collectives table.
+
+        Samples that the machine's host disturbed are left out where the size has others.
+        """
+        fits, noises = {}, {}
+        kept = collectives[~_disturbed(collectives)]
+        for (link, ranks, collective), rows in kept.groupby(["link", "ranks", "collective"]):
+            key = str(link), int(ranks), str(collective)
+            sizes, seconds = rows["bytes"].to_numpy(), rows["seconds"].to_numpy()
+            fits[key] = fit(
                 form,
-                rows["bytes"].to_numpy(),
-                rows["seconds"].to_numpy(),
-                collective=str(collective),
-                workers=int(ranks),
+                sizes,
+                seconds,
+                collective=key[2],
+                workers=key[1],
                 algorithm=str(rows["algorithm"].iloc[0]),
             )
-        return cls(fits)
+            noises[key] = Noise.of(sizes, seconds, rows["session"], rows["in_flight"])
+        return cls(fits, noises)
 
-    def of_case(self, case: Case) -> Fit:
-        """The fit for a case's link and workers. Raises UserError when it was not calibrated."""
+    def of_case(self, case: Case) -> tuple[Fit, Noise]:
+        """Those for a case's link and workers. Raises UserError when it was not calibrated."""
         key = (case.link, case.workers, case.collective)
         if key not in self.fits:
             raise UserError(
                 f"no calibration for {case.collective} over {case.link} with {case.workers} ranks"
             )
-        return self.fits[key]
+        return self.fits[key], self.noises[key]
+
+
+def _disturbed(collectives: pd.DataFrame) -> pd.Series:
+    """Which samples lost more than STOLEN_LIMIT of the cores, of sizes that were also measured better."""
+    least = collectives.groupby(["link", "ranks", "collective", "bytes"])["stolen"].transform("min")
+    return collectives["stolen"].gt(STOLEN_LIMIT) & least.le(STOLEN_LIMIT)
 
 
 def measured(runs: pd.DataFrame) -> pd.DataFrame:
@@ -80,6 +98,7 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
     found["repeatability"] = spread["iteration_s"]
     found["repeatability_exposed"] = spread["exposed_communication_s"]
     found["processor_load"] = runs.groupby("case")["processor_load"].median()
+    found["stolen"] = runs.groupby("case")["stolen"].max()
     found["processor_limited"] = runs.groupby("case")["processor_limited"].any()
     keys = runs.drop_duplicates("case").set_index("case")[[*CASE_COLUMNS, "origin"]]
     return keys.join(found).reset_index()
@@ -129,31 +148,33 @@ def predict_case(
 ) -> dict[str, object]:
     """Iteration and exposed communication by every model, and the interval of a single iteration.
 
-    The interval holds two kinds of noise, both of the calibration: how sure the cost is, and how single
-    messages scatter about it. compute_s : measured in the same run; only the RESCALED model uses it
+    The interval holds three kinds of noise, all of the calibration: how sure the cost is, how single
+    messages scatter about it, and how it drifts from session to session.
+
+    compute_s : measured in the same run; only the RESCALED model uses it
     selections : selection times by the hash that a sparse case carries
     """
-    workload, fitted, plan = (
-        computed(case, workloads, selections or {}),
-        calibration.of_case(case),
-        plan_of(case),
-    )
+    workload, plan = computed(case, workloads, selections or {}), plan_of(case)
+    fitted, noise = calibration.of_case(case)
     cost, draws = fitted.cost, fitted.draws
     if sparse := case.collective == "all_gather":
         cost = SparseGather(cost, case.density)
         draws = tuple(SparseGather(draw, case.density) for draw in draws)
     row: dict[str, object] = {"case": case.key}
-    for name, model in MODELS.items():
-        found = model(workload, plan, cost)
+    answers = {name: other(workload, plan, cost) for name, other in OTHERS.items()}
+    answers["model"] = predict(workload, plan, cost, case.in_flight)
+    for name, found in answers.items():
         row |= {
             f"{name}_iteration_s": found.iteration_s,
             f"{name}_exposed_s": found.exposed_communication_s,
         }
-    found = predict(workload.scaled(compute_s / workload.compute_s), plan, cost)
+    stretched = workload.scaled(compute_s / workload.compute_s)
+    found = predict(stretched, plan, cost, case.in_flight)
     row |= {f"{RESCALED}_iteration_s": found.iteration_s}
     row |= {f"{RESCALED}_exposed_s": found.exposed_communication_s}
     sent_bytes = plan.group_bytes(workload) * (case.density if sparse else 1.0)
-    times = prediction_draws(workload, plan, draws, fitted.scatter(sent_bytes, len(draws)))
+    factors = noise.factors(sent_bytes, len(draws))
+    times = prediction_draws(workload, plan, draws, factors, case.in_flight)
     lower, upper = np.quantile(times, [0.025, 0.975])
     return {**row, "lower_s": lower, "upper_s": upper, "predicted_compute_s": workload.compute_s}
 
@@ -200,7 +221,10 @@ def summary(validated: pd.DataFrame) -> dict[str, float]:
         "median_repeatability_exposed": validated["repeatability_exposed"].median(),
         "interval_coverage": inside.mean(),
     }
-    for name in ("no_overlap", "perfect_overlap"):
-        result[f"skill_over_{name}"] = size[name].median() / size["model"].median()
-        result[f"exposed_skill_over_{name}"] = exposed[name].median() / exposed["model"].median()
+    for name in OTHERS:
+        told = size[name].notna()  # the same cases for both
+        if told.any():
+            for what, errors in {"": size, "exposed_": exposed}.items():
+                ratio = errors[name].median() / errors["model"][told].median()
+                result[f"{what}skill_over_{name}"] = ratio
     return {name: float(value) for name, value in result.items()}

@@ -28,7 +28,7 @@ from ddlkit.core.units import MB, format_bytes, format_seconds
 from ddlkit.run import launch, ranks
 from ddlkit.run.clock import Budget
 from ddlkit.run.collectives import Exchange, measure_size, whole_size
-from ddlkit.run.suite import Partial
+from ddlkit.run.session import Partial
 
 SIZES = (1 * MB, 25 * MB, 250 * MB)  # 25 MB is what DistributedDataParallel sends (sharing Fig 2)
 BLOCKS, THREADS = (1, 2, 3, 4, 8, 16, 32), (64, 128, 256, 512)

@@ -41,8 +41,8 @@ from ddlkit.run.clock import (
     timed,
 )
 from ddlkit.run.layers import arithmetic, device_named, memory_for
+from ddlkit.run.session import Partial, Point, Tables, Unavailable
 from ddlkit.run.standin import Compute, Passage, Setting
-from ddlkit.run.suite import Partial, Point, Tables, Unavailable
 from ddlkit.store import kineto
 
 Shape = tuple[int, ...]

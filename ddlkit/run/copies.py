@@ -20,7 +20,7 @@ import torch
 from ddlkit.core.units import KIB, MIB, format_bytes
 from ddlkit.run.clock import Budget, Floats, Marks, measure, synchronizer
 from ddlkit.run.layers import device_named, memory_for
-from ddlkit.run.suite import Partial, Unavailable
+from ddlkit.run.session import Partial, Unavailable
 
 SIZES = tuple(4 * KIB << power for power in range(0, 19, 2))  # 4 KiB .. 1 GiB
 DISK_SIZES = (

@@ -22,6 +22,7 @@ from ddlkit.run import flops as flop_counting
 from ddlkit.run import networks
 from ddlkit.run import ranks as peers
 from ddlkit.run.clock import Budget, Marks, measure_interleaved, synchronizer
+from ddlkit.run.outcomes import ran_out_of_memory
 
 Floats = NDArray[np.float64]
 Combine = Callable[[Floats], Floats]
@@ -168,12 +169,6 @@ def arithmetic(precision: str, device: torch.device, threads: int | None) -> Ite
         for switch, allowed in zip(switches, before, strict=True):
             switch.allow_tf32 = allowed
         torch.set_num_threads(threads_before)
-
-
-def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether this is how Python, torch on the CPU or CUDA say that memory is used up."""
-    signs = ("out of memory", "can't allocate memory", "size calculation overflowed")
-    return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
 
 
 @contextmanager

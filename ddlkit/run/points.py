@@ -25,7 +25,7 @@ from ddlkit.run.copies import SIZES as COPY_SIZES
 from ddlkit.run.launch import Loopback
 from ddlkit.run.layers import profile_layers
 from ddlkit.run.peaks import efficiency, measure_drift, measure_peaks
-from ddlkit.run.suite import Plan, Point, Tables, Unavailable
+from ddlkit.run.session import Plan, Point, Tables, Unavailable
 from ddlkit.run.throughput import SHARING_TABLE_2, measure_throughput
 from ddlkit.run.training import OWN_PLAN, TABLES, measure_training
 

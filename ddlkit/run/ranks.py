@@ -31,9 +31,6 @@ T = TypeVar("T")
 
 JOB_FILE = "job.json"  # in the directory of the results: what `Ranks.describe` says
 
-PROCESSOR_LIMIT = 0.9
-"""Above this share of all cores in use, the processor rather than the link may set the pace."""
-
 PRIORITY_CHECKS = 20  # barriers that must pass soon after gloo's threads are raised
 
 

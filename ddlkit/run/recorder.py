@@ -20,13 +20,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-import torch
-
 from ddlkit import machine
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import GIB, format_bytes
 from ddlkit.run.launch import MISTAKE, die_with_parent
-from ddlkit.run.layers import ran_out_of_memory
 from ddlkit.run.outcomes import (
     FAILED,
     IN_USE,
@@ -36,8 +33,9 @@ from ddlkit.run.outcomes import (
     PARTIAL,
     STARTED,
     UNAVAILABLE,
+    ran_out_of_memory,
 )
-from ddlkit.run.suite import Partial, Plan, Point, Tables, Unavailable
+from ddlkit.run.session import Partial, Plan, Point, Tables, Unavailable
 
 SPENT = 75  # exit status: the GPU cannot be used any more by this process
 PRIOR_S = 30.0
@@ -181,19 +179,25 @@ def one_line(error: BaseException, most: int = 300) -> str:
     return "".join(letter for letter in text if letter.isprintable())[:most]
 
 
+def _cuda() -> Any:
+    """torch.cuda once this process uses a GPU, else None: no point here may have needed torch at all."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+
+
 def _release() -> None:
     """Give back the GPU memory that nothing refers to."""
     gc.collect()
-    if torch.cuda.is_initialized() and _gpu_is_usable():
-        torch.cuda.empty_cache()
+    if (cuda := _cuda()) and _gpu_is_usable():
+        cuda.empty_cache()
 
 
 def _gpu_is_usable() -> bool:
     """False after a fault such as an illegal address: CUDA then refuses all further work."""
-    if not torch.cuda.is_initialized():
+    if not (cuda := _cuda()):
         return True
     try:
-        torch.cuda.synchronize()
+        cuda.synchronize()
     except RuntimeError:
         return False
     return True
@@ -201,10 +205,10 @@ def _gpu_is_usable() -> bool:
 
 def _foreign_bytes() -> int:
     """GPU memory that is neither free nor torch's own here; 0 while this process uses no GPU."""
-    if not torch.cuda.is_initialized() or not _gpu_is_usable():
+    if not (cuda := _cuda()) or not _gpu_is_usable():
         return 0
-    free, total = torch.cuda.mem_get_info()
-    return int(total - free - torch.cuda.memory_reserved())
+    free, total = cuda.mem_get_info()
+    return int(total - free - cuda.memory_reserved())
 
 
 # -- as a process ------------------------------------------------------------------------------

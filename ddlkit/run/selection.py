@@ -26,7 +26,7 @@ from ddlkit.core.sparse import selected
 from ddlkit.core.units import MIB
 from ddlkit.run.clock import Budget, measure_interleaved, synchronizer, timed
 from ddlkit.run.layers import device_named, memory_for
-from ddlkit.run.suite import Partial, Point, Tables
+from ddlkit.run.session import Partial, Point, Tables
 
 Selector = Callable[[Tensor, int], Tensor]
 Actions = Mapping[str, Callable[[int], object]]

@@ -11,7 +11,7 @@ import pandas as pd
 from ddlkit.core.errors import UserError
 from ddlkit.run.clock import Budget, Marks, measure, synchronizer
 from ddlkit.run.layers import Training, arithmetic, device_named, memory_for
-from ddlkit.run.suite import Partial
+from ddlkit.run.session import Partial
 
 SHARING_TABLE_2 = ("alexnet", "vgg16", "vgg19", "resnet18", "resnet50", "resnet101", "vit_b_16")
 INPUTS = 4  # batches that take turns

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -30,8 +29,9 @@ from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB, format_seconds
-from ddlkit.run import launch, networks, ranks
+from ddlkit.run import launch, networks, processor, ranks
 from ddlkit.run.clock import Budget, measure, synchronizer
+from ddlkit.run.processor import Usage
 from ddlkit.store.kineto import BACKWARD, FORWARD, UPDATE, read_kineto, timeline
 
 TABLES = ("runs", "buckets", "timeline")
@@ -215,7 +215,7 @@ class _Block:
         tensors = [len(text.split()) for text in log["rebuilt_per_bucket_param_indices"].split(",")]
         self.ends = [int(end) for end in np.cumsum(tensors)]
 
-    def train(self, iterations: int) -> tuple[ranks.Floats, float]:
+    def train(self, iterations: int) -> tuple[ranks.Floats, Usage]:
         """(iterations,) seconds of the slowest rank, and the processor's load meanwhile (0..1)."""
         seconds, load = self._timed(iterations)
         self._check_equal_gradients()
@@ -243,13 +243,14 @@ class _Block:
             ranks.say(f"the profiler saw {messages} all-reduces of {len(self.buckets)} buckets")
         return seen
 
-    def _timed(self, iterations: int) -> tuple[ranks.Floats, float]:
+    def _timed(self, iterations: int) -> tuple[ranks.Floats, Usage]:
+        """Seconds of each iteration, of the slowest rank, and how the cores were used meanwhile."""
         exactly = Budget(0, iterations, iterations, max_s=float("inf"), relative_halfwidth=0.0)
         dist.barrier()
-        psutil.cpu_percent()
+        before = processor.reading()
         seconds = measure(self._iterate, exactly, synchronize=self.synchronize)
-        load = psutil.cpu_percent() / 100
-        return ranks.slowest(seconds), float(ranks.slowest([load])[0])
+        used = processor.usage(before, processor.reading())
+        return ranks.slowest(seconds), Usage(*ranks.slowest([used.busy, used.stolen]).tolist())
 
     def _iterate(self, settle: Callable[[], object] | None = None) -> None:
         """One iteration; ``settle`` ends each phase when the device has done its work."""
@@ -296,7 +297,7 @@ def _case(me: ranks.Ranks, settings: Settings, spec: str, ends: Sequence[int]) -
 
 
 def _run_rows(
-    case: Case, repeat: int, seconds: ranks.Floats, compute_s: float, load: float
+    case: Case, repeat: int, seconds: ranks.Floats, compute_s: float, used: Usage
 ) -> pd.DataFrame:
     columns = {
         **asdict(case),
@@ -307,8 +308,9 @@ def _run_rows(
         "iteration_s": seconds,
         "compute_s": compute_s,
         "exposed_communication_s": seconds - compute_s,
-        "processor_load": load,
-        "processor_limited": load >= ranks.PROCESSOR_LIMIT,
+        "processor_load": used.busy,
+        "processor_limited": used.limited,
+        "stolen": used.stolen,
     }
     return pd.DataFrame(columns)
 

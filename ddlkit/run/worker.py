@@ -97,10 +97,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _lost_peer(error: Exception) -> bool:
-    """Whether this is how gloo, NCCL or the store say that another rank is gone."""
+    """Whether this is how gloo, NCCL, the store or the negotiation say that another rank is gone."""
     from torch.distributed import DistError
 
-    return isinstance(error, DistError) or (
+    return isinstance(error, DistError | ConnectionError) or (
         isinstance(error, RuntimeError) and "gloo/transport" in str(error)
     )
 

@@ -11,7 +11,13 @@ from ddlkit.store.paths import (
     list_recorded,
     recorded_dir,
 )
-from ddlkit.store.readers import profile_frame, read_bytes_seconds, read_profile, read_timeline
+from ddlkit.store.readers import (
+    profile_frame,
+    read_bytes_seconds,
+    read_profile,
+    read_selection_times,
+    read_timeline,
+)
 from ddlkit.store.schema import SCHEMAS
 from ddlkit.store.sheet import Column, Schema
 from ddlkit.store.specs import datasheet, measured_peaks, published_networks
@@ -39,6 +45,7 @@ __all__ = [
     "published_networks",
     "read_bytes_seconds",
     "read_profile",
+    "read_selection_times",
     "read_timeline",
     "recorded_dir",
     "save_table",

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.sparse import SelectionTimes
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile
@@ -21,6 +22,7 @@ from ddlkit.store.tables import is_stamped, load_table
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+SELECTOR = "topk_unsorted"  # of the table selection: what a replay that really selects does
 _PROFILE_KEYS = ("network", "device", "batch", "precision", "ranks", "threads")
 _MESSAGE_KEYS = ("collective", "backend", "algorithm", "link", "link_bits_per_s", "ranks")
 _MESSAGES = (Column("bytes", "int", "positive"), Column("seconds", "float", "positive"))
@@ -235,3 +237,21 @@ def _choose(
         chosen[key] = found[0] if want is None else want
         frame = frame[frame[key] == chosen[key]]
     return frame, chosen
+
+
+def read_selection_times(path: Path, density: float | None = None) -> SelectionTimes:
+    """The times of SELECTOR in a ``selection`` table: the median of each size.
+
+    density : may be left out where the table has but one
+
+    Raises UserError for a damaged table, and where that density, or a single one, was not measured.
+    """
+    rows = load_table(path, "selection")
+    rows = rows[rows["operation"] == SELECTOR]
+    known = rows["density"].unique().tolist()
+    wanted = known if density is None else [density]
+    if len(wanted) != 1 or wanted[0] not in known:
+        asked = "a single density" if density is None else f"density {density}"
+        raise UserError(f"{path}: {SELECTOR} was not measured at {asked}")
+    medians = rows[rows["density"] == wanted[0]].groupby("elements")["seconds"].median()
+    return SelectionTimes(medians.index.to_numpy(), medians.to_numpy(), float(wanted[0]))

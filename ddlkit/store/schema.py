@@ -24,12 +24,14 @@ _COLLECTIVE = (
     *_columns("str", "named", "link"),
     *_columns("float", "non_negative", "link_bits_per_s"),
     *_columns("int", "positive", "ranks in_flight bytes"),
+    Column("session", "int", "non_negative", default="0", later=True),
     *_columns("int", "non_negative", "sample"),
     *_columns("float", "positive", "seconds"),
+    Column("stolen", "float", "non_negative", default="0", later=True),
 )
 _COLLECTIVE_KEY = (
     *("collective", "backend", "algorithm", "link", "link_bits_per_s", "ranks"),
-    *("in_flight", "bytes", "sample"),
+    *("in_flight", "bytes", "session", "sample"),
 )
 _CASE: dict[str, Column] = {
     column.name: column
@@ -38,6 +40,8 @@ _CASE: dict[str, Column] = {
         *_columns("str", "", "ends profile_sha256"),
         Column("straggler", "float", "positive", default="1.0", later=True),
         Column("selection_sha256", "str", default="", later=True),
+        Column("negotiated", "bool", default="False", later=True),
+        Column("in_flight", "int", "positive", default="1", later=True),
         *_columns("int", "positive", "batch workers"),
         *_columns("int", "", "seed"),
         *_columns("float", "positive", "density dilation"),
@@ -97,6 +101,7 @@ SCHEMAS: dict[str, Schema] = {
                 *_columns("float", "finite", "exposed_communication_s"),
                 *_columns("float", "non_negative", "processor_load"),
                 *_columns("bool", "", "processor_limited"),
+                Column("stolen", "float", "non_negative", default="0", later=True),
             ),
             key=("case", "origin", "repeat", "iteration"),
         ),
@@ -176,6 +181,7 @@ SCHEMAS: dict[str, Schema] = {
                 *_columns("int", "non_negative", "taken_channels taken_blocks taken_threads"),
                 *_columns("int", "non_negative", "sample"),
                 *_columns("float", "positive", "seconds"),
+                Column("stolen", "float", "non_negative", default="0", later=True),
             ),
             key=(
                 *("collective", "backend", "link", "ranks", "bytes"),

@@ -1,7 +1,8 @@
 """A campaign: a grid of Cases replayed in one lab after the other, each calibrated first; it resumes.
 
-Tables go to a directory of the campaign's own, point by point as `ddlkit.run.suite` saves them:
-``collectives-<lab>-<collective>`` (the calibration), ``runs-<lab>`` and ``timeline-<lab>``. While a lab
+Tables go to a directory of the campaign's own, point by point as `ddlkit.run.session` saves them:
+``collectives-<lab>-<collective>`` (the calibration, one session before the replays and one after them, so
+that the machine's drift is known), ``runs-<lab>`` and ``timeline-<lab>``. While a lab
 is being replayed, every iteration is appended at once to a hidden directory there, so that a kill loses
 only the one in flight; the next session puts what it finds there into the tables, and goes on.
 """
@@ -13,7 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ from ddlkit.core.sparse import (
 )
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import LayerProfile
-from ddlkit.run import networks
+from ddlkit.run import networks, processor
 from ddlkit.run.clock import Budget
 from ddlkit.run.collectives import together_at, whole_size
 from ddlkit.run.lab import network
@@ -45,11 +46,18 @@ from ddlkit.run.lab.calibrate import FRAMING, IN_FLIGHT, calibrate
 from ddlkit.run.lab.grid import Campaign, Setting, Wish, read
 from ddlkit.run.lab.replay import Asked, balanced, finished, replay
 from ddlkit.run.selection import measure_selection
-from ddlkit.run.suite import LENGTHS, Point, Tables, layers_point
+from ddlkit.run.session import Point, Tables
+from ddlkit.run.suite import LENGTHS, layers_point
 
-CALIBRATED = tuple(KIB << power for power in range(18))  # 1 KiB .. 128 MiB
+# Sizes of a calibration, up to the largest message, which is added.
+CALIBRATED = {
+    "quick": tuple(KIB << power for power in range(0, 20, 2)),
+    "full": tuple(KIB << power for power in range(20)),  # 1 KiB .. 512 MiB
+}
+BEFORE, AFTER = 0, 1  # sessions of a calibration
+SESSIONS = 2
+QUICK = store.ROOT / "examples" / "campaign_quick.yml"  # what `ddlkit measure` adds
 PARTIAL, CASES = ".partial", "cases.json"
-SELECTOR = "topk_unsorted"  # of the table selection: what a replay that really selects does
 SELECTION_SIZES = (1_000, 10_000, 100_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
 SELECTION_BUDGET = Budget(warmup=1, min_repeats=3, max_repeats=15, max_s=0.5)
 
@@ -132,13 +140,21 @@ class _Session:
         setting = self.labs[number].setting
         wishes = self.campaign.labs[setting]
         for point in self._inputs(setting, wishes):
-            _say(f"{point.what} {point.name}")
-            point.save(self.out, point.measure(self.out), append=True)
-        asked = self._asked(setting, wishes)
+            self._take(point)
+        self._replay(number, self._asked(setting, wishes))
+        for point in self._calibrations(setting, wishes, AFTER):
+            self._take(point)
+
+    def _take(self, point: Point) -> None:
+        _say(f"{point.what} {point.name}")
+        point.save(self.out, point.measure(self.out), append=True)
+
+    def _replay(self, number: int, asked: Sequence[Asked]) -> None:
+        setting = self.labs[number].setting
         point = _runs_point(setting)
         missing = self._missing(point, asked)
         if not missing:
-            _say(f"{setting.name}: already measured")
+            _say(f"{setting.name}: already replayed")
             return
         incomplete = {key for key, _ in missing}
         wanted = [one for one in asked if one[0].key in incomplete]
@@ -151,16 +167,20 @@ class _Session:
         later = self.labs[number + 1 :]
         try:
             with setting.lab() as lab:
-                replay(
-                    lab,
-                    setting.workers,
-                    wanted,
-                    self.campaign.rounds,
-                    selection=self._selection,
-                    done=_saved(point.path(self.out, "runs")),
-                    afterwards_s=sum(one.calibration_s + one.replay_s for one in later),
-                    out=left,
-                )
+                # How many are in flight is settled when ranks are started.
+                for lanes in dict.fromkeys(case.in_flight for case, _, _ in wanted):
+                    replay(
+                        lab,
+                        setting.workers,
+                        [one for one in wanted if one[0].in_flight == lanes],
+                        self.campaign.rounds,
+                        selection=self._selection,
+                        timeline_rounds=_timeline_rounds(wanted, self.campaign.rounds),
+                        done=_saved(point.path(self.out, "runs")),
+                        tries=processor.TRIES,
+                        afterwards_s=sum(one.calibration_s + one.replay_s for one in later),
+                        out=left,
+                    )
         finally:
             _absorb(self.out, left)
 
@@ -175,23 +195,39 @@ class _Session:
                 point = _selection_point(density)
                 if not point.done(self.out):
                     yield point
+        yield from self._calibrations(setting, wishes, BEFORE)
+
+    def _calibrations(
+        self, setting: Setting, wishes: Sequence[Wish], session: int
+    ) -> Iterator[Point]:
+        """What that session of a lab's calibration still lacks, collective by collective."""
         for collective in dict.fromkeys(map(_collective, wishes)):
             largest = max(
                 self._largest_bytes(setting, wish)
                 for wish in wishes
                 if _collective(wish) == collective
             )
-            if calibration := self._calibration(setting, collective, largest):
-                yield calibration
+            sizes = CALIBRATED[self.campaign.calibration]
+            needed = [*(size for size in sizes if size < largest), largest]
+            there = self._calibrated(setting, collective, session)
+            missing = [size for size in needed if whole_size(size, setting.workers) not in there]
+            if missing:
+                yield _calibration_point(setting, collective, session, self._budget, missing)
 
-    def _calibration(self, setting: Setting, collective: str, largest_bytes: int) -> Point | None:
-        """The sizes up to the largest message that are not measured yet; what is there stays as it is."""
+    def _calibrated(self, setting: Setting, collective: str, session: int) -> set[int]:
+        """The sizes that a session has measured, which stay as they are."""
         path = _calibration_path(self.out, setting, collective)
-        there = set(store.load_table(path, "collectives")["bytes"]) if path.exists() else set()
-        needed = [size for size in CALIBRATED if size < 2 * max(largest_bytes, CALIBRATED[1])]
-        missing = [size for size in needed if whole_size(size, setting.workers) not in there]
-        budget = LENGTHS[self.campaign.calibration].messages
-        return _calibration_point(setting, collective, budget, missing) if missing else None
+        if not path.exists():
+            return set()
+        rows = store.load_table(path, "collectives")
+        return set(rows["bytes"][rows["session"] == session])
+
+    @property
+    def _budget(self) -> Budget:
+        """For each size, in each session."""
+        whole = LENGTHS[self.campaign.calibration].messages
+        least = max(2, whole.min_repeats // SESSIONS)  # one alone would not scatter
+        return replace(whole, min_repeats=least, max_s=whole.max_s / SESSIONS)
 
     def _largest_bytes(self, setting: Setting, wish: Wish) -> int:
         """Of a message that carries all of a network, as the calibration counts it."""
@@ -212,7 +248,7 @@ class _Session:
 
     def _asked(self, setting: Setting, wishes: Sequence[Wish]) -> list[Asked]:
         """Distinct cases: of plans that come out the same for a network, the first."""
-        found: dict[tuple[str, int, tuple[int, ...], float, float], Asked] = {}
+        found: dict[tuple[object, ...], Asked] = {}
         place = setting.lab()
         for wish in wishes:
             profile = self._profile(wish.network, wish.batch)
@@ -227,12 +263,15 @@ class _Session:
                     place,
                     density=wish.density,
                     straggler=wish.straggler,
+                    compute_s=wish.compute_s,
+                    negotiated=wish.negotiated,
+                    in_flight=wish.in_flight,
                     selection_sha256=times.sha256 if times else "",
                 )
             except UserError as error:
                 raise UserError(f"{self.campaign.file}: plans: {wish.network}: {error}") from None
-            key = (wish.network, wish.batch, one[2].ends, wish.density, wish.straggler)
-            found.setdefault(key, one)
+            # Plans that come out as the same groups are one case, whatever they are called.
+            found.setdefault((replace(wish, plan=""), one[2].ends), one)
         return list(found.values())
 
     def _profile_path(self, name: str, batch: int) -> Path | None:
@@ -252,18 +291,22 @@ class _Session:
         return self.guessed[name, batch]
 
     def _cost(self, setting: Setting, wish: Wish) -> MessageCost:
-        """By calibration, or until there is one by guess."""
+        """By the calibration before the replays, or until there is one by guess.
+
+        The one after them must not count: it would change the plans of what is replayed already.
+        """
         collective = _collective(wish)
         path = _calibration_path(self.out, setting, collective)
         if path.exists():
-            sizes, seconds, known = store.read_bytes_seconds(path, collective=collective)
+            rows = store.load_table(path, "collectives")
+            rows = rows[rows["session"] == BEFORE]
             cost = fit(
                 "table",
-                sizes,
-                seconds,
+                rows["bytes"],
+                rows["seconds"],
                 collective=collective,
                 workers=setting.workers,
-                algorithm=known.get("algorithm"),
+                algorithm=rows["algorithm"].iloc[0],
                 draws=0,
             ).cost
         else:
@@ -277,7 +320,7 @@ class _Session:
     def _selection_times(self, density: float) -> SelectionTimes:
         path = _selection_point(density).path(self.out, "selection")
         if path.exists():
-            return recorded_selection(path, density)
+            return store.read_selection_times(path, density)
         sizes = np.array(SELECTION_SIZES, dtype=float)
         return SelectionTimes(sizes, sizes * SELECTION_S, density)
 
@@ -288,7 +331,8 @@ class _Session:
         asked = self._asked(setting, wishes)
         missing = self._missing(_runs_point(setting), asked)
         by_key = {one[0].key: self._iteration_s(setting, one) for one in asked}
-        calibration_s = sum(point.estimate_s for point in self._inputs(setting, wishes))
+        points = [*self._inputs(setting, wishes), *self._calibrations(setting, wishes, AFTER)]
+        calibration_s = sum(point.estimate_s for point in points)
         replay_s = sum(by_key[key] for key, _ in missing) + LAUNCH_S * bool(missing)
         return _Lab(setting, asked, calibration_s, replay_s)
 
@@ -347,7 +391,7 @@ def _calibration_path(out: Path, setting: Setting, collective: str) -> Path:
 
 
 def _calibration_point(
-    setting: Setting, collective: str, budget: Budget, sizes: Sequence[int]
+    setting: Setting, collective: str, session: int, budget: Budget, sizes: Sequence[int]
 ) -> Point:
     guess = _guessed_cost(setting, collective)
     check_s = CHECK_S_PER_BYTE * sum(sizes) * setting.workers**2  # each rank makes all shares
@@ -360,9 +404,10 @@ def _calibration_point(
                 sizes,
                 collectives=[collective],
                 budget=budget,
-                timeout_s=120 + 3 * estimate_s,
+                tries=processor.TRIES,
+                timeout_s=120 + 3 * processor.TRIES * estimate_s,
             )
-            return {"collectives": rows}
+            return {"collectives": rows.assign(session=session)}
 
     name = f"{setting.name}-{collective}"
     return Point("collectives", name, ["collectives"], measure, estimate_s)
@@ -392,20 +437,12 @@ def _selection_point(density: float) -> Point:
     return Point("selection", f"rho{density:g}", ["selection"], measure, 30.0, ["selection"])
 
 
-def recorded_selection(path: Path, density: float) -> SelectionTimes:
-    """The times of SELECTOR in a selection table: the median of each size.
-
-    Raises UserError for a damaged table, and where that density was not measured.
-    """
-    rows = store.load_table(path, "selection")
-    rows = rows[(rows["operation"] == SELECTOR) & (rows["density"] == density)]
-    if rows.empty:
-        raise UserError(f"{path}: no {SELECTOR} at density {density}")
-    medians = rows.groupby("elements")["seconds"].median()
-    return SelectionTimes(medians.index.to_numpy(), medians.to_numpy(), density)
-
-
 # -- what is being replayed --------------------------------------------------------------------
+
+
+def _timeline_rounds(wanted: Sequence[Asked], rounds: int) -> int:
+    """All, where something is read off the spans: that must be measured more than once, too."""
+    return rounds if any(case.negotiated for case, _, _ in wanted) else 1
 
 
 def _saved(path: Path) -> set[tuple[str, int]]:

@@ -18,6 +18,9 @@ from ddlkit.run.lab.network import Lab
 LENGTHS = ("quick", "full")
 SELECTIONS = ("recorded", "real")
 DEFAULT_BATCH = 4
+BALANCED = (
+    "balanced"  # compute takes as long as one message of everything, at each number of workers
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,9 @@ class Wish:
     plan: str
     density: float
     straggler: float
+    compute_s: float | None = None  # of an iteration in the lab; None: as long as communication
+    negotiated: bool = False
+    in_flight: int = 1
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,8 @@ def read(file: Path) -> Campaign:
 
     Top-level keys: ``rounds``, ``calibration``, ``selection``, and ``grids``, a list. Each grid is the
     product of its lists: networks, workers, rates, ranks_per_node, intra_rates, plans, density,
-    stragglers. A grid's key that stands at the top level holds for all grids that do not have it.
+    stragglers, compute_s, negotiated, in_flight. A grid's key that stands at the top level holds for all
+    grids that do not have it.
 
     Raises UserError in one line that names file and key.
     """
@@ -167,6 +174,18 @@ def _number(low: float, high: float) -> Callable[[Any], float]:
     return check
 
 
+def _compute_s(value: Any) -> float | None:
+    if isinstance(value, str) and value != BALANCED:
+        raise ValueError(f"must be seconds, or {BALANCED}")
+    return None if value == BALANCED else _number(1e-3, 1e3)(value)
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
 def _rate(value: Any) -> float:
     if not isinstance(value, str):
         raise ValueError("must be a rate with its unit, as 1gbit")
@@ -210,7 +229,14 @@ _GRID: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "plans": (_MISSING, _plan),
     "density": (1.0, _number(1e-6, 1.0)),
     "stragglers": (1.0, _number(1.0, 100.0)),
+    "compute_s": (BALANCED, _compute_s),
+    "negotiated": (False, _truth),
+    "in_flight": (1, _count),
 }
+
+
+_WISHED = ("networks", "plans", "density", "stragglers", "compute_s", "negotiated", "in_flight")
+"""Keys of what a Wish holds, in its order."""
 
 
 def _value(value: Any, check: Callable[[Any], Any], where: str) -> Any:
@@ -242,10 +268,8 @@ def _product(grid: Mapping[str, Any], where: str) -> list[tuple[Setting, Wish]]:
             setting = Setting(workers, rate, per_node, intra_rate)
             _value(setting, _check_lab, f"{where}: workers")
             found += [
-                (setting, Wish(network, batch, plan, density, straggler))
-                for (network, batch), plan, density, straggler in itertools.product(
-                    values["networks"], values["plans"], values["density"], values["stragglers"]
-                )
+                (setting, Wish(network, batch, *rest))
+                for (network, batch), *rest in itertools.product(*(values[key] for key in _WISHED))
             ]
     return found
 

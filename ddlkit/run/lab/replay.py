@@ -2,8 +2,9 @@
 
 Each rank waits out the recorded compute by absolute deadlines and posts the real collective of a group
 when its last gradient would be ready: an all-reduce, or where gradients are sparsified, after selection,
-one all-gather of the values that are kept and one of their indices. All ranks must run on one machine:
-they share its clock.
+one all-gather of the values that are kept and one of their indices. Where a case is negotiated, a
+coordinator must first say that all ranks are ready (`ddlkit.run.lab.negotiate`). All ranks must run on one
+machine: they share its clock.
 
 Waiting is sleeping. A spinning rank would be on time to the microsecond, but with more ranks than
 cores it would take the processor from gloo's threads; how late the sleeper woke is recorded.
@@ -15,6 +16,7 @@ import io
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +24,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import psutil
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
@@ -41,9 +42,12 @@ from ddlkit.core.sparse import (
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile, Workload
+from ddlkit.run import processor
 from ddlkit.run import ranks as peers
+from ddlkit.run.lab.negotiate import Negotiator, meet
 from ddlkit.run.launch import Place, launch, workspace
-from ddlkit.run.ranks import PROCESSOR_LIMIT, Ranks
+from ddlkit.run.processor import Usage
+from ddlkit.run.ranks import Ranks
 
 Floats = NDArray[np.float64]
 
@@ -63,19 +67,25 @@ class Script:
     """What a rank plays: when each group is ready, counted from the start, and how large it is.
 
     ready_s : of each group, without the selections before it; elements : float32 elements of each
+    buffered_s : how long the first gradient of each group waits in the buffer for the last
     kept : how many of them are sent, () where all are; selection_s : () where selection is real
     straggler : factor on all compute of the last rank
+    negotiated : whether a coordinator says when a group may be posted
+    in_flight : how many collectives are carried at once
     """
 
     case: str
     forward_s: float
     ready_s: tuple[float, ...]
+    buffered_s: tuple[float, ...]
     bytes: tuple[int, ...]
     elements: tuple[int, ...]
     update_s: float
     kept: tuple[int, ...] = ()
     selection_s: tuple[float, ...] = ()
     straggler: float = 1.0
+    negotiated: bool = False
+    in_flight: int = 1
 
     @property
     def compute_s(self) -> float:
@@ -95,6 +105,7 @@ class Script:
             self,
             forward_s=self.forward_s * self.straggler,
             ready_s=tuple(self.straggler * ready_s for ready_s in self.ready_s),
+            buffered_s=tuple(self.straggler * buffered_s for buffered_s in self.buffered_s),
             selection_s=tuple(self.straggler * select_s for select_s in self.selection_s),
             update_s=self.update_s * self.straggler,
         )
@@ -121,12 +132,12 @@ Asked = tuple[Case, Workload, FusionPlan]
 # -- in the parent -----------------------------------------------------------------------------
 
 
-def replay_join(raise_priority: bool) -> dict[str, Any]:
+def replay_join(raise_priority: bool, in_flight: int = 1) -> dict[str, Any]:
     """How ranks join for a replay, and must for a calibration that is to predict one.
 
-    One gloo thread carries the collectives one after the other, as NCCL would.
+    One gloo thread carries the collectives one after the other, as NCCL would; torch's default is 2.
     """
-    return {"backend": "gloo", "gloo_threads": 1, "raise_priority": raise_priority}
+    return {"backend": "gloo", "gloo_threads": in_flight, "raise_priority": raise_priority}
 
 
 def balanced(
@@ -137,17 +148,21 @@ def balanced(
     *,
     density: float = 1.0,
     straggler: float = 1.0,
+    compute_s: float | None = None,
+    negotiated: bool = False,
+    in_flight: int = 1,
     selection_sha256: str = "",
 ) -> Asked:
     """The profile under the plan ``spec``, compute as long as one message of everything.
 
     Time is dilated so that communication and compute weigh alike, where a model of their overlap has
-    most to lose.
+    most to lose; or so that an iteration computes for ``compute_s``, whatever it sends.
 
     cost : of a group by its dense size; that of `ddlkit.core.sparse.SparseGather` at a density below 1
     """
     workload = profile.workload()
-    ratio = float(cost(workload.bytes.sum())) / workload.compute_s
+    wanted_s = float(cost(workload.bytes.sum())) if compute_s is None else compute_s
+    ratio = wanted_s / workload.compute_s
     dilation = float(f"{ratio:.4g}")
     plan = make_plan(spec, workload.scaled(dilation), cost)
     case = Case(
@@ -166,6 +181,8 @@ def balanced(
         profile_sha256=profile.sha256,
         straggler=straggler,
         selection_sha256=selection_sha256,
+        negotiated=negotiated,
+        in_flight=in_flight,
     )
     return case, workload, plan
 
@@ -177,14 +194,18 @@ def script(case: Case, workload: Workload, plan: FusionPlan, selection: Selectio
         raise UserError(f"replay: case {case.key} has ends {case.ends}, its plan has {ends}")
     slow = workload.scaled(case.dilation)
     elements = group_elements(slow, plan)
+    ready_s = plan.group_ready_s(slow)
     one = Script(
         case=case.key,
         forward_s=slow.forward_s,
-        ready_s=tuple(plan.group_ready_s(slow).tolist()),
+        ready_s=tuple(ready_s.tolist()),
+        buffered_s=tuple((ready_s - slow.ready_s[list(plan.starts)]).tolist()),
         bytes=tuple(plan.group_bytes(slow).tolist()),
         elements=tuple(elements),
         update_s=slow.update_s,
         straggler=case.straggler,
+        negotiated=case.negotiated,
+        in_flight=case.in_flight,
     )
     if case.collective == "all_reduce":
         return one
@@ -207,6 +228,7 @@ def replay(
     timeline_rounds: int = 1,
     raise_priority: bool = True,
     done: Collection[tuple[str, int]] | None = None,
+    tries: int = 1,
     afterwards_s: float = 0.0,
     timeout_s: float | None = None,
     out: Path | None = None,
@@ -220,6 +242,7 @@ def replay(
     selection : recorded times of it, needed for cases with a ``selection_sha256``
     done : (case's key, repeat) of iterations that need not be played; what lies in ``out`` is kept
         and not played again either. None: begin anew
+    tries : how often an iteration is played, at most, while the machine's host disturbs it
     afterwards_s : what is still to come after this replay, for the progress lines
 
     Raises UserError for cases that do not fit the place, and when a rank dies.
@@ -229,7 +252,7 @@ def replay(
     scripts = [script(*case, selection) for case in cases]
     _check_cases([case for case, _, _ in cases], ranks, place)
     expected_s = [_expected_s(one, place.link_bits_per_s, ranks) for one in scripts]
-    patience_s = timeout_s or 60 + 3 * rounds * sum(expected_s)
+    patience_s = timeout_s or 60 + 3 * tries * rounds * sum(expected_s)
     with workspace(out) as directory:
         there = _discard(directory) if done is None else _keep_whole(directory)
         config = {
@@ -238,8 +261,9 @@ def replay(
             "cases": [asdict(one) for one in scripts],
             "expected_s": expected_s,
             "done": [*there, *map(list, done or ())],
+            "tries": tries,
             "afterwards_s": afterwards_s,
-            "join": replay_join(raise_priority),
+            "join": replay_join(raise_priority, cases[0][0].in_flight),
             "out": str(directory),
         }
         launch("replay", config, ranks=ranks, place=place, timeout_s=patience_s)
@@ -293,6 +317,8 @@ def _check_cases(cases: Sequence[Case], ranks: int, place: Place) -> None:
                 f"replay: case {case.key} is an {case.collective} of density {case.density}: dense "
                 "gradients (density 1) are all_reduced, sparsified ones all_gathered"
             )
+        if case.in_flight != cases[0].in_flight:
+            raise UserError("replay: all cases of a launch must have as many messages in flight")
         if case.straggler < 1:
             raise UserError(f"replay: case {case.key} has straggler {case.straggler}: at least 1")
         if (case.kind, case.workers, case.link) != ("replay", ranks, place.name):
@@ -320,14 +346,16 @@ def _expected_s(one: Script, bits_per_s: float, ranks: int) -> float:
 class Recording:
     """One iteration of one rank, in seconds from the common start.
 
-    awake_s, selected_s, posted_s, done_s : (G,) when the rank woke with the gradients of group k, when
-        it had selected, when its messages were posted, and when they were seen to be complete
+    awake_s, selected_s, agreed_s, posted_s, done_s : (G,) when the rank woke with the gradients of group
+        k, when it had selected, when its messages might be posted, when it went on computing, and when
+        its messages were seen to be complete
     wait_s, waited_s, end_s : start and end of the wait for the last collective; end of the update
     forward_end_s : when the rank woke at the end of forward
     """
 
     awake_s: Floats
     selected_s: Floats
+    agreed_s: Floats
     posted_s: Floats
     done_s: Floats
     forward_end_s: float
@@ -336,15 +364,15 @@ class Recording:
     end_s: float
 
     def to_array(self) -> Floats:
-        """(4 G + 4,) for the exchange between ranks."""
+        """(5 G + 4,) for the exchange between ranks."""
         scalars = [self.forward_end_s, self.wait_s, self.waited_s, self.end_s]
-        groups = [self.awake_s, self.selected_s, self.posted_s, self.done_s]
+        groups = [self.awake_s, self.selected_s, self.agreed_s, self.posted_s, self.done_s]
         return np.concatenate([*groups, scalars])
 
     @classmethod
     def from_array(cls, values: Floats) -> Recording:
         """The recording that ``to_array`` wrote down."""
-        return cls(*values[:-4].reshape(4, -1), *values[-4:].tolist())
+        return cls(*values[:-4].reshape(5, -1), *values[-4:].tolist())
 
     def selection_s(self, one: Script) -> Floats:
         """(G,) how long each selection took, by the script where it was waited out."""
@@ -353,28 +381,43 @@ class Recording:
 
 def run_job(ranks: Ranks, config: dict[str, Any]) -> None:
     """The job "replay"; see `replay` for the settings. Rank 0 appends to two files in ``out``."""
-    if not ranks.one_thread:
-        raise UserError("replay needs gloo_threads 1: collectives must run one after the other")
     scripts = [Script(**{k: _tupled(v) for k, v in row.items()}) for row in config["cases"]]
     out, done = Path(config["out"]), {tuple(pair) for pair in config["done"]}
     witness, arena = _Witness(), _Arena(ranks, scripts)
-    turns = [
-        (repeat, one, expected_s)
+    negotiator = meet(ranks) if any(one.negotiated for one in scripts) else None
+    turns = deque(
+        _Turn(repeat, one, expected_s, config["tries"])
         for repeat in range(config["rounds"])
         for one, expected_s in zip(scripts, config["expected_s"], strict=True)
         if (one.case, repeat) not in done
-    ]
-    progress = _Progress([expected_s for _, _, expected_s in turns], config["afterwards_s"])
-    for repeat, one, _ in turns:
-        recording, load = _iteration(ranks, one, arena, witness)
+    )
+    progress = _Progress([turn.expected_s for turn in turns], config["afterwards_s"])
+    while turns:
+        turn = turns.popleft()
+        repeat, one = turn.repeat, turn.one
+        line = negotiator if one.negotiated else None
+        recording, used = _iteration(ranks, one, arena, witness, line)
+        if used.disturbed and turn.tries > 1:
+            turns.append(replace(turn, tries=turn.tries - 1))
+            continue
         everyone = [Recording.from_array(row) for row in peers.everyones(recording.to_array())]
         if ranks.rank == 0:
             key = {"case": [one.case], "repeat": [repeat]}
             if repeat < config["timeline_rounds"]:
                 spans = timeline(one, everyone).to_frame()
                 _append(out / TIMELINE, pd.DataFrame(key).merge(spans, how="cross"))
-            _append(out / ITERATIONS, pd.DataFrame({**key, **_row(one, everyone, load)}))
+            _append(out / ITERATIONS, pd.DataFrame({**key, **_row(one, everyone, used)}))
         progress.step()
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One iteration that is to be played; again, later, if the host disturbed it."""
+
+    repeat: int
+    one: Script
+    expected_s: float
+    tries: int
 
 
 def _tupled(value: Any) -> Any:
@@ -506,30 +549,59 @@ _Message = _Dense | _Sparse
 
 
 def _iteration(
-    ranks: Ranks, one: Script, arena: _Arena, witness: _Witness
-) -> tuple[Recording, float]:
-    """One iteration, started by all ranks at once, and the share of all cores that was in use."""
+    ranks: Ranks, one: Script, arena: _Arena, witness: _Witness, negotiator: Negotiator | None
+) -> tuple[Recording, Usage]:
+    """One iteration, started by all ranks at once, and how the cores were used; alike on all ranks.
+
+    They count as busy from the first message to the last: where the link and not the processor should
+    be at work. Over a whole iteration, in which ranks mostly sleep, their limit would not show.
+    """
     messages = arena.messages(one)
     mine = one.played_by(ranks.rank, ranks.world_size)
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
-    before = psutil.cpu_times()
-    recording = _play(mine, messages, start_s, witness)
-    load = _load(before, psutil.cpu_times())
+    begun = processor.reading()
+    recording, sending = _play(mine, _Posts(messages, witness), start_s, negotiator)
+    stolen = processor.usage(begun, processor.reading()).stolen
+    busy, stolen = peers.slowest([sending.busy, stolen]).tolist()
     for group, message in enumerate(messages):
         if not message.right():
             raise RuntimeError(f"replay: wrong values in group {group} of case {one.case}")
-    return recording, load
+    return recording, Usage(busy, stolen)
+
+
+class _Posts:
+    """The groups of an iteration as they are posted: at once, or in the negotiator's thread."""
+
+    def __init__(self, messages: Sequence[_Message], witness: _Witness) -> None:
+        self.messages, self.witness = messages, witness
+        self.agreed_s = np.empty(len(messages))
+        self._works: list[dist.Work] = []
+
+    def post(self, group: int) -> None:
+        """Send a group; the groups are posted in their order."""
+        self.agreed_s[group] = time.perf_counter()
+        works = self.messages[group].post()
+        self.witness.watch(works[-1])
+        self._works += works
+
+    def wait(self) -> None:
+        """Until all that was posted is complete."""
+        for work in self._works:
+            work.wait()
 
 
 def _play(
-    one: Script, messages: Sequence[_Message], start_s: float, witness: _Witness
-) -> Recording:
-    n = len(messages)
+    one: Script, posts: _Posts, start_s: float, negotiator: Negotiator | None = None
+) -> tuple[Recording, Usage]:
+    n = len(posts.messages)
     awake_s, selected_s, posted_s = np.empty((3, n))
-    works = []
     spent_s = 0.0  # by the selections so far: all that follows is later by it
+    hand_over = posts.post
+    if negotiator:
+        negotiator.begin(posts.post)
+        hand_over = negotiator.report
     forward_end_s = _sleep_until(start_s + one.forward_s)
-    for group, message in enumerate(messages):
+    for group, message in enumerate(posts.messages):
         ready_s = start_s + one.ready_s[group] + spent_s
         awake_s[group] = selected_s[group] = _sleep_until(ready_s)
         if one.selection_s:
@@ -539,20 +611,22 @@ def _play(
             message.select()
             selected_s[group] = time.perf_counter()
             spent_s += selected_s[group] - awake_s[group]
-        works += message.post()
-        witness.watch(works[-1])
+        if group == 0:
+            before = processor.reading()
+        hand_over(group)
         posted_s[group] = time.perf_counter()
     wait_s = time.perf_counter()
-    for work in works:
-        work.wait()
+    if negotiator:
+        negotiator.finish()
+    posts.wait()
     waited_s = time.perf_counter()
+    sending = processor.usage(before, processor.reading())
     end_s = _sleep_until(waited_s + one.update_s)
-    done_s = np.minimum(witness.seen(n), waited_s)
+    done_s = np.minimum(posts.witness.seen(n), waited_s)
     scalars = [value - start_s for value in (forward_end_s, wait_s, waited_s, end_s)]
-    awake_s, selected_s, posted_s, done_s = (
-        times - start_s for times in (awake_s, selected_s, posted_s, done_s)
-    )
-    return Recording(awake_s, selected_s, posted_s, done_s, *scalars)
+    groups = [awake_s, selected_s, posts.agreed_s, posted_s, done_s]
+    seen = np.concatenate([*(times - start_s for times in groups), scalars])
+    return Recording.from_array(seen), sending
 
 
 def _sleep_until(deadline_s: float) -> float:
@@ -566,7 +640,8 @@ class _Witness:
     """A thread that waits for the collectives one after the other and notes when each is complete.
 
     Not a callback on the collective: that would run in gloo's thread and hold up the next one. The
-    wait costs no processor time; the note is late by one wake-up, as the waiting rank itself is.
+    wait costs no processor time; the note is late by one wake-up, as the waiting rank itself is, and of
+    several in flight one that overtakes another is noted with it.
     """
 
     def __init__(self) -> None:
@@ -594,13 +669,15 @@ class _Witness:
 def timeline(one: Script, everyone: Sequence[Recording]) -> Timeline:
     """Spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
 
-    Collectives run one after the other, so one begins when it is posted or when its predecessor
-    ends, whichever is later. "wait" is from the last post until the last collective has ended.
+    A collective begins when it may be posted or when those before it leave room for it, whichever is
+    later: if one is in flight at a time, when its predecessor ends. "wait" is from the last post until
+    the last collective has ended. Of a group of several gradients, the backward pass is two spans: until
+    the first is ready, and until the last.
     """
     return Timeline.from_rows(
         {**span, "rank": rank, "origin": "replayed"}
         for rank, recording in enumerate(everyone)
-        for span in _spans(one, recording)
+        for span in _spans(one.played_by(rank, len(everyone)), recording)
     )
 
 
@@ -611,22 +688,30 @@ def _spans(one: Script, seen: Recording) -> Iterable[dict[str, Any]]:
         return {"task": task, "kind": kind, "stream": "compute", "group": group, **times, **more}
 
     yield span("forward", -1, 0.0, seen.forward_end_s)
-    begin_s, free_s = seen.forward_end_s, 0.0
+    begin_s = seen.forward_end_s
     message = "allgather" if one.kept else "allreduce"
     for group, n_bytes in enumerate(one.bytes):
         awake_s, done_s = float(seen.awake_s[group]), float(seen.done_s[group])
-        selected_s = float(seen.selected_s[group])
+        selected_s, agreed_s = float(seen.selected_s[group]), float(seen.agreed_s[group])
+        first_s = max(begin_s, awake_s - one.buffered_s[group])
+        if first_s < awake_s:
+            yield span("backward", group, begin_s, first_s, task=f"backward {group}, first")
+            begin_s = first_s
         yield span("backward", group, begin_s, awake_s, bytes=n_bytes)
         if one.kept:
             yield span("sparsify", group, awake_s, selected_s, bytes=n_bytes)
+        if one.negotiated:
+            yield span("negotiate", group, selected_s, agreed_s, stream="negotiation")
         sent = {"stream": "communication", "bytes": one.sent_bytes[group]}
-        yield span(message, group, max(selected_s, free_s), done_s, **sent)
-        begin_s, free_s = float(seen.posted_s[group]), done_s
+        earlier = np.sort(seen.done_s[:group])
+        free_s = float(earlier[-one.in_flight]) if group >= one.in_flight else 0.0
+        yield span(message, group, max(agreed_s, free_s), done_s, **sent)
+        begin_s = float(seen.posted_s[group])
     yield span("wait", -1, seen.wait_s, seen.waited_s)
     yield span("update", -1, seen.waited_s, seen.end_s)
 
 
-def _row(one: Script, everyone: Sequence[Recording], load: float) -> dict[str, Any]:
+def _row(one: Script, everyone: Sequence[Recording], used: Usage) -> dict[str, Any]:
     """What the runs table says of one iteration: that of the slowest rank."""
     iteration_s = max(recording.end_s for recording in everyone)
     compute_s, late_s = 0.0, []
@@ -643,23 +728,12 @@ def _row(one: Script, everyone: Sequence[Recording], load: float) -> dict[str, A
         "iteration_s": iteration_s,
         "compute_s": compute_s,
         "exposed_communication_s": iteration_s - compute_s,
-        "processor_load": load,
-        "processor_limited": load >= PROCESSOR_LIMIT,
+        "processor_load": used.busy,
+        "processor_limited": used.limited,
+        "stolen": used.stolen,
         "lateness_median_s": float(np.median(late)),
         "lateness_max_s": float(late.max()),
     }
-
-
-def _load(before: Any, after: Any) -> float:
-    """Share of all cores that was busy between two readings of `psutil.cpu_times`.
-
-    The kernel already counts guests in user time; a core that waits for a disk is idle.
-    """
-    names = [name for name in before._fields if not name.startswith("guest")]
-    spent = {name: getattr(after, name) - getattr(before, name) for name in names}
-    total_s = sum(spent.values())
-    idle_s = spent["idle"] + spent.get("iowait", 0.0)
-    return 1.0 - idle_s / total_s if total_s > 0 else 0.0
 
 
 def _append(path: Path, frame: pd.DataFrame) -> None:

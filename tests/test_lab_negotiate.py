@@ -1,0 +1,188 @@
+"""Laws of negotiation: nothing leaves before every rank has it ready, and nothing else is changed."""
+
+from __future__ import annotations
+
+import io
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from random import Random
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlkit.core.case import Case
+from ddlkit.core.timeline import COLUMNS, Timeline
+from ddlkit.papers.osf.breakdown import of_timeline
+from ddlkit.run.lab import negotiate, replay
+from ddlkit.run.lab.negotiate import Negotiator, Tally, coordinate
+from ddlkit.run.lab.network import Lab
+from ddlkit.run.lab.replay import Replayed
+from ddlkit.run.launch import Loopback, Place
+from test_lab_replay import TINY, asked
+
+SLOWER = 1.5
+
+
+@contextmanager
+def negotiators(ranks: int) -> Iterator[list[Negotiator]]:
+    """Those of all ranks, in this process, with a coordinator at the other ends of their lines."""
+    near, far = zip(*(socket.socketpair() for _ in range(ranks)), strict=True)
+    desk = threading.Thread(target=coordinate, args=(far,))
+    desk.start()
+    try:
+        yield [Negotiator(line) for line in near]
+    finally:
+        for line in near:
+            line.shutdown(socket.SHUT_RDWR)
+        desk.join(10)
+        assert not desk.is_alive(), "the coordinator outlives its ranks"
+        for line in (*near, *far):
+            line.close()
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.randoms(use_true_random=False))
+def test_a_group_is_answered_once_when_the_last_rank_has_reported_it(
+    ranks: int, groups: int, chance: Random
+) -> None:
+    """Whatever the ranks' reports are interleaved like; and so again in the next iteration."""
+    tally = Tally(ranks)
+    for _ in range(2):
+        turns = [rank for rank in range(ranks) for _ in range(groups)]
+        chance.shuffle(turns)
+        reported = [0] * ranks
+        answered = []
+        for rank in turns:
+            group = reported[rank]
+            reported[rank] += 1
+            if tally.report(group):
+                assert min(reported) == group + 1, "some rank has not reported it"
+                answered.append(group)
+        assert answered == list(range(groups))
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=20), st.lists(st.integers(1, 7), min_size=1))
+def test_reports_survive_however_they_are_cut(groups: list[int], cuts: list[int]) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        reports, taken = negotiate._Reports(far), []
+        text = b"".join(negotiate._GROUP.pack(group) for group in groups)
+        while text:
+            cut = cuts[len(text) % len(cuts)]
+            near.sendall(text[:cut])
+            text = text[cut:]
+            taken += reports.take()
+        assert taken == groups and not reports.over
+        near.shutdown(socket.SHUT_WR)
+        assert reports.take() == [] and reports.over
+
+
+def test_every_rank_posts_all_groups_in_one_order_and_computing_is_not_held_up() -> None:
+    groups = 50
+    with negotiators(3) as ranks:
+        posted: list[list[int]] = [[] for _ in ranks]
+        for rank, seen in zip(ranks, posted, strict=True):
+            rank.begin(seen.append)
+        for rank in ranks[:-1]:
+            for group in range(
+                groups
+            ):  # returns at once, though the last rank has told nothing yet
+                rank.report(group)
+        assert not any(posted)
+        for group in range(groups):
+            ranks[-1].report(group)
+        for rank in ranks:
+            rank.finish()
+        assert posted == [list(range(groups))] * 3
+
+
+def test_what_goes_wrong_is_told_to_the_rank_that_waits() -> None:
+    def broken(group: int) -> None:
+        raise RuntimeError(f"cannot send group {group}")
+
+    with negotiators(1) as (rank,):
+        rank.begin(broken)
+        rank.report(7)
+        with pytest.raises(RuntimeError, match="cannot send group 7"):
+            rank.finish()
+    near, far = socket.socketpair()
+    with near:
+        rank = Negotiator(near)
+        rank.begin(lambda group: None)
+        rank.report(0)
+        far.close()
+        with pytest.raises(ConnectionError, match="coordinator"):
+            rank.finish()
+
+
+# -- in replays --------------------------------------------------------------------------------
+
+
+def replayed(place: Place, ranks: int, *, raise_priority: bool) -> Replayed:
+    """One by one and fused, equal and unequal ranks, negotiated and not."""
+    cases = [
+        asked(spec, place, workers=ranks, straggler=slower, negotiated=negotiated)
+        for spec in ("none", "buffer:512KiB")
+        for slower in (1.0, SLOWER)
+        for negotiated in (False, True)
+    ]
+    return replay.replay(place, ranks, cases, rounds=1, raise_priority=raise_priority, timeout_s=60)
+
+
+def spans_by_case(found: Replayed) -> Iterator[tuple[pd.Series, Timeline]]:
+    """Every case with its timeline."""
+    for _, row in found.runs.iterrows():
+        spans = found.timeline[found.timeline["case"] == row["case"]]
+        yield row, Timeline(**{name: spans[name].to_numpy() for name in COLUMNS})
+
+
+def check_laws(found: Replayed, ranks: int) -> None:
+    assert (found.runs["iteration_s"] >= found.runs["compute_s"]).all()
+    assert len(found.runs) == 8 and found.runs["negotiated"].sum() == 4
+    for row, spans in spans_by_case(found):
+        agreed = spans.select(spans.kind == "negotiate")
+        messages = spans.select(spans.kind == "allreduce")
+        backward = spans.select(spans.kind == "backward")
+        assert messages.bytes.sum() == ranks * TINY.bytes.sum()
+        phases = of_timeline(spans, rank=0)
+        # The parts are all of the time from the first gradient to the last message's end.
+        mine = [messages.select(messages.rank == 0), backward.select(backward.rank == 0)]
+        total_s = mine[0].end_s.max() - mine[1].end_s.min()
+        assert sum(phases.values()) == pytest.approx(total_s, abs=1e-9)
+        if not row["negotiated"]:
+            assert agreed.n == 0 and phases["NEGOTIATE"] == 0
+            continue
+        assert agreed.n == messages.n
+        for group in np.unique(messages.group):
+            told_s = agreed.start_s[agreed.group == group].max()
+            assert (agreed.end_s[agreed.group == group] >= told_s).all(), "answered too early"
+            assert (messages.start_s[messages.group == group] >= told_s).all(), "sent too early"
+        if row["straggler"] > 1:
+            # The slow rank's gradients are not there before it has computed them.
+            slowest_s = TINY.forward_s + SLOWER * TINY.backward_s.sum()
+            assert agreed.end_s.max() >= slowest_s
+            assert phases["NEGOTIATE"] > 0
+
+
+def test_on_loopback_nothing_leaves_before_all_are_ready() -> None:
+    check_laws(replayed(Loopback(), 2, raise_priority=False), 2)
+
+
+def test_a_negotiated_case_is_another_case_that_its_row_gives_back() -> None:
+    case, _, _ = asked("none", Loopback(), negotiated=True)
+    assert replace(case, negotiated=False).key != case.key
+    text = pd.DataFrame([asdict(case)]).to_csv(index=False)
+    (row,) = pd.read_csv(io.StringIO(text), keep_default_na=False).to_dict("records")
+    assert Case.from_row(row) == case
+
+
+@pytest.mark.lab
+@pytest.mark.usefixtures("require_lab")
+def test_in_the_lab_nothing_leaves_before_all_are_ready() -> None:
+    with Lab(3, 1e9) as lab:
+        check_laws(replayed(lab, 3, raise_priority=True), 3)
