@@ -52,7 +52,7 @@ class Calibration:
         Samples that the machine's host disturbed are left out where the size has others.
         """
         fits, noises = {}, {}
-        kept = collectives[~_disturbed(collectives)]
+        kept = collectives[~disturbed(collectives)]
         for (link, ranks, collective), rows in kept.groupby(["link", "ranks", "collective"]):
             key = str(link), int(ranks), str(collective)
             sizes, seconds = rows["bytes"].to_numpy(), rows["seconds"].to_numpy()
@@ -77,7 +77,7 @@ class Calibration:
         return self.fits[key], self.noises[key]
 
 
-def _disturbed(collectives: pd.DataFrame) -> pd.Series:
+def disturbed(collectives: pd.DataFrame) -> pd.Series:
     """Which samples lost more than STOLEN_LIMIT of the cores, of sizes that were also measured better."""
     least = collectives.groupby(["link", "ranks", "collective", "bytes"])["stolen"].transform("min")
     return collectives["stolen"].gt(STOLEN_LIMIT) & least.le(STOLEN_LIMIT)
