@@ -16,6 +16,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit, held_out_errors, unseen_errors
 from ddlkit.papers import networks, osf
 from ddlkit.report.claims import claimed
+from ddlkit.report.validate import undisturbed
 
 Floats = NDArray[np.float64]
 Maker = Callable[[Floats, Floats], MessageCost]
@@ -124,8 +125,8 @@ def fig10(collectives: pd.DataFrame, tensors: pd.DataFrame, network: str) -> pd.
 
 
 def _all_reduces(samples: pd.DataFrame) -> dict[tuple[str, int], pd.DataFrame]:
-    """All-reduces by link and ranks."""
-    chosen = samples[samples["collective"] == "all_reduce"]
+    """All-reduces by link and ranks, without those that the machine's host disturbed."""
+    chosen = undisturbed(samples[samples["collective"] == "all_reduce"])
     return {(str(link), int(ranks)): rows for (link, ranks), rows in chosen.groupby(LINK)}
 
 
