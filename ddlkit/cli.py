@@ -75,8 +75,17 @@ def _measure(commands: Any) -> None:
     parser = _command(
         commands, "measure", _run_measure, "measure this machine and record what it says"
     )
-    what = ("layers", "collectives", "training", "replay", "campaign", "convergence", "all")
-    text = "all: without convergence, which takes ten minutes and tells nothing of this machine"
+    what = (
+        "layers",
+        "collectives",
+        "training",
+        "replay",
+        "campaign",
+        "convergence",
+        "tensors",
+        "all",
+    )
+    text = "all: without convergence (ten minutes, nothing of this machine) and tensors"
     parser.add_argument("what", choices=what, help=text)
     parser.add_argument("--profile", choices=("quick", "full"), default="quick", help="how long")
     parser.add_argument("--networks", help="for layers, with batch sizes: resnet50:32,vgg16:16")

@@ -35,8 +35,8 @@ from ddlkit.run.session import Point, Tables
 from ddlkit.run.training import measure_training
 
 WHAT = ("layers", "collectives", "training", "replay")
-BY_NAME = ("convergence",)
-"""Not part of "all": it takes minutes, and tells of networks, not of this machine."""
+BY_NAME = ("convergence", "tensors")
+"""Not part of "all": they take minutes, and tell of single networks more than of this machine."""
 
 REPLAY_PLANS = (
     "none", "single", "ddp", "exact", "buffer:1MB", "buffer:4MB", "buffer:25MB", "buffer:100MB",
@@ -246,7 +246,7 @@ def _tensors(n_ranks: int, rate: str, length: Length) -> Point:
         return {"tensors": found}
 
     place_name = f"lab-p{n_ranks}-{rate}" if rate else f"loopback-p{n_ranks}"
-    return Point("collectives", f"{TENSORS_NETWORK.lower()}-{place_name}", ["tensors"], run)
+    return Point("tensors", f"{TENSORS_NETWORK.lower()}-{place_name}", ["tensors"], run)
 
 
 def convergence_points(recipe: Recipe, seeds: Sequence[int]) -> Iterator[Point]:
