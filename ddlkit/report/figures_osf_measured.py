@@ -117,7 +117,7 @@ def fig10(collectives: pd.DataFrame, tensors: pd.DataFrame, network: str) -> pd.
         frames.append(_errors(known, rows).assign(**dict(zip(LINK, place, strict=True))))
     if not frames:
         raise UserError(
-            f"no link with all-reduces of {network}'s tensors: run ddlkit measure collectives"
+            f"no link with all-reduces of {network}'s tensors: run ddlkit measure tensors"
         )
     frame = pd.concat(frames, ignore_index=True)
     frame.insert(0, "tensors", counts.reindex(frame["bytes"]).to_numpy())
