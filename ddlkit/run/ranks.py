@@ -97,7 +97,7 @@ def join(
         backend,
         gloo_threads if backend == "gloo" else 0,
         torch.get_num_threads(),
-        raise_gloo_priority() if raise_priority and backend == "gloo" else 0,
+        raise_gloo_priority(gloo_threads) if raise_priority and backend == "gloo" else 0,
     )
 
 
@@ -225,7 +225,9 @@ def _meet(
 def _register_gloo(threads: int, device: torch.device) -> str:
     """Make gloo with ``threads`` threads known to torch; returns the name of that backend.
 
-    It serves tensors of the CPU, and those of ``device``.
+    It serves tensors of the CPU, and those of ``device``. Each thread has connections of its own, so that
+    messages in flight together meet on the link only. (torch's own default gives its two threads one
+    set of connections, for which they then have to wait, too.)
 
     torch ignores the options given to `init_process_group` for gloo, but lets a backend be registered
     whose maker is ours. Interfaces come from GLOO_SOCKET_IFNAME, as gloo itself does it.
@@ -241,8 +243,9 @@ def _register_gloo(threads: int, device: torch.device) -> str:
         options._threads = threads
         options._timeout = wanted.timeout
         interfaces = [text for text in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if text]
-        devices = [gloo.create_device(interface=interface) for interface in interfaces]
-        options._devices = devices or [gloo.create_default_device()]
+        options._devices = [
+            gloo.create_device(interface=interface) for interface in interfaces * threads
+        ] or [gloo.create_default_device() for _ in range(threads)]
         return gloo(wanted.store, wanted.group_rank, wanted.group_size, options)
 
     if not hasattr(dist.Backend, name.upper()):
@@ -253,23 +256,29 @@ def _register_gloo(threads: int, device: torch.device) -> str:
 # -- priority ----------------------------------------------------------------------------------
 
 
-def raise_gloo_priority(deadline_s: float = 10.0) -> int:
-    """Let gloo's threads preempt everything else on their cores (SCHED_FIFO); returns how many.
+def raise_gloo_priority(carrying: int, deadline_s: float = 10.0) -> int:
+    """Let gloo's threads preempt everything else on their cores (SCHED_RR); returns how many.
+
+    carrying : how many of them carry messages; each has another at its sockets
 
     With more ranks than cores, messages wait for a time slice: milliseconds in place of tens of
     microseconds. Only gloo's own threads are raised: a whole process would stop overlapping. It is
     done after a barrier, since raised threads have been seen to hang the start, and taken back on
     every rank, with 0 returned, if any rank may not (no root) or if a few barriers take longer than
     ``deadline_s``.
+
+    Not SCHED_FIFO: gloo's thread at the sockets only *tries* to lock a connection, and polls again at once
+    while a thread that carries a message holds it. Raised alike, and with more of them than cores, pollers
+    would keep the holder from its core for ever; in turns, they end with a slice.
     """
     if sys.platform != "linux":
         return 0
     dist.barrier()
-    threads = _gloo_threads(at_least=2)
+    threads = _gloo_threads(at_least=2 * carrying)
     watchdog = threading.Timer(deadline_s, _schedule, (threads, os.SCHED_OTHER, 0))
     watchdog.daemon = True
     watchdog.start()
-    raised = _schedule(threads, os.SCHED_FIFO, 1)
+    raised = _schedule(threads, os.SCHED_RR, 1)
     for _ in range(PRIORITY_CHECKS):
         dist.barrier()
     in_time = watchdog.is_alive()

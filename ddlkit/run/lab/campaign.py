@@ -167,18 +167,21 @@ class _Session:
         later = self.labs[number + 1 :]
         try:
             with setting.lab() as lab:
-                replay(
-                    lab,
-                    setting.workers,
-                    wanted,
-                    self.campaign.rounds,
-                    selection=self._selection,
-                    timeline_rounds=_timeline_rounds(wanted, self.campaign.rounds),
-                    done=_saved(point.path(self.out, "runs")),
-                    tries=processor.TRIES,
-                    afterwards_s=sum(one.calibration_s + one.replay_s for one in later),
-                    out=left,
-                )
+                # How many are in flight is settled when ranks are started.
+                for lanes in dict.fromkeys(case.in_flight for case, _, _ in wanted):
+                    alike = [one for one in wanted if one[0].in_flight == lanes]
+                    replay(
+                        lab,
+                        setting.workers,
+                        alike,
+                        self.campaign.rounds,
+                        selection=self._selection,
+                        timeline_rounds=_timeline_rounds(alike, self.campaign.rounds),
+                        done=_saved(point.path(self.out, "runs")),
+                        tries=processor.TRIES,
+                        afterwards_s=sum(one.calibration_s + one.replay_s for one in later),
+                        out=left,
+                    )
         finally:
             _absorb(self.out, left)
 
@@ -263,6 +266,7 @@ class _Session:
                     straggler=wish.straggler,
                     compute_s=wish.compute_s,
                     negotiated=wish.negotiated,
+                    in_flight=wish.in_flight,
                     selection_sha256=times.sha256 if times else "",
                 )
             except UserError as error:

@@ -58,6 +58,7 @@ class Wish:
     straggler: float
     compute_s: float | None = None  # of an iteration in the lab; None: as long as communication
     negotiated: bool = False
+    in_flight: int = 1
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ def read(file: Path) -> Campaign:
 
     Top-level keys: ``rounds``, ``calibration``, ``selection``, and ``grids``, a list. Each grid is the
     product of its lists: networks, workers, rates, ranks_per_node, intra_rates, plans, density,
-    stragglers, compute_s, negotiated. A grid's key that stands at the top level holds for all grids that
-    do not have it.
+    stragglers, compute_s, negotiated, in_flight. A grid's key that stands at the top level holds for all
+    grids that do not have it.
 
     Raises UserError in one line that names file and key.
     """
@@ -230,10 +231,11 @@ _GRID: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "stragglers": (1.0, _number(1.0, 100.0)),
     "compute_s": (BALANCED, _compute_s),
     "negotiated": (False, _truth),
+    "in_flight": (1, _count),
 }
 
 
-_WISHED = ("networks", "plans", "density", "stragglers", "compute_s", "negotiated")
+_WISHED = ("networks", "plans", "density", "stragglers", "compute_s", "negotiated", "in_flight")
 """Keys of what a Wish holds, in its order."""
 
 

@@ -250,7 +250,7 @@ def replay(
     if not cases or rounds < 1:
         raise UserError(f"replay of {len(cases)} cases in {rounds} rounds: at least 1 of each")
     scripts = [script(*case, selection) for case in cases]
-    _check_cases([case for case, _, _ in cases], ranks, place, raise_priority)
+    _check_cases([case for case, _, _ in cases], ranks, place)
     expected_s = [_expected_s(one, place.link_bits_per_s, ranks) for one in scripts]
     patience_s = timeout_s or 60 + 3 * tries * rounds * sum(expected_s)
     with workspace(out) as directory:
@@ -305,7 +305,7 @@ def finished(out: Path, cases: Iterable[Case]) -> Replayed:
     return Replayed(runs, spans.merge(rows[KEY], on=KEY), rows[[*KEY, *late]])
 
 
-def _check_cases(cases: Sequence[Case], ranks: int, place: Place, raise_priority: bool) -> None:
+def _check_cases(cases: Sequence[Case], ranks: int, place: Place) -> None:
     for number, case in enumerate(cases):
         if case in cases[:number]:
             raise UserError(f"replay: case {case.key} ({case.plan}) is asked for twice")
@@ -319,9 +319,6 @@ def _check_cases(cases: Sequence[Case], ranks: int, place: Place, raise_priority
             )
         if case.in_flight != cases[0].in_flight:
             raise UserError("replay: all cases of a launch must have as many messages in flight")
-        if case.in_flight > 1 and raise_priority:
-            # Seen to hang with four ranks in the lab; without it, it runs.
-            raise UserError("replay: gloo's threads can be raised only with one message in flight")
         if case.straggler < 1:
             raise UserError(f"replay: case {case.key} has straggler {case.straggler}: at least 1")
         if (case.kind, case.workers, case.link) != ("replay", ranks, place.name):
