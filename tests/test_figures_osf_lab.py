@@ -40,7 +40,14 @@ def case(network: str, spec: str, *, negotiated: bool) -> tuple[Case, FusionPlan
 def made() -> Lab:
     """Two repeats of cases that go as the model says; of the second, all takes twice as long."""
     known = {"link": "lab:1gbit", "ranks": 4, "collective": "all_reduce", "algorithm": "ring"}
-    sizes = {"bytes": SIZES, "seconds": COST(SIZES), "session": 0, "in_flight": 1, "stolen": 0.0}
+    sizes = {
+        "bytes": SIZES,
+        "seconds": COST(SIZES),
+        "session": 0,
+        "in_flight": 1,
+        "stolen": 0.0,
+        "link_bits_per_s": 0.0,
+    }
     wanted = [("resnet101", "none", True), ("resnet101", "buffer:25MB", True)]
     wanted += [
         ("resnet101", "none", False),

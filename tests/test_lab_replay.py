@@ -26,7 +26,8 @@ from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.units import KIB, MIB
 from ddlkit.core.workload import Workload
 from ddlkit.run.lab import network, replay
-from ddlkit.run.lab.calibrate import FRAMING, calibrate, wire_efficiency
+from ddlkit.core.shaping import FRAMING
+from ddlkit.run.lab.calibrate import calibrate, wire_efficiency
 from ddlkit.run.lab.network import Lab, clean
 from ddlkit.run.lab.replay import Recording, finished
 from ddlkit.run.launch import Loopback, Place

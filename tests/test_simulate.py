@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ddlkit.core import plan as planning
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
+from ddlkit.core.lanes import Link
 from ddlkit.core.simulate import (
     LinearScenarios,
     dag_edges,
@@ -43,14 +44,14 @@ def test_messages_that_share_the_link_end_between_one_at_a_time_and_the_link_alo
 ) -> None:
     workload, cost = data.draw(workloads()), data.draw(costs())
     plan = data.draw(plans(workload.n))
-    shared = predict(workload, plan, cost, lanes)
+    shared = predict(workload, plan, cost, Link(lanes))
     slack = 1e-9 * (1 + shared.iteration_s)
     assert shared.iteration_s <= predict(workload, plan, cost).iteration_s + slack
     assert shared.iteration_s >= workload.compute_s - slack
     alone = predict(workload, planning.make_plan("single", workload), cost)
     if len(plan.ends) == 1:
         assert shared.iteration_s == pytest.approx(alone.iteration_s)
-    draws = prediction_draws(workload, plan, [cost, cost], np.ones((2, 1)), lanes)
+    draws = prediction_draws(workload, plan, [cost, cost], np.ones((2, 1)), Link(lanes))
     assert draws == pytest.approx([shared.iteration_s] * 2)
 
 

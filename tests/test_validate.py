@@ -30,7 +30,14 @@ def calibration(noise: float = 0.0) -> Calibration:
     sizes = np.repeat(SIZES, 9)
     rows = {"link": "lab:1gbit", "ranks": 4, "collective": "all_reduce", "algorithm": "ring"}
     seconds = COST(sizes) * np.exp(rng.normal(0, noise, sizes.size))
-    known = {"bytes": sizes, "seconds": seconds, "session": 0, "in_flight": 1, "stolen": 0.0}
+    known = {
+        "bytes": sizes,
+        "seconds": seconds,
+        "session": 0,
+        "in_flight": 1,
+        "stolen": 0.0,
+        "link_bits_per_s": 0.0,
+    }
     return Calibration.of(pd.DataFrame({**known, **rows}))
 
 
@@ -122,7 +129,14 @@ def test_a_sparse_truth_with_a_straggler_made_by_the_model_has_no_error() -> Non
     compute_s = dilation * straggler * (WORKLOAD.compute_s + spent_s)
     update_s = dilation * straggler * WORKLOAD.update_s
     rows = {"link": "lab:1gbit", "ranks": 4, "collective": "all_gather", "algorithm": "ring"}
-    known = {"bytes": SIZES, "seconds": gather(SIZES), "session": 0, "in_flight": 1, "stolen": 0.0}
+    known = {
+        "bytes": SIZES,
+        "seconds": gather(SIZES),
+        "session": 0,
+        "in_flight": 1,
+        "stolen": 0.0,
+        "link_bits_per_s": 0.0,
+    }
     calibrated = Calibration.of(pd.DataFrame({**known, **rows}))
     selections = {times.sha256: times}
     row = predict_case(asked, {"abc": WORKLOAD}, calibrated, compute_s, selections)
@@ -150,6 +164,7 @@ def test_disturbed_samples_of_a_calibration_are_left_out_where_there_are_others(
             "session": [0, 1, 0, 1],
             "stolen": [0.0, 0.3, 0.3, 0.3],
             "in_flight": 1,
+            "link_bits_per_s": 0.0,
             **known,
         }
     )

@@ -37,6 +37,10 @@ class MessageCost(Form):
     @abstractmethod
     def _seconds(self, sizes: Floats) -> Floats: ...
 
+    def sent_bytes(self, n_bytes: ArrayLike) -> Floats:
+        """Size of the collectives that a message of ``n_bytes`` (any shape) really is, together."""
+        return np.asarray(n_bytes, dtype=float)
+
     def at_workers(self, workers: int) -> MessageCost:
         """The cost with another number of workers; only forms whose algorithm is known can tell.
 

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.lanes import halves, shared_ends
+from ddlkit.core.lanes import Link, Parts
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import Workload
@@ -70,22 +70,29 @@ def group_ends(ready_s: Floats, communication_s: Floats) -> Floats:
     return total + np.maximum.accumulate(ready_s - (total - communication_s), axis=-1)
 
 
+PLAIN = Link()
+
+
 def predict(
-    workload: Workload, plan: FusionPlan, cost: MessageCost, in_flight: int = 1
+    workload: Workload, plan: FusionPlan, cost: MessageCost, link: Link = PLAIN
 ) -> Prediction:
     """The iteration under ``plan`` when every message costs ``cost``.
 
-    in_flight : how many messages may be under way at once; several share the link (`ddlkit.core.lanes`)
+    link : what messages share beyond it: lanes, and credit that a rested link saves
     """
-    ready_s, communication_s = group_times(workload, plan, cost)
-    end_s = _last_end(ready_s, communication_s, cost, in_flight)
+    communication_s = group_times(workload, plan, cost)[1]
+    end_s = float(message_ends(workload, plan, cost, link).max())
     return Prediction(end_s + workload.update_s, workload.compute_s, float(communication_s.sum()))
 
 
-def _last_end(ready_s: Floats, communication_s: Floats, cost: MessageCost, in_flight: int) -> float:
-    if in_flight == 1:
-        return float(group_ends(ready_s, communication_s)[-1])
-    return float(shared_ends(ready_s, *halves(cost, communication_s), in_flight).max())
+def message_ends(
+    workload: Workload, plan: FusionPlan, cost: MessageCost, link: Link = PLAIN
+) -> Floats:
+    """(G,) end of each group's communication over ``link``."""
+    ready_s, communication_s = group_times(workload, plan, cost)
+    if link.plain:
+        return group_ends(ready_s, communication_s)
+    return link.ends(ready_s, link.parts(cost, plan.group_bytes(workload)))
 
 
 def no_overlap(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Prediction:
@@ -111,37 +118,41 @@ def prediction_draws(
     plan: FusionPlan,
     costs: Sequence[MessageCost],
     scatter: ArrayLike = 1.0,
-    in_flight: int = 1,
+    link: Link = PLAIN,
 ) -> Floats:
     """(B,) iteration times, one a bootstrap draw of the cost.
 
     scatter : (B, G) factors by which single messages differ from what they cost as a rule; without it
         the draws tell how sure the rule is, with it what a single iteration may show
-    in_flight : as for `predict`
+    link : as for `predict`
     """
     if not costs:
         return np.empty(0)
-    rule_s = np.array([group_times(workload, plan, cost)[1] for cost in costs])
-    communication_s: Floats = rule_s * np.asarray(scatter, dtype=float)
-    ready_s = plan.group_ready_s(workload)
-    if in_flight == 1:
-        ends_s = group_ends(ready_s, communication_s)[:, -1]
+    ready_s, factors = plan.group_ready_s(workload), np.asarray(scatter, dtype=float)
+    if link.plain:
+        rule_s = np.array([group_times(workload, plan, cost)[1] for cost in costs])
+        ends_s = group_ends(ready_s, rule_s * factors)
     else:
-        each = zip(costs, communication_s, strict=True)
-        ends_s = np.array([_last_end(ready_s, taken, cost, in_flight) for cost, taken in each])
-    iterations_s: Floats = ends_s + workload.update_s
+        each = [link.parts(cost, plan.group_bytes(workload)) for cost in costs]
+        parts = Parts(*(np.stack(part) * factors for part in zip(*each, strict=True)))
+        ends_s = link.ends(ready_s, parts)
+    iterations_s: Floats = ends_s.max(axis=-1) + workload.update_s
     return iterations_s
 
 
-def simulate(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Timeline:
+def simulate(
+    workload: Workload, plan: FusionPlan, cost: MessageCost, link: Link = PLAIN
+) -> Timeline:
     """The iteration as spans: forward, backward per tensor, one message per group, update."""
-    return Timeline.from_rows({**row, "origin": "simulated"} for row in _rows(workload, plan, cost))
+    rows = _rows(workload, plan, cost, link)
+    return Timeline.from_rows({**row, "origin": "simulated"} for row in rows)
 
 
-def _rows(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Iterator[dict[str, object]]:
-    ready_s, communication_s = group_times(workload, plan, cost)
-    ends_s = group_ends(ready_s, communication_s)
-    starts_s = np.maximum(ready_s, np.concatenate([[0.0], ends_s[:-1]]))
+def _rows(
+    workload: Workload, plan: FusionPlan, cost: MessageCost, link: Link
+) -> Iterator[dict[str, object]]:
+    ends_s = message_ends(workload, plan, cost, link)
+    starts_s = np.maximum(plan.group_ready_s(workload), _lane_free_s(ends_s, link.in_flight))
     message = "allgather" if cost.collective == "all_gather" else "allreduce"
     yield {
         "task": "forward",
@@ -174,9 +185,17 @@ def _rows(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Iterator[d
         yield {**span, "start_s": float(starts_s[group]), "end_s": end_s, "bytes": int(n_bytes)}
     if not workload.update_s:
         return
-    last_s = float(ends_s[-1])
+    last_s = float(ends_s.max())
     update = {"task": "update", "kind": "update", "stream": "compute", "start_s": last_s}
     yield {**update, "end_s": last_s + workload.update_s}
+
+
+def _lane_free_s(ends_s: Floats, in_flight: int) -> Floats:
+    """(G,) when fewer than ``in_flight`` of the messages before each were still under way."""
+    free_s = np.zeros(len(ends_s))
+    for group in range(in_flight, len(ends_s)):
+        free_s[group] = np.sort(ends_s[:group])[-in_flight]
+    return free_s
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,8 +58,13 @@ class SparseGather(MessageCost):
         object.__setattr__(self, "workers", self.gather.workers)
 
     def _seconds(self, sizes: Floats) -> Floats:
+        return np.asarray(2 * self.gather(self.sent_bytes(sizes) / 2))
+
+    def sent_bytes(self, n_bytes: ArrayLike) -> Floats:
+        """Whole outputs of both gathers, for dense groups of ``n_bytes``."""
+        sizes = np.asarray(n_bytes, dtype=float)
         kept = np.maximum(1.0, np.rint(self.density * np.ceil(sizes / ELEMENT_BYTES)))
-        return np.asarray(2 * self.gather(ELEMENT_BYTES * (self.workers or 1) * kept))
+        return 2 * ELEMENT_BYTES * (self.workers or 1) * kept
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, with the gather's own description inside."""

@@ -177,10 +177,11 @@ def simulated(
     selections: Mapping[str, Selecting],
 ) -> Timeline:
     """The timeline that the model has of a case: to look at beside the replayed one."""
-    cost = calibration.of_case(case)[0].cost
+    fitted, _, link = calibration.of_case(case)
+    cost = fitted.cost
     if case.collective == "all_gather":
         cost = SparseGather(cost, case.density)
-    return simulate(computed(case, workloads, selections), plan_of(case), cost)
+    return simulate(computed(case, workloads, selections), plan_of(case), cost, link)
 
 
 def paired(runs: pd.DataFrame, plan: str, draws: int = 2000, seed: int = 0) -> pd.DataFrame:

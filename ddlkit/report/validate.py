@@ -7,7 +7,7 @@ their own (communication); no row of the runs table takes part in either.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -16,8 +16,10 @@ import pandas as pd
 from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import Fit, fit
+from ddlkit.core.lanes import Link
 from ddlkit.core.noise import Noise
 from ddlkit.core.plan import FusionPlan
+from ddlkit.core.shaping import burst_s, wire_s_per_byte
 from ddlkit.core.simulate import Prediction, no_overlap, perfect_overlap, predict, prediction_draws
 from ddlkit.core.sparse import Selecting, SparseGather, group_selection_s, with_selection
 from ddlkit.core.workload import Workload
@@ -40,10 +42,12 @@ Between a profile and a run the machine's speed drifts; what error remains here 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Costs fitted to recorded collectives, and their noise, one of each a (link, workers, collective)."""
+    """Costs fitted to recorded collectives, their noise, and what their messages share of a shaped link:
+    one of each a (link, workers, collective)."""
 
     fits: Mapping[tuple[str, int, str], Fit]
     noises: Mapping[tuple[str, int, str], Noise]
+    links: Mapping[tuple[str, int, str], Link]
 
     @classmethod
     def of(cls, collectives: pd.DataFrame, form: str = "table") -> Calibration:
@@ -51,7 +55,7 @@ class Calibration:
 
         Samples that the machine's host disturbed are left out where the size has others.
         """
-        fits, noises = {}, {}
+        fits, noises, links = {}, {}, {}
         keys = ["link", "ranks", "collective"]
         for (link, ranks, collective), rows in undisturbed(collectives).groupby(keys):
             key = str(link), int(ranks), str(collective)
@@ -65,16 +69,33 @@ class Calibration:
                 algorithm=str(rows["algorithm"].iloc[0]),
             )
             noises[key] = Noise.of(sizes, seconds, rows["session"], rows["in_flight"])
-        return cls(fits, noises)
+            links[key] = shaped_link(rows)
+        return cls(fits, noises, links)
 
-    def of_case(self, case: Case) -> tuple[Fit, Noise]:
+    def of_case(self, case: Case) -> tuple[Fit, Noise, Link]:
         """Those for a case's link and workers. Raises UserError when it was not calibrated."""
         key = (case.link, case.workers, case.collective)
         if key not in self.fits:
             raise UserError(
                 f"no calibration for {case.collective} over {case.link} with {case.workers} ranks"
             )
-        return self.fits[key], self.noises[key]
+        link = replace(self.links[key], in_flight=case.in_flight)
+        return self.fits[key], self.noises[key], link
+
+
+def shaped_link(rows: pd.DataFrame) -> Link:
+    """What messages over a lab's link share, by its calibration there; a plain one of any other link."""
+    one = rows.iloc[0]
+    rate_bits_per_s = float(one["link_bits_per_s"])
+    if not (str(one["link"]).startswith("lab:") and rate_bits_per_s):
+        return Link()
+    in_a_row = rows.groupby("bytes")["in_flight"].first()
+    return Link(
+        burst_s=burst_s(rate_bits_per_s),
+        wire_s_per_byte=wire_s_per_byte(one["collective"], int(one["ranks"]), rate_bits_per_s),
+        bytes=in_a_row.index.tolist(),
+        in_a_row=in_a_row.tolist(),
+    )
 
 
 def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
@@ -157,26 +178,26 @@ def predict_case(
     selections : selection times by the hash that a sparse case carries
     """
     workload, plan = computed(case, workloads, selections or {}), plan_of(case)
-    fitted, noise = calibration.of_case(case)
+    fitted, noise, link = calibration.of_case(case)
     cost, draws = fitted.cost, fitted.draws
     if sparse := case.collective == "all_gather":
         cost = SparseGather(cost, case.density)
         draws = tuple(SparseGather(draw, case.density) for draw in draws)
     row: dict[str, object] = {"case": case.key}
     answers = {name: other(workload, plan, cost) for name, other in OTHERS.items()}
-    answers["model"] = predict(workload, plan, cost, case.in_flight)
+    answers["model"] = predict(workload, plan, cost, link)
     for name, found in answers.items():
         row |= {
             f"{name}_iteration_s": found.iteration_s,
             f"{name}_exposed_s": found.exposed_communication_s,
         }
     stretched = workload.scaled(compute_s / workload.compute_s)
-    found = predict(stretched, plan, cost, case.in_flight)
+    found = predict(stretched, plan, cost, link)
     row |= {f"{RESCALED}_iteration_s": found.iteration_s}
     row |= {f"{RESCALED}_exposed_s": found.exposed_communication_s}
     sent_bytes = plan.group_bytes(workload) * (case.density if sparse else 1.0)
     factors = noise.factors(sent_bytes, len(draws))
-    times = prediction_draws(workload, plan, draws, factors, case.in_flight)
+    times = prediction_draws(workload, plan, draws, factors, link)
     lower, upper = np.quantile(times, [0.025, 0.975])
     return {**row, "lower_s": lower, "upper_s": upper, "predicted_compute_s": workload.compute_s}
 

@@ -19,8 +19,6 @@ from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.replay import replay_join
 
 IN_FLIGHT = 16  # small messages are posted together, as a replay posts its groups
-FRAMING = 1448 / 1514
-"""TCP payload in a full Ethernet frame, as tbf counts it: what no collective can exceed."""
 
 
 def calibrate(

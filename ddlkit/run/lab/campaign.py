@@ -22,11 +22,11 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from ddlkit import store
-from ddlkit.core.bandwidth import bus_factor
 from ddlkit.core.case import Case
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
+from ddlkit.core.shaping import wire_s_per_byte
 from ddlkit.core.simulate import predict
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,
@@ -42,7 +42,7 @@ from ddlkit.run import networks, processor
 from ddlkit.run.clock import Budget
 from ddlkit.run.collectives import together_at, whole_size
 from ddlkit.run.lab import network
-from ddlkit.run.lab.calibrate import FRAMING, IN_FLIGHT, calibrate
+from ddlkit.run.lab.calibrate import IN_FLIGHT, calibrate
 from ddlkit.run.lab.grid import Campaign, Setting, Wish, read
 from ddlkit.run.lab.replay import Asked, balanced, finished, replay
 from ddlkit.run.selection import measure_selection
@@ -485,7 +485,7 @@ def _absorb(out: Path, left: Path) -> None:
 
 def _guessed_cost(setting: Setting, collective: str) -> MessageCost:
     """The wire at its rate, and a start-up that grows with the workers."""
-    beta = bus_factor(collective, setting.workers) * 8 / (setting.rate_bits_per_s * FRAMING)
+    beta = wire_s_per_byte(collective, setting.workers, setting.rate_bits_per_s)
     alpha_s = ALPHA_S * setting.workers**2
     return AlphaBeta(
         alpha_s, beta, collective=collective, workers=setting.workers, algorithm="ring"

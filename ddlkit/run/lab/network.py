@@ -28,6 +28,7 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.shaping import burst_bytes
 from ddlkit.run.launch import rank_environment
 
 NAMESPACES = Path("/run/netns")  # of iproute2
@@ -36,8 +37,6 @@ STATE = Path("/run/ddlkit")
 
 MAX_RANKS = 64
 MIN_RATE_BITS_PER_S, MAX_RATE_BITS_PER_S = 1e6, 1e11
-BURST_S = 128 * 1024 / 1e9  # tbf burst in bytes per (bit/s); a smaller one breaks the rate by 2x
-MIN_BURST_BYTES = 16 * 1024
 MAX_PACKET_BYTES = 65536  # Linux hands TCP data down in packets of this size, to be cut on the wire
 QUEUE_BYTES = 256 * 1024**2  # far above what TCP keeps in flight, so that nothing is dropped
 INTERFACE = "eth0"
@@ -246,7 +245,7 @@ class Lab:
             (f"qdisc add dev {device} {self._shape(rate)}" for device, rate in shaped),
         )
         # A packet larger than a burst is cut up in software, which 16 ranks have no time for.
-        smallest = _burst_bytes(min(own, self.rate_bits_per_s))
+        smallest = burst_bytes(min(own, self.rate_bits_per_s))
         packet = min(MAX_PACKET_BYTES, round(0.9 * smallest))
         for rank, name in enumerate(self.namespaces[:-1]):
             _batch(["tc", "-n", name], [f"qdisc add dev {INTERFACE} {self._shape(own)}"])
@@ -259,7 +258,7 @@ class Lab:
             _batch(["ip", "-n", name], addressing)
 
     def _shape(self, rate_bits_per_s: float) -> str:
-        rate, burst = round(rate_bits_per_s), _burst_bytes(rate_bits_per_s)
+        rate, burst = round(rate_bits_per_s), burst_bytes(rate_bits_per_s)
         return f"root tbf rate {rate}bit burst {burst} limit {QUEUE_BYTES}"
 
     def _remove(self) -> None:
@@ -324,10 +323,6 @@ def _described(row: dict[str, Any]) -> Lab:
         intra_rate_bits_per_s=row.get("intra_rate_bits_per_s", 0.0),
         persistent=not row["owner"],
     )
-
-
-def _burst_bytes(rate_bits_per_s: float) -> int:
-    return max(MIN_BURST_BYTES, round(BURST_S * rate_bits_per_s))
 
 
 def _tbf_sums(namespaces: Iterable[str], device: str) -> dict[str, int]:
