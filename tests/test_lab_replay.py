@@ -23,10 +23,10 @@ from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan, make_plan
+from ddlkit.core.shaping import FRAMING
 from ddlkit.core.units import KIB, MIB
 from ddlkit.core.workload import Workload
 from ddlkit.run.lab import network, replay
-from ddlkit.core.shaping import FRAMING
 from ddlkit.run.lab.calibrate import calibrate, wire_efficiency
 from ddlkit.run.lab.network import Lab, clean
 from ddlkit.run.lab.replay import Recording, finished

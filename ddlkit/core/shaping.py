@@ -1,4 +1,4 @@
-"""A rate that is enforced by a token bucket: how far it lets a rested link run ahead, and what framing takes."""
+"""A rate enforced by a token bucket: how far a rested link may run ahead, and what framing takes."""
 
 from __future__ import annotations
 
