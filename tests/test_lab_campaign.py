@@ -185,7 +185,7 @@ def test_a_wrong_network_or_plan_is_told_before_anything_is_measured(
 @pytest.mark.parametrize(
     ("name", "fewest", "least_s", "most_s"),
     [
-        ("campaign_quick", 6, 5, 60),
+        ("campaign_quick", 5, 5, 60),
         ("campaign_osf", 25, 120, 900),
         ("campaign", 150, 600, 7200),
     ],

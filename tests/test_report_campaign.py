@@ -55,6 +55,21 @@ def test_labs_hold_every_case_once_and_tell_dense_from_sparse() -> None:
     assert whole == pytest.approx(found["inside"].mean())
 
 
+def test_plans_with_one_and_with_two_in_flight_meet_in_one_row() -> None:
+    found = cases().assign(network="n", plan=[f"p{k // 2}" for k in range(40)], straggler=1.0)
+    found = found.assign(link="lab:1gbit", density=1.0, in_flight=[1, 2] * 20)
+    found["model_iteration_s"] = found["measured_iteration_s"] * (1 + found["model_error"])
+    pairs = campaign.in_flight(found)
+    assert len(pairs) == 20 and set(pairs["plan"]) == set(found["plan"])
+    one, two = (found[found["in_flight"] == n].set_index("plan") for n in (1, 2))
+    gain = one["measured_iteration_s"] / two["measured_iteration_s"] - 1
+    assert pairs.set_index("plan")["measured_gain"].to_dict() == pytest.approx(gain.to_dict())
+    ratio = (1 + pairs["one_error"]) / (1 + pairs["two_error"])
+    np.testing.assert_allclose((1 + pairs["model_gain"]) / (1 + pairs["measured_gain"]), ratio)
+    alone = campaign.in_flight(found[found["in_flight"] == 1])
+    assert alone.empty
+
+
 def test_goals_are_judged_by_what_was_reached() -> None:
     found = cases()
     good = campaign.goals(found).set_index("goal")

@@ -55,6 +55,25 @@ def test_messages_that_share_the_link_end_between_one_at_a_time_and_the_link_alo
     assert draws == pytest.approx([shared.iteration_s] * 2)
 
 
+@given(st.data(), st.floats(0, 1e-7))
+def test_copies_lengthen_an_iteration_by_at_most_both_ways(
+    data: st.DataObject, s_per_byte: float
+) -> None:
+    workload, cost = data.draw(workloads()), data.draw(costs())
+    plan, link = data.draw(plans(workload.n)), Link(data.draw(st.integers(1, 2)))
+    bare = predict(workload, plan, cost, link).iteration_s
+    copied = workload.copied(s_per_byte)
+    found = predict(copied, plan, cost, link).iteration_s
+    whole_s, slack = s_per_byte * workload.bytes.sum(), 1e-9 * (1 + bare)
+    last_s = s_per_byte * plan.group_bytes(workload)[-1]
+    assert bare + last_s - slack <= found <= bare + 2 * whole_s + slack
+    one = planning.make_plan("single", workload)
+    together = predict(copied, one, cost).iteration_s - predict(workload, one, cost).iteration_s
+    assert together == pytest.approx(2 * whole_s, abs=1e-9 * (1 + bare))
+    timeline = simulate(copied, plan, cost, link)
+    assert timeline.end_s.max() == pytest.approx(found) or not workload.update_s
+
+
 @given(st.data())
 def test_timeline_agrees_with_the_prediction_and_conserves_bytes(data: st.DataObject) -> None:
     workload, cost = data.draw(workloads()), data.draw(costs())

@@ -12,8 +12,10 @@ from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
+from ddlkit.core.lanes import Link
 from ddlkit.core.plan import make_plan
-from ddlkit.core.simulate import predict
+from ddlkit.core.shaping import wire_s_per_byte
+from ddlkit.core.simulate import PLAIN, predict
 from ddlkit.core.sparse import SelectionTimes
 from ddlkit.report.source import default_recording
 from ddlkit.report.validate import Calibration, plan_of, predict_case, summary, validate
@@ -25,7 +27,12 @@ SPECS = ("none", "single", "buffer:25MB", "ddp", "exact")
 WORKLOAD = random_workload(np.random.default_rng(0), 40)
 
 
-def calibration(noise: float = 0.0) -> Calibration:
+RATE_BITS_PER_S = 1.6e9
+WIRE_S_PER_BYTE = wire_s_per_byte("all_reduce", 4, RATE_BITS_PER_S)
+COPY_S_PER_BYTE = 1e-9
+
+
+def calibration(noise: float = 0.0, rate_bits_per_s: float = 0.0) -> Calibration:
     rng = np.random.default_rng(1)
     sizes = np.repeat(SIZES, 9)
     rows = {"link": "lab:1gbit", "ranks": 4, "collective": "all_reduce", "algorithm": "ring"}
@@ -36,7 +43,7 @@ def calibration(noise: float = 0.0) -> Calibration:
         "session": 0,
         "in_flight": 1,
         "stolen": 0.0,
-        "link_bits_per_s": 0.0,
+        "link_bits_per_s": rate_bits_per_s,
     }
     return Calibration.of(pd.DataFrame({**known, **rows}))
 
@@ -48,18 +55,22 @@ def case(spec: str, workers: int = 4) -> Case:
                 profile_sha256="abc")  # fmt: skip
 
 
-def runs(noise: float = 0.0, workers: int = 4) -> pd.DataFrame:
+def runs(
+    noise: float = 0.0, workers: int = 4, link: Link = PLAIN, copy_s_per_byte: float = 0.0
+) -> pd.DataFrame:
     rng, rows = np.random.default_rng(2), []
     for spec in SPECS:
-        asked = case(spec, workers)
-        truth = predict(WORKLOAD, plan_of(asked), COST)
+        asked = replace(case(spec, workers), in_flight=link.in_flight)
+        copied = WORKLOAD.copied(copy_s_per_byte)
+        truth = predict(copied, plan_of(asked), COST, link)
         for repeat in range(4):
             iteration_s = truth.iteration_s * float(np.exp(rng.normal(0, noise)))
-            exposed_s = iteration_s - truth.compute_s
-            values = {"iteration_s": iteration_s, "compute_s": truth.compute_s, "repeat": repeat}
+            exposed_s = iteration_s - WORKLOAD.compute_s
+            values = {"iteration_s": iteration_s, "compute_s": WORKLOAD.compute_s, "repeat": repeat}
             rows.append({**vars(asked), **values, "case": asked.key, "origin": "replayed",
                          "exposed_communication_s": exposed_s, "processor_load": 0.5,
-                         "processor_limited": False, "stolen": 0.0})  # fmt: skip
+                         "processor_limited": False, "stolen": 0.0,
+                         "copy_s_per_byte": copy_s_per_byte})  # fmt: skip
     return pd.DataFrame(rows)
 
 
@@ -72,6 +83,23 @@ def test_a_truth_made_by_the_model_has_no_error() -> None:
     assert found["no_overlap_error"].max() > 0.01
     assert (found["no_overlap_error"] >= -1e-12).all()
     assert (found["perfect_overlap_error"] <= 1e-12).all()
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_credit_lanes_and_copies_are_known_too(in_flight: int) -> None:
+    """All three at once, in a truth of the lab's shaped link; left out, they are missed."""
+    costs = calibration(rate_bits_per_s=RATE_BITS_PER_S)
+    link = costs.of_case(replace(case("none"), in_flight=in_flight))[2]
+    assert link.burst_s > 0 and link.in_flight == in_flight
+    assert link.wire_s_per_byte == pytest.approx(WIRE_S_PER_BYTE)
+    truth = runs(link=link, copy_s_per_byte=COPY_S_PER_BYTE)
+    found = validate(truth, {"abc": WORKLOAD}, costs)
+    for quantity in ("model", "model_exposed", "rescaled", "rescaled_exposed"):
+        assert found[f"{quantity}_error"].abs().max() < 1e-9
+    bare = validate(truth, {"abc": WORKLOAD}, costs.without_credit())
+    assert (bare["model_error"] > 1e-6).any()
+    uncopied = validate(truth.assign(copy_s_per_byte=0.0), {"abc": WORKLOAD}, costs)
+    assert (uncopied["model_error"] < -1e-6).all()
 
 
 def test_noise_shows_as_repeatability_and_the_summary_keeps_it() -> None:

@@ -81,15 +81,28 @@ def predict(
     link : what messages share beyond it: lanes, and credit that a rested link saves
     """
     communication_s = group_times(workload, plan, cost)[1]
-    end_s = float(message_ends(workload, plan, cost, link).max())
+    end_s = float(_unpacked_s(workload, plan, message_ends(workload, plan, cost, link)))
     return Prediction(end_s + workload.update_s, workload.compute_s, float(communication_s.sum()))
 
 
+def _unpacked_s(workload: Workload, plan: FusionPlan, ends_s: Floats) -> Floats:
+    """(...) when the last message, by ``ends_s`` (..., G), has arrived and is copied out: update begins."""
+    unpack_s = workload.unpack_s_per_byte * plan.group_bytes(workload)
+    last_s: Floats = group_ends(ends_s, np.broadcast_to(unpack_s, ends_s.shape))[..., -1]
+    return last_s
+
+
 def message_ends(
-    workload: Workload, plan: FusionPlan, cost: MessageCost, link: Link = PLAIN
+    workload: Workload,
+    plan: FusionPlan,
+    cost: MessageCost,
+    link: Link = PLAIN,
+    leave_s: Floats | None = None,
 ) -> Floats:
-    """(G,) end of each group's communication over ``link``."""
+    """(G,) end of each group's communication over ``link``; ``leave_s``: when each may begin, if not when
+    its last gradient is ready."""
     ready_s, communication_s = group_times(workload, plan, cost)
+    ready_s = ready_s if leave_s is None else leave_s
     if link.plain:
         return group_ends(ready_s, communication_s)
     return link.ends(ready_s, link.parts(cost, plan.group_bytes(workload)))
@@ -136,8 +149,7 @@ def prediction_draws(
         each = [link.parts(cost, plan.group_bytes(workload)) for cost in costs]
         parts = Parts(*(np.stack(part) * factors for part in zip(*each, strict=True)))
         ends_s = link.ends(ready_s, parts)
-    iterations_s: Floats = ends_s.max(axis=-1) + workload.update_s
-    return iterations_s
+    return _unpacked_s(workload, plan, ends_s) + workload.update_s
 
 
 def simulate(
@@ -185,7 +197,7 @@ def _rows(
         yield {**span, "start_s": float(starts_s[group]), "end_s": end_s, "bytes": int(n_bytes)}
     if not workload.update_s:
         return
-    last_s = float(ends_s.max())
+    last_s = float(_unpacked_s(workload, plan, ends_s))
     update = {"task": "update", "kind": "update", "stream": "compute", "start_s": last_s}
     yield {**update, "end_s": last_s + workload.update_s}
 

@@ -164,6 +164,31 @@ def goals(cases: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def in_flight(cases: pd.DataFrame) -> pd.DataFrame:
+    """One row a plan that was measured with one message in flight and with two.
+
+    Columns: network, link, workers, plan, one_s and two_s (measured iterations), measured_gain (one over
+    two, less 1), model_gain, one_error and two_error of the model.
+    """
+    keys = ["network", "link", "workers", "plan"]
+    alike = cases[(cases["straggler"] == 1) & (cases["density"] == 1)].set_index(keys)
+    one, two = (alike[alike["in_flight"] == lanes] for lanes in (1, 2))
+    both = one.join(two, lsuffix="_one", rsuffix="_two", how="inner")
+    gains = {
+        f"{who}_gain": both[f"{who}_iteration_s_one"] / both[f"{who}_iteration_s_two"] - 1
+        for who in ("measured", "model")
+    }
+    return pd.DataFrame(
+        {
+            "one_s": both["measured_iteration_s_one"],
+            "two_s": both["measured_iteration_s_two"],
+            **gains,
+            "one_error": both["model_error_one"],
+            "two_error": both["model_error_two"],
+        }
+    ).reset_index()
+
+
 def outliers(cases: pd.DataFrame, count: int = 6) -> pd.DataFrame:
     """The cases that the model misses by most, measured in what the case itself repeats to."""
     beyond = cases["model_error"].abs() / cases["repeatability"].clip(lower=1e-3)

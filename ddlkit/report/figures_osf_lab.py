@@ -15,6 +15,7 @@ import pandas as pd
 
 from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
+from ddlkit.core.lanes import Link
 from ddlkit.core.plan import single
 from ddlkit.core.simulate import no_overlap, predict
 from ddlkit.core.timeline import COLUMNS, COMMUNICATION, Timeline
@@ -50,6 +51,10 @@ class Lab:
         cost: MessageCost = self.calibration.of_case(case)[0].cost
         return cost
 
+    def link(self, case: Case) -> Link:
+        """What its messages share."""
+        return self.calibration.of_case(case)[2]
+
     def timelines(self, case: Case) -> Iterator[Timeline]:
         """One a repeat."""
         mine = self.spans[self.spans["case"] == case.key]
@@ -80,6 +85,7 @@ def predicted_phases(lab: Lab, case: Case) -> dict[str, float]:
         cost,
         slowest=case.straggler,
         negotiate_s=float(cost(KIB)),
+        link=lab.link(case),
     )
 
 
@@ -225,7 +231,7 @@ def fig08(lab: Lab) -> pd.DataFrame:
         runs = lab.runs[lab.runs["case"] == case.key]
         factors = runs["compute_s"] / runs["iteration_s"]
         workload, cost = lab.workload(case), lab.cost(case)
-        model = predict(workload, plan_of(case), cost).scaling_factor
+        model = predict(workload, plan_of(case), cost, lab.link(case)).scaling_factor
         rows.append(
             {
                 "network": NAMES[case.network],

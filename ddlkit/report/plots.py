@@ -594,9 +594,9 @@ def error_by_case(
     errors: Mapping[str, ArrayLike],
     *,
     repeatability: ArrayLike | None = None,
-    quantity: str = "iteration time",
+    label: str = "relative error, iteration time",
 ) -> None:
-    """Signed relative errors, a row a case, a marker a role: role -> (n,) errors.
+    """Signed relative errors (or what ``label`` says), a row a case, a marker a role: role -> (n,).
 
     ``repeatability`` (n,): relative difference between two measurements of the same case, drawn as
     a bar around zero; an error inside it cannot be told from noise.
@@ -621,7 +621,7 @@ def error_by_case(
     ax.set_ylim(len(cases) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
     ax.grid(True, axis="both")
-    ax.set_xlabel(f"relative error, {quantity} [%]")
+    ax.set_xlabel(f"{label} [%]")
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
 
 

@@ -72,6 +72,10 @@ class Calibration:
             links[key] = shaped_link(rows)
         return cls(fits, noises, links)
 
+    def without_credit(self) -> Calibration:
+        """The same for links that save nothing while they rest: a message costs what it costs."""
+        return replace(self, links=dict.fromkeys(self.links, Link()))
+
     def of_case(self, case: Case) -> tuple[Fit, Noise, Link]:
         """Those for a case's link and workers. Raises UserError when it was not calibrated."""
         key = (case.link, case.workers, case.collective)
@@ -122,6 +126,7 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
     found["repeatability_exposed"] = spread["exposed_communication_s"]
     found["processor_load"] = runs.groupby("case")["processor_load"].median()
     found["stolen"] = runs.groupby("case")["stolen"].max()
+    found["copy_s_per_byte"] = runs.groupby("case")["copy_s_per_byte"].median()
     found["processor_limited"] = runs.groupby("case")["processor_limited"].any()
     keys = runs.drop_duplicates("case").set_index("case")[[*CASE_COLUMNS, "origin"]]
     return keys.join(found).reset_index()
@@ -168,6 +173,7 @@ def predict_case(
     calibration: Calibration,
     compute_s: float,
     selections: Mapping[str, Selecting] | None = None,
+    copy_s_per_byte: float = 0.0,
 ) -> dict[str, object]:
     """Iteration and exposed communication by every model, and the interval of a single iteration.
 
@@ -176,8 +182,10 @@ def predict_case(
 
     compute_s : measured in the same run; only the RESCALED model uses it
     selections : selection times by the hash that a sparse case carries
+    copy_s_per_byte : of gradients into and out of messages, measured on its own; counts as exposed
     """
     workload, plan = computed(case, workloads, selections or {}), plan_of(case)
+    copied = workload.copied(copy_s_per_byte)
     fitted, noise, link = calibration.of_case(case)
     cost, draws = fitted.cost, fitted.draws
     if sparse := case.collective == "all_gather":
@@ -185,19 +193,19 @@ def predict_case(
         draws = tuple(SparseGather(draw, case.density) for draw in draws)
     row: dict[str, object] = {"case": case.key}
     answers = {name: other(workload, plan, cost) for name, other in OTHERS.items()}
-    answers["model"] = predict(workload, plan, cost, link)
+    answers["model"] = predict(copied, plan, cost, link)
     for name, found in answers.items():
         row |= {
             f"{name}_iteration_s": found.iteration_s,
-            f"{name}_exposed_s": found.exposed_communication_s,
+            f"{name}_exposed_s": found.iteration_s - workload.compute_s,
         }
-    stretched = workload.scaled(compute_s / workload.compute_s)
+    stretched = workload.scaled(compute_s / workload.compute_s).copied(copy_s_per_byte)
     found = predict(stretched, plan, cost, link)
     row |= {f"{RESCALED}_iteration_s": found.iteration_s}
-    row |= {f"{RESCALED}_exposed_s": found.exposed_communication_s}
+    row |= {f"{RESCALED}_exposed_s": found.iteration_s - compute_s}
     sent_bytes = plan.group_bytes(workload) * (case.density if sparse else 1.0)
     factors = noise.factors(sent_bytes, len(draws))
-    times = prediction_draws(workload, plan, draws, factors, link)
+    times = prediction_draws(copied, plan, draws, factors, link)
     lower, upper = np.quantile(times, [0.025, 0.975])
     return {**row, "lower_s": lower, "upper_s": upper, "predicted_compute_s": workload.compute_s}
 
@@ -216,7 +224,12 @@ def validate(
     found = measured(runs)
     predicted = pd.DataFrame(
         predict_case(
-            Case.from_row(row), workloads, calibration, row["measured_compute_s"], selections
+            Case.from_row(row),
+            workloads,
+            calibration,
+            row["measured_compute_s"],
+            selections,
+            row["copy_s_per_byte"],
         )
         for row in found.to_dict("records")
     )

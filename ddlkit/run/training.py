@@ -36,6 +36,7 @@ from ddlkit.store.kineto import BACKWARD, FORWARD, UPDATE, read_kineto, timeline
 
 TABLES = ("runs", "buckets", "timeline")
 OWN_PLAN = "ddp"  # DistributedDataParallel's own rule: nothing is imposed
+COPIES = Budget(warmup=2, min_repeats=20, max_repeats=20, max_s=float("inf"))
 WARMUP = 3  # DDP rebuilds its buckets in the second iteration, and tells in the third
 
 _OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -74,7 +75,8 @@ def measure_training(
     runs : one row an iteration. ``iteration_s`` is that of the slowest rank; ranks start each round
         together, not each iteration. ``compute_s`` is the median iteration of the same round without
         exchanging gradients (``no_sync``), ``exposed_communication_s`` the difference, in which the
-        copying of gradients into and out of buckets is included.
+        copying of gradients into and out of buckets is included. ``copy_s_per_byte`` is what that takes,
+        measured on its own: the gradients copied into one buffer, on all ranks at once.
     buckets : bytes asked and rebuilt. A plan whose buckets came out otherwise keeps its rows here, has
         none in ``runs``, and is reported on standard error.
     timeline : one profiled iteration a plan, on rank 0.
@@ -137,6 +139,7 @@ def run_job(me: ranks.Ranks, config: Mapping[str, Any]) -> None:
     torch.manual_seed(settings.seed)
     network = networks.build(settings.network).to(me.device)
     _check_plans(settings, network)
+    copy_s_per_byte = _copying(me, network)
     tables: dict[str, list[pd.DataFrame]] = {name: [] for name in TABLES}
     refused: set[str] = set()
     for repeat in range(settings.repeats):
@@ -156,7 +159,8 @@ def run_job(me: ranks.Ranks, config: Mapping[str, Any]) -> None:
                     )
                     continue
             compute_s = float(np.median(block.compute(settings.iterations)))
-            tables["runs"].append(_run_rows(case, repeat, seconds, compute_s, load))
+            rows = _run_rows(case, repeat, seconds, compute_s, load)
+            tables["runs"].append(rows.assign(copy_s_per_byte=copy_s_per_byte))
             ranks.say(
                 f"{settings.network}, plan {spec}, {len(block.buckets)} buckets, round {repeat + 1} of "
                 f"{settings.repeats}: {format_seconds(float(np.median(seconds)))} an iteration, "
@@ -164,6 +168,21 @@ def run_job(me: ranks.Ranks, config: Mapping[str, Any]) -> None:
             )
         if me.rank == 0:
             _save(tables, Path(config["out"]))
+
+
+def _copying(me: ranks.Ranks, network: nn.Module) -> float:
+    """Seconds a byte to copy the gradients of ``network`` into one buffer, of the slowest rank."""
+    gradients = [torch.zeros_like(p).view(-1) for p in network.parameters() if p.requires_grad]
+    sizes = [gradient.numel() for gradient in gradients]
+    parts = torch.empty(sum(sizes), device=me.device).split(sizes)
+
+    def copy_all() -> None:
+        for part, gradient in zip(parts, gradients, strict=True):
+            part.copy_(gradient)
+
+    seconds = measure(copy_all, COPIES, synchronize=synchronizer(me.device), setup=dist.barrier)
+    n_bytes = sum(gradient.numel() * gradient.element_size() for gradient in gradients)
+    return float(np.median(ranks.slowest(seconds))) / n_bytes
 
 
 def _save(tables: Mapping[str, list[pd.DataFrame]], out: Path) -> None:

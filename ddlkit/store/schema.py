@@ -102,6 +102,7 @@ SCHEMAS: dict[str, Schema] = {
                 *_columns("float", "non_negative", "processor_load"),
                 *_columns("bool", "", "processor_limited"),
                 Column("stolen", "float", "non_negative", default="0", later=True),
+                Column("copy_s_per_byte", "float", "non_negative", default="0", later=True),
             ),
             key=("case", "origin", "repeat", "iteration"),
         ),

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
+from ddlkit.core.lanes import Link
 from ddlkit.core.plan import FusionPlan
-from ddlkit.core.simulate import group_ends, group_times
+from ddlkit.core.simulate import PLAIN, message_ends
 from ddlkit.core.timeline import COMMUNICATION, Timeline, merge
 from ddlkit.core.workload import Workload
 
@@ -35,23 +36,26 @@ def breakdown(
     waited_s: Floats | None = None,
     slowest: float = 1.0,
     negotiate_s: float = 0.0,
+    link: Link = PLAIN,
 ) -> dict[str, float]:
     """Seconds of each phase for a rank of usual speed, from its first gradient to the last message's end.
 
     A message leaves when its last gradient is ready on the slowest rank (``slowest`` times slower) and
     its order has been agreed on (``negotiate_s``), after ``waited_s`` (G,) in vain for one more tensor.
+    Messages go one by one; ``link`` tells whether one that rested has saved credit.
 
     Raises UserError if the slowest rank is faster than the usual one, or a time is negative.
     """
     if slowest < 1 or negotiate_s < 0:
         raise UserError(f"slowest rank {slowest} times, {negotiate_s} s: must be >= 1 and >= 0")
-    ready_s, communication_s = group_times(workload, plan, cost)
+    ready_s = plan.group_ready_s(workload)
     waited = np.zeros_like(ready_s) if waited_s is None else waited_s
     leave_s = slowest * ready_s + waited + negotiate_s
-    end_s = group_ends(leave_s, communication_s)
+    end_s = message_ends(workload, plan, cost, link, leave_s)
+    begin_s = np.maximum(leave_s, np.concatenate([[0.0], end_s[:-1]]))
     first_s = workload.ready_s[np.array(plan.starts)]
     phases = {
-        "ALLREDUCE": _spans(end_s - communication_s, end_s),
+        "ALLREDUCE": _spans(begin_s, end_s),
         "WAIT": _spans(first_s, ready_s + waited),
         "NEGOTIATE": _spans(ready_s + waited, leave_s),
     }
