@@ -45,6 +45,7 @@ def made() -> Lab:
         "seconds": COST(SIZES),
         "session": 0,
         "in_flight": 1,
+        "lanes": 1,
         "stolen": 0.0,
         "link_bits_per_s": 0.0,
     }

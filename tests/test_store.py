@@ -41,6 +41,7 @@ def collectives(n: int = 3, **changed: Any) -> pd.DataFrame:
         "link_bits_per_s": 1e9,
         "ranks": 4,
         "in_flight": 1,
+        "lanes": 1,
         "bytes": 4096,
         "session": 0,
         "sample": np.arange(n),

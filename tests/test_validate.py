@@ -18,7 +18,14 @@ from ddlkit.core.shaping import wire_s_per_byte
 from ddlkit.core.simulate import PLAIN, predict
 from ddlkit.core.sparse import SelectionTimes
 from ddlkit.report.source import default_recording
-from ddlkit.report.validate import Calibration, plan_of, predict_case, summary, validate
+from ddlkit.report.validate import (
+    Calibration,
+    plan_of,
+    predict_case,
+    software_at_once,
+    summary,
+    validate,
+)
 from strategies import random_workload
 
 SIZES = np.geomspace(1e2, 1e8, 13)
@@ -42,6 +49,7 @@ def calibration(noise: float = 0.0, rate_bits_per_s: float = 0.0) -> Calibration
         "seconds": seconds,
         "session": 0,
         "in_flight": 1,
+        "lanes": 1,
         "stolen": 0.0,
         "link_bits_per_s": rate_bits_per_s,
     }
@@ -97,9 +105,23 @@ def test_credit_lanes_and_copies_are_known_too(in_flight: int) -> None:
     for quantity in ("model", "model_exposed", "rescaled", "rescaled_exposed"):
         assert found[f"{quantity}_error"].abs().max() < 1e-9
     bare = validate(truth, {"abc": WORKLOAD}, costs.without_credit())
-    assert (bare["model_error"] > 1e-6).any()
+    assert bare["model_error"].abs().max() > 1e-6
     uncopied = validate(truth.assign(copy_s_per_byte=0.0), {"abc": WORKLOAD}, costs)
     assert (uncopied["model_error"] < -1e-6).all()
+
+
+def test_how_much_software_is_done_at_once_is_read_off_small_messages() -> None:
+    rows = pd.DataFrame(
+        [
+            {"lanes": lanes, "bytes": size, "seconds": seconds / faster}
+            for lanes, faster in ((1, 1.0), (2, 1.4))
+            for size, seconds in ((1024, 1e-3), (4096, 2e-3))
+        ]
+    )
+    assert software_at_once(rows) == pytest.approx(1.4)
+    assert software_at_once(rows[rows["lanes"] == 1]) == np.inf
+    slower = rows.assign(seconds=rows["seconds"] * rows["lanes"])
+    assert software_at_once(slower) == 1.0
 
 
 def test_noise_shows_as_repeatability_and_the_summary_keeps_it() -> None:
@@ -162,6 +184,7 @@ def test_a_sparse_truth_with_a_straggler_made_by_the_model_has_no_error() -> Non
         "seconds": gather(SIZES),
         "session": 0,
         "in_flight": 1,
+        "lanes": 1,
         "stolen": 0.0,
         "link_bits_per_s": 0.0,
     }
@@ -192,6 +215,7 @@ def test_disturbed_samples_of_a_calibration_are_left_out_where_there_are_others(
             "session": [0, 1, 0, 1],
             "stolen": [0.0, 0.3, 0.3, 0.3],
             "in_flight": 1,
+            "lanes": 1,
             "link_bits_per_s": 0.0,
             **known,
         }

@@ -24,14 +24,12 @@ Floats = NDArray[np.float64]
 class Parts(NamedTuple):
     """What messages are made of, (..., G) seconds each; the first axes are scenarios.
 
+    software_s : of the processor alone: steps, system calls, wake-ups
     wire_s : of the link alone, at its rate, for all bytes
-    least_s : the lane, at least, while the bytes move: software's steps between them
-    rest_s : the lane, afterwards, when the link is free for others
     """
 
-    least_s: Floats
+    software_s: Floats
     wire_s: Floats
-    rest_s: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,15 +37,20 @@ class Link:
     """What messages share beyond the cost that each has.
 
     in_flight : how many may be under way at once, in their order; they share the rate alike
+    software : how many messages' software the processor does at once, 1 or more; beyond, it is shared alike
     burst_s : most credit that a rested link has saved, in seconds of its rate; 0: it saves none
     wire_s_per_byte : of the link, a byte of a message, at its rate; of a link with a burst only
     bytes, in_a_row : (s,) where the cost was calibrated, and of how many messages in a row, begun with full
         credit, it is the mean there; of a link with a burst only
 
-    Raises UserError without a lane.
+    With a burst a message's software runs while credit grows for its next bytes: the longer of the two
+    decides. Without, the link rests meanwhile for good: software comes on top of the bytes.
+
+    Raises UserError without a lane, or where the processor does less than one message's software.
     """
 
     in_flight: int = 1
+    software: float = math.inf
     burst_s: float = 0.0
     wire_s_per_byte: float = 0.0
     bytes: Sequence[float] = ()
@@ -56,6 +59,8 @@ class Link:
     def __post_init__(self) -> None:
         if self.in_flight < 1:
             raise UserError(f"{self.in_flight} messages in flight: at least 1")
+        if not self.software >= 1:
+            raise UserError(f"software of {self.software} messages at once: at least 1")
 
     @property
     def plain(self) -> bool:
@@ -65,22 +70,20 @@ class Link:
     def parts(self, cost: MessageCost, n_bytes: ArrayLike) -> Parts:
         """The parts of messages of ``n_bytes`` (G,): in a row of equals they make up their cost.
 
-        The software's share is what the smallest message costs. Behind a bucket it passes while the bucket
-        fills for the bytes of the same message: the longer of the two decides, and what was measured is the
-        time of that one. Otherwise it comes on top of the bytes.
+        What the smallest message costs is software. Behind a bucket, what was measured is the time of the
+        link where the bytes take longer than that, and of the processor where they do not.
         """
         taken_s, startup_s = np.asarray(cost(n_bytes)), np.maximum(0.0, cost(1.0))
         if not self.burst_s:
-            rest_s = np.minimum(startup_s, taken_s)
-            return Parts(np.zeros_like(taken_s), taken_s - rest_s, rest_s)
+            software_s = np.minimum(startup_s, taken_s)
+            return Parts(software_s, taken_s - software_s)
         sent_bytes = cost.sent_bytes(n_bytes)
         wire_s = self.wire_s_per_byte * sent_bytes
         in_a_row = np.interp(np.log(sent_bytes), np.log(self.bytes), self.in_a_row)
         by_link = wire_s > startup_s
-        least_s = np.where(by_link, startup_s, taken_s)
         # Of the row that was calibrated, the first message found the burst.
         wire_s = np.where(by_link, taken_s + self.burst_s / in_a_row, wire_s)
-        return Parts(least_s, wire_s, np.zeros_like(wire_s))
+        return Parts(np.where(by_link, startup_s, taken_s), wire_s)
 
     def ends(self, ready_s: ArrayLike, parts: Parts) -> Floats:
         """(..., G) end of each message, of which each may begin when it is ready and a lane is free."""
@@ -92,57 +95,57 @@ class Link:
             ends_s[scenario] = self._shared(*(column[scenario].tolist() for column in columns))
         return ends_s
 
-    def _one_by_one(
-        self, ready_s: Floats, least_s: Floats, wire_s: Floats, rest_s: Floats
-    ) -> Floats:
+    def _one_by_one(self, ready_s: Floats, software_s: Floats, wire_s: Floats) -> Floats:
         ends_s = np.empty(ready_s.shape)
         free_s, credit_s = np.zeros(ready_s.shape[:-1]), np.full(ready_s.shape[:-1], self.burst_s)
         for k in range(ready_s.shape[-1]):
             start_s = np.maximum(free_s, ready_s[..., k])
             credit_s = np.minimum(self.burst_s, credit_s + start_s - free_s)
             moved_s = np.maximum(0.0, wire_s[..., k] - credit_s)
-            took_s = np.maximum(least_s[..., k], moved_s) + rest_s[..., k]
+            both = np.maximum if self.burst_s else np.add
+            took_s = both(moved_s, software_s[..., k])
             credit_s = np.minimum(self.burst_s, credit_s + took_s - wire_s[..., k])
             free_s = ends_s[..., k] = start_s + took_s
         return ends_s
 
     def _shared(
-        self,
-        ready_s: list[float],
-        least_s: list[float],
-        wire_s: list[float],
-        rest_s: list[float],
+        self, ready_s: list[float], software_s: list[float], wire_s: list[float]
     ) -> list[float]:
-        """Event by event: a message is admitted, has moved its bytes, or leaves its lane."""
-        ends_s, started_s = [0.0] * len(ready_s), [0.0] * len(ready_s)
-        left_s: dict[
-            int, float
-        ] = {}  # of messages whose bytes move: what they still need of the link
-        leaving_s: list[float] = []  # ends of those whose bytes have moved
+        """Event by event: a message is admitted, has moved its bytes, or has done its software."""
+        ends_s = [0.0] * len(ready_s)
+        wire: dict[int, float] = {}  # what messages under way still need of the link
+        software: dict[int, float] = {}  # and of the processor
         now_s, credit_s, admitted = 0.0, self.burst_s, 0
-
-        while admitted < len(ready_s) or left_s:
-            leaving_s = [end_s for end_s in leaving_s if end_s > now_s]
-            waiting = admitted < len(ready_s)
-            free = waiting and len(left_s) + len(leaving_s) < self.in_flight
-            first = min(left_s, key=left_s.__getitem__, default=-1)
-            done_s = now_s + left_s[first] * len(left_s) if left_s else math.inf
-            next_s = max(now_s, ready_s[admitted]) if free else math.inf
-            if waiting and not free:
-                next_s = min(leaving_s, default=math.inf)
-            then_s = min(done_s, next_s)
-            for number in left_s:
-                left_s[number] -= (then_s - now_s) / len(left_s)
-            if not left_s:
-                credit_s = min(self.burst_s, credit_s + then_s - now_s)
-            now_s = then_s
-            if done_s <= next_s:
-                del left_s[first]
-                ends_s[first] = max(now_s, started_s[first] + least_s[first]) + rest_s[first]
-                leaving_s.append(ends_s[first])
-            elif free:
+        while admitted < len(ready_s) or wire:
+            for done in [k for k in wire if wire[k] == software[k] == 0]:
+                ends_s[done] = now_s
+                del wire[done], software[done]
+            free = admitted < len(ready_s) and len(wire) < self.in_flight
+            if free and ready_s[admitted] <= now_s:
                 saved_s = min(credit_s, wire_s[admitted])
                 credit_s -= saved_s
-                started_s[admitted], left_s[admitted] = now_s, wire_s[admitted] - saved_s
+                wire[admitted], software[admitted] = (
+                    wire_s[admitted] - saved_s,
+                    software_s[admitted],
+                )
                 admitted += 1
+                continue
+            moving = [k for k in wire if wire[k]]
+            working = [k for k in wire if software[k] and (self.burst_s or not wire[k])]
+            slower = max(1.0, len(working) / self.software)
+            moments_s = [wire[k] * len(moving) for k in moving]
+            moments_s += [software[k] * slower for k in working]
+            moments_s += [ready_s[admitted] - now_s] if free else []
+            if not moments_s:
+                continue
+            passed_s = min(moments_s)
+            for k in moving:
+                share_s = passed_s / len(moving)
+                wire[k] = wire[k] - share_s if wire[k] * len(moving) > passed_s else 0.0
+            for k in working:
+                share_s = passed_s / slower
+                software[k] = software[k] - share_s if software[k] * slower > passed_s else 0.0
+            if not moving:
+                credit_s = min(self.burst_s, credit_s + passed_s)
+            now_s += passed_s
         return ends_s

@@ -75,7 +75,8 @@ def terms(collectives: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     keys = ["link", "link_bits_per_s", "ranks", "collective"]
-    for key, samples in undisturbed(collectives).groupby(keys, sort=False):
+    one_lane = collectives[collectives["lanes"] == 1]
+    for key, samples in undisturbed(one_lane).groupby(keys, sort=False):
         link, rate, ranks, collective = key
         medians = samples.groupby(["bytes", "session"])["seconds"].median().unstack()
         apart = medians.max(axis=1) / medians.min(axis=1) - 1
@@ -173,7 +174,7 @@ def in_flight(cases: pd.DataFrame) -> pd.DataFrame:
     keys = ["network", "link", "workers", "plan"]
     alike = cases[(cases["straggler"] == 1) & (cases["density"] == 1)].set_index(keys)
     one, two = (alike[alike["in_flight"] == lanes] for lanes in (1, 2))
-    both = one.join(two, lsuffix="_one", rsuffix="_two", how="inner")
+    both = one.add_suffix("_one").join(two.add_suffix("_two"), how="inner")
     gains = {
         f"{who}_gain": both[f"{who}_iteration_s_one"] / both[f"{who}_iteration_s_two"] - 1
         for who in ("measured", "model")

@@ -6,6 +6,7 @@ their own (communication); no row of the runs table takes part in either.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -57,8 +58,9 @@ class Calibration:
         """
         fits, noises, links = {}, {}, {}
         keys = ["link", "ranks", "collective"]
-        for (link, ranks, collective), rows in undisturbed(collectives).groupby(keys):
+        for (link, ranks, collective), every in undisturbed(collectives).groupby(keys):
             key = str(link), int(ranks), str(collective)
+            rows = every[every["lanes"] == 1]
             sizes, seconds = rows["bytes"].to_numpy(), rows["seconds"].to_numpy()
             fits[key] = fit(
                 form,
@@ -69,12 +71,13 @@ class Calibration:
                 algorithm=str(rows["algorithm"].iloc[0]),
             )
             noises[key] = Noise.of(sizes, seconds, rows["session"], rows["in_flight"])
-            links[key] = shaped_link(rows)
+            links[key] = shared_link(every)
         return cls(fits, noises, links)
 
     def without_credit(self) -> Calibration:
         """The same for links that save nothing while they rest: a message costs what it costs."""
-        return replace(self, links=dict.fromkeys(self.links, Link()))
+        bare = {key: Link(software=link.software) for key, link in self.links.items()}
+        return replace(self, links=bare)
 
     def of_case(self, case: Case) -> tuple[Fit, Noise, Link]:
         """Those for a case's link and workers. Raises UserError when it was not calibrated."""
@@ -87,14 +90,15 @@ class Calibration:
         return self.fits[key], self.noises[key], link
 
 
-def shaped_link(rows: pd.DataFrame) -> Link:
-    """What messages over a lab's link share, by its calibration there; a plain one of any other link."""
-    one = rows.iloc[0]
-    rate_bits_per_s = float(one["link_bits_per_s"])
+def shared_link(samples: pd.DataFrame) -> Link:
+    """What messages over a link share, by its calibration there; of a link that is not a lab's, no credit."""
+    one, rows = samples.iloc[0], samples[samples["lanes"] == 1]
+    software, rate_bits_per_s = software_at_once(samples), float(one["link_bits_per_s"])
     if not (str(one["link"]).startswith("lab:") and rate_bits_per_s):
-        return Link()
+        return Link(software=software)
     in_a_row = rows.groupby("bytes")["in_flight"].first()
     return Link(
+        software=software,
         burst_s=burst_s(rate_bits_per_s),
         wire_s_per_byte=wire_s_per_byte(one["collective"], int(one["ranks"]), rate_bits_per_s),
         bytes=in_a_row.index.tolist(),
@@ -102,9 +106,17 @@ def shaped_link(rows: pd.DataFrame) -> Link:
     )
 
 
+def software_at_once(samples: pd.DataFrame) -> float:
+    """How many small messages the processor carries in the time of one, by how much faster they go with
+    several lanes than with one; without such samples as many as there are."""
+    medians = samples.groupby(["lanes", "bytes"])["seconds"].median().unstack("lanes")
+    faster = medians.rdiv(medians[1], axis=0).drop(columns=1).median()
+    return float(np.clip(faster.max(), 1.0, None)) if len(faster) else math.inf
+
+
 def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
     """Without samples that lost more than STOLEN_LIMIT of the cores, of sizes measured better too."""
-    keys = ["link", "ranks", "collective", "bytes"]
+    keys = ["link", "ranks", "collective", "lanes", "bytes"]
     least = collectives.groupby(keys)["stolen"].transform("min")
     lost = collectives["stolen"].gt(STOLEN_LIMIT) & least.le(STOLEN_LIMIT)
     return collectives[~lost]

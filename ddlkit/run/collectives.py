@@ -53,7 +53,8 @@ def measure_collectives(
     sizes : bytes, rounded up to a whole number of elements a rank; budget : for each size
     in_flight : messages posted at once; a sample is their mean, as nccl-tests takes it. Training posts
         its groups so: what one message costs among others is less than what a lone one costs, by the
-        time in which ranks come together, and by TCP's after a pause. IN_FLIGHT_BYTES at most in all
+        time in which ranks come together, and by TCP's after a pause. IN_FLIGHT_BYTES at most in all.
+        How many of them are carried at once, the column ``lanes``, is for gloo the threads it joined with
     tries : how often a size is measured, at most, while the machine's host disturbs it
     join : arguments of `ddlkit.run.ranks.join`, e.g. {"gloo_threads": 2}
     out : where the table is also left, each collective as soon as it is done
@@ -169,6 +170,7 @@ def _rows(
         "link_bits_per_s": settings.link_bits_per_s,
         "ranks": me.world_size,
         "in_flight": together_at(size, settings.in_flight),
+        "lanes": max(1, me.gloo_threads),
         "bytes": size,
     }
     columns = {"sample": np.arange(len(seconds)), "seconds": seconds}

@@ -28,10 +28,11 @@ _COLLECTIVE = (
     *_columns("int", "non_negative", "sample"),
     *_columns("float", "positive", "seconds"),
     Column("stolen", "float", "non_negative", default="0", later=True),
+    Column("lanes", "int", "positive", default="1", later=True),
 )
 _COLLECTIVE_KEY = (
     *("collective", "backend", "algorithm", "link", "link_bits_per_s", "ranks"),
-    *("in_flight", "bytes", "session", "sample"),
+    *("lanes", "in_flight", "bytes", "session", "sample"),
 )
 _CASE: dict[str, Column] = {
     column.name: column

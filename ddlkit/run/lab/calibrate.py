@@ -28,13 +28,14 @@ def calibrate(
     collectives: Sequence[str] = ("all_reduce",),
     budget: Budget = BUDGET,
     raise_priority: bool = True,
+    lanes: int = 1,
     tries: int = 1,
     timeout_s: float = 600.0,
     out: Path | None = None,
 ) -> pd.DataFrame:
     """Table ``collectives`` of all ranks of the lab; ``budget`` is for each size.
 
-    tries : as for `ddlkit.run.collectives.measure_collectives`
+    lanes : messages carried at once; tries : as for `ddlkit.run.collectives.measure_collectives`
 
     Raises UserError when a value comes out wrong or a rank dies.
     """
@@ -46,7 +47,7 @@ def calibrate(
         budget=budget,
         in_flight=IN_FLIGHT,
         tries=tries,
-        join=replay_join(raise_priority),
+        join=replay_join(raise_priority, lanes),
         timeout_s=timeout_s,
         out=out,
     )

@@ -54,6 +54,11 @@ CALIBRATED = {
     "quick": tuple(KIB << power for power in range(0, 20, 2)),
     "full": tuple(KIB << power for power in range(20)),  # 1 KiB .. 512 MiB
 }
+SOFTWARE_SIZES = (
+    KIB,
+    4 * KIB,
+    16 * KIB,
+)  # which the processor limits: with several lanes, these only
 BEFORE, AFTER = 0, 1  # sessions of a calibration
 SESSIONS = 2
 QUICK = store.ROOT / "examples" / "campaign_quick.yml"  # what `ddlkit measure` adds
@@ -210,18 +215,22 @@ class _Session:
             )
             sizes = CALIBRATED[self.campaign.calibration]
             needed = [*(size for size in sizes if size < largest), largest]
-            there = self._calibrated(setting, collective, session)
-            missing = [size for size in needed if whole_size(size, setting.workers) not in there]
-            if missing:
-                yield _calibration_point(setting, collective, session, self._budget, missing)
+            mine = [wish for wish in wishes if _collective(wish) == collective]
+            for lanes in sorted({1, *(wish.in_flight for wish in mine)}):
+                here = _Calibrated(setting, collective, session, lanes)
+                there = self._calibrated(here)
+                wanted = needed if lanes == 1 else SOFTWARE_SIZES
+                missing = [n for n in wanted if whole_size(n, setting.workers) not in there]
+                if missing:
+                    yield _calibration_point(here, self._budget, missing)
 
-    def _calibrated(self, setting: Setting, collective: str, session: int) -> set[int]:
-        """The sizes that a session has measured, which stay as they are."""
-        path = _calibration_path(self.out, setting, collective)
+    def _calibrated(self, here: _Calibrated) -> set[int]:
+        """The sizes that are measured already, which stay as they are."""
+        path = here.path(self.out)
         if not path.exists():
             return set()
         rows = store.load_table(path, "collectives")
-        return set(rows["bytes"][rows["session"] == session])
+        return set(rows["bytes"][rows["session"] == here.session])
 
     @property
     def _budget(self) -> Budget:
@@ -297,7 +306,7 @@ class _Session:
         The one after them must not count: it would change the plans of what is replayed already.
         """
         collective = _collective(wish)
-        path = _calibration_path(self.out, setting, collective)
+        path = _Calibrated(setting, collective, BEFORE).path(self.out)
         if path.exists():
             rows = store.load_table(path, "collectives")
             rows = rows[rows["session"] == BEFORE]
@@ -387,14 +396,29 @@ def _runs_point(setting: Setting) -> Point:
     return Point("replay", setting.name, ["runs", "timeline"], nothing)
 
 
-def _calibration_path(out: Path, setting: Setting, collective: str) -> Path:
-    return out / f"collectives-{setting.name}-{collective}.csv"
+@dataclass(frozen=True)
+class _Calibrated:
+    """What a calibration is of: one session of one collective in a lab, so many messages at once."""
+
+    setting: Setting
+    collective: str
+    session: int
+    lanes: int = 1
+
+    @property
+    def name(self) -> str:
+        """As it appears in file names."""
+        lanes = f"-lanes{self.lanes}" if self.lanes > 1 else ""
+        return f"{self.setting.name}-{self.collective}{lanes}"
+
+    def path(self, out: Path) -> Path:
+        """Its table, in which both sessions are."""
+        return out / f"collectives-{self.name}.csv"
 
 
-def _calibration_point(
-    setting: Setting, collective: str, session: int, budget: Budget, sizes: Sequence[int]
-) -> Point:
-    guess = _guessed_cost(setting, collective)
+def _calibration_point(here: _Calibrated, budget: Budget, sizes: Sequence[int]) -> Point:
+    setting = here.setting
+    guess = _guessed_cost(setting, here.collective)
     check_s = CHECK_S_PER_BYTE * sum(sizes) * setting.workers**2  # each rank makes all shares
     estimate_s = LAUNCH_S + check_s + sum(_calibration_s(guess, size, budget) for size in sizes)
 
@@ -403,15 +427,15 @@ def _calibration_point(
             rows = calibrate(
                 lab,
                 sizes,
-                collectives=[collective],
+                collectives=[here.collective],
                 budget=budget,
+                lanes=here.lanes,
                 tries=processor.TRIES,
                 timeout_s=120 + 3 * processor.TRIES * estimate_s,
             )
-            return {"collectives": rows.assign(session=session)}
+            return {"collectives": rows.assign(session=here.session)}
 
-    name = f"{setting.name}-{collective}"
-    return Point("collectives", name, ["collectives"], measure, estimate_s)
+    return Point("collectives", here.name, ["collectives"], measure, estimate_s)
 
 
 def _calibration_s(guess: MessageCost, size: int, budget: Budget) -> float:
