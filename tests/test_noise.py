@@ -60,3 +60,16 @@ def test_a_single_session_has_no_drift_and_a_lacking_size_drifts_as_its_neighbou
     assert np.all(noise.drift > 0)
     assert noise.drift[2] == pytest.approx(noise.drift[0]), "far from all: as the others on average"
     assert Noise.of([1e3, 2e3], [1.0, 1.0], [0, 1]).drift.tolist() == [0, 0]
+
+
+def test_the_next_session_lies_within_the_interval_as_often_as_it_says() -> None:
+    """Two sessions tell little of their own drift; a normal interval would cover 75% in place of 95%."""
+    rng, inside, trials = np.random.default_rng(3), 0, 400
+    for _ in range(trials):
+        sessions = np.exp(rng.normal(0, 0.05, 3))
+        known = np.repeat(sessions[:2], 3)
+        noise = Noise.of(1e3, known, np.repeat([0, 1], 3))
+        middle = np.exp(np.log(known).mean())
+        lower, upper = np.quantile(noise.factors([1e3], 1000), [0.025, 0.975]) * middle
+        inside += lower <= sessions[2] <= upper
+    assert 0.91 <= inside / trials <= 0.98

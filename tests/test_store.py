@@ -41,12 +41,12 @@ def collectives(n: int = 3, **changed: Any) -> pd.DataFrame:
         "link_bits_per_s": 1e9,
         "ranks": 4,
         "in_flight": 1,
-        "lanes": 1,
         "bytes": 4096,
         "session": 0,
         "sample": np.arange(n),
         "seconds": 0.1 + np.arange(n) / 3,
         "stolen": 0.0,
+        "lanes": 1,
     }
     return pd.DataFrame({**columns, **changed})
 
@@ -445,7 +445,7 @@ def broken(data: bytes) -> dict[str, tuple[bytes, str]]:
         "header only": (rows[0], "no rows"),
         "cut in a row": (
             b"".join(rows[:3]) + rows[3][: rows[3].rindex(b",")],
-            "line 4, column stolen",
+            "line 4, column lanes",
         ),
         "long row": (rows[0] + rows[1].strip() + b",1\n", "line 2"),
         "open quote": (data + b'"all_reduce,', "not CSV"),

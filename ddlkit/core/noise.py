@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import t as student
 
 Floats = NDArray[np.float64]
 
@@ -24,11 +25,13 @@ class Noise:
     bytes : (s,) measured sizes, increasing
     ratios : of each size, what single messages take over the median of their session
     drift : (s,) standard deviation of the logarithm of a session's median; 0 for a single session
+    degrees : (s,) degrees of freedom behind it: a deviation that few sessions tell is itself unsure
     """
 
     bytes: Floats
     ratios: tuple[Floats, ...]
     drift: Floats
+    degrees: Floats
 
     @classmethod
     def of(
@@ -56,26 +59,27 @@ class Noise:
                     ratio = took[here] / medians[row, column]
                     scatter = 1 + (ratio - 1) * np.sqrt(together[here])
                     ratios[column].append(np.maximum(0.0, scatter))
-        return cls(sizes, tuple(map(np.concatenate, ratios)), _drift(sizes, np.log(medians)))
+        return cls(sizes, tuple(map(np.concatenate, ratios)), *_drift(sizes, np.log(medians)))
 
     def factors(self, n_bytes: ArrayLike, draws: int, seed: int = 0) -> Floats:
         """(draws, k) factors by which messages of ``n_bytes`` (k,) differ from what they should cost.
 
-        Each message scatters by itself; the drift of a draw meets all of its messages. Both are those
-        of the measured size that is nearest in ratio.
+        Each message scatters by itself; the drift of a draw, by Student's t, meets all of its messages.
+        Both are those of the measured size that is nearest in ratio.
         """
         asked = np.log(np.clip(np.asarray(n_bytes, float), self.bytes[0], self.bytes[-1]))
         nearest = np.abs(np.log(self.bytes)[:, None] - asked).argmin(axis=0)
         random = np.random.default_rng(seed)
-        factors = np.exp(random.standard_normal((draws, 1)) * self.drift[nearest])
+        drifted = student.ppf(random.uniform(size=(draws, 1)), self.degrees[nearest])
+        factors = np.exp(drifted * self.drift[nearest])
         for index in np.unique(nearest):
             chosen = nearest == index
             factors[:, chosen] *= random.choice(self.ratios[index], (draws, int(chosen.sum())))
         return factors
 
 
-def _drift(sizes: Floats, medians: Floats) -> Floats:
-    """(s,) how far a new session lies from the mean of those there were, as a deviation.
+def _drift(sizes: Floats, medians: Floats) -> tuple[Floats, Floats]:
+    """(s,) how far a new session lies from the mean of those there were, as a deviation; its degrees.
 
     medians : (sessions, s) logarithms, NaN where a session lacks a size. A size that fewer than two
         sessions have drifts as its neighbours do; without any such neighbour, as the sizes do on average
@@ -83,7 +87,7 @@ def _drift(sizes: Floats, medians: Floats) -> Floats:
     known = np.isfinite(medians).sum(axis=0)
     often = known > 1
     if not often.any():
-        return np.zeros(len(sizes))
+        return np.zeros(len(sizes)), np.ones(len(sizes))
     variance = np.zeros(len(sizes))
     variance[often] = np.nanvar(medians[:, often], axis=0, ddof=1) * (1 + 1 / known[often])
     apart = np.abs(np.log(sizes)[:, None] - np.log(sizes))
@@ -92,4 +96,6 @@ def _drift(sizes: Floats, medians: Floats) -> Floats:
     around = np.divide(
         (near * variance).sum(axis=1), count, where=count > 0, out=np.zeros(len(sizes))
     )
-    return np.asarray(np.sqrt(np.where(count > 0, around, variance[often].mean())))
+    degrees = near @ np.maximum(0, known - 1)
+    drift = np.sqrt(np.where(count > 0, around, variance[often].mean()))
+    return drift, np.where(count > 0, degrees, (known[often] - 1).sum()).astype(float)
