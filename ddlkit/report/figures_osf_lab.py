@@ -142,12 +142,16 @@ def totals(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def side_by_side(rows: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Phases in columns, for stacked bars: of each value of ``by`` the model's row and the lab's."""
-    found = {}
-    for value, part in rows.groupby(by, sort=False):
-        for who, column in (("model", "model_s"), ("lab", "measured_s")):
-            found[f"{value}\n{who}"] = part.set_index("phase")[column]
-    return pd.DataFrame(found).T[list(PHASES)]
+    """Phases in columns, for stacked bars: of each value of ``by`` the model's row and, beside it, the lab's.
+
+    Labels are short, since bars may be many: the value, its unit below it, and "lab" under the second.
+    """
+    found = [
+        part.set_index("phase")[column].rename(label)
+        for value, part in rows.groupby(by, sort=False)
+        for label, column in ((str(value).replace(" ", "\n"), "model_s"), ("lab", "measured_s"))
+    ]
+    return pd.DataFrame(found)[list(PHASES)]
 
 
 def agreements(lab: Lab) -> pd.DataFrame:
