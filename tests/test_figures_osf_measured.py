@@ -44,7 +44,9 @@ def test_all_networks_were_trained_alike(trained: pd.DataFrame) -> None:
 def test_every_training_left_the_guess_behind(losses: pd.DataFrame) -> None:
     at_the_end = losses[losses["epoch"] == losses["epoch"].max()]
     assert (at_the_end["accuracy"] > 5 / 24).all()
-    seen = at_the_end["measured_on"] != "held_out"  # others are judged too boldly: their loss grows again
+    seen = (
+        at_the_end["measured_on"] != "held_out"
+    )  # others are judged too boldly: their loss grows again
     assert (at_the_end["share_of_guess"][seen] < 0.5).all()
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import t as student
 
 Floats = NDArray[np.float64]
 
@@ -67,6 +66,8 @@ class Noise:
         Each message scatters by itself; the drift of a draw, by Student's t, meets all of its messages.
         Both are those of the measured size that is nearest in ratio.
         """
+        from scipy.stats import t as student
+
         asked = np.log(np.clip(np.asarray(n_bytes, float), self.bytes[0], self.bytes[-1]))
         nearest = np.abs(np.log(self.bytes)[:, None] - asked).argmin(axis=0)
         random = np.random.default_rng(seed)

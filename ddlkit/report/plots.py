@@ -333,8 +333,10 @@ def error_by_size(
 
 
 @theme()
-def training(ax: Axes, rows: pd.DataFrame, *, value: str, ylabel: str) -> None:
+def training(ax: Axes, rows: pd.DataFrame, *, value: str, ylabel: str, legend: str = "") -> None:
     """A network's mean over its seeds by epoch, in a band from the least to the most of them.
+
+    ``legend`` as in ``bars``.
 
     ``rows`` has columns network, seed, epoch and ``value``, one row for each of the first three.
     """
@@ -348,6 +350,7 @@ def training(ax: Axes, rows: pd.DataFrame, *, value: str, ylabel: str) -> None:
         ax.plot(wide.index, wide.mean(axis=1), color=color, linestyle=line, label=str(name))
     ax.set_xlabel("epoch")
     ax.set_ylabel(ylabel)
+    _legend(ax, legend, rows["network"].nunique())
 
 
 @theme()
