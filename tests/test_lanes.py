@@ -1,4 +1,4 @@
-"""Messages that share a link: one lane without credit is the recursion; lanes and credit only ever help."""
+"""Messages that share a link: one lane without credit is the recursion; nothing ends later than by it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_one_lane_event_by_event_is_one_by_one(
     messages: list, burst: float, software: float
 ) -> None:
     ready, parts = columns(messages)
-    link = Link(software=software, burst_s=burst)
+    link = Link(1, software, burst, 1.0, [1.0], [1])
     shared = link._shared(ready.tolist(), *(part.tolist() for part in parts))
     np.testing.assert_allclose(link.ends(ready, parts), shared, rtol=1e-9, atol=1e-9)
 
@@ -45,7 +45,7 @@ def test_more_lanes_and_credit_end_no_later_and_never_beat_link_or_processor(
     messages: list, lanes: int, software: float, burst: float
 ) -> None:
     ready, parts = columns(messages)
-    ends = Link(lanes, software, burst).ends(ready, parts)
+    ends = Link(lanes, software, burst, 1.0, [1.0], [1]).ends(ready, parts)
     assert ends.max() <= Link().ends(ready, parts)[-1] + 1e-9
     together = np.maximum if burst else np.add
     alone = together(parts.software_s, np.maximum(0, parts.wire_s - burst))
@@ -68,7 +68,8 @@ def test_two_equal_messages_share_and_a_third_waits_for_a_lane() -> None:
 def test_a_rested_link_has_credit_and_a_busy_one_has_not() -> None:
     """After messages that keep the link busy for a tenth of their time, a large one finds full credit."""
     sizes = np.array([1.0, 1.0, 1.0, 30.0, 30.0])
-    ends = Link(burst_s=8.0).ends(np.zeros(5), Parts(np.full(5, 10.0), sizes))
+    link = Link(1, 1.0, 8.0, 1.0, [1.0], [1])
+    ends = link.ends(np.zeros(5), Parts(np.full(5, 10.0), sizes))
     np.testing.assert_allclose(np.diff(ends, prepend=0.0), [10.0, 10.0, 10.0, 22.0, 30.0])
 
 
@@ -88,7 +89,7 @@ def test_a_row_of_equals_costs_what_was_calibrated(
 @given(MESSAGES, st.integers(1, 3), BURSTS)
 def test_scenarios_are_computed_as_one_by_one(messages: list, lanes: int, burst: float) -> None:
     ready, parts = columns(messages)
-    link = Link(lanes, 1.5, burst)
+    link = Link(lanes, 1.5, burst, 1.0, [1.0], [1])
     factors = np.array([[0.5], [1.0], [2.0]])
     together = link.ends(ready, Parts(*(part * factors for part in parts)))
     for row, factor in zip(together, factors, strict=True):
@@ -101,3 +102,17 @@ def test_no_lane_is_refused() -> None:
         Link(0)
     with pytest.raises(UserError, match="at least 1"):
         Link(2, 0.5)
+    with pytest.raises(UserError, match="finite"):
+        Link(2).ends([0.0], Parts(np.array([np.nan]), np.array([1.0])))
+    with pytest.raises(UserError, match="calibration"):
+        Link(burst_s=1.0)
+
+
+@given(st.floats(1e-5, 1e-2), st.floats(1e-9, 1e-7), st.integers(1, 16))
+def test_after_a_rest_a_larger_message_is_never_faster(
+    alpha: float, beta: float, in_a_row: int
+) -> None:
+    sizes = np.geomspace(1e3, 1e8, 60)
+    cost, link = AlphaBeta(alpha, beta), Link(1, 1.0, 1e-3, beta, [1.0], [in_a_row])
+    alone = link.ends(np.zeros(1), Parts(*(p[:, None] for p in link.parts(cost, sizes))))
+    assert np.all(np.diff(alone[:, 0]) >= -1e-12)

@@ -20,6 +20,8 @@ from ddlkit.core.errors import UserError
 
 Floats = NDArray[np.float64]
 
+LARGE = 1e9  # bytes of a message beside which roundings do not count
+
 
 class Parts(NamedTuple):
     """What messages are made of, (..., G) seconds each; the first axes are scenarios.
@@ -43,10 +45,12 @@ class Link:
     bytes, in_a_row : (s,) where the cost was calibrated, and of how many messages in a row, begun with full
         credit, it is the mean there; of a link with a burst only
 
-    With a burst a message's software runs while credit grows for its next bytes: the longer of the two
-    decides. Without, the link rests meanwhile for good: software comes on top of the bytes.
+    With a burst, which must be longer than the software between two steps of a collective, a message's
+    software runs while credit grows for its next bytes: the longer of the two decides. Without, the link
+    rests meanwhile for good: software comes on top of the bytes.
 
-    Raises UserError without a lane, or where the processor does less than one message's software.
+    Raises UserError without a lane, where the processor does less than one message's software, and where
+    a link with a burst does not say how it was calibrated.
     """
 
     in_flight: int = 1
@@ -61,6 +65,8 @@ class Link:
             raise UserError(f"{self.in_flight} messages in flight: at least 1")
         if not self.software >= 1:
             raise UserError(f"software of {self.software} messages at once: at least 1")
+        if self.burst_s and not len(self.bytes) == len(self.in_a_row) > 0:
+            raise UserError("a link with a burst: needs the sizes of its calibration, and rows")
 
     @property
     def plain(self) -> bool:
@@ -70,8 +76,8 @@ class Link:
     def parts(self, cost: MessageCost, n_bytes: ArrayLike) -> Parts:
         """The parts of messages of ``n_bytes`` (G,): in a row of equals they make up their cost.
 
-        What the smallest message costs is software. Behind a bucket, what was measured is the time of the
-        link where the bytes take longer than that, and of the processor where they do not.
+        What the smallest message costs is software. Behind a bucket, what was measured is the processor's
+        time up to the size whose bytes take as long on the link, and the link's above it.
         """
         taken_s, startup_s = np.asarray(cost(n_bytes)), np.maximum(0.0, cost(1.0))
         if not self.burst_s:
@@ -81,13 +87,17 @@ class Link:
         wire_s = self.wire_s_per_byte * sent_bytes
         in_a_row = np.interp(np.log(sent_bytes), np.log(self.bytes), self.in_a_row)
         by_link = wire_s > startup_s
+        wire_s_per_byte = self.wire_s_per_byte * float(cost.sent_bytes(LARGE)) / LARGE
+        software_s = np.minimum(taken_s, cost(startup_s / wire_s_per_byte))
         # Of the row that was calibrated, the first message found the burst.
         wire_s = np.where(by_link, taken_s + self.burst_s / in_a_row, wire_s)
-        return Parts(np.where(by_link, startup_s, taken_s), wire_s)
+        return Parts(np.where(by_link, software_s, taken_s), wire_s)
 
     def ends(self, ready_s: ArrayLike, parts: Parts) -> Floats:
         """(..., G) end of each message, of which each may begin when it is ready and a lane is free."""
         columns = np.broadcast_arrays(np.asarray(ready_s, dtype=float), *parts)
+        if not all(np.isfinite(column).all() for column in columns):
+            raise UserError("messages on a link: every time must be finite")
         if self.in_flight == 1:
             return self._one_by_one(*columns)
         ends_s = np.empty(columns[0].shape)

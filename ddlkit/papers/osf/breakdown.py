@@ -44,10 +44,13 @@ def breakdown(
     its order has been agreed on (``negotiate_s``), after ``waited_s`` (G,) in vain for one more tensor.
     Messages go one by one; ``link`` tells whether one that rested has saved credit.
 
-    Raises UserError if the slowest rank is faster than the usual one, or a time is negative.
+    Raises UserError if the slowest rank is faster than the usual one, a time is negative, or messages are
+    several at a time.
     """
     if slowest < 1 or negotiate_s < 0:
         raise UserError(f"slowest rank {slowest} times, {negotiate_s} s: must be >= 1 and >= 0")
+    if link.in_flight > 1:
+        raise UserError(f"breakdown: one message at a time, not {link.in_flight}")
     ready_s = plan.group_ready_s(workload)
     waited = np.zeros_like(ready_s) if waited_s is None else waited_s
     leave_s = slowest * ready_s + waited + negotiate_s
