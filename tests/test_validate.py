@@ -110,6 +110,23 @@ def test_credit_lanes_and_copies_are_known_too(in_flight: int) -> None:
     assert (uncopied["model_error"] < -1e-6).all()
 
 
+def test_compute_that_scatters_widens_the_interval_of_real_training_only() -> None:
+    scatter = {"abc": np.array([0.9, 1.0, 1.2])}
+    costs = calibration(noise=0.001)
+    steady = validate(runs(), {"abc": WORKLOAD}, costs)
+    replayed = validate(runs(), {"abc": WORKLOAD}, costs, compute_scatter=scatter)
+    pd.testing.assert_frame_equal(steady, replayed)
+    training = runs().assign(kind="training")
+    training["case"] = [Case.from_row(row).key for row in training.to_dict("records")]
+    found = validate(training, {"abc": WORKLOAD}, costs, compute_scatter=scatter)
+    trained, steady = (one.set_index("plan").sort_index() for one in (found, steady))
+    assert (trained["lower_s"] < steady["lower_s"]).all()
+    assert (trained["upper_s"] > steady["upper_s"]).all()
+    alone = trained.loc["single"]
+    least_s = alone["model_iteration_s"] - 0.1 * WORKLOAD.compute_s
+    assert alone["lower_s"] == pytest.approx(least_s, rel=0.01)
+
+
 def test_how_much_software_is_done_at_once_is_read_off_small_messages() -> None:
     rows = pd.DataFrame(
         [

@@ -132,16 +132,18 @@ def prediction_draws(
     costs: Sequence[MessageCost],
     scatter: ArrayLike = 1.0,
     link: Link = PLAIN,
+    slower: ArrayLike = 1.0,
 ) -> Floats:
     """(B,) iteration times, one a bootstrap draw of the cost.
 
     scatter : (B, G) factors by which single messages differ from what they cost as a rule; without it
         the draws tell how sure the rule is, with it what a single iteration may show
-    link : as for `predict`
+    link : as for `predict`; slower : (B,) factors on all compute, likewise of a single iteration
     """
     if not costs:
         return np.empty(0)
-    ready_s, factors = plan.group_ready_s(workload), np.asarray(scatter, dtype=float)
+    stretch, factors = np.asarray(slower, dtype=float), np.asarray(scatter, dtype=float)
+    ready_s = plan.group_ready_s(workload) * stretch[..., None]
     if link.plain:
         rule_s = np.array([group_times(workload, plan, cost)[1] for cost in costs])
         ends_s = group_ends(ready_s, rule_s * factors)
@@ -149,7 +151,7 @@ def prediction_draws(
         each = [link.parts(cost, plan.group_bytes(workload)) for cost in costs]
         parts = Parts(*(np.stack(part) * factors for part in zip(*each, strict=True)))
         ends_s = link.ends(ready_s, parts)
-    return _unpacked_s(workload, plan, ends_s) + workload.update_s
+    return _unpacked_s(workload, plan, ends_s) + workload.update_s * stretch
 
 
 def simulate(

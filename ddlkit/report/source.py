@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import SelectionTimes
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.core.workload import LayerProfile, Workload
+
+Floats = NDArray[np.float64]
 
 CAMPAIGN, BEST = "campaign", "campaign-best"
 """Directories of campaigns that are recorded with their machine."""
@@ -89,6 +93,17 @@ class Source:
         files = [path for directory in self.directories for path in directory.glob("layers-*.csv")]
         profiles = [store.read_profile(path) for path in files]
         return {profile.sha256: profile.workload() for profile in profiles}
+
+    def compute_scatter(self) -> dict[str, Floats]:
+        """Of every profile whose samples were kept: iterations over their median, by the profile's hash."""
+        found = {}
+        for path in (path for one in self.directories for path in one.glob("layers-*.csv")):
+            samples = path.with_name(path.name.replace("layers-", "samples-", 1))
+            if samples.exists():
+                rows = store.load_table(samples, "samples")
+                took_s = rows["seconds"][rows["quantity"] == "unhooked_iteration"].to_numpy()
+                found[store.read_profile(path).sha256] = took_s / np.median(took_s)
+        return found
 
     @property
     def alone(self) -> Source:

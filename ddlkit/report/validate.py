@@ -13,6 +13,7 @@ from itertools import combinations
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.errors import UserError
@@ -39,6 +40,11 @@ RESCALED = "rescaled"
 
 Between a profile and a run the machine's speed drifts; what error remains here is communication's alone.
 """
+
+
+Floats = NDArray[np.float64]
+STEADY = np.ones(1)
+"""Compute that does not scatter: replayed, or not known to."""
 
 
 @dataclass(frozen=True)
@@ -186,15 +192,18 @@ def predict_case(
     compute_s: float,
     selections: Mapping[str, Selecting] | None = None,
     copy_s_per_byte: float = 0.0,
+    compute_scatter: Floats = STEADY,
 ) -> dict[str, object]:
     """Iteration and exposed communication by every model, and the interval of a single iteration.
 
     The interval holds three kinds of noise, all of the calibration: how sure the cost is, how single
-    messages scatter about it, and how it drifts from session to session.
+    messages scatter about it, and how it drifts from session to session; and where compute is real and
+    not replayed a fourth, of the profile: how it scatters from iteration to iteration.
 
     compute_s : measured in the same run; only the RESCALED model uses it
     selections : selection times by the hash that a sparse case carries
     copy_s_per_byte : of gradients into and out of messages, measured on its own; counts as exposed
+    compute_scatter : iterations of one worker alone over their median
     """
     workload, plan = computed(case, workloads, selections or {}), plan_of(case)
     copied = workload.copied(copy_s_per_byte)
@@ -217,7 +226,8 @@ def predict_case(
     row |= {f"{RESCALED}_exposed_s": found.iteration_s - compute_s}
     sent_bytes = plan.group_bytes(workload) * (case.density if sparse else 1.0)
     factors = noise.factors(sent_bytes, len(draws))
-    times = prediction_draws(copied, plan, draws, factors, link)
+    slower = np.random.default_rng(0).choice(compute_scatter, len(draws))
+    times = prediction_draws(copied, plan, draws, factors, link, slower)
     lower, upper = np.quantile(times, [0.025, 0.975])
     return {**row, "lower_s": lower, "upper_s": upper, "predicted_compute_s": workload.compute_s}
 
@@ -227,13 +237,15 @@ def validate(
     workloads: Mapping[str, Workload],
     calibration: Calibration,
     selections: Mapping[str, Selecting] | None = None,
+    compute_scatter: Mapping[str, Floats] | None = None,
 ) -> pd.DataFrame:
     """One row a case: measured, predicted, and signed relative errors.
 
     ``<model>_error`` is on the iteration, ``<model>_exposed_error`` on exposed communication.
     selections : selection times by the hash that a sparse case carries
+    compute_scatter : of profiles by their hash, as `predict_case` takes it; for cases that really train
     """
-    found = measured(runs)
+    found, scatter = measured(runs), compute_scatter or {}
     predicted = pd.DataFrame(
         predict_case(
             Case.from_row(row),
@@ -242,6 +254,7 @@ def validate(
             row["measured_compute_s"],
             selections,
             row["copy_s_per_byte"],
+            scatter.get(row["profile_sha256"], STEADY) if row["kind"] == "training" else STEADY,
         )
         for row in found.to_dict("records")
     )
