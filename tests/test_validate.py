@@ -17,7 +17,6 @@ from ddlkit.core.plan import make_plan
 from ddlkit.core.shaping import wire_s_per_byte
 from ddlkit.core.simulate import PLAIN, predict
 from ddlkit.core.sparse import SelectionTimes
-from ddlkit.report.source import default_recording
 from ddlkit.report.validate import (
     Calibration,
     plan_of,
@@ -161,7 +160,7 @@ def test_a_case_survives_the_runs_table() -> None:
 
 def test_a_case_keeps_the_key_that_it_had_before_there_were_more_fields() -> None:
     """The key of a recorded case, whose table lacks the columns that came later."""
-    recorded = default_recording() / "runs-replay-p4-1gbit.csv"
+    recorded = store.RECORDED / "cpu-2x-amd-epyc-suite" / "runs-resnet18-b4-p2.csv"
     rows = store.load_table(recorded, "runs")
     assert "straggler" not in recorded.read_text().splitlines()[0]
     for row in rows.drop_duplicates("case").to_dict("records"):
