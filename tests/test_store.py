@@ -426,6 +426,10 @@ def test_a_column_that_came_later_may_be_left_out_and_reads_as_before(
 ) -> None:
     path = save(tmp_path, collectives().drop(columns=column))
     pd.testing.assert_frame_equal(store.load_table(path), collectives(), check_dtype=False)
+    below = collectives().assign(sample=np.arange(3, 6))
+    save(tmp_path, below.drop(columns=column), append=True)
+    both = pd.concat([collectives(), below], ignore_index=True)
+    pd.testing.assert_frame_equal(store.load_table(path), both, check_dtype=False)
 
 
 def test_other_and_double_columns_are_refused(tmp_path: Path) -> None:

@@ -118,7 +118,10 @@ def _below(new: DataFrame, path: Path, schema: str) -> tuple[DataFrame, list[dic
             f"{BENCHMARK_VERSION}: the rows do not mix, save under a new name"
         )
     earlier = stamp.pop("history", [])
-    return concat([old, new], ignore_index=True), [*earlier, stamp]
+    known = schema_named(schema)
+    # Columns that came later stand in the rows that were read; those of a new frame may lack them.
+    whole = known.frame(read_sheet(write_sheet(new, known, str(path)), str(path)))
+    return concat([old, whole], ignore_index=True), [*earlier, stamp]
 
 
 def _stamp_paths(path: Path) -> tuple[Path, Path]:
