@@ -38,6 +38,13 @@ LAYERS = [
         "plots.bars_by_plan(ax, frame['plan'], {'model': frame['seconds']})\n"
         "plots.save_figure(fig, 'wb-layers', frame);",
     ),
+    (
+        "code",
+        "# And once more: every figure is shown, not only a notebook's first\n"
+        "fig, ax = plots.canvas(height=2.4)\n"
+        "plots.bars_by_plan(ax, frame['plan'], {'measured': frame['seconds']})\n"
+        "plots.save_figure(fig, 'wb-layers', frame);",
+    ),
     ("code", "outputs.record_summary('10_layers', {'longest_s': frame['seconds'].max()})"),
     ("code", "print(sys.executable)"),
     ("code", "frame"),
@@ -371,7 +378,7 @@ def test_pages_fold_code_and_show_formulas_as_mathml(small: Book) -> None:
     assert "$" not in re.sub(r"<details.*?</details>", "", text, flags=re.DOTALL)
     assert '<math display="inline"><mrow><mi>x</mi><mo>&lt;</mo>' in text
     assert "<munderover><mo>∑</mo>" in text and "<munder><mo>max</mo>" in text
-    assert "data:image/png;base64," in text
+    assert text.count("data:image/png;base64,") == 2, "both figures"
 
 
 def test_the_index_shows_notebooks_figures_numbers_and_verdicts(small: Book) -> None:

@@ -8,6 +8,7 @@ line and hatch tell them apart without colour.
 from __future__ import annotations
 
 import io
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -176,10 +177,16 @@ def canvas(
 def save_figure(
     figure: Figure, name: str, numbers: pd.DataFrame, reports: Path | None = None
 ) -> Path:
-    """Write ``figures/<name>.png`` and beside it ``.csv``, the numbers plotted. Returns the PNG.
+    """Write ``figures/<name>.png`` and beside it ``.csv``, the numbers plotted; show it in a notebook.
 
-    The bytes depend on nothing but the figure: no date, no version is written.
+    The bytes depend on nothing but the figure: no date, no version is written. Returns the PNG.
     """
+    path = _write(figure, name, numbers, reports)
+    _show(figure, path)
+    return path
+
+
+def _write(figure: Figure, name: str, numbers: pd.DataFrame, reports: Path | None) -> Path:
     buffer = io.BytesIO()
     with theme():
         figure.savefig(buffer, format="png", metadata={"Software": None})
@@ -187,6 +194,18 @@ def save_figure(
     path = outputs.figure_path(name, ".png", reports)
     atomic_write(path, buffer.getvalue())
     return path
+
+
+def _show(figure: Figure, path: Path) -> None:
+    """In a notebook, what was written: its own showing at a cell's end ends with the first theme."""
+    if "IPython" not in sys.modules:
+        return
+    from IPython import get_ipython
+    from IPython.display import Image, display
+
+    if get_ipython() is not None:
+        plt.close(figure)
+        display(Image(path.read_bytes(), width=round(100 * figure.get_figwidth())))
 
 
 @theme()
@@ -775,7 +794,7 @@ def table(frame: pd.DataFrame, name: str, reports: Path | None = None) -> Figure
             )
     for y, weight in ((0.02, 1.1), (line * (n_heads + 0.45), 0.6), (size[1] - 0.02, 1.1)):
         ax.plot([0, size[0] - 0.2], [y, y], color=INK, linewidth=weight)
-    save_figure(figure, name, frame, reports)
+    _write(figure, name, frame, reports)
     return figure
 
 
