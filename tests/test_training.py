@@ -138,9 +138,10 @@ def test_all_in_one_bucket_cannot_overlap(measured: dict[str, pd.DataFrame]) -> 
     timeline = Timeline.from_rows(rows)
     (start_s,) = timeline.start_s[timeline.kind == "allreduce"]
     (begin_s,) = timeline.start_s[timeline.kind == "backward"]
-    (end_s,) = timeline.end_s[timeline.kind == "backward"]
-    # Posted with the last gradient; a busy processor may let the backward pass return later.
-    assert start_s > begin_s + 0.5 * (end_s - begin_s)
+    # Posted with the last gradient. A busy processor lets a pass return later: the shortest counts.
+    passes = spans[spans["kind"] == "backward"]
+    shortest_s = (passes["end_s"] - passes["start_s"]).min()
+    assert start_s > begin_s + 0.75 * shortest_s
 
 
 def test_buckets_must_add_up() -> None:

@@ -159,3 +159,11 @@ class Link:
                 credit_s = min(self.burst_s, credit_s + passed_s)
             now_s += passed_s
         return ends_s
+
+
+def lane_free_s(ends_s: Floats, in_flight: int) -> Floats:
+    """(G,) when fewer than ``in_flight`` of the messages before each were still under way."""
+    free_s = np.zeros(len(ends_s))
+    for group in range(in_flight, len(ends_s)):
+        free_s[group] = np.sort(ends_s[:group])[-in_flight]
+    return free_s

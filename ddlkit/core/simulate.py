@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.lanes import Link, Parts
+from ddlkit.core.lanes import Link, Parts, lane_free_s
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import Workload
@@ -80,13 +80,16 @@ def predict(
 
     link : what messages share beyond it: lanes, and credit that a rested link saves
     """
-    communication_s = group_times(workload, plan, cost)[1]
-    end_s = float(_unpacked_s(workload, plan, message_ends(workload, plan, cost, link)))
+    ready_s, communication_s = group_times(workload, plan, cost)
+    ends_s = _ends(workload, plan, cost, link, ready_s, communication_s)
+    end_s = float(_unpacked_s(workload, plan, ends_s))
     return Prediction(end_s + workload.update_s, workload.compute_s, float(communication_s.sum()))
 
 
 def _unpacked_s(workload: Workload, plan: FusionPlan, ends_s: Floats) -> Floats:
     """(...) when the last message, by ``ends_s`` (..., G), has arrived and is copied out: update begins."""
+    if not workload.unpack_s_per_byte:
+        return np.asarray(ends_s.max(axis=-1))
     unpack_s = workload.unpack_s_per_byte * plan.group_bytes(workload)
     last_s: Floats = group_ends(ends_s, np.broadcast_to(unpack_s, ends_s.shape))[..., -1]
     return last_s
@@ -102,7 +105,18 @@ def message_ends(
     """(G,) end of each group's communication over ``link``; ``leave_s``: when each may begin, if not when
     its last gradient is ready."""
     ready_s, communication_s = group_times(workload, plan, cost)
-    ready_s = ready_s if leave_s is None else leave_s
+    begin_s = ready_s if leave_s is None else leave_s
+    return _ends(workload, plan, cost, link, begin_s, communication_s)
+
+
+def _ends(
+    workload: Workload,
+    plan: FusionPlan,
+    cost: MessageCost,
+    link: Link,
+    ready_s: Floats,
+    communication_s: Floats,
+) -> Floats:
     if link.plain:
         return group_ends(ready_s, communication_s)
     return link.ends(ready_s, link.parts(cost, plan.group_bytes(workload)))
@@ -166,7 +180,7 @@ def _rows(
     workload: Workload, plan: FusionPlan, cost: MessageCost, link: Link
 ) -> Iterator[dict[str, object]]:
     ends_s = message_ends(workload, plan, cost, link)
-    starts_s = np.maximum(plan.group_ready_s(workload), _lane_free_s(ends_s, link.in_flight))
+    starts_s = np.maximum(plan.group_ready_s(workload), lane_free_s(ends_s, link.in_flight))
     message = "allgather" if cost.collective == "all_gather" else "allreduce"
     yield {
         "task": "forward",
@@ -202,14 +216,6 @@ def _rows(
     last_s = float(_unpacked_s(workload, plan, ends_s))
     update = {"task": "update", "kind": "update", "stream": "compute", "start_s": last_s}
     yield {**update, "end_s": last_s + workload.update_s}
-
-
-def _lane_free_s(ends_s: Floats, in_flight: int) -> Floats:
-    """(G,) when fewer than ``in_flight`` of the messages before each were still under way."""
-    free_s = np.zeros(len(ends_s))
-    for group in range(in_flight, len(ends_s)):
-        free_s[group] = np.sort(ends_s[:group])[-in_flight]
-    return free_s
 
 
 @dataclass(frozen=True, eq=False)

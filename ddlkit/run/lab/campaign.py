@@ -54,11 +54,8 @@ CALIBRATED = {
     "quick": tuple(KIB << power for power in range(0, 20, 2)),
     "full": tuple(KIB << power for power in range(20)),  # 1 KiB .. 512 MiB
 }
-SOFTWARE_SIZES = (
-    KIB,
-    4 * KIB,
-    16 * KIB,
-)  # which the processor limits: with several lanes, these only
+# What the processor limits, not the link: with several lanes, only these.
+SOFTWARE_SIZES = (KIB, 4 * KIB, 16 * KIB)
 BEFORE, AFTER = 0, 1  # sessions of a calibration
 SESSIONS = 2
 QUICK = store.ROOT / "examples" / "campaign_quick.yml"  # what `ddlkit measure` adds

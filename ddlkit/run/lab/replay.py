@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
+from ddlkit.core.lanes import lane_free_s
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,
@@ -690,6 +691,7 @@ def _spans(one: Script, seen: Recording) -> Iterable[dict[str, Any]]:
     yield span("forward", -1, 0.0, seen.forward_end_s)
     begin_s = seen.forward_end_s
     message = "allgather" if one.kept else "allreduce"
+    free_s = lane_free_s(seen.done_s, one.in_flight)
     for group, n_bytes in enumerate(one.bytes):
         awake_s, done_s = float(seen.awake_s[group]), float(seen.done_s[group])
         selected_s, agreed_s = float(seen.selected_s[group]), float(seen.agreed_s[group])
@@ -703,9 +705,7 @@ def _spans(one: Script, seen: Recording) -> Iterable[dict[str, Any]]:
         if one.negotiated:
             yield span("negotiate", group, selected_s, agreed_s, stream="negotiation")
         sent = {"stream": "communication", "bytes": one.sent_bytes[group]}
-        earlier = np.sort(seen.done_s[:group])
-        free_s = float(earlier[-one.in_flight]) if group >= one.in_flight else 0.0
-        yield span(message, group, max(agreed_s, free_s), done_s, **sent)
+        yield span(message, group, max(agreed_s, float(free_s[group])), done_s, **sent)
         begin_s = float(seen.posted_s[group])
     yield span("wait", -1, seen.wait_s, seen.waited_s)
     yield span("update", -1, seen.waited_s, seen.end_s)
