@@ -94,8 +94,9 @@ def _measure(commands: Any) -> None:
 
 def _run_measure(arguments: argparse.Namespace) -> int:
     from ddlkit import store
-    from ddlkit.run import suite
-    from ddlkit.run.lab import campaign, network
+    from ddlkit.run.lab import network
+    from ddlkit.run.sessions import campaign
+    from ddlkit.run.sessions import quick as suite
 
     out = arguments.out or store.BUILD / "measured"
     if arguments.what != "campaign":
@@ -134,7 +135,7 @@ def _record(commands: Any) -> None:
 
 
 def _run_record(arguments: argparse.Namespace) -> int:
-    from ddlkit.run.record import record
+    from ddlkit.run.sessions.supervisor import record
 
     budget_s = units.parse_seconds(arguments.budget) if arguments.budget else math.inf
     print(record(arguments.suite, profile=arguments.profile, budget_s=budget_s, out=arguments.out))
@@ -162,7 +163,7 @@ def _import(commands: Any) -> None:
 
 
 def _run_import(arguments: argparse.Namespace) -> int:
-    from ddlkit.store import importing
+    from ddlkit.formats import importing
 
     said = importing.Said(
         network=arguments.network,
@@ -239,11 +240,11 @@ def _fit(commands: Any) -> None:
 def _run_fit(arguments: argparse.Namespace) -> int:
     import numpy as np
 
-    from ddlkit import store
     from ddlkit.core.fit import fit, held_out_errors
+    from ddlkit.formats import messages
 
     wanted = {name: getattr(arguments, name) for name in ("collective", "link", "ranks")}
-    sizes, seconds, known = store.read_bytes_seconds(arguments.file, **wanted)
+    sizes, seconds, known = messages.read_bytes_seconds(arguments.file, **wanted)
     found = fit(
         arguments.form,
         sizes,
@@ -319,7 +320,7 @@ def _predict(commands: Any) -> None:
 def _run_predict(arguments: argparse.Namespace) -> int:
     import numpy as np
 
-    from ddlkit.core.simulate import predict_spec, prediction_draws
+    from ddlkit.core.iteration import predict_spec, prediction_draws
 
     workload, cost, draws = _inputs(arguments)
     plan, found = predict_spec(workload, arguments.plan, cost)
@@ -347,7 +348,7 @@ def _plan(commands: Any) -> None:
 
 
 def _run_plan(arguments: argparse.Namespace) -> int:
-    from ddlkit.core.simulate import predict_spec
+    from ddlkit.core.iteration import predict_spec
 
     workload, cost, _ = _inputs(arguments)
     plan, found = predict_spec(workload, arguments.planner, cost)
@@ -375,7 +376,7 @@ def _bench(commands: Any) -> None:
 def _run_bench(arguments: argparse.Namespace) -> int:
     # "Per core" is only true on one thread, and BLAS reads this once, when NumPy loads.
     os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
-    from ddlkit.run import bench
+    from ddlkit.run.sessions import bench
 
     _show(bench.run(), arguments.json)
     return 0
@@ -419,7 +420,7 @@ def _run_lab(arguments: argparse.Namespace) -> int:
     if (arguments.action == "campaign") != bool(arguments.file):
         raise UserError("write ddlkit lab campaign FILE.yml; the other actions take no file")
     if arguments.action == "campaign":
-        from ddlkit.run.lab import campaign
+        from ddlkit.run.sessions import campaign
 
         say = campaign.estimate if arguments.dry_run else campaign.run
         print(say(arguments.file, arguments.out))

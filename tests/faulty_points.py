@@ -1,4 +1,4 @@
-"""Plans of points that go wrong, each in its own way, for `ddlkit.run.record`.
+"""Plans of points that go wrong, each in its own way, for `ddlkit.run.sessions.supervisor`.
 
 Most need no torch, and a process that measures only these loads none.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.session import Partial, Plan, Point, Tables, Unavailable
+from ddlkit.run.sessions.session import Partial, Plan, Point, Tables, Unavailable
 
 
 def drift(moment: str = "now") -> Tables:
@@ -40,7 +40,7 @@ def _allocate(_: Path) -> Tables:
 
 
 def _profile_too_large(_: Path) -> Tables:
-    from ddlkit.run.layers import profile_layers
+    from ddlkit.run.measure.layers import profile_layers
 
     profile_layers("lenet5", 10**12)
     raise AssertionError("a petabyte of images could be allocated")

@@ -8,8 +8,8 @@ from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.plan import make_plan, none
 from ddlkit.papers import networks
 from ddlkit.papers.planners import PLANNERS
-from ddlkit.run import bench
-from ddlkit.run.clock import Budget
+from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.sessions import bench
 
 
 def test_every_planner_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from ddlkit.core.errors import UserError
-from ddlkit.run import clock
-from ddlkit.run.clock import (
+from ddlkit.run.instruments import clock
+from ddlkit.run.instruments.clock import (
     Budget,
     Marks,
     measure,

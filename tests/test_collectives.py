@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from ddlkit.core.bandwidth import bus_factor, busbw
 from ddlkit.core.errors import UserError
-from ddlkit.run import ranks
-from ddlkit.run.clock import Budget
-from ddlkit.run.collectives import (
+from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.jobs import ranks
+from ddlkit.run.jobs.launch import Loopback
+from ddlkit.run.measure.collectives import (
     Exchange,
     Settings,
     measure_collectives,
     whole_size,
 )
-from ddlkit.run.launch import Loopback
 from places import free_port, wait_for
 
 CPU = torch.device("cpu")

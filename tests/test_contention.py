@@ -21,16 +21,18 @@ from torch.profiler import ProfilerActivity, profile
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
-from ddlkit.run import contention, launch, nvrtc, ranks, standin
-from ddlkit.run.clock import Budget
-from ddlkit.run.contention import (
+from ddlkit.run.instruments import nvrtc
+from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.jobs import launch, ranks
+from ddlkit.run.measure import contention, standin
+from ddlkit.run.measure.contention import (
     TINY,
     measure_beside_all_reduce,
     measure_beside_standin,
     read_trace,
 )
-from ddlkit.run.session import Partial, Unavailable
-from ddlkit.run.standin import CpuStandIn, GpuStandIn, Setting, Traffic
+from ddlkit.run.measure.standin import CpuStandIn, GpuStandIn, Setting, Traffic
+from ddlkit.run.sessions.session import Partial, Unavailable
 
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
 

@@ -14,9 +14,12 @@ from torch import nn
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.papers import networks as published
-from ddlkit.run import convergence, networks, pictures, suite, zoo
-from ddlkit.run.convergence import NETWORKS, Recipe
-from ddlkit.run.session import Point
+from ddlkit.run.measure import convergence
+from ddlkit.run.measure.convergence import NETWORKS, Recipe
+from ddlkit.run.nets import pictures, zoo
+from ddlkit.run.nets import registry as networks
+from ddlkit.run.sessions import quick as suite
+from ddlkit.run.sessions.session import Point
 
 TINY = Recipe(epochs=2, batch=16, training_images=48, held_out_images=24)
 

@@ -15,9 +15,9 @@ import torch
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
-from ddlkit.run import copies
-from ddlkit.run.clock import Budget
-from ddlkit.run.session import Partial, Unavailable
+from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.measure import copies
+from ddlkit.run.sessions.session import Partial, Unavailable
 
 FEW = Budget(warmup=1, min_repeats=3, max_repeats=5, max_s=0.5)
 SIZES = (4 * KIB, 256 * KIB, 4 * MIB)
@@ -41,9 +41,9 @@ def test_copies_walk_through_the_whole_pool(size: int) -> None:
     source = torch.arange(64, dtype=torch.uint8)
     target = torch.zeros(64, dtype=torch.uint8)
     every = Budget(warmup=0, min_repeats=64, max_repeats=64, max_s=9.0)
-    in_a_row, seconds = copies._copy_s("memcpy", target, source, size, torch.device("cpu"), every)
+    per_sample, seconds = copies._copy_s("memcpy", target, source, size, torch.device("cpu"), every)
     slots = 64 // size
-    assert in_a_row == min(32, slots) and len(seconds) == 64
+    assert per_sample == min(32, slots) and len(seconds) == 64
     expected = torch.cat([source[at * size :][:size] for at in reversed(range(slots))])
     assert torch.equal(target[: slots * size], expected)
 

@@ -92,7 +92,7 @@ def test_eqs_3_to_6_describe_caffe_mpi_alone(times: dag.IterationTimes) -> None:
 
 def test_decoding_is_no_task_of_the_model() -> None:
     tasks = dag.iteration_tasks(layers=8, gpus=4)
-    assert set(tasks) == {"io", "h2d", "forward", "backward", "allreduce", "update"}
+    assert set(tasks) == {"io", "h2d", "forward", "backward", "all_reduce", "update"}
     decoding = {name for name, strategy in dag.STRATEGIES.items() if strategy.decodes_on_cpu}
     assert decoding == {"CNTK", "TensorFlow"}
     assert PROSE["fig02-images"] == TABLE_4["batch"]["AlexNet"] * PROSE["fig02-gpus-most"]

@@ -11,12 +11,12 @@ import pytest
 from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.cost import Table
+from ddlkit.core.iteration import predict, simulate
 from ddlkit.core.plan import FusionPlan, make_plan
-from ddlkit.core.simulate import predict, simulate
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf.breakdown import PHASES
-from ddlkit.report import figures_osf_lab as lab_figures
-from ddlkit.report.figures_osf_lab import Lab
+from ddlkit.report.figures import osf_overhead as lab_figures
+from ddlkit.report.figures.osf_overhead import Lab
 from ddlkit.report.validate import Calibration
 from strategies import random_workload
 
@@ -44,8 +44,8 @@ def made() -> Lab:
         "bytes": SIZES,
         "seconds": COST(SIZES),
         "session": 0,
+        "messages_per_sample": 1,
         "in_flight": 1,
-        "lanes": 1,
         "stolen": 0.0,
         "link_bits_per_s": 0.0,
     }
@@ -129,7 +129,7 @@ class TestRecorded:
                 continue
             ready_s = case.straggler * recorded.workload(case).ready_s
             for timeline in recorded.timelines(case):
-                messages = timeline.select((timeline.kind == "allreduce") & (timeline.rank == 0))
+                messages = timeline.select((timeline.kind == "all_reduce") & (timeline.rank == 0))
                 ends = [int(end) for end in case.ends.split(";")]
                 assert (messages.start_s >= ready_s[np.array(ends) - 1] - 1e-9).all()
 

@@ -10,7 +10,7 @@ import pytest
 
 from ddlkit.core.errors import UserError
 from ddlkit.papers import networks, osf
-from ddlkit.report import figures_osf_measured as measured
+from ddlkit.report.figures import osf_training as measured
 from ddlkit.report.source import Source, default_recording
 
 RECORDING = Source((default_recording(),))
@@ -84,7 +84,7 @@ def samples(sizes: tuple[int, ...] | list[int], factor: float = 1.0) -> pd.DataF
     repeated = np.repeat(sizes, 3)
     seconds = factor * osf.update_s(repeated, 4, 125e6, overhead_s=9e-4)
     columns = {"bytes": repeated, "seconds": seconds, "collective": "all_reduce"}
-    return pd.DataFrame({**columns, "link": "lab:1gbit", "ranks": 4, "stolen": 0.0, "lanes": 1})
+    return pd.DataFrame({**columns, "link": "lab:1gbit", "ranks": 4, "stolen": 0.0, "in_flight": 1})
 
 
 def test_a_true_ring_is_predicted_by_all_but_the_logarithm() -> None:

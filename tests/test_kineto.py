@@ -21,8 +21,8 @@ from torch.profiler import ProfilerActivity, record_function
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
-from ddlkit.store.autograd import ACCUMULATE, check_profile, layer_profile
-from ddlkit.store.kineto import (
+from ddlkit.formats.autograd import ACCUMULATE, check_profile, layer_profile
+from ddlkit.formats.kineto import (
     BACKWARD,
     EVALUATE,
     FORWARD,
@@ -61,7 +61,7 @@ def test_backward_ends_with_the_last_gradient(lengths: list[float], last: float)
     assert found.busy_s(("forward",)) == pytest.approx(1.0)
     assert found.busy_s(("backward",)) == pytest.approx(last)
     assert found.busy_s(("wait",)) == pytest.approx(3.0 - last)
-    assert found.select(found.kind == "allreduce").bytes.tolist() == sizes
+    assert found.select(found.kind == "all_reduce").bytes.tolist() == sizes
 
 
 def test_kernels_belong_to_the_phase_they_run_in_when_nothing_says_who_launched_them() -> None:
@@ -73,31 +73,31 @@ def test_kernels_belong_to_the_phase_they_run_in_when_nothing_says_who_launched_
         Event("outside", 15.0, 15.1, on_gpu=True),
     ]
     found = timeline(profile_of(*PHASES, *kernels), [400])
-    assert found.kind.tolist() == ["forward", "backward", "allreduce", "update"]
+    assert found.kind.tolist() == ["forward", "backward", "all_reduce", "update"]
     assert found.bytes.tolist() == [0, 0, 400, 0]
     assert found.exposed_communication_s() == pytest.approx(1.0)
 
 
 def test_messages_that_do_not_match_the_buckets_belong_to_none() -> None:
     found = timeline(profile_of(*PHASES, Event("gloo:all_reduce", 12.0, 13.0)), [4, 8])
-    messages = found.select(found.kind == "allreduce")
+    messages = found.select(found.kind == "all_reduce")
     assert messages.group.tolist() == [-1] and messages.bytes.tolist() == [0]
 
 
 @pytest.mark.parametrize(
     ("name", "on_gpu", "collective"),
     [
-        ("gloo:all_reduce", False, "allreduce"),
-        ("gloo:all_gather", False, "allgather"),
+        ("gloo:all_reduce", False, "all_reduce"),
+        ("gloo:all_gather", False, "all_gather"),
         ("gloo:broadcast", False, "broadcast"),
         ("nccl:all_reduce", False, ""),  # the range around the launch
         (
             "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
             True,
-            "allreduce",
+            "all_reduce",
         ),
-        ("ncclKernel_AllGather_RING_LL_Sum_int8_t", True, "allgather"),
-        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", True, "reducescatter"),
+        ("ncclKernel_AllGather_RING_LL_Sum_int8_t", True, "all_gather"),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", True, "reduce_scatter"),
         ("ncclDevKernel_Generic_4", True, "nccl"),
         ("void gemm", True, ""),
     ],
@@ -180,7 +180,7 @@ def test_a_recorded_profile_holds_every_gradient_of_the_network(recorded: Path) 
             n for n, name in zip(profile.parameters, profile.layer, strict=True) if name == layer
         ]
         assert sorted(own) == sorted((weight, bias))
-    # As in ddlkit.run.layers, the first tensor of a layer carries the layer's forward.
+    # As in ddlkit.run.measure.layers, the first tensor of a layer carries the layer's forward.
     assert (profile.forward_s[::2] > 0).all() and not profile.forward_s[1::2].any()
     assert (profile.backward_s > 0).all() and profile.update_s > 0
 
@@ -201,7 +201,7 @@ def test_times_of_the_layers_add_up_to_the_phases(recorded: Path, distributed: P
 def test_messages_of_a_recorded_profile_hold_all_gradients(distributed: Path) -> None:
     trace = read_kineto(distributed)
     line = timeline(trace)
-    sent = line.select(line.kind == "allreduce")
+    sent = line.select(line.kind == "all_reduce")
     held = 4 * sum(p.numel() for p in tiny().parameters())
     for number in range(N_ITERATIONS):
         own = sent.select(sent.iteration == number)
@@ -332,7 +332,7 @@ def test_timeline_of_a_gpu_shows_kernels_copies_and_messages() -> None:
         "forward",
         "backward",
         "backward",
-        "allreduce",
+        "all_reduce",
         "update",
     ]
     assert first.busy_s(("backward",)) == pytest.approx(1e-3)

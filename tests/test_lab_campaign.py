@@ -18,8 +18,9 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.run.lab import campaign, grid, network
-from ddlkit.run.lab.grid import Setting
+from ddlkit.run.lab import network
+from ddlkit.run.sessions import campaign, grid
+from ddlkit.run.sessions.grid import Setting
 from places import ROOT, alive, ranks_below, wait_for
 
 WHOLE = {
@@ -145,7 +146,7 @@ def test_a_campaign_knows_the_papers_planners_by_itself(tmp_path: Path) -> None:
     plans = ["mg_wfbp", "adafusion:repaired", "exact"]
     file = written(tmp_path, {**WHOLE, "plans": plans})
     script = (
-        "import sys; from pathlib import Path; from ddlkit.run.lab import grid; "
+        "import sys; from pathlib import Path; from ddlkit.run.sessions import grid; "
         "labs = grid.read(Path(sys.argv[1])).labs; "
         "print(*(wish.plan for wishes in labs.values() for wish in wishes))"
     )

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from ddlkit.core.case import Case
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.papers.osf.breakdown import of_timeline
+from ddlkit.run.jobs.launch import Loopback, Place
 from ddlkit.run.lab import negotiate, replay
 from ddlkit.run.lab.negotiate import Negotiator, Tally, coordinate
 from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.replay import Replayed
-from ddlkit.run.launch import Loopback, Place
 from test_lab_replay import TINY, asked
 
 SLOWER = 1.5
@@ -146,7 +146,7 @@ def check_laws(found: Replayed, ranks: int) -> None:
     assert len(found.runs) == 8 and found.runs["negotiated"].sum() == 4
     for row, spans in spans_by_case(found):
         agreed = spans.select(spans.kind == "negotiate")
-        messages = spans.select(spans.kind == "allreduce")
+        messages = spans.select(spans.kind == "all_reduce")
         backward = spans.select(spans.kind == "backward")
         assert messages.bytes.sum() == ranks * TINY.bytes.sum()
         phases = of_timeline(spans, rank=0)

@@ -26,12 +26,12 @@ from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.shaping import FRAMING
 from ddlkit.core.units import KIB, MIB
 from ddlkit.core.workload import Workload
+from ddlkit.run.instruments.processor import Usage
+from ddlkit.run.jobs.launch import Loopback, Place
 from ddlkit.run.lab import network, replay
 from ddlkit.run.lab.calibrate import calibrate, wire_efficiency
 from ddlkit.run.lab.network import Lab, clean
 from ddlkit.run.lab.replay import Recording, finished
-from ddlkit.run.launch import Loopback, Place
-from ddlkit.run.processor import Usage
 from places import alive, ranks_below
 from strategies import plans, workloads
 
@@ -153,7 +153,7 @@ class TestTimeline:
         assert set(spans.rank.tolist()) == set(range(ranks))
         for rank, recording in enumerate(everyone):
             mine = spans.select(spans.rank == rank)
-            messages = mine.select(mine.kind == "allreduce")
+            messages = mine.select(mine.kind == "all_reduce")
             assert np.all(messages.start_s[lanes:] >= messages.end_s[:-lanes])
             assert np.all(messages.start_s >= script.ready_s)
             assert messages.bytes.sum() == workload.bytes.sum()
@@ -200,7 +200,7 @@ class TestLoopback:
         assert (lateness["lateness_max_s"] >= lateness["lateness_median_s"]).all()
         # The spans of the first round, of both ranks, and every byte in them.
         assert set(spans["repeat"]) == {0} and set(spans["rank"]) == {0, 1}
-        sent = spans[spans["kind"] == "allreduce"].groupby(["case", "rank"])["bytes"].sum()
+        sent = spans[spans["kind"] == "all_reduce"].groupby(["case", "rank"])["bytes"].sum()
         assert len(sent) == 6 and (sent == TINY.bytes.sum()).all()
         # And both tables can be recorded as they are.
         for schema, frame in (("runs", runs), ("timeline", spans)):
@@ -218,7 +218,7 @@ class TestLoopback:
             place, 2, cases, rounds=1, raise_priority=False, timeout_s=60
         )
         assert (runs["in_flight"] == 2).all()
-        large, small = (part for _, part in spans[spans["kind"] == "allreduce"].groupby("group"))
+        large, small = (part for _, part in spans[spans["kind"] == "all_reduce"].groupby("group"))
         assert (small["start_s"].to_numpy() < large["end_s"].to_numpy()).all()
 
     def test_sparse_gradients_are_selected_and_gathered(self, tmp_path: Path) -> None:
@@ -256,9 +256,9 @@ class TestLoopback:
         assert (runs["iteration_s"] >= runs["compute_s"]).all()
         kinds = spans[spans["case"] == cases[0][0].key].groupby("kind")["bytes"].sum()
         script = replay.script(*cases[0], waited)
-        assert kinds["allgather"] == 2 * sum(script.sent_bytes)
+        assert kinds["all_gather"] == 2 * sum(script.sent_bytes)
         assert kinds["sparsify"] == 2 * TINY.bytes.sum()
-        assert "allreduce" not in kinds
+        assert "all_reduce" not in kinds
         again = replay.replay(
             place, 2, cases, 2, selection=waited, raise_priority=False, done=[], out=tmp_path
         )

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
-from ddlkit.core.lanes import Link, Parts
-from ddlkit.core.simulate import group_ends
+from ddlkit.core.iteration import group_ends
+from ddlkit.core.link import Link, Parts
 
 TIMES = st.floats(0, 10).map(lambda x: round(x, 3))
 MESSAGES = st.lists(st.tuples(TIMES, TIMES, TIMES), min_size=1, max_size=12)
@@ -75,15 +75,15 @@ def test_a_rested_link_has_credit_and_a_busy_one_has_not() -> None:
 
 @given(st.floats(1e-5, 1e-2), st.floats(0, 3), st.integers(1, 40), st.integers(1_000, 10_000_000))
 def test_a_row_of_equals_costs_what_was_calibrated(
-    alpha: float, slower: float, in_a_row: int, size: int
+    alpha: float, slower: float, per_sample: int, size: int
 ) -> None:
     """Whatever the cost: the mean over the row that was calibrated is the cost again."""
     wire = 1e-8
     cost = AlphaBeta(alpha, wire * (1 + slower))
-    link = Link(1, 1.0, 1e-3, wire, [1.0, 1e8], [in_a_row, in_a_row])
-    parts = link.parts(cost, np.full(in_a_row, float(size)))
-    end = link.ends(np.zeros(in_a_row), parts)[-1]
-    assert end == pytest.approx(in_a_row * cost(size))
+    link = Link(1, 1.0, 1e-3, wire, [1.0, 1e8], [per_sample, per_sample])
+    parts = link.parts(cost, np.full(per_sample, float(size)))
+    end = link.ends(np.zeros(per_sample), parts)[-1]
+    assert end == pytest.approx(per_sample * cost(size))
 
 
 @given(MESSAGES, st.integers(1, 3), BURSTS)
@@ -110,9 +110,9 @@ def test_no_lane_is_refused() -> None:
 
 @given(st.floats(1e-5, 1e-2), st.floats(1e-9, 1e-7), st.integers(1, 16))
 def test_after_a_rest_a_larger_message_is_never_faster(
-    alpha: float, beta: float, in_a_row: int
+    alpha: float, beta: float, per_sample: int
 ) -> None:
     sizes = np.geomspace(1e3, 1e8, 60)
-    cost, link = AlphaBeta(alpha, beta), Link(1, 1.0, 1e-3, beta, [1.0], [in_a_row])
+    cost, link = AlphaBeta(alpha, beta), Link(1, 1.0, 1e-3, beta, [1.0], [per_sample])
     alone = link.ends(np.zeros(1), Parts(*(p[:, None] for p in link.parts(cost, sizes))))
     assert np.all(np.diff(alone[:, 0]) >= -1e-12)

@@ -17,8 +17,8 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.run import launch, worker, zygote
-from ddlkit.run.launch import Loopback, Place
+from ddlkit.run.jobs import launch, worker, zygote
+from ddlkit.run.jobs.launch import Loopback, Place
 from places import ROOT, alive, family, free_port, listening, rank_process, ranks_below, wait_for
 
 ENDLESS = {
@@ -42,7 +42,7 @@ def run(config: dict[str, Any], place: Place, job: str = "collectives", **option
 
 def workers() -> list[psutil.Process]:
     """All ranks of this process, however they came to be."""
-    others = [p for p in family(os.getpid()) if "ddlkit.run.worker" in p.cmdline()]
+    others = [p for p in family(os.getpid()) if "ddlkit.run.jobs.worker" in p.cmdline()]
     return ranks_below(os.getpid()) or others
 
 
@@ -71,8 +71,8 @@ def test_a_rank_killed_in_the_middle_ends_the_job_with_one_line(way: str, tmp_pa
 
 SCRIPT = """
 import json, signal, sys
-from ddlkit.run import launch
-from ddlkit.run import zygote
+from ddlkit.run.jobs import launch
+from ddlkit.run.jobs import zygote
 from test_launch import ENDLESS
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.argv[1] == "started":
@@ -127,7 +127,7 @@ def test_torchrun_starts_the_same_worker_over_nodes(tmp_path: Path) -> None:
     config.write_text(json.dumps({"out": str(tmp_path / "out"), "link": "cluster", **few}))
     node = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     node += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
-    node += ["-m", "ddlkit.run.worker", "collectives", str(config)]
+    node += ["-m", "ddlkit.run.jobs.worker", "collectives", str(config)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     agents = [subprocess.Popen(node, env=environment, cwd=tmp_path) for _ in range(2)]
     assert [agent.wait(100) for agent in agents] == [0, 0]
@@ -166,7 +166,7 @@ def test_a_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_rank_whose_parent_is_gone_does_not_start() -> None:
-    code = "from ddlkit.run.launch import die_with_parent as d; d(); print('lives')"
+    code = "from ddlkit.run.jobs.launch import die_with_parent as d; d(); print('lives')"
     for parent, output in ((os.getpid(), "lives\n"), (os.getpid() + 1, "")):
         environment = {**os.environ, zygote.PARENT: str(parent), "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", code]
@@ -224,7 +224,7 @@ def refuse(*_):
     raise AssertionError("a GPU was asked for")
 for name in ("is_available", "device_count", "get_device_properties", "current_device"):
     setattr(torch.cuda, name, refuse)
-from ddlkit.run import ranks, worker
+from ddlkit.run.jobs import ranks, worker
 for job in worker.JOBS:
     worker.preload(job)
 """

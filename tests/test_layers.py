@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.run import layers, networks
-from ddlkit.run.clock import Budget, Marks
-from ddlkit.run.launch import Loopback, launch
-from ddlkit.run.layers import profile_layers
+from ddlkit.run.instruments.clock import Budget, Marks
+from ddlkit.run.jobs.launch import Loopback, launch
+from ddlkit.run.measure import layers
+from ddlkit.run.measure.layers import profile_layers
+from ddlkit.run.nets import registry as networks
 
 ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)
 FEW = Budget(warmup=1, min_repeats=5, max_repeats=15, max_s=1.0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ddlkit.core.errors import UserError
-from ddlkit.run import networks
+from ddlkit.run.nets import registry as networks
 
 
 @pytest.mark.parametrize("name", ["lenet5", "resnet18"])

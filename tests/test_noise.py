@@ -22,7 +22,7 @@ def test_single_messages_scatter_as_the_samples_of_the_nearest_size() -> None:
 
 def test_a_mean_of_several_messages_scatters_less_than_one_by_the_root() -> None:
     one = np.random.default_rng(0).normal(1, 0.05, (2000, 16))
-    noise = Noise.of(1e3, one.mean(axis=1), in_flight=16)
+    noise = Noise.of(1e3, one.mean(axis=1), messages_per_sample=16)
     drawn = noise.factors([1e3], draws=4000)
     assert drawn.mean() == pytest.approx(1, abs=0.005)
     assert drawn.std() == pytest.approx(0.05, rel=0.1)

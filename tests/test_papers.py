@@ -18,12 +18,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from ddlkit.core import plan
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
+from ddlkit.core.iteration import predict
 from ddlkit.core.plan import FusionPlan
-from ddlkit.core.simulate import predict
 from ddlkit.core.workload import Workload
 from ddlkit.papers import dag, omgs, osf
 from ddlkit.papers import networks as published
-from ddlkit.run import networks
+from ddlkit.run.nets import registry as networks
 
 times = st.floats(1e-3, 10)
 

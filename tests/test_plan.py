@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ddlkit.core import plan as planning
 from ddlkit.core.cost import AlphaBeta, MessageCost, Table
 from ddlkit.core.errors import UserError
+from ddlkit.core.iteration import predict
 from ddlkit.core.plan import FusionPlan, make_plan
-from ddlkit.core.simulate import predict
 from ddlkit.core.workload import Workload
 from strategies import plans, random_workload, workloads
 

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
+from ddlkit.core.iteration import predict, predict_spec, simulate
 from ddlkit.core.plan import FusionPlan, buffer, make_plan, none
-from ddlkit.core.simulate import predict, predict_spec, simulate
 from ddlkit.core.workload import Workload
 from ddlkit.papers import osf
 from ddlkit.papers.osf import audit, cluster
 from ddlkit.papers.osf.breakdown import PHASES, breakdown, of_timeline
-from ddlkit.report import claims, figures_osf
+from ddlkit.report import claims
+from ddlkit.report.figures import osf as figures_osf
 from strategies import costs, plans, random_workload, workloads
 
 SMALL = cluster.Grid.default(9)

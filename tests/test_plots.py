@@ -24,8 +24,8 @@ from PIL import Image
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit, judge_selections
+from ddlkit.core.iteration import simulate
 from ddlkit.core.plan import make_plan
-from ddlkit.core.simulate import simulate
 from ddlkit.core.timeline import KINDS, Timeline
 from ddlkit.core.workload import Workload
 from ddlkit.report import outputs, plots, verdicts

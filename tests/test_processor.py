@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit.run import processor
-from ddlkit.run.processor import Usage
+from ddlkit.run.instruments import processor
+from ddlkit.run.instruments.processor import Usage
 
 Times = namedtuple("Times", "user system idle iowait steal guest")
 

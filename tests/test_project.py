@@ -36,10 +36,12 @@ FLOORS = {
     "store": 1,
     "machine": 1,
     "papers": 2,
-    "run": 3,
-    "report": 4,
-    "cli": 5,
-    "__main__": 6,
+    "formats": 3,
+    "model": 4,
+    "run": 5,
+    "report": 6,
+    "cli": 7,
+    "__main__": 8,
 }
 NEEDED_TO_RUN = {"numpy", "pandas", "psutil", "scipy", "torch", "torchvision", "tqdm"}
 ABSOLUTE_PATH = re.compile(r"(?<![\w.~-])/(?:home|root|Users|mnt|work)/[A-Za-z]")
@@ -228,9 +230,16 @@ def test_light_rooms_load_nothing_heavy(rooms: tuple[str, ...], unwanted: set[st
 
 def test_what_starts_and_watches_others_loads_no_torch() -> None:
     """Importing it takes seconds of a processor on which something may be measured."""
-    watching = ["cli", "run.lab.network", "run.launch", "run.record", "run.recorder", "report.book"]
+    watching = [
+        "cli",
+        "run.lab.network",
+        "run.jobs.launch",
+        "run.sessions.supervisor",
+        "run.sessions.recorder",
+        "report.book",
+    ]
     loaded = loaded_by([f"ddlkit.{name}" for name in watching])
-    assert "ddlkit.run.session" in loaded and "torch" not in loaded
+    assert "ddlkit.run.sessions.session" in loaded and "torch" not in loaded
 
 
 # ---------------------------------------------------------------- notebooks

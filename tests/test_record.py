@@ -21,8 +21,11 @@ from hypothesis import strategies as st
 import faulty_points
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
-from ddlkit.run import outcomes, points, record, recorder, vitals
-from ddlkit.run.session import Plan, Point
+from ddlkit.run.instruments import vitals
+from ddlkit.run.sessions import outcomes, recorder
+from ddlkit.run.sessions import suites as points
+from ddlkit.run.sessions import supervisor as record
+from ddlkit.run.sessions.session import Plan, Point
 from faulty_points import FAULTS, fine
 from places import ROOT, alive, family, wait_for
 
@@ -257,7 +260,7 @@ def test_a_process_that_dies_or_hangs_costs_one_point(
 SCRIPT = """
 import signal, sys
 from pathlib import Path
-from ddlkit.run.record import record
+from ddlkit.run.sessions.supervisor import record
 signal.signal(signal.SIGINT, signal.default_int_handler)
 record("cpu", out=Path(sys.argv[1]), points="faulty_points:long")
 """

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from ddlkit.core.cost import Table
+from ddlkit.core.iteration import no_overlap, predict
 from ddlkit.core.plan import make_plan
-from ddlkit.core.simulate import no_overlap, predict
 from ddlkit.papers.osf.prediction import predict_osf
-from ddlkit.report import campaign
+from ddlkit.report import lab as campaign
 from strategies import random_workload
 
 SIZES = np.geomspace(1e2, 1e9, 15)

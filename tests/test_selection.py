@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.run import selection
-from ddlkit.run.clock import Budget
-from ddlkit.run.session import Partial
+from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.measure import selection
+from ddlkit.run.sessions.session import Partial
 
 GPU = pytest.param(
     "cuda",

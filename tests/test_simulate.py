@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from ddlkit.core import plan as planning
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
-from ddlkit.core.lanes import Link
-from ddlkit.core.simulate import (
+from ddlkit.core.iteration import (
     LinearScenarios,
     dag_edges,
     group_ends,
@@ -22,6 +21,7 @@ from ddlkit.core.simulate import (
     prediction_draws,
     simulate,
 )
+from ddlkit.core.link import Link
 from ddlkit.core.timeline import COMMUNICATION, COMPUTE
 from ddlkit.core.workload import Workload
 from strategies import costs, plans, random_workload, workloads

@@ -15,7 +15,7 @@ from ddlkit.report.source import Source, default_recording, open_source
 
 def record(directory: Path, point: str, link: str, seconds: float) -> None:
     rows = {"collective": "all_reduce", "backend": "gloo", "algorithm": "ring", "link": link}
-    rows |= {"link_bits_per_s": 0.0, "ranks": 2, "in_flight": 1, "bytes": 1024}  # type: ignore[dict-item]
+    rows |= {"link_bits_per_s": 0.0, "ranks": 2, "messages_per_sample": 1, "bytes": 1024}  # type: ignore[dict-item]
     frame = pd.DataFrame({**rows, "sample": np.arange(3), "seconds": seconds})
     store.save_table(
         frame, directory, f"collectives-{point}", schema="collectives", command=["test"]

@@ -17,8 +17,8 @@ from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan
 from ddlkit.report.source import default_recording, open_source
-from ddlkit.run import suite
-from ddlkit.run.launch import Loopback
+from ddlkit.run.jobs.launch import Loopback
+from ddlkit.run.sessions import quick as suite
 
 TINY = {"lenet5": 4}
 SIZES = np.geomspace(1e3, 1e8, 12)

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.papers import osf
-from ddlkit.run import channels, networks, peaks, ranks, throughput
-from ddlkit.run.clock import Budget
-from ddlkit.run.layers import profile_layers
-from ddlkit.run.session import Partial
+from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.jobs import ranks
+from ddlkit.run.measure import channels, peaks, throughput
+from ddlkit.run.measure.layers import profile_layers
+from ddlkit.run.nets import registry as networks
+from ddlkit.run.sessions.session import Partial
 
 ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)
 FEW = Budget(warmup=1, min_repeats=3, max_repeats=5, max_s=0.5)

@@ -16,7 +16,7 @@ spans = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=30)
 
 
 def timeline(compute: list[tuple[int, int]], messages: list[tuple[int, int]]) -> Timeline:
-    rows = [("backward", s) for s in compute] + [("allreduce", s) for s in messages]
+    rows = [("backward", s) for s in compute] + [("all_reduce", s) for s in messages]
     return Timeline.from_rows(
         {
             "task": f"{kind} {i}",
@@ -39,7 +39,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
     return Timeline.from_rows(
         {
             "task": f"task {number}",
-            "kind": "backward" if stream else "allreduce",
+            "kind": "backward" if stream else "all_reduce",
             "stream": f"s{stream}",
             "rank": rank,
             "iteration": iteration,
@@ -78,7 +78,7 @@ def test_breakdown_adds_up() -> None:
     parts = timeline([(0, 4)], [(2, 5)]).breakdown()
     assert parts == {
         "backward": 4,
-        "allreduce": 5,
+        "all_reduce": 5,
         "overlap": 2,
         "exposed_communication": 3,
         "iteration": 7,
@@ -127,7 +127,7 @@ def test_frame_and_concat_keep_the_columns() -> None:
     twice = Timeline.concat([line, line])
     assert list(twice.to_frame().columns) == list(COLUMNS)
     assert twice.n == 2 * line.n
-    assert twice.select(twice.kind == "allreduce").n == 2
+    assert twice.select(twice.kind == "all_reduce").n == 2
 
 
 def test_wrong_spans_are_refused() -> None:

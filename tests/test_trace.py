@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.iteration import predict, simulate
 from ddlkit.core.plan import make_plan
-from ddlkit.core.simulate import predict, simulate
-from ddlkit.store import DATA
-from ddlkit.store.trace import (
+from ddlkit.formats.trace import (
     TIMES,
     LayerTrace,
     check_trace,
@@ -22,6 +21,7 @@ from ddlkit.store.trace import (
     read_trace,
     write_trace,
 )
+from ddlkit.store import DATA
 
 TABLE_VI = DATA / "papers" / "dag" / "tab06.csv"
 

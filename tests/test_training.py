@@ -11,16 +11,16 @@ import pytest
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
-from ddlkit.run import networks
-from ddlkit.run.clock import Budget
-from ddlkit.run.launch import LOGS, Loopback
-from ddlkit.run.layers import profile_layers
-from ddlkit.run.training import (
+from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.jobs.launch import LOGS, Loopback
+from ddlkit.run.measure.layers import profile_layers
+from ddlkit.run.measure.training import (
     OWN_PLAN,
     Settings,
     _check_plans,
     measure_training,
 )
+from ddlkit.run.nets import registry as networks
 
 
 @functools.cache
@@ -121,7 +121,7 @@ def test_the_profiled_iteration_shows_every_bucket(measured: dict[str, pd.DataFr
     for case in keys(measured).values():
         timeline = Timeline.from_rows(spans[spans["case"] == case].to_dict("records"))
         rebuilt = measured["buckets"].query("case == @case and source == 'rebuilt'")["bytes"]
-        messages = timeline.select(timeline.kind == "allreduce")
+        messages = timeline.select(timeline.kind == "all_reduce")
         assert messages.bytes.tolist() == rebuilt.tolist()
         assert messages.group.tolist() == list(range(len(rebuilt)))
         # One gloo thread carries one message after the other.
@@ -136,7 +136,7 @@ def test_all_in_one_bucket_cannot_overlap(measured: dict[str, pd.DataFrame]) -> 
     spans = measured["timeline"]
     rows = spans[spans["case"] == keys(measured)["single"]].to_dict("records")
     timeline = Timeline.from_rows(rows)
-    (start_s,) = timeline.start_s[timeline.kind == "allreduce"]
+    (start_s,) = timeline.start_s[timeline.kind == "all_reduce"]
     (begin_s,) = timeline.start_s[timeline.kind == "backward"]
     # Posted with the last gradient. A busy processor lets a pass return later: the shortest counts.
     passes = spans[spans["kind"] == "backward"]

@@ -12,10 +12,10 @@ from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
-from ddlkit.core.lanes import Link
+from ddlkit.core.iteration import PLAIN, predict
+from ddlkit.core.link import Link
 from ddlkit.core.plan import make_plan
 from ddlkit.core.shaping import wire_s_per_byte
-from ddlkit.core.simulate import PLAIN, predict
 from ddlkit.core.sparse import SelectionTimes
 from ddlkit.report.validate import (
     Calibration,
@@ -47,8 +47,8 @@ def calibration(noise: float = 0.0, rate_bits_per_s: float = 0.0) -> Calibration
         "bytes": sizes,
         "seconds": seconds,
         "session": 0,
+        "messages_per_sample": 1,
         "in_flight": 1,
-        "lanes": 1,
         "stolen": 0.0,
         "link_bits_per_s": rate_bits_per_s,
     }
@@ -129,14 +129,14 @@ def test_compute_that_scatters_widens_the_interval_of_real_training_only() -> No
 def test_how_much_software_is_done_at_once_is_read_off_small_messages() -> None:
     rows = pd.DataFrame(
         [
-            {"lanes": lanes, "bytes": size, "seconds": seconds / faster}
+            {"in_flight": lanes, "bytes": size, "seconds": seconds / faster}
             for lanes, faster in ((1, 1.0), (2, 1.4))
             for size, seconds in ((1024, 1e-3), (4096, 2e-3))
         ]
     )
     assert software_at_once(rows) == pytest.approx(1.4)
-    assert software_at_once(rows[rows["lanes"] == 1]) == np.inf
-    slower = rows.assign(seconds=rows["seconds"] * rows["lanes"])
+    assert software_at_once(rows[rows["in_flight"] == 1]) == np.inf
+    slower = rows.assign(seconds=rows["seconds"] * rows["in_flight"])
     assert software_at_once(slower) == 1.0
 
 
@@ -199,8 +199,8 @@ def test_a_sparse_truth_with_a_straggler_made_by_the_model_has_no_error() -> Non
         "bytes": SIZES,
         "seconds": gather(SIZES),
         "session": 0,
+        "messages_per_sample": 1,
         "in_flight": 1,
-        "lanes": 1,
         "stolen": 0.0,
         "link_bits_per_s": 0.0,
     }
@@ -230,8 +230,8 @@ def test_disturbed_samples_of_a_calibration_are_left_out_where_there_are_others(
             "seconds": [1.0, 9.0, 2.0, 4.0],
             "session": [0, 1, 0, 1],
             "stolen": [0.0, 0.3, 0.3, 0.3],
+            "messages_per_sample": 1,
             "in_flight": 1,
-            "lanes": 1,
             "link_bits_per_s": 0.0,
             **known,
         }

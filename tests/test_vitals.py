@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ddlkit import store
-from ddlkit.run import vitals
+from ddlkit.run.instruments import vitals
 
 # As printed by nvidia-smi 580: two GPUs, the second one without a power sensor.
 TWO_GPUS = "1980, 3201, 45, 350.12, 98, 2048\n345, 3201, 31, [N/A], 0, 4\n"

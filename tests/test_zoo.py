@@ -11,9 +11,11 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.papers import omgs
 from ddlkit.report.claims import paper_table
-from ddlkit.run import flops, networks, zoo
-from ddlkit.run.clock import Budget
-from ddlkit.run.layers import profile_layers
+from ddlkit.run.instruments import flops
+from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.measure.layers import profile_layers
+from ddlkit.run.nets import registry as networks
+from ddlkit.run.nets import zoo
 
 PUBLISHED = store.published_networks().set_index("name")
 ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)

@@ -38,14 +38,15 @@ class Noise:
         n_bytes: ArrayLike,
         seconds: ArrayLike,
         session: ArrayLike = 0,
-        in_flight: ArrayLike = 1,
+        messages_per_sample: ArrayLike = 1,
     ) -> Noise:
         """From samples, (n,) each; a session need not have every size.
 
-        in_flight : how many messages a sample is the mean of; a single one scatters more, by the root
+        messages_per_sample : of which a sample is the mean; a single one scatters more, by the root
         """
         size, took, of_session, together = (
-            np.ravel(column) for column in np.broadcast_arrays(n_bytes, seconds, session, in_flight)
+            np.ravel(column)
+            for column in np.broadcast_arrays(n_bytes, seconds, session, messages_per_sample)
         )
         sizes, sessions = np.unique(size).astype(float), np.unique(of_session)
         medians = np.full((len(sessions), len(sizes)), np.nan)

@@ -2,7 +2,7 @@
 
 Of each group the k = density x elements largest are selected, one group after the other on the compute
 stream, and their values and indices gathered from all workers. So an iteration is that of the dense
-model (`ddlkit.core.simulate`) for another cost and another workload.
+model (`ddlkit.core.iteration`) for another cost and another workload.
 """
 
 from __future__ import annotations

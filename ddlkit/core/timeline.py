@@ -13,10 +13,10 @@ from ddlkit.core.errors import UserError
 
 KINDS = (
     *("io", "h2d", "forward", "backward", "sparsify", "negotiate", "wait"),
-    *("allreduce", "allgather", "update"),
+    *("all_reduce", "all_gather", "update"),
 )
 COMPUTE = ("forward", "backward", "sparsify", "update")
-COMMUNICATION = ("allreduce", "allgather")
+COMMUNICATION = ("all_reduce", "all_gather")
 ORIGINS = ("simulated", "replayed", "measured", "recorded")
 COLUMNS = (
     "task",
@@ -155,9 +155,9 @@ class Timeline:
         start_s = self.start_s + self._offsets_s()
         threads: dict[tuple[int, str, int], int] = {}
         spans = []
-        for row, lane in enumerate(self._lanes(start_s)):
+        for row, track in enumerate(self._tracks(start_s)):
             rank = int(self.rank[row])
-            tid = threads.setdefault((rank, str(self.stream[row]), lane), len(threads))
+            tid = threads.setdefault((rank, str(self.stream[row]), track), len(threads))
             named = ("iteration", "group", "bytes", "origin")
             spans.append(
                 {
@@ -174,8 +174,8 @@ class Timeline:
         names = [
             ("process_name", rank, 0, f"rank {rank}") for rank in np.unique(self.rank).tolist()
         ]
-        for (rank, stream, lane), tid in threads.items():
-            names.append(("thread_name", rank, tid, f"{stream} {lane + 1}" if lane else stream))
+        for (rank, stream, track), tid in threads.items():
+            names.append(("thread_name", rank, tid, f"{stream} {track + 1}" if track else stream))
         metadata = [
             {"ph": "M", "name": what, "pid": rank, "tid": tid, "args": {"name": name}}
             for what, rank, tid, name in names
@@ -192,18 +192,20 @@ class Timeline:
             next_s += self.end_s[rows].max() - first_s
         return offset_s
 
-    def _lanes(self, start_s: NDArray[np.float64]) -> list[int]:
-        """n numbers: spans of one rank, stream and lane do not overlap; lanes count from 0."""
-        lanes = [0] * self.n
+    def _tracks(self, start_s: NDArray[np.float64]) -> list[int]:
+        """n numbers: spans of one rank, stream and track do not overlap; tracks count from 0."""
+        tracks = [0] * self.n
         free_s: dict[tuple[int, str], list[float]] = {}
         end_s = start_s + (self.end_s - self.start_s)
         for row in np.lexsort((end_s, start_s)).tolist():
             ends = free_s.setdefault((int(self.rank[row]), str(self.stream[row])), [])
             # Where one ends and the next begins in the same instant, rounding must not part them.
-            fits = [lane for lane, end in enumerate(ends) if end <= start_s[row] + 1e-12 * abs(end)]
-            lanes[row] = fits[0] if fits else len(ends)
-            ends[lanes[row] : lanes[row] + 1] = [float(end_s[row])]
-        return lanes
+            fits = [
+                track for track, end in enumerate(ends) if end <= start_s[row] + 1e-12 * abs(end)
+            ]
+            tracks[row] = fits[0] if fits else len(ends)
+            ends[tracks[row] : tracks[row] + 1] = [float(end_s[row])]
+        return tracks
 
 
 def merge(spans: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -169,7 +169,7 @@ def iteration_tasks(layers: int, gpus: int) -> dict[str, int]:
         "h2d": gpus,
         "forward": layers * gpus,
         "backward": layers * gpus,
-        "allreduce": layers,
+        "all_reduce": layers,
         "update": 1,
     }
 

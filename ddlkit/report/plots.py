@@ -130,8 +130,8 @@ SPANS = {
     "sparsify": Style("sparsify", "#b3568a", hatch="..."),
     "negotiate": Style("negotiate", "#f0c9e0", hatch="++++"),
     "wait": Style("wait", "#f2f2f2"),
-    "allreduce": Style("all-reduce", "#c14d00", hatch="////"),
-    "allgather": Style("all-gather", "#e0a000", hatch="\\\\\\\\"),
+    "all_reduce": Style("all-reduce", "#c14d00", hatch="////"),
+    "all_gather": Style("all-gather", "#e0a000", hatch="\\\\\\\\"),
     "update": Style("update", "#00664b", hatch="xxxx"),
 }
 _SERIES = (
@@ -899,7 +899,7 @@ def _group_numbers(
     ax: Axes, spans: Timeline, streams: Sequence[str], start_s: float, scale: float
 ) -> None:
     """Write the group on each message when they are few and wide enough to carry it."""
-    messages = np.flatnonzero(np.isin(spans.kind, ("allreduce", "allgather")))
+    messages = np.flatnonzero(np.isin(spans.kind, ("all_reduce", "all_gather")))
     if len(messages) > 12:
         return
     for k in messages:

@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import Fit, fit
-from ddlkit.core.lanes import Link
+from ddlkit.core.iteration import Prediction, no_overlap, perfect_overlap, predict, prediction_draws
+from ddlkit.core.link import Link
 from ddlkit.core.noise import Noise
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.shaping import burst_s, wire_s_per_byte
-from ddlkit.core.simulate import Prediction, no_overlap, perfect_overlap, predict, prediction_draws
 from ddlkit.core.sparse import Selecting, SparseGather, group_selection_s, with_selection
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf.prediction import predict_osf
-from ddlkit.run.processor import STOLEN_LIMIT
+from ddlkit.run.instruments.processor import STOLEN_LIMIT
 
 OTHERS: dict[str, Callable[..., Prediction]] = {
     "no_overlap": no_overlap,
@@ -66,7 +66,7 @@ class Calibration:
         keys = ["link", "ranks", "collective"]
         for (link, ranks, collective), every in undisturbed(collectives).groupby(keys):
             key = str(link), int(ranks), str(collective)
-            rows = every[every["lanes"] == 1]
+            rows = every[every["in_flight"] == 1]
             sizes, seconds = rows["bytes"].to_numpy(), rows["seconds"].to_numpy()
             fits[key] = fit(
                 form,
@@ -76,7 +76,7 @@ class Calibration:
                 workers=key[1],
                 algorithm=str(rows["algorithm"].iloc[0]),
             )
-            noises[key] = Noise.of(sizes, seconds, rows["session"], rows["in_flight"])
+            noises[key] = Noise.of(sizes, seconds, rows["session"], rows["messages_per_sample"])
             links[key] = shared_link(every)
         return cls(fits, noises, links)
 
@@ -98,31 +98,31 @@ class Calibration:
 
 def shared_link(samples: pd.DataFrame) -> Link:
     """What messages over a link share, by its calibration there; of a link that is not a lab's, no credit."""
-    one, rows = samples.iloc[0], samples[samples["lanes"] == 1]
+    one, rows = samples.iloc[0], samples[samples["in_flight"] == 1]
     software, rate_bits_per_s = software_at_once(samples), float(one["link_bits_per_s"])
     if not (str(one["link"]).startswith("lab:") and rate_bits_per_s):
         return Link(software=software)
-    in_a_row = rows.groupby("bytes")["in_flight"].first()
+    messages_per_sample = rows.groupby("bytes")["messages_per_sample"].first()
     return Link(
         software=software,
         burst_s=burst_s(rate_bits_per_s),
         wire_s_per_byte=wire_s_per_byte(one["collective"], int(one["ranks"]), rate_bits_per_s),
-        bytes=in_a_row.index.tolist(),
-        in_a_row=in_a_row.tolist(),
+        bytes=messages_per_sample.index.tolist(),
+        messages_per_sample=messages_per_sample.tolist(),
     )
 
 
 def software_at_once(samples: pd.DataFrame) -> float:
     """How many small messages the processor carries in the time of one, by how much faster they go with
-    several lanes than with one; without such samples as many as there are."""
-    medians = samples.groupby(["lanes", "bytes"])["seconds"].median().unstack("lanes")
+    several in flight than with one; without such samples as many as there are."""
+    medians = samples.groupby(["in_flight", "bytes"])["seconds"].median().unstack("in_flight")
     faster = medians.rdiv(medians[1], axis=0).drop(columns=1).median()
     return float(np.clip(faster.max(), 1.0, None)) if len(faster) else math.inf
 
 
 def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
     """Without samples that lost more than STOLEN_LIMIT of the cores, of sizes measured better too."""
-    keys = ["link", "ranks", "collective", "lanes", "bytes"]
+    keys = ["link", "ranks", "collective", "in_flight", "bytes"]
     least = collectives.groupby(keys)["stolen"].transform("min")
     lost = collectives["stolen"].gt(STOLEN_LIMIT) & least.le(STOLEN_LIMIT)
     return collectives[~lost]

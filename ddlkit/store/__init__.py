@@ -13,7 +13,6 @@ from ddlkit.store.paths import (
 )
 from ddlkit.store.readers import (
     profile_frame,
-    read_bytes_seconds,
     read_profile,
     read_selection_times,
     read_timeline,
@@ -43,7 +42,6 @@ __all__ = [
     "measured_peaks",
     "profile_frame",
     "published_networks",
-    "read_bytes_seconds",
     "read_profile",
     "read_selection_times",
     "read_timeline",

@@ -1,22 +1,18 @@
-"""Layer profiles, message times and timelines, whether recorded, a user's own CSV, or an nccl-tests log."""
+"""Layer profiles and timelines, whether recorded or a user's own CSV."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import SelectionTimes
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile
-from ddlkit.store import files, nccl_log
+from ddlkit.store import files
 from ddlkit.store.schema import SCHEMAS
-from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
+from ddlkit.store.sheet import Sheet, read_sheet
 from ddlkit.store.tables import is_stamped, load_table
 
 if TYPE_CHECKING:
@@ -24,27 +20,6 @@ if TYPE_CHECKING:
 
 SELECTOR = "topk_unsorted"  # of the table selection: what a replay that really selects does
 _PROFILE_KEYS = ("network", "device", "batch", "precision", "ranks", "threads")
-_MESSAGE_KEYS = ("collective", "backend", "algorithm", "link", "link_bits_per_s", "ranks")
-_MESSAGES = (Column("bytes", "int", "positive"), Column("seconds", "float", "positive"))
-
-# Units that people put in a header, and what turns them into bytes or seconds.
-_UNITS = {
-    "bytes": {
-        "bits": "divide by 8",
-        "kb": "multiply by 1000",
-        "mb": "multiply by 1000000",
-        "gb": "multiply by 1000000000",
-        "kib": "multiply by 1024",
-        "mib": "multiply by 1048576",
-        "gib": "multiply by 1073741824",
-    },
-    "seconds": {
-        **dict.fromkeys(("ms", "msec", "millis", "milliseconds"), "divide by 1000"),
-        **dict.fromkeys(("us", "µs", "μs", "usec", "micros", "microseconds"), "divide by 1000000"),
-        **dict.fromkeys(("ns", "nsec", "nanos", "nanoseconds"), "divide by 1000000000"),
-        **dict.fromkeys(("min", "minutes"), "multiply by 60"),
-    },
-}
 
 
 def read_profile(
@@ -66,7 +41,7 @@ def read_profile(
     if is_stamped(path):
         frame = load_table(path, "layers")
     else:
-        frame = SCHEMAS["layers"].frame(_own_sheet(path), exact=False)
+        frame = SCHEMAS["layers"].frame(own_sheet(path), exact=False)
     wanted = {
         "network": network,
         "device": device,
@@ -75,7 +50,7 @@ def read_profile(
         "ranks": ranks,
         "threads": threads,
     }
-    frame, chosen = _choose(frame, _PROFILE_KEYS, wanted, path)
+    frame, chosen = choose(frame, _PROFILE_KEYS, wanted, path)
     for name in ("forward_s", "backward_s"):
         if not frame[name].sum() > 0:
             raise UserError(f"{path}: column {name}: all times are zero: measure the layers again")
@@ -127,99 +102,16 @@ def read_timeline(path: Path, case: str | None = None, repeat: int | None = None
     if is_stamped(path):
         frame = load_table(path, "timeline")
     else:
-        frame = SCHEMAS["timeline"].frame(_own_sheet(path), exact=False)
-    frame, _ = _choose(frame, ("case", "repeat"), {"case": case, "repeat": repeat}, path)
+        frame = SCHEMAS["timeline"].frame(own_sheet(path), exact=False)
+    frame, _ = choose(frame, ("case", "repeat"), {"case": case, "repeat": repeat}, path)
     return Timeline(**{name: frame[name].to_numpy() for name in TIMELINE_COLUMNS})
 
 
-def read_bytes_seconds(
-    path: Path,
-    *,
-    collective: str | None = None,
-    ranks: int | None = None,
-    link: str | None = None,
-    backend: str | None = None,
-    algorithm: str | None = None,
-) -> tuple[NDArray[np.int64], NDArray[np.float64], dict[str, Any]]:
-    """Message sizes (n,) in bytes, times (n,) in seconds, and what is known of them.
-
-    Reads a recorded ``collectives`` table, a CSV with columns ``bytes`` and ``seconds``, or a log
-    as nccl-tests prints it (out-of-place times).
-
-    collective, ranks, link, backend, algorithm : which rows; taken as said where the file is silent
-    meta : ``source`` (recorded, csv or nccl-tests) and those of collective, backend, algorithm,
-    link, link_bits_per_s, ranks that are known
-
-    Raises UserError for a wrong file, naming row and column, for times in another unit, and where
-    rows of several collectives, links or numbers of ranks remain.
-    """
-    if is_stamped(path):
-        source, frame = "recorded", load_table(path, "collectives")
-    else:
-        source, frame = _own_messages(path)
-    wanted = {
-        "collective": collective,
-        "backend": backend,
-        "algorithm": algorithm,
-        "link": link,
-        "ranks": ranks,
-    }
-    frame, chosen = _choose(frame, _MESSAGE_KEYS, wanted, path)
-    said = {name: value for name, value in wanted.items() if value is not None}
-    return (
-        frame["bytes"].to_numpy(),
-        frame["seconds"].to_numpy(),
-        {"source": source, **said, **chosen},
-    )
-
-
-def _own_sheet(path: Path) -> Sheet:
+def own_sheet(path: Path) -> Sheet:
     return read_sheet(files.text_of(files.read(path), path), str(path))
 
 
-def _own_messages(path: Path) -> tuple[str, DataFrame]:
-    """Where a file without a stamp comes from, and its rows."""
-    text = files.text_of(files.read(path), path)
-    if nccl_log.looks_like_one(text):
-        return "nccl-tests", nccl_log.read_log(text, str(path))
-    sheet = read_sheet(text, str(path))
-    _check_units(sheet)
-    known = {column.name: column for column in SCHEMAS["collectives"].columns}
-    keys = tuple(known[name] for name in _MESSAGE_KEYS if name in sheet.header)
-    frame = Schema("message times", (*_MESSAGES, *keys)).frame(sheet, exact=False)
-    _check_rate(sheet, frame)
-    return "csv", frame
-
-
-def _check_units(sheet: Sheet) -> None:
-    """Raise a UserError that says what to convert where a header names another unit."""
-    for needed, units in _UNITS.items():
-        if needed in sheet.header:
-            continue
-        for name in sheet.header:
-            unit = next((word for word in re.split(r"[\W_]+", name.lower()) if word in units), None)
-            if unit is not None:
-                raise UserError(
-                    f"{sheet.file}: row at line 1, column {name}: in {unit}, expected {needed}: "
-                    f"{units[unit]} and name the column {needed}"
-                )
-
-
-def _check_rate(sheet: Sheet, frame: DataFrame) -> None:
-    """Raise a UserError where a large message is slower than any link: not seconds."""
-    size, seconds = frame["bytes"].to_numpy(), frame["seconds"].to_numpy()
-    slow = (size >= 65536) & (size < 1e4 * seconds)
-    if slow.any():
-        row = int(np.argmax(slow))
-        sheet.fail(
-            row,
-            "seconds",
-            f"{size[row]} bytes in {seconds[row]:g} s is {size[row] / seconds[row]:.3g} bytes a second: "
-            "not seconds? divide microseconds by 1000000, milliseconds by 1000",
-        )
-
-
-def _choose(
+def choose(
     frame: DataFrame, keys: tuple[str, ...], wanted: dict[str, Any], path: Path
 ) -> tuple[DataFrame, dict[str, Any]]:
     """Rows that are as wanted, and the one value that each key then has."""

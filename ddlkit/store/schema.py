@@ -23,17 +23,18 @@ _COLLECTIVE = (
     *_columns("str", "", "algorithm"),
     *_columns("str", "named", "link"),
     *_columns("float", "non_negative", "link_bits_per_s"),
-    *_columns("int", "positive", "ranks in_flight bytes"),
+    *_columns("int", "positive", "ranks messages_per_sample bytes"),
     Column("session", "int", "non_negative", default="0", later=True),
     *_columns("int", "non_negative", "sample"),
     *_columns("float", "positive", "seconds"),
     Column("stolen", "float", "non_negative", default="0", later=True),
-    Column("lanes", "int", "positive", default="1", later=True),
+    Column("in_flight", "int", "positive", default="1", later=True),
 )
 _COLLECTIVE_KEY = (
     *("collective", "backend", "algorithm", "link", "link_bits_per_s", "ranks"),
-    *("lanes", "in_flight", "bytes", "session", "sample"),
+    *("in_flight", "messages_per_sample", "bytes", "session", "sample"),
 )
+_COLLECTIVE_ALIASES = (("in_flight", "messages_per_sample"), ("lanes", "in_flight"))
 _CASE: dict[str, Column] = {
     column.name: column
     for column in (
@@ -52,7 +53,11 @@ _CASE: dict[str, Column] = {
 _SPAN: dict[str, Column] = {
     column.name: column
     for column in (
-        *_columns("str", "named", "task kind stream origin"),
+        *_columns("str", "named", "task stream origin"),
+        Column(
+            *("kind", "str", "named"),
+            aliases=(("allreduce", "all_reduce"), ("allgather", "all_gather")),
+        ),
         *_columns("int", "non_negative", "rank iteration bytes"),
         *_columns("int", "", "group"),
         # Rank clocks differ a little: a span may start before the iteration does on rank 0.
@@ -85,11 +90,12 @@ SCHEMAS: dict[str, Schema] = {
             ),
             key=("network", "device", "batch", "precision", "ranks", "quantity", "sample"),
         ),
-        Schema("collectives", _COLLECTIVE, key=_COLLECTIVE_KEY),
+        Schema("collectives", _COLLECTIVE, key=_COLLECTIVE_KEY, aliases=_COLLECTIVE_ALIASES),
         Schema(
             "tensors",  # collectives of each size that a network's tensors have: no fit may see them
             (*_columns("str", "named", "network"), *_COLLECTIVE),
             key=("network", *_COLLECTIVE_KEY),
+            aliases=_COLLECTIVE_ALIASES,
         ),
         Schema(
             "runs",
@@ -156,14 +162,15 @@ SCHEMAS: dict[str, Schema] = {
             key=("network", "device", "batch", "precision", "ranks", "sample"),
         ),
         Schema(
-            "copies",  # seconds: of one copy, the mean of ``in_a_row``
+            "copies",  # seconds: of one copy, the mean of ``copies_per_sample``
             (
                 *_columns("str", "named", "copy device"),
-                *_columns("int", "positive", "bytes in_a_row"),
+                *_columns("int", "positive", "bytes copies_per_sample"),
                 *_columns("int", "non_negative", "sample"),
                 *_columns("float", "positive", "seconds"),
             ),
             key=("copy", "device", "bytes", "sample"),
+            aliases=(("in_a_row", "copies_per_sample"),),
         ),
         Schema(
             "drift",  # the same work at the start and at the end of a session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
@@ -88,6 +88,7 @@ class Column:
 
     default : cell text where a user's own file leaves the column out; None if it may not
     later : tables recorded before there was this column may leave it out too
+    aliases : (earlier cell, cell) of values that were renamed since
     """
 
     name: str
@@ -95,10 +96,12 @@ class Column:
     check: Check = ""
     default: str | None = None
     later: bool = False
+    aliases: tuple[tuple[str, str], ...] = ()
 
     def values(self, sheet: Sheet) -> np.ndarray:
         """(rows,) checked values. Raises UserError naming file, row and column of a wrong cell."""
-        cells = sheet.cells(self.name)
+        today = dict(self.aliases)
+        cells = [today.get(cell, cell) for cell in sheet.cells(self.name)]
         read, dtype, problem = _READ[self.kind]
         try:
             values = np.array([read(cell) for cell in cells], dtype=dtype)
@@ -145,11 +148,16 @@ def _shown(cell: str) -> str:
 
 @dataclass(frozen=True)
 class Schema:
-    """A kind of table. No two rows agree in all columns of ``key`` (no key: rows may repeat)."""
+    """A kind of table. No two rows agree in all columns of ``key`` (no key: rows may repeat).
+
+    aliases : (earlier name, name) of columns that were renamed since; they hold for a header that has
+        none of the names that are new
+    """
 
     name: str
     columns: tuple[Column, ...]
     key: tuple[str, ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -165,6 +173,7 @@ class Schema:
         """
         from pandas import DataFrame
 
+        sheet = self._renamed(sheet)
         for name in sheet.header:
             if sheet.header.count(name) > 1:
                 sheet.fail(0, name, "stands twice in the header")
@@ -187,6 +196,13 @@ class Schema:
                 values[column.name] = column.values(filled)
         self._check_key(sheet, values)
         return DataFrame(values)
+
+    def _renamed(self, sheet: Sheet) -> Sheet:
+        """The sheet with today's names of its columns."""
+        names = dict(self.aliases)
+        if (set(names.values()) - set(names)) & set(sheet.header):
+            return sheet
+        return replace(sheet, header=tuple(names.get(name, name) for name in sheet.header))
 
     def _check_key(self, sheet: Sheet, values: dict[str, np.ndarray]) -> None:
         seen: dict[tuple[Any, ...], int] = {}

@@ -23,7 +23,7 @@ from ddlkit.papers.omgs.counts import (
     send_from,
 )
 from ddlkit.papers.omgs.iteration import (
-    allgather_s,
+    all_gather_s,
     backward_start_s,
     communication_start_s,
     exposed_s,
@@ -52,7 +52,7 @@ __all__ = [
     "Audit",
     "Candidate",
     "Instance",
-    "allgather_s",
+    "all_gather_s",
     "audit",
     "backward_start_s",
     "cifar_vgg16_parameters",

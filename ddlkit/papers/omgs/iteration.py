@@ -99,7 +99,7 @@ def largest_gamma(seconds: float, density: float, elements: int) -> float:
     return float(seconds / selection_s(1.0, density, elements))
 
 
-def allgather_s(alpha_s: float, beta_s: float, size: ArrayLike) -> Any:
+def all_gather_s(alpha_s: float, beta_s: float, size: ArrayLike) -> Any:
     """omgs Eq 11: t_c = alpha + beta d.
 
     Symbols: alpha = alpha_s, beta = beta_s, d = size. ``size`` is in what beta_s is per: bytes as Eq 11

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core.errors import UserError
 from ddlkit.papers.omgs.iteration import (
-    allgather_s,
+    all_gather_s,
     backward_start_s,
     communication_start_s,
     selection_start_s,
@@ -67,7 +67,7 @@ class Instance:
     def communication_s(self, elements: ArrayLike) -> Floats:
         """(...,) seconds of a message (Eq 11); 0 where there is nothing to send."""
         present = np.asarray(elements, float)
-        return np.where(present > 0, allgather_s(self.alpha_s, self.beta_s, present), 0.0)
+        return np.where(present > 0, all_gather_s(self.alpha_s, self.beta_s, present), 0.0)
 
 
 def selection_penalty_s(selection: Selection, one: ArrayLike, other: ArrayLike) -> Floats:

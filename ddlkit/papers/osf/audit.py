@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlkit.core.cost import AlphaBeta, MessageCost
+from ddlkit.core.iteration import predict, predict_spec
 from ddlkit.core.plan import make_plan
-from ddlkit.core.simulate import predict, predict_spec
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf import cluster
 from ddlkit.papers.osf.messages import piecewise_update, update_s

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.lanes import Link
+from ddlkit.core.iteration import PLAIN, message_ends
+from ddlkit.core.link import Link
 from ddlkit.core.plan import FusionPlan
-from ddlkit.core.simulate import PLAIN, message_ends
 from ddlkit.core.timeline import COMMUNICATION, Timeline, merge
 from ddlkit.core.workload import Workload
 

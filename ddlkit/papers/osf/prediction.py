@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from ddlkit.core.cost import MessageCost
+from ddlkit.core.iteration import Prediction, group_times
 from ddlkit.core.plan import FusionPlan
-from ddlkit.core.simulate import Prediction, group_times
 from ddlkit.core.units import parse_bytes
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf.fusion import osf_fused

@@ -42,7 +42,7 @@ def tensors(network: str) -> tuple[int, ...]:
     if network == "Inception-v4":
         import torch
 
-        from ddlkit.run import networks
+        from ddlkit.run.nets import registry as networks
 
         with torch.device("meta"):
             return tuple(p.numel() for p in networks.build("inception_v4").parameters())

@@ -8,8 +8,8 @@ import numpy as np
 
 from ddlkit.core.units import MIB
 from ddlkit.papers import networks, osf
-from ddlkit.report import figures_osf
 from ddlkit.report.claims import Result, check, claimed, not_attempted, paper_table, percent
+from ddlkit.report.figures import osf as figures_osf
 
 
 @check("osf-sf-example")

@@ -8,7 +8,7 @@ from ddlkit.papers import sharing
 from ddlkit.report.checks.sharing import DEFAULT, throughput
 from ddlkit.report.claims import paper_table, percent
 from ddlkit.report.tables import recomputed
-from ddlkit.run import networks
+from ddlkit.run.nets import registry as networks
 
 BATCHES = (16, 32, 64, 128)
 SHAPE = (64, 64, 224, 224)

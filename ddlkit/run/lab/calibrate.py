@@ -13,12 +13,12 @@ import pandas as pd
 
 from ddlkit.core.bandwidth import bus_factor
 from ddlkit.core.errors import UserError
-from ddlkit.run.clock import Budget
-from ddlkit.run.collectives import BUDGET, SIZES, measure_collectives
+from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.replay import replay_join
+from ddlkit.run.measure.collectives import BUDGET, SIZES, measure_collectives
 
-IN_FLIGHT = 16  # small messages are posted together, as a replay posts its groups
+MESSAGES_PER_SAMPLE = 16  # small messages are posted together, as a replay posts its groups
 
 
 def calibrate(
@@ -28,14 +28,14 @@ def calibrate(
     collectives: Sequence[str] = ("all_reduce",),
     budget: Budget = BUDGET,
     raise_priority: bool = True,
-    lanes: int = 1,
+    in_flight: int = 1,
     tries: int = 1,
     timeout_s: float = 600.0,
     out: Path | None = None,
 ) -> pd.DataFrame:
     """Table ``collectives`` of all ranks of the lab; ``budget`` is for each size.
 
-    lanes : messages carried at once; tries : as for `ddlkit.run.collectives.measure_collectives`
+    in_flight : messages carried at once; tries : as for `ddlkit.run.measure.collectives.measure_collectives`
 
     Raises UserError when a value comes out wrong or a rank dies.
     """
@@ -45,9 +45,9 @@ def calibrate(
         collectives=collectives,
         sizes=sizes,
         budget=budget,
-        in_flight=IN_FLIGHT,
+        messages_per_sample=MESSAGES_PER_SAMPLE,
         tries=tries,
-        join=replay_join(raise_priority, lanes),
+        join=replay_join(raise_priority, in_flight),
         timeout_s=timeout_s,
         out=out,
     )

@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from ddlkit.run import ranks as peers
-from ddlkit.run.ranks import Ranks
+from ddlkit.run.jobs import ranks as peers
+from ddlkit.run.jobs.ranks import Ranks
 
 PATIENCE_S = 30.0  # for the lines between the ranks to be made
 _GROUP = struct.Struct("!I")

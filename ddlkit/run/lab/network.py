@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.shaping import burst_bytes
-from ddlkit.run.launch import rank_environment
+from ddlkit.run.jobs.launch import rank_environment
 
 NAMESPACES = Path("/run/netns")  # of iproute2
 STATE = Path("/run/ddlkit")
@@ -54,7 +54,7 @@ class Lab:
     ranks_per_node : with more than one, so many ranks in a row form a node and share one link of
         that rate; inside the node each rank's own is shaped to ``intra_rate_bits_per_s``
 
-    A context manager, and a place that ``ddlkit.run.launch`` can start ranks in. ``label`` names
+    A context manager, and a place that ``ddlkit.run.jobs.launch`` can start ranks in. ``label`` names
     the namespaces (``ddl0-rank0``, ``ddl0-switch``); left out, the first free ``ddlN`` is taken.
     A persistent lab outlives this process and is removed by ``attach(label).down()``.
 

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.lanes import lane_free_s
+from ddlkit.core.link import lane_free_s
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,
@@ -43,12 +43,12 @@ from ddlkit.core.sparse import (
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile, Workload
-from ddlkit.run import processor
-from ddlkit.run import ranks as peers
+from ddlkit.run.instruments import processor
+from ddlkit.run.instruments.processor import Usage
+from ddlkit.run.jobs import ranks as peers
+from ddlkit.run.jobs.launch import Place, launch, workspace
+from ddlkit.run.jobs.ranks import Ranks
 from ddlkit.run.lab.negotiate import Negotiator, meet
-from ddlkit.run.launch import Place, launch, workspace
-from ddlkit.run.processor import Usage
-from ddlkit.run.ranks import Ranks
 
 Floats = NDArray[np.float64]
 
@@ -690,7 +690,7 @@ def _spans(one: Script, seen: Recording) -> Iterable[dict[str, Any]]:
 
     yield span("forward", -1, 0.0, seen.forward_end_s)
     begin_s = seen.forward_end_s
-    message = "allgather" if one.kept else "allreduce"
+    message = "all_gather" if one.kept else "all_reduce"
     free_s = lane_free_s(seen.done_s, one.in_flight)
     for group, n_bytes in enumerate(one.bytes):
         awake_s, done_s = float(seen.awake_s[group]), float(seen.done_s[group])

@@ -1,0 +1,171 @@
+"""Messages that share a link: several under way at once, over a link that saves up credit while it rests.
+
+gloo's process group carries two messages at once by default. And a rate is often enforced by a token bucket:
+what a link may send grows at its rate, up to a depth, the burst; what has been saved is sent at once. So
+a message costs less after a pause, or after small ones that left the link idle, than among its equals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ddlkit.core.cost import MessageCost
+from ddlkit.core.errors import UserError
+
+Floats = NDArray[np.float64]
+
+LARGE = 1e9  # bytes of a message beside which roundings do not count
+
+
+class Parts(NamedTuple):
+    """What messages are made of, (..., G) seconds each; the first axes are scenarios.
+
+    software_s : of the processor alone: steps, system calls, wake-ups
+    wire_s : of the link alone, at its rate, for all bytes
+    """
+
+    software_s: Floats
+    wire_s: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """What messages share beyond the cost that each has.
+
+    in_flight : how many may be under way at once, in their order; they share the rate alike
+    software : how many messages' software the processor does at once, 1 or more; beyond, it is shared alike
+    burst_s : most credit that a rested link has saved, in seconds of its rate; 0: it saves none
+    wire_s_per_byte : of the link, a byte of a message, at its rate; of a link with a burst only
+    bytes : (s,) sizes at which the cost was calibrated; of a link with a burst only
+    messages_per_sample : (s,) of how many messages in a row, begun with full credit, it is the mean there
+
+    With a burst, which must be longer than the software between two steps of a collective, a message's
+    software runs while credit grows for its next bytes: the longer of the two decides. Without, the link
+    rests meanwhile for good: software comes on top of the bytes.
+
+    Raises UserError without a lane, where the processor does less than one message's software, and where
+    a link with a burst does not say how it was calibrated.
+    """
+
+    in_flight: int = 1
+    software: float = math.inf
+    burst_s: float = 0.0
+    wire_s_per_byte: float = 0.0
+    bytes: Sequence[float] = ()
+    messages_per_sample: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        if self.in_flight < 1:
+            raise UserError(f"{self.in_flight} messages in flight: at least 1")
+        if not self.software >= 1:
+            raise UserError(f"software of {self.software} messages at once: at least 1")
+        if self.burst_s and not len(self.bytes) == len(self.messages_per_sample) > 0:
+            raise UserError("a link with a burst: needs the sizes of its calibration, and rows")
+
+    @property
+    def plain(self) -> bool:
+        """Whether a message takes what it costs, whatever went before it."""
+        return self.in_flight == 1 and not self.burst_s
+
+    def parts(self, cost: MessageCost, n_bytes: ArrayLike) -> Parts:
+        """The parts of messages of ``n_bytes`` (G,): in a row of equals they make up their cost.
+
+        What the smallest message costs is software. Behind a bucket, what was measured is the processor's
+        time up to the size whose bytes take as long on the link, and the link's above it.
+        """
+        taken_s, startup_s = np.asarray(cost(n_bytes)), np.maximum(0.0, cost(1.0))
+        if not self.burst_s:
+            software_s = np.minimum(startup_s, taken_s)
+            return Parts(software_s, taken_s - software_s)
+        sent_bytes = cost.sent_bytes(n_bytes)
+        wire_s = self.wire_s_per_byte * sent_bytes
+        messages_per_sample = np.interp(
+            np.log(sent_bytes), np.log(self.bytes), self.messages_per_sample
+        )
+        by_link = wire_s > startup_s
+        wire_s_per_byte = self.wire_s_per_byte * float(cost.sent_bytes(LARGE)) / LARGE
+        software_s = np.minimum(taken_s, cost(startup_s / wire_s_per_byte))
+        # Of the row that was calibrated, the first message found the burst.
+        wire_s = np.where(by_link, taken_s + self.burst_s / messages_per_sample, wire_s)
+        return Parts(np.where(by_link, software_s, taken_s), wire_s)
+
+    def ends(self, ready_s: ArrayLike, parts: Parts) -> Floats:
+        """(..., G) end of each message, of which each may begin when it is ready and a lane is free."""
+        columns = np.broadcast_arrays(np.asarray(ready_s, dtype=float), *parts)
+        if not all(np.isfinite(column).all() for column in columns):
+            raise UserError("messages on a link: every time must be finite")
+        if self.in_flight == 1:
+            return self._one_by_one(*columns)
+        ends_s = np.empty(columns[0].shape)
+        for scenario in np.ndindex(ends_s.shape[:-1]):
+            ends_s[scenario] = self._shared(*(column[scenario].tolist() for column in columns))
+        return ends_s
+
+    def _one_by_one(self, ready_s: Floats, software_s: Floats, wire_s: Floats) -> Floats:
+        ends_s = np.empty(ready_s.shape)
+        free_s, credit_s = np.zeros(ready_s.shape[:-1]), np.full(ready_s.shape[:-1], self.burst_s)
+        for k in range(ready_s.shape[-1]):
+            start_s = np.maximum(free_s, ready_s[..., k])
+            credit_s = np.minimum(self.burst_s, credit_s + start_s - free_s)
+            moved_s = np.maximum(0.0, wire_s[..., k] - credit_s)
+            both = np.maximum if self.burst_s else np.add
+            took_s = both(moved_s, software_s[..., k])
+            credit_s = np.minimum(self.burst_s, credit_s + took_s - wire_s[..., k])
+            free_s = ends_s[..., k] = start_s + took_s
+        return ends_s
+
+    def _shared(
+        self, ready_s: list[float], software_s: list[float], wire_s: list[float]
+    ) -> list[float]:
+        """Event by event: a message is admitted, has moved its bytes, or has done its software."""
+        ends_s = [0.0] * len(ready_s)
+        wire: dict[int, float] = {}  # what messages under way still need of the link
+        software: dict[int, float] = {}  # and of the processor
+        now_s, credit_s, admitted = 0.0, self.burst_s, 0
+        while admitted < len(ready_s) or wire:
+            for done in [k for k in wire if wire[k] == software[k] == 0]:
+                ends_s[done] = now_s
+                del wire[done], software[done]
+            free = admitted < len(ready_s) and len(wire) < self.in_flight
+            if free and ready_s[admitted] <= now_s:
+                saved_s = min(credit_s, wire_s[admitted])
+                credit_s -= saved_s
+                wire[admitted], software[admitted] = (
+                    wire_s[admitted] - saved_s,
+                    software_s[admitted],
+                )
+                admitted += 1
+                continue
+            moving = [k for k in wire if wire[k]]
+            working = [k for k in wire if software[k] and (self.burst_s or not wire[k])]
+            slower = max(1.0, len(working) / self.software)
+            moments_s = [wire[k] * len(moving) for k in moving]
+            moments_s += [software[k] * slower for k in working]
+            moments_s += [ready_s[admitted] - now_s] if free else []
+            if not moments_s:
+                continue
+            passed_s = min(moments_s)
+            for k in moving:
+                share_s = passed_s / len(moving)
+                wire[k] = wire[k] - share_s if wire[k] * len(moving) > passed_s else 0.0
+            for k in working:
+                share_s = passed_s / slower
+                software[k] = software[k] - share_s if software[k] * slower > passed_s else 0.0
+            if not moving:
+                credit_s = min(self.burst_s, credit_s + passed_s)
+            now_s += passed_s
+        return ends_s
+
+
+def lane_free_s(ends_s: Floats, in_flight: int) -> Floats:
+    """(G,) when fewer than ``in_flight`` of the messages before each were still under way."""
+    free_s = np.zeros(len(ends_s))
+    for group in range(in_flight, len(ends_s)):
+        free_s[group] = np.sort(ends_s[:group])[-in_flight]
+    return free_s

@@ -1,0 +1,1 @@
+"""Files of other programs, read into the workbook's own types."""

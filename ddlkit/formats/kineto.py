@@ -1,0 +1,415 @@
+"""What torch.profiler exports (Kineto's Chrome trace): spans, phases, messages and a timeline of training.
+
+Two clocks are in such a file: when the processor launched something, and when the GPU did it. On a GPU
+a kernel belongs to the phase that launched it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from ddlkit.core.errors import UserError
+from ddlkit.core.timeline import COMMUNICATION, Timeline
+from ddlkit.store import files
+
+PHASES = ("forward", "backward", "update")
+FORWARD, BACKWARD, UPDATE = (f"ddlkit.{kind}" for kind in PHASES)
+EVALUATE = "autograd::engine::evaluate_function"
+HOW = (
+    "record one or more whole iterations (forward, backward and optimizer.step) with "
+    "torch.profiler.profile(activities=[CPU, and CUDA on a GPU], record_shapes=True) and export_chrome_trace"
+)
+
+_STEP = re.compile(r"ProfilerStep#\d+")
+_OPTIMIZER = re.compile(r"Optimizer\.step#")
+_LOADER = re.compile(r"enumerate\(DataLoader\)")
+_NCCL = re.compile(
+    r"^nccl.*?(AllReduce|AllGather|ReduceScatter|Reduce|Broadcast|SendRecv|AllToAll|$)"
+)
+_WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+# As the profiler writes them: C++ names of operators' inputs, c10's names of messages.
+_ELEMENT_BYTES = {
+    **dict.fromkeys(("double", "long", "long int", "complexfloat"), 8),
+    **dict.fromkeys(("float", "int"), 4),
+    **dict.fromkeys(("half", "bfloat16", "short", "short int"), 2),
+    **dict.fromkeys(("bool", "byte", "char", "signed char", "unsigned char"), 1),
+}
+
+
+class Event(NamedTuple):
+    """One span of a profile: times in seconds; ``on_gpu`` for a kernel, not for what launched it.
+
+    category, args : as the profiler has them; thread : of which process and thread, or GPU and stream
+    """
+
+    name: str
+    start_s: float
+    end_s: float
+    on_gpu: bool = False
+    category: str = ""
+    thread: str = ""
+    args: Mapping[str, Any] = _NOTHING
+
+    @property
+    def collective(self) -> str:
+        """Of a message at work (gloo's span on its own thread, NCCL's kernel): "all_reduce" and others.
+
+        "nccl" where NCCL's kernel does not name its collective, "" for all that is no message.
+        """
+        if self.name.startswith("gloo:"):
+            return self.name.removeprefix("gloo:")
+        found = _NCCL.match(self.name) if self.on_gpu else None
+        return (_WORDS.sub("_", found.group(1)).lower() or "nccl") if found else ""
+
+    @property
+    def bytes(self) -> int:
+        """Size of a message (all-gather: of the whole output), or of an operator's first input; 0: untold."""
+        if "In msg nelems" in self.args:
+            direction = "Out" if self.collective == "all_gather" else "In"
+            count = self.args.get(f"{direction} msg nelems", 0)
+            return int(count) * element_bytes(self.args.get("dtype", ""))
+        kind = self.args.get("Input type") or [""]
+        return self.elements * element_bytes(kind[0])
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of an operator's first input; 0 where it is not told."""
+        shape = (self.args.get("Input Dims") or [None])[0]
+        told = isinstance(shape, list) and all(isinstance(length, int) for length in shape)
+        return math.prod(shape) if told else 0
+
+
+def element_bytes(kind: str) -> int:
+    """Bytes of one element of a type as the profiler names it; 0 where the name is not known."""
+    return _ELEMENT_BYTES.get(str(kind).lower().removeprefix("c10::"), 0)
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A profiled stretch of training: spans by start, in seconds from the first.
+
+    source : names the file in errors; device : "cpu", or what the GPU is called
+    """
+
+    source: str
+    events: tuple[Event, ...]
+    rank: int = 0
+    device: str = "cpu"
+
+    @property
+    def kernels(self) -> list[Event]:
+        """What the GPU computed or copied; messages are none of it."""
+        return [event for event in self.events if event.on_gpu and not event.collective]
+
+    def missing(self, what: str) -> UserError:
+        """The error that says what this file lacks, and how to record it."""
+        return UserError(f"{self.source}: {what}: {HOW}")
+
+
+def looks_like_one(document: Any) -> bool:
+    """Whether a JSON document is a Chrome trace."""
+    return isinstance(document, dict) and isinstance(document.get("traceEvents"), list)
+
+
+def spans(document: Any, source: str = "trace") -> list[Event]:
+    """Complete spans ("X") of any Chrome trace, by start, in seconds from the first one's start.
+
+    Raises UserError for another document, and for a span without name or with times that cannot be.
+    """
+    if not looks_like_one(document):
+        raise UserError(f"{source}: not a Chrome trace: it has no list traceEvents")
+    found = [(number, e) for number, e in enumerate(document["traceEvents"]) if _is_span(e)]
+    for number, event in found:
+        times = [event.get(name) for name in ("ts", "dur")]
+        good = all(isinstance(t, (int, float)) and math.isfinite(t) for t in times)
+        if not (good and times[1] >= 0 and isinstance(event.get("name"), str)):
+            raise UserError(
+                f"{source}: traceEvents[{number}] ({event.get('name')}): ts {times[0]} and dur "
+                f"{times[1]} must be microseconds: export the trace again"
+            )
+    first_us = min((event["ts"] for _, event in found), default=0.0)
+    events = [_event(event, first_us) for _, event in found]
+    return sorted(events, key=lambda event: (event.start_s, -event.end_s))
+
+
+def _is_span(event: Any) -> bool:
+    # The GPU's copy of a marked range, from its first kernel on: the processor's is the one to use.
+    return (
+        isinstance(event, dict)
+        and event.get("ph") == "X"
+        and event.get("cat") not in ("gpu_user_annotation", "Trace")
+    )
+
+
+def _event(event: Mapping[str, Any], first_us: float) -> Event:
+    start_us, category = event["ts"] - first_us, str(event.get("cat", ""))
+    args = event.get("args")
+    return Event(
+        event["name"],
+        start_us / 1e6,
+        (start_us + event["dur"]) / 1e6,
+        category in _ON_GPU,
+        category,
+        f"{event.get('pid')}/{event.get('tid')}",
+        args if isinstance(args, dict) else _NOTHING,
+    )
+
+
+def read_kineto(path: Path) -> Profile:
+    """The profile in a file of ``export_chrome_trace`` (also .gz).
+
+    Raises UserError for a file that is no JSON, no Chrome trace, damaged, or without any span.
+    """
+    return parse_kineto(files.text_of(files.read(path), path), str(path))
+
+
+def parse_kineto(text: str, source: str) -> Profile:
+    """``read_kineto`` of a text; ``source`` names it in errors."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{source}: is not JSON ({error}): truncated? export it again") from error
+    profile = Profile(source, tuple(spans(document, source)))
+    if not profile.events:
+        raise profile.missing("no span at all")
+    described = document.get("distributedInfo"), document.get("deviceProperties")
+    rank = described[0].get("rank", 0) if isinstance(described[0], dict) else 0
+    named = described[1][0] if isinstance(described[1], list) and described[1] else {}
+    device = str(named.get("name", "cuda")) if profile.kernels else "cpu"
+    return replace(profile, rank=int(rank), device=device)
+
+
+# -- iterations and phases ---------------------------------------------------------------------
+
+
+class Iteration(NamedTuple):
+    """One iteration of a profile, and its phases on the processor's clock: kind -> (start_s, end_s).
+
+    events : by launch, which is also when a span on the processor starts; launched_s : the same, times
+    """
+
+    events: tuple[Event, ...]
+    launched_s: tuple[float, ...]
+    phases: Mapping[str, tuple[float, float]]
+
+    @property
+    def kernels(self) -> list[tuple[float, Event]]:
+        """When each of the GPU's spans but messages was launched, and the span."""
+        pairs = zip(self.launched_s, self.events, strict=True)
+        return [(t, event) for t, event in pairs if event.on_gpu and not event.collective]
+
+    def gradients_end_s(self) -> float:
+        """When the last gradient was ready, on the processor's clock; the end of backward if untold."""
+        end_s = self.phases["backward"][1]
+        ends = [e.end_s for e in self.events if e.name.startswith(EVALUATE) and e.end_s <= end_s]
+        return max(ends, default=end_s)
+
+
+def iterations(profile: Profile) -> list[Iteration]:
+    """The profile cut at ProfilerStep marks, else at ends of the update; what is outside is left out.
+
+    Phases are the ranges that record_function marked "ddlkit.forward", "ddlkit.backward" and
+    "ddlkit.update" (or without "ddlkit."). Where these are missing, forward starts with the first
+    operator that has a gradient, backward is autograd's, and update the optimizer's step.
+
+    Raises UserError when an iteration has no backward.
+    """
+    launched = sorted(_launched(profile.events), key=lambda pair: pair[0])
+    times_s = [at_s for at_s, _ in launched]
+    found: list[Iteration] = []
+    for start_s, end_s in _windows(profile.events):
+        inside = slice(bisect_left(times_s, start_s), bisect_left(times_s, end_s))
+        events = tuple(event for _, event in launched[inside])
+        phases = _phases(events)
+        if "forward" not in phases or "backward" not in phases:
+            raise profile.missing(
+                f"iteration {len(found)}: no events of autograd ({EVALUATE}: ...) and no ranges "
+                f"{FORWARD} and {BACKWARD}"
+            )
+        found.append(Iteration(events, tuple(times_s[inside]), phases))
+    return found
+
+
+def _launched(events: Sequence[Event]) -> Iterator[tuple[float, Event]]:
+    """When each event began on the processor's clock: for a kernel, when it was launched."""
+    launches = {
+        event.args["correlation"]: event.start_s
+        for event in events
+        if not event.on_gpu and "correlation" in event.args
+    }
+    for event in events:
+        yield launches.get(event.args.get("correlation"), event.start_s), event
+
+
+def _windows(events: Sequence[Event]) -> list[tuple[float, float]]:
+    steps = [(e.start_s, e.end_s) for e in events if _STEP.fullmatch(e.name)]
+    if steps:
+        return steps
+    ends = [e.end_s for e in events if _is_mark(e, "update")]
+    ends = ends or [e.end_s for e in events if _OPTIMIZER.match(e.name)]
+    ends = sorted(ends) or [math.inf]
+    return list(zip([-math.inf, *ends[:-1]], ends, strict=True))
+
+
+def _is_mark(event: Event, kind: str) -> bool:
+    return not event.on_gpu and event.name in (kind, f"ddlkit.{kind}")
+
+
+def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
+    phases = {}
+    for kind, find in _FIND.items():
+        marked = [(e.start_s, e.end_s) for e in events if _is_mark(e, kind)]
+        found = marked[0] if marked else find(events)
+        if found:
+            phases[kind] = found
+    return phases
+
+
+def _find_forward(events: Sequence[Event]) -> tuple[float, float] | None:
+    backward = [e for e in events if e.name.startswith(EVALUATE)]
+    has_gradient = {e.args.get("Sequence number") for e in backward} - {None}
+    end_s = min((e.start_s for e in backward), default=0.0)
+    starts = [
+        outer.start_s
+        for inner, outer in with_outermost(e for e in events if e.category == "cpu_op")
+        if inner.args.get("Sequence number") in has_gradient and inner.start_s < end_s
+    ]
+    return (min(starts), end_s) if starts else None
+
+
+def _find_backward(events: Sequence[Event]) -> tuple[float, float] | None:
+    """Autograd's functions, and the messages on the processor that they wait for."""
+    functions = [e for e in events if e.name.startswith(EVALUATE)]
+    if not functions:
+        return None
+    update_s = (_find_update(events) or (math.inf,))[0]
+    messages = [e for e in events if e.collective and not e.on_gpu and e.start_s < update_s]
+    # A message's own thread may still tidy up when the wait for it has ended.
+    ends = [min(e.end_s, update_s) for e in (*functions, *messages)]
+    return functions[0].start_s, max(ends)
+
+
+def _find_update(events: Sequence[Event]) -> tuple[float, float] | None:
+    steps = [(e.start_s, e.end_s) for e in events if _OPTIMIZER.match(e.name)]
+    return (steps[0][0], steps[-1][1]) if steps else None
+
+
+_FIND = {"forward": _find_forward, "backward": _find_backward, "update": _find_update}
+
+
+def with_outermost(operators: Iterator[Event] | Sequence[Event]) -> Iterator[tuple[Event, Event]]:
+    """Each event, by start, with the outermost one of its thread that it lies in (itself, if none)."""
+    outermost: dict[str, Event] = {}
+    for event in operators:
+        outer = outermost.get(event.thread)
+        if outer is None or event.start_s >= outer.end_s:
+            outer = outermost[event.thread] = event
+        yield event, outer
+
+
+# -- timeline and messages ---------------------------------------------------------------------
+
+
+def timeline(profile: Profile, buckets: Sequence[int] = ()) -> Timeline:
+    """All iterations, each from its first forward instant on, as this rank saw them.
+
+    CPU: one span a phase. Backward ends with the last gradient; then this rank waits for the last
+    all-reduce, and copies. GPU: one span a kernel, of the phase that launched it. Messages other than
+    all-reduce and all-gather are left out.
+    buckets : if given, the bytes of each message; the k-th all-reduce is that of the k-th bucket if
+        there are as many, else of none. If not, messages are numbered and say their bytes themselves.
+
+    Raises UserError as ``iterations`` does.
+    """
+    rows = [
+        {**row, "iteration": number, "rank": profile.rank}
+        for number, iteration in enumerate(iterations(profile))
+        for row in _rows(iteration, buckets)
+    ]
+    return Timeline.from_rows(rows)
+
+
+def message_times(profile: Profile, collective: str = "all_reduce") -> list[tuple[int, float]]:
+    """(bytes, seconds) of each message whose size is told, in order. It may wait for other ranks in it."""
+    return [
+        (event.bytes, event.end_s - event.start_s)
+        for event in profile.events
+        if event.collective == collective and event.bytes and event.end_s > event.start_s
+    ]
+
+
+def _rows(iteration: Iteration, buckets: Sequence[int]) -> list[dict[str, Any]]:
+    computing = _kernel_spans(iteration) if iteration.kernels else _phase_spans(iteration)
+    rows = [
+        *_message_spans(iteration.events, buckets),
+        *_loading_spans(iteration.events),
+        *computing,
+    ]
+    origin_s = iteration.phases["forward"][0]
+    for row in rows:
+        row["start_s"] -= origin_s
+        row["end_s"] -= origin_s
+    return sorted(rows, key=lambda row: row["start_s"])
+
+
+def _span(task: str, kind: str, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
+    span = {"task": task, "kind": kind, "stream": "compute", "origin": "measured"}
+    return {**span, "start_s": start_s, "end_s": end_s, **more}
+
+
+def _message_spans(events: Sequence[Event], buckets: Sequence[int]) -> Iterator[dict[str, Any]]:
+    for kind in COMMUNICATION:
+        messages = [event for event in events if event.collective == kind]
+        messages.sort(key=lambda event: event.start_s)
+        known = kind == "all_reduce" and len(messages) == len(buckets)
+        for number, event in enumerate(messages):
+            yield _span(
+                f"{kind.replace('all', 'all_')} {number}",
+                kind,
+                event.start_s,
+                event.end_s,
+                stream="communication",
+                group=number if known or not buckets else -1,
+                bytes=buckets[number] if known else event.bytes,
+            )
+
+
+def _loading_spans(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
+    for event in events:
+        if _LOADER.match(event.name):
+            yield _span("load", "io", event.start_s, event.end_s, stream="input")
+        if event.on_gpu and event.name.startswith("Memcpy HtoD"):
+            yield _span("copy", "h2d", event.start_s, event.end_s, stream="input")
+
+
+def _phase_spans(iteration: Iteration) -> list[dict[str, Any]]:
+    phases, last_s = dict(iteration.phases), iteration.gradients_end_s()
+    start_s, end_s = phases.pop("backward")
+    spans = [_span(kind, kind, *phase) for kind, phase in phases.items()]
+    spans.append(_span("backward", "backward", start_s, last_s))
+    if end_s > last_s:
+        spans.append(_span("wait", "wait", last_s, end_s))
+    return spans
+
+
+def _kernel_spans(iteration: Iteration) -> list[dict[str, Any]]:
+    return [
+        _span(kernel.name, kind, kernel.start_s, kernel.end_s)
+        for kind, (start_s, end_s) in iteration.phases.items()
+        for launched_s, kernel in iteration.kernels
+        if start_s <= launched_s < end_s and not kernel.name.startswith("Memcpy HtoD")
+    ]

@@ -1,0 +1,442 @@
+"""Layer-wise traces in the format of dag Section VI and Table VI, read, checked and made a profile.
+
+One line a layer in forward order: id, name, forward, backward and communication time in microseconds,
+bytes of its gradient (0 for a layer without parameters). Ids count from 0; a file of several
+iterations repeats the block.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddlkit.core.cost import Table
+from ddlkit.core.errors import UserError
+from ddlkit.core.units import format_bytes, format_seconds
+from ddlkit.core.workload import LayerProfile
+from ddlkit.formats.finding import Finding
+from ddlkit.store import files
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+COLUMNS = ("id", "name", "forward", "backward", "comm", "size")
+TIMES = ("forward_s", "backward_s", "communication_s")
+BYTES_PER_PARAMETER = 4  # the trace's gradients are single precision (dag VI)
+
+_GAP = re.compile(r"[\s,]+")
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTrace:
+    """k iterations of L layers, in forward order.
+
+    name : L; n_bytes : (L,) of each layer's gradient, 0 where there is none
+    forward_s, backward_s, communication_s : (k, L) seconds
+
+    Raises UserError for shapes that differ, nothing at all, negative or non-finite entries, and names
+    that the format cannot hold.
+    """
+
+    name: tuple[str, ...]
+    n_bytes: Ints
+    forward_s: Floats
+    backward_s: Floats
+    communication_s: Floats
+
+    def __post_init__(self) -> None:
+        n_bytes = np.array(self.n_bytes, dtype=np.int64)
+        unwritable = [name for name in self.name if _cells(name) != [name]]
+        if unwritable:
+            raise UserError(f"trace: layer name {unwritable[0]!r}: must have no blank and no comma")
+        if not self.name or n_bytes.shape != (len(self.name),) or np.any(n_bytes < 0):
+            raise UserError(
+                "trace: n_bytes must be one size >= 0 a layer, and there must be a layer"
+            )
+        object.__setattr__(self, "n_bytes", n_bytes)
+        for column in TIMES:
+            times = np.array(getattr(self, column), dtype=float)
+            if times.ndim != 2 or times.shape[0] == 0 or times.shape[1] != len(self.name):
+                raise UserError(
+                    f"trace: {column} has shape {times.shape}, not (k, {len(self.name)})"
+                )
+            if not np.all((times >= 0) & (times < np.inf)):
+                raise UserError(f"trace: {column} has an entry that is not a time >= 0")
+            object.__setattr__(self, column, times)
+
+    @property
+    def iterations(self) -> int:
+        """k: how often every layer was timed."""
+        return len(self.forward_s)
+
+    @property
+    def learnable(self) -> NDArray[np.int64]:
+        """(n,) positions of the layers that have a gradient."""
+        return np.flatnonzero(self.n_bytes)
+
+    def mean(self) -> LayerTrace:
+        """One iteration: the mean of all, layer by layer."""
+        means = {column: getattr(self, column).mean(axis=0, keepdims=True) for column in TIMES}
+        return LayerTrace(self.name, self.n_bytes, **means)
+
+    def spread(self) -> dict[str, Floats]:
+        """(L,) sample standard deviation of each column of TIMES; NaN where one iteration tells none."""
+        if self.iterations == 1:
+            return {column: np.full(len(self.name), np.nan) for column in TIMES}
+        return {column: getattr(self, column).std(axis=0, ddof=1) for column in TIMES}
+
+    def profile(
+        self,
+        network: str,
+        *,
+        batch: int = 1,
+        device: str = "unnamed",
+        with_input: bool = True,
+    ) -> LayerProfile:
+        """The mean iteration as a profile of the layers with parameters.
+
+        A layer without parameters counts to the one with parameters before it, in forward (it runs until
+        the next one starts) and in backward (it runs between the next one's gradient and this one's).
+        What stands before the first counts to the first; ``with_input`` false leaves it out: reading
+        data is no computation, and overlaps with it where the framework prefetches. The trace tells
+        neither network, batch and device, nor FLOP and update: these are 0.
+
+        Raises UserError when no layer has parameters.
+        """
+        self._check_learnable()
+        owner = np.maximum(
+            np.searchsorted(self.learnable, np.arange(len(self.name)), "right") - 1, 0
+        )
+        first = 0 if with_input else int(self.learnable[0])
+        n, mean = len(self.learnable), self.mean()
+
+        def folded(times: Floats) -> Floats:
+            return np.bincount(owner[first:], times[0, first:], n).astype(float)
+
+        names = tuple(self.name[row] for row in self.learnable)
+        n_bytes = self.n_bytes[self.learnable]
+        return LayerProfile(
+            network=network,
+            device=device,
+            batch=batch,
+            tensor=names,
+            layer=names,
+            parameters=np.maximum(n_bytes // BYTES_PER_PARAMETER, 1),
+            gradient_bytes=n_bytes,
+            forward_s=folded(mean.forward_s),
+            backward_s=folded(mean.backward_s),
+            flops=np.zeros(n),
+        )
+
+    def messages(self) -> tuple[Ints, Floats]:
+        """Every message of every iteration, as measured: (k n,) bytes and seconds, in forward order.
+
+        Without those of no time: a message takes some.
+        """
+        seconds = self.communication_s[:, self.learnable]
+        n_bytes = np.broadcast_to(self.n_bytes[self.learnable], seconds.shape)
+        return n_bytes[seconds > 0], seconds[seconds > 0]
+
+    def cost(self) -> Table:
+        """The measured messages as a cost: the mean time of each size, so that all tensors add up.
+
+        Raises UserError when there are messages of fewer than two sizes.
+        """
+        n_bytes, seconds = self.messages()
+        sizes, which = np.unique(n_bytes, return_inverse=True)
+        means = np.bincount(which, weights=seconds) / np.maximum(np.bincount(which), 1)
+        return Table(sizes.astype(float), means)
+
+    def _check_learnable(self) -> None:
+        if not len(self.learnable):
+            raise UserError("trace: no layer has a gradient (all sizes are 0): nothing to exchange")
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+def looks_like_one(text: str) -> bool:
+    """Whether the first line is a trace's: its header, or layer 0."""
+    first = _cells(text.strip().partition("\n")[0])
+    return _is_header(first) or (len(first) == len(COLUMNS) and first[0] == "0")
+
+
+def read_trace(path: Path) -> LayerTrace:
+    """The trace in a file of blank- or comma-separated columns, with or without a header (also .gz).
+
+    Raises UserError naming file and line for an empty or binary file, a wrong number of columns or a
+    wrong header, ids that do not count from 0, entries that are no numbers or negative, and iterations
+    that differ in names, sizes or length.
+    """
+    return parse_trace(files.text_of(files.read(path), path), str(path))
+
+
+def parse_trace(text: str, file: str) -> LayerTrace:
+    """``read_trace`` of a text; ``file`` names it in errors."""
+    blocks: list[list[_Row]] = []
+    for row in _rows(text, file):
+        if row.id == 0:
+            blocks.append([])
+        expected = len(blocks[-1]) if blocks else 0
+        if row.id != expected:
+            row.fail(f"id {row.id}, expected {expected}: ids count from 0 in every iteration")
+        blocks[-1].append(row)
+        if len(blocks) > 1:
+            _check_repeats(row, blocks[0], blocks[-1])
+    if not blocks:
+        raise UserError(f"{file}: line 1: no layers: expected lines of {', '.join(COLUMNS)}")
+    if len(blocks[-1]) < len(blocks[0]):
+        missing = blocks[0][len(blocks[-1])]
+        blocks[-1][-1].fail(f"the last iteration ends before layer {missing.id} ({missing.name})")
+    times = [[row.times_s for row in block] for block in blocks]
+    columns = dict(zip(TIMES, np.moveaxis(np.array(times), -1, 0), strict=True))
+    first = blocks[0]
+    n_bytes = np.array([row.n_bytes for row in first])
+    return LayerTrace(tuple(row.name for row in first), n_bytes, **columns)
+
+
+def write_trace(trace: LayerTrace, path: Path) -> None:
+    """The trace as a file that reads back equal to the last bit. Raises UserError as writing does."""
+    lines = ["\t".join(("Id", "Name", "Forward", "Backward", "Comm.", "Size"))]
+    for iteration in range(trace.iterations):
+        for row, (name, size) in enumerate(zip(trace.name, trace.n_bytes.tolist(), strict=True)):
+            times = [_microseconds(getattr(trace, column)[iteration, row]) for column in TIMES]
+            lines.append("\t".join((str(row), name, *times, str(size))))
+    files.atomic_write_text(path, "\n".join(lines) + "\n")
+
+
+class _Row(NamedTuple):
+    """One line: what it says, and where it stands."""
+
+    id: int
+    name: str
+    times_s: tuple[float, float, float]
+    n_bytes: int
+    line: int
+    file: str
+
+    def fail(self, problem: str) -> NoReturn:
+        raise UserError(f"{self.file}: line {self.line}: {problem}")
+
+
+def _cells(line: str) -> list[str]:
+    return [cell for cell in _GAP.split(line.strip()) if cell]
+
+
+def _is_header(cells: Sequence[str]) -> bool:
+    return bool(cells) and cells[0].lower() == COLUMNS[0]
+
+
+def _rows(text: str, file: str) -> Iterator[_Row]:
+    for line, content in enumerate(text.splitlines(), start=1):
+        cells = _cells(content)
+        if not cells:
+            continue
+        if len(cells) != len(COLUMNS):
+            raise UserError(
+                f"{file}: line {line}: {len(cells)} columns, expected {len(COLUMNS)}: "
+                f"{', '.join(COLUMNS)}"
+            )
+        if _is_header(cells):
+            _check_header(cells, f"{file}: line {line}")
+            continue
+        where = f"{file}: line {line}, column "
+        named = zip(COLUMNS, cells, strict=True)
+        number = {name: _number(cell, where + name) for name, cell in named if name != "name"}
+        for name in ("id", "size"):
+            if number[name] != int(number[name]):
+                raise UserError(f"{where}{name}: {number[name]} is not a whole number")
+        forward, backward, sent = (float(number[name].scaleb(-6)) for name in COLUMNS[2:5])
+        times_s = (forward, backward, sent)
+        yield _Row(int(number["id"]), cells[1], times_s, int(number["size"]), line, file)
+
+
+def _check_header(cells: Sequence[str], where: str) -> None:
+    for cell, name in zip(cells, COLUMNS, strict=True):
+        if not cell.lower().startswith(name):
+            raise UserError(f"{where}: column {cell!r}, expected {name!r} here")
+
+
+def _number(cell: str, where: str) -> Decimal:
+    """Exactly what is written: microseconds become seconds without a rounding of their own."""
+    try:
+        number = Decimal(cell)
+    except InvalidOperation:
+        number = Decimal("nan")
+    if number.is_nan():
+        raise UserError(f"{where}: {cell!r} is not a number")
+    if number < 0:
+        raise UserError(f"{where}: {cell} is negative")
+    if not number < 10**15:  # above any size or time that is meant; also infinity
+        raise UserError(f"{where}: {cell} is too large")
+    return number
+
+
+def _check_repeats(row: _Row, first: Sequence[_Row], block: Sequence[_Row]) -> None:
+    """Raise unless this layer is in the first iteration what it is in this one."""
+    if row.id >= len(first):
+        row.fail(f"layer {row.id} ({row.name}) is not in the first iteration")
+    same = first[row.id]
+    if (row.name, row.n_bytes) != (same.name, same.n_bytes):
+        row.fail(
+            f"layer {row.name} of {row.n_bytes} bytes, but line {same.line} has "
+            f"{same.name} of {same.n_bytes} bytes"
+        )
+
+
+def _microseconds(seconds: float) -> str:
+    """The shortest decimal that reads back as the same seconds."""
+    return format(Decimal(repr(float(seconds))).scaleb(6).normalize(), "g")
+
+
+# -- what does not fit -------------------------------------------------------------------------
+
+USUAL_RATIO = 0.5  # forward over backward: two products against one (osf Eq 6)
+FIRST_RATIO = 1.0  # the first layer needs no gradient of its input: one against one
+SUSPECT = 3.0  # times the usual ratio
+SUSPECT_PLAIN = 30.0  # backward over forward of a layer without parameters
+SAME = 5e-5  # relative: times printed with five or six digits that agree in four
+
+
+def check_trace(trace: LayerTrace) -> list[Finding]:
+    """What the mean iteration says of itself that cannot be, or that is not what it seems; told, not mended.
+
+    ``what`` is one of
+
+    * totals: sums of the columns (always there)
+    * input: time before the first layer with parameters
+    * forward: layers whose forward is far above what their backward implies
+    * backward: layers without parameters whose backward is far above their forward
+    * monotone: a message that takes longer than a larger one
+    * waiting: communication that takes as long as the backward of an earlier layer: it may contain it
+    * size: a size that is not a whole number of single-precision parameters
+    * message: a gradient that takes no time to exchange, or a time without a gradient
+    """
+    mean = trace.mean()
+    checks = (
+        _totals,
+        _input_rows,
+        _large_forward,
+        _large_backward,
+        _not_monotone,
+        _waiting,
+        _odd_sizes,
+        _odd_messages,
+    )
+    return [finding for check in checks for finding in check(mean)]
+
+
+def _totals(mean: LayerTrace) -> Iterator[Finding]:
+    forward, backward, sent = (float(getattr(mean, column).sum()) for column in TIMES)
+    forward -= _input_s(mean)
+    size = int(mean.n_bytes.sum())
+    ratio = f" (backward / forward {backward / forward:.2f})" if forward else ""
+    text = (
+        f"forward {format_seconds(forward)} without input, backward {format_seconds(backward)}{ratio}, "
+        f"communication {format_seconds(sent)}, gradients {size} bytes = "
+        f"{size // BYTES_PER_PARAMETER} parameters"
+    )
+    yield Finding("totals", (), text)
+
+
+def _input_rows(mean: LayerTrace) -> Iterator[Finding]:
+    seconds = _input_s(mean)
+    if seconds:
+        names = mean.name[: mean.learnable[0]]
+        text = f"{format_seconds(seconds)} before the first layer with parameters: input, not computation"
+        yield Finding("input", names, text)
+
+
+def _large_forward(mean: LayerTrace) -> Iterator[Finding]:
+    rows = mean.learnable
+    forward, backward = mean.forward_s[0, rows], mean.backward_s[0, rows]
+    usual = np.where(np.arange(len(rows)) == 0, FIRST_RATIO, USUAL_RATIO)
+    with np.errstate(all="ignore"):
+        ratio = forward / backward
+    wrong = np.isfinite(ratio) & (ratio > SUSPECT * usual)
+    if not wrong.any():
+        return
+    excess = float(np.median(ratio[wrong] / usual[wrong]))
+    power = 10 ** round(np.log10(excess))
+    rest = mean.forward_s.sum() - _input_s(mean) - forward[wrong].sum()
+    total = float(mean.backward_s.sum())
+    found, mended = (total / (rest + forward[wrong].sum() / by) for by in (1, power))
+    text = (
+        f"forward takes {ratio[wrong].min():.1f} to {ratio[wrong].max():.1f} times backward, though "
+        f"backward computes twice as much (as much, in the first layer): {excess:.1f} times too large "
+        f"in the median; divided by {power}, backward / forward of the whole is {mended:.2f}, not "
+        f"{found:.2f}"
+    )
+    yield Finding("forward", tuple(mean.name[row] for row in rows[wrong]), text)
+
+
+def _input_s(mean: LayerTrace) -> float:
+    """Forward time of what stands before the first layer with parameters."""
+    return float(mean.forward_s[0, : mean.learnable[:1].sum()].sum())
+
+
+def _large_backward(mean: LayerTrace) -> Iterator[Finding]:
+    for row in np.flatnonzero(mean.n_bytes == 0):
+        forward, backward = mean.forward_s[0, row], mean.backward_s[0, row]
+        if forward and backward > SUSPECT_PLAIN * forward:
+            text = (
+                f"backward {format_seconds(backward)} is {backward / forward:.0f} times forward, in a "
+                "layer without parameters"
+            )
+            yield Finding("backward", (mean.name[row],), text)
+
+
+def _not_monotone(mean: LayerTrace) -> Iterator[Finding]:
+    """Told once, of the pair where it is worst."""
+    rows = mean.learnable[np.argsort(mean.n_bytes[mean.learnable], kind="stable")]
+    n_bytes, seconds = mean.n_bytes[rows], mean.communication_s[0, rows]
+    slower = (n_bytes[:, None] < n_bytes) & (seconds[:, None] > seconds) & (seconds > 0)
+    if not slower.any():
+        return
+    with np.errstate(all="ignore"):
+        worse = np.where(slower, n_bytes / seconds / (n_bytes / seconds)[:, None], 0)
+    small, large = np.unravel_index(np.argmax(worse), worse.shape)
+    text = (
+        f"{format_bytes(n_bytes[small])} take {format_seconds(seconds[small])}, "
+        f"{format_bytes(n_bytes[large])} only {format_seconds(seconds[large])}; "
+        f"{int(slower.any(axis=1).sum())} of {len(rows)} messages take longer than a larger one: the "
+        "column is not the cost of a message of that size"
+    )
+    yield Finding("monotone", (mean.name[rows[small]], mean.name[rows[large]]), text)
+
+
+def _waiting(mean: LayerTrace) -> Iterator[Finding]:
+    for row in mean.learnable:
+        sent = mean.communication_s[0, row]
+        apart = np.abs(mean.backward_s[0, :row] - sent)
+        if sent and apart.size and apart.min() <= SAME * sent:
+            other = int(np.argmin(apart))
+            text = (
+                f"communication of {mean.name[row]} and backward of {mean.name[other]}, which follows, "
+                f"agree within {format_seconds(apart[other])} of {format_seconds(sent)}: it seems to "
+                "include waiting for it"
+            )
+            yield Finding("waiting", (mean.name[row], mean.name[other]), text)
+
+
+def _odd_sizes(mean: LayerTrace) -> Iterator[Finding]:
+    for row in np.flatnonzero(mean.n_bytes % BYTES_PER_PARAMETER):
+        text = f"{mean.n_bytes[row]} bytes is not a whole number of single-precision parameters"
+        yield Finding("size", (mean.name[row],), text)
+
+
+def _odd_messages(mean: LayerTrace) -> Iterator[Finding]:
+    has_gradient, is_sent = mean.n_bytes > 0, mean.communication_s[0] > 0
+    for rows, text in (
+        (has_gradient & ~is_sent, "a gradient, but no communication time"),
+        (~has_gradient & is_sent, "communication time, but no gradient"),
+    ):
+        if rows.any():
+            yield Finding("message", tuple(mean.name[row] for row in np.flatnonzero(rows)), text)

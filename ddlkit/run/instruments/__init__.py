@@ -1,0 +1,1 @@
+"""What reads a clock, a counter or a gauge."""

@@ -1,0 +1,328 @@
+"""Start a job on several ranks of this machine, watch over them, and leave none behind.
+
+Everything measured between ranks is a job: ``ddlkit.run.jobs.worker JOB CONFIG.json`` in every rank, with
+torchrun's variables in its environment, so that torchrun itself, or Slurm, starts the very same over
+several nodes. Here `ddlkit.run.jobs.zygote` forks them. No torch here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, Protocol
+
+from ddlkit.core.errors import UserError
+from ddlkit.run.jobs import zygote
+from ddlkit.run.jobs.zygote import PACKAGES, PARENT
+
+LOCALHOST = "127.0.0.1"
+LOGS = "rank-logs"
+PROGRESS = "ddlkit: "  # a line of rank 0 that begins so is shown to the user
+ERROR = "ddlkit: error: "
+MISTAKE, LOST_PEER = 2, 3  # exit statuses of a rank: a user's mistake; another rank went first
+POLL_S = 0.05
+SETTLE_S = 0.3  # ranks that die of one cause do so within this time
+GRACE_S = 3.0  # what a process has to end by itself before it is killed
+_PR_SET_PDEATHSIG = 1
+
+
+class Place(Protocol):
+    """Where ranks run and over which link they talk."""
+
+    @property
+    def name(self) -> str:
+        """The link as it appears in tables: "loopback", "lab:1gbit"."""
+
+    @property
+    def link_bits_per_s(self) -> float:
+        """Rate that the link is shaped to; 0 if it is not."""
+
+    def environment(self, rank: int, ranks: int) -> dict[str, str]:
+        """What that rank must find in its environment: see `rank_environment`."""
+
+    def namespace(self, rank: int) -> Path | None:
+        """File of the network namespace that the rank lives in; None for this process's own."""
+
+
+def rank_environment(rank: int, ranks: int, address: str, port: int) -> dict[str, str]:
+    """torchrun's variables for a rank on a machine that holds them all; a port of 0 is any free one."""
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    meeting = {"MASTER_ADDR": address, "MASTER_PORT": port}
+    return {name: str(value) for name, value in (numbers | meeting).items()}
+
+
+@dataclass(frozen=True)
+class Loopback:
+    """All ranks on this machine, talking over its loopback interface; ``port`` 0 is any free one.
+
+    variables : what the ranks find in their environment besides
+    """
+
+    port: int = 0
+    name: str = "loopback"
+    link_bits_per_s: float = 0.0
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def environment(self, rank: int, ranks: int) -> dict[str, str]:
+        """torchrun's variables, the interface, and ``variables``."""
+        interface = "lo0" if sys.platform == "darwin" else "lo"
+        numbers = rank_environment(rank, ranks, LOCALHOST, self.port)
+        return {**numbers, "GLOO_SOCKET_IFNAME": interface, **self.variables}
+
+    def namespace(self, rank: int) -> Path | None:
+        """Our own."""
+        return None
+
+
+def launch(job: str, config: dict[str, Any], *, ranks: int, place: Place, timeout_s: float) -> Path:
+    """Run ``job`` on ``ranks`` ranks to its end; returns the directory ``config["out"]``.
+
+    ``config`` is any JSON object; ``out`` is where rank 0 writes. Standard error of every rank goes to
+    ``out/rank-logs``, which stays only when the job failed.
+
+    Raises UserError, in one line, when a rank dies (all others are then ended at once), when the job
+    takes longer than ``timeout_s``, and when the port is taken. No rank outlives this call, nor this
+    process.
+    """
+    if ranks < 1:
+        raise UserError(f"{ranks} ranks for job {job}: ask for at least 1")
+    out = Path(config["out"])
+    logs = out / LOGS
+    config_file = logs / "config.json"
+    try:
+        shutil.rmtree(logs, ignore_errors=True)
+        logs.mkdir(parents=True)
+        config_file.write_text(json.dumps(config))
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {out}: {error.strerror}: choose another directory"
+        ) from error
+    group = _Group([job, str(config_file.resolve())], ranks, place, logs)
+    with _sigterm_unwinds():
+        try:
+            group.start()
+            _watch(group, job, timeout_s)
+        finally:
+            group.end()
+    shutil.rmtree(logs)
+    return out
+
+
+@contextlib.contextmanager
+def workspace(out: Path | None) -> Iterator[Path]:
+    """``out``, or a directory that lasts as long as the block."""
+    if out is not None:
+        yield out
+        return
+    with tempfile.TemporaryDirectory(prefix="ddlkit-") as directory:
+        yield Path(directory)
+
+
+# -- ranks as a group of processes -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Death:
+    """A rank that ended badly; negative status: the signal that killed it."""
+
+    rank: int
+    status: int
+
+    @property
+    def how(self) -> str:
+        if self.status < 0:
+            return f"was killed by {signal.Signals(-self.status).name}"
+        return f"died with exit status {self.status}"
+
+
+class Process(Protocol):
+    """A process that carries a rank."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit status, None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status. Raises subprocess.TimeoutExpired."""
+
+
+class _Group:
+    """The processes that carry the ranks of one job; ``worker`` are the arguments of each."""
+
+    def __init__(self, worker: list[str], ranks: int, place: Place, logs: Path) -> None:
+        self.worker, self.ranks, self.place, self.logs = worker, ranks, place, logs
+        self.processes: list[Process] = []
+
+    def start(self) -> None:
+        """Start every rank; call `end` even if this fails half-way."""
+        free_port = str(_free_port())
+        for rank in range(self.ranks):
+            asked = self.place.environment(rank, self.ranks)
+            if asked["MASTER_PORT"] == "0":
+                asked["MASTER_PORT"] = free_port
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", **asked}
+            log, namespace = self.log(rank), self.place.namespace(rank)
+            if zygote.available():
+                start = zygote.zygote().start
+                self.processes.append(start(self.worker, environment, log, namespace))
+            else:
+                self.processes.append(_start(self.worker, environment, log))
+
+    def log(self, rank: int) -> Path:
+        """Where the standard error of a rank goes."""
+        return self.logs / f"rank{rank}.log"
+
+    def deaths(self) -> list[_Death]:
+        """The ranks that ended badly of themselves."""
+        statuses = [(rank, process.poll()) for rank, process in enumerate(self.processes)]
+        return [_Death(rank, status) for rank, status in statuses if status]
+
+    def done(self) -> bool:
+        """Whether all processes ended well."""
+        return all(process.poll() == 0 for process in self.processes)
+
+    def end(self) -> None:
+        """End every rank that still runs, and wait until it has."""
+        end(self.processes)
+
+
+def _start(worker: list[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """A rank as a process of its own, in a session of its own: Ctrl-C in the terminal reaches only us."""
+    inherited = [path for path in [os.environ.get("PYTHONPATH", "")] if path]
+    ours = {
+        "PYTHONPATH": os.pathsep.join([str(PACKAGES), *inherited]),
+        PARENT: str(os.getpid()),
+    }
+    with open(log, "wb") as stream:
+        return subprocess.Popen(
+            # -u: the last words of a rank that is killed must have left its buffers.
+            [sys.executable, "-u", "-m", "ddlkit.run.jobs.worker", *worker],
+            env={**environment, **ours},
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,
+        )
+
+
+def end(processes: Sequence[Process]) -> None:
+    """End every process that still runs, and its group, kindly first; wait until it has."""
+    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
+        running = [process for process in processes if process.poll() is None]
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+        give_up = None if patience_s is None else time.monotonic() + patience_s
+        for process in running:
+            rest_s = None if give_up is None else max(0.0, give_up - time.monotonic())
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(rest_s)
+
+
+def _watch(group: _Group, job: str, timeout_s: float) -> None:
+    """Return when all ranks are done; raise UserError when one dies or time is up."""
+    shown = 0
+    give_up = time.monotonic() + timeout_s
+    while not group.done():
+        if group.deaths():
+            time.sleep(SETTLE_S)
+            raise UserError(_verdict(group, job))
+        if time.monotonic() > give_up:
+            raise UserError(
+                f"job {job} on {group.ranks} ranks over {group.place.name} was not done after "
+                f"{timeout_s:g} s and was ended; last line of rank 0: {_last_line(group.log(0))}"
+            )
+        time.sleep(POLL_S)
+        shown = _show_progress(group.log(0), shown)
+    _show_progress(group.log(0), shown)
+
+
+def _verdict(group: _Group, job: str) -> str:
+    """One line on the rank that died first of all, as far as can be told."""
+    # Ranks follow one another within milliseconds: those that say they lost a peer are not the cause.
+    first = min(group.deaths(), key=lambda death: (death.status == LOST_PEER, death.status >= 0))
+    line = _last_line(group.log(first.rank))
+    where = f"rank {first.rank} of {group.ranks}"
+    if first.status == MISTAKE and line.startswith(ERROR):
+        return f"{line.removeprefix(ERROR)} ({where}, job {job})"
+    return f"{where} {first.how} in job {job}; last line: {line}"
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "(none)")
+
+
+def _show_progress(log: Path, shown: int) -> int:
+    """Print the progress lines of a log from byte ``shown`` on; returns where the next one begins."""
+    if not log.exists() or log.stat().st_size <= shown:
+        return shown
+    with open(log, "rb") as stream:
+        stream.seek(shown)
+        complete, newline, _ = stream.read().rpartition(b"\n")
+    for line in complete.decode(errors="replace").splitlines():
+        if line.startswith(PROGRESS) and not line.startswith(ERROR):
+            print(line, file=sys.stderr, flush=True)
+    return shown + len(complete) + len(newline)
+
+
+def port_taken(address: str, port: int | str) -> str:
+    """What a user reads when another program listens where the ranks want to meet."""
+    return f"port {port} on {address} is taken by another program: choose another port"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOCALHOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# -- no orphans --------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    """SIGTERM ends this process by way of every ``finally``, unless someone else handles it."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    mine = threading.current_thread() is threading.main_thread()
+    if not mine or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, whatever the parent dies of (Linux).
+
+    A rank started by `launch` knows its parent's pid from the environment, so that a parent that died
+    before this call is noticed too. Without one (srun, torchrun by hand) there is nothing to compare.
+    """
+    if sys.platform != "linux":
+        return
+    parent = int(os.environ.get(PARENT, os.getppid()))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

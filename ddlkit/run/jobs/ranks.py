@@ -1,0 +1,314 @@
+"""One rank among its peers: joining them, numbers from all of them, and the threads that carry them.
+
+Nothing is pickled: ranks exchange float64 arrays as tensors.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from ddlkit import machine, store
+from ddlkit.core.errors import UserError
+from ddlkit.run.jobs.launch import PROGRESS, port_taken
+
+Floats = NDArray[np.float64]
+T = TypeVar("T")
+
+JOB_FILE = "job.json"  # in the directory of the results: what `Ranks.describe` says
+
+PRIORITY_CHECKS = 20  # barriers that must pass soon after gloo's threads are raised
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process as one of ``world_size`` ranks.
+
+    gloo_threads : how many collectives gloo carries at once; torch's own default is 2, and then two
+        share the link. 1 carries them one after the other, as NCCL does. 0 without gloo.
+    raised_threads : gloo threads that preempt computation (see `raise_gloo_priority`); 0 if none
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    backend: str
+    gloo_threads: int
+    torch_threads: int
+    raised_threads: int = 0
+
+    @property
+    def one_thread(self) -> bool:
+        """Whether collectives run strictly one after the other."""
+        return self.gloo_threads <= 1
+
+    def describe(self) -> dict[str, Any]:
+        """What of this decides how fast a run is, for a JSON file beside its results."""
+        names = ("world_size", "backend", "gloo_threads", "torch_threads", "raised_threads")
+        return {"device": str(self.device), **{name: getattr(self, name) for name in names}}
+
+
+def join(
+    backend: str | None = None,
+    *,
+    timeout_s: float = 60.0,
+    gloo_threads: int = 1,
+    torch_threads: int = 0,
+    raise_priority: bool = False,
+    on_gpu: bool | None = None,
+) -> Ranks:
+    """Meet the other ranks named in the environment (torchrun's, or Slurm's variables).
+
+    backend : "gloo", "nccl", or None for NCCL where every rank of this node has a GPU, else gloo
+    timeout_s : for the meeting and for every collective after it
+    torch_threads : computing threads of this rank; 0 shares the node's cores among its ranks
+    on_gpu : whether the tensors lie on a GPU: by default with NCCL only. gloo then copies through the
+        host; ranks share the GPUs there are
+
+    Raises UserError for an incomplete environment, a port that is taken, and peers that do not come.
+    """
+    rank, world_size = _number("RANK", "SLURM_PROCID"), _number("WORLD_SIZE", "SLURM_NTASKS")
+    local_rank = _number("LOCAL_RANK", "SLURM_LOCALID", str(rank))
+    neighbours = _number("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", str(world_size))
+    backend = _backend(backend, neighbours)
+    device = _place(local_rank, backend == "nccl" if on_gpu is None else on_gpu)
+    torch.set_num_threads(torch_threads or max(1, machine.cores() // neighbours))
+    _meet(rank, world_size, backend, device, timeout_s, gloo_threads)
+    return Ranks(
+        rank,
+        world_size,
+        local_rank,
+        device,
+        backend,
+        gloo_threads if backend == "gloo" else 0,
+        torch.get_num_threads(),
+        raise_gloo_priority(gloo_threads) if raise_priority and backend == "gloo" else 0,
+    )
+
+
+def leave() -> None:
+    """Part from the others once all have come this far."""
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def say(message: str) -> None:
+    """A line of progress on standard error, from rank 0 only; `launch` shows it to the user."""
+    if dist.get_rank() == 0:
+        print(f"{PROGRESS}{message}", file=sys.stderr, flush=True)
+
+
+def everyones(values: Sequence[float] | Floats) -> Floats:
+    """``values`` (any shape) of every rank, stacked: (world_size, ...). All ranks must call it alike."""
+    mine = torch.as_tensor(np.asarray(values, dtype=np.float64)).to(_home())
+    flat = torch.empty(dist.get_world_size() * mine.numel(), dtype=mine.dtype, device=_home())
+    gather_single(flat, mine.reshape(-1).contiguous())
+    stacked: Floats = flat.cpu().numpy().reshape(dist.get_world_size(), *mine.shape)
+    return stacked
+
+
+def slowest(values: Sequence[float] | Floats) -> Floats:
+    """Elementwise maximum of ``values`` (any shape) over all ranks."""
+    largest: Floats = everyones(values).max(axis=0)
+    return largest
+
+
+def agree_any(flag: bool) -> bool:
+    """Whether any rank says yes: the same answer on all of them."""
+    return bool(slowest([float(flag)])[0])
+
+
+def settings(kind: type[T], config: Mapping[str, Any]) -> T:
+    """The job's own settings from its CONFIG.json, without ``out`` and ``join``.
+
+    Raises UserError for a setting that is unknown or missing: nothing is ignored silently.
+    """
+    own = {name: value for name, value in config.items() if name not in ("out", "join")}
+    try:
+        return kind(**own)
+    except TypeError as error:
+        reason = str(error).rpartition("__init__() ")[2]
+        raise UserError(f"job settings: {reason}") from error
+
+
+def load_result(out: Path, name: str) -> pd.DataFrame:
+    """A table that a job left in ``out``; ``attrs["job"]`` are backend, device and threads."""
+    frame = store.load_table(out / f"{name}.csv", name)
+    frame.attrs["job"] = json.loads((out / JOB_FILE).read_text())
+    return frame
+
+
+# The later names of two calls: the earlier ones warn where both exist.
+gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+def _home() -> torch.device:
+    """Where tensors must lie to be exchanged."""
+    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+
+
+def _number(name: str, slurm: str, default: str = "") -> int:
+    text = os.environ.get(name) or os.environ.get(slurm) or default
+    if not text.isdecimal():
+        raise UserError(
+            f"{name} is {text or 'not set'} in this rank's environment: start ranks with "
+            "torchrun, srun or ddlkit.run.jobs.launch"
+        )
+    return int(text)
+
+
+def _backend(asked: str | None, neighbours: int) -> str:
+    gpus = torch.cuda.device_count()
+    if asked not in (None, "gloo", "nccl"):
+        raise UserError(f"unknown backend {asked!r}: use gloo or nccl")
+    if asked == "nccl" and gpus < neighbours:
+        raise UserError(
+            f"nccl needs a GPU a rank: {neighbours} ranks on this node, {gpus} GPUs; use gloo"
+        )
+    return asked or ("nccl" if 0 < neighbours <= gpus else "gloo")
+
+
+def _place(local_rank: int, on_gpu: bool) -> torch.device:
+    """Where this rank's tensors lie."""
+    if not on_gpu:
+        return torch.device("cpu")
+    gpus = torch.cuda.device_count()
+    if not gpus:
+        raise UserError("tensors on a GPU were asked for, but torch sees none: use on_gpu false")
+    return torch.device("cuda", local_rank % gpus)
+
+
+def _meet(
+    rank: int, world_size: int, backend: str, device: torch.device, timeout_s: float, threads: int
+) -> None:
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not (address and port):
+        raise UserError(
+            "MASTER_ADDR or MASTER_PORT is not set: export address and a free port of rank 0's node"
+        )
+    timeout = datetime.timedelta(seconds=timeout_s)
+    nccl = backend == "nccl"
+    try:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            "nccl" if nccl else _register_gloo(threads, device),
+            timeout=timeout,
+            rank=rank,
+            world_size=world_size,
+            device_id=device if nccl else None,
+        )
+        dist.barrier()
+    except RuntimeError as error:
+        if "EADDRINUSE" in str(error):
+            raise UserError(port_taken(address, port)) from error
+        reason = str(error).splitlines()[0]
+        raise UserError(f"ranks did not meet at {address} port {port}: {reason}") from error
+
+
+def _register_gloo(threads: int, device: torch.device) -> str:
+    """Make gloo with ``threads`` threads known to torch; returns the name of that backend.
+
+    It serves tensors of the CPU, and those of ``device``. Each thread has connections of its own, so that
+    messages in flight together meet on the link only. (torch's own default gives its two threads one
+    set of connections, for which they then have to wait, too.)
+
+    torch ignores the options given to `init_process_group` for gloo, but lets a backend be registered
+    whose maker is ours. Interfaces come from GLOO_SOCKET_IFNAME, as gloo itself does it.
+    """
+    if threads < 1:
+        raise UserError(f"gloo_threads {threads}: at least 1 must carry the collectives")
+    gloo: Any = dist.ProcessGroupGloo  # its options are not in the type stubs
+    served = sorted({"cpu", device.type})
+    name = "_".join(["ddlkit", f"gloo{threads}", *served])
+
+    def make(wanted: Any, _: object) -> Any:
+        options = gloo._Options()
+        options._threads = threads
+        options._timeout = wanted.timeout
+        interfaces = [text for text in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if text]
+        options._devices = [
+            gloo.create_device(interface=interface) for interface in interfaces * threads
+        ] or [gloo.create_default_device() for _ in range(threads)]
+        return gloo(wanted.store, wanted.group_rank, wanted.group_size, options)
+
+    if not hasattr(dist.Backend, name.upper()):
+        dist.Backend.register_backend(name, make, extended_api=True, devices=served)
+    return name
+
+
+# -- priority ----------------------------------------------------------------------------------
+
+
+def raise_gloo_priority(carrying: int, deadline_s: float = 10.0) -> int:
+    """Let gloo's threads preempt everything else on their cores (SCHED_RR); returns how many.
+
+    carrying : how many of them carry messages; each has another at its sockets
+
+    With more ranks than cores, messages wait for a time slice: milliseconds in place of tens of
+    microseconds. Only gloo's own threads are raised: a whole process would stop overlapping. It is
+    done after a barrier, since raised threads have been seen to hang the start, and taken back on
+    every rank, with 0 returned, if any rank may not (no root) or if a few barriers take longer than
+    ``deadline_s``.
+
+    Not SCHED_FIFO: gloo's thread at the sockets only *tries* to lock a connection, and polls again at once
+    while a thread that carries a message holds it. Raised alike, and with more of them than cores, pollers
+    would keep the holder from its core for ever; in turns, they end with a slice.
+    """
+    if sys.platform != "linux":
+        return 0
+    dist.barrier()
+    threads = _gloo_threads(at_least=2 * carrying)
+    watchdog = threading.Timer(deadline_s, _schedule, (threads, os.SCHED_OTHER, 0))
+    watchdog.daemon = True
+    watchdog.start()
+    raised = _schedule(threads, os.SCHED_RR, 1)
+    for _ in range(PRIORITY_CHECKS):
+        dist.barrier()
+    in_time = watchdog.is_alive()
+    watchdog.cancel()
+    if agree_any(not (raised and in_time)):
+        _schedule(threads, os.SCHED_OTHER, 0)
+        say("gloo's threads keep their normal priority: raising it was not allowed, or not helpful")
+        return 0
+    return len(threads)
+
+
+def _gloo_threads(at_least: int = 0, patience_s: float = 2.0) -> list[int]:
+    """Ids of this process's threads that gloo named.
+
+    A thread names itself once it runs: on a busy machine ``at_least`` so many are waited for.
+    """
+    give_up = time.monotonic() + patience_s
+    while True:
+        tasks = sorted(Path("/proc/self/task").iterdir())
+        found = [int(task.name) for task in tasks if "gloo" in (task / "comm").read_text()]
+        if len(found) >= at_least or time.monotonic() > give_up:
+            return found
+        time.sleep(0.005)
+
+
+def _schedule(threads: list[int], policy: int, priority: int) -> bool:
+    """Whether all ``threads`` could be given that scheduling."""
+    try:
+        for thread in threads:
+            os.sched_setscheduler(thread, policy, os.sched_param(priority))
+    except PermissionError:
+        return False
+    return True

@@ -1,0 +1,196 @@
+"""NCCL with a given number of blocks and threads, and the proof that it took them.
+
+NCCL reads these from its environment when it starts (NCCL_MIN_CTAS, NCCL_MAX_CTAS, NCCL_NTHREADS), so
+every setting is measured in processes of its own. Threads count for its ring and Simple protocol
+only, which are therefore asked for too. What it took is read from two witnesses: NCCL's log, which
+names every variable that it heeds and its channels, and the profiler, which sees grid and block of
+the kernel itself. NCCL launches a warp more than asked for, and not fewer than 128 threads.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+from ddlkit.core.units import MB, format_bytes, format_seconds
+from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.jobs import launch, ranks
+from ddlkit.run.measure.collectives import Exchange, measure_size, whole_size
+from ddlkit.run.sessions.session import Partial
+
+SIZES = (1 * MB, 25 * MB, 250 * MB)  # 25 MB is what DistributedDataParallel sends (sharing Fig 2)
+BLOCKS, THREADS = (1, 2, 3, 4, 8, 16, 32), (64, 128, 256, 512)
+COLLECTIVE = "all_reduce"
+LOG = "nccl.log"  # with the process id behind it
+DEFAULT = (0, 0)  # both left to NCCL
+
+_HEEDED = re.compile(r"(NCCL_\w+) set by environment to (\d+)")
+_CHANNELS = re.compile(r"\b(\d+) coll channels")
+
+
+def measure_channels(
+    settings: Sequence[tuple[int, int]],
+    n_ranks: int,
+    *,
+    sizes: Sequence[int] = SIZES,
+    budget: Budget,
+    join: Mapping[str, Any] | None = None,
+    timeout_s: float = 120.0,
+) -> pd.DataFrame:
+    """Table ``channels``: all_reduce under each (blocks, threads), on the GPUs of this machine.
+
+    settings : 0 for what is left to NCCL; each is measured in fresh processes
+    taken_channels, taken_blocks, taken_threads : what the witnesses saw, 0 if they saw nothing
+
+    Raises Partial, with all that was measured, when a setting failed or did not take effect, and
+    UserError when every one failed.
+    """
+    frames, wrong = [], []
+    for blocks, threads in settings:
+        try:
+            frame = _one_setting(blocks, threads, n_ranks, sizes, budget, join or {}, timeout_s)
+        except UserError as error:
+            wrong.append(f"{blocks}x{threads}: {error}")
+            continue
+        frames.append(frame)
+        taken = frame.iloc[0]
+        if blocks and blocks != taken["taken_blocks"]:
+            wrong.append(f"{blocks}x{threads}: seen with {taken['taken_blocks']} blocks")
+    if not frames:
+        raise UserError("; ".join(wrong))
+    table = pd.concat(frames, ignore_index=True)
+    if wrong:
+        raise Partial({"channels": table}, "; ".join(wrong))
+    return table
+
+
+def _one_setting(
+    blocks: int,
+    threads: int,
+    n_ranks: int,
+    sizes: Sequence[int],
+    budget: Budget,
+    join: Mapping[str, Any],
+    timeout_s: float,
+) -> pd.DataFrame:
+    with launch.workspace(None) as out:
+        place = launch.Loopback(variables=environment(blocks, threads, out))
+        config = {
+            "out": str(out),
+            "join": dict(join),
+            **asdict(Settings(blocks, threads, list(sizes), asdict(budget))),
+        }
+        launch.launch("channels", config, ranks=n_ranks, place=place, timeout_s=timeout_s)
+        frame = ranks.load_result(out, "channels")
+        log = "".join(path.read_text(errors="replace") for path in out.glob(f"{LOG}*"))
+    heeded, channels = read_log(log)
+    for name, asked in (("NCCL_MAX_CTAS", blocks), ("NCCL_NTHREADS", threads)):
+        if asked and channels and heeded.get(name) != asked:
+            raise UserError(f"NCCL did not heed {name}={asked}: its log does not name it")
+    frame["taken_channels"] = channels
+    return frame
+
+
+def environment(blocks: int, threads: int, out: Path) -> dict[str, str]:
+    """What NCCL is told: the setting, and to write down what it heeds."""
+    told = {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,ENV",
+        "NCCL_DEBUG_FILE": str(out / f"{LOG}.%p"),
+    }
+    if blocks or threads:
+        told |= {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+    if blocks:
+        told |= {"NCCL_MIN_CTAS": str(blocks), "NCCL_MAX_CTAS": str(blocks)}
+    if threads:
+        told |= {"NCCL_NTHREADS": str(threads)}
+    return told
+
+
+def read_log(text: str) -> tuple[dict[str, int], int]:
+    """Variables that NCCL's log says it heeds, and its channels for collectives; {} and 0 if none."""
+    channels = [int(number) for number in _CHANNELS.findall(text)]
+    return {name: int(value) for name, value in _HEEDED.findall(text)}, max(channels, default=0)
+
+
+def kernel_shape(trace: Mapping[str, Any]) -> tuple[int, int]:
+    """(blocks, threads) of NCCL's kernel in a profiler's Chrome trace; (0, 0) if there is none."""
+    for event in trace.get("traceEvents", []):
+        if event.get("cat") == "kernel" and str(event.get("name", "")).startswith("nccl"):
+            shape = event["args"]
+            return int(np.prod(shape["grid"])), int(np.prod(shape["block"]))
+    return 0, 0
+
+
+# -- in the ranks ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What CONFIG.json of the job ``channels`` may hold; see `measure_channels`."""
+
+    blocks: int
+    threads: int
+    sizes: Sequence[int]
+    budget: Mapping[str, Any]
+
+
+def run_job(me: ranks.Ranks, config: Mapping[str, Any]) -> None:
+    """This rank's part of the job ``channels``; rank 0 writes the table."""
+    settings = ranks.settings(Settings, config)
+    out = Path(config["out"])
+    sizes = [whole_size(size, me.world_size) for size in settings.sizes]
+    blocks, threads = _seen(me, max(sizes), out / f"trace-{me.rank}.json")
+    frames = []
+    for number, size in enumerate(sizes):
+        seconds = measure_size(me, COLLECTIVE, size, Budget(**settings.budget), number, 1)
+        labels = {
+            "collective": COLLECTIVE,
+            "backend": me.backend,
+            "link": "loopback",
+            "ranks": me.world_size,
+            "bytes": size,
+            "asked_blocks": settings.blocks,
+            "asked_threads": settings.threads,
+            "taken_channels": 0,
+            "taken_blocks": blocks,
+            "taken_threads": threads,
+        }
+        columns = {"sample": np.arange(len(seconds)), "seconds": seconds}
+        frames.append(pd.DataFrame({**labels, **columns}))
+        ranks.say(
+            f"{settings.blocks}x{settings.threads} (seen {blocks}x{threads}): {format_bytes(size)} "
+            f"in {format_seconds(float(np.median(seconds)))}"
+        )
+    if me.rank == 0:
+        table = pd.concat(frames, ignore_index=True)
+        store.save_table(table, out, "channels", schema="channels", command=sys.argv)
+
+
+def _seen(me: ranks.Ranks, size: int, trace: Path) -> tuple[int, int]:
+    """(blocks, threads) of the kernel of one exchange of that size, as the profiler saw it."""
+    exchange = Exchange.of(COLLECTIVE, size, 0, me.rank, me.world_size, me.device)
+    exchange.reset()
+    exchange.run()
+    activities = [ProfilerActivity.CPU]
+    if me.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as profiler:
+        exchange.reset()
+        exchange.run()
+        if me.device.type == "cuda":
+            torch.cuda.synchronize(me.device)
+    profiler.export_chrome_trace(str(trace))
+    return kernel_shape(json.loads(trace.read_text()))

@@ -1,0 +1,567 @@
+"""How much kernels slow down when communication shares the device with them (sharing 4.2.2, Tab 1, Fig 3).
+
+Five kernels of the paper, a matrix product and attention as networks of today have them, each alone and
+beside communication of so many blocks and threads: the stand-in of `ddlkit.run.measure.standin` on any one
+device, and the real thing, all-reduces of NCCL (on CPUs gloo), where there are several ranks. That both
+ran at the same time is proven for every row: ``overlap_share`` is the share of the kernel's time in which
+the communication kernel ran too, by the stand-in's own stamps, or by the profiler's spans.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from ddlkit import store
+from ddlkit.core.bandwidth import bus_factor
+from ddlkit.core.errors import UserError
+from ddlkit.core.timeline import merge
+from ddlkit.core.units import MIB, format_seconds
+from ddlkit.formats import kineto
+from ddlkit.run.instruments.clock import (
+    Budget,
+    Floats,
+    Marks,
+    measure,
+    measure_interleaved,
+    synchronizer,
+    timed,
+)
+from ddlkit.run.jobs import launch, ranks
+from ddlkit.run.measure import channels, standin
+from ddlkit.run.measure.layers import arithmetic, device_named, memory_for
+from ddlkit.run.measure.standin import Compute, Passage, Setting
+from ddlkit.run.sessions.session import Partial, Point, Tables, Unavailable
+
+Shape = tuple[int, ...]
+
+# -- kernels -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes of inputs: images and their side, side of the product's matrices, and of attention
+    (sequences, heads, tokens, width of a head)."""
+
+    images: int
+    side: int
+    product: int
+    attention: tuple[int, int, int, int]
+
+
+PAPER = Scale(images=64, side=224, product=8192, attention=(4, 32, 4096, 128))
+MODEST = Scale(images=4, side=224, product=1024, attention=(1, 8, 1024, 64))  # for a CPU
+TINY = Scale(images=1, side=32, product=128, attention=(1, 2, 64, 16))
+
+_ONCE = Budget(warmup=1, min_repeats=1, max_repeats=1)
+IDLE = "idle"  # no kernel: what the communication does by itself
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What computes: its input's shape and type, and how to make the call for an input on a device."""
+
+    shape: Shape
+    dtype: torch.dtype
+    build: Callable[[torch.Tensor], Compute]
+
+    def on(self, device: torch.device) -> Compute:
+        """The kernel on fresh random input there; forward only."""
+        return self.build(torch.randn(self.shape, device=device).to(self.dtype))
+
+
+def kernels(scale: Scale) -> dict[str, Kernel]:
+    """Kernels by name. The first five are sharing Tab 1 at ``PAPER``.
+
+    Our choice where the paper or its text is silent: only the forward pass is timed, without recording
+    a graph; fp32 without TF32, which its GPUs did not have; average pooling, whose definition did not
+    survive in the text, is that of a ResNet's stem (3 x 3, stride 2, padding 1).
+    """
+    fp32, bf16 = torch.float32, torch.bfloat16
+    image = (scale.images, 64, scale.side, scale.side)
+    pixels = scale.side**2
+    square = (scale.product, scale.product)
+    made: dict[str, tuple[Shape, Callable[[], nn.Module]]] = {
+        "average_pooling": (image, lambda: nn.AvgPool2d(3, stride=2, padding=1)),
+        "batch_norm": (image, lambda: nn.BatchNorm2d(64)),
+        "convolution": (
+            image,
+            lambda: nn.Conv2d(64, 64, kernel_size=7, stride=2, padding=3, bias=False),
+        ),
+        "linear": ((scale.images, 64, pixels), lambda: nn.Linear(pixels, 64)),
+        "relu": (image, lambda: nn.ReLU(inplace=True)),
+    }
+    return {
+        **{name: Kernel(shape, fp32, _module(make)) for name, (shape, make) in made.items()},
+        "matrix_product": Kernel(square, bf16, lambda x: functools.partial(torch.mm, x, x.clone())),
+        "attention": Kernel(
+            scale.attention,
+            bf16,
+            lambda x: functools.partial(
+                nn.functional.scaled_dot_product_attention, x, x.clone(), x.clone(), is_causal=True
+            ),
+        ),
+    }
+
+
+def _module(make: Callable[[], nn.Module]) -> Callable[[torch.Tensor], Compute]:
+    return lambda x: functools.partial(make().to(x.device), x)
+
+
+# -- beside the stand-in -----------------------------------------------------------------------
+
+
+def measure_beside_standin(
+    device: str, name: str, scale: Scale, settings: Sequence[Setting], budget: Budget
+) -> pd.DataFrame:
+    """Table ``contention``: one kernel alone and beside the stand-in of each setting, in turn.
+
+    name : of `kernels`, or "idle"
+    budget : for all of it together
+
+    On CUDA ``seconds`` are the GPU's own; on a CPU a sample is the mean of several calls in a row if one
+    takes less than the scheduler needs to be fair. The kernel starts once every block of the stand-in
+    runs; inputs at the paper's sizes are larger than any cache. ``bytes_per_s`` is what the stand-in moved
+    while the kernel ran, which may be less than asked; registers are those that the compiler gave.
+
+    Raises UserError for an unknown device or kernel, a stand-in that does not compile, and when memory
+    runs out.
+    """
+    place = device_named(device)
+    kernel = _known(name, scale)
+    with (
+        arithmetic("fp32", place, None),
+        memory_for(f"{name} beside the stand-in"),
+        torch.no_grad(),
+    ):
+        stand_in = standin.make(place)
+        once = kernel.on(place) if kernel else stand_in.idle
+        calls = _calls(once, place, stand_in.least_s)
+        passages: dict[str, list[Passage]] = {}
+
+        def run(key: str, setting: Setting | None) -> Marks:
+            passage = stand_in.beside(setting, lambda: [once() for _ in range(calls)])
+            passages.setdefault(key, []).append(passage)
+            return passage.marks
+
+        # Alone comes first: its warm-up loads and allocates what cannot be while the stand-in runs.
+        cases = {"alone": None, **{str(setting): setting for setting in settings}}
+        samples = measure_interleaved(
+            {key: functools.partial(run, key, setting) for key, setting in cases.items()},
+            budget,
+            synchronize=synchronizer(place),
+        )
+    frames = []
+    for key, setting in cases.items():
+        seconds = samples[key]
+        traffic = [passage.traffic() for passage in passages[key][-len(seconds) :]]
+        seen = {
+            "bytes_per_s": [passed.bytes_per_s for passed in traffic],
+            "overlap_share": [passed.overlap_share for passed in traffic],
+        }
+        labels: dict[str, Any] = {"ranks": 1}
+        if setting:
+            labels |= {
+                "communication": "standin",
+                "blocks": setting.blocks,
+                "threads": setting.threads,
+                "taken_blocks": setting.blocks,
+                "taken_threads": setting.threads,
+                "registers": stand_in.registers,
+                "shared_bytes": stand_in.shared_bytes,
+                "cluster": stand_in.cluster(setting.blocks),
+                "bytes_per_s_asked": setting.bytes_per_s,
+            }
+        frames.append(_rows(name, kernel, place, labels | seen, seconds / calls))
+    return pd.concat(frames, ignore_index=True)
+
+
+_ALONE = {
+    "communication": "none",
+    **dict.fromkeys(("blocks", "threads", "taken_blocks", "taken_threads"), 0),
+    **dict.fromkeys(("registers", "shared_bytes", "cluster"), 0),
+    **dict.fromkeys(("bytes_per_s_asked", "bytes_per_s", "overlap_share"), 0.0),
+}
+
+
+def _rows(
+    name: str,
+    kernel: Kernel | None,
+    device: torch.device,
+    beside: Mapping[str, Any],
+    seconds: Floats,
+) -> pd.DataFrame:
+    """Rows of one kernel in one company; ``beside``: columns that are not as of a kernel alone."""
+    what = {
+        "kernel": name,
+        "shape": "x".join(map(str, kernel.shape)) if kernel else "none",
+        "dtype": str(kernel.dtype).removeprefix("torch.") if kernel else "none",
+        "device": device.type,
+    }
+    columns = {"sample": np.arange(len(seconds)), "seconds": seconds}
+    return pd.DataFrame({**what, **_ALONE, **beside, **columns})
+
+
+def _calls(once: Compute, device: torch.device, least_s: float) -> int:
+    """How often to call ``once`` so that all together last at least ``least_s``."""
+    once_s = float(measure(once, _ONCE, synchronize=synchronizer(device))[0])
+    return max(1, math.ceil(least_s / once_s))
+
+
+def _known(name: str, scale: Scale) -> Kernel | None:
+    """The kernel of that name; None for "idle"."""
+    known = kernels(scale)
+    if name not in (*known, IDLE):
+        raise UserError(f"unknown kernel {name!r}: use one of {', '.join(known)}, {IDLE}")
+    return known.get(name)
+
+
+# -- beside real all-reduces -------------------------------------------------------------------
+
+MESSAGE_BYTES = 256 * MIB
+AS_LONG = 4.0  # messages posted before a kernel last so many times what it takes alone
+HOLD_CYCLES = 600_000  # of the GPU, 0.3 ms: until the first message's kernel has started
+COMPUTE = "ddlkit.compute"
+
+
+def measure_beside_all_reduce(
+    blocks: int,
+    thread_counts: Sequence[int],
+    n_ranks: int,
+    scale: Scale,
+    budget: Budget,
+    *,
+    names: Sequence[str] | None = None,
+    message_bytes: int = MESSAGE_BYTES,
+    timeout_s: float = 300.0,
+) -> pd.DataFrame:
+    """Table ``contention``: kernels alone and beside all-reduces between ``n_ranks`` ranks of this machine.
+
+    blocks, thread_counts : what NCCL is told, each pair in processes of its own; 0 leaves it to NCCL.
+        What it took, as the profiler saw it, is in taken_blocks, taken_threads, registers and
+        shared_bytes (0 where there is no such kernel, as with gloo).
+    names : of `kernels`; by default all
+    budget : for each kernel
+
+    ``seconds`` are of the slowest rank. ``overlap_share`` and ``bytes_per_s`` (what each rank sends while
+    messages are under way) are seen once a kernel, by profiling one more repeat.
+
+    Raises Partial with what was measured when a setting failed, UserError when all did.
+    """
+    frames, wrong = [], []
+    for threads in thread_counts:
+        with launch.workspace(None) as out:
+            place = launch.Loopback(variables=channels.environment(blocks, threads, out))
+            own = Settings(
+                list(names or kernels(scale)),
+                asdict(scale),
+                blocks,
+                threads,
+                message_bytes,
+                asdict(budget),
+            )
+            config = {"out": str(out), **asdict(own)}
+            try:
+                launch.launch("contention", config, ranks=n_ranks, place=place, timeout_s=timeout_s)
+                frames.append(ranks.load_result(out, "contention"))
+            except UserError as error:
+                wrong.append(f"{blocks}x{threads}: {error}")
+    if not frames:
+        raise UserError("; ".join(wrong))
+    table = pd.concat(frames, ignore_index=True)
+    if wrong:
+        raise Partial({"contention": table}, "; ".join(wrong))
+    return table
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What CONFIG.json of the job ``contention`` may hold; see `measure_beside_all_reduce`."""
+
+    names: Sequence[str]
+    scale: Mapping[str, Any]
+    blocks: int
+    threads: int
+    message_bytes: int
+    budget: Mapping[str, Any]
+
+
+def run_job(me: ranks.Ranks, config: Mapping[str, Any]) -> None:
+    """This rank's part of the job ``contention``; rank 0 writes the table."""
+    settings = ranks.settings(Settings, config)
+    out = Path(config["out"])
+    frames = []
+    with arithmetic("fp32", me.device, None), torch.no_grad():
+        for name in settings.names:
+            with memory_for(f"{name} beside all-reduces"):
+                frames.append(_beside(me, name, settings, out / f"trace-{me.rank}.json"))
+    if me.rank == 0:
+        table = pd.concat(frames, ignore_index=True)
+        store.save_table(table, out, "contention", schema="contention", command=sys.argv)
+
+
+def _beside(me: ranks.Ranks, name: str, settings: Settings, trace: Path) -> pd.DataFrame:
+    """Rows of one kernel, alone and beside all-reduces that outlast it."""
+    kernel = _known(name, Scale(**settings.scale))
+    if kernel is None:
+        raise UserError("all-reduces by themselves are in the table collectives: name a kernel")
+    pair = _Pair(me, kernel, settings.message_bytes)
+    count = pair.enough()
+    beside = functools.partial(pair.both, count)
+    samples = {
+        company: seconds / pair.calls
+        for company, seconds in pair.measure(
+            {"none": pair.alone, me.backend: beside}, Budget(**settings.budget)
+        ).items()
+    }
+    seen = pair.profile(beside, trace)
+    sent_bytes = count * settings.message_bytes * bus_factor("all_reduce", me.world_size)
+    labels = {
+        "communication": me.backend,
+        "taken_blocks": seen.blocks,
+        "taken_threads": seen.threads,
+        "registers": seen.registers,
+        "shared_bytes": seen.shared_bytes,
+        "bytes_per_s": sent_bytes / seen.messages_s,
+        "overlap_share": seen.overlap_share,
+    }
+    # Alone or not: a table holds several settings, each with times of its own.
+    both = {"ranks": me.world_size, "blocks": settings.blocks, "threads": settings.threads}
+    frames = [
+        _rows(name, kernel, me.device, both, samples["none"]),
+        _rows(name, kernel, me.device, both | labels, samples[me.backend]),
+    ]
+    alone_s, beside_s = (float(frame["seconds"].median()) for frame in frames)
+    ranks.say(
+        f"{name}: {format_seconds(alone_s)} alone, {format_seconds(beside_s)} beside {me.backend}, "
+        f"which ran {100 * seen.overlap_share:.0f}% of that time"
+    )
+    return pd.concat(frames, ignore_index=True)
+
+
+class _Pair:
+    """A kernel and an all-reduce on this rank; every rank must call every method alike.
+
+    On a CPU the kernel is called several times in a row: beside one call shorter than the scheduler's
+    slice, gloo's thread would not get the processor at all.
+    """
+
+    def __init__(self, me: ranks.Ranks, kernel: Kernel, message_bytes: int) -> None:
+        self.device = me.device
+        once = kernel.on(me.device)
+        least_s = 0.0 if me.device.type == "cuda" else standin.CpuStandIn.least_s
+        calls = _calls(once, me.device, least_s)
+        self.calls = int(ranks.slowest([calls])[0])
+        self.alone = timed(lambda: [once() for _ in range(self.calls)], me.device)
+        self._start = torch.randn(message_bytes // 4, device=me.device)
+        self._message = self._start.clone()
+        self._synchronize = synchronizer(me.device)
+
+    def both(self, count: int) -> Marks:
+        """Post ``count`` all-reduces, compute while they run, and wait for all."""
+        works = [dist.all_reduce(self._message, async_op=True) for _ in range(count)]
+        if self.device.type == "cuda":
+            torch.cuda._sleep(HOLD_CYCLES)
+        with record_function(COMPUTE):
+            marks = self.alone()
+        for work in works:
+            work.wait()
+        return marks
+
+    def enough(self) -> int:
+        """How many all-reduces outlast the kernel, on whichever rank it takes longest."""
+        one = Budget(warmup=1, min_repeats=3, max_repeats=3)
+        samples = self.measure({"kernel": self.alone, "message": self._one_message}, one)
+        kernel_s, message_s = (float(np.median(seconds)) for seconds in samples.values())
+        return 1 + math.ceil(AS_LONG * kernel_s / message_s)
+
+    def measure(self, actions: Mapping[str, Compute], budget: Budget) -> dict[str, Floats]:
+        """Seconds of the actions in turn, of the slowest rank."""
+        samples = measure_interleaved(
+            actions,
+            budget,
+            synchronize=self._synchronize,
+            setup=self._together,
+            # All or none: while one rank still measures, the others must take part.
+            agree=lambda done: not ranks.agree_any(not done),
+        )
+        return {name: ranks.slowest(seconds) for name, seconds in samples.items()}
+
+    def profile(self, action: Compute, trace: Path) -> Seen:
+        """What the profiler sees of the action here; all ranks profile, so that all are equally slow."""
+        activities = [ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._together()
+        with profile(activities=activities) as profiler:
+            action()
+            self._synchronize()
+        profiler.export_chrome_trace(str(trace))
+        return read_trace(json.loads(trace.read_text()))
+
+    def _one_message(self) -> None:
+        dist.all_reduce(self._message)
+
+    def _together(self) -> None:
+        self._message.copy_(self._start)  # sums of sums grow
+        self._synchronize()
+        dist.barrier()
+
+
+# -- what the profiler saw ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Messages beside a computation in a profile.
+
+    overlap_share : of the computation's time; messages_s : from the first message's start to the last
+    one's end; the rest is of the messages' kernel, 0 where they have none
+    """
+
+    overlap_share: float
+    messages_s: float
+    blocks: int = 0
+    threads: int = 0
+    registers: int = 0
+    shared_bytes: int = 0
+
+
+def read_trace(trace: Mapping[str, Any]) -> Seen:
+    """What a Chrome trace of `torch.profiler` says of a computation and the messages beside it.
+
+    Computation: all GPU kernels but NCCL's and the one that only waits; without a GPU, the span named
+    COMPUTE. Messages: NCCL's kernels, or gloo's spans on its own threads.
+    Raises UserError when there is nothing of either.
+    """
+    events = kineto.spans(trace)
+    kernels = [event for event in events if event.category == "kernel"]
+    if kernels:
+        messages = [event for event in kernels if event.collective]
+        others = [event for event in kernels if not event.collective]
+        computing = [event for event in others if "spin_kernel" not in event.name]
+    else:
+        messages = [event for event in events if event.collective == "all_reduce"]
+        computing = [event for event in events if event.name == COMPUTE]
+    if not (messages and computing):
+        raise UserError(
+            f"the profiler saw {len(messages)} messages and {len(computing)} computations: "
+            "that they ran together is not proven, so no time is recorded"
+        )
+    message, compute = _spans(messages), _spans(computing)
+    both_s = _length(message) + _length(compute) - _length(np.concatenate([message, compute]))
+    how = messages[0].args if kernels else {}
+    return Seen(
+        overlap_share=max(0.0, both_s / _length(compute)),
+        messages_s=float(message[:, 1].max() - message[:, 0].min()),
+        blocks=math.prod(how.get("grid", [0])),
+        threads=math.prod(how.get("block", [0])),
+        registers=int(how.get("registers per thread", 0)),
+        shared_bytes=int(how.get("shared memory", 0)),
+    )
+
+
+def _spans(events: Sequence[kineto.Event]) -> Floats:
+    """(n, 2) starts and ends in seconds."""
+    return np.array([(event.start_s, event.end_s) for event in events])
+
+
+def _length(spans: Floats) -> float:
+    return float(np.sum(np.diff(merge(spans))))
+
+
+# -- points ------------------------------------------------------------------------------------
+
+RATES = (0.0, 50e9)  # as fast as it can; what a network adapter of 400 Gbit/s carries
+CPU_RATES = (0.0, 1e9)
+CPU_BLOCKS = (1, 2, 4)
+
+
+def points(device: str, smoke: bool) -> list[Point]:
+    """One point a kernel beside the stand-in, then those of several ranks, by number of blocks.
+
+    ``smoke`` runs every code path in seconds.
+    """
+    on_gpu = device.startswith("cuda")
+    if smoke:
+        scale, budget = TINY, Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
+    else:
+        scale = PAPER if on_gpu else MODEST
+        budget = Budget(warmup=1, min_repeats=6, max_repeats=15, max_s=6.0 if on_gpu else 20.0)
+    few = ("convolution", "attention") if smoke else tuple(kernels(scale))
+    alone = [
+        _standin_point(device, name, scale, _settings(on_gpu, smoke), budget)
+        for name in (*few, IDLE)
+    ]
+    budget = replace(budget, max_s=budget.max_s / 4)  # two cases in turn, not tens
+    if not on_gpu:
+        return [*alone, _ranks_point("gloo-p2", 0, [0], scale, budget, gpus=0, names=few)]
+    return alone + [
+        _ranks_point(f"nccl-b{blocks}", blocks, channels.THREADS, scale, budget, gpus=2)
+        for blocks in channels.BLOCKS[: 1 if smoke else None]
+    ]
+
+
+def _settings(on_gpu: bool, smoke: bool) -> list[Setting]:
+    if not on_gpu:
+        return [Setting(n, 1, rate) for rate in CPU_RATES for n in CPU_BLOCKS[: 2 if smoke else 3]]
+    if smoke:
+        return [Setting(1, 64), Setting(4, 512, 1e9)]
+    return [
+        Setting(blocks, threads, rate)
+        for rate in RATES
+        for blocks in channels.BLOCKS
+        for threads in channels.THREADS
+    ]
+
+
+def _standin_point(
+    device: str, name: str, scale: Scale, settings: Sequence[Setting], budget: Budget
+) -> Point:
+    def run(_: Path) -> Tables:
+        return {"contention": measure_beside_standin(device, name, scale, settings, budget)}
+
+    packed = ("contention",)
+    return Point("contention", name, packed, run, 3.0 + 1.5 * budget.max_s, packed)
+
+
+def _ranks_point(
+    name: str,
+    blocks: int,
+    thread_counts: Sequence[int],
+    scale: Scale,
+    budget: Budget,
+    *,
+    gpus: int,
+    names: Sequence[str] | None = None,
+) -> Point:
+    """Between all GPUs of this machine, or two ranks on its CPU; by default all kernels."""
+    here = torch.cuda.device_count()
+
+    def run(_: Path) -> Tables:
+        if here < gpus:
+            raise Unavailable(f"needs {gpus} GPUs, here {'is 1' if here == 1 else f'are {here}'}")
+        n_ranks, size = (here, MESSAGE_BYTES) if gpus else (2, 4 * MIB)
+        return {
+            "contention": measure_beside_all_reduce(
+                blocks, thread_counts, n_ranks, scale, budget, names=names, message_bytes=size
+            )
+        }
+
+    packed = ("contention",)
+    each_s = 10.0 + len(names or kernels(scale)) * (1 + budget.max_s)
+    estimate_s = len(thread_counts) * each_s if here >= gpus else 0.0
+    return Point("contention", name, packed, run, estimate_s, packed)

@@ -1,0 +1,232 @@
+"""Train VGG-16 as published and with its dense layers replaced, and follow the loss (osf Fig 9).
+
+The networks are an eighth as wide as published and see drawn pictures (`ddlkit.run.nets.pictures`), so that
+two cores train them in minutes. Whatever is not the head is the same for all: pictures and their order,
+first weights of the convolutions, optimiser, schedule.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from ddlkit.core.errors import UserError
+from ddlkit.run.measure.layers import arithmetic, device_named
+from ddlkit.run.nets import pictures, zoo
+
+NETWORKS: dict[str, Callable[[int], nn.Module]] = {
+    "vgg16_eighth": zoo.vgg16_eighth,
+    "vgg16_eighth_replaced": zoo.vgg16_eighth_replaced,
+    "vgg16_eighth_no_dropout": partial(zoo.vgg16_eighth, dropout=0.0),
+}
+"""Number of classes -> network. The replaced one has no dropout, so it has two to be compared with."""
+
+RUNNING, TRAINING, HELD_OUT = "running", "training", "held_out"
+_MEAN, _SPREAD = 0.35, 0.3  # about those of the pictures' bytes / 255
+_EVALUATED_AT_ONCE = 200
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How every network is trained: SGD with momentum, a rate that rises for an epoch and then falls.
+
+    decay : of weights, per step and rate; largest_gradient : norm to which a longer gradient is cut
+    """
+
+    epochs: int = 40
+    batch: int = 32
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    decay: float = 5e-4
+    largest_gradient: float = 5.0
+    training_images: int = 2400
+    held_out_images: int = 600
+
+    @property
+    def steps(self) -> int:
+        """Batches of an epoch; the last one may be smaller."""
+        return -(-self.training_images // self.batch)
+
+    def rate_share(self, step: int) -> float:
+        """Share of the learning rate in a step from 0: half a cosine to zero, less in the first epoch."""
+        falling = (1 + math.cos(math.pi * step / (self.epochs * self.steps))) / 2
+        return falling * min(1.0, (step + 1) / self.steps)
+
+
+@dataclass(frozen=True)
+class _Images:
+    inputs: Tensor
+    labels: Tensor
+
+    def __getitem__(self, rows: Tensor | slice) -> _Images:
+        return _Images(self.inputs[rows], self.labels[rows])
+
+
+@lru_cache(maxsize=2)
+def _drawn(count: int, seed: int) -> pictures.Pictures:
+    return pictures.draw(count, seed)
+
+
+def data(recipe: Recipe) -> tuple[pictures.Pictures, pictures.Pictures]:
+    """The pictures to train on, and those that no training sees."""
+    return _drawn(recipe.training_images, 0), _drawn(recipe.held_out_images, 1)
+
+
+def _images(drawn: pictures.Pictures, device: torch.device) -> _Images:
+    inputs = (torch.from_numpy(drawn.images).float() / 255 - _MEAN) / _SPREAD
+    labels = torch.from_numpy(drawn.labels)
+    return _Images(inputs.to(device, memory_format=torch.channels_last), labels.to(device))
+
+
+def started(network: str, seed: int) -> nn.Module:
+    """A network with its first weights, by He et al. (2015): without them 16 layers do not begin to learn.
+
+    Of one seed the convolutions start alike in every network. Raises UserError for an unknown network.
+    """
+    if network not in NETWORKS:
+        raise UserError(f"unknown network {network!r}: use one of {', '.join(NETWORKS)}")
+    model = NETWORKS[network](len(pictures.CLASSES))
+    random = torch.Generator().manual_seed(seed)
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=random)
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)
+    return model
+
+
+def orders(images: int, epochs: int, seed: int) -> Iterator[Tensor]:
+    """(images,) rows in the order in which each epoch shows them: by seed, whatever the network."""
+    random = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        yield torch.randperm(images, generator=random)
+
+
+def parameter_counts(model: nn.Module) -> tuple[int, int]:
+    """(all parameters, those of dense layers)."""
+    dense = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    counted = (
+        sum(p.numel() for one in part for p in one.parameters()) for part in ([model], dense)
+    )
+    whole, in_dense = counted
+    return whole, in_dense
+
+
+def train(
+    network: str,
+    seed: int,
+    recipe: Recipe,
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+    say: Callable[[str], object] = lambda line: None,
+) -> pd.DataFrame:
+    """Table ``convergence``: loss and accuracy before training and after every epoch.
+
+    ``measured_on`` is "running" (all batches of the epoch, while they train, with dropout), "training"
+    (as many training images as are held out, without dropout) or "held_out". seed : of first weights,
+    order and dropout; threads : of the CPU, None for torch's default; say : gets a line every few epochs
+
+    Raises UserError for an unknown network or device, and when the loss is no longer a number.
+    """
+    place = device_named(device)
+    shown, unseen = data(recipe)
+    training, held_out = _images(shown, place), _images(unseen, place)
+    rows: list[dict[str, Any]] = []
+    with arithmetic("fp32", place, threads), torch.random.fork_rng():
+        torch.manual_seed(seed)  # of dropout
+        model = started(network, seed).to(place)
+        for epoch, (running, seconds) in enumerate(_epochs(model, training, recipe, seed)):
+            found = {
+                TRAINING: _evaluate(model, training[: len(held_out.labels)]),
+                HELD_OUT: _evaluate(model, held_out),
+            }
+            if epoch:
+                found = {RUNNING: running, **found}
+            if not all(math.isfinite(loss) for loss, _ in found.values()):
+                raise UserError(
+                    f"{network}, seed {seed}: diverged in epoch {epoch}: lower the rate"
+                )
+            rows += [
+                {
+                    "epoch": epoch,
+                    "measured_on": on,
+                    "loss": loss,
+                    "accuracy": right,
+                    "seconds": seconds,
+                }
+                for on, (loss, right) in found.items()
+            ]
+            if epoch % max(1, recipe.epochs // 8) == 0:
+                loss, right = found[HELD_OUT]
+                say(
+                    f"{network}, seed {seed}, epoch {epoch}: held out {loss:.3f}, {right:.0%} right"
+                )
+        labels = _labels(network, model, seed, recipe, place, shown.sha256)
+    return pd.DataFrame([{**labels, **row} for row in rows])
+
+
+def _labels(
+    network: str, model: nn.Module, seed: int, recipe: Recipe, device: torch.device, digest: str
+) -> dict[str, Any]:
+    whole, dense = parameter_counts(model)
+    return {
+        "network": network,
+        "device": device.type,
+        "seed": seed,
+        "threads": torch.get_num_threads() if device.type == "cpu" else 0,
+        "parameters": whole,
+        "dense_parameters": dense,
+        "classes": len(pictures.CLASSES),
+        "images": recipe.training_images,
+        "data_sha256": digest,
+        "batch": recipe.batch,
+        "learning_rate": recipe.learning_rate,
+        "epochs": recipe.epochs,
+    }
+
+
+def _epochs(
+    model: nn.Module, images: _Images, recipe: Recipe, seed: int
+) -> Iterator[tuple[tuple[float, float], float]]:
+    """((mean loss, accuracy) of an epoch's batches, seconds): first of nothing, then of every epoch."""
+    yield (math.nan, math.nan), 0.0
+    optimizer = torch.optim.SGD(
+        model.parameters(), recipe.learning_rate, recipe.momentum, weight_decay=recipe.decay
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.rate_share)
+    for order in orders(len(images.labels), recipe.epochs, seed):
+        start_s = time.perf_counter()
+        model.train()
+        total = np.zeros(2)
+        for rows in order.split(recipe.batch):
+            batch = images[rows]
+            logits = model(batch.inputs)
+            loss = nn.functional.cross_entropy(logits, batch.labels)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), recipe.largest_gradient)
+            optimizer.step()
+            schedule.step()
+            right = (logits.argmax(1) == batch.labels).sum()
+            total += [len(rows) * loss.item(), right.item()]
+        mean_loss, accuracy = (total / len(images.labels)).tolist()
+        yield (mean_loss, accuracy), time.perf_counter() - start_s
+
+
+@torch.no_grad()
+def _evaluate(model: nn.Module, images: _Images) -> tuple[float, float]:
+    """(mean loss, accuracy) without dropout."""
+    model.eval()
+    logits = torch.cat([model(part) for part in images.inputs.split(_EVALUATED_AT_ONCE)])
+    loss = nn.functional.cross_entropy(logits, images.labels)
+    return loss.item(), (logits.argmax(1) == images.labels).float().mean().item()

@@ -1,0 +1,222 @@
+"""How long copies take: between host and GPU, within the GPU, within the host, and from disk."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from io import FileIO
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import psutil
+import torch
+
+from ddlkit.core.units import KIB, MIB, format_bytes
+from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure, synchronizer
+from ddlkit.run.measure.layers import device_named, memory_for
+from ddlkit.run.sessions.session import Partial, Unavailable
+
+SIZES = tuple(4 * KIB << power for power in range(0, 19, 2))  # 4 KiB .. 1 GiB
+DISK_SIZES = (
+    128 * KIB,
+    4 * MIB,
+    256 * MIB,
+)  # an image as it is stored, a shard of data, a large one
+
+_AT_ONCE_BYTES = 64 * MIB
+_MOST_IN_A_ROW = 32
+_DROPS, _DROP_PERIOD_S = 20, 0.01
+_MEMORY_SHARE = 8  # a pool takes at most that part of the host's free memory
+
+Pool = torch.Tensor  # (bytes,) uint8: copies go from places in one to places in another, in turn
+
+
+def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.DataFrame:
+    """Table ``copies``: seconds of one copy by kind and size, the mean of several in a row.
+
+    CUDA: h2d_pinned, h2d_pageable, d2h_pinned, d2h_pageable, d2d within the first GPU, and p2p from it
+    to the second where there is one; by the GPU's own clock, issued one after the other as a program
+    does, d2d replayed as a graph. CPU: memcpy, with torch's threads. Source and target move through
+    pools as large as the largest size, so that small copies find nothing in the caches; the data are
+    random.
+
+    budget : for each kind and size. Sizes above an eighth of the host's free memory are left out.
+
+    Raises UserError for an unknown device and when memory runs out.
+    """
+    place = device_named(device)
+    largest = psutil.virtual_memory().available // _MEMORY_SHARE
+    sizes = [size for size in sizes if size <= largest]
+    with memory_for(f"pools of {format_bytes(max(sizes))} to copy between"):
+        pools = _gpu_pools(place, max(sizes)) if place.type == "cuda" else _host_pools(max(sizes))
+        return pd.concat(
+            [
+                _rows(kind, place.type, size, *_copy_s(kind, target, source, size, place, budget))
+                for kind, (target, source) in pools.items()
+                for size in sizes
+            ],
+            ignore_index=True,
+        )
+
+
+def _random(n_bytes: int, *, pinned: bool = False) -> Pool:
+    words = torch.empty(-(-n_bytes // 8), dtype=torch.int64, pin_memory=pinned)
+    return words.random_().view(torch.uint8)
+
+
+def _host_pools(n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
+    """Kind of copy -> (target, source)."""
+    return {"memcpy": (_random(n_bytes), _random(n_bytes))}
+
+
+def _gpu_pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
+    pageable, pinned = _random(n_bytes), _random(n_bytes, pinned=True)
+    here, there = pinned.to(device), pageable.to(device)
+    pools = {
+        "h2d_pinned": (here, pinned),
+        "h2d_pageable": (here, pageable),
+        "d2h_pinned": (pinned, there),
+        "d2h_pageable": (pageable, there),
+        "d2d": (here, there),
+    }
+    if torch.cuda.device_count() > 1:
+        pools["p2p"] = (there.to(torch.device("cuda", 1)), here)
+    return pools
+
+
+def _copy_s(
+    kind: str, target: Pool, source: Pool, size: int, device: torch.device, budget: Budget
+) -> tuple[int, Floats]:
+    """How many copies in a row make a sample, and (repeats,) seconds of one."""
+    slots = source.numel() // size
+    copies_per_sample = min(slots, _MOST_IN_A_ROW, max(1, _AT_ONCE_BYTES // size))
+    place = itertools.cycle(range(slots))
+    pairs: list[tuple[Pool, Pool]] = []
+
+    def move_on() -> None:
+        places = [next(place) for _ in range(copies_per_sample)]
+        # A target elsewhere than its source: the two pools are walked in opposite directions.
+        pairs[:] = [
+            (target[(slots - 1 - at) * size :][:size], source[at * size :][:size]) for at in places
+        ]
+
+    def copy() -> None:
+        for into, out_of in pairs:
+            into.copy_(out_of, non_blocking=True)
+
+    def timed(action: Callable[[], None]) -> Callable[[], Marks]:
+        def run() -> Marks:
+            marks = Marks(device)
+            marks.mark()
+            action()
+            marks.mark()
+            return marks
+
+        return run
+
+    move_on()
+    if kind == "d2d":
+        # Within the GPU a small copy takes less time than issuing it: a graph issues all at once.
+        # Its places are fixed, so something larger than the cache passes through before each replay.
+        replay, setup = _graph(copy, device).replay, lambda: source.add_(1)
+        seconds = measure(timed(replay), budget, synchronize=synchronizer(device), setup=setup)
+    else:
+        seconds = measure(timed(copy), budget, synchronize=synchronizer(device), setup=move_on)
+    return copies_per_sample, seconds / copies_per_sample
+
+
+def _graph(action: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
+    """The action's work on the device, ready to be issued at once, again and again."""
+    graph = torch.cuda.CUDAGraph()
+    action()
+    torch.cuda.synchronize(device)
+    with torch.cuda.graph(graph):
+        action()
+    return graph
+
+
+# -- disk --------------------------------------------------------------------------------------
+
+
+def measure_disk(directory: Path, sizes: Sequence[int], budget: Budget) -> pd.DataFrame:
+    """Table ``copies`` of disk_cached and disk_cold: reading a whole file's beginning in ``directory``.
+
+    Cold: before every sample the kernel is asked to drop the file from its page cache, and is asked
+    whether it did. What lies below the kernel (a controller, a virtual machine's host) may still hold
+    it. The file has no name: it is gone however this process ends.
+
+    Raises Partial with the cached times where the page cache cannot be emptied (macOS, tmpfs), and
+    OSError when the disk is full.
+    """
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        rest = memoryview(np.random.default_rng(0).bytes(max(sizes)))
+        while rest:
+            rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
+        buffer = bytearray(max(sizes))
+        cached = [_disk_rows("disk_cached", file, size, buffer, budget) for size in sizes]
+        try:
+            cold = [
+                _disk_rows("disk_cold", file, size, buffer, budget, lambda: evict(file))
+                for size in sizes
+            ]
+        except Unavailable as error:
+            raise Partial({"copies": pd.concat(cached, ignore_index=True)}, str(error)) from None
+        return pd.concat([*cached, *cold], ignore_index=True)
+
+
+def _disk_rows(
+    kind: str,
+    file: FileIO,
+    size: int,
+    buffer: bytearray,
+    budget: Budget,
+    setup: Callable[[], None] | None = None,
+) -> pd.DataFrame:
+    def read() -> None:
+        view, at = memoryview(buffer)[:size], 0
+        file.seek(0)
+        while at < size:
+            at += file.readinto(view[at:]) or 0
+
+    return _rows(kind, "disk", size, 1, measure(read, budget, setup=setup))
+
+
+def evict(file: FileIO) -> None:
+    """Drop a file from the page cache. Raises Unavailable where that cannot be done or not be told."""
+    if not hasattr(os, "posix_fadvise"):
+        raise Unavailable("no cold reads: this system cannot drop a file from its page cache")
+    for _ in range(_DROPS):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        share = resident_share(file)
+        if share == 0:
+            return
+        time.sleep(_DROP_PERIOD_S)  # what is being read ahead cannot be dropped until it is there
+    raise Unavailable(f"no cold reads: {100 * share:.0f}% of a dropped file stayed in memory")
+
+
+def resident_share(file: FileIO) -> float:
+    """Which part of a file's pages lies in the page cache, 0 to 1 (mincore)."""
+    size = os.fstat(file.fileno()).st_size
+    with mmap.mmap(file.fileno(), size) as pages:
+        first = ctypes.c_char.from_buffer(pages)
+        flags = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        address = ctypes.c_void_p(ctypes.addressof(first))
+        failed = ctypes.CDLL(None).mincore(address, ctypes.c_size_t(size), flags)
+        del first  # a mapping that is looked at cannot be closed
+        if failed:
+            raise Unavailable("no cold reads: the kernel does not tell what it holds in memory")
+    return float(np.mean(np.frombuffer(bytes(flags), dtype=np.uint8) & 1))
+
+
+def _rows(
+    kind: str, device: str, size: int, copies_per_sample: int, seconds: Floats
+) -> pd.DataFrame:
+    labels = {"copy": kind, "device": device, "bytes": size, "copies_per_sample": copies_per_sample}
+    return pd.DataFrame({**labels, "sample": np.arange(len(seconds)), "seconds": seconds})

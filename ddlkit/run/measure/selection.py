@@ -1,0 +1,304 @@
+"""What it costs to keep only the largest gradients: selecting exactly k of d, and the work around it.
+
+Beside torch.topk stand two ways of our own to find the same set. Both look at each element once, in a
+way that every machine does fast, and leave the exact choice to torch.topk on the few that remain:
+
+* `tournament`: the maxima of groups play first. The k largest elements lie in the k groups with the
+  largest maxima, whatever the data are (the delegates of Gaihre et al., Dr. Top-k, SC 2021). Nothing
+  depends on the values, so nobody waits for the GPU until the end.
+* `threshold`: a sample says between which two values the k-th largest should lie. What is above the
+  upper one is in, what is not above the lower one is out. Where the sample misled, ties or torch.topk help.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ddlkit.core.errors import UserError
+from ddlkit.core.sparse import selected
+from ddlkit.core.units import MIB
+from ddlkit.run.instruments.clock import Budget, measure_interleaved, synchronizer, timed
+from ddlkit.run.measure.layers import device_named, memory_for
+from ddlkit.run.sessions.session import Partial, Point, Tables
+
+Selector = Callable[[Tensor, int], Tensor]
+Actions = Mapping[str, Callable[[int], object]]
+
+SMALL, MEDIUM = 2**16, 2**18  # with fewer elements, torch.topk or the tournament is as fast
+GROUP = 64  # elements whose maximum is taken at once: 256 bytes
+SAMPLE = 2**15
+DEVIATIONS = 4.0  # how many standard deviations of luck the thresholds allow for
+
+
+# -- selectors ---------------------------------------------------------------------------------
+
+
+def topk(magnitudes: Tensor, k: int) -> Tensor:
+    """(k,) positions of the k largest of (d,), in any order, by torch.topk.
+
+    Raises UserError for a k that is not within 1 and d, and for NaN, of which none is the largest.
+    """
+    if not 1 <= k <= magnitudes.numel():
+        raise UserError(f"cannot select {k} of {magnitudes.numel()} elements: choose 1 to all")
+    values, positions = torch.topk(magnitudes, k, sorted=False)
+    _refuse_nan(values)  # to torch.topk, NaN is larger than any number
+    return positions
+
+
+def tournament(magnitudes: Tensor, k: int) -> Tensor:
+    """As `topk`: the same magnitudes, from positions that differ at most where magnitudes are equal."""
+    d = magnitudes.numel()
+    if d < SMALL or not 1 <= k <= d // 32:
+        return topk(magnitudes, k)
+    size = min(GROUP, 2 ** round(np.log2(d / k) / 2))  # the root: as many groups as then remain
+    n_groups = d // size
+    groups = magnitudes[: n_groups * size].view(n_groups, size)
+    best = torch.topk(groups.amax(dim=1), k, sorted=False).indices  # amax passes NaN on
+    inside = torch.arange(size, device=magnitudes.device)
+    left_over = torch.arange(n_groups * size, d, device=magnitudes.device)
+    positions = torch.cat([(best[:, None] * size + inside).flatten(), left_over])
+    remaining = torch.cat([groups.index_select(0, best).flatten(), magnitudes[n_groups * size :]])
+    return positions[topk(remaining, k)]
+
+
+def threshold(magnitudes: Tensor, k: int) -> Tensor:
+    """As `topk`: the same magnitudes, from positions that differ at most where magnitudes are equal."""
+    d = magnitudes.numel()
+    if d < MEDIUM or not 1 <= k <= d // 4:
+        return tournament(magnitudes, k)
+    low, high = _bracket(magnitudes, k)
+    candidates = _above(magnitudes, low, dense=k * GROUP > d)
+    values = magnitudes[candidates]
+    _refuse_nan(values)
+    if len(candidates) < k:
+        ties = _equal(magnitudes, low, k - len(candidates))
+        found = torch.cat([candidates, ties])
+        return found if len(found) == k else topk(magnitudes, k)
+    certain = values > high
+    n_certain = int(certain.sum())
+    if n_certain > k:
+        return candidates[topk(values, k)]
+    if n_certain == k:
+        return candidates[certain]
+    open_ = candidates[~certain]
+    return torch.cat([candidates[certain], open_[topk(magnitudes[open_], k - n_certain)]])
+
+
+def _refuse_nan(values: Tensor) -> None:
+    if bool(values.isnan().any()):
+        raise UserError(
+            "cannot select the largest of elements with NaN among them: they have no order"
+        )
+
+
+def _bracket(magnitudes: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Two values between which the k-th largest most likely lies, from a sample."""
+    d = magnitudes.numel()
+    # An odd stride does not fall in step with rows of a weight.
+    sample = magnitudes[:: (d // min(SAMPLE, d // 16)) | 1]
+    expected = k * len(sample) / d
+    luck = DEVIATIONS * expected**0.5
+    first, last = int(expected - luck), min(len(sample), int(expected + luck) + 4)
+    largest = torch.topk(sample, last, sorted=True).values
+    high = largest[first - 1] if first > 0 else largest.new_full((), float("inf"))
+    return largest[-1], high
+
+
+def _above(magnitudes: Tensor, low: Tensor, *, dense: bool) -> Tensor:
+    """Ascending positions of what is above ``low``, NaN included."""
+    if dense:
+        return (magnitudes <= low).logical_not_().nonzero()[:, 0]
+    whole = magnitudes.numel() // GROUP * GROUP
+    groups = magnitudes[:whole].view(-1, GROUP)
+    rows = (groups.amax(dim=1) <= low).logical_not_().nonzero()[:, 0]
+    row, column = (groups.index_select(0, rows) <= low).logical_not_().nonzero().unbind(1)
+    rest = _above(magnitudes[whole:], low, dense=True) + whole
+    return torch.cat([rows[row] * GROUP + column, rest])
+
+
+def _equal(magnitudes: Tensor, value: Tensor, count: int) -> Tensor:
+    """The first ``count`` positions of that value, or all if there are fewer."""
+    found: list[Tensor] = []
+    start, size = (
+        0,
+        2 * count,
+    )  # what is common is found early, what is rare by longer and longer steps
+    while count and start < magnitudes.numel():
+        here = (magnitudes[start : start + size] == value).nonzero()[:count, 0] + start
+        found.append(here)
+        count, start, size = count - len(here), start + size, 2 * size
+    return torch.cat(found)
+
+
+SELECTORS: dict[str, Selector] = {"tournament": tournament, "threshold": threshold}
+_WAYS: dict[str, Callable[[Tensor, int], object]] = {
+    "topk_sorted": lambda magnitudes, k: torch.topk(magnitudes, k, sorted=True),
+    "topk_unsorted": lambda magnitudes, k: torch.topk(magnitudes, k, sorted=False),
+    **SELECTORS,
+}
+
+
+# -- measuring ---------------------------------------------------------------------------------
+
+DENSITIES: Sequence[float] = (1e-4, 1e-3, 1e-2, 0.1)
+USUAL_DENSITY = 1e-3  # omgs IV; at this one, other distributions are measured too
+ELEMENTS: Sequence[int] = (
+    *(1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000),
+    *(10_000_000, 30_000_000, 100_000_000),
+)
+WORKERS = (4, 16)
+FLUSH_BYTES = {"cuda": 256 * MIB, "cpu": 64 * MIB}  # more than the last cache holds
+MOST_IN_A_ROW = 16
+AT_ONCE = 2**22  # elements of the tensors that take turns
+
+DISTRIBUTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": lambda x: x,
+    "heavy": lambda x: x * (2 * x.roll(1)).exp(),  # scales that differ as those of layers do
+    "ties": lambda x: (4 * x).round() / 4,
+    "sparse": lambda x: x * (x.roll(1) > 3.1),  # 0.1% are not zero
+}
+
+
+class _Tensors:
+    """Fresh random tensors of d elements: a few of each, that take turns."""
+
+    def __init__(self, d: int, distribution: str, device: torch.device, seed: int) -> None:
+        self.count = max(1, min(MOST_IN_A_ROW, AT_ONCE // d))
+        generator = torch.Generator(device).manual_seed(seed)
+
+        def draw() -> list[Tensor]:
+            normal = torch.randn(self.count, d, generator=generator, device=device)
+            return list(DISTRIBUTIONS[distribution](normal))
+
+        self.generator = generator
+        self.gradients, self.residuals = draw(), draw()
+        self.magnitudes = [gradient.abs() for gradient in self.gradients]
+
+    def each(self, action: Callable[[int], object]) -> Callable[[], object]:
+        """The action on one tensor after the other."""
+        return lambda: [action(i) for i in range(self.count)]
+
+    def dense(self) -> Actions:
+        """What is done to all elements."""
+        return {
+            "accumulate": lambda i: self.residuals[i].add_(self.gradients[i]),
+            "abs": lambda i: torch.abs(self.gradients[i], out=self.magnitudes[i]),
+        }
+
+    def select(self, k: int) -> Actions:
+        """The ways to find the k largest: the same result, but for order and ties."""
+        return {name: functools.partial(self._find, way, k) for name, way in _WAYS.items()}
+
+    def exchange(self, k: int) -> Actions:
+        """What is done to the k selected ones, and to those that come from other workers."""
+        chosen = [topk(magnitudes, k) for magnitudes in self.magnitudes]
+        return {
+            "gather": lambda i: self.gradients[i].index_select(0, chosen[i]),
+            "zero": lambda i: self.residuals[i].index_fill_(0, chosen[i], 0.0),
+            **{f"scatter_add_{workers}": self._scatter(workers * k) for workers in WORKERS},
+        }
+
+    def _find(self, way: Callable[[Tensor, int], object], k: int, i: int) -> object:
+        return way(self.magnitudes[i], k)
+
+    def _scatter(self, count: int) -> Callable[[int], object]:
+        d, device = self.gradients[0].numel(), self.gradients[0].device
+        where = torch.randint(d, (count,), generator=self.generator, device=device)
+        values = torch.randn(count, generator=self.generator, device=device)
+        return lambda i: self.residuals[i].scatter_add_(0, where, values)
+
+
+def measure_selection(
+    device: str,
+    elements: int,
+    *,
+    densities: Sequence[float] = DENSITIES,
+    distributions: Sequence[str] = tuple(DISTRIBUTIONS),
+    budget: Budget,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Table ``selection``: seconds of one operation on ``elements`` fp32 numbers, by density.
+
+    accumulate (residual += gradient) and abs touch every element: density 1. Then, for each density,
+    k = density x elements, at least 1: topk_sorted, topk_unsorted and our selectors on magnitudes,
+    gather of the k values, zero of the k residuals, scatter_add_P of the k values of each of P workers
+    at random places. Distributions but the first are measured for selectors at one density only.
+
+    Each sample is the mean over a few tensors in turn, with the caches flushed before it; on CUDA by
+    the GPU's clock, launches included, since training launches them too. CPU: torch's threads.
+
+    budget : for all operations of one density and distribution together
+
+    Raises UserError for an unknown device, and when memory runs out: Partial if something was measured.
+    """
+    place = device_named(device)
+    flush = torch.empty(FLUSH_BYTES[place.type] // 4, device=place)
+    frames: list[pd.DataFrame] = []
+
+    def add(actions: Actions, density: float, distribution: str, tensors: _Tensors) -> None:
+        each = {name: timed(tensors.each(action), place) for name, action in actions.items()}
+        samples = measure_interleaved(
+            each, budget, synchronize=synchronizer(place), setup=lambda: flush.fill_(1.0)
+        )
+        for name, seconds in samples.items():
+            labels = {
+                "operation": name,
+                "device": place.type,
+                "dtype": "float32",
+                "threads": torch.get_num_threads() if place.type == "cpu" else 0,
+                "elements": elements,
+                "density": density,
+                "distribution": distribution,
+            }
+            columns = {"sample": np.arange(len(seconds)), "seconds": seconds / tensors.count}
+            frames.append(pd.DataFrame({**labels, **columns}))
+
+    try:
+        with memory_for(f"selecting from {elements} elements on {device}"):
+            for number, distribution in enumerate(distributions):
+                tensors = _Tensors(elements, distribution, place, seed + number)
+                if number:
+                    k = selected(elements, USUAL_DENSITY)
+                    add(tensors.select(k), USUAL_DENSITY, distribution, tensors)
+                    continue
+                add(tensors.dense(), 1.0, distribution, tensors)
+                for density in densities:
+                    k = selected(elements, density)
+                    actions = {**tensors.select(k), **tensors.exchange(k)}
+                    add(actions, density, distribution, tensors)
+    except UserError as error:
+        if not frames:
+            raise
+        found = {"selection": pd.concat(frames, ignore_index=True)}
+        raise Partial(found, str(error)) from None
+    return pd.concat(frames, ignore_index=True)
+
+
+def points(device: str, smoke: bool) -> list[Point]:
+    """One point a size, smallest first; ``smoke`` runs every code path in seconds."""
+    on_gpu = device.startswith("cuda")
+    sizes: Sequence[int] = (1_000, 2 * MEDIUM) if smoke else ELEMENTS
+    densities: Sequence[float] = (1e-3, 0.1) if smoke else DENSITIES
+    most_s = 0.1 if smoke else 2.0 if on_gpu else 5.0
+    budget = Budget(warmup=1, min_repeats=2 if smoke else 6, max_repeats=15, max_s=most_s)
+
+    def point(size: int) -> Point:
+        def run(_: Path) -> Tables:
+            return {
+                "selection": measure_selection(device, size, densities=densities, budget=budget)
+            }
+
+        groups = len(densities) + len(DISTRIBUTIONS)
+        # On a CPU the repeats end small sizes early, and the least number of rounds the large ones late.
+        estimate_s = groups * most_s / 2 if on_gpu else 2 + size * 2.3e-6
+        packed = ("selection",)
+        return Point("selection", f"d{size}", packed, run, estimate_s, packed)
+
+    return [point(size) for size in sizes]

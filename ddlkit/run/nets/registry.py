@@ -1,0 +1,180 @@
+"""The networks that are measured: by name, with random weights and random data, nothing downloaded."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddlkit.core.errors import UserError
+from ddlkit.run.instruments import flops
+from ddlkit.run.nets import zoo
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Network:
+    """How to make a network, and a batch of ``n`` inputs with a label for each row that it puts out."""
+
+    build: Callable[[], nn.Module]
+    sample: Callable[[int, torch.Generator], Batch]
+
+
+def import_torchvision() -> ModuleType:
+    """torchvision, also where its CUDA wheel stands beside a CPU torch.
+
+    There the import dies while describing operators that it has no kernels for (nms and its like). No
+    network needs them, so after that very error, and no other, the description is left out.
+
+    Raises UserError if torchvision cannot be imported.
+    """
+    try:
+        return importlib.import_module("torchvision")
+    except ImportError as error:
+        raise UserError(
+            f"torchvision cannot be imported ({error}); install it with: pip install --no-deps torchvision"
+        ) from None
+    except RuntimeError as error:
+        if "operator torchvision::nms does not exist" not in str(error):
+            raise
+        absent = "torchvision._meta_registrations"
+        sys.modules[absent] = ModuleType(absent)
+        return importlib.import_module("torchvision")
+
+
+def _images(channels: int, side: int, classes: int) -> Callable[[int, torch.Generator], Batch]:
+    def sample(batch: int, generator: torch.Generator) -> Batch:
+        images = torch.randn(batch, channels, side, side, generator=generator)
+        return images, torch.randint(classes, (batch,), generator=generator)
+
+    return sample
+
+
+_IMAGENET = _images(channels=3, side=224, classes=1000)
+
+
+def _torchvision(name: str, **options: Any) -> Network:
+    def build() -> nn.Module:
+        network: nn.Module = import_torchvision().models.get_model(name, weights=None, **options)
+        return network
+
+    return Network(build, _IMAGENET)
+
+
+def _googlenet_with_heads() -> nn.Module:
+    network = import_torchvision().models.get_model(
+        "googlenet", weights=None, aux_logits=True, init_weights=False
+    )
+    return zoo.AllHeads(network)
+
+
+def _for_each_head(batch: int, generator: torch.Generator) -> Batch:
+    images, labels = _IMAGENET(batch, generator)
+    return images, labels.repeat(3)
+
+
+def _words(batch: int, generator: torch.Generator) -> Batch:
+    """(batch, steps) words, and the word after each, as (batch x steps) labels."""
+    text = torch.randint(zoo.VOCABULARY, (batch, zoo.STEPS + 1), generator=generator)
+    return text[:, :-1].contiguous(), text[:, 1:].flatten()
+
+
+NETWORKS: dict[str, Network] = {
+    "lenet5": Network(zoo.lenet5, _images(channels=1, side=28, classes=10)),
+    "alexnet": _torchvision("alexnet"),
+    "alexnet_caffe": Network(zoo.alexnet_caffe, _images(channels=3, side=227, classes=1000)),
+    # Without the auxiliary heads: they help training to converge and are no part of what it leaves.
+    "googlenet": _torchvision("googlenet", aux_logits=False, init_weights=False),
+    # With both, as in the published training: twice the bytes to exchange.
+    "googlenet_aux": Network(_googlenet_with_heads, _for_each_head),
+    "inception_v4": Network(zoo.inception_v4, _images(channels=3, side=299, classes=1000)),
+    "lstm_ptb": Network(zoo.LanguageModel, _words),
+    "resnet18": _torchvision("resnet18"),
+    "resnet50": _torchvision("resnet50"),
+    "resnet101": _torchvision("resnet101"),
+    "resnet152": _torchvision("resnet152"),
+    # Layers come with random weights; drawing VGG's 138 million once more takes two seconds.
+    "vgg16": _torchvision("vgg16", init_weights=False),
+    "vgg16_cifar": Network(zoo.vgg16_cifar, _images(channels=3, side=32, classes=10)),
+    "vgg16_replaced": Network(zoo.vgg16_replaced, _IMAGENET),
+    "vgg19": _torchvision("vgg19", init_weights=False),
+    "vit_b_16": _torchvision("vit_b_16"),
+}
+
+
+def names() -> list[str]:
+    """The names that `build` knows."""
+    return sorted(NETWORKS)
+
+
+def find(name: str) -> Network:
+    """The network of that name.
+
+    Raises UserError for an unknown or ambiguous name, with those that it may stand for.
+    """
+    if name in NETWORKS:
+        return NETWORKS[name]
+    near = " or ".join(repr(one) for one in _near(name))
+    hint = f"did you mean {near}?" if near else f"known are {', '.join(names())}"
+    raise UserError(f"unknown network {name!r}: {hint}")
+
+
+def _near(name: str) -> list[str]:
+    """Names that differ in signs and case only, else those that begin so, else the most similar one."""
+    plain = {known: re.sub("[^a-z0-9]", "", known) for known in names()}
+    asked = re.sub("[^a-z0-9]", "", name.lower())
+    same = [known for known, text in plain.items() if text == asked]
+    begin = [known for known, text in plain.items() if asked and text.startswith(asked)]
+    return same or begin or difflib.get_close_matches(name.lower(), plain, n=1)
+
+
+def build(name: str) -> nn.Module:
+    """The network with random weights, on the CPU, in training mode.
+
+    Raises UserError for an unknown name, naming near ones.
+    """
+    return find(name).build().train()
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a network is; FLOP of the forward pass on one sample in training, 2 per multiply-add."""
+
+    parameters: int
+    tensors: int
+    forward_flops: int
+
+
+def size(name: str) -> Size:
+    """Counted on shapes alone, so also for a network that would not fit into memory.
+
+    One sample is an image, or for a language model a sequence. Raises UserError as `build`.
+    """
+    with torch.device("meta"):
+        network = build(name)
+    inputs, _ = sample_batch(name, 1, "meta")
+    with torch.no_grad(), flops.counter() as counter:
+        network(inputs)
+    tensors = [parameter.numel() for parameter in network.parameters()]
+    return Size(sum(tensors), len(tensors), counter.get_total_flops())
+
+
+def sample_batch(name: str, batch: int, device: torch.device | str = "cpu") -> Batch:
+    """Random inputs and labels for ``batch`` samples, the same at every call.
+
+    Raises UserError for an unknown name and a batch below 1.
+    """
+    network = find(name)
+    if batch < 1:
+        raise UserError(f"batch {batch} of {name}: must be at least 1")
+    inputs, labels = network.sample(batch, torch.Generator().manual_seed(0))
+    return inputs.to(device), labels.to(device)

@@ -1,0 +1,95 @@
+"""How fast predicting is, beside networkx on the same inputs, and planning, planner beside planner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ddlkit.core import plan as planning
+from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.iteration import LinearScenarios, dag_edges, predict
+from ddlkit.core.workload import Workload
+from ddlkit.papers import networks
+from ddlkit.papers.planners import make_plan
+from ddlkit.run.instruments.clock import Budget, measure
+
+SCENARIOS = 1_000_000
+GRAPHS = 20
+BUDGET = Budget(warmup=1, min_repeats=5, max_repeats=50, max_s=2.0)
+PLANNED = "ResNet152"
+SPECS = (
+    "none", "single", "cuts:100,300", "random:0:20", "buffer:25MB", "buffer:25MB:5ms", "ddp",
+    "mg_wfbp", "mg_wfbp:osf", "adafusion", "adafusion:repaired", "exact",
+)  # fmt: skip
+"""What is planned for PLANNED: every planner, with each variant that decides in another way."""
+
+
+def _workload(network: str, tensors: int | None = None) -> Workload:
+    """The network's tensors (repeated up to ``tensors``), backward time in proportion to size.
+
+    Only the number and spread of sizes matter for speed, not the times.
+    """
+    sizes = 4 * np.array(networks.parameters(network)[::-1])
+    sizes = np.resize(sizes, tensors or sizes.size)
+    return Workload.from_arrays(0.1, 0.2 * sizes / sizes.sum(), sizes)
+
+
+def plan_times() -> dict[str, float]:
+    """Median seconds of each of SPECS on PLANNED's tensors, under a start-up of 1 ms and 1 Gbit/s."""
+    workload, cost = _workload(PLANNED), AlphaBeta(1e-3, 8e-9)
+    return {spec: _median_s(partial(make_plan, spec, workload, cost)) for spec in SPECS}
+
+
+def _median_s(action: Callable[[], object]) -> float:
+    return float(np.median(measure(action, BUDGET)))
+
+
+def run() -> dict[str, Any]:
+    """Predictions per second (ResNet-50, no fusion), networkx beside it, time of plans.
+
+    Per core when BLAS runs on one thread, which the caller sets in the environment before NumPy loads.
+    """
+    import networkx as nx
+
+    workload, rng = _workload("ResNet50"), np.random.default_rng(0)
+    plan = planning.none(workload)
+    scale = rng.uniform(0.1, 10, SCENARIOS)
+    alpha_s, beta = 10 ** rng.uniform(-6, -2, SCENARIOS), 10 ** rng.uniform(-11, -8, SCENARIOS)
+    scenarios = LinearScenarios.of(workload, plan)
+    everything = LinearScenarios.of(workload, plan, prune=False)
+
+    def by_graph(k: int) -> float:
+        graph = nx.DiGraph()
+        cost = AlphaBeta(float(alpha_s[k]), float(beta[k]))
+        graph.add_weighted_edges_from(dag_edges(workload.scaled(float(scale[k])), plan, cost))
+        return float(nx.dag_longest_path_length(graph))
+
+    def one_by_one() -> list[float]:
+        return [
+            predict(workload, plan, AlphaBeta(a, b)).iteration_s
+            for a, b in zip(alpha_s[:GRAPHS], beta[:GRAPHS], strict=True)
+        ]
+
+    deep = _workload("ResNet50", 516)
+    fast = scenarios.iteration_s(scale, alpha_s, beta)
+    graphs = np.array([by_graph(k) for k in range(GRAPHS)])
+    fast_s = _median_s(lambda: scenarios.iteration_s(scale, alpha_s, beta))
+    full_s = _median_s(lambda: everything.iteration_s(scale, alpha_s, beta))
+    graph_s = _median_s(lambda: [by_graph(k) for k in range(GRAPHS)]) / GRAPHS
+    scalar_s = _median_s(one_by_one) / GRAPHS
+    exact_s = _median_s(lambda: planning.exact(deep, AlphaBeta(1e-3, 8e-9)))
+    return {
+        "network": "resnet50",
+        "tensors": workload.n,
+        "predictions_per_s_per_core": SCENARIOS / fast_s,
+        "without_pruning_predictions_per_s": SCENARIOS / full_s,
+        "groups_that_can_be_critical": scenarios.coefficients.shape[1],
+        "one_by_one_predictions_per_s": 1 / scalar_s,
+        "networkx_predictions_per_s": 1 / graph_s,
+        "largest_difference_to_networkx": float(np.max(np.abs(fast[:GRAPHS] / graphs - 1))),
+        "exact_plan_516_tensors_s": exact_s,
+        **{f"{PLANNED.lower()}_plan_s[{spec}]": seconds for spec, seconds in plan_times().items()},
+    }
