@@ -23,6 +23,10 @@ BYTES_PER_ELEMENT = 4
 """Of a magnitude, fp32."""
 
 
+SELECTION_FORMS: dict[str, type[SelectionCost]] = {}
+"""Every form of a selection cost by its name; a class with a ``form`` enters it when it is defined."""
+
+
 @dataclass(frozen=True, eq=False)
 class SelectionCost(Form):
     """The time to select the largest density x elements of a tensor; call it on numbers or arrays.
@@ -32,6 +36,9 @@ class SelectionCost(Form):
 
     operation: str | None = field(default=None, kw_only=True)
     device: str | None = field(default=None, kw_only=True)
+
+    def __init_subclass__(cls) -> None:
+        SELECTION_FORMS[cls.form] = cls
 
     def __call__(self, elements: ArrayLike, density: ArrayLike) -> Any:
         """Seconds for tensors of ``elements``, at least 1 each, at ``density``, above 0 to 1.
@@ -133,11 +140,6 @@ class SelectionTable(SelectionCost):
         above = np.minimum(below + 1, last)
         lower, upper = (np.take_along_axis(logs, k[None], 0)[0] for k in (below, above))
         return np.asarray(np.exp(lower + (at - below) * (upper - lower)))
-
-
-SELECTION_FORMS: dict[str, type[SelectionCost]] = {
-    form.form: form for form in (DensityLog, Log, Scan, SelectionTable)
-}
 
 
 def selection_from_dict(description: dict[str, Any]) -> SelectionCost:
