@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -288,8 +287,3 @@ class Segments(MessageCost):
 def cost_from_dict(description: dict[str, Any]) -> MessageCost:
     """The cost that ``to_dict`` described; raises UserError as `ddlkit.core.form.from_dict`."""
     return from_dict(description, FORMS)
-
-
-def is_monotone(cost: MessageCost, sizes: Sequence[float] | Floats) -> bool:
-    """Whether a larger message never costs less, over the given sizes."""
-    return bool(np.all(np.diff(cost(np.unique(np.asarray(sizes, float)))) >= -1e-15))

@@ -85,11 +85,3 @@ def format_seconds(seconds: float) -> str:
         if abs(seconds) >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
-
-
-def format_bits_per_s(bits_per_s: float) -> str:
-    """Rate with its decimal prefix: ``"1 Gbit/s"``."""
-    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
-        if abs(bits_per_s) >= size:
-            return f"{bits_per_s / size:.4g} {unit}"
-    return f"{bits_per_s:.4g} bit/s"
