@@ -42,8 +42,8 @@ class MessageCost(Form):
     algorithm : "ring", ... or None when not known
     samples : how it was measured; None: message by message. Not part of the JSON description
 
-    >>> AlphaBeta(alpha_s=1e-3, beta_s_per_byte=8e-9)(1_000_000)
-    0.009
+    >>> AlphaBeta(alpha_s=0.5, beta_s_per_byte=1e-6)(4_000_000)
+    4.5
     """
 
     collective: str = field(default="all_reduce", kw_only=True)

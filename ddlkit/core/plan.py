@@ -141,7 +141,11 @@ DDP_BUCKET_BYTES = 25 * units.MIB
 
 
 def ddp(workload: Workload) -> FusionPlan:
-    """PyTorch's rule: a bucket closes on *reaching* its cap, 1 MiB for the first, 25 MiB after."""
+    """PyTorch's rule: a bucket closes on *reaching* its cap, 1 MiB for the first, 25 MiB after.
+
+    >>> ddp(Workload.from_arrays(0.0, [1.0] * 4, [600_000, 600_000, 20_000_000, 9_000_000])).ends
+    (2, 4)
+    """
     ends, filled, cap = [], 0, DDP_FIRST_BYTES
     for i, size in enumerate(workload.bytes.tolist()):
         filled += size
@@ -250,7 +254,7 @@ def _integers(text: str, spec: str) -> list[int]:
 
 @planner("buffer", look=("#e0a000", "o", "-.", "..."), examples=("buffer:25MB", "buffer:64MB:5ms"))
 def _buffer(workload: Workload, _: MessageCost | None, text: str) -> FusionPlan:
-    size, _, timeout = text.partition(":")
+    size, _colon, timeout = text.partition(":")
     timeout_s = units.parse_seconds(timeout) if timeout else math.inf
     return buffer(workload, units.parse_bytes(size), f"buffer:{text}", timeout_s)
 
