@@ -368,8 +368,9 @@ def fit(
     "piecewise:45KB" has its threshold there, "piecewise" where the loss is least.
     samples : of how many messages in a row each sample is the mean, by size; None: of one
 
-    >>> fit("alpha_beta", [1e3, 1e6, 1e7], [0.002, 0.011, 0.101], draws=0).cost(1e8).round(6)
-    1.001
+    >>> found = fit("alpha_beta", [0.5e6, 1e6, 2e6], [0.75, 1.0, 1.5])
+    >>> round(found.cost.alpha_s, 6), round(found.cost.beta_s_per_byte * 1e6, 6)
+    (0.5, 0.5)
 
     Raises UserError for degenerate data: too few distinct sizes, zero, negative or non-finite entries.
     """
