@@ -83,7 +83,7 @@ def import_file(path: Path, kind: str | None = None, said: Said | None = None) -
 def guess_kind(text: str, source: str) -> str:
     """The one kind of KINDS that the content shows. Raises UserError where none or several do."""
     names = {name.strip() for name in text.partition("\n")[0].split(",")}
-    if {"forward_s", "backward_s"} <= names:
+    if "backward_s" in names:
         raise UserError(
             f"{source}: a layer profile already: use it with --profile, or say --kind flops to take "
             "its FLOP counts"
