@@ -886,6 +886,39 @@ def test_messages_too_small_to_divide_are_left_out(tmp_path: Path) -> None:
     assert messages.read_bytes_seconds(path)[0].tolist() == list(TIMES_US)
 
 
+# --- networks
+
+
+def test_every_spelling_stands_for_one_network_and_its_name_for_itself() -> None:
+    names = store.published_networks().set_index("name")["aliases"]
+    for name, aliases in names.items():
+        for text in (name, *aliases.split(";")):
+            for written in (text, text.upper(), text.replace("-", "_"), text.replace("-", "")):
+                assert store.network_named(written) == name
+
+
+@pytest.mark.parametrize("paper", ["dag", "osf", "sharing"])
+def test_networks_of_the_papers_are_known(paper: str) -> None:
+    table = {"dag": "tab04", "osf": "tab02", "sharing": "tab02"}[paper]
+    for written in pd.read_csv(store.DATA / "papers" / paper / f"{table}.csv")["network"]:
+        known = written.lower().replace("-", "").replace("vitbase/16", "vit_b_16")
+        assert store.network_named(written) == known
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("vgg17", "did you mean 'vgg19'?"),
+        ("VGG", "did you mean 'vgg16' or 'vgg16_cifar' or 'vgg16_replaced' or 'vgg19'?"),
+        ("transformer-xxl", "known are alexnet, "),
+        ("", "known are alexnet, "),
+    ],
+)
+def test_an_unknown_network_is_refused_with_what_it_may_be(text: str, hint: str) -> None:
+    line = refusal(lambda: store.network_named(text))
+    assert line.startswith(f"unknown network {text!r}: {hint}")
+
+
 # --- places
 
 

@@ -19,7 +19,7 @@ from ddlkit.store.readers import (
 )
 from ddlkit.store.schema import SCHEMAS
 from ddlkit.store.sheet import Column, Schema
-from ddlkit.store.specs import datasheet, measured_peaks, published_networks
+from ddlkit.store.specs import datasheet, measured_peaks, network_named, published_networks
 from ddlkit.store.tables import BENCHMARK_VERSION, load_stamp, load_table, save_table
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "load_stamp",
     "load_table",
     "measured_peaks",
+    "network_named",
     "profile_frame",
     "published_networks",
     "read_profile",

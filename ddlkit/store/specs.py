@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import re
 from typing import TYPE_CHECKING
 
+from ddlkit.core.errors import UserError
 from ddlkit.store import files
 from ddlkit.store.paths import DATA
 from ddlkit.store.sheet import Column, Schema, read_sheet
@@ -26,6 +29,7 @@ _NETWORKS = Schema(
     "networks",
     (
         Column("name", "str", "named"),
+        Column("aliases", "str", "named"),
         Column("parameters", "int", "positive"),
         Column("parameters_within", "int", "non_negative"),
         Column("tensors", "int", "positive"),
@@ -68,8 +72,9 @@ def datasheet(device: str, quantity: str) -> float:
 
 
 def published_networks() -> DataFrame:
-    """What is published of each network's size, one row a network; 0 where nothing is.
+    """What is published of each network's size, one row per network; 0 where nothing is.
 
+    aliases : other spellings, separated by ";", the one to show first
     parameters_within : how far the true number may lie off the printed one, rounded as it is
     tensors : that hold parameters
     printed_gops, flops_per_op, forward_gflops : 1e9 operations of the forward pass on one ``sample``
@@ -79,6 +84,41 @@ def published_networks() -> DataFrame:
     Raises UserError when data/specs/networks.csv is damaged or missing.
     """
     return _read(_NETWORKS)
+
+
+@functools.cache
+def _spellings() -> dict[str, str]:
+    """Plain spelling -> name of the network, for every name and alias."""
+    frame = published_networks()
+    return {
+        _plain(text): name
+        for name, aliases in zip(frame["name"], frame["aliases"], strict=True)
+        for text in (name, *aliases.split(";"))
+    }
+
+
+def _plain(text: str) -> str:
+    return re.sub("[^a-z0-9]", "", text.lower())
+
+
+def network_named(text: str) -> str:
+    """The name under which a network is measured, however a user or a paper writes it.
+
+    Raises UserError with the names that it may stand for when no network is written so.
+
+    >>> network_named("ResNet-101"), network_named("ViT-Base/16")
+    ('resnet101', 'vit_b_16')
+    """
+    known, asked = _spellings(), _plain(text)
+    if asked in known:
+        return known[asked]
+    names = sorted(set(known.values()))
+    near = [name for name in names if asked and _plain(name).startswith(asked)]
+    near = near or difflib.get_close_matches(text.lower(), names, n=1)
+    hint = (
+        f"did you mean {' or '.join(map(repr, near))}?" if near else f"known are {', '.join(names)}"
+    )
+    raise UserError(f"unknown network {text!r}: {hint}")
 
 
 def measured_peaks(peaks: DataFrame) -> dict[tuple[str, str], float]:

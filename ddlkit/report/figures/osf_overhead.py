@@ -22,11 +22,11 @@ from ddlkit.core.timeline import COLUMNS, COMMUNICATION, Timeline
 from ddlkit.core.units import KIB, parse_bytes
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf.breakdown import PHASES, breakdown, of_timeline
+from ddlkit.papers.osf.cluster import osf_name
 from ddlkit.report.source import Source, campaign_dir
 from ddlkit.report.validate import Calibration, plan_of
 
 CAMPAIGN = "osf"
-NAMES = {"resnet101": "ResNet101", "vgg16": "VGG16", "vgg16_replaced": "VGG16 replaced"}
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def phases(lab: Lab) -> pd.DataFrame:
         seen = pd.DataFrame([of_timeline(timeline) for timeline in lab.timelines(case)])
         model, measured = predicted_phases(lab, case), seen.mean()
         where = {
-            "network": NAMES[case.network],
+            "network": osf_name(case.network),
             "workers": case.workers,
             "buffer_bytes": _buffer_bytes(case),
             "slowest": case.straggler,
@@ -174,7 +174,7 @@ def agreements(lab: Lab) -> pd.DataFrame:
                 asked["busy_s" if busy else "idle_s"].append(end_s - start_s)
         rows.append(
             {
-                "network": NAMES[case.network],
+                "network": osf_name(case.network),
                 "workers": case.workers,
                 "buffer_bytes": _buffer_bytes(case),
                 "model_s": float(lab.cost(case)(KIB)),
@@ -201,7 +201,7 @@ def twins(lab: Lab) -> pd.DataFrame:
         seen = pd.DataFrame([of_timeline(timeline) for timeline in lab.timelines(case)])
         rows.append(
             {
-                "network": NAMES[case.network],
+                "network": osf_name(case.network),
                 "workers": case.workers,
                 "slowest": case.straggler,
                 "negotiated": case.negotiated,
@@ -238,7 +238,7 @@ def fig08(lab: Lab) -> pd.DataFrame:
         model = predict(workload, plan_of(case), cost, lab.link(case)).scaling_factor
         rows.append(
             {
-                "network": NAMES[case.network],
+                "network": osf_name(case.network),
                 "workers": case.workers,
                 "measured": factors.mean(),
                 "repeatability": _spread(factors),
