@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ddlkit.core.timeline import COMMUNICATION
 from ddlkit.core.units import format_bytes, format_seconds
 from ddlkit.core.workload import LayerProfile
-from ddlkit.formats.finding import Finding
+from ddlkit.formats import Finding
 from ddlkit.formats.kineto import (
     EVALUATE,
     Event,

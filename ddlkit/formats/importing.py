@@ -10,8 +10,7 @@ import numpy as np
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import LayerProfile
-from ddlkit.formats import autograd, kineto, trace
-from ddlkit.formats.finding import Finding
+from ddlkit.formats import Finding, autograd, kineto, trace
 from ddlkit.store import files
 from ddlkit.store.readers import profile_frame
 from ddlkit.store.schema import SCHEMAS

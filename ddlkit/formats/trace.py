@@ -1,6 +1,6 @@
 """Layer-wise traces in the format of dag Section VI and Table VI, read, checked and made a profile.
 
-One line a layer in forward order: id, name, forward, backward and communication time in microseconds,
+One line per layer in forward order: id, name, forward, backward and communication time in microseconds,
 bytes of its gradient (0 for a layer without parameters). Ids count from 0; a file of several
 iterations repeats the block.
 """
@@ -10,9 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +20,28 @@ from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_bytes, format_seconds
 from ddlkit.core.workload import LayerProfile
-from ddlkit.formats.finding import Finding
+from ddlkit.formats import Finding
 from ddlkit.store import files
+from ddlkit.store.readers import BYTES_PER_PARAMETER
+from ddlkit.store.sheet import Column, Schema, Sheet
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-COLUMNS = ("id", "name", "forward", "backward", "comm", "size")
 TIMES = ("forward_s", "backward_s", "communication_s")
-BYTES_PER_PARAMETER = 4  # the trace's gradients are single precision (dag VI)
 
+_FILE = Schema(
+    "a layer-wise trace",
+    (
+        Column("id", "int", "non_negative"),
+        Column("name", "str", "named"),
+        *(Column(name, "microseconds", "non_negative") for name in ("forward", "backward", "comm")),
+        Column("size", "int", "non_negative"),
+    ),
+)
 _GAP = re.compile(r"[\s,]+")
 
 
@@ -165,7 +176,7 @@ class LayerTrace:
 def looks_like_one(text: str) -> bool:
     """Whether the first line is a trace's: its header, or layer 0."""
     first = _cells(text.strip().partition("\n")[0])
-    return _is_header(first) or (len(first) == len(COLUMNS) and first[0] == "0")
+    return _is_header(first) or (len(first) == len(_FILE.names) and first[0] == "0")
 
 
 def read_trace(path: Path) -> LayerTrace:
@@ -179,51 +190,25 @@ def read_trace(path: Path) -> LayerTrace:
 
 
 def parse_trace(text: str, file: str) -> LayerTrace:
-    """``read_trace`` of a text; ``file`` names it in errors."""
-    blocks: list[list[_Row]] = []
-    for row in _rows(text, file):
-        if row.id == 0:
-            blocks.append([])
-        expected = len(blocks[-1]) if blocks else 0
-        if row.id != expected:
-            row.fail(f"id {row.id}, expected {expected}: ids count from 0 in every iteration")
-        blocks[-1].append(row)
-        if len(blocks) > 1:
-            _check_repeats(row, blocks[0], blocks[-1])
-    if not blocks:
-        raise UserError(f"{file}: line 1: no layers: expected lines of {', '.join(COLUMNS)}")
-    if len(blocks[-1]) < len(blocks[0]):
-        missing = blocks[0][len(blocks[-1])]
-        blocks[-1][-1].fail(f"the last iteration ends before layer {missing.id} ({missing.name})")
-    times = [[row.times_s for row in block] for block in blocks]
-    columns = dict(zip(TIMES, np.moveaxis(np.array(times), -1, 0), strict=True))
-    first = blocks[0]
-    n_bytes = np.array([row.n_bytes for row in first])
-    return LayerTrace(tuple(row.name for row in first), n_bytes, **columns)
+    """``read_trace`` of a text; ``file`` names it in errors.
 
-
-def write_trace(trace: LayerTrace, path: Path) -> None:
-    """The trace as a file that reads back equal to the last bit. Raises UserError as writing does."""
-    lines = ["\t".join(("Id", "Name", "Forward", "Backward", "Comm.", "Size"))]
-    for iteration in range(trace.iterations):
-        for row, (name, size) in enumerate(zip(trace.name, trace.n_bytes.tolist(), strict=True)):
-            times = [_microseconds(getattr(trace, column)[iteration, row]) for column in TIMES]
-            lines.append("\t".join((str(row), name, *times, str(size))))
-    files.atomic_write_text(path, "\n".join(lines) + "\n")
-
-
-class _Row(NamedTuple):
-    """One line: what it says, and where it stands."""
-
-    id: int
-    name: str
-    times_s: tuple[float, float, float]
-    n_bytes: int
-    line: int
-    file: str
-
-    def fail(self, problem: str) -> NoReturn:
-        raise UserError(f"{self.file}: line {self.line}: {problem}")
+    >>> trace = parse_trace("0 conv 20 40 5 400\\n1 relu 3 3 0 0", "my trace")
+    >>> trace.name, trace.forward_s[0].tolist()
+    (('conv', 'relu'), [2e-05, 3e-06])
+    """
+    sheet = _sheet(text, file)
+    frame = _FILE.frame(sheet)
+    ids = frame["id"].to_numpy()
+    rows = np.arange(len(ids))
+    expected = rows - np.maximum.accumulate(np.where(ids == 0, rows, 0))
+    for row in np.flatnonzero(ids != expected)[:1]:
+        problem = f"{ids[row]}, expected {expected[row]}: ids count from 0 in every iteration"
+        sheet.fail(row, "id", problem)
+    count = int(np.append(np.flatnonzero(ids == 0), len(ids))[1])
+    _check_repeats(sheet, frame, count)
+    times = frame[["forward", "backward", "comm"]].to_numpy().reshape(-1, count, 3)
+    columns = dict(zip(TIMES, np.moveaxis(times, -1, 0), strict=True))
+    return LayerTrace(tuple(frame["name"][:count]), frame["size"].to_numpy()[:count], **columns)
 
 
 def _cells(line: str) -> list[str]:
@@ -231,69 +216,46 @@ def _cells(line: str) -> list[str]:
 
 
 def _is_header(cells: Sequence[str]) -> bool:
-    return bool(cells) and cells[0].lower() == COLUMNS[0]
+    return bool(cells) and cells[0].lower() == "id"
 
 
-def _rows(text: str, file: str) -> Iterator[_Row]:
+def _sheet(text: str, file: str) -> Sheet:
+    """The lines that are neither blank nor a header, as cells."""
+    lines, rows, names = [], [], _FILE.names
     for line, content in enumerate(text.splitlines(), start=1):
         cells = _cells(content)
-        if not cells:
-            continue
-        if len(cells) != len(COLUMNS):
+        if cells and len(cells) != len(names):
             raise UserError(
-                f"{file}: line {line}: {len(cells)} columns, expected {len(COLUMNS)}: "
-                f"{', '.join(COLUMNS)}"
+                f"{file}: line {line}: {len(cells)} columns, expected {len(names)}: {', '.join(names)}"
             )
         if _is_header(cells):
-            _check_header(cells, f"{file}: line {line}")
-            continue
-        where = f"{file}: line {line}, column "
-        named = zip(COLUMNS, cells, strict=True)
-        number = {name: _number(cell, where + name) for name, cell in named if name != "name"}
-        for name in ("id", "size"):
-            if number[name] != int(number[name]):
-                raise UserError(f"{where}{name}: {number[name]} is not a whole number")
-        forward, backward, sent = (float(number[name].scaleb(-6)) for name in COLUMNS[2:5])
-        times_s = (forward, backward, sent)
-        yield _Row(int(number["id"]), cells[1], times_s, int(number["size"]), line, file)
+            for cell, name in zip(cells, names, strict=True):
+                if not cell.lower().startswith(name):
+                    raise UserError(f"{file}: line {line}: column {cell!r}, expected {name!r} here")
+        elif cells:
+            lines.append(line)
+            rows.append(cells)
+    if not rows:
+        raise UserError(f"{file}: line 1: no layers: expected lines of {', '.join(names)}")
+    return Sheet(file, names, tuple(lines), tuple(rows))
 
 
-def _check_header(cells: Sequence[str], where: str) -> None:
-    for cell, name in zip(cells, COLUMNS, strict=True):
-        if not cell.lower().startswith(name):
-            raise UserError(f"{where}: column {cell!r}, expected {name!r} here")
-
-
-def _number(cell: str, where: str) -> Decimal:
-    """Exactly what is written: microseconds become seconds without a rounding of their own."""
-    try:
-        number = Decimal(cell)
-    except InvalidOperation:
-        number = Decimal("nan")
-    if number.is_nan():
-        raise UserError(f"{where}: {cell!r} is not a number")
-    if number < 0:
-        raise UserError(f"{where}: {cell} is negative")
-    if not number < 10**15:  # above any size or time that is meant; also infinity
-        raise UserError(f"{where}: {cell} is too large")
-    return number
-
-
-def _check_repeats(row: _Row, first: Sequence[_Row], block: Sequence[_Row]) -> None:
-    """Raise unless this layer is in the first iteration what it is in this one."""
-    if row.id >= len(first):
-        row.fail(f"layer {row.id} ({row.name}) is not in the first iteration")
-    same = first[row.id]
-    if (row.name, row.n_bytes) != (same.name, same.n_bytes):
-        row.fail(
-            f"layer {row.name} of {row.n_bytes} bytes, but line {same.line} has "
-            f"{same.name} of {same.n_bytes} bytes"
-        )
-
-
-def _microseconds(seconds: float) -> str:
-    """The shortest decimal that reads back as the same seconds."""
-    return format(Decimal(repr(float(seconds))).scaleb(6).normalize(), "g")
+def _check_repeats(sheet: Sheet, frame: DataFrame, count: int) -> None:
+    """Raise unless each iteration has the ``count`` layers of the first one."""
+    layers = list(zip(frame["id"], frame["name"], frame["size"], strict=True))
+    for row, (number, name, size) in enumerate(layers):
+        if number >= count:
+            sheet.fail(row, "id", f"layer {number} ({name}) is not in the first iteration")
+        if (number, name, size) != layers[number]:
+            _, known, known_size = layers[number]
+            problem = (
+                f"layer {name} of {size} bytes, but line {sheet.lines[number]} has {known} of "
+            )
+            sheet.fail(row, "size", f"{problem}{known_size} bytes")
+    left = len(layers) % count
+    if left:
+        problem = f"the last iteration ends before layer {left} ({layers[left][1]})"
+        sheet.fail(len(layers) - 1, "id", problem)
 
 
 # -- what does not fit -------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
@@ -15,7 +16,7 @@ from ddlkit.core.errors import UserError
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Kind = Literal["str", "int", "float", "bool"]
+Kind = Literal["str", "int", "float", "bool", "microseconds"]
 Check = Literal["", "named", "positive", "non_negative", "finite"]
 
 _BOOLS = {"True": True, "False": False, "true": True, "false": False}
@@ -32,10 +33,16 @@ def _whole(cell: str) -> int:
         return int(number)
 
 
+def _seconds(cell: str) -> float:
+    """Microseconds as seconds, without a rounding of their own."""
+    return float(Decimal(cell).scaleb(-6))
+
+
 _READ: dict[str, tuple[Callable[[str], Any], Any, str]] = {
     "str": (str, object, "is not text"),
     "int": (_whole, np.int64, "is not a whole number"),
     "float": (float, np.float64, "is not a number"),
+    "microseconds": (_seconds, np.float64, "is not a number"),
     "bool": (_BOOLS.__getitem__, np.bool_, "is not True or False"),
 }
 
@@ -103,18 +110,21 @@ class Column:
         today = dict(self.aliases)
         cells = [today.get(cell, cell) for cell in sheet.cells(self.name)]
         read, dtype, problem = _READ[self.kind]
-        try:
-            values = np.array([read(cell) for cell in cells], dtype=dtype)
-        except (ValueError, KeyError, OverflowError):
-            self._fail_unreadable(sheet, cells, read, dtype, problem)
-        for wrong, problem in self._rules(values):
-            if wrong.any():
-                row = int(np.argmax(wrong))
+        values = np.empty(len(cells), dtype)
+        for row, cell in enumerate(cells):
+            try:
+                values[row] = read(cell)
+            except (ArithmeticError, ValueError, KeyError):
+                wrong = f"{_shown(cell)} {problem}" if cell.strip() else "is empty"
+                sheet.fail(row, self.name, wrong)
+        for broken, problem in self._rules(values):
+            if broken.any():
+                row = int(np.argmax(broken))
                 sheet.fail(row, self.name, f"{_shown(cells[row])} {problem}")
         return values
 
     def _rules(self, values: np.ndarray) -> list[tuple[np.ndarray, str]]:
-        """(rows,) which values are wrong, and why, one entry a rule."""
+        """(rows,) which values are wrong, and why, one entry per rule."""
         if self.kind == "str":
             strange = np.array([not value.isprintable() for value in values])
             rules = [(strange, "has an unprintable character")]
@@ -127,19 +137,6 @@ class Column:
         if self.check == "non_negative":
             rules.append((values < 0, "must not be negative"))
         return rules
-
-    def _fail_unreadable(
-        self, sheet: Sheet, cells: list[str], read: Callable[[str], Any], dtype: Any, problem: str
-    ) -> NoReturn:
-        """Find the first cell that has no value of this kind."""
-        for row, cell in enumerate(cells):
-            try:
-                np.array(read(cell), dtype=dtype)
-            except (ValueError, KeyError, OverflowError):
-                sheet.fail(
-                    row, self.name, f"{_shown(cell)} {problem}" if cell.strip() else "is empty"
-                )
-        raise AssertionError("all cells are readable")
 
 
 def _shown(cell: str) -> str:
