@@ -165,7 +165,7 @@ def _import(commands: Any) -> None:
 def _run_import(arguments: argparse.Namespace) -> int:
     from ddlkit.formats import importing
 
-    said = importing.Said(
+    options = importing.ImportOptions(
         network=arguments.network,
         batch=arguments.batch,
         device=arguments.device,
@@ -173,7 +173,7 @@ def _run_import(arguments: argparse.Namespace) -> int:
         utilisation=arguments.utilisation,
         with_input=not arguments.without_input,
     )
-    found = importing.import_file(arguments.file, arguments.kind, said)
+    found = importing.import_file(arguments.file, arguments.kind, options)
     importing.save_profile(found.profile, arguments.out)
     if arguments.messages:
         importing.save_messages(found.messages, arguments.messages)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_bytes, format_seconds
 from ddlkit.core.workload import LayerProfile
@@ -52,8 +51,8 @@ class LayerTrace:
     name : L; n_bytes : (L,) of each layer's gradient, 0 where there is none
     forward_s, backward_s, communication_s : (k, L) seconds
 
-    Raises UserError for shapes that differ, nothing at all, negative or non-finite entries, and names
-    that the format cannot hold.
+    Raises UserError for shapes that differ, nothing at all, and negative or non-finite
+    entries.
     """
 
     name: tuple[str, ...]
@@ -64,9 +63,6 @@ class LayerTrace:
 
     def __post_init__(self) -> None:
         n_bytes = np.array(self.n_bytes, dtype=np.int64)
-        unwritable = [name for name in self.name if _cells(name) != [name]]
-        if unwritable:
-            raise UserError(f"trace: layer name {unwritable[0]!r}: must have no blank and no comma")
         if not self.name or n_bytes.shape != (len(self.name),) or np.any(n_bytes < 0):
             raise UserError(
                 "trace: n_bytes must be one size >= 0 a layer, and there must be a layer"
@@ -121,7 +117,8 @@ class LayerTrace:
 
         Raises UserError when no layer has parameters.
         """
-        self._check_learnable()
+        if not len(self.learnable):
+            raise UserError("trace: no layer has a gradient (all sizes are 0): nothing to exchange")
         owner = np.maximum(
             np.searchsorted(self.learnable, np.arange(len(self.name)), "right") - 1, 0
         )
@@ -154,20 +151,6 @@ class LayerTrace:
         seconds = self.communication_s[:, self.learnable]
         n_bytes = np.broadcast_to(self.n_bytes[self.learnable], seconds.shape)
         return n_bytes[seconds > 0], seconds[seconds > 0]
-
-    def cost(self) -> Table:
-        """The measured messages as a cost: the mean time of each size, so that all tensors add up.
-
-        Raises UserError when there are messages of fewer than two sizes.
-        """
-        n_bytes, seconds = self.messages()
-        sizes, which = np.unique(n_bytes, return_inverse=True)
-        means = np.bincount(which, weights=seconds) / np.maximum(np.bincount(which), 1)
-        return Table(sizes.astype(float), means)
-
-    def _check_learnable(self) -> None:
-        if not len(self.learnable):
-            raise UserError("trace: no layer has a gradient (all sizes are 0): nothing to exchange")
 
 
 # -- files -------------------------------------------------------------------------------------
