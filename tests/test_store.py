@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddlkit import machine, store
-from ddlkit.core.case import CASE_COLUMNS
+from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.formats import messages
@@ -165,6 +165,12 @@ def test_schemas_hold_all_columns_of_case_and_timeline() -> None:
     for schema in store.SCHEMAS.values():
         assert len(set(schema.names)) == len(schema.names)
         assert set(schema.key) <= set(schema.names)
+
+
+def test_every_recorded_case_keeps_its_key() -> None:
+    tables = [store.load_table(path, "runs") for path in store.RECORDED.rglob("runs*.csv*")]
+    rows = pd.concat(tables).drop_duplicates("case").to_dict("records")
+    assert rows and [Case.from_row(row).key for row in rows] == [row["case"] for row in rows]
 
 
 def test_runs_keep_their_truth_values(tmp_path: Path) -> None:
