@@ -221,7 +221,9 @@ def check_profile(trace: KinetoTrace) -> list[Finding]:
     launches = {e.args.get("correlation") for e in trace.events if not e.on_gpu}
     unknown = sum(e.args.get("correlation") not in launches for e in trace.events if e.on_gpu)
     if unknown:
-        text = f"{unknown} of the GPU's spans do not say what launched them: taken for when they ran"
+        text = (
+            f"{unknown} of the GPU's spans do not say what launched them: taken for when they ran"
+        )
         findings.append(Finding("launches", (), text))
     if not np.any(line.kind == "update"):
         findings.append(Finding("update", (), "no optimizer's step in it: update takes no time"))

@@ -84,15 +84,13 @@ def read_profile(
 
 def _own_profile(path: Path, forward_is_given: bool, assumed: list[str]) -> DataFrame:
     """A user's own rows, with every column of schema ``layers``."""
-    sheet = own_sheet(path)
+    sheet = _own_sheet(path)
     defaults = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
     if forward_is_given:
         defaults["forward_s"] = "0"
     elif "forward_s" not in sheet.header and "backward_s" in sheet.header:
-        raise UserError(
-            f"{path}: row at line 1, column forward_s: missing: add it, or give the seconds of the "
-            "whole forward pass"
-        )
+        problem = "missing: add it, or give the seconds of the whole forward pass"
+        sheet.fail(None, "forward_s", problem)
     schema = SCHEMAS["layers"]
     columns = [replace(column, default=defaults.get(column.name)) for column in schema.columns]
     frame = replace(schema, columns=tuple(columns)).frame(sheet, exact=False)
@@ -115,9 +113,7 @@ def _profile(frame: DataFrame, chosen: dict[str, Any], path: Path) -> LayerProfi
         raise UserError(f"{path}: column update_s: differs between rows of one profile")
     arrays = ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops")
     return LayerProfile(
-        network=chosen["network"],
-        device=chosen["device"],
-        batch=chosen["batch"],
+        **{name: chosen[name] for name in ("network", "device", "batch")},
         tensor=tuple(frame["tensor"]),
         layer=tuple(frame["layer"]),
         **{name: frame[name].to_numpy() for name in arrays},
@@ -131,23 +127,10 @@ def profile_frame(
     """The profile as a table of schema ``layers``: forward order, one row per tensor. Reads back equal."""
     from pandas import DataFrame
 
+    given = {"precision": precision, "ranks": ranks, "threads": threads}
+    names = SCHEMAS["layers"].names
     return DataFrame(
-        {
-            "network": profile.network,
-            "device": profile.device,
-            "batch": profile.batch,
-            "precision": precision,
-            "ranks": ranks,
-            "threads": threads,
-            "tensor": profile.tensor,
-            "layer": profile.layer,
-            "parameters": profile.parameters,
-            "gradient_bytes": profile.gradient_bytes,
-            "forward_s": profile.forward_s,
-            "backward_s": profile.backward_s,
-            "flops": profile.flops,
-            "update_s": profile.update_s,
-        }
+        {name: given[name] if name in given else getattr(profile, name) for name in names}
     )
 
 
@@ -159,12 +142,12 @@ def read_timeline(path: Path, case: str | None = None, repeat: int | None = None
     if is_stamped(path):
         frame = load_table(path, "timeline")
     else:
-        frame = SCHEMAS["timeline"].frame(own_sheet(path), exact=False)
+        frame = SCHEMAS["timeline"].frame(_own_sheet(path), exact=False)
     frame, _ = choose(frame, ("case", "repeat"), {"case": case, "repeat": repeat}, path)
     return Timeline(**{name: frame[name].to_numpy() for name in TIMELINE_COLUMNS})
 
 
-def own_sheet(path: Path) -> Sheet:
+def _own_sheet(path: Path) -> Sheet:
     return read_sheet(files.text_of(files.read(path), path), str(path))
 
 

@@ -18,7 +18,7 @@ _COLUMNS = (
     *_columns("str", "named", "network device precision kernel shape dtype operation distribution"),
     *_columns("str", "named", "collective backend link communication tensor layer quantity copy"),
     *_columns("str", "named", "case origin source task stream data_sha256 measured_on moment work"),
-    *_columns("str", "named", "subject fact value what point outcome"),
+    *_columns("str", "named", "subject fact value what point outcome name aliases"),
     *_columns("str", "", "algorithm reason"),
     Column(
         "kind", "str", "named", aliases=(("allreduce", "all_reduce"), ("allgather", "all_gather"))
@@ -27,6 +27,7 @@ _COLUMNS = (
         "int", "positive", "batch ranks bytes parameters gradient_bytes elements side classes"
     ),
     *_columns("int", "positive", "images epochs iterations messages_per_sample copies_per_sample"),
+    *_columns("int", "positive", "tensors flops_per_op"),
     *_columns(
         "int", "non_negative", "sample threads repeat iteration rank bucket seed epoch blocks"
     ),
@@ -34,6 +35,7 @@ _COLUMNS = (
     *_columns(
         "int", "non_negative", "asked_threads registers shared_bytes cluster dense_parameters"
     ),
+    *_columns("int", "non_negative", "parameters_within"),
     *_columns("int", "", "group"),
     *_columns("float", "positive", "seconds iteration_s compute_s density learning_rate"),
     *_columns("float", "positive", "forward_flops achieved_flops_per_s"),
@@ -43,6 +45,7 @@ _COLUMNS = (
     *_columns("float", "non_negative", "processor_load estimate_s loss accuracy overlap_share"),
     *_columns("float", "non_negative", "bytes_per_s bytes_per_s_asked measured_flops_per_s"),
     *_columns("float", "non_negative", "measured_c datasheet_flops_per_s datasheet_c"),
+    *_columns("float", "non_negative", "printed_gops forward_gflops"),
     # Measured as a difference: noise may put it a little below zero.
     *_columns("float", "finite", "exposed_communication_s"),
     # Rank clocks differ a little: a span may start before the iteration does on rank 0.
@@ -179,6 +182,19 @@ SCHEMAS: dict[str, Schema] = {
             "vitals",  # time_s: since the session began
             "time_s device quantity value",
             others=_columns("float", "finite", "value"),
+        ),
+        _schema(
+            "devices",  # as their makers print them (data/specs)
+            "device quantity value source",
+            key="device quantity",
+            others=_columns("float", "positive", "value"),
+        ),
+        _schema(
+            "networks",  # as their authors print them (data/specs)
+            "name aliases parameters parameters_within tensors printed_gops flops_per_op forward_gflops "
+            "sample source",
+            key="name",
+            others=_columns("str", "named", "sample"),
         ),
         _schema("facts", "subject fact value", key="subject fact"),
         _schema(

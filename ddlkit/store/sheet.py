@@ -61,9 +61,10 @@ class Sheet:
         at = self.header.index(name)
         return [row[at] for row in self.rows]
 
-    def fail(self, row: int, column: str, problem: str) -> NoReturn:
-        """Raise the UserError that names file, row and column; ``row`` counts from 0."""
-        raise UserError(f"{self.file}: row at line {self.lines[row]}, column {column}: {problem}")
+    def fail(self, row: int | None, column: str, problem: str) -> NoReturn:
+        """Raise the UserError that names file, row and column; rows count from 0, None: the header."""
+        line = 1 if row is None else self.lines[row]
+        raise UserError(f"{self.file}: row at line {line}, column {column}: {problem}")
 
 
 def read_sheet(text: str, file: str) -> Sheet:
@@ -173,20 +174,16 @@ class Schema:
         sheet = self._renamed(sheet)
         for name in sheet.header:
             if sheet.header.count(name) > 1:
-                sheet.fail(0, name, "stands twice in the header")
+                sheet.fail(None, name, "stands twice in the header")
             if exact and name not in self.names:
-                raise UserError(
-                    f"{sheet.file}: row at line 1, column {name}: not a column of {self.name}"
-                )
+                sheet.fail(None, name, f"not a column of {self.name}")
         values = {}
         for column in self.columns:
             if column.name in sheet.header:
                 values[column.name] = column.values(sheet)
             elif column.default is None or (exact and not column.later):
                 found = ", ".join(sheet.header)[:200]
-                raise UserError(
-                    f"{sheet.file}: row at line 1, column {column.name}: missing; the columns are {found}"
-                )
+                sheet.fail(None, column.name, f"missing; the columns are {found}")
             else:
                 rows = ((column.default,),) * len(sheet.rows)
                 filled = Sheet(sheet.file, (column.name,), sheet.lines, rows)

@@ -10,54 +10,22 @@ from typing import TYPE_CHECKING
 from ddlkit.core.errors import UserError
 from ddlkit.store import files
 from ddlkit.store.paths import DATA
-from ddlkit.store.sheet import Column, Schema, read_sheet
+from ddlkit.store.schema import SCHEMAS
+from ddlkit.store.sheet import read_sheet
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_DEVICES = Schema(
-    "devices",
-    (
-        Column("device", "str", "named"),
-        Column("quantity", "str", "named"),
-        Column("value", "float", "positive"),
-        Column("source", "str", "named"),
-    ),
-    key=("device", "quantity"),
-)
-_NETWORKS = Schema(
-    "networks",
-    (
-        Column("name", "str", "named"),
-        Column("aliases", "str", "named"),
-        Column("parameters", "int", "positive"),
-        Column("parameters_within", "int", "non_negative"),
-        Column("tensors", "int", "positive"),
-        Column("printed_gops", "float", "non_negative"),
-        Column("flops_per_op", "int", "positive"),
-        Column("forward_gflops", "float", "non_negative"),
-        Column("sample", "str", "named"),
-        Column("source", "str", "named"),
-    ),
-    key=("name",),
-)
 
-
-def _read(schema: Schema) -> DataFrame:
-    path = DATA / "specs" / f"{schema.name}.csv"
-    return schema.frame(read_sheet(files.text_of(files.read(path), path), str(path)))
+def _read(name: str) -> DataFrame:
+    path = DATA / "specs" / f"{name}.csv"
+    return SCHEMAS[name].frame(read_sheet(files.text_of(files.read(path), path), str(path)))
 
 
 @functools.cache
 def _datasheets() -> dict[tuple[str, str], float]:
-    frame = _read(_DEVICES)
-    return {
-        (name, quantity): value
-        for names, quantity, value in zip(
-            frame["device"], frame["quantity"], frame["value"], strict=True
-        )
-        for name in names.split("|")
-    }
+    rows = _read("devices")[["device", "quantity", "value"]].itertuples(index=False)
+    return {(name, quantity): value for names, quantity, value in rows for name in names.split("|")}
 
 
 def datasheet(device: str, quantity: str) -> float:
@@ -83,7 +51,7 @@ def published_networks() -> DataFrame:
 
     Raises UserError when data/specs/networks.csv is damaged or missing.
     """
-    return _read(_NETWORKS)
+    return _read("networks")
 
 
 @functools.cache
@@ -128,7 +96,4 @@ def measured_peaks(peaks: DataFrame) -> dict[tuple[str, str], float]:
     is what the device can do.
     """
     rate = 2.0 * peaks["side"].astype(float) ** 3 / peaks["seconds"]
-    best: dict[tuple[str, str], float] = (
-        rate.groupby([peaks["device"], peaks["precision"]]).max().to_dict()
-    )
-    return best
+    return dict(rate.groupby([peaks["device"], peaks["precision"]]).max())
