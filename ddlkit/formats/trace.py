@@ -8,7 +8,7 @@ iterations repeats the block.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,7 +65,7 @@ class LayerTrace:
         n_bytes = np.array(self.n_bytes, dtype=np.int64)
         if not self.name or n_bytes.shape != (len(self.name),) or np.any(n_bytes < 0):
             raise UserError(
-                "trace: n_bytes must be one size >= 0 a layer, and there must be a layer"
+                "trace: n_bytes must be one size >= 0 per layer, and there must be a layer"
             )
         object.__setattr__(self, "n_bytes", n_bytes)
         for column in TIMES:
@@ -94,7 +94,7 @@ class LayerTrace:
         return LayerTrace(self.name, self.n_bytes, **means)
 
     def spread(self) -> dict[str, Floats]:
-        """(L,) sample standard deviation of each column of TIMES; NaN where one iteration tells none."""
+        """(L,) sample standard deviation of each column of TIMES; NaN where there is one iteration."""
         if self.iterations == 1:
             return {column: np.full(len(self.name), np.nan) for column in TIMES}
         return {column: getattr(self, column).std(axis=0, ddof=1) for column in TIMES}
@@ -251,7 +251,7 @@ SAME = 5e-5  # relative: times printed with five or six digits that agree in fou
 
 
 def check_trace(trace: LayerTrace) -> list[Finding]:
-    """What the mean iteration says of itself that cannot be, or that is not what it seems; told, not mended.
+    """What the mean iteration says of itself that cannot be, or is not what it seems; nothing is mended.
 
     ``what`` is one of
 
@@ -265,22 +265,23 @@ def check_trace(trace: LayerTrace) -> list[Finding]:
     * message: a gradient that takes no time to exchange, or a time without a gradient
     """
     mean = trace.mean()
-    checks = (
-        _totals,
-        _input_rows,
-        _large_forward,
-        _large_backward,
-        _not_monotone,
-        _waiting,
-        _odd_sizes,
-        _odd_messages,
-    )
+    checks = (_totals, _large_forward, _large_backward, _not_monotone, _waiting, _odd_messages)
     return [finding for check in checks for finding in check(mean)]
 
 
+def _finding(mean: LayerTrace, what: str, rows: Iterable[int], text: str) -> Finding:
+    return Finding(what, tuple(mean.name[row] for row in rows), text)
+
+
+def _input_s(mean: LayerTrace) -> float:
+    """Forward time of what stands before the first layer with parameters."""
+    return float(mean.forward_s[0, : mean.learnable[:1].sum()].sum())
+
+
 def _totals(mean: LayerTrace) -> Iterator[Finding]:
+    input_s = _input_s(mean)
     forward, backward, sent = (float(getattr(mean, column).sum()) for column in TIMES)
-    forward -= _input_s(mean)
+    forward -= input_s
     size = int(mean.n_bytes.sum())
     ratio = f" (backward / forward {backward / forward:.2f})" if forward else ""
     text = (
@@ -289,14 +290,9 @@ def _totals(mean: LayerTrace) -> Iterator[Finding]:
         f"{size // BYTES_PER_PARAMETER} parameters"
     )
     yield Finding("totals", (), text)
-
-
-def _input_rows(mean: LayerTrace) -> Iterator[Finding]:
-    seconds = _input_s(mean)
-    if seconds:
-        names = mean.name[: mean.learnable[0]]
-        text = f"{format_seconds(seconds)} before the first layer with parameters: input, not computation"
-        yield Finding("input", names, text)
+    if input_s:
+        text = f"{format_seconds(input_s)} before the first layer with parameters: input, not computation"
+        yield _finding(mean, "input", range(mean.learnable[0]), text)
 
 
 def _large_forward(mean: LayerTrace) -> Iterator[Finding]:
@@ -319,27 +315,22 @@ def _large_forward(mean: LayerTrace) -> Iterator[Finding]:
         f"in the median; divided by {power}, backward / forward of the whole is {mended:.2f}, not "
         f"{found:.2f}"
     )
-    yield Finding("forward", tuple(mean.name[row] for row in rows[wrong]), text)
-
-
-def _input_s(mean: LayerTrace) -> float:
-    """Forward time of what stands before the first layer with parameters."""
-    return float(mean.forward_s[0, : mean.learnable[:1].sum()].sum())
+    yield _finding(mean, "forward", rows[wrong], text)
 
 
 def _large_backward(mean: LayerTrace) -> Iterator[Finding]:
-    for row in np.flatnonzero(mean.n_bytes == 0):
-        forward, backward = mean.forward_s[0, row], mean.backward_s[0, row]
-        if forward and backward > SUSPECT_PLAIN * forward:
-            text = (
-                f"backward {format_seconds(backward)} is {backward / forward:.0f} times forward, in a "
-                "layer without parameters"
-            )
-            yield Finding("backward", (mean.name[row],), text)
+    forward, backward = mean.forward_s[0], mean.backward_s[0]
+    plain = (mean.n_bytes == 0) & (forward > 0) & (backward > SUSPECT_PLAIN * forward)
+    for row in np.flatnonzero(plain):
+        times = (
+            f"{format_seconds(backward[row])} is {backward[row] / forward[row]:.0f} times forward"
+        )
+        text = f"backward {times}, in a layer without parameters"
+        yield _finding(mean, "backward", [row], text)
 
 
 def _not_monotone(mean: LayerTrace) -> Iterator[Finding]:
-    """Told once, of the pair where it is worst."""
+    """Reported once, of the pair where it is worst."""
     rows = mean.learnable[np.argsort(mean.n_bytes[mean.learnable], kind="stable")]
     n_bytes, seconds = mean.n_bytes[rows], mean.communication_s[0, rows]
     slower = (n_bytes[:, None] < n_bytes) & (seconds[:, None] > seconds) & (seconds > 0)
@@ -354,7 +345,7 @@ def _not_monotone(mean: LayerTrace) -> Iterator[Finding]:
         f"{int(slower.any(axis=1).sum())} of {len(rows)} messages take longer than a larger one: the "
         "column is not the cost of a message of that size"
     )
-    yield Finding("monotone", (mean.name[rows[small]], mean.name[rows[large]]), text)
+    yield _finding(mean, "monotone", rows[[small, large]], text)
 
 
 def _waiting(mean: LayerTrace) -> Iterator[Finding]:
@@ -368,20 +359,17 @@ def _waiting(mean: LayerTrace) -> Iterator[Finding]:
                 f"agree within {format_seconds(apart[other])} of {format_seconds(sent)}: it seems to "
                 "include waiting for it"
             )
-            yield Finding("waiting", (mean.name[row], mean.name[other]), text)
-
-
-def _odd_sizes(mean: LayerTrace) -> Iterator[Finding]:
-    for row in np.flatnonzero(mean.n_bytes % BYTES_PER_PARAMETER):
-        text = f"{mean.n_bytes[row]} bytes is not a whole number of single-precision parameters"
-        yield Finding("size", (mean.name[row],), text)
+            yield _finding(mean, "waiting", (row, other), text)
 
 
 def _odd_messages(mean: LayerTrace) -> Iterator[Finding]:
+    for row in np.flatnonzero(mean.n_bytes % BYTES_PER_PARAMETER):
+        text = f"{mean.n_bytes[row]} bytes is not a whole number of single-precision parameters"
+        yield _finding(mean, "size", [row], text)
     has_gradient, is_sent = mean.n_bytes > 0, mean.communication_s[0] > 0
-    for rows, text in (
+    for odd, text in (
         (has_gradient & ~is_sent, "a gradient, but no communication time"),
         (~has_gradient & is_sent, "communication time, but no gradient"),
     ):
-        if rows.any():
-            yield Finding("message", tuple(mean.name[row] for row in np.flatnonzero(rows)), text)
+        if odd.any():
+            yield _finding(mean, "message", np.flatnonzero(odd), text)
