@@ -127,6 +127,6 @@ def test_the_commit_says_when_the_code_differs_from_it(tmp_path: Path) -> None:
 
 
 def test_missing_programs_and_files_are_silence() -> None:
-    assert machine._output("no-such-program-anywhere") == ""
-    assert machine._output(sys.executable, "-c", "print(1); raise SystemExit(1)") == ""
-    assert machine._content(Path("/no/such/file")) == ""
+    assert machine.output("no-such-program-anywhere") == ""
+    assert machine.output(sys.executable, "-c", "print(1); raise SystemExit(1)") == ""
+    assert machine.content(Path("/no/such/file")) == ""
