@@ -125,7 +125,7 @@ def efficiency(directory: Path) -> pd.DataFrame:
             peak = measured.get((case["device"], case["precision"]), 0.0)
             on_gpu = case["device"] == "cuda" and gpus
             quantity = f"{case['precision']}_flops_per_s"
-            told = store.datasheet(gpus[0]["model"], quantity) if on_gpu else 0.0
+            printed = store.datasheet(gpus[0]["model"], quantity) if on_gpu else 0.0
             rows.append(
                 {
                     **case,
@@ -134,8 +134,8 @@ def efficiency(directory: Path) -> pd.DataFrame:
                     "achieved_flops_per_s": 3 * flops / compute_s,
                     "measured_flops_per_s": peak,
                     "measured_c": osf.utilisation(flops, compute_s, peak) if peak else 0.0,
-                    "datasheet_flops_per_s": told,
-                    "datasheet_c": osf.utilisation(flops, compute_s, told) if told else 0.0,
+                    "datasheet_flops_per_s": printed,
+                    "datasheet_c": osf.utilisation(flops, compute_s, printed) if printed else 0.0,
                 }
             )
     return pd.DataFrame(rows)
