@@ -16,8 +16,7 @@ from typing import Any
 
 _PACKAGE = Path(__file__).parent
 _GPU_QUERY = ("name", "driver_version", "memory.total", "compute_cap")
-_GPU_FACTS = ("model", "driver", "memory_bytes", "compute_capability")
-# Words that every processor of a maker carries; without them the name still tells machines apart.
+# Words that every processor of a maker carries; without them names still differ between machines.
 _NOISE = r"\((r|tm)\)|@.*|\b(cpu|processor|platinum|gold|silver|bronze|[\w-]+-core)\b"
 
 
@@ -133,8 +132,7 @@ def _gpus() -> tuple[dict[str, Any], ...]:
     if found or torch is None or not torch.cuda.is_available():
         return found
     properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    facts = [(p.name, "", p.total_memory, f"{p.major}.{p.minor}") for p in properties]
-    return tuple(dict(zip(_GPU_FACTS, of_gpu, strict=True)) for of_gpu in facts)
+    return tuple(_gpu(p.name, "", p.total_memory, f"{p.major}.{p.minor}") for p in properties)
 
 
 def ask_gpus(fields: Sequence[str], *options: str) -> str:
@@ -158,15 +156,15 @@ def parse_gpus(text: str) -> tuple[dict[str, Any], ...]:
     >>> parse_gpus("NVIDIA H200, 570.86.15, 143771, 9.0")[0]["memory_bytes"] == 143771 * 2**20
     True
     """
-    gpus = [
-        dict(zip(_GPU_FACTS, row, strict=True))
-        for row in cells(text)
-        if len(row) == len(_GPU_FACTS)
-    ]
-    for gpu in gpus:
-        mib = gpu["memory_bytes"]
-        gpu["memory_bytes"] = int(mib) * 2**20 if mib.isdigit() else 0
-    return tuple(gpus)
+    rows = (row for row in cells(text) if len(row) == len(_GPU_QUERY))
+    return tuple(
+        _gpu(model, driver, int(mib) * 2**20 if mib.isdigit() else 0, capability)
+        for model, driver, mib, capability in rows
+    )
+
+
+def _gpu(*facts: object) -> dict[str, Any]:
+    return dict(zip(("model", "driver", "memory_bytes", "compute_capability"), facts, strict=True))
 
 
 def _network_links() -> list[dict[str, Any]]:

@@ -16,8 +16,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.papers import networks as published
 from ddlkit.run.measure import convergence
 from ddlkit.run.measure.convergence import NETWORKS, Recipe
-from ddlkit.run.nets import pictures, zoo
-from ddlkit.run.nets import registry as networks
+from ddlkit.run.nets import pictures, registry, zoo
 from ddlkit.run.sessions import quick as suite
 from ddlkit.run.sessions.session import Point
 
@@ -62,7 +61,7 @@ def weights(network: nn.Module) -> dict[str, tuple[int, ...]]:
 def test_an_eighth_of_vgg16_is_vgg16_with_an_eighth_of_the_channels() -> None:
     small = list(weights(zoo.vgg16_eighth(24)).values())
     with torch.device("meta"):
-        whole = list(weights(networks.build("vgg16")).values())
+        whole = list(weights(registry.build("vgg16")).values())
     assert len(small) == len(whole)
     for narrow, wide in zip(small[1:-2], whole[1:-2], strict=True):
         channels = min(2, len(wide))

@@ -169,11 +169,23 @@ def measure(
     )[""]
 
 
+def measure_each_on(
+    device: torch.device,
+    actions: Mapping[Key, Action],
+    budget: Budget,
+    *,
+    setup: Action | None = None,
+) -> dict[Key, Floats]:
+    """Raw seconds of several actions in turn by the device's own clock; see `measure_interleaved`."""
+    by_marks = {name: timed(action, device) for name, action in actions.items()}
+    return measure_interleaved(by_marks, budget, synchronize=synchronizer(device), setup=setup)
+
+
 def measure_on(
     device: torch.device, action: Action, budget: Budget, *, setup: Action | None = None
 ) -> Floats:
-    """Raw seconds of one action by the device's own clock; see `timed` and `measure_interleaved`."""
-    return measure(timed(action, device), budget, synchronize=synchronizer(device), setup=setup)
+    """Raw seconds of one action by the device's own clock."""
+    return measure_each_on(device, {"": action}, budget, setup=setup)[""]
 
 
 def sample_rows(labels: Mapping[str, object], seconds: Floats) -> pd.DataFrame:

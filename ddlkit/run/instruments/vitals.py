@@ -146,7 +146,7 @@ def busy_gpu(looks: list[list[tuple[str, str, float]]]) -> str:
 def facts() -> pd.DataFrame:
     """Table ``facts``: what hardware and software this is, beyond what a stamp says.
 
-    No name or number that tells one board or host from another of its kind.
+    No name or number that only one board or host of its kind has.
     """
     import torch
 

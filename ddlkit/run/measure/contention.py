@@ -237,7 +237,7 @@ def _known(name: str, scale: Scale) -> Kernel | None:
 # -- beside real all-reduces -------------------------------------------------------------------
 
 MESSAGE_BYTES = 256 * MIB
-AS_LONG = 4.0  # messages posted before a kernel last so many times what it takes alone
+AS_LONG = 4.0  # how long messages beside a kernel last, over its time alone
 HOLD_CYCLES = 600_000  # of the GPU, 0.3 ms: until the first message's kernel has started
 COMPUTE = "ddlkit.compute"
 

@@ -24,14 +24,7 @@ from torch import Tensor
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import selected
 from ddlkit.core.units import MIB
-from ddlkit.run.instruments.clock import (
-    Action,
-    Budget,
-    measure_interleaved,
-    sample_rows,
-    synchronizer,
-    timed,
-)
+from ddlkit.run.instruments.clock import Budget, measure_each_on, sample_rows
 from ddlkit.run.measure.layers import device_named, memory_for
 from ddlkit.run.sessions.session import Point, Tables, all_or_partial
 
@@ -154,10 +147,7 @@ _WAYS: dict[str, Callable[[Tensor, int], object]] = {
 
 DENSITIES: Sequence[float] = (1e-4, 1e-3, 1e-2, 0.1)
 USUAL_DENSITY = 1e-3  # omgs IV; at this one, other distributions are measured too
-ELEMENTS: Sequence[int] = (
-    *(1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000),
-    *(10_000_000, 30_000_000, 100_000_000),
-)
+ELEMENTS = (*(most * 10**power for power in range(3, 8) for most in (1, 3)), 10**8)
 WORKERS = (4, 16)
 FLUSH_BYTES = {"cuda": 256 * MIB, "cpu": 64 * MIB}  # more than the last cache holds
 MOST_IN_A_ROW = 16
@@ -222,16 +212,10 @@ class _Tensors:
     ) -> pd.DataFrame:
         """Rows of each action in turn, each sample the mean over the tensors; ``flush`` is written before."""
         device = flush.device
-
-        def on_each(action: Callable[[int], object]) -> Action:
-            return timed(lambda: [action(i) for i in range(self.count)], device)
-
-        samples = measure_interleaved(
-            {name: on_each(action) for name, action in actions.items()},
-            budget,
-            synchronize=synchronizer(device),
-            setup=lambda: flush.fill_(1.0),
-        )
+        on_each = {
+            name: functools.partial(self._on_each, action) for name, action in actions.items()
+        }
+        samples = measure_each_on(device, on_each, budget, setup=lambda: flush.fill_(1.0))
         labels = {
             "device": device.type,
             "dtype": "float32",
@@ -245,6 +229,10 @@ class _Tensors:
             for name, seconds in samples.items()
         ]
         return pd.concat(frames, ignore_index=True)
+
+    def _on_each(self, action: Callable[[int], object]) -> None:
+        for i in range(self.count):
+            action(i)
 
 
 def measure_selection(
