@@ -70,10 +70,7 @@ def _torchvision(name: str, **options: Any) -> Network:
 
 
 def _googlenet_with_heads() -> nn.Module:
-    network = import_torchvision().models.get_model(
-        "googlenet", weights=None, aux_logits=True, init_weights=False
-    )
-    return zoo.AllHeads(network)
+    return zoo.AllHeads(_torchvision("googlenet", aux_logits=True, init_weights=False).build())
 
 
 def _for_each_head(batch: int, generator: torch.Generator) -> Batch:
