@@ -6,11 +6,31 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from ddlkit.core.case import Case
+from ddlkit.core.plan import make_plan
+from ddlkit.core.units import KIB
+from ddlkit.core.workload import Workload
+from ddlkit.run.jobs.launch import Place
+from ddlkit.run.lab.script import PlannedCase
+
 ROOT = Path(__file__).parents[1]
+TINY = Workload.from_arrays(0.02, [0.01] * 6, [256 * KIB] * 5 + [1022], update_s=0.01)
+
+
+def planned(spec: str, place: Place, workload: Workload = TINY, **fields: Any) -> PlannedCase:
+    """A replay of the workload by two ranks, or as the further fields of its case say."""
+    plan = make_plan(spec, workload)
+    ends = ";".join(map(str, plan.ends))
+    link = (place.name, place.link_bits_per_s)
+    collective = "all_gather" if fields.get("density", 1.0) < 1 else "all_reduce"
+    case = Case("replay", "tiny", "made", 1, 2, *link, collective, spec, ends)
+    return PlannedCase(replace(case, **fields), workload, plan)
 
 
 @contextmanager

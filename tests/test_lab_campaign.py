@@ -136,9 +136,9 @@ def test_a_wished_compute_time_dilates_every_network_and_number_of_workers_to_it
     }
     labs = campaign._Session(grid.read(written(tmp_path, described)), tmp_path / "out").labs
     asked = [one for lab in labs for one in lab.asked]
-    assert len(asked) == len({case.key for case, _, _ in asked}) == 2 * 2 * 2 * 2 * 2
-    assert sum(case.negotiated for case, _, _ in asked) == len(asked) / 2
-    wished = [w.compute_s * c.dilation for c, w, _ in asked]
+    assert len(asked) == len({one.case.key for one in asked}) == 2 * 2 * 2 * 2 * 2
+    assert sum(one.case.negotiated for one in asked) == len(asked) / 2
+    wished = [one.workload.compute_s * one.case.dilation for one in asked]
     assert sum(abs(seconds / 0.5 - 1) < 1e-3 for seconds in wished) >= len(asked) / 2
 
 

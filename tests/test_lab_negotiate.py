@@ -23,8 +23,8 @@ from ddlkit.run.jobs.launch import Loopback, Place
 from ddlkit.run.lab import negotiate, replay
 from ddlkit.run.lab.negotiate import Negotiator, Tally, coordinate
 from ddlkit.run.lab.network import Lab
-from ddlkit.run.lab.replay import Replayed
-from test_lab_replay import TINY, asked
+from ddlkit.run.lab.recording import Replayed
+from places import TINY, planned
 
 SLOWER = 1.5
 
@@ -126,7 +126,7 @@ def test_what_goes_wrong_is_told_to_the_rank_that_waits() -> None:
 def replayed(place: Place, ranks: int, *, raise_priority: bool) -> Replayed:
     """One by one and fused, equal and unequal ranks, negotiated and not."""
     cases = [
-        asked(spec, place, workers=ranks, straggler=slower, negotiated=negotiated)
+        planned(spec, place, workers=ranks, straggler=slower, negotiated=negotiated)
         for spec in ("none", "buffer:512KiB")
         for slower in (1.0, SLOWER)
         for negotiated in (False, True)
@@ -174,7 +174,7 @@ def test_on_loopback_nothing_leaves_before_all_are_ready() -> None:
 
 
 def test_a_negotiated_case_is_another_case_that_its_row_gives_back() -> None:
-    case, _, _ = asked("none", Loopback(), negotiated=True)
+    case = planned("none", Loopback(), negotiated=True).case
     assert replace(case, negotiated=False).key != case.key
     text = pd.DataFrame([asdict(case)]).to_csv(index=False)
     (row,) = pd.read_csv(io.StringIO(text), keep_default_na=False).to_dict("records")
