@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +19,7 @@ from ddlkit.core.plan import make_plan
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import Workload
 from ddlkit.run.jobs.launch import Place
+from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.script import PlannedCase
 
 ROOT = Path(__file__).parents[1]
@@ -82,4 +85,22 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Those that still run (a zombie does not)."""
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def sent_by(lab: Lab, *, nodes: bool = False) -> dict[str, int]:
+    """Sums over the ranks' outgoing links, or the nodes', since ``up``: bytes (framing included), drops."""
+    sums = {"bytes": 0, "drops": 0}
+    device = "up" if nodes else "eth0"
+    for name in lab.namespaces[-1:] if nodes else lab.namespaces[:-1]:
+        argv = ["tc", "-n", name, "-s", "-j", "qdisc"]
+        found = subprocess.run(argv, capture_output=True, check=True).stdout
+        for qdisc in json.loads(found):
+            if qdisc["kind"] == "tbf" and qdisc["dev"].startswith(device):
+                sums = {key: total + int(qdisc[key]) for key, total in sums.items()}
+    return sums

@@ -40,7 +40,7 @@ from ddlkit.run.lab.recording import (
     read_replayed,
 )
 from ddlkit.run.lab.script import Script
-from places import ROOT, TINY, alive, planned, ranks_below, wait_for
+from places import ROOT, TINY, alive, planned, ranks_below, sent_by, wait_for
 from strategies import plans, workloads
 
 
@@ -320,7 +320,7 @@ class TestLab:
         with Lab(2, 2e8) as lab:
             case = planned("single", lab, workload)
             runs, _ = replay.replay(lab, 2, [case], rounds=2, timeout_s=60)
-            carried = lab.counters()
+            carried = sent_by(lab)
         wire_s = n_bytes * 8 / (2e8 * FRAMING)  # each of 2 ranks sends 2 x 1/2 of the message
         assert (runs["exposed_communication_s"] > 0.95 * wire_s).all()
         assert runs["exposed_communication_s"].min() < 1.25 * wire_s
@@ -380,7 +380,7 @@ class TestLab:
         with Lab(16, 1e9, ranks_per_node=4, intra_rate_bits_per_s=1e10) as lab:
             case = planned("buffer:512KiB", lab, workers=16)
             runs, _ = replay.replay(lab, 16, [case], rounds=2, timeout_s=60)
-            carried = lab.node_counters()
+            carried = sent_by(lab, nodes=True)
         assert set(runs["link"]) == {"lab:1gbit-g4-10gbit"} and len(runs) == 2
         assert (runs["exposed_communication_s"] > 0).all()
         payload = 2 * 4 * (2 * 15 / 16) * int(TINY.bytes.sum())  # rounds x nodes x a rank's share

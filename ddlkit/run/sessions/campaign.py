@@ -42,13 +42,14 @@ from ddlkit.run.instruments import processor
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.lab import network
 from ddlkit.run.lab.calibrate import MESSAGES_PER_SAMPLE, calibrate
+from ddlkit.run.lab.network import LabShape
 from ddlkit.run.lab.recording import read_replayed
 from ddlkit.run.lab.replay import replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure.collectives import messages_at, whole_size
 from ddlkit.run.measure.selection import measure_selection
 from ddlkit.run.nets import registry as networks
-from ddlkit.run.sessions.grid import Campaign, Setting, Wish, read
+from ddlkit.run.sessions.grid import Campaign, Wish, read
 from ddlkit.run.sessions.quick import LENGTHS, layers_point
 from ddlkit.run.sessions.session import Point, Tables
 
@@ -119,7 +120,7 @@ def estimate(file: Path, out: Path | None = None) -> str:
 class _Lab:
     """A lab of the campaign as it is expected to be: by its calibration if there is one, else by guess."""
 
-    setting: Setting
+    setting: LabShape
     asked: Sequence[PlannedCase]
     calibration_s: float
     replay_s: float
@@ -190,7 +191,7 @@ class _Session:
         finally:
             _absorb(self.out, left)
 
-    def _inputs(self, setting: Setting, wishes: Sequence[Wish]) -> Iterator[Point]:
+    def _inputs(self, setting: LabShape, wishes: Sequence[Wish]) -> Iterator[Point]:
         """What must still be measured before the cases of a lab are known."""
         length = LENGTHS[self.campaign.calibration]
         for name, batch in dict.fromkeys((wish.network, wish.batch) for wish in wishes):
@@ -204,7 +205,7 @@ class _Session:
         yield from self._calibrations(setting, wishes, BEFORE)
 
     def _calibrations(
-        self, setting: Setting, wishes: Sequence[Wish], session: int
+        self, setting: LabShape, wishes: Sequence[Wish], session: int
     ) -> Iterator[Point]:
         """What that session of a lab's calibration still lacks, collective by collective."""
         for collective in dict.fromkeys(map(_collective, wishes)):
@@ -239,7 +240,7 @@ class _Session:
         least = max(2, whole.min_repeats // SESSIONS)  # one alone would not scatter
         return replace(whole, min_repeats=least, max_s=whole.max_s / SESSIONS)
 
-    def _largest_bytes(self, setting: Setting, wish: Wish) -> int:
+    def _largest_bytes(self, setting: LabShape, wish: Wish) -> int:
         """Of a message that carries all of a network, as the calibration counts it."""
         n_bytes = int(self._profile(wish.network, wish.batch).gradient_bytes.sum())
         if wish.density == 1:
@@ -256,7 +257,7 @@ class _Session:
 
     # -- what is asked ---------------------------------------------------------------------
 
-    def _asked(self, setting: Setting, wishes: Sequence[Wish]) -> list[PlannedCase]:
+    def _asked(self, setting: LabShape, wishes: Sequence[Wish]) -> list[PlannedCase]:
         """Distinct cases: of plans that come out the same for a network, the first."""
         found: dict[tuple[object, ...], PlannedCase] = {}
         place = setting.lab()
@@ -300,7 +301,7 @@ class _Session:
             self.guessed[name, batch] = _guessed_profile(name, batch)
         return self.guessed[name, batch]
 
-    def _cost(self, setting: Setting, wish: Wish) -> MessageCost:
+    def _cost(self, setting: LabShape, wish: Wish) -> MessageCost:
         """By the calibration before the replays, or until there is one by guess.
 
         The one after them must not count: it would change the plans of what is replayed already.
@@ -336,7 +337,7 @@ class _Session:
 
     # -- how long --------------------------------------------------------------------------
 
-    def _expected(self, setting: Setting) -> _Lab:
+    def _expected(self, setting: LabShape) -> _Lab:
         wishes = self.campaign.labs[setting]
         asked = self._asked(setting, wishes)
         missing = self._missing(_runs_point(setting), asked)
@@ -346,7 +347,7 @@ class _Session:
         replay_s = sum(by_key[key] for key, _ in missing) + LAUNCH_S * bool(missing)
         return _Lab(setting, asked, calibration_s, replay_s)
 
-    def _iteration_s(self, setting: Setting, one: PlannedCase) -> float:
+    def _iteration_s(self, setting: LabShape, one: PlannedCase) -> float:
         case, workload, plan = one.case, one.workload, one.plan
         wish = Wish(case.network, case.batch, case.plan, case.density, case.straggler)
         slow = workload.scaled(case.dilation * case.straggler)
@@ -389,7 +390,7 @@ def _collective(wish: Wish) -> str:
 # -- points ------------------------------------------------------------------------------------
 
 
-def _runs_point(setting: Setting) -> Point:
+def _runs_point(setting: LabShape) -> Point:
     def nothing(_: Path) -> Tables:
         raise AssertionError("replays are saved as they come")
 
@@ -400,7 +401,7 @@ def _runs_point(setting: Setting) -> Point:
 class _Calibrated:
     """What a calibration is of: one session of one collective in a lab, so many messages at once."""
 
-    setting: Setting
+    setting: LabShape
     collective: str
     session: int
     in_flight: int = 1
@@ -507,7 +508,7 @@ def _absorb(out: Path, left: Path) -> None:
 # -- guesses, for the time that something will take ----------------------------------------------
 
 
-def _guessed_cost(setting: Setting, collective: str) -> MessageCost:
+def _guessed_cost(setting: LabShape, collective: str) -> MessageCost:
     """The wire at its rate, and a start-up that grows with the workers."""
     beta = wire_s_per_byte(collective, setting.workers, setting.rate_bits_per_s)
     alpha_s = ALPHA_S * setting.workers**2
