@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -22,7 +23,7 @@ import pytest
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.report import book, claims, outputs, reproduction, site
-from places import alive
+from places import alive, wait_for
 
 LAYERS = [
     (
@@ -279,27 +280,28 @@ def test_an_interrupted_book_leaves_no_kernel(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
-    kernels: dict[int, psutil.Process] = {}
     try:
         for turn, number in enumerate((signal.SIGINT, signal.SIGTERM)):
-            _wait_for(lambda turn=turn: len([*tmp_path.glob("*.pid")]) > turn)
-            pids = {int(path.stem) for path in tmp_path.glob("*.pid")} - set(kernels)
-            kernels |= {pid: psutil.Process(pid) for pid in pids}
+            kernel = _running_kernel(tmp_path)
             process.send_signal(number)
             assert process.stdout is not None and process.stdout.readline() == b"%d\n" % turn
-            _wait_for(lambda left=[*kernels.values()]: not alive(left))
-        assert len(kernels) == 2 and process.wait(30) == 0
+            assert wait_for(partial(_ended, kernel))
+        assert process.wait(30) == 0
     finally:
         process.kill()
         process.communicate()
 
 
-def _wait_for(condition: object, seconds: float = 60) -> None:
-    assert callable(condition)
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
+def _running_kernel(folder: Path) -> psutil.Process:
+    """The kernel that has left its number there, which is removed."""
+    assert wait_for(lambda: bool([*folder.glob("*.pid")]), 60)
+    (told,) = folder.glob("*.pid")
+    told.unlink()
+    return psutil.Process(int(told.stem))
+
+
+def _ended(process: psutil.Process) -> bool:
+    return not alive([process])
 
 
 def _is_kernel(process: psutil.Process) -> bool:
