@@ -172,7 +172,7 @@ class TestLoopback:
             planned("single", place),
             planned("buffer:512KiB", place, dilation=2.0),
         ]
-        runs, spans = replay.replay(place, 2, cases, 2, raise_priority=False, timeout_s=60)
+        runs, spans = replay.replay(place, 2, cases, 2)
         # Every case once per round, in turn.
         assert list(runs["case"]) == [one.case.key for one in cases] * 2
         assert list(runs["repeat"]) == [0, 0, 0, 1, 1, 1]
@@ -205,7 +205,7 @@ class TestLoopback:
         place = Loopback()
         sizes = Workload.from_arrays(0.01, [0.001] * 2, [64 * 1024 * KIB, 4 * KIB])
         cases = [planned("none", place, sizes, in_flight=2)]
-        runs, spans = replay.replay(place, 2, cases, 1, raise_priority=False, timeout_s=60)
+        runs, spans = replay.replay(place, 2, cases, 1)
         assert (runs["in_flight"] == 2).all()
         large, small = (part for _, part in spans[spans["kind"] == "all_reduce"].groupby("group"))
         assert (small["start_s"].to_numpy() < large["end_s"].to_numpy()).all()
@@ -230,10 +230,8 @@ class TestLoopback:
             cases,
             rounds=2,
             selection=waited,
-            raise_priority=False,
             done=[(cases[2].case.key, 1)],
             out=tmp_path,
-            timeout_s=60,
         )
         first, real, straggling, both = (runs[runs["case"] == one.case.key] for one in cases)
         assert [len(rows) for rows in (first, real, straggling, both)] == [2, 2, 1, 2]
@@ -248,9 +246,7 @@ class TestLoopback:
         assert kinds["all_gather"] == 2 * sum(script.sent_bytes)
         assert kinds["sparsify"] == 2 * TINY.bytes.sum()
         assert "all_reduce" not in kinds
-        again = replay.replay(
-            place, 2, cases, 2, selection=waited, raise_priority=False, out=tmp_path
-        )
+        again = replay.replay(place, 2, cases, 2, selection=waited, out=tmp_path)
         assert len(again.runs) == 8 and len(again.timeline) > len(spans) - 1
         pd.testing.assert_frame_equal(again.runs.head(7), runs)
 
@@ -319,7 +315,7 @@ class TestLab:
         workload = Workload.from_arrays(0.02, [0.01, 0.01], [n_bytes // 2] * 2, update_s=0.01)
         with Lab(2, 2e8) as lab:
             case = planned("single", lab, workload)
-            runs, _ = replay.replay(lab, 2, [case], rounds=2, timeout_s=60)
+            runs, _ = replay.replay(lab, 2, [case], rounds=2)
             carried = sent_by(lab)
         wire_s = n_bytes * 8 / (2e8 * FRAMING)  # each of 2 ranks sends 2 x 1/2 of the message
         assert (runs["exposed_communication_s"] > 0.95 * wire_s).all()
@@ -338,7 +334,7 @@ class TestLab:
             case = planned("none", lab)
             killer.start()
             with pytest.raises(UserError, match="SIGKILL") as caught:
-                replay.replay(lab, 2, [case], rounds=1000, timeout_s=60, out=tmp_path)
+                replay.replay(lab, 2, [case], rounds=1000, out=tmp_path)
             killer.join()
             assert "\n" not in str(caught.value)
             assert ranks_below(os.getpid()) == []
@@ -379,7 +375,7 @@ class TestLab:
         """Of a ring through all ranks, each node sends on what one rank would have to send."""
         with Lab(16, 1e9, ranks_per_node=4, intra_rate_bits_per_s=1e10) as lab:
             case = planned("buffer:512KiB", lab, workers=16)
-            runs, _ = replay.replay(lab, 16, [case], rounds=2, timeout_s=60)
+            runs, _ = replay.replay(lab, 16, [case], rounds=2)
             carried = sent_by(lab, nodes=True)
         assert set(runs["link"]) == {"lab:1gbit-g4-10gbit"} and len(runs) == 2
         assert (runs["exposed_communication_s"] > 0).all()

@@ -7,7 +7,6 @@ a small message takes, and a cost measured otherwise predicts another machine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 
@@ -25,11 +24,9 @@ def calibrate(
     *,
     collectives: Sequence[str] = ("all_reduce",),
     budget: Budget = BUDGET,
-    raise_priority: bool = True,
     in_flight: int = 1,
     tries: int = 1,
     timeout_s: float = 600.0,
-    out: Path | None = None,
 ) -> pd.DataFrame:
     """Table ``collectives`` of all ranks of the lab; ``budget`` is for each size.
 
@@ -45,7 +42,6 @@ def calibrate(
         budget=budget,
         messages_per_sample=MESSAGES_PER_SAMPLE,
         tries=tries,
-        join=choose_join(raise_priority, in_flight),
+        join=choose_join(in_flight),
         timeout_s=timeout_s,
-        out=out,
     )

@@ -49,12 +49,12 @@ HEAD_START_S = 0.01  # from the barrier to the common start: all ranks must have
 SAY_S = 10.0  # between two lines of progress
 
 
-def choose_join(raise_priority: bool, in_flight: int = 1) -> dict[str, Any]:
+def choose_join(in_flight: int = 1) -> dict[str, Any]:
     """How ranks join for a replay, and must for a calibration that is to predict one.
 
     One gloo thread carries the collectives one after the other, as NCCL would; torch's default is 2.
     """
-    return {"backend": "gloo", "gloo_threads": in_flight, "raise_priority": raise_priority}
+    return {"backend": "gloo", "gloo_threads": in_flight, "raise_priority": True}
 
 
 @dataclass(frozen=True)
@@ -82,18 +82,15 @@ def replay(
     *,
     selection: Selecting | None = None,
     timeline_rounds: int = 1,
-    raise_priority: bool = True,
     done: Collection[tuple[str, int]] = (),
     tries: int = 1,
     afterwards_s: float = 0.0,
-    timeout_s: float | None = None,
     out: Path | None = None,
 ) -> Replayed:
     """Replay every case once per round, all in one launch, so that drift meets all cases alike.
 
-    The result of every collective is checked. ``raise_priority`` must be as it was when the link was
-    calibrated. With ``out``, rows are appended to files there as they come; what an interrupted replay
-    left there is kept, and not played again.
+    The result of every collective is checked. With ``out``, rows are appended to files there as they
+    come; what an interrupted replay left there is kept, and not played again.
 
     selection : recorded times of it, needed for cases with a ``selection_sha256``
     done : (case's key, repeat) of further iterations that need not be played
@@ -112,9 +109,9 @@ def replay(
         there = [*keep_complete(directory), *map(list, done)]
         described = [asdict(script) for script in scripts]
         settings = ReplaySettings(described, rounds, timeline_rounds, there, tries, afterwards_s)
-        join = choose_join(raise_priority, asked[0].in_flight)
+        join = choose_join(asked[0].in_flight)
         config = {"out": str(directory), "join": join, **vars(settings)}
-        launch("replay", config, ranks=ranks, place=place, timeout_s=timeout_s or patience_s)
+        launch("replay", config, ranks=ranks, place=place, timeout_s=patience_s)
         return read_replayed(directory, asked)
 
 

@@ -286,7 +286,7 @@ def _training(out: Path, length: Length) -> Tables:
             repeats=length.training_repeats,
             iterations=length.training_iterations,
             profile_sha256=profile.sha256,
-            join=choose_join(raise_priority=True),
+            join=choose_join(),
         )
 
 
