@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit import store
+from ddlkit.core.bandwidth import FRAMING, wire_s_per_byte
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import make_plan
-from ddlkit.core.shaping import FRAMING, wire_s_per_byte
 from ddlkit.core.units import KIB, MIB
 from ddlkit.core.workload import Workload
 from ddlkit.run.instruments.clock import Budget

@@ -15,15 +15,16 @@ import pandas as pd
 
 from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
-from ddlkit.core.iteration import no_overlap, predict
+from ddlkit.core.iteration import Iteration, no_overlap, predict
 from ddlkit.core.link import Link
 from ddlkit.core.plan import single
 from ddlkit.core.timeline import COLUMNS, COMMUNICATION, Timeline
 from ddlkit.core.units import KIB, parse_bytes
 from ddlkit.core.workload import Workload
+from ddlkit.model.calibration import Calibration
+from ddlkit.model.predictor import plan_of
 from ddlkit.papers.osf.breakdown import PHASES, breakdown, of_timeline
 from ddlkit.report.source import Source, campaign_dir
-from ddlkit.report.validate import Calibration, plan_of
 
 CAMPAIGN = "osf"
 NAMES = {"resnet101": "ResNet101", "vgg16": "VGG16", "vgg16_replaced": "VGG16 replaced"}
@@ -48,12 +49,12 @@ class Lab:
 
     def cost(self, case: Case) -> MessageCost:
         """Of one message, as calibrated on that link with so many workers."""
-        cost: MessageCost = self.calibration.of_case(case)[0].cost
+        cost: MessageCost = self.calibration.of_case(case).cost
         return cost
 
     def link(self, case: Case) -> Link:
         """What its messages share."""
-        return self.calibration.of_case(case)[2]
+        return self.calibration.of_case(case).link
 
     def timelines(self, case: Case) -> Iterator[Timeline]:
         """One a repeat."""
@@ -243,7 +244,7 @@ def fig08(lab: Lab) -> pd.DataFrame:
                 "measured": factors.mean(),
                 "repeatability": _spread(factors),
                 "model": model,
-                "csf": no_overlap(workload, single(workload), cost).scaling_factor,
+                "csf": no_overlap(Iteration(workload, single(workload), cost)).scaling_factor,
                 "error": model / factors.mean() - 1,
                 "processor_limited": bool(runs["processor_limited"].any()),
             }

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import lane_free_s
+from ddlkit.core.link import turn_s
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.run.instruments.processor import Usage
@@ -97,7 +97,7 @@ def _spans(script: Script, seen: Recording) -> Iterable[dict[str, Any]]:
 
     yield span("forward", -1, 0.0, seen.forward_end_s)
     begin_s = seen.forward_end_s
-    free_s = lane_free_s(seen.done_s, script.case.in_flight)
+    free_s = turn_s(seen.done_s, script.case.in_flight)
     for group, n_bytes in enumerate(script.bytes):
         awake_s, selected_s, agreed_s, done_s = (
             float(times[group])
