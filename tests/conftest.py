@@ -36,11 +36,14 @@ def require_lab() -> None:
 
 
 @pytest.fixture
-def require_browser() -> str:
-    """Path of a headless Chromium."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        path = shutil.which(name)
-        if path:
-            return path
-    _missing("no chromium on the PATH")
+def require_browser() -> tuple[str, str]:
+    """Paths of a headless Chromium and of its driver: without one given, selenium would download it."""
+    browsers = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+    browser, driver = next(filter(None, browsers), None), shutil.which("chromedriver")
+    if browser is None:
+        _missing("no chromium on the PATH")
+    elif driver is None:
+        _missing(f"{browser} has no chromedriver on the PATH")
+    else:
+        return browser, driver
     raise AssertionError("unreachable")
