@@ -85,7 +85,11 @@ def import_file(
 
 
 def guess_kind(text: str, source: str) -> str:
-    """The one kind of KINDS that the content shows. Raises UserError where none or several do."""
+    """The one kind of KINDS that the content shows. Raises UserError where none or several do.
+
+    >>> guess_kind("tensor,parameters,flops\\nconv,10,1e9\\n", "mine.csv")
+    'flops'
+    """
     names = {name.strip() for name in text.partition("\n")[0].split(",")}
     if "backward_s" in names:
         raise UserError(
