@@ -71,7 +71,7 @@ def import_file(
     options = options or ImportOptions()
     if options.batch is not None and options.batch < 1:
         raise UserError(f"batch size is {options.batch}: must be at least 1")
-    text = files.text_of(files.read(path), path)
+    text = files.read_text(path)
     kind = guess_kind(text, str(path)) if kind is None else kind
     if kind not in KINDS:
         raise UserError(f"unknown kind {kind!r}: use one of {', '.join(KINDS)}")

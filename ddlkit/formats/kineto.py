@@ -179,7 +179,7 @@ def read_kineto(path: Path) -> KinetoTrace:
 
     Raises UserError for a file that is no JSON, no Chrome trace, damaged, or without any span.
     """
-    return parse_kineto(files.text_of(files.read(path), path), str(path))
+    return parse_kineto(files.read_text(path), str(path))
 
 
 def parse_kineto(text: str, source: str) -> KinetoTrace:

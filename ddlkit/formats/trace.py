@@ -169,7 +169,7 @@ def read_trace(path: Path) -> LayerTrace:
     wrong header, ids that do not count from 0, entries that are no numbers or negative, and iterations
     that differ in names, sizes or length.
     """
-    return parse_trace(files.text_of(files.read(path), path), str(path))
+    return parse_trace(files.read_text(path), str(path))
 
 
 def parse_trace(text: str, file: str) -> LayerTrace:
