@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -269,7 +269,7 @@ def check_trace(trace: LayerTrace) -> list[Finding]:
     return [finding for check in checks for finding in check(mean)]
 
 
-def _finding(mean: LayerTrace, what: str, rows: Iterable[int], text: str) -> Finding:
+def _finding(mean: LayerTrace, what: str, rows: Iterable[SupportsIndex], text: str) -> Finding:
     return Finding(what, tuple(mean.name[row] for row in rows), text)
 
 
