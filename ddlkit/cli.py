@@ -165,7 +165,7 @@ def _import(commands: Any) -> None:
 def _run_import(arguments: argparse.Namespace) -> int:
     from ddlkit.formats import importing
 
-    said = importing.Said(
+    options = importing.ImportOptions(
         network=arguments.network,
         batch=arguments.batch,
         device=arguments.device,
@@ -173,7 +173,7 @@ def _run_import(arguments: argparse.Namespace) -> int:
         utilisation=arguments.utilisation,
         with_input=not arguments.without_input,
     )
-    found = importing.import_file(arguments.file, arguments.kind, said)
+    found = importing.import_file(arguments.file, arguments.kind, options)
     importing.save_profile(found.profile, arguments.out)
     if arguments.messages:
         importing.save_messages(found.messages, arguments.messages)
@@ -278,6 +278,8 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
     add("--network", help="which network, when the profile holds several")
     add("--batch", type=int, help="which batch size, when the profile holds several")
     add("--profile-ranks", type=int, help="measured by how many ranks, when it holds several")
+    text = "seconds of the whole forward pass, for a profile without the column forward_s"
+    add("--forward-s", type=float, help=text)
     add("--dilation", type=float, default=1.0, help="compute this many times slower [1]")
     text = "measured collectives to calibrate from (recorded tables, CSV or nccl-tests log)"
     add("--collectives", type=Path, nargs="+", metavar="TABLE", help=text)
@@ -296,12 +298,17 @@ def _inputs(arguments: argparse.Namespace) -> tuple[Any, Any]:
 
     if bool(arguments.cost) == bool(arguments.collectives):
         raise UserError("give --collectives TABLE to calibrate from, or --cost COST.json")
+    assumed: list[str] = []
     profile = store.read_profile(
         arguments.profile,
         arguments.network,
         arguments.batch,
         ranks=arguments.profile_ranks,
+        forward_s=arguments.forward_s,
+        assumed=assumed,
     )
+    if assumed:
+        print(f"ddlkit: {arguments.profile}: assumed {', '.join(assumed)}", file=sys.stderr)
     workload = profile.workload().scaled(arguments.dilation)
     return workload, _given(arguments) if arguments.cost else _calibrated(arguments)
 

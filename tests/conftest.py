@@ -7,6 +7,10 @@ import shutil
 
 import pytest
 
+# Read when torch is loaded. Tests share the cores: threads of one that wait for each other busily take
+# ten times as long as one thread alone.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def _missing(reason: str) -> None:
     """Skip where a prerequisite may be absent; fail where every test is required to run."""

@@ -120,3 +120,47 @@ def test_every_planner_is_known_without_importing_its_paper(spec: str, needs: bo
     if needs:
         with pytest.raises(UserError, match="needs a message cost"):
             make_plan(spec, WORKLOAD)
+
+
+def test_a_users_own_two_small_tables_are_enough(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile, times = tmp_path / "mine.csv", tmp_path / "times.csv"
+    profile.write_text("tensor,gradient_bytes,backward_s\na,4000000,1\nb,8000000,2\n")
+    times.write_text("bytes,seconds\n1000000,1\n100000000,100\n")
+    inputs = ["--profile", str(profile), "--forward-s", "3", "--collectives", str(times)]
+    assert cli.main(["predict", *inputs, "--ranks", "4", "--plan", "none", "--json"]) == 0
+    told = capsys.readouterr()
+    # The last layer's 8 MB leave at 5 s and take 8, the first layer's 4 MB follow.
+    assert json.loads(told.out)["iteration_s"] == pytest.approx(5 + 8 + 4)
+    assert "assumed network = mine" in told.err and "batch = 1" in told.err
+    assert cli.main(["plan", *inputs, "--ranks", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["iteration_s"] == pytest.approx(17)
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        ([], "give --collectives TABLE to calibrate from, or --cost"),
+        (["--collectives", "own.csv", "--cost", "cost.json"], "give --collectives TABLE"),
+        (["--collectives", "own.csv"], "does not say how many ranks there were: give --ranks"),
+        (["--collectives", "several.csv"], "several values of ranks (2, 4): give --ranks"),
+        (["--collectives", "several.csv", "--ranks", "8"], "nothing with ranks 8: there is 2, 4"),
+        (["--cost", "cost.json", "--ranks", "8"], "a cost of 4 workers, not 8"),
+    ],
+)
+def test_what_to_calibrate_from_must_be_clear(
+    words: list[str],
+    refusal: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("profile.csv").write_text("tensor,gradient_bytes,forward_s,backward_s\na,4,1,1\n")
+    Path("own.csv").write_text("bytes,seconds\n8,1\n16,2\n")
+    Path("several.csv").write_text("bytes,seconds,ranks\n8,1,2\n16,2,2\n8,1,4\n16,2,4\n")
+    cost = AlphaBeta(1.0, 1.0, workers=4).to_dict()
+    Path("cost.json").write_text(json.dumps(cost))
+    assert cli.main(["predict", "--profile", "profile.csv", *words]) == 2
+    assert refusal in capsys.readouterr().err

@@ -77,11 +77,8 @@ def read_bytes_seconds(
     }
     frame, chosen = choose(frame, _MESSAGE_KEYS, wanted, path)
     said = {name: value for name, value in wanted.items() if value is not None}
-    return (
-        frame["bytes"].to_numpy(),
-        frame["seconds"].to_numpy(),
-        {"source": source, **said, **chosen},
-    )
+    meta = {"source": source, **said, **chosen}
+    return frame["bytes"].to_numpy(), frame["seconds"].to_numpy(), meta
 
 
 def read_collectives(path: Path, *, ranks: int | None = None, link: str | None = None) -> DataFrame:
@@ -125,10 +122,8 @@ def _check_units(sheet: Sheet) -> None:
         for name in sheet.header:
             unit = next((word for word in re.split(r"[\W_]+", name.lower()) if word in units), None)
             if unit is not None:
-                raise UserError(
-                    f"{sheet.file}: row at line 1, column {name}: in {unit}, expected {needed}: "
-                    f"{units[unit]} and name the column {needed}"
-                )
+                advice = f"{units[unit]} and name the column {needed}"
+                sheet.fail(None, name, f"in {unit}, expected {needed}: {advice}")
 
 
 def _check_rate(sheet: Sheet, frame: DataFrame) -> None:
@@ -137,9 +132,6 @@ def _check_rate(sheet: Sheet, frame: DataFrame) -> None:
     slow = (size >= 65536) & (size < 1e4 * seconds)
     if slow.any():
         row = int(np.argmax(slow))
-        sheet.fail(
-            row,
-            "seconds",
-            f"{size[row]} bytes in {seconds[row]:g} s is {size[row] / seconds[row]:.3g} bytes a second: "
-            "not seconds? divide microseconds by 1000000, milliseconds by 1000",
-        )
+        rate = f"{size[row]} bytes in {seconds[row]:g} s is {size[row] / seconds[row]:.3g} bytes a second"
+        advice = "not seconds? divide microseconds by 1000000, milliseconds by 1000"
+        sheet.fail(row, "seconds", f"{rate}: {advice}")

@@ -24,10 +24,10 @@ from ddlkit.core.workload import Workload
 from ddlkit.model.calibration import Calibration
 from ddlkit.model.predictor import plan_of
 from ddlkit.papers.osf.breakdown import PHASES, breakdown, of_timeline
+from ddlkit.papers.osf.cluster import osf_name
 from ddlkit.report.source import Source, campaign_dir
 
 CAMPAIGN = "osf"
-NAMES = {"resnet101": "ResNet101", "vgg16": "VGG16", "vgg16_replaced": "VGG16 replaced"}
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def phases(lab: Lab) -> pd.DataFrame:
         seen = pd.DataFrame([of_timeline(timeline) for timeline in lab.timelines(case)])
         model, measured = predicted_phases(lab, case), seen.mean()
         where = {
-            "network": NAMES[case.network],
+            "network": osf_name(case.network),
             "workers": case.workers,
             "buffer_bytes": _buffer_bytes(case),
             "slowest": case.straggler,
@@ -175,7 +175,7 @@ def agreements(lab: Lab) -> pd.DataFrame:
                 asked["busy_s" if busy else "idle_s"].append(end_s - start_s)
         rows.append(
             {
-                "network": NAMES[case.network],
+                "network": osf_name(case.network),
                 "workers": case.workers,
                 "buffer_bytes": _buffer_bytes(case),
                 "model_s": float(lab.cost(case)(KIB)),
@@ -202,7 +202,7 @@ def twins(lab: Lab) -> pd.DataFrame:
         seen = pd.DataFrame([of_timeline(timeline) for timeline in lab.timelines(case)])
         rows.append(
             {
-                "network": NAMES[case.network],
+                "network": osf_name(case.network),
                 "workers": case.workers,
                 "slowest": case.straggler,
                 "negotiated": case.negotiated,
@@ -239,7 +239,7 @@ def fig08(lab: Lab) -> pd.DataFrame:
         model = predict(workload, plan_of(case), cost, lab.link(case)).scaling_factor
         rows.append(
             {
-                "network": NAMES[case.network],
+                "network": osf_name(case.network),
                 "workers": case.workers,
                 "measured": factors.mean(),
                 "repeatability": _spread(factors),
