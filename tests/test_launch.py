@@ -17,7 +17,7 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.run.jobs import launch, worker, zygote
+from ddlkit.run.jobs import launch, protocol, worker, zygote
 from ddlkit.run.jobs.launch import Loopback, Place
 from places import ROOT, alive, family, free_port, listening, rank_process, ranks_below, wait_for
 
@@ -141,7 +141,7 @@ def test_forked_ranks_live_where_and_as_they_were_asked_to(tmp_path: Path) -> No
     assert first is second and first.usable
     environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     rank = first.start(["dance", "none.json"], environment, tmp_path / "log", None)
-    assert rank.wait(30) == launch.MISTAKE and rank.poll() == launch.MISTAKE
+    assert rank.wait(30) == protocol.MISTAKE and rank.poll() == protocol.MISTAKE
     assert "none.json: [Errno 2]" in (tmp_path / "log").read_text()
     lost = first.start(["dance", "none.json"], environment, tmp_path / "log", tmp_path / "nowhere")
     assert lost.wait(30) == 1
@@ -166,9 +166,9 @@ def test_a_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_rank_whose_parent_is_gone_does_not_start() -> None:
-    code = "from ddlkit.run.jobs.launch import die_with_parent as d; d(); print('lives')"
+    code = "from ddlkit.run.jobs.protocol import die_with_parent as d; d(); print('lives')"
     for parent, output in ((os.getpid(), "lives\n"), (os.getpid() + 1, "")):
-        environment = {**os.environ, zygote.PARENT: str(parent), "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, protocol.PARENT: str(parent), "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.stdout == output

@@ -8,7 +8,6 @@ several nodes. Here `ddlkit.run.jobs.zygote` forks them. No torch here.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -17,27 +16,28 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs import zygote
-from ddlkit.run.jobs.zygote import PACKAGES, PARENT
+from ddlkit.run.jobs.protocol import (
+    ERROR,
+    LOST_PEER,
+    MISTAKE,
+    PROGRESS,
+    child_environment,
+    sigterm_unwinds,
+)
 
 LOCALHOST = "127.0.0.1"
 LOGS = "rank-logs"
-PROGRESS = "ddlkit: "  # a line of rank 0 that begins so is shown to the user
-ERROR = "ddlkit: error: "
-MISTAKE, LOST_PEER = 2, 3  # exit statuses of a rank: a user's mistake; another rank went first
 POLL_S = 0.05
 SETTLE_S = 0.3  # ranks that die of one cause do so within this time
 GRACE_S = 3.0  # what a process has to end by itself before it is killed
-_PR_SET_PDEATHSIG = 1
 
 
 class Place(Protocol):
@@ -112,7 +112,7 @@ def launch(job: str, config: dict[str, Any], *, ranks: int, place: Place, timeou
             f"cannot write to {out}: {error.strerror}: choose another directory"
         ) from error
     group = _Group([job, str(config_file.resolve())], ranks, place, logs)
-    with _sigterm_unwinds():
+    with sigterm_unwinds():
         try:
             group.start()
             _watch(group, job, timeout_s)
@@ -203,16 +203,11 @@ class _Group:
 
 def _start(worker: list[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     """A rank as a process of its own, in a session of its own: Ctrl-C in the terminal reaches only us."""
-    inherited = [path for path in [os.environ.get("PYTHONPATH", "")] if path]
-    ours = {
-        "PYTHONPATH": os.pathsep.join([str(PACKAGES), *inherited]),
-        PARENT: str(os.getpid()),
-    }
     with open(log, "wb") as stream:
         return subprocess.Popen(
             # -u: the last words of a rank that is killed must have left its buffers.
             [sys.executable, "-u", "-m", "ddlkit.run.jobs.worker", *worker],
-            env={**environment, **ours},
+            env=child_environment(environment),
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
@@ -281,48 +276,8 @@ def _show_progress(log: Path, shown: int) -> int:
     return shown + len(complete) + len(newline)
 
 
-def port_taken(address: str, port: int | str) -> str:
-    """What a user reads when another program listens where the ranks want to meet."""
-    return f"port {port} on {address} is taken by another program: choose another port"
-
-
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((LOCALHOST, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-# -- no orphans --------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _sigterm_unwinds() -> Iterator[None]:
-    """SIGTERM ends this process by way of every ``finally``, unless someone else handles it."""
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    mine = threading.current_thread() is threading.main_thread()
-    if not mine or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies, whatever the parent dies of (Linux).
-
-    A rank started by `launch` knows its parent's pid from the environment, so that a parent that died
-    before this call is noticed too. Without one (srun, torchrun by hand) there is nothing to compare.
-    """
-    if sys.platform != "linux":
-        return
-    parent = int(os.environ.get(PARENT, os.getppid()))
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
-from ddlkit.run.jobs.launch import PROGRESS, port_taken
+from ddlkit.run.jobs.protocol import PROGRESS, port_taken
 
 Floats = NDArray[np.float64]
 T = TypeVar("T")

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.jobs.launch import ERROR, LOST_PEER, MISTAKE, die_with_parent
+from ddlkit.run.jobs.protocol import ERROR, LOST_PEER, MISTAKE, die_with_parent
 
 JOBS = {
     "layers": "ddlkit.run.measure.layers:run_job",

@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from ddlkit.core.errors import UserError
+from ddlkit.run.jobs.protocol import PARENT, child_environment
 
-PACKAGES = Path(__file__).resolve().parents[3]
-PARENT = "DDLKIT_PARENT"  # pid without which a rank must not live
 _CLONE_NEWNET = 0x40000000
 _PR_SET_NAME = 15
 _STARTED, _ENDED = "started", "ended"
@@ -64,18 +63,14 @@ class Zygote:
     """The process, and what it has told of its ranks."""
 
     def __init__(self) -> None:
-        inherited = [path for path in [os.environ.get("PYTHONPATH", "")] if path]
-        ours = {
-            "PYTHONPATH": os.pathsep.join([str(PACKAGES), *inherited]),
-            "OMP_NUM_THREADS": "1",  # read when torch is loaded; each rank sets its own number
-        }
         self.owner = os.getpid()
         self._running: dict[int, Rank] = {}
         self._heard = b""
         # A session of its own: Ctrl-C in the terminal reaches only the owner.
         self._process = subprocess.Popen(
             [sys.executable, "-u", "-m", "ddlkit.run.jobs.zygote"],
-            env={**os.environ, **ours},
+            # Read when torch is loaded; each rank sets its own number.
+            env={**child_environment(), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

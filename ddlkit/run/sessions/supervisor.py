@@ -31,7 +31,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_seconds
 from ddlkit.run.instruments import vitals
 from ddlkit.run.jobs.launch import end
-from ddlkit.run.jobs.zygote import PACKAGES, PARENT
+from ddlkit.run.jobs.protocol import child_environment
 from ddlkit.run.sessions.outcomes import KILLED, MEASURED, NO_TIME, PARTIAL, PENDING, STARTED
 
 POINTS = "ddlkit.run.sessions.suites:session_plan"
@@ -297,16 +297,11 @@ class _Recorder:
 
     def __enter__(self) -> _Recorder:
         reading, writing = os.pipe()
-        inherited = [path for path in [os.environ.get("PYTHONPATH", "")] if path]
-        ours = {
-            "PYTHONPATH": os.pathsep.join([str(PACKAGES), *inherited]),
-            PARENT: str(os.getpid()),
-        }
         config = json.dumps({**self._config, "events": writing})
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ddlkit.run.sessions.recorder", config],
-                env={**os.environ, **ours},
+                env=child_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what libraries print is no result of ours
                 pass_fds=[writing],
