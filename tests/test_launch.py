@@ -18,7 +18,7 @@ import pytest
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs import launch, protocol, worker, zygote
-from ddlkit.run.jobs.launch import Loopback, Place
+from ddlkit.run.jobs.place import Loopback, Place
 from places import ROOT, alive, family, free_port, listening, rank_process, ranks_below, wait_for
 
 ENDLESS = {
@@ -36,8 +36,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-def run(config: dict[str, Any], place: Place, job: str = "collectives", **options: Any) -> Path:
-    return launch.launch(job, config, ranks=2, place=place, **{"timeout_s": 60.0, **options})
+def run(config: dict[str, Any], place: Place, timeout_s: float = 60.0) -> None:
+    launch.run_ranks("collectives", config, ranks=2, place=place, timeout_s=timeout_s)
 
 
 def workers() -> list[psutil.Process]:
@@ -73,13 +73,14 @@ SCRIPT = """
 import json, signal, sys
 from ddlkit.run.jobs import launch
 from ddlkit.run.jobs import zygote
+from ddlkit.run.jobs.place import Loopback
 from test_launch import ENDLESS
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.argv[1] == "started":
     zygote.available = lambda: False
 with launch.workspace(None) as out:
-    launch.launch("collectives", {"out": str(out), **ENDLESS}, ranks=2,
-                  place=launch.Loopback(), timeout_s=100)
+    launch.run_ranks("collectives", {"out": str(out), **ENDLESS}, ranks=2,
+                     place=Loopback(), timeout_s=100)
 """
 
 
@@ -194,7 +195,7 @@ def test_wrong_settings_files_are_one_line(
 
 
 def test_unknown_jobs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="unknown job 'dance': use one of layers, collectives"):
+    with pytest.raises(UserError, match="unknown job 'dance': name the module"):
         worker.run("dance", {"out": str(tmp_path)})
 
 
@@ -216,17 +217,34 @@ def test_settings_travel_as_json(tmp_path: Path) -> None:
     assert worker.read_config(path) == {"out": str(tmp_path), **ENDLESS}
 
 
+def job_modules() -> list[str]:
+    """Modules that declare a job."""
+    paths = [p for p in (ROOT / "ddlkit").rglob("*.py") if "\n@job(" in p.read_text()]
+    return [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+
+
+def test_each_job_goes_by_the_last_part_of_its_modules_name() -> None:
+    names = job_modules()
+    assert {"ddlkit.run.measure.collectives", "ddlkit.run.lab.replay"} <= set(names)
+    for name in names:
+        assert worker.find(name.rpartition(".")[2]).module == worker.find(name).module == name
+    with pytest.raises(UserError, match="ddlkit.run.instruments.clock declares none"):
+        worker.find("clock")
+
+
 def test_what_is_imported_before_a_fork_asks_no_gpu() -> None:
     """A process that has opened a GPU cannot be forked and use it."""
     code = """
+import sys
 import torch
 def refuse(*_):
     raise AssertionError("a GPU was asked for")
 for name in ("is_available", "device_count", "get_device_properties", "current_device"):
     setattr(torch.cuda, name, refuse)
-from ddlkit.run.jobs import ranks, worker
-for job in worker.JOBS:
-    worker.preload(job)
+from ddlkit.run.jobs import fork_server
+for job in sys.argv[1:]:
+    fork_server.preload(job)
+    assert job in sys.modules
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", code, *job_modules()], env=environment, check=True)

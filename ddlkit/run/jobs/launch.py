@@ -1,6 +1,6 @@
 """Start a job on several ranks of this machine, watch over them, and leave none behind.
 
-Everything measured between ranks is a job: ``ddlkit.run.jobs.worker JOB CONFIG.json`` in every rank, with
+Everything measured between ranks is a `Job`: ``ddlkit.run.jobs.worker JOB CONFIG.json`` in every rank, with
 torchrun's variables in its environment, so that torchrun itself, or Slurm, starts the very same over
 several nodes. Here `ddlkit.run.jobs.zygote` forks them. No torch here.
 """
@@ -18,12 +18,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import pandas as pd
+
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs import zygote
+from ddlkit.run.jobs.job import Job, S
+from ddlkit.run.jobs.place import LOCALHOST, Place
 from ddlkit.run.jobs.protocol import (
     ERROR,
     LOST_PEER,
@@ -33,73 +37,61 @@ from ddlkit.run.jobs.protocol import (
     sigterm_unwinds,
 )
 
-LOCALHOST = "127.0.0.1"
 LOGS = "rank-logs"
 POLL_S = 0.05
 SETTLE_S = 0.3  # ranks that die of one cause do so within this time
 GRACE_S = 3.0  # what a process has to end by itself before it is killed
 
 
-class Place(Protocol):
-    """Where ranks run and over which link they talk."""
+def launch(
+    job: Job[S],
+    settings: S,
+    *,
+    ranks: int,
+    place: Place,
+    join: Mapping[str, Any] | None = None,
+    timeout_s: float,
+    out: Path | None = None,
+) -> dict[str, pd.DataFrame]:
+    """Run a job on ``ranks`` ranks to its end; returns the tables that it left.
 
-    @property
-    def name(self) -> str:
-        """The link as it appears in tables: "loopback", "lab:1gbit"."""
+    join : arguments of `ddlkit.run.jobs.rank.Rank.join`, e.g. {"gloo_threads": 2}
+    out : where the tables are also left, each as soon as there is something of it
 
-    @property
-    def link_bits_per_s(self) -> float:
-        """Rate that the link is shaped to; 0 if it is not."""
-
-    def environment(self, rank: int, ranks: int) -> dict[str, str]:
-        """What that rank must find in its environment: see `rank_environment`."""
-
-    def namespace(self, rank: int) -> Path | None:
-        """File of the network namespace that the rank lives in; None for this process's own."""
-
-
-def rank_environment(rank: int, ranks: int, address: str, port: int) -> dict[str, str]:
-    """torchrun's variables for a rank on a machine that holds them all; a port of 0 is any free one."""
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    meeting = {"MASTER_ADDR": address, "MASTER_PORT": port}
-    return {name: str(value) for name, value in (numbers | meeting).items()}
-
-
-@dataclass(frozen=True)
-class Loopback:
-    """All ranks on this machine, talking over its loopback interface; ``port`` 0 is any free one.
-
-    variables : what the ranks find in their environment besides
+    Raises UserError as `run_ranks` does.
     """
-
-    port: int = 0
-    name: str = "loopback"
-    link_bits_per_s: float = 0.0
-    variables: Mapping[str, str] = field(default_factory=dict)
-
-    def environment(self, rank: int, ranks: int) -> dict[str, str]:
-        """torchrun's variables, the interface, and ``variables``."""
-        interface = "lo0" if sys.platform == "darwin" else "lo"
-        numbers = rank_environment(rank, ranks, LOCALHOST, self.port)
-        return {**numbers, "GLOO_SOCKET_IFNAME": interface, **self.variables}
-
-    def namespace(self, rank: int) -> Path | None:
-        """Our own."""
-        return None
+    link = {"link": place.name, "link_bits_per_s": place.link_bits_per_s}
+    with workspace(out) as directory:
+        config = {"out": str(directory), "join": dict(join or {}), **link, **asdict(settings)}
+        run_ranks(job.module, config, ranks=ranks, place=place, timeout_s=timeout_s)
+        return job.results(directory)
 
 
-def launch(job: str, config: dict[str, Any], *, ranks: int, place: Place, timeout_s: float) -> Path:
-    """Run ``job`` on ``ranks`` ranks to its end; returns the directory ``config["out"]``.
+@contextlib.contextmanager
+def workspace(out: Path | None) -> Iterator[Path]:
+    """``out``, or a directory that lasts as long as the block."""
+    if out is not None:
+        yield out
+        return
+    with tempfile.TemporaryDirectory(prefix="ddlkit-") as directory:
+        yield Path(directory)
 
-    ``config`` is any JSON object; ``out`` is where rank 0 writes. Standard error of every rank goes to
-    ``out/rank-logs``, which stays only when the job failed.
+
+def run_ranks(
+    job: str, config: Mapping[str, Any], *, ranks: int, place: Place, timeout_s: float
+) -> None:
+    """Run `ddlkit.run.jobs.worker` with ``job`` and ``config``, any JSON object, in every rank to its end.
+
+    Standard error of every rank goes to ``rank-logs`` in ``config["out"]``, which stays only when the
+    job failed.
 
     Raises UserError, in one line, when a rank dies (all others are then ended at once), when the job
     takes longer than ``timeout_s``, and when the port is taken. No rank outlives this call, nor this
     process.
     """
+    name = job.rpartition(".")[2]
     if ranks < 1:
-        raise UserError(f"{ranks} ranks for job {job}: ask for at least 1")
+        raise UserError(f"{ranks} ranks for job {name}: ask for at least 1")
     out = Path(config["out"])
     logs = out / LOGS
     config_file = logs / "config.json"
@@ -115,21 +107,10 @@ def launch(job: str, config: dict[str, Any], *, ranks: int, place: Place, timeou
     with sigterm_unwinds():
         try:
             group.start()
-            _watch(group, job, timeout_s)
+            _watch(group, name, timeout_s)
         finally:
             group.end()
     shutil.rmtree(logs)
-    return out
-
-
-@contextlib.contextmanager
-def workspace(out: Path | None) -> Iterator[Path]:
-    """``out``, or a directory that lasts as long as the block."""
-    if out is not None:
-        yield out
-        return
-    with tempfile.TemporaryDirectory(prefix="ddlkit-") as directory:
-        yield Path(directory)
 
 
 # -- ranks as a group of processes -------------------------------------------------------------

@@ -17,6 +17,7 @@ PROGRESS = "ddlkit: "  # a line of rank 0 that begins so is shown to the user
 ERROR = "ddlkit: error: "
 MISTAKE, LOST_PEER = 2, 3  # exit statuses: a user's mistake; another rank went first
 PARENT = "DDLKIT_PARENT"  # pid without which a process must not live
+STARTED, ENDED = "started", "ended"  # what a process that forks ranks reports of them
 PACKAGES = Path(__file__).resolve().parents[3]
 _PR_SET_PDEATHSIG = 1
 

@@ -30,7 +30,7 @@ from typing import Any
 from ddlkit.core.errors import UserError
 from ddlkit.core.shaping import burst_bytes
 from ddlkit.run.jobs import protocol
-from ddlkit.run.jobs.launch import rank_environment
+from ddlkit.run.jobs.place import rank_environment
 
 NAMESPACES = Path("/run/netns")  # of iproute2
 STATE = Path("/run/ddlkit")
