@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +34,7 @@ from ddlkit.run.jobs.protocol import (
     MISTAKE,
     PROGRESS,
     child_environment,
+    ending,
     sigterm_unwinds,
 )
 
@@ -109,25 +110,11 @@ def run_ranks(
             group.start()
             _watch(group, name, timeout_s)
         finally:
-            group.end()
+            end(group.processes)
     shutil.rmtree(logs)
 
 
 # -- ranks as a group of processes -------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Death:
-    """A rank that ended badly; negative status: the signal that killed it."""
-
-    rank: int
-    status: int
-
-    @property
-    def how(self) -> str:
-        if self.status < 0:
-            return f"was killed by {signal.Signals(-self.status).name}"
-        return f"died with exit status {self.status}"
 
 
 class Process(Protocol):
@@ -142,58 +129,54 @@ class Process(Protocol):
         """Its exit status. Raises subprocess.TimeoutExpired."""
 
 
+@dataclass
 class _Group:
     """The processes that carry the ranks of one job; ``worker`` are the arguments of each."""
 
-    def __init__(self, worker: list[str], ranks: int, place: Place, logs: Path) -> None:
-        self.worker, self.ranks, self.place, self.logs = worker, ranks, place, logs
-        self.processes: list[Process] = []
+    worker: list[str]
+    ranks: int
+    place: Place
+    logs: Path
+    processes: list[Process] = field(default_factory=list)
 
     def start(self) -> None:
         """Start every rank; call `end` even if this fails half-way."""
         free_port = str(_free_port())
         for rank in range(self.ranks):
-            asked = self.place.environment(rank, self.ranks)
-            if asked["MASTER_PORT"] == "0":
-                asked["MASTER_PORT"] = free_port
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", **asked}
-            log, namespace = self.log(rank), self.place.namespace(rank)
-            if zygote.available():
-                start = zygote.zygote().start
-                self.processes.append(start(self.worker, environment, log, namespace))
-            else:
-                self.processes.append(_start(self.worker, environment, log))
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            environment |= self.place.environment(rank, self.ranks)
+            if environment["MASTER_PORT"] == "0":
+                environment["MASTER_PORT"] = free_port
+            self.processes.append(self._start(rank, environment))
+
+    def _start(self, rank: int, environment: Mapping[str, str]) -> Process:
+        """A rank in a session of its own: Ctrl-C in the terminal reaches only us."""
+        if zygote.available():
+            namespace = self.place.namespace(rank)
+            return zygote.zygote().start(self.worker, environment, self.log(rank), namespace)
+        with open(self.log(rank), "wb") as stream:
+            return subprocess.Popen(
+                # -u: the last words of a rank that is killed must have left its buffers.
+                [sys.executable, "-u", "-m", "ddlkit.run.jobs.worker", *self.worker],
+                env=child_environment(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
 
     def log(self, rank: int) -> Path:
         """Where the standard error of a rank goes."""
         return self.logs / f"rank{rank}.log"
 
-    def deaths(self) -> list[_Death]:
-        """The ranks that ended badly of themselves."""
-        statuses = [(rank, process.poll()) for rank, process in enumerate(self.processes)]
-        return [_Death(rank, status) for rank, status in statuses if status]
+    def deaths(self) -> dict[int, int]:
+        """Exit statuses of the ranks that ended badly of themselves, negative for a signal."""
+        statuses = {rank: process.poll() for rank, process in enumerate(self.processes)}
+        return {rank: status for rank, status in statuses.items() if status}
 
     def done(self) -> bool:
         """Whether all processes ended well."""
         return all(process.poll() == 0 for process in self.processes)
-
-    def end(self) -> None:
-        """End every rank that still runs, and wait until it has."""
-        end(self.processes)
-
-
-def _start(worker: list[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """A rank as a process of its own, in a session of its own: Ctrl-C in the terminal reaches only us."""
-    with open(log, "wb") as stream:
-        return subprocess.Popen(
-            # -u: the last words of a rank that is killed must have left its buffers.
-            [sys.executable, "-u", "-m", "ddlkit.run.jobs.worker", *worker],
-            env=child_environment(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-            start_new_session=True,
-        )
 
 
 def end(processes: Sequence[Process]) -> None:
@@ -231,12 +214,13 @@ def _watch(group: _Group, job: str, timeout_s: float) -> None:
 def _verdict(group: _Group, job: str) -> str:
     """One line on the rank that died first of all, as far as can be told."""
     # Ranks follow one another within milliseconds: those that say they lost a peer are not the cause.
-    first = min(group.deaths(), key=lambda death: (death.status == LOST_PEER, death.status >= 0))
-    line = _last_line(group.log(first.rank))
-    where = f"rank {first.rank} of {group.ranks}"
-    if first.status == MISTAKE and line.startswith(ERROR):
+    deaths = group.deaths()
+    first = min(deaths, key=lambda rank: (deaths[rank] == LOST_PEER, deaths[rank] >= 0))
+    line = _last_line(group.log(first))
+    where = f"rank {first} of {group.ranks}"
+    if deaths[first] == MISTAKE and line.startswith(ERROR):
         return f"{line.removeprefix(ERROR)} ({where}, job {job})"
-    return f"{where} {first.how} in job {job}; last line: {line}"
+    return f"{where} {ending(deaths[first])} in job {job}; last line: {line}"
 
 
 def _last_line(log: Path) -> str:

@@ -27,6 +27,17 @@ def port_taken(address: str, port: int | str) -> str:
     return f"port {port} on {address} is taken by another program: choose another port"
 
 
+def ending(status: int) -> str:
+    """How a process came to an end with that exit status; negative: the signal that killed it.
+
+    >>> ending(-9)
+    'was killed by SIGKILL'
+    """
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with exit status {status}"
+
+
 def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """``environment`` for a process that imports this very ddlkit and dies with us."""
     paths = [str(PACKAGES), environment.get("PYTHONPATH", "")]

@@ -18,7 +18,7 @@ nobody waits) when a layer starts and when a gradient has been accumulated:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,21 +73,17 @@ class Training:
         A layer is a module that owns parameters; it goes by its first tensor, usually the weight. Both
         callbacks get the name of a tensor; one that several layers share has the first one's name.
         """
-        handles = []
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        for module in self.model.modules():
-            own = [names[p] for p in module.parameters(recurse=False) if p.requires_grad]
-            if own:
-                handles.append(module.register_forward_pre_hook(_hook(on_layer, own[0])))
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:
-                hook = _hook(on_gradient, name)
-                handles.append(parameter.register_post_accumulate_grad_hook(hook))
-        try:
+        names = {p: name for name, p in self.model.named_parameters() if p.requires_grad}
+        with ExitStack() as hooks:
+            for module in self.model.modules():
+                own = [names[p] for p in module.parameters(recurse=False) if p in names]
+                if own:
+                    handle = module.register_forward_pre_hook(_hook(on_layer, own[0]))
+                    hooks.callback(handle.remove)
+            for parameter, name in names.items():
+                handle = parameter.register_post_accumulate_grad_hook(_hook(on_gradient, name))
+                hooks.callback(handle.remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def _hook(callback: Callable[[str], object], name: str) -> Callable[..., None]:
@@ -170,17 +166,13 @@ def arithmetic(precision: str, device: torch.device, threads: int | None) -> Ite
     if threads is not None and threads < 1:
         raise UserError(f"{threads} threads: must be at least 1")
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [switch.allow_tf32 for switch in switches]
-    threads_before = torch.get_num_threads()
-    for switch in switches:
-        switch.allow_tf32 = precision == "tf32"
-    torch.set_num_threads(threads or threads_before)
-    try:
+    with ExitStack() as before:
+        before.callback(torch.set_num_threads, torch.get_num_threads())
+        for switch in switches:
+            before.callback(setattr, switch, "allow_tf32", switch.allow_tf32)
+            switch.allow_tf32 = precision == "tf32"
+        torch.set_num_threads(threads or torch.get_num_threads())
         yield
-    finally:
-        for switch, allowed in zip(switches, before, strict=True):
-            switch.allow_tf32 = allowed
-        torch.set_num_threads(threads_before)
 
 
 @contextmanager
