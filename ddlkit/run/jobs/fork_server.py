@@ -1,4 +1,4 @@
-"""The process that `zygote` starts: it has imported torch, never computes, opens no GPU, and forks ranks."""
+"""The process that `zygote` starts: it imports what jobs need, computes nothing, and forks the ranks."""
 
 from __future__ import annotations
 

@@ -35,13 +35,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import DistError
-
 import ddlkit.run
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs.job import JOB_FILE, Job
 from ddlkit.run.jobs.protocol import ERROR, LOST_PEER, MISTAKE, die_with_parent
-from ddlkit.run.jobs.rank import Rank
 
 
 def find(name: str) -> Job[Any]:
@@ -70,6 +67,8 @@ def run(name: str, config: dict[str, Any]) -> None:
 
     Rank 0 adds ``out/job.json``: backend, device and threads, which decide how fast the run is.
     """
+    from ddlkit.run.jobs.rank import Rank  # torch takes seconds, in which a parent may die
+
     job, out = find(name), Path(config["out"])
     settings = job.read(config)
     named = {key: config[key] for key in ("link", "link_bits_per_s") if key in config}
@@ -110,6 +109,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _lost_peer(error: Exception) -> bool:
     """Whether this is how gloo, NCCL, the store or the negotiation say that another rank is gone."""
+    from torch.distributed import DistError
+
     return isinstance(error, DistError | ConnectionError) or (
         isinstance(error, RuntimeError) and "gloo/transport" in str(error)
     )
