@@ -27,7 +27,7 @@ from ddlkit.core.shaping import FRAMING
 from ddlkit.core.units import KIB, MIB
 from ddlkit.core.workload import Workload
 from ddlkit.run.instruments.processor import Usage
-from ddlkit.run.jobs.launch import Loopback, Place
+from ddlkit.run.jobs.place import Loopback, Place
 from ddlkit.run.lab import network, replay
 from ddlkit.run.lab.calibrate import calibrate, wire_efficiency
 from ddlkit.run.lab.network import Lab, clean

@@ -45,9 +45,11 @@ from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile, Workload
 from ddlkit.run.instruments import processor
 from ddlkit.run.instruments.processor import Usage
-from ddlkit.run.jobs import ranks as peers
-from ddlkit.run.jobs.launch import Place, launch, workspace
-from ddlkit.run.jobs.ranks import Ranks
+from ddlkit.run.jobs import exchange as peers
+from ddlkit.run.jobs.job import Tables, job
+from ddlkit.run.jobs.launch import launch, workspace
+from ddlkit.run.jobs.place import Place
+from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.lab.negotiate import Negotiator, meet
 
 Floats = NDArray[np.float64]
@@ -256,18 +258,24 @@ def replay(
     patience_s = timeout_s or 60 + 3 * tries * rounds * sum(expected_s)
     with workspace(out) as directory:
         there = _discard(directory) if done is None else _keep_whole(directory)
-        config = {
-            "rounds": rounds,
-            "timeline_rounds": timeline_rounds,
-            "cases": [asdict(one) for one in scripts],
-            "expected_s": expected_s,
-            "done": [*there, *map(list, done or ())],
-            "tries": tries,
-            "afterwards_s": afterwards_s,
-            "join": replay_join(raise_priority, cases[0][0].in_flight),
-            "out": str(directory),
-        }
-        launch("replay", config, ranks=ranks, place=place, timeout_s=patience_s)
+        settings = ReplaySettings(
+            scripts,
+            expected_s,
+            rounds,
+            timeline_rounds,
+            [*map(tuple, there), *(done or ())],
+            tries,
+            afterwards_s,
+        )
+        launch(
+            replay_job,
+            settings,
+            ranks=ranks,
+            place=place,
+            join=replay_join(raise_priority, cases[0][0].in_flight),
+            timeout_s=patience_s,
+            out=directory,
+        )
         return finished(directory, [case for case, _, _ in cases])
 
 
@@ -380,19 +388,32 @@ class Recording:
         return np.asarray(one.selection_s) if one.selection_s else self.selected_s - self.awake_s
 
 
-def run_job(ranks: Ranks, config: dict[str, Any]) -> None:
-    """The job "replay"; see `replay` for the settings. Rank 0 appends to two files in ``out``."""
-    scripts = [Script(**{k: _tupled(v) for k, v in row.items()}) for row in config["cases"]]
-    out, done = Path(config["out"]), {tuple(pair) for pair in config["done"]}
+@dataclass(frozen=True)
+class ReplaySettings:
+    """What CONFIG.json of the job ``replay`` may hold; see `replay`. expected_s : of each case"""
+
+    cases: Sequence[Script]
+    expected_s: Sequence[float]
+    rounds: int
+    timeline_rounds: int
+    done: Collection[tuple[str, int]]
+    tries: int
+    afterwards_s: float
+
+
+@job(ReplaySettings)
+def replay_job(ranks: Rank, settings: ReplaySettings) -> Iterable[Tables]:
+    """Every case once per round. Rank 0 appends to two files, which a kill leaves usable."""
+    scripts, out, done = settings.cases, ranks.out, set(settings.done)
     witness, arena = _Witness(), _Arena(ranks, scripts)
     negotiator = meet(ranks) if any(one.negotiated for one in scripts) else None
     turns = deque(
-        _Turn(repeat, one, expected_s, config["tries"])
-        for repeat in range(config["rounds"])
-        for one, expected_s in zip(scripts, config["expected_s"], strict=True)
+        _Turn(repeat, one, expected_s, settings.tries)
+        for repeat in range(settings.rounds)
+        for one, expected_s in zip(scripts, settings.expected_s, strict=True)
         if (one.case, repeat) not in done
     )
-    progress = _Progress([turn.expected_s for turn in turns], config["afterwards_s"])
+    progress = _Progress(ranks, [turn.expected_s for turn in turns], settings.afterwards_s)
     while turns:
         turn = turns.popleft()
         repeat, one = turn.repeat, turn.one
@@ -404,11 +425,12 @@ def run_job(ranks: Ranks, config: dict[str, Any]) -> None:
         everyone = [Recording.from_array(row) for row in peers.everyones(recording.to_array())]
         if ranks.rank == 0:
             key = {"case": [one.case], "repeat": [repeat]}
-            if repeat < config["timeline_rounds"]:
+            if repeat < settings.timeline_rounds:
                 spans = timeline(one, everyone).to_frame()
                 _append(out / TIMELINE, pd.DataFrame(key).merge(spans, how="cross"))
             _append(out / ITERATIONS, pd.DataFrame({**key, **_row(one, everyone, used)}))
         progress.step()
+    return ()
 
 
 @dataclass(frozen=True)
@@ -421,14 +443,11 @@ class _Turn:
     tries: int
 
 
-def _tupled(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 class _Progress:
     """Says now and then how many iterations are done and how long the rest will take."""
 
-    def __init__(self, expected_s: Sequence[float], afterwards_s: float) -> None:
+    def __init__(self, me: Rank, expected_s: Sequence[float], afterwards_s: float) -> None:
+        self._me = me
         self._expected_s, self._afterwards_s = expected_s, afterwards_s
         self._done, self._begun_s = 0, time.monotonic()
         self._said_s = self._begun_s
@@ -444,13 +463,13 @@ class _Progress:
         # The guess is generous, so what remains is scaled by how it went so far.
         pace = (now_s - self._begun_s) / sum(self._expected_s[: self._done])
         rest_s = pace * sum(self._expected_s[self._done :]) + self._afterwards_s
-        peers.say(f"replay: {self._done} of {total} iterations done, about {rest_s:.0f} s left")
+        self._me.say(f"replay: {self._done} of {total} iterations done, about {rest_s:.0f} s left")
 
 
 class _Arena:
     """The memory of a rank's messages, large enough for any of the scripts."""
 
-    def __init__(self, ranks: Ranks, scripts: Sequence[Script]) -> None:
+    def __init__(self, ranks: Rank, scripts: Sequence[Script]) -> None:
         self.ranks = ranks
         dense = [sum(one.elements) for one in scripts if not one.kept]
         self._buffer = torch.empty(max(dense, default=0))
@@ -486,7 +505,7 @@ class _Arena:
 class _Dense:
     """A group that is all-reduced: nothing is selected."""
 
-    def __init__(self, part: torch.Tensor, ranks: Ranks) -> None:
+    def __init__(self, part: torch.Tensor, ranks: Rank) -> None:
         self._part, self._ranks = part, ranks
         part.fill_(ranks.rank + 1)
 
@@ -513,7 +532,7 @@ class _Sparse:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: Rank,
         mine: Sequence[torch.Tensor],
         everyone: Sequence[torch.Tensor],
         magnitudes: torch.Tensor | None,
@@ -550,7 +569,7 @@ _Message = _Dense | _Sparse
 
 
 def _iteration(
-    ranks: Ranks, one: Script, arena: _Arena, witness: _Witness, negotiator: Negotiator | None
+    ranks: Rank, one: Script, arena: _Arena, witness: _Witness, negotiator: Negotiator | None
 ) -> tuple[Recording, Usage]:
     """One iteration, started by all ranks at once, and how the cores were used; alike on all ranks.
 
