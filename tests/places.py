@@ -67,12 +67,6 @@ def ranks_below(pid: int) -> list[psutil.Process]:
     return found
 
 
-def rank_process(pid: int, rank: int) -> psutil.Process | None:
-    """The worker of that rank below ``pid``, once it runs."""
-    found = [p for p in ranks_below(pid) if p.name() == f"ddlkit-rank{rank}"]
-    return found[0] if found else None
-
-
 def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
     """Whether the condition came true in time."""
     give_up = time.monotonic() + timeout_s
