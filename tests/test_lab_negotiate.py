@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ddlkit.core.case import Case
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.papers.osf.breakdown import of_timeline
-from ddlkit.run.jobs.launch import Loopback, Place
+from ddlkit.run.jobs.place import Loopback, Place
 from ddlkit.run.lab import negotiate, replay
 from ddlkit.run.lab.negotiate import Negotiator, Tally, coordinate
 from ddlkit.run.lab.network import Lab

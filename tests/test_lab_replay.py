@@ -26,7 +26,7 @@ from ddlkit.core.units import KIB, MIB
 from ddlkit.core.workload import Workload
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.instruments.processor import Usage
-from ddlkit.run.jobs.launch import Loopback
+from ddlkit.run.jobs.place import Loopback
 from ddlkit.run.lab import network, replay
 from ddlkit.run.lab.calibrate import calibrate
 from ddlkit.run.lab.network import Lab, clean
@@ -269,7 +269,7 @@ def test_an_interrupted_replay_keeps_its_complete_rows(tmp_path: Path) -> None:
     assert list(runs["case"]) == [first.case.key]
     assert set(timeline["case"]) == {first.case.key}
     # Who goes on there keeps the complete iteration, and writes behind it.
-    assert keep_complete(tmp_path) == [[first.case.key, 0]]
+    assert keep_complete(tmp_path) == [(first.case.key, 0)]
     append_iteration(tmp_path, script, 0, everyone, Usage(0.5, 0.0), with_timeline=True)
     runs, timeline = read_replayed(tmp_path, [first.case, second.case])
     assert list(runs["case"]) == [first.case.key, second.case.key]

@@ -12,11 +12,12 @@ from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs.launch import LOGS, Loopback
+from ddlkit.run.jobs.launch import LOGS
+from ddlkit.run.jobs.place import Loopback
 from ddlkit.run.measure.layers import profile_layers
 from ddlkit.run.measure.training import (
     OWN_PLAN,
-    Settings,
+    TrainingSettings,
     _check_plans,
     measure_training,
 )
@@ -147,7 +148,7 @@ def test_all_in_one_bucket_cannot_overlap(measured: dict[str, pd.DataFrame]) -> 
 def test_buckets_must_add_up() -> None:
     network = networks.build("lenet5")
     total = sum(ready_bytes("lenet5"))
-    _check_plans(Settings("lenet5", 1, {"ddp": [], "single": [total]}), network)
+    _check_plans(TrainingSettings("lenet5", 1, {"ddp": [], "single": [total]}), network)
     wrong: list[dict[str, list[int]]] = [
         {"single": [total - 4]},
         {"none": []},
@@ -155,10 +156,10 @@ def test_buckets_must_add_up() -> None:
     ]
     for plans in wrong:
         with pytest.raises(UserError, match=f"the gradients of lenet5 {total}"):
-            _check_plans(Settings("lenet5", 1, plans), network)
+            _check_plans(TrainingSettings("lenet5", 1, plans), network)
 
 
 @pytest.mark.parametrize("wrong", [{"repeats": 0}, {"iterations": 0}, {"plans": {}}])
 def test_nothing_to_measure_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UserError, match="needs at least one of each"):
-        Settings(**{"network": "lenet5", "batch": 1, "plans": {"ddp": []}, **wrong})  # type: ignore[arg-type]
+        TrainingSettings(**{"network": "lenet5", "batch": 1, "plans": {"ddp": []}, **wrong})  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,8 +24,8 @@ from ddlkit.core.workload import LayerProfile
 from ddlkit.formats import messages
 from ddlkit.papers import networks as published
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs import ranks
-from ddlkit.run.jobs.launch import Loopback, Place, launch, workspace
+from ddlkit.run.jobs.launch import launch
+from ddlkit.run.jobs.place import Loopback, Place
 from ddlkit.run.lab import network as lab
 from ddlkit.run.lab.calibrate import calibrate
 from ddlkit.run.lab.replay import choose_join, replay
@@ -33,7 +33,7 @@ from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure import convergence
 from ddlkit.run.measure.collectives import measure_collectives
 from ddlkit.run.measure.convergence import Recipe, train
-from ddlkit.run.measure.layers import profile_layers
+from ddlkit.run.measure.layers import LayersSettings, layers_job, profile_layers
 from ddlkit.run.measure.training import measure_training
 from ddlkit.run.nets import registry as networks
 from ddlkit.run.sessions.session import Point, Tables
@@ -197,14 +197,8 @@ def layers_point(network: str, batch: int, n_ranks: int, length: Length) -> Poin
         return {"layers": store.profile_frame(profile, "fp32", 1, threads), "samples": samples}
 
     def together(_: Path) -> Tables:
-        with workspace(None) as scratch:
-            config = {
-                "out": str(scratch),
-                "networks": {network: batch},
-                "budget": asdict(length.layers),
-            }
-            launch("layers", config, ranks=n_ranks, place=Loopback(), timeout_s=900)
-            return {name: ranks.load_result(scratch, name) for name in ("layers", "samples")}
+        settings = LayersSettings({network: batch}, budget=length.layers)
+        return launch(layers_job, settings, ranks=n_ranks, place=Loopback(), timeout_s=900)
 
     run = together if n_ranks > 1 else alone
     return Point("layers", f"{network}-b{batch}-r{n_ranks}", ["layers", "samples"], run)

@@ -17,7 +17,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs.launch import Loopback
+from ddlkit.run.jobs.place import Loopback
 from ddlkit.run.measure import contention, selection
 from ddlkit.run.measure.channels import BLOCKS, DEFAULT, THREADS, measure_channels
 from ddlkit.run.measure.channels import SIZES as CHANNEL_SIZES
@@ -27,7 +27,7 @@ from ddlkit.run.measure.copies import SIZES as COPY_SIZES
 from ddlkit.run.measure.layers import profile_layers
 from ddlkit.run.measure.peaks import efficiency, measure_drift, measure_peaks
 from ddlkit.run.measure.throughput import SHARING_TABLE_2, measure_throughput
-from ddlkit.run.measure.training import OWN_PLAN, TABLES, measure_training
+from ddlkit.run.measure.training import OWN_PLAN, measure_training, training_job
 from ddlkit.run.sessions.session import Plan, Point, Tables, Unavailable
 
 Profile = tuple[str, int, str]  # network, batch, precision
@@ -290,7 +290,7 @@ def _training(network: str, batch: int, ranks: int, extent: Extent, gpus: int) -
     iterations = extent.repeats * (4 * extent.iterations + 5)  # half of them without exchange
     estimate_s = _LAUNCH_S + 2 * iterations * _iteration_s(network, batch, "fp32", device)
     name = f"{network}-b{batch}-p{ranks}"
-    return _with_gpus(gpus, Point("training", name, list(TABLES), run, estimate_s))
+    return _with_gpus(gpus, Point("training", name, list(training_job.tables), run, estimate_s))
 
 
 def _channels(extent: Extent) -> Iterator[Point]:
