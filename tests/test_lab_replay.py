@@ -100,7 +100,7 @@ class TestScript:
 
     def test_cases_with_different_numbers_in_flight_need_launches_of_their_own(self) -> None:
         cases = [planned("none", Loopback()), planned("single", Loopback(), in_flight=2)]
-        with pytest.raises(UserError, match="as many messages in flight"):
+        with pytest.raises(UserError, match="one number of messages in flight"):
             replay.replay(Loopback(), 2, cases)
 
     def test_only_the_last_rank_straggles_and_selection_stretches_with_it(self) -> None:

@@ -94,12 +94,20 @@ class LabShape:
 
     @property
     def link(self) -> str:
-        """The link as it appears in tables: ``"lab:1gbit"``, with nodes ``"lab:1gbit-g4-10gbit"``."""
+        """The link as it appears in tables.
+
+        >>> LabShape(4, 1e9).link
+        'lab:1gbit'
+        """
         return f"lab:{self.name.partition('-')[2]}"
 
     @property
     def name(self) -> str:
-        """As it appears in file names: ``"p4-1gbit"``, ``"p16-1gbit-g4-10gbit"``."""
+        """As it appears in file names.
+
+        >>> LabShape(16, 1e9, ranks_per_node=4, intra_rate_bits_per_s=1e10).name
+        'p16-1gbit-g4-10gbit'
+        """
         name = f"p{self.workers}-{_rate_text(self.rate_bits_per_s)}"
         if self.ranks_per_node == 1:
             return name

@@ -96,7 +96,7 @@ def check_cases(cases: Sequence[Case], ranks: int, place: Place) -> None:
                 "(density 1) are all_reduced, sparsified ones all_gathered"
             )
         if case.in_flight != cases[0].in_flight:
-            raise UserError("replay: all cases of a launch must have as many messages in flight")
+            raise UserError("replay: all cases of a launch need one number of messages in flight")
         if case.straggler < 1:
             raise UserError(f"{named} has straggler {case.straggler}: at least 1")
         if (case.kind, case.workers, case.link) != ("replay", ranks, place.name):
