@@ -138,7 +138,7 @@ def replayed(place: Place, ranks: int) -> Replayed:
         for slower in (1.0, SLOWER)
         for negotiated in (False, True)
     ]
-    return replay.replay(place, ranks, cases, rounds=1)
+    return replay.replay(place, ranks, cases, 1, raise_priority=isinstance(place, Lab))
 
 
 def spans_by_case(found: Replayed) -> Iterator[tuple[pd.Series, Timeline]]:

@@ -172,7 +172,7 @@ class TestLoopback:
             planned("single", place),
             planned("buffer:512KiB", place, dilation=2.0),
         ]
-        runs, spans = replay.replay(place, 2, cases, 2)
+        runs, spans = replay.replay(place, 2, cases, 2, raise_priority=False)
         # Every case once per round, in turn.
         assert list(runs["case"]) == [one.case.key for one in cases] * 2
         assert list(runs["repeat"]) == [0, 0, 0, 1, 1, 1]
@@ -205,7 +205,7 @@ class TestLoopback:
         place = Loopback()
         sizes = Workload.from_arrays(0.01, [0.001] * 2, [64 * 1024 * KIB, 4 * KIB])
         cases = [planned("none", place, sizes, in_flight=2)]
-        runs, spans = replay.replay(place, 2, cases, 1)
+        runs, spans = replay.replay(place, 2, cases, 1, raise_priority=False)
         assert (runs["in_flight"] == 2).all()
         large, small = (part for _, part in spans[spans["kind"] == "all_reduce"].groupby("group"))
         assert (small["start_s"].to_numpy() < large["end_s"].to_numpy()).all()
@@ -230,6 +230,7 @@ class TestLoopback:
             cases,
             rounds=2,
             selection=waited,
+            raise_priority=False,
             done=[(cases[2].case.key, 1)],
             out=tmp_path,
         )
@@ -246,7 +247,9 @@ class TestLoopback:
         assert kinds["all_gather"] == 2 * sum(script.sent_bytes)
         assert kinds["sparsify"] == 2 * TINY.bytes.sum()
         assert "all_reduce" not in kinds
-        again = replay.replay(place, 2, cases, 2, selection=waited, out=tmp_path)
+        again = replay.replay(
+            place, 2, cases, 2, selection=waited, raise_priority=False, out=tmp_path
+        )
         assert len(again.runs) == 8 and len(again.timeline) > len(spans) - 1
         pd.testing.assert_frame_equal(again.runs.head(7), runs)
 

@@ -51,12 +51,12 @@ HEAD_START_S = 0.01  # from the barrier to the common start: all ranks must have
 SAY_S = 10.0  # between two lines of progress
 
 
-def choose_join(in_flight: int = 1) -> dict[str, Any]:
+def choose_join(in_flight: int = 1, *, raise_priority: bool = True) -> dict[str, Any]:
     """How ranks join for a replay, and must for a calibration that is to predict one.
 
     One gloo thread carries the collectives one after the other, as NCCL would; torch's default is 2.
     """
-    return {"backend": "gloo", "gloo_threads": in_flight, "raise_priority": True}
+    return {"backend": "gloo", "gloo_threads": in_flight, "raise_priority": raise_priority}
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ def replay(
     *,
     selection: Selecting | None = None,
     timeline_rounds: int = 1,
+    raise_priority: bool = True,
     done: Collection[tuple[str, int]] = (),
     tries: int = 1,
     afterwards_s: float = 0.0,
@@ -95,6 +96,7 @@ def replay(
     come; what an interrupted replay left there is kept, and not played again.
 
     selection : recorded times of it, needed for cases with a ``selection_sha256``
+    raise_priority : as it was when the link was calibrated
     done : (case's key, repeat) of further iterations that need not be played
     tries : how often an iteration is played, at most, while the machine's host disturbs it
     afterwards_s : what is still to come after this replay, for the progress lines
@@ -115,7 +117,7 @@ def replay(
             settings,
             ranks=ranks,
             place=place,
-            join=choose_join(asked[0].in_flight),
+            join=choose_join(asked[0].in_flight, raise_priority=raise_priority),
             timeout_s=patience_s,
             out=directory,
         )
