@@ -17,12 +17,13 @@ from ddlkit.core.bandwidth import bus_factor, busbw
 from ddlkit.core.errors import UserError
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.jobs import exchange, gloo
+from ddlkit.run.jobs.launch import launch
 from ddlkit.run.jobs.place import Loopback
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure.collectives import (
     CheckedCollective,
     CollectivesSettings,
-    measure_collectives,
+    collectives_job,
     whole_size,
 )
 from places import free_port, wait_for
@@ -87,9 +88,16 @@ def test_two_real_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     budget = Budget(warmup=1, min_repeats=5, max_repeats=20, max_s=0.2)
     sizes = [1000, 65536, 4 << 20]
     join = {"gloo_threads": 2, "torch_threads": 1}
-    frame = measure_collectives(
-        Loopback(), 2, sizes=sizes, budget=budget, join=join, out=tmp_path / "out"
+    settings = CollectivesSettings(sizes=sizes, budget=budget)
+    tables = launch(
+        collectives_job,
+        settings,
+        ranks=2,
+        place=Loopback(),
+        join=join,
+        out=tmp_path / "out",
     )
+    frame = tables["collectives"]
     assert set(frame["collective"]) == {"all_reduce", "all_gather"}
     for _, rows in frame.groupby("collective"):
         assert list(dict.fromkeys(rows["bytes"])) == sizes

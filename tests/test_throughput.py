@@ -194,7 +194,8 @@ def test_gloo_takes_no_blocks_and_the_table_says_so(tmp_path: Path) -> None:
 def test_a_setting_that_did_not_take_effect_is_not_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def one_setting(blocks: int, threads: int, *_: object) -> pd.DataFrame:
+    def one_setting(settings: channels.ChannelsSettings, n_ranks: int) -> pd.DataFrame:
+        blocks = settings.blocks
         if blocks == 8:
             raise UserError("NCCL did not heed NCCL_MAX_CTAS=8: its log does not name it")
         return pd.DataFrame({"asked_blocks": [blocks], "taken_blocks": [min(blocks, 2)]})

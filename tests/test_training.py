@@ -12,14 +12,14 @@ from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs.launch import LOGS
+from ddlkit.run.jobs.launch import LOGS, launch
 from ddlkit.run.jobs.place import Loopback
 from ddlkit.run.measure.layers import profile_layers
 from ddlkit.run.measure.training import (
     OWN_PLAN,
     TrainingSettings,
     _check_plans,
-    measure_training,
+    training_job,
 )
 from ddlkit.run.nets import registry as networks
 
@@ -51,9 +51,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame
         "impossible": [20, sum(sizes) - 20],  # ends inside the first tensor
     }
     out = tmp_path_factory.mktemp("training")
-    tables = measure_training(
-        Loopback(), 2, NETWORK, 256, plans, repeats=2, iterations=2, seed=3, out=out
-    )
+    settings = TrainingSettings(NETWORK, 256, plans, repeats=2, iterations=2, seed=3)
+    tables = launch(training_job, settings, ranks=2, place=Loopback(), out=out)
     assert not (out / LOGS).exists()
     return tables
 
@@ -62,7 +61,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame
 def test_resnet18_gets_the_buckets_that_ddp_makes_by_itself() -> None:
     own = [2_052_000, 28_852_224, 15_853_824]  # as recorded from torch 2.13
     plans = {"imposed": own, OWN_PLAN: []}
-    tables = measure_training(Loopback(), 2, "resnet18", 1, plans, repeats=1, iterations=1)
+    settings = TrainingSettings("resnet18", 1, plans, repeats=1, iterations=1)
+    tables = launch(training_job, settings, ranks=2, place=Loopback())
     rebuilt = tables["buckets"].query("source == 'rebuilt'")["bytes"].tolist()
     assert rebuilt == 2 * own
 

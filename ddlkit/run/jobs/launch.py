@@ -51,13 +51,19 @@ def launch(
     ranks: int,
     place: Place,
     join: Mapping[str, Any] | None = None,
-    timeout_s: float,
+    timeout_s: float = 900.0,
     out: Path | None = None,
 ) -> dict[str, pd.DataFrame]:
     """Run a job on ``ranks`` ranks to its end; returns the tables that it left.
 
+    ::
+
+        settings = CollectivesSettings(sizes=[1024, 4 * MIB])
+        table = launch(collectives_job, settings, ranks=2, place=Loopback())["collectives"]
+
     join : arguments of `ddlkit.run.jobs.rank.Rank.join`, e.g. {"gloo_threads": 2}
     out : where the tables are also left, each as soon as there is something of it
+    ``attrs["job"]`` of each table are backend, device and threads.
 
     Raises UserError as `run_ranks` does.
     """

@@ -32,6 +32,7 @@ from ddlkit.run.sessions.session import Partial
 SIZES = (1 * MB, 25 * MB, 250 * MB)  # 25 MB is what DistributedDataParallel sends (sharing Fig 2)
 BLOCKS, THREADS = (1, 2, 3, 4, 8, 16, 32), (64, 128, 256, 512)
 COLLECTIVE = "all_reduce"
+TIMEOUT_S = 120.0  # for each setting
 LOG = "nccl.log"  # with the process id behind it
 DEFAULT = (0, 0)  # both left to NCCL
 
@@ -45,8 +46,6 @@ def measure_channels(
     *,
     sizes: Sequence[int] = SIZES,
     budget: Budget,
-    join: Mapping[str, Any] | None = None,
-    timeout_s: float = 120.0,
 ) -> pd.DataFrame:
     """Table ``channels``: all_reduce under each (blocks, threads), on the GPUs of this machine.
 
@@ -59,7 +58,7 @@ def measure_channels(
     frames, wrong = [], []
     for blocks, threads in settings:
         try:
-            frame = _one_setting(blocks, threads, n_ranks, sizes, budget, join, timeout_s)
+            frame = _one_setting(ChannelsSettings(blocks, threads, sizes, budget), n_ranks)
         except UserError as error:
             wrong.append(f"{blocks}x{threads}: {error}")
             continue
@@ -75,26 +74,12 @@ def measure_channels(
     return table
 
 
-def _one_setting(
-    blocks: int,
-    threads: int,
-    n_ranks: int,
-    sizes: Sequence[int],
-    budget: Budget,
-    join: Mapping[str, Any] | None,
-    timeout_s: float,
-) -> pd.DataFrame:
-    settings = ChannelsSettings(blocks, threads, tuple(sizes), budget)
+def _one_setting(settings: ChannelsSettings, n_ranks: int) -> pd.DataFrame:
+    blocks, threads = settings.blocks, settings.threads
     with workspace(None) as out:
         place = Loopback(variables=environment(blocks, threads, out))
         tables = launch(
-            channels_job,
-            settings,
-            ranks=n_ranks,
-            place=place,
-            join=join,
-            timeout_s=timeout_s,
-            out=out,
+            channels_job, settings, ranks=n_ranks, place=place, timeout_s=TIMEOUT_S, out=out
         )
         log = "".join(path.read_text(errors="replace") for path in out.glob(f"{LOG}*"))
     heeded, channels = read_log(log)

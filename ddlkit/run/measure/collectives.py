@@ -6,10 +6,8 @@ What ``bytes`` means for each is said in `ddlkit.core.bandwidth`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,8 +21,6 @@ from ddlkit.run.instruments import processor
 from ddlkit.run.instruments.clock import Budget, measure, synchronizer
 from ddlkit.run.jobs.exchange import Floats, agree_all, gather_single, scatter_single, slowest
 from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.launch import launch
-from ddlkit.run.jobs.place import Place
 from ddlkit.run.jobs.rank import Rank
 
 COLLECTIVES = ("all_reduce", "all_gather")
@@ -37,21 +33,9 @@ _LARGEST = 4096  # sums of up to 4096 such integers are exact in float32
 _SHIFT = 7919  # prime: ranks' shares of one random vector are that far apart
 
 
-def measure_collectives(
-    place: Place,
-    n_ranks: int,
-    *,
-    collectives: Sequence[str] = COLLECTIVES,
-    sizes: Sequence[int] = SIZES,
-    budget: Budget = BUDGET,
-    messages_per_sample: int = 1,
-    seed: int = 0,
-    tries: int = 1,
-    join: Mapping[str, Any] | None = None,
-    timeout_s: float = 600.0,
-    out: Path | None = None,
-) -> pd.DataFrame:
-    """Table ``collectives``: one row per sample, ``seconds`` of the slowest rank.
+@dataclass(frozen=True)
+class CollectivesSettings:
+    """Which collectives to time at which sizes, and how.
 
     sizes : bytes, rounded up to a whole number of elements per rank; budget : for each size
     messages_per_sample : messages posted at once; a sample is their mean, as nccl-tests takes it.
@@ -59,37 +43,7 @@ def measure_collectives(
         time in which ranks come together, and by TCP's after a pause. SAMPLE_BYTES at most in all.
         How many of them are carried at once, the column ``in_flight``, is for gloo the threads it joined with
     tries : how often a size is measured, at most, while the machine's host disturbs it
-    join, out : as of `ddlkit.run.jobs.launch.launch`
-
-    ``frame.attrs["job"]`` are backend and threads.
-
-    The ranks start each sample together, from a barrier. They leave it a little apart, by up to about
-    the time of one small message, and the slowest rank's time includes waiting for the last to start:
-    so times below a few small messages are too long by a fraction of one. Large sizes are not touched.
-
-    Raises UserError when an element comes out wrong, and as `launch` does.
     """
-    settings = CollectivesSettings(
-        tuple(collectives), tuple(sizes), budget, messages_per_sample, seed, tries
-    )
-    tables = launch(
-        collectives_job,
-        settings,
-        ranks=n_ranks,
-        place=place,
-        join=join,
-        timeout_s=timeout_s,
-        out=out,
-    )
-    return tables["collectives"]
-
-
-# -- in the ranks ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CollectivesSettings:
-    """What CONFIG.json of the job ``collectives`` may hold; see `measure_collectives`."""
 
     collectives: Sequence[str] = COLLECTIVES
     sizes: Sequence[int] = SIZES
@@ -110,7 +64,14 @@ class CollectivesSettings:
 
 @job(CollectivesSettings, "collectives")
 def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]:
-    """One collective after the other, each from the smallest size to the largest."""
+    """One row per sample, ``seconds`` of the slowest rank; collectives in turn, small sizes first.
+
+    The ranks start each sample together, from a barrier. They leave it a little apart, by up to about
+    the time of one small message, and the slowest rank's time includes waiting for the last to start:
+    so times below a few small messages are too long by a fraction of one. Large sizes are not touched.
+
+    Raises UserError when an element comes out wrong.
+    """
     # Sizes that round up to the same number of elements are one size.
     sizes = sorted({whole_size(size, me.world_size) for size in settings.sizes})
     for collective in settings.collectives:

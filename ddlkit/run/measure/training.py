@@ -11,7 +11,6 @@ import gc
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,8 +31,6 @@ from ddlkit.run.instruments.clock import Budget, chrome_trace, measure, synchron
 from ddlkit.run.instruments.processor import Usage
 from ddlkit.run.jobs.exchange import Floats, everyones, slowest
 from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.launch import launch
-from ddlkit.run.jobs.place import Place
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.nets import registry as networks
 
@@ -47,23 +44,9 @@ _SYNC_BUFFERS = (  # the later name where both exist
 )
 
 
-def measure_training(
-    place: Place,
-    n_ranks: int,
-    network: str,
-    batch: int,
-    plans: Mapping[str, Sequence[int]],
-    *,
-    repeats: int = 2,
-    iterations: int = 5,
-    sync_buffers: bool = False,
-    seed: int = 0,
-    profile_sha256: str = "",
-    join: Mapping[str, Any] | None = None,
-    timeout_s: float = 900.0,
-    out: Path | None = None,
-) -> dict[str, pd.DataFrame]:
-    """Train ``network`` with ``batch`` samples per rank under each plan; tables runs, buckets, timeline.
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Training of ``network`` with ``batch`` samples per rank under each of ``plans``.
 
     plans : spec -> bytes of each bucket in the order in which gradients become ready. For "ddp" nothing
         is imposed: bytes given there are what DDP's own rule is expected to do, and may be empty.
@@ -71,47 +54,9 @@ def measure_training(
     sync_buffers : broadcast the buffers (of batch normalisation) before each forward pass, as DDP does
         by default; a message that belongs to no bucket
     seed, profile_sha256 : go into the Case of every row, and seed the weights
-    join, out : as of `ddlkit.run.jobs.launch.launch`. Note that torch's DDP has 2 gloo_threads, ours 1.
 
-    runs : one row per iteration. ``iteration_s`` is that of the slowest rank; ranks start each round
-        together, not each iteration. ``compute_s`` is the median iteration of the same round without
-        exchanging gradients (``no_sync``), ``exposed_communication_s`` the difference, in which the
-        copying of gradients into and out of buckets is included. ``copy_s_per_byte`` is what that takes,
-        measured on its own: the gradients copied into one buffer, on all ranks at once.
-    buckets : bytes asked and rebuilt. A plan whose buckets came out otherwise keeps its rows here, has
-        none in ``runs``, and is reported on standard error.
-    timeline : one profiled iteration per plan, on rank 0.
-
-    Raises UserError for buckets that do not add up to the network's gradients, ranks that do not hold
-    the same gradients afterwards, a torch without ``bucket_cap_mb_list``, and as `launch` does.
+    Raises UserError where there is nothing to measure, or no ``bucket_cap_mb_list`` in torch.
     """
-    settings = TrainingSettings(
-        network,
-        batch,
-        {spec: [int(size) for size in sizes] for spec, sizes in plans.items()},
-        repeats,
-        iterations,
-        sync_buffers,
-        seed,
-        profile_sha256,
-    )
-    return launch(
-        training_job,
-        settings,
-        ranks=n_ranks,
-        place=place,
-        join=join,
-        timeout_s=timeout_s,
-        out=out,
-    )
-
-
-# -- in the ranks ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TrainingSettings:
-    """What CONFIG.json of the job ``training`` may hold; see `measure_training`."""
 
     network: str
     batch: int
@@ -137,37 +82,33 @@ class TrainingSettings:
 
 @job(TrainingSettings, "runs", "buckets", "timeline")
 def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
-    """Every plan once per round, without those whose buckets came out otherwise in the first."""
+    """Every plan once per round, without those whose buckets came out otherwise in the first.
+
+    runs : one row per iteration. ``iteration_s`` is that of the slowest rank; ranks start each round
+        together, not each iteration. ``compute_s`` is the median iteration of the same round without
+        exchanging gradients (``no_sync``), ``exposed_communication_s`` the difference, in which the
+        copying of gradients into and out of buckets is included. ``copy_s_per_byte`` is what that takes,
+        measured on its own: the gradients copied into one buffer, on all ranks at once.
+    buckets : bytes asked and rebuilt. A plan whose buckets came out otherwise keeps its rows here, has
+        none in ``runs``, and is reported on standard error.
+    timeline : one profiled iteration per plan, on rank 0.
+
+    Note that torch's own DDP has 2 gloo_threads, ours 1. Raises UserError for buckets that do not add up
+    to the network's gradients, and for ranks that do not hold the same gradients afterwards.
+    """
     torch.manual_seed(settings.seed)
     network = networks.build(settings.network).to(me.device)
     _check_plans(settings, network)
     copy_s_per_byte = _copying(me, network)
     refused: set[str] = set()
     for repeat in range(settings.repeats):
-        for spec, asked in settings.plans.items():
-            if spec in refused:
-                continue
-            block = _Block(me, settings, network, [] if spec == OWN_PLAN else asked)
-            seconds, load = block.train(settings.iterations)
-            case = _case(me, settings, spec, block.ends)
-            if repeat == 0:
-                spans = block.profile().to_frame()
-                spans.insert(0, "repeat", repeat)
-                spans.insert(0, "case", case.key)
-                buckets = _bucket_rows(case, asked, block.buckets)
-                yield {"buckets": buckets, "timeline": spans}
-                if asked and list(asked) != block.buckets:
-                    refused.add(spec)
-                    me.say(f"plan {spec} is not measured: asked {asked}, DDP made {block.buckets}")
-                    continue
-            compute_s = float(np.median(block.compute(settings.iterations)))
-            rows = _run_rows(case, repeat, seconds, compute_s, load)
-            yield {"runs": rows.assign(copy_s_per_byte=copy_s_per_byte)}
-            me.say(
-                f"{settings.network}, plan {spec}, {len(block.buckets)} buckets, round {repeat + 1} of "
-                f"{settings.repeats}: {format_seconds(float(np.median(seconds)))} an iteration, "
-                f"compute alone {format_seconds(compute_s)}"
-            )
+        for spec in [spec for spec in settings.plans if spec not in refused]:
+            tables = _Block(me, settings, network, spec).measure(repeat)
+            if "runs" in tables:
+                tables["runs"]["copy_s_per_byte"] = copy_s_per_byte
+            else:
+                refused.add(spec)
+            yield tables
         if len(refused) == len(settings.plans):
             raise UserError("training: DDP made other buckets than asked for under every plan")
 
@@ -200,15 +141,13 @@ def _check_plans(settings: TrainingSettings, network: nn.Module) -> None:
 class _Block:
     """One plan in one round: a fresh copy of the network, wrapped and warmed up."""
 
-    def __init__(
-        self, me: Rank, settings: TrainingSettings, network: nn.Module, asked: Sequence[int]
-    ) -> None:
+    def __init__(self, me: Rank, settings: TrainingSettings, network: nn.Module, spec: str) -> None:
         gc.collect()  # the last block's reducer goes with a cycle of references, and its memory
-        self.me = me
+        self.me, self.settings, self.spec, self.asked = me, settings, spec, settings.plans[spec]
         options: dict[str, Any] = {_SYNC_BUFFERS: settings.sync_buffers}
-        if asked:
+        if spec != OWN_PLAN:
             # A bucket closes on reaching its cap, so each cap is what the bucket shall hold.
-            options["bucket_cap_mb_list"] = [size / MIB for size in asked]
+            options["bucket_cap_mb_list"] = [size / MIB for size in self.asked]
         self.model = DistributedDataParallel(
             copy.deepcopy(network),
             device_ids=[me.device.index] if me.device.type == "cuda" else None,
@@ -225,18 +164,43 @@ class _Block:
         log = self.model._get_ddp_logging_data()
         self.buckets = [int(text) for text in log["rebuilt_bucket_sizes"].split(",")]
         tensors = [len(text.split()) for text in log["rebuilt_per_bucket_param_indices"].split(",")]
-        self.ends = [int(end) for end in np.cumsum(tensors)]
+        self.case = Case(
+            kind="training",
+            network=settings.network,
+            device=me.device.type,
+            batch=settings.batch,
+            workers=me.world_size,
+            link=me.link,
+            link_bits_per_s=me.link_bits_per_s,
+            collective="all_reduce",
+            plan=spec,
+            ends=";".join(str(int(end)) for end in np.cumsum(tensors)),
+            seed=settings.seed,
+            profile_sha256=settings.profile_sha256,
+        )
 
-    def train(self, iterations: int) -> tuple[Floats, Usage]:
-        """(iterations,) seconds of the slowest rank, and the processor's load meanwhile (0..1)."""
-        seconds, load = self._timed(iterations)
+    def measure(self, repeat: int) -> dict[str, pd.DataFrame]:
+        """Rows of this round; in the first also of the buckets, which may be all there is to measure."""
+        seconds, load = self._timed()
         self._check_equal_gradients()
-        return seconds, load
-
-    def compute(self, iterations: int) -> Floats:
-        """(iterations,) seconds of the slowest rank when no gradients are exchanged."""
-        with self.model.no_sync():
-            return self._timed(iterations)[0]
+        tables = {}
+        if repeat == 0:
+            tables["buckets"] = self._bucket_rows()
+            key = pd.DataFrame({"case": [self.case.key], "repeat": [repeat]})
+            tables["timeline"] = key.merge(self.profile().to_frame(), how="cross")
+            if self.asked and list(self.asked) != self.buckets:
+                made = f"asked {self.asked}, DDP made {self.buckets}"
+                self.me.say(f"plan {self.spec} is not measured: {made}")
+                return tables
+        with self.model.no_sync():  # when no gradients are exchanged
+            compute_s = float(np.median(self._timed()[0]))
+        tables["runs"] = _run_rows(self.case, repeat, seconds, compute_s, load)
+        self.me.say(
+            f"{self.settings.network}, plan {self.spec}, {len(self.buckets)} buckets, round "
+            f"{repeat + 1} of {self.settings.repeats}: {format_seconds(float(np.median(seconds)))} an "
+            f"iteration, compute alone {format_seconds(compute_s)}"
+        )
+        return tables
 
     def profile(self) -> Timeline:
         """One iteration as this rank saw it; all ranks profile, so that all are equally slow."""
@@ -248,8 +212,17 @@ class _Block:
             self.me.say(f"the profiler saw {messages} all-reduces of {len(self.buckets)} buckets")
         return seen
 
-    def _timed(self, iterations: int) -> tuple[Floats, Usage]:
+    def _bucket_rows(self) -> pd.DataFrame:
+        rows = [
+            {"case": self.case.key, "bucket": number, "bytes": size, "source": source}
+            for source, sizes in (("asked", self.asked), ("rebuilt", self.buckets))
+            for number, size in enumerate(sizes)
+        ]
+        return pd.DataFrame(rows)
+
+    def _timed(self) -> tuple[Floats, Usage]:
         """Seconds of each iteration, of the slowest rank, and how the cores were used meanwhile."""
+        iterations = self.settings.iterations
         exactly = Budget(0, iterations, iterations, max_s=float("inf"), relative_halfwidth=0.0)
         dist.barrier()
         before = processor.reading()
@@ -281,26 +254,6 @@ class _Block:
             )
 
 
-# -- rows --------------------------------------------------------------------------------------
-
-
-def _case(me: Rank, settings: TrainingSettings, spec: str, ends: Sequence[int]) -> Case:
-    return Case(
-        kind="training",
-        network=settings.network,
-        device=me.device.type,
-        batch=settings.batch,
-        workers=me.world_size,
-        link=me.link,
-        link_bits_per_s=me.link_bits_per_s,
-        collective="all_reduce",
-        plan=spec,
-        ends=";".join(map(str, ends)),
-        seed=settings.seed,
-        profile_sha256=settings.profile_sha256,
-    )
-
-
 def _run_rows(
     case: Case, repeat: int, seconds: Floats, compute_s: float, used: Usage
 ) -> pd.DataFrame:
@@ -318,12 +271,3 @@ def _run_rows(
         "stolen": used.stolen,
     }
     return pd.DataFrame(columns)
-
-
-def _bucket_rows(case: Case, asked: Sequence[int], rebuilt: Sequence[int]) -> pd.DataFrame:
-    rows = [
-        {"case": case.key, "bucket": number, "bytes": size, "source": source}
-        for source, sizes in (("asked", asked), ("rebuilt", rebuilt))
-        for number, size in enumerate(sizes)
-    ]
-    return pd.DataFrame(rows)

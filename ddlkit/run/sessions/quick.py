@@ -31,10 +31,10 @@ from ddlkit.run.lab.calibrate import calibrate
 from ddlkit.run.lab.replay import choose_join, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure import convergence
-from ddlkit.run.measure.collectives import measure_collectives
+from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
 from ddlkit.run.measure.convergence import Recipe, train
 from ddlkit.run.measure.layers import LayersSettings, layers_job, profile_layers
-from ddlkit.run.measure.training import measure_training
+from ddlkit.run.measure.training import TrainingSettings, training_job
 from ddlkit.run.nets import registry as networks
 from ddlkit.run.sessions.session import Point, Tables
 
@@ -209,7 +209,8 @@ def _device() -> str:
 
 
 def _loopback(n_ranks: int, length: Length) -> Tables:
-    return {"collectives": measure_collectives(Loopback(), n_ranks, budget=length.messages)}
+    settings = CollectivesSettings(budget=length.messages)
+    return launch(collectives_job, settings, ranks=n_ranks, place=Loopback())
 
 
 def _calibration(n_ranks: int, rate: str, length: Length) -> Point:
@@ -232,14 +233,9 @@ def _tensors(n_ranks: int, rate: str, length: Length) -> Point:
             with lab.Lab(n_ranks, parse_bits_per_s(rate)) as place:
                 found = calibrate(place, sizes, budget=length.tensors, tries=TRIES)
         else:
-            found = measure_collectives(
-                Loopback(),
-                n_ranks,
-                collectives=["all_reduce"],
-                sizes=sizes,
-                budget=length.tensors,
-                tries=TRIES,
-            )
+            settings = CollectivesSettings(["all_reduce"], sizes, length.tensors, tries=TRIES)
+            tables = launch(collectives_job, settings, ranks=n_ranks, place=Loopback())
+            found = tables["collectives"]
         found.insert(0, "network", TENSORS_NETWORK)
         return {"tensors": found}
 
@@ -271,17 +267,16 @@ def _training(out: Path, length: Length) -> Tables:
     workload = profile.workload()
     plans = {spec: make_plan(spec, workload, cost) for spec in length.training_plans}
     with lab.Lab(TRAINING_RANKS, parse_bits_per_s(TRAINING_RATE)) as place:
-        return measure_training(
-            place,
-            TRAINING_RANKS,
+        settings = TrainingSettings(
             TRAINING_NETWORK,
             batch,
             {spec: plan.group_bytes(workload).tolist() for spec, plan in plans.items()},
             repeats=length.training_repeats,
             iterations=length.training_iterations,
             profile_sha256=profile.sha256,
-            join=choose_join(),
         )
+        join = choose_join()
+        return launch(training_job, settings, ranks=TRAINING_RANKS, place=place, join=join)
 
 
 def _replay(out: Path, length: Length) -> Tables:
