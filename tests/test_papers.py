@@ -23,6 +23,7 @@ from ddlkit.core.plan import FusionPlan
 from ddlkit.core.workload import Workload
 from ddlkit.papers import dag, omgs, osf
 from ddlkit.papers import networks as published
+from ddlkit.papers.omgs import counts
 from ddlkit.run.nets import registry as networks
 
 times = st.floats(1e-3, 10)
@@ -140,7 +141,7 @@ def test_tensor_counts_are_torchvisions(ours: str, theirs: str) -> None:
         image = torch.empty(1, 3, 224, 224)
         with FlopCounterMode(display=False) as counter:
             module.eval()(image)
-    assert osf.table2_parameters(ours) == tuple(p.numel() for p in module.parameters())
+    assert published.parameters(ours) == tuple(p.numel() for p in module.parameters())
     assert 2 * published.multiply_adds(ours) == counter.get_total_flops()
 
 
@@ -153,7 +154,7 @@ def test_googlenet_and_alexnet_are_caffes() -> None:
 
 def test_unknown_networks_and_impossible_scaling_factors_are_refused() -> None:
     with pytest.raises(UserError, match="no network 'VGG17': use one of VGG16"):
-        osf.table2_parameters("VGG17")
+        published.parameters("VGG17")
     with pytest.raises(UserError, match="scaling factor is 1.5"):
         osf.largest_fusion_gain(1.5)
 
@@ -162,7 +163,7 @@ def test_unknown_networks_and_impossible_scaling_factors_are_refused() -> None:
 def test_merging_conserves_elements_and_reaches_the_threshold(
     sizes: list[int], threshold: int
 ) -> None:
-    merged = omgs.merge_up_to(sizes, threshold)
+    merged = counts.merge_up_to(sizes, threshold)
     assert sum(merged) == sum(sizes)
     assert all(size >= threshold for size in merged[:-1])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import predict, predict_spec, simulate
 from ddlkit.core.plan import FusionPlan, buffer, make_plan, none
 from ddlkit.core.workload import Workload
-from ddlkit.papers import osf
+from ddlkit.papers import networks, osf
 from ddlkit.papers.osf import audit, cluster
 from ddlkit.papers.osf.breakdown import PHASES, breakdown, of_timeline
 from ddlkit.report import claims
@@ -207,7 +208,7 @@ def test_workloads_have_the_networks_bytes_and_times(network: str, unit: str) ->
     assert workload.compute_s == pytest.approx(0.3)
     assert workload.forward_s == pytest.approx(0.1)
     if network != cluster.REPLACED:
-        assert workload.bytes.sum() == 4 * sum(osf.table2_parameters(network))
+        assert workload.bytes.sum() == 4 * sum(networks.parameters(network))
     with pytest.raises(UserError, match="unit"):
         cluster.workload(network, 0.3, "byte")
 
@@ -228,18 +229,19 @@ def test_the_scan_equals_the_repaired_equations_one_by_one(capacity: int, timeou
 
 
 def test_scaling_all_times_changes_no_quantity() -> None:
-    one = cluster.Setting(0.1, 0.2, 1e-3, 0.01)
+    one = cluster.PaperSetting(0.1, 0.2, 1e-3, 0.01)
     work, plan, waited = cluster.fused("VGG16", 0.2, 10**8, 0.01, "layer")
     slope = one.cost().beta_s_per_byte
     first = 0.2 / cluster.fused_iteration_s(work, plan, waited, np.array([1e-3]), slope)
-    twice = cluster.rescaled(one, 2)
+    times = "resnet101_s", "vgg16_s", "overhead_s", "timeout_s"
+    twice = replace(one, **{name: 2 * getattr(one, name) for name in times})
     work, plan, waited = cluster.fused("VGG16", twice.vgg16_s, 10**8, twice.timeout_s, "layer")
     overheads = np.array([twice.overhead_s])
     second = 0.4 / cluster.fused_iteration_s(work, plan, waited, overheads, 2 * slope)
     assert first == pytest.approx(second)
 
 
-def test_calibration_finds_a_setting_it_was_told() -> None:
+def test_the_search_finds_a_setting_it_was_told() -> None:
     values = cluster.quantities(SMALL)
     place = (0, 3, 4, 5, 2)
     stated = [
@@ -247,15 +249,15 @@ def test_calibration_finds_a_setting_it_was_told() -> None:
         for name, value in values.items()
         if float(np.broadcast_to(value, SMALL.shape)[place]) > 0
     ]
-    found = cluster.calibrate(stated, SMALL)
+    found = cluster.search(stated, SMALL)
     assert found.fits_all() and found.holds[(slice(None), *place)].all()
     assert found.residuals(place)["holds"].all()
     with pytest.raises(UserError, match="no quantity"):
-        cluster.calibrate([cluster.Stated("ResNet-7: charm", 0, 1)], SMALL)
+        cluster.search([cluster.Stated("ResNet-7: charm", 0, 1)], SMALL)
 
 
 def test_no_setting_agrees_with_all_that_the_paper_states() -> None:
-    found = figures_osf.calibration()
+    found = figures_osf.setting_search()
     assert not found.fits_all()
     assert all(holds.any() for holds in found.holds)  # though each statement alone is met somewhere
     assert found.count.max() < len(found.stated) - 2
@@ -265,14 +267,14 @@ def test_no_setting_agrees_with_all_that_the_paper_states() -> None:
 
 
 def test_what_is_called_undetermined_has_the_printed_value_in_its_range() -> None:
-    found = figures_osf.calibration()
+    found = figures_osf.setting_search()
     undetermined = {
         "osf-fig03-csf-max": "five: largest CSF error",
         "osf-fig03-csf-min": "five: smallest CSF error",
         "osf-fig06-resnet101": "ResNet-101: gain at 1 GB",
     }
     for claim, statement in undetermined.items():
-        _, (_, low, high) = found.without(statement, figures_osf.ANCHOR)
+        _, low, high = found.without(statement, figures_osf.ANCHOR)
         assert low < claims.claimed(claim) / 100 < high and high > 3 * low
 
 

@@ -11,6 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ddlkit.papers import Paper
+
+PAPER = Paper(
+    "dag",
+    3,
+    "A DAG Model of Synchronous Stochastic Gradient Descent in Distributed Deep Learning",
+)
 Floats = NDArray[np.float64]
 
 

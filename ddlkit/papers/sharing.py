@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from math import prod
 
+from ddlkit.papers import Paper
+
+PAPER = Paper("sharing", 2, "Resource Sharing between Computation and Communication")
 WARP_THREADS = 32
 
 

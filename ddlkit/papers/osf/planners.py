@@ -16,12 +16,13 @@ and differ only in what they take for the wait:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.plan import FusionPlan, needed_cost, planner
 from ddlkit.core.workload import Workload
-from ddlkit.papers.osf.fusion import fusing_pays, wait_s
+from ddlkit.papers.osf import fusing_pays, of_workload, wait_s
 
 Rule = Callable[[int, float, float], bool]
 """(next tensor, bytes in the message so far, when it could start) -> whether the tensor joins."""
@@ -29,10 +30,8 @@ Rule = Callable[[int, float, float], bool]
 
 def adafusion(workload: Workload, cost: MessageCost, *, literal: bool = True) -> FusionPlan:
     """osf Eq 17 tensor by tensor; printed, its wait is zero without buffer limit and timeout."""
-    backward_s = workload.backward_s[::-1]
-    sizes = workload.bytes[::-1].astype(float).tolist()
-    waited = wait_s(sizes, backward_s.tolist(), float("inf"), float("inf")) if literal else None
-    waits = (backward_s if waited is None else waited)[::-1]
+    sizes, backward_s = of_workload(workload)
+    waits = wait_s(sizes, backward_s, math.inf, math.inf)[::-1] if literal else workload.backward_s
 
     def joins(i: int, filled: float, start_s: float) -> bool:
         return fusing_pays(cost, filled, float(workload.bytes[i]), float(waits[i]))

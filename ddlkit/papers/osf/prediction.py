@@ -9,8 +9,7 @@ from ddlkit.core.iteration import Prediction, group_times
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.units import parse_bytes
 from ddlkit.core.workload import Workload
-from ddlkit.papers.osf.fusion import osf_fused
-from ddlkit.papers.osf.scaling import osf
+from ddlkit.papers.osf import of_workload, osf, osf_fused
 
 
 def predict_osf(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Prediction:
@@ -20,7 +19,7 @@ def predict_osf(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Pred
     plans the paper has no formula: the times are NaN. The update comes after, as in our own model.
     """
     communication_s = float(group_times(workload, plan, cost)[1].sum())
-    sizes, backward_s = workload.bytes[::-1].tolist(), workload.backward_s[::-1].tolist()
+    sizes, backward_s = of_workload(workload)
     planner, _, argument = plan.planner.partition(":")
 
     def update(n_bytes: float) -> float:
