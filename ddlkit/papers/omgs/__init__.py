@@ -166,7 +166,14 @@ class Instance:
     def of_workload(
         cls, workload: Workload, selection: SelectionCost, alpha_s: float, beta_s: float
     ) -> Instance:
-        """A workload's tensors as layers; ``beta_s`` per element."""
+        """A workload's tensors as layers; ``beta_s`` per element.
+
+        >>> from ddlkit.core.selection import Log
+        >>> workload = Workload.from_arrays(0.01, [0.002, 0.003], [4_000_000, 40_000])
+        >>> instance = Instance.of_workload(workload, Log(2.2e-10), alpha_s=0.004, beta_s=1e-9)
+        >>> merged_iteration_s(instance, [[False, False], [False, True]]).round(4)
+        array([0.0254, 0.0244])
+        """
         backward_s, elements = workload.backward_s[::-1], workload.parameters[::-1].astype(float)
         return cls(backward_s, elements, selection, alpha_s, beta_s, workload.forward_s)
 

@@ -104,6 +104,11 @@ def merged_plan(
 
     Selecting from d elements is taken to cost ``gamma_s`` d log2 d, and a message what the line through
     ``cost`` of the smallest gradient and of all gradients together says (alpha and beta of Eq 11).
+
+    >>> from ddlkit.core.cost import AlphaBeta
+    >>> workload = Workload.from_arrays(0.01, [0.001] * 4, [400_000] * 4)
+    >>> [merged_plan(workload, AlphaBeta(alpha_s, 1e-10)).ends for alpha_s in (0.0, 1.0)]
+    [(1, 2, 3, 4), (4,)]
     """
     least, whole = float(workload.bytes.min()), float(workload.bytes.sum())
     slope = max(0.0, cost(whole) - cost(least)) / max(whole - least, 1.0)

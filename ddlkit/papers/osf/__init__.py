@@ -47,8 +47,8 @@ def of_workload(workload: Workload) -> tuple[list[float], list[float]]:
     >>> workload = Workload.from_arrays(1.0, [0.5, 1.5], [4_000_000, 8_000_000])
     >>> sizes, backward_s = of_workload(workload)
     >>> sent_s = [size / 1e7 for size in sizes]
-    >>> round(osf(workload.forward_s, backward_s, sent_s, first=0), 3)
-    0.789
+    >>> f"{osf(workload.forward_s, backward_s, sent_s, first=0):.3f}"
+    '0.789'
     """
     return workload.bytes[::-1].astype(float).tolist(), workload.backward_s[::-1].tolist()
 
