@@ -75,11 +75,18 @@ def test_printed_eq17_fuses_all_that_merging_does_not_make_dearer(
 
 @given(workloads(max_tensors=8), st.floats(1e-4, 1))
 def test_planner_and_equation_group_alike(workload: Workload, start_up_s: float) -> None:
+    """Eq 17 layer by layer from the last one; printed with Eq 14's wait, repaired with layer i's own."""
     cost = AlphaBeta(start_up_s, 1e-9)
-    sizes, backward = workload.bytes[::-1].tolist(), workload.backward_s[::-1].tolist()
-    for name, literal in (("adafusion", True), ("adafusion:repaired", False)):
-        messages = osf.adafusion_messages(sizes, backward, cost, literal=literal)
-        assert make_plan(name, workload, cost).group_bytes(workload).tolist() == list(messages)
+    sizes, backward = osf.of_workload(workload)
+    printed = osf.wait_s(sizes, backward, math.inf, math.inf, literal=True)
+    for name, waited in (("adafusion", printed), ("adafusion:repaired", backward)):
+        messages = [sizes[-1]]
+        for i in range(len(sizes) - 2, -1, -1):
+            if osf.fusing_pays(cost, messages[-1], sizes[i], waited[i]):
+                messages[-1] += sizes[i]
+            else:
+                messages.append(sizes[i])
+        assert make_plan(name, workload, cost).group_bytes(workload).tolist() == messages
 
 
 @given(workloads(), st.integers(1, 10**9), st.floats(1e-3, 10))

@@ -292,30 +292,6 @@ def fusing_pays(update: Update, buffered: float, size: float, waited_s: float) -
     return update(buffered + size) + waited_s < update(buffered) + update(size)
 
 
-def adafusion_messages(
-    sizes: Sequence[float],
-    backward_s: Sequence[float],
-    update: Update,
-    *,
-    capacity: float = math.inf,
-    timeout_s: float = math.inf,
-    literal: bool = True,
-) -> tuple[float, ...]:
-    """Message sizes, in sending order, when osf Eq 17 decides layer by layer from the last one.
-
-    Printed: t_wait^(i) of Eq 14 for the given buffer and timeout. Repaired: layer i's backward time.
-    """
-    waited = wait_s(sizes, backward_s, capacity, timeout_s, literal=True) if literal else backward_s
-    messages, buffered = [], float(sizes[-1])
-    for i in range(len(sizes) - 2, -1, -1):
-        if fusing_pays(update, buffered, sizes[i], waited[i]):
-            buffered += sizes[i]
-        else:
-            messages.append(buffered)
-            buffered = float(sizes[i])
-    return (*messages, buffered)
-
-
 HIDDEN = 2 / 3
 """Share of T_comp that overlap can hide: the backward pass (osf Eq 4)."""
 
