@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from ddlkit import store
 from ddlkit.papers import dag, networks, osf
-from ddlkit.report.claims import paper_table
+from ddlkit.report.claims import paper_table, prose
 
 CLUSTERS = paper_table("dag", "tab02").set_index("cluster")
 TABLE_4 = paper_table("dag", "tab04").set_index("network")
 TRACE = paper_table("dag", "tab06").set_index("name")
-PROSE = paper_table("dag", "prose").set_index("id")["value"]
+PROSE = prose("dag")
 CONVOLUTIONS = [f"conv{i}" for i in range(1, 6)]
 DENSE = ["fc6", "fc7", "fc8"]
 GPUS = int(PROSE["fig03-gpus-most"])

@@ -16,6 +16,7 @@ from ddlkit.core.selection import Log, Scan
 from ddlkit.core.units import MIB
 from ddlkit.papers import networks, omgs, osf, sharing
 from ddlkit.papers.omgs import algorithms, counts, optimality
+from ddlkit.report import claims
 from ddlkit.report.checks.omgs import speedup_range, tensors
 from ddlkit.report.claims import paper_table
 
@@ -23,8 +24,7 @@ RESNET50 = networks.parameters("ResNet50")
 LINK_BYTES_PER_S = 1e9 / 8
 
 
-def prose() -> pd.Series:
-    return paper_table("omgs", "prose").set_index("id")["value"]
+prose = functools.partial(claims.prose, "omgs")
 
 
 def times() -> pd.DataFrame:

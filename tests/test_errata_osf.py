@@ -17,11 +17,11 @@ from ddlkit.core.units import MB, MIB
 from ddlkit.core.workload import Workload
 from ddlkit.papers import networks, osf
 from ddlkit.papers.osf.planners import adafusion
-from ddlkit.report.claims import paper_table
+from ddlkit.report.claims import paper_table, prose
 
 TABLE_2 = paper_table("osf", "tab02").set_index("network")
 TABLE_3 = paper_table("osf", "tab03").set_index("layer")["size_mb"]
-PROSE = paper_table("osf", "prose").set_index("id")["value"]
+PROSE = prose("osf")
 ZOO = (*networks.RESNET_BLOCKS, *networks.VGG_CONVOLUTIONS)
 
 times = st.floats(1e-3, 10)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from ddlkit.papers import sharing
+from ddlkit.report import claims
 from ddlkit.report.checks.sharing import DEFAULT, slowdowns, throughput
 from ddlkit.report.claims import paper_table
 
 BATCHES = (16, 32, 64, 128)
 
 
-def prose() -> pd.Series:
-    return paper_table("sharing", "prose").set_index("id")["value"]
+prose = functools.partial(claims.prose, "sharing")
 
 
 def table2() -> pd.DataFrame:
