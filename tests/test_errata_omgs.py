@@ -15,7 +15,7 @@ from ddlkit import store
 from ddlkit.core.selection import Log, Scan
 from ddlkit.core.units import MIB
 from ddlkit.papers import networks, omgs, osf, sharing
-from ddlkit.papers.omgs import algorithms, counts, optimality
+from ddlkit.papers.omgs import algorithms, optimality
 from ddlkit.report import claims
 from ddlkit.report.checks.omgs import speedup_range, tensors
 from ddlkit.report.claims import paper_table
@@ -234,17 +234,17 @@ def test_17_mgs_counts_follow_from_accumulating() -> None:
     for network, row in table.iterrows():
         sizes = tensors(str(network))
         assert len(sizes) == row["lags"]
-        assert len(counts.merge_up_to(sizes[::-1], threshold)) == row["mgs"]
-    alone = {n: len(counts.send_from(tensors(str(n))[::-1], threshold)) for n in table.index}
+        assert len(algorithms.merge_up_to(sizes[::-1], threshold)) == row["mgs"]
+    alone = {n: len(algorithms.send_from(tensors(str(n))[::-1], threshold)) for n in table.index}
     assert any(alone[network] != table.loc[network, "mgs"] for network in table.index)
 
 
 def test_18_the_vgg16_is_another_network() -> None:
     printed = paper_table("omgs", "tab05").set_index("model")["lags"]["VGG-16"]
     cited = networks.parameters("VGG16")
-    assert len(counts.cifar_vgg16_parameters()) == printed != len(cited) == 32
-    assert sum(counts.cifar_vgg16_parameters()) == pytest.approx(14.73e6, rel=1e-3)
-    assert sum(cited) > 9 * sum(counts.cifar_vgg16_parameters())
+    assert len(networks.cifar_vgg16_parameters()) == printed != len(cited) == 32
+    assert sum(networks.cifar_vgg16_parameters()) == pytest.approx(14.73e6, rel=1e-3)
+    assert sum(cited) > 9 * sum(networks.cifar_vgg16_parameters())
 
 
 def test_19_the_lstm_has_1024_to_2047_units() -> None:
@@ -252,11 +252,12 @@ def test_19_the_lstm_has_1024_to_2047_units() -> None:
     fitting = [
         units
         for units in range(100, 4097)
-        if len(counts.merge_up_to(counts.ptb_lstm_parameters(units)[::-1], 8192)) == printed["mgs"]
+        if len(algorithms.merge_up_to(networks.ptb_lstm_parameters(units)[::-1], 8192))
+        == printed["mgs"]
     ]
     assert fitting == list(range(1024, 2048))
     assert 1500 in fitting and not {200, 650} & set(fitting)
-    assert len(counts.ptb_lstm_parameters()) == printed["lags"]
+    assert len(networks.ptb_lstm_parameters()) == printed["lags"]
 
 
 def test_20_omgs_counts_hang_on_alpha() -> None:
@@ -309,7 +310,7 @@ def test_24_28_pixels_do_not_survive_five_poolings() -> None:
 
 
 def test_25_vgg16_is_small_but_light_to_compute() -> None:
-    small = counts.cifar_vgg16_parameters()
+    small = networks.cifar_vgg16_parameters()
     for network in ("ResNet-50", "Inception-v4", "LSTM-PTB"):
         assert sum(tensors(network)) > sum(small)
     sides = [32] * 2 + [16] * 2 + [8] * 3 + [4] * 3 + [2] * 3  # where each convolution works

@@ -30,7 +30,7 @@ from ddlkit.core.selection import Scan
 from ddlkit.core.workload import Workload
 from ddlkit.papers import dag, omgs, osf
 from ddlkit.papers import networks as published
-from ddlkit.papers.omgs import algorithms, counts
+from ddlkit.papers.omgs import algorithms
 from ddlkit.run.nets import registry as networks
 from strategies import costs, workloads
 
@@ -171,7 +171,7 @@ def test_unknown_networks_and_impossible_scaling_factors_are_refused() -> None:
 def test_merging_conserves_elements_and_reaches_the_threshold(
     sizes: list[int], threshold: int
 ) -> None:
-    merged = counts.merge_up_to(sizes, threshold)
+    merged = algorithms.merge_up_to(sizes, threshold)
     assert sum(merged) == sum(sizes)
     assert all(size >= threshold for size in merged[:-1])
 

@@ -3,9 +3,8 @@
 Here are Eqs 1-11, timelines of SGD, TopK-SGD and LAGS-SGD and what selecting and sending cost, and
 Eqs 12-25, what merging a layer changes and the rule of Theorem 1. Beside them:
 
-    algorithms   Algorithm 1 (which layers to merge), also as a planner, and Algorithm 2 (what is sent when)
+    algorithms   Algorithm 1 (which layers to merge), also as a planner; Algorithm 2 (what is sent when)
     optimality   the best of all mergings, and how near Algorithm 1 comes to it
-    counts       messages of MGS-SGD (Tab V), from the networks' tensors
 
 Layers are numbered 1 to L as in the paper; arrays hold them in that (forward) order, layer l at index
 l - 1. Where the paper prints something that cannot be meant, ``literal=True`` gives what it prints.

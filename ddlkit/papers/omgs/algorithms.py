@@ -1,8 +1,11 @@
-"""omgs Algorithms 1 and 2: which layers to merge (also as the planner ``omgs``), and what is sent when."""
+"""omgs Algorithms 1 and 2: which layers to merge (also as the planner ``omgs``), and what is sent when.
+
+MGS-SGD, which they are compared with, merges by size alone (Tab V).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,3 +159,32 @@ def never_sent(merged: Sequence[bool] | Bools, *, literal: bool = False) -> tupl
     """Layers whose gradient no message of Algorithm 2 holds."""
     sent = {layer for message in messages(merged, literal=literal) for layer in message}
     return tuple(layer for layer in range(1, len(merged) + 1) if layer not in sent)
+
+
+def merge_up_to(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
+    """omgs V-D, MGS-SGD: sizes of the merged layers, from the parameters in ready order.
+
+    Tensors accumulate until a merged layer has at least ``threshold`` elements; what is left at
+    the end travels by itself.
+    """
+    merged, pending = [], 0
+    for size in parameters:
+        pending += size
+        if pending >= threshold:
+            merged.append(pending)
+            pending = 0
+    return (*merged, pending) if pending else tuple(merged)
+
+
+def send_from(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
+    """The other reading of omgs V-D: a tensor below ``threshold`` joins what comes after it.
+
+    A message closes with a tensor that by itself has at least ``threshold`` elements.
+    """
+    merged, pending = [], 0
+    for size in parameters:
+        pending += size
+        if size >= threshold:
+            merged.append(pending)
+            pending = 0
+    return (*merged, pending) if pending else tuple(merged)

@@ -10,7 +10,7 @@ import pandas as pd
 from ddlkit.core.units import MIB
 from ddlkit.papers import networks as published
 from ddlkit.papers import omgs, osf
-from ddlkit.papers.omgs import counts
+from ddlkit.papers.omgs import algorithms
 from ddlkit.report.claims import Result, check, paper_table, percent
 
 
@@ -43,10 +43,10 @@ def _gamma() -> Result:
 def tensors(network: str) -> tuple[int, ...]:
     """Elements of every tensor of a network of omgs Tab V, in forward order; KeyError for another."""
     counted: dict[str, Callable[[], tuple[int, ...]]] = {
-        "VGG-16": counts.cifar_vgg16_parameters,
+        "VGG-16": published.cifar_vgg16_parameters,
         "ResNet-50": partial(published.parameters, "ResNet50"),
         "Inception-v4": _inception_parameters,
-        "LSTM-PTB": counts.ptb_lstm_parameters,
+        "LSTM-PTB": published.ptb_lstm_parameters,
     }
     return counted[network]()
 
@@ -71,7 +71,7 @@ def _inception_parameters() -> tuple[int, ...]:
 def _merged(network: str, which: str) -> Result:
     """Messages of MGS-SGD, whose threshold the text states and whose rule it does not."""
     sizes = tensors(network)
-    count = len(counts.merge_up_to(sizes[::-1], 8192))
+    count = len(algorithms.merge_up_to(sizes[::-1], 8192))
     return count, f"accumulated to 8192 elements over {len(sizes)} tensors {which}"
 
 

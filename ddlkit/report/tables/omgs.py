@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from ddlkit.papers.omgs.counts import merge_up_to
+from ddlkit.papers.omgs.algorithms import merge_up_to
 from ddlkit.report.checks.omgs import speedup_range, tensors
 from ddlkit.report.claims import paper_table
 from ddlkit.report.tables import recomputed
