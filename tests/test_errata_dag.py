@@ -1,4 +1,4 @@
-"""What data/papers/dag/errata.md says is shown here, an entry a test."""
+"""What data/papers/dag/errata.md says is shown here, one test per entry."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_communication_is_several_times_the_wire_time() -> None:
     n_bytes = 4 * sum(networks.parameters("ResNet50"))
     for cluster, key, slower in ((1, "k80", 1.5), (2, "v100", 5.2)):
         wire_s = osf.update_s(n_bytes, GPUS, CLUSTERS["network_bits_per_s"][cluster] / 8)
-        told_s = PROSE[f"fig03-{key}-communication"]
-        assert told_s / float(wire_s) == pytest.approx(slower, abs=0.05)
+        printed_s = PROSE[f"fig03-{key}-communication"]
+        assert printed_s / float(wire_s) == pytest.approx(slower, abs=0.05)
     assert PROSE["fig03-k80-communication"] < PROSE["fig03-k80-backward"]
     assert PROSE["fig03-v100-communication"] > PROSE["fig03-v100-backward"]

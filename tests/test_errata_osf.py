@@ -1,4 +1,4 @@
-"""What data/papers/osf/errata.md says is shown here, an entry a test."""
+"""What data/papers/osf/errata.md says is shown here, one test per entry."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_eight_per_cent_more_communication_cannot_cost_nine() -> None:
 def test_the_reduction_is_a_ratio_of_maxima() -> None:
     ratio = 1 - PROSE["fig03-osf-error-max"] / PROSE["fig03-csf-error-max"]
     assert 100 * ratio == pytest.approx(PROSE["fig03-error-reduction"], abs=0.05)
-    # The told extremes allow one network to have OSF's largest and CSF's smallest error.
+    # The printed extremes allow one network to have OSF's largest and CSF's smallest error.
     osf_errors = [PROSE["fig03-osf-error-max"], PROSE["fig03-osf-error-min"]]
     csf_errors = [PROSE["fig03-csf-error-min"], PROSE["fig03-csf-error-max"]]
     least = min(1 - one / other for one, other in zip(osf_errors, csf_errors, strict=True))

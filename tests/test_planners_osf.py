@@ -248,7 +248,7 @@ def test_scaling_all_times_changes_no_quantity() -> None:
     assert first == pytest.approx(second)
 
 
-def test_the_search_finds_a_setting_it_was_told() -> None:
+def test_the_search_finds_the_setting_that_was_stated() -> None:
     values = cluster.quantities(SMALL)
     place = (0, 3, 4, 5, 2)
     stated = [
@@ -295,7 +295,7 @@ def test_the_audit_is_reproducible_and_never_below_the_best() -> None:
     assert set(audit.summary(first)["planner"]) == set(audit.PLANNERS)
 
 
-def test_adafusion_does_not_gain_what_figure_11_tells() -> None:
+def test_adafusion_does_not_gain_what_figure_11_says() -> None:
     swept = audit.sweep(("ResNet50", "VGG16"), overheads_s=(1e-4, 2e-3), images_over_c=(64,))
     wide = swept.pivot_table(index=["network", "rate_bits_per_s", "overhead_s"], columns="planner")
     gap = wide["gap"] + 1

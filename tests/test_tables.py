@@ -15,7 +15,7 @@ from ddlkit.report.tables import dag, omgs, osf, recomputed, sharing, symbols
 
 
 def sharing_table_2() -> pd.DataFrame:
-    """As printed: a row a network, what belongs to batch sizes side by side."""
+    """As printed: one row per network, what belongs to batch sizes side by side."""
     by_batch = sharing.table2().pivot(index="network", columns="batch")
     best = {f"best_{batch}": by_batch["best"][batch] for batch in sharing.BATCHES}
     gain = {f"gain_{batch}_percent": by_batch["gain_percent"][batch] for batch in sharing.BATCHES}

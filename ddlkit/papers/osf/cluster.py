@@ -2,7 +2,7 @@
 
 The paper leaves out batch size, c, delta and the timeout of the fusion buffer. Of Eqs 4 to 16 batch
 size and c only enter as T_comp, and multiplying T_comp, delta, the timeout and 1/beta by one factor changes
-no scaling factor. So an *effective* rate below the nominal one cannot be told from slower GPUs: everything
+no scaling factor. So an *effective* rate below the nominal one looks just like slower GPUs: everything
 here is at the nominal 25 Gbit/s, and a rate lower by a factor means times longer by it.
 """
 

@@ -43,8 +43,8 @@ def _faster(column: str, note: str) -> Result:
 
 @check("dag-v100-speed")
 def _v100_speed() -> Result:
-    told = prose("dag")
-    k80, v100 = told["fig03-k80-backward"], told["fig03-v100-backward"]
+    said = prose("dag")
+    k80, v100 = said["fig03-k80-backward"], said["fig03-v100-backward"]
     return k80 / v100, f"{k80} s over {v100} s, the backward times of Section V-C"
 
 

@@ -12,7 +12,7 @@ _CONFIGURATION = r"^\d+x\d+$"
 
 
 def throughput() -> pd.DataFrame:
-    """Images per second, sharing Fig 8: a row a network and batch, a column a configuration."""
+    """Images per second, sharing Fig 8: one row per network and batch, one column per configuration."""
     return (
         paper_table("sharing", "fig08").set_index(["network", "batch"]).filter(regex=_CONFIGURATION)
     )

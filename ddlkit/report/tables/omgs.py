@@ -14,7 +14,7 @@ THRESHOLD = 8192
 
 
 def table5() -> pd.DataFrame:
-    """Messages an iteration under four algorithms, against those counted from the networks' tensors.
+    """Messages per iteration under four algorithms, against those counted from the networks' tensors.
 
     OMGS-SGD's hang on times that the paper leaves unstated, and are not computed.
     """
