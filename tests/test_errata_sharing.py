@@ -113,7 +113,7 @@ def test_06_starved_configuration_is_near_the_best() -> None:
     for batch in (64, 128):
         assert grid.loc[("ResNet-18", batch)].idxmax() == "1x64"
     parts = [numbers[f"fig05c-{part}"] for part in ("computation", "communication", "overlap")]
-    iteration_ms = 1e3 * sharing.iteration_s(numbers["fig05-batch"], row["1x64"])
+    iteration_ms = 1e3 * sharing.iteration_s(int(numbers["fig05-batch"]), row["1x64"])
     assert iteration_ms - sharing.occupied_s(*parts) == pytest.approx(4.8, abs=0.05)
 
 
