@@ -129,7 +129,10 @@ def test_markdown_names_every_claim_with_attempted_ones_first() -> None:
         ("osf-a,dag,Section 1,a,1,%,0.1,,", "line 2, column paper: is 'dag'"),
         ("osf-a,osf,Section 1,a,1,%,0.1", "line 2, column condition: the row has 7"),
         ("osf-a,osf,Section 1,a,1,%,0.1,,,x", "line 2, column figure: the row has 10"),
-        ("osf-a,osf,S,a,1,%,0.1,,\nosf-a,osf,S,a,1,%,0.1,,", "line 3, column id: repeats the row at line 2"),
+        (
+            "osf-a,osf,S,a,1,%,0.1,,\nosf-a,osf,S,a,1,%,0.1,,",
+            "line 3, column id: repeats the row at line 2",
+        ),
     ],
 )
 def test_a_damaged_claims_file_is_one_error(tmp_path: Path, row: str, message: str) -> None:
