@@ -9,7 +9,7 @@ import numpy as np
 from ddlkit.core.units import MIB
 from ddlkit.papers import networks, osf
 from ddlkit.report.claims import Result, check, claimed, not_attempted, paper_table, percent
-from ddlkit.report.figures import osf as figures_osf
+from ddlkit.report.figures import osf_fusion, osf_inputs
 
 
 @check("osf-sf-example")
@@ -135,8 +135,8 @@ def _largest_gain_of_vgg() -> Result:
 
 def _by_model(statement: str, scale: float = 1.0) -> Result:
     """The statement's value at the setting that agrees best with all *other* statements."""
-    found = figures_osf.calibration()
-    _, values = found.without(statement, figures_osf.ANCHOR)
+    found = osf_inputs.calibration()
+    _, values = found.without(statement, osf_inputs.ANCHOR)
     value, low, high = (scale * one for one in values)
     note = (
         "by model, at the setting that agrees with most of the paper's other statements; "
@@ -150,13 +150,15 @@ for _claim, (_statement, _scale) in {
     "osf-fig04a-csf": ("ResNet-101: largest CSF error", 100),
     "osf-fig05-allreduce": ("ResNet-101: ALLREDUCE share", 100),
     "osf-fig07-vgg16": ("VGG-16: communication at 1 GB", 100),
-    "osf-fig08-before": (figures_osf.ANCHOR, 1),
+    "osf-fig08-before": (osf_inputs.ANCHOR, 1),
 }.items():
     check(_claim)(partial(_by_model, _statement, _scale))
 
 
 def _over_mg_wfbp() -> list[float]:
-    wide = figures_osf.fig11().pivot(index="network", columns="planner", values="model")
+    wide = osf_fusion.fig11(osf_inputs.setting()).pivot(
+        index="network", columns="planner", values="model"
+    )
     gains: list[float] = (wide["adafusion:repaired"] / wide["mg_wfbp"] - 1).tolist()
     return gains
 
