@@ -6,7 +6,6 @@ import io
 import sys
 import textwrap
 from collections.abc import Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from ddlkit.report.plots.theme import INK, WIDTH, theme
 from ddlkit.store.files import atomic_write
 
 HEADER_WIDTH = 14  # letters in a line of a table's head
-LINE, GAP, LETTER = 0.19, 0.22, 0.068  # inches in a table: from line to line, between columns
+LINE = 0.19  # inches from line to line
 
 
 @theme()
@@ -45,10 +44,12 @@ def save_figure(
     return path
 
 
-def _write(figure: Figure, name: str, numbers: pd.DataFrame, reports: Path | None) -> Path:
+def _write(
+    figure: Figure, name: str, numbers: pd.DataFrame, reports: Path | None, **options: Any
+) -> Path:
     buffer = io.BytesIO()
     with theme():
-        figure.savefig(buffer, format="png", metadata={"Software": None})
+        figure.savefig(buffer, format="png", metadata={"Software": None}, **options)
     outputs.write_numbers(name, numbers, reports)
     path = outputs.figure_path(name, ".png", reports)
     atomic_write(path, buffer.getvalue())
@@ -89,31 +90,23 @@ def table(frame: pd.DataFrame, name: str, reports: Path | None = None) -> Figure
     Numbers stand right, words left; up to four significant digits in print, all of them in the CSV.
     Names of columns are broken into lines of about HEADER_WIDTH letters.
     """
-    head = _head(frame)
-    text = [*head, *([outputs.format_number(v) for v in row] for row in frame.to_numpy(object))]
-    widths = np.array([max(map(len, column)) * LETTER for column in zip(*text, strict=True)])
-    rights = np.cumsum(widths + GAP) - GAP
-    width, height = float(rights[-1]) + 0.2, LINE * (len(text) + 0.9)
-    figure = plt.figure(figsize=(width, height))
-    figure.set_layout_engine("none")
-    ax = figure.add_axes((0, 0, 1, 1), xlim=(-0.1, width - 0.1), ylim=(height, 0))
-    ax.axis("off")
-    numeric = [pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]
-    edges = np.where(numeric, rights, rights - widths)
-    for number, row in enumerate(text):
-        y = LINE * (number + (0.8 if number < len(head) else 1.15))
-        weight = "bold" if number < len(head) else "normal"
-        for x, right, cell in zip(edges, numeric, row, strict=True):
-            side = "right" if right else "left"
-            ax.text(x, y, cell, ha=side, va="center", fontweight=weight, fontsize=7.5, color=INK)
-    for y, thick in ((0.02, 1.1), (LINE * (len(head) + 0.45), 0.6), (height - 0.02, 1.1)):
-        ax.axhline(y, 0.1 / width, 1 - 0.1 / width, color=INK, linewidth=thick)
-    _write(figure, name, frame, reports)
-    return figure
-
-
-def _head(frame: pd.DataFrame) -> list[list[str]]:
-    """Names of the columns in words, as lines of as many cells."""
     names = [str(column).replace("_", " ") for column in frame.columns]
-    broken = [textwrap.wrap(name, HEADER_WIDTH, break_long_words=False) for name in names]
-    return [list(line) for line in zip_longest(*broken, fillvalue="")]
+    head = [textwrap.fill(one, HEADER_WIDTH, break_long_words=False) for one in names]
+    text = [[outputs.format_number(value) for value in row] for row in frame.to_numpy(object)]
+    figure, ax = plt.subplots(
+        figsize=(1.0, 0.3), layout="none"
+    )  # what is kept is the table's extent
+    ax.axis("off")
+    drawn = ax.table(text, colLabels=head, loc="center")
+    drawn.auto_set_font_size(False)
+    drawn.set_fontsize(7.5)
+    drawn.auto_set_column_width(range(frame.shape[1]))
+    n_lines = 1 + max(name.count("\n") for name in head)
+    line = LINE / (0.3 * ax.get_position().height)
+    for (row, column), cell in drawn.get_celld().items():
+        side = "right" if pd.api.types.is_numeric_dtype(frame.dtypes.iloc[column]) else "left"
+        cell.set_text_props(ha=side, weight="normal" if row else "bold", color=INK)
+        cell.set(height=line * (1 if row else n_lines + 0.5), edgecolor=INK, linewidth=0.8)
+        cell.visible_edges = "TB" if row == 0 else "B" if row == len(frame) else "open"
+    _write(figure, name, frame, reports, bbox_inches="tight")
+    return figure

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -16,43 +17,10 @@ from matplotlib.colors import to_hex, to_rgb
 from ddlkit.core.errors import UserError
 
 WIDTH = 7.2
-DPI = 160
 INK, SOFT, FAINT = "#1b1b1b", "#6f6f6f", "#e4e4e4"
-
-_RC: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture on every machine
-    "font.size": 8,
-    "axes.titlesize": 9,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 8,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": SOFT,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": FAINT,
-    "grid.linewidth": 0.7,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 5,
-    "legend.frameon": False,
-    "legend.handlelength": 1.8,
-    "legend.borderaxespad": 0.2,
-    "hatch.linewidth": 0.6,
-    "hatch.color": "white",
-    "figure.dpi": 110,
-    "figure.constrained_layout.use": True,
-    "savefig.dpi": DPI,
-}
+_RC = mpl.rc_params_from_file(
+    Path(__file__).with_name("theme.mplstyle"), use_default_template=False
+)
 
 
 @dataclass(frozen=True)
