@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit import store
+from ddlkit.core.bandwidth import FRAMING
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan, make_plan
-from ddlkit.core.shaping import FRAMING
 from ddlkit.core.units import KIB, MIB
 from ddlkit.core.workload import Workload
 from ddlkit.run.instruments.processor import Usage

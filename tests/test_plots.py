@@ -24,7 +24,7 @@ from PIL import Image
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit, fit_selection
-from ddlkit.core.iteration import simulate
+from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import make_plan
 from ddlkit.core.timeline import KINDS, Timeline
 from ddlkit.core.workload import Workload
@@ -46,7 +46,7 @@ def ax() -> Iterator[Axes]:
 
 
 def timeline(plan: str = "none") -> Timeline:
-    return simulate(WORKLOAD, make_plan(plan, WORKLOAD, COST), COST)
+    return Iteration(WORKLOAD, make_plan(plan, WORKLOAD, COST), COST).timeline()
 
 
 def luminance(color: str) -> float:
@@ -179,7 +179,7 @@ def test_lines_and_their_samples_carry_the_numbers(ax: Axes) -> None:
     assert ax.get_xscale() == "log"
     rows = pd.DataFrame({"epoch": [1, 1, 2, 2], "loss": [4.0, 2.0, 1.0, 2.0], "network": "a"})
     plots.samples(ax, rows, x="epoch", y="loss", series="network", center="mean", percent=100)
-    assert np.allclose(drawn(ax, "a"), [[1, 3], [2, 1.5]])
+    np.testing.assert_allclose(drawn(ax, "a"), [(1, 3), (2, 1.5)])
     (band,) = (np.asarray(path.vertices) for path in ax.collections[-1].get_paths())
     assert (band[:, 1].min(), band[:, 1].max()) == (1, 4)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.iteration import predict, simulate
+from ddlkit.core.iteration import Iteration, predict
 from ddlkit.core.plan import make_plan
 from ddlkit.formats.trace import (
     TIMES,
@@ -112,7 +112,7 @@ def test_table_vi_from_trace_to_iteration() -> None:
     assert found.communication_s == pytest.approx(2.649, abs=1e-3)
     # Taken at its word, all but conv1's message hides behind the backward of conv1 to conv4.
     assert found.exposed_communication_s == pytest.approx(123.424e-6, rel=1e-6)
-    assert simulate(workload, plan, cost).duration_s == pytest.approx(found.iteration_s)
+    assert Iteration(workload, plan, cost).timeline().duration_s == pytest.approx(found.iteration_s)
 
 
 def test_table_vi_is_told_to_contradict_itself() -> None:

@@ -84,6 +84,25 @@ def read_bytes_seconds(
     )
 
 
+def read_collectives(path: Path, *, ranks: int | None = None, link: str | None = None) -> DataFrame:
+    """Samples as a ``collectives`` table, whoever measured them.
+
+    A file without a stamp is a user's own CSV or an nccl-tests log, over a link whose rate is not shaped;
+    what it does not say of ``ranks`` and ``link`` is taken as given here.
+
+    Raises UserError as `read_bytes_seconds`, and where the number of ranks is not known.
+    """
+    if is_stamped(path):
+        return load_table(path, "collectives")
+    frame = _own_messages(path)[1]
+    said: dict[str, Any] = {"ranks": ranks, "link": link or "unknown", "collective": "all_reduce"}
+    said |= {"algorithm": "", "link_bits_per_s": 0.0, "session": 0, "stolen": 0.0}
+    said |= {"messages_per_sample": 1, "in_flight": 1}
+    if "ranks" not in frame and ranks is None:
+        raise UserError(f"{path}: does not say how many ranks there were: give --ranks")
+    return frame.assign(**{name: value for name, value in said.items() if name not in frame})
+
+
 def _own_messages(path: Path) -> tuple[str, DataFrame]:
     """Where a file without a stamp comes from, and its rows."""
     text = files.text_of(files.read(path), path)

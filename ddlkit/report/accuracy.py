@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.case import Case
-from ddlkit.core.iteration import simulate
-from ddlkit.core.sparse import Selecting, SparseGather
+from ddlkit.core.sparse import Selecting
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import Workload
-from ddlkit.report.validate import Calibration, computed, plan_of
+from ddlkit.model.calibration import Calibration
+from ddlkit.model.predictor import forecast_case
 
 GOALS = {
     "median error, iteration": 0.02,
@@ -109,8 +109,4 @@ def simulated(
     selections: Mapping[str, Selecting],
 ) -> Timeline:
     """The timeline that the model has of a case: to look at beside the replayed one."""
-    fitted, _, link = calibration.of_case(case)
-    cost = fitted.cost
-    if case.collective == "all_gather":
-        cost = SparseGather(cost, case.density)
-    return simulate(computed(case, workloads, selections), plan_of(case), cost, link)
+    return forecast_case(case, workloads, calibration, selections).iteration.timeline()

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from ddlkit import store
 from ddlkit.core.bandwidth import bus_factor
 from ddlkit.core.units import MIB
+from ddlkit.model.calibration import undisturbed
 from ddlkit.report.source import Source
-from ddlkit.report.validate import undisturbed
 
 ALONE = "none"
 WORTH = 0.02

@@ -135,7 +135,7 @@ def _largest_gain_of_vgg() -> Result:
 
 def _by_model(statement: str, scale: float = 1.0) -> Result:
     """The statement's value at the setting that agrees best with all *other* statements."""
-    found = osf_inputs.calibration()
+    found = osf_inputs.setting_search()
     _, values = found.without(statement, osf_inputs.ANCHOR)
     value, low, high = (scale * one for one in values)
     note = (

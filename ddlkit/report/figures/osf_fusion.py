@@ -9,11 +9,12 @@ from typing import Any
 import pandas as pd
 
 from ddlkit.core.cost import AlphaBeta
-from ddlkit.core.iteration import predict_spec, simulate
+from ddlkit.core.iteration import Iteration, predict
 from ddlkit.core.plan import none, single
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MB
 from ddlkit.core.workload import Workload
+from ddlkit.model import make_plan
 from ddlkit.papers import osf
 from ddlkit.papers.osf import cluster
 from ddlkit.papers.osf.cluster import FIVE, REPLACED, WORKERS, Setting
@@ -32,7 +33,8 @@ def fig01(setting: Setting) -> dict[str, Timeline]:
     """Replaced VGG-16 by layer: all communication after computation (CSF), and overlapped (OSF)."""
     workload = cluster.workload(REPLACED, setting.compute_s(REPLACED), "layer")
     plans = {"after computation (CSF)": single(workload), "overlapped (OSF)": none(workload)}
-    return {name: simulate(workload, plan, setting.cost()) for name, plan in plans.items()}
+    cost = setting.cost()
+    return {name: Iteration(workload, plan, cost).timeline() for name, plan in plans.items()}
 
 
 def fig02() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
@@ -43,8 +45,11 @@ def fig02() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
     workload = Workload.from_arrays(2e-3, FIG02_BACKWARD_S, FIG02_BYTES)
     slope = float(osf.update_s(1.0, WORKERS, cluster.NETWORK_BYTES_PER_S))
     cost = AlphaBeta(FIG02_OVERHEAD_S, slope, workers=WORKERS, algorithm="ring")
-    plans = {name: predict_spec(workload, spec, cost)[0] for name, spec in FIG02_PLANS.items()}
-    return workload, cost, {name: simulate(workload, p, cost) for name, p in plans.items()}
+    timelines = {
+        name: Iteration(workload, make_plan(spec, workload, cost), cost).timeline()
+        for name, spec in FIG02_PLANS.items()
+    }
+    return workload, cost, timelines
 
 
 def fig11(setting: Setting) -> pd.DataFrame:
@@ -53,11 +58,13 @@ def fig11(setting: Setting) -> pd.DataFrame:
     cost = setting.cost()
     for network in FIVE:
         workload = setting.workload(network)
-        plan, constant = predict_spec(workload, "buffer:100MB", cost)
+        plan = make_plan("buffer:100MB", workload, cost)
+        constant = predict(workload, plan, cost)
         saved = (len(plan.ends) - 1) * cost.alpha_s / workload.compute_s
         bound = osf.largest_fusion_gain(constant.scaling_factor, saved)
         for planner in FIG11_PLANNERS:
-            fusion, found = predict_spec(workload, planner, cost)
+            fusion = make_plan(planner, workload, cost)
+            found = predict(workload, fusion, cost)
             rows.append(
                 {
                     "network": network,

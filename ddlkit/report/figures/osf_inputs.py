@@ -11,15 +11,13 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.case import Case
-from ddlkit.core.cost import MessageCost
-from ddlkit.core.link import Link
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.core.units import GB, KB, MB
 from ddlkit.core.workload import Workload
+from ddlkit.model.calibration import Calibration
 from ddlkit.papers.osf import cluster
 from ddlkit.report.claims import claimed
 from ddlkit.report.source import Source, campaign_dir
-from ddlkit.report.validate import Calibration
 
 TWO = ("ResNet101", "VGG16")
 WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
@@ -59,7 +57,7 @@ def stated() -> tuple[cluster.Stated, ...]:
 
 
 @lru_cache(maxsize=1)
-def calibration() -> cluster.Calibration:
+def setting_search() -> cluster.Calibration:
     """All settings of the default grid against ``stated()``."""
     return cluster.calibrate(stated())
 
@@ -67,7 +65,7 @@ def calibration() -> cluster.Calibration:
 @lru_cache(maxsize=1)
 def setting() -> cluster.Setting:
     """The setting of the figures: VGG-16 at its 0.25, and of the rest as much as fits together."""
-    return calibration().best(ANCHOR)
+    return setting_search().best(ANCHOR)
 
 
 @dataclass(frozen=True)
@@ -97,11 +95,6 @@ class Lab:
     def workload(self, case: Case) -> Workload:
         """What a rank of usual speed computes."""
         return self.workloads[case.profile_sha256].scaled(case.dilation)
-
-    def communication(self, case: Case) -> tuple[MessageCost, Link]:
-        """The cost of one message, as calibrated on that link with as many workers, and the link."""
-        found, _, link = self.calibration.of_case(case)
-        return found.cost, link
 
     def timelines(self, case: Case) -> Iterator[Timeline]:
         """One per repeat."""

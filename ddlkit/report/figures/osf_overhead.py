@@ -16,12 +16,12 @@ import pandas as pd
 from ddlkit.core.case import Case
 from ddlkit.core.timeline import COMMUNICATION, Timeline
 from ddlkit.core.units import KB, KIB, parse_bytes
+from ddlkit.model.predictor import plan_of
 from ddlkit.papers.osf import cluster
 from ddlkit.papers.osf.breakdown import PHASES, breakdown, of_timeline
 from ddlkit.papers.osf.cluster import WORKERS, Setting
 from ddlkit.report.claims import claimed, prose
 from ddlkit.report.figures.osf_inputs import NAMES, TWO, WORKER_COUNTS, Lab, mean_difference
-from ddlkit.report.validate import plan_of
 
 SLOW_RANK = 1.1
 """The unequal workers of the breakdown: one takes 10% longer to compute."""
@@ -128,10 +128,15 @@ def phases(lab: Lab) -> pd.DataFrame:
     """
     model, measured, apart = {}, {}, {}
     for case in lab.cases(negotiated=True):
-        key, (cost, link) = _key(case), lab.communication(case)
-        workload, plan, agreed_s = lab.workload(case), plan_of(case), float(cost(KIB))
+        key, messages = _key(case), lab.calibration.of_case(case)
+        workload, plan, agreed_s = lab.workload(case), plan_of(case), float(messages.cost(KIB))
         model[key] = breakdown(
-            workload, plan, cost, slowest=case.straggler, negotiate_s=agreed_s, link=link
+            workload,
+            plan,
+            messages.cost,
+            slowest=case.straggler,
+            negotiate_s=agreed_s,
+            link=messages.link,
         )
         seen = _seen(lab, case)
         measured[key] = seen.mean().to_dict()
@@ -182,8 +187,8 @@ def agreements(lab: Lab) -> pd.DataFrame:
             continue
         spans = [_agreements(timeline) for timeline in lab.timelines(case)]
         asked = pd.concat(spans).groupby("busy")["seconds"].median()
-        cost, _ = lab.communication(case)
-        times = {"model_s": float(cost(KIB)), "idle_s": asked.get(False), "busy_s": asked.get(True)}
+        agreed_s = float(lab.calibration.of_case(case).cost(KIB))
+        times = {"model_s": agreed_s, "idle_s": asked.get(False), "busy_s": asked.get(True)}
         rows.append({**dict(zip(KEYS[:3], _key(case), strict=False)), **times})
     return pd.DataFrame(rows)
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ddlkit.core.iteration import no_overlap, predict
+from ddlkit.core.iteration import Iteration, no_overlap, predict
 from ddlkit.core.plan import none, single
+from ddlkit.model.predictor import plan_of
 from ddlkit.papers import osf
 from ddlkit.papers.osf import cluster
 from ddlkit.papers.osf.cluster import FIVE, REPLACED, WORKERS, Setting
@@ -25,7 +26,6 @@ from ddlkit.report.figures.osf_inputs import (
     Lab,
     mean_difference,
 )
-from ddlkit.report.validate import plan_of
 
 Numbers = dict[tuple[Any, ...], float]
 
@@ -48,7 +48,9 @@ def fig03(setting: Setting) -> pd.DataFrame:
         sent = cost(workload.bytes[::-1]).tolist()
         arguments = workload.forward_s, workload.backward_s[::-1].tolist(), sent
         found[network, "simulated"] = predict(workload, none(workload), cost).scaling_factor
-        found[network, "CSF"] = no_overlap(workload, single(workload), cost).scaling_factor
+        found[network, "CSF"] = no_overlap(
+            Iteration(workload, single(workload), cost)
+        ).scaling_factor
         found[network, "OSF printed"] = osf.osf(*arguments)
         found[network, "OSF repaired"] = osf.osf(*arguments, first=0)
     frame = _tidy(found, "network", "quantity")
@@ -66,7 +68,7 @@ def fig04(setting: Setting) -> pd.DataFrame:
     cost = setting.cost()
     for network in TWO:
         workload = setting.workload(network)
-        one_message = no_overlap(workload, single(workload), cost).scaling_factor
+        one_message = no_overlap(Iteration(workload, single(workload), cost)).scaling_factor
         sizes, backward = workload.bytes[::-1].tolist(), workload.backward_s[::-1].tolist()
         for size in BUFFERS:
             arguments = workload.forward_s, sizes, backward, cost, size, setting.timeout_s
@@ -116,7 +118,7 @@ def fig08(setting: Setting) -> pd.DataFrame:
             if workers > 1:
                 cost = setting.cost(workers)
                 overlapped = predict(workload, none(workload), cost)
-                afterwards = no_overlap(workload, single(workload), cost)
+                afterwards = no_overlap(Iteration(workload, single(workload), cost))
                 factors = overlapped.scaling_factor, afterwards.scaling_factor
             found[network, workers, "OSF"], found[network, workers, "CSF"] = factors
     frame = _tidy(found, "network", "workers", "quantity")
@@ -139,8 +141,9 @@ def fig08_lab(lab: Lab) -> pd.DataFrame:
             continue
         runs = lab.runs[lab.runs["case"] == case.key]
         factors = runs["compute_s"] / runs["iteration_s"]
-        workload, (cost, link) = lab.workload(case), lab.communication(case)
-        model = predict(workload, plan_of(case), cost, link).scaling_factor
+        workload, messages = lab.workload(case), lab.calibration.of_case(case)
+        all_at_the_end = Iteration(workload, single(workload), messages.cost)
+        model = predict(workload, plan_of(case), messages.cost, messages.link).scaling_factor
         rows.append(
             {
                 "network": NAMES[case.network],
@@ -148,7 +151,7 @@ def fig08_lab(lab: Lab) -> pd.DataFrame:
                 "measured": factors.mean(),
                 "repeatability": mean_difference(factors),
                 "model": model,
-                "csf": no_overlap(workload, single(workload), cost).scaling_factor,
+                "csf": no_overlap(all_at_the_end).scaling_factor,
                 "error": model / factors.mean() - 1,
                 "processor_limited": bool(runs["processor_limited"].any()),
             }

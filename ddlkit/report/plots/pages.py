@@ -93,9 +93,8 @@ def table(frame: pd.DataFrame, name: str, reports: Path | None = None) -> Figure
     names = [str(column).replace("_", " ") for column in frame.columns]
     head = [textwrap.fill(one, HEADER_WIDTH, break_long_words=False) for one in names]
     text = [[outputs.format_number(value) for value in row] for row in frame.to_numpy(object)]
-    figure, ax = plt.subplots(
-        figsize=(1.0, 0.3), layout="none"
-    )  # what is kept is the table's extent
+    figure, ax = plt.subplots(figsize=(1.0, 0.3))  # what is kept is the table's extent
+    figure.set_layout_engine("none")
     ax.axis("off")
     drawn = ax.table(text, colLabels=head, loc="center")
     drawn.auto_set_font_size(False)

@@ -15,6 +15,7 @@ import matplotlib as mpl
 from matplotlib.colors import to_hex, to_rgb
 
 from ddlkit.core.errors import UserError
+from ddlkit.model.planning import PLANNERS
 
 WIDTH = 7.2
 INK, SOFT, FAINT = "#1b1b1b", "#6f6f6f", "#e4e4e4"
@@ -49,17 +50,7 @@ ROLES = {
     "linear": Style("linear cost", "#009e73", "P", (0, (5, 1)), "---", hollow=True),
     "osf": Style("OSF", "#b3568a", "X", (0, (3, 1, 1, 1)), "+++", hollow=True),
 }
-PLANS = {
-    "none": Style("none", "#b3568a", "v", "-", "\\\\\\"),
-    "single": Style("single", INK, "s", "--", ""),
-    "buffer": Style("buffer", "#e0a000", "o", "-.", "..."),
-    "ddp": Style("DDP", "#009e73", "D", ":", "///"),
-    "exact": Style("exact", "#00588f", "*", "-", "xxx"),
-    "mg_wfbp": Style("MG-WFBP", "#7fc4ee", "^", "--", "\\\\\\"),
-    "adafusion": Style("adaFusion", "#d55e00", "h", ":", "+++"),
-    "cuts": Style("given cuts", "#8f8f8f", "P", "--", "|||"),
-    "random": Style("random", "#c4c4c4", "X", ":", "---"),
-}
+PLANS = {name: Style(planner.label, *planner.look) for name, planner in PLANNERS.items()}
 FORMS = {
     "ring_all_reduce": Style("ring, Eq 7", "#b3568a", "v", "--"),
     "alpha_beta": Style("alpha-beta", "#d55e00", "s", ":"),

@@ -27,8 +27,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
+from ddlkit.core.bandwidth import burst_bytes
 from ddlkit.core.errors import UserError
-from ddlkit.core.shaping import burst_bytes
 from ddlkit.run.jobs.launch import rank_environment
 
 NAMESPACES = Path("/run/netns")  # of iproute2

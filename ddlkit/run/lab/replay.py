@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import lane_free_s
+from ddlkit.core.link import turn_s
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,
@@ -691,7 +691,7 @@ def _spans(one: Script, seen: Recording) -> Iterable[dict[str, Any]]:
     yield span("forward", -1, 0.0, seen.forward_end_s)
     begin_s = seen.forward_end_s
     message = "all_gather" if one.kept else "all_reduce"
-    free_s = lane_free_s(seen.done_s, one.in_flight)
+    free_s = turn_s(seen.done_s, one.in_flight)
     for group, n_bytes in enumerate(one.bytes):
         awake_s, done_s = float(seen.awake_s[group]), float(seen.done_s[group])
         selected_s, agreed_s = float(seen.selected_s[group]), float(seen.agreed_s[group])
