@@ -205,7 +205,8 @@ def test_dots_stand_in_their_case_and_the_grey_bars_about_the_reference(ax: Axes
 
 def test_dots_of_a_group_are_all_there_beside_their_median(ax: Axes) -> None:
     values = [3.0, 1.0, 2.0, 7.0]
-    plots.dots_by_group(ax, ["a", "a", "a", "b"], values, label="%")
+    plots.dots_by_group(ax, ["b", "b", "b", "a"], values, label="%")
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "a"]
     found = [np.asarray(line.get_xdata(), dtype=float).tolist() for line in ax.get_lines()[1:]]
     assert found == [[1.0, 2.0, 3.0], [2.0, 2.0], [7.0], [7.0, 7.0]]
 

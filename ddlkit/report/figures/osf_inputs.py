@@ -25,7 +25,6 @@ BUFFERS = tuple(m * u for u in (KB, MB) for m in (1, 3, 10, 30, 100, 300)) + (GB
 ANCHOR = "VGG-16: scaling factor"
 VISIBLE = 0.01
 """Relative difference below which two bars of a picture cannot be told apart."""
-CAMPAIGN = "osf"
 NAMES = {"resnet101": "ResNet101", "vgg16": "VGG16", "vgg16_replaced": cluster.REPLACED}
 
 
@@ -78,7 +77,7 @@ class Lab:
     calibration: Calibration
 
     @classmethod
-    def load(cls, campaign: str = CAMPAIGN) -> Lab:
+    def load(cls, campaign: str = "osf") -> Lab:
         """The recorded campaign. Raises UserError where there is none."""
         directory = campaign_dir(campaign)
         own = Source((directory,))

@@ -38,13 +38,6 @@ def maker(model: str, workers: int, threshold_bytes: float) -> Maker:
     return fitted
 
 
-def bandwidth_delay_bytes(rows: pd.DataFrame) -> float:
-    """The bandwidth-delay product of a link, from its samples in a table ``collectives``."""
-    workers = int(rows["ranks"].iloc[0])
-    ring = osf.ring_from_ends(rows["bytes"].to_numpy(), rows["seconds"].to_numpy(), workers)
-    return osf.bandwidth_delay_bytes(ring)
-
-
 def fig10(collectives: pd.DataFrame, tensors: pd.DataFrame, network: str) -> pd.DataFrame:
     """Error of each of MODELS at each size that the network's tensors have, over each link.
 
@@ -79,10 +72,11 @@ def _all_reduces(samples: pd.DataFrame) -> dict[tuple[str, int], pd.DataFrame]:
 
 def _errors(known: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """Every model made from ``known``, at the sizes of ``rows``."""
-    threshold, workers = bandwidth_delay_bytes(known), int(known["ranks"].iloc[0])
+    workers = int(known["ranks"].iloc[0])
     samples = [
         part[name].to_numpy(float) for part in (known, rows) for name in ("bytes", "seconds")
     ]
+    threshold = osf.bandwidth_delay_bytes(osf.ring_from_ends(*samples[:2], workers))
     before, measured = (part.groupby("bytes")["seconds"].median() for part in (known, rows))
     frames = []
     for model in MODELS:

@@ -99,12 +99,11 @@ def dots(
 @theme()
 def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: str) -> None:
     """The model's numbers (n,), one point each, in a row per group (n,); a bar marks the median."""
-    frame = pd.DataFrame({"group": list(groups), "value": np.asarray(values, dtype=float)})
-    names = list(dict.fromkeys(groups))
-    axes.rows(ax, names, 0.0)
+    points = pd.Series(np.asarray(values, dtype=float)).groupby(list(groups), sort=False)
+    axes.rows(ax, [str(name) for name, _ in points], 0.0)
     (style,) = looks(["model"])
-    for row, name in enumerate(names):
-        inside = np.sort(frame.loc[frame["group"] == name, "value"])
+    for row, (_, of_group) in enumerate(points):
+        inside = np.sort(of_group)
         # Spread evenly, not at random: the same data draw the same picture.
         spread = row + 0.5 * (np.arange(len(inside)) % 5 / 4 - 0.5)
         ax.plot(inside, spread, style.marker, color=style.color, markersize=3, alpha=0.6)
