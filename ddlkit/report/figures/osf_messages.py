@@ -76,7 +76,8 @@ def _errors(known: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     samples = [
         part[name].to_numpy(float) for part in (known, rows) for name in ("bytes", "seconds")
     ]
-    threshold = osf.bandwidth_delay_bytes(osf.ring_from_ends(*samples[:2], workers))
+    ring = osf.ring_from_ends(samples[0], samples[1], workers)
+    threshold = osf.bandwidth_delay_bytes(ring)
     before, measured = (part.groupby("bytes")["seconds"].median() for part in (known, rows))
     frames = []
     for model in MODELS:
