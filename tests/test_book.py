@@ -37,14 +37,14 @@ LAYERS = [
         "import sys\nimport pandas as pd\nfrom ddlkit.report import outputs, plots\n"
         "frame = pd.DataFrame({'plan': ['none', 'single'], 'seconds': [scale, seed / 3]})\n"
         "fig, ax = plots.canvas(height=2.4)\n"
-        "plots.bars_by_plan(ax, frame['plan'], {'model': frame['seconds']})\n"
+        "plots.bars(ax, frame.set_index('plan'), label='model', seconds=True)\n"
         "plots.save_figure(fig, 'wb-layers', frame);",
     ),
     (
         "code",
         "# And once more: every figure is shown, not only a notebook's first\n"
         "fig, ax = plots.canvas(height=2.4)\n"
-        "plots.bars_by_plan(ax, frame['plan'], {'measured': frame['seconds']})\n"
+        "plots.bars(ax, frame.set_index('plan'), label='measured', seconds=True)\n"
         "plots.save_figure(fig, 'wb-layers', frame);",
     ),
     ("code", "outputs.record_summary('10_layers', {'longest_s': frame['seconds'].max()})"),

@@ -10,7 +10,7 @@ import pandas as pd
 from ddlkit.core.units import MIB
 from ddlkit.papers import networks, osf
 from ddlkit.report.claims import Result, check, claimed, paper_table, percent
-from ddlkit.report.figures import osf as figures_osf
+from ddlkit.report.figures import osf_fusion, osf_inputs
 
 
 @check("osf-sf-example")
@@ -124,10 +124,10 @@ def _largest_gain_of_vgg() -> Result:
 @check("osf-fig04a-csf", "ResNet-101: largest CSF error", 100)
 @check("osf-fig05-allreduce", "ResNet-101: ALLREDUCE share", 100)
 @check("osf-fig07-vgg16", "VGG-16: communication at 1 GB", 100)
-@check("osf-fig08-before", figures_osf.ANCHOR, 1)
+@check("osf-fig08-before", osf_inputs.ANCHOR, 1)
 def _by_model(statement: str, scale: float) -> Result:
     """The statement's value at the setting that agrees best with all *other* statements."""
-    found = figures_osf.setting_search().without(statement, figures_osf.ANCHOR)
+    found = osf_inputs.setting_search().without(statement, osf_inputs.ANCHOR)
     value, low, high = (scale * one for one in found)
     note = (
         "by model, at the setting that agrees with most of the paper's other statements; "
@@ -140,7 +140,9 @@ def _by_model(statement: str, scale: float) -> Result:
 @check("osf-fig11-mgwfbp-min", min)
 @check("osf-fig11-mgwfbp-max", max)
 def _over_mg_wfbp(which: Callable[[pd.Series], float]) -> Result:
-    wide = figures_osf.fig11().pivot(index="network", columns="planner", values="model")
+    wide = osf_fusion.fig11(osf_inputs.setting()).pivot(
+        index="network", columns="planner", values="model"
+    )
     note = (
         "by model under Eq 7, Eq 17 with its index repaired, at the setting that agrees with most "
         "statements; printed, Eq 17 fuses everything"

@@ -16,8 +16,8 @@ from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.workload import Workload
 from ddlkit.model.calibration import Calibration
 from ddlkit.papers.osf.breakdown import PHASES
-from ddlkit.report.figures import osf_overhead as lab_figures
-from ddlkit.report.figures.osf_overhead import Lab
+from ddlkit.report.figures import osf_overhead, osf_scaling
+from ddlkit.report.figures.osf_inputs import Lab
 from strategies import random_workload
 
 SIZES = np.geomspace(1e2, 1e9, 15)
@@ -58,10 +58,8 @@ def made() -> Lab:
     runs, spans = [], []
     for network, spec, negotiated in wanted:
         asked, plan, slow = case(network, spec, negotiated=negotiated)
-        found, timeline = (
-            predict(slow, plan, COST),
-            Iteration(slow, plan, COST).timeline().to_frame(),
-        )
+        found = predict(slow, plan, COST)
+        timeline = Iteration(slow, plan, COST).timeline().to_frame()
         for repeat in range(2):
             times = {"iteration_s": found.iteration_s, "compute_s": found.compute_s}
             key = {"case": asked.key, "repeat": repeat}
@@ -74,7 +72,7 @@ def made() -> Lab:
 
 
 def test_a_measurement_made_by_the_model_has_its_phases() -> None:
-    rows = lab_figures.phases(made())
+    rows = osf_overhead.phases(made())
     assert set(rows["buffer_bytes"]) == {0, 25_000_000}
     assert list(rows["phase"]) == [*PHASES, *PHASES]
     # The second repeat takes twice as long: the mean is 1.5 times the model, their difference once.
@@ -83,21 +81,21 @@ def test_a_measurement_made_by_the_model_has_its_phases() -> None:
     for _, part in rows.groupby("buffer_bytes"):
         assert part["measured"].sum() == pytest.approx(1)
         assert np.allclose(part["measured"], part["model"], atol=1e-4)
-    assert np.allclose(lab_figures.totals(rows)["error"], 1 / 1.5 - 1, atol=1e-4)
-    wide = lab_figures.side_by_side(rows, "buffer_bytes")
+    assert np.allclose(osf_overhead.totals(rows)["error"], 1 / 1.5 - 1, atol=1e-4)
+    wide = osf_overhead.side_by_side(rows, "buffer_bytes")
     assert wide.shape == (4, len(PHASES))
     assert wide.to_numpy().sum() == pytest.approx(rows[["model_s", "measured_s"]].to_numpy().sum())
 
 
 def test_scaling_factors_made_by_the_model_have_no_error() -> None:
-    found = lab_figures.fig08(made())
+    found = osf_scaling.fig08_lab(made())
     assert list(found["network"]) == ["VGG16", "VGG16 replaced"]
     assert found["error"].abs().max() < 1e-9 and found["repeatability"].max() == 0
     assert (found["csf"] <= found["model"] + 1e-12).all()
 
 
 def test_twins_are_what_was_replayed_both_ways() -> None:
-    found = lab_figures.twins(made())
+    found = osf_overhead.twins(made())
     assert list(found["negotiated"]) == [False, True]
     assert set(found["network"]) == {"ResNet101"}
     assert set(PHASES) <= set(found.columns)
@@ -113,23 +111,21 @@ class TestRecorded:
 
     @pytest.fixture(scope="class")
     def recorded(self) -> Lab:
-        return lab_figures.load()
+        return Lab.load()
 
     def test_iterations_are_not_shorter_than_computing(self, recorded: Lab) -> None:
         assert (recorded.runs["iteration_s"] >= recorded.runs["compute_s"]).all()
         assert (recorded.runs.groupby("case")["repeat"].nunique() >= 2).all()
 
     def test_phases_fill_the_communication_time(self, recorded: Lab) -> None:
-        rows = lab_figures.phases(recorded)
+        rows = osf_overhead.phases(recorded)
         assert (rows[["model_s", "measured_s"]] >= 0).all(axis=None)
         keys = ["network", "workers", "buffer_bytes", "slowest"]
         assert np.allclose(rows.groupby(keys)[["model", "measured"]].sum(), 1)
 
     def test_a_slow_worker_holds_up_what_is_ready(self, recorded: Lab) -> None:
         """By the laws of negotiation: no message of rank 0 leaves before the slow rank has its part."""
-        for case in recorded.cases():
-            if not case.negotiated:
-                continue
+        for case in recorded.cases(negotiated=True):
             ready_s = case.straggler * recorded.workload(case).ready_s
             for timeline in recorded.timelines(case):
                 messages = timeline.select((timeline.kind == "all_reduce") & (timeline.rank == 0))
@@ -137,11 +133,11 @@ class TestRecorded:
                 assert (messages.start_s >= ready_s[np.array(ends) - 1] - 1e-9).all()
 
     def test_every_agreement_takes_time(self, recorded: Lab) -> None:
-        found = lab_figures.agreements(recorded)
+        found = osf_overhead.agreements(recorded)
         assert len(found) and (found[["idle_s", "busy_s"]].min() > 0).all()
 
     def test_replacing_the_dense_layers_helps(self, recorded: Lab) -> None:
-        wide = lab_figures.fig08(recorded).pivot(
+        wide = osf_scaling.fig08_lab(recorded).pivot(
             index="workers", columns="network", values="measured"
         )
         both = wide.dropna()

@@ -12,7 +12,7 @@ from ddlkit.core.cost import Table
 from ddlkit.core.iteration import Iteration, no_overlap, predict
 from ddlkit.core.plan import make_plan
 from ddlkit.papers.osf.prediction import predict_osf
-from ddlkit.report import lab as campaign
+from ddlkit.report import accuracy, compare
 from strategies import random_workload
 
 SIZES = np.geomspace(1e2, 1e9, 15)
@@ -23,7 +23,7 @@ def cases(n: int = 40, seed: int = 0) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
     iteration_s = rng.uniform(1, 2, n)
     error = rng.normal(0, 0.01, n)
-    return campaign.labelled(
+    return accuracy.labelled(
         pd.DataFrame(
             {
                 "case": [f"{k:012x}" for k in range(n)],
@@ -47,7 +47,7 @@ def cases(n: int = 40, seed: int = 0) -> pd.DataFrame:
 
 def test_labs_hold_every_case_once_and_tell_dense_from_sparse() -> None:
     found = cases()
-    labs = campaign.by_lab(found)
+    labs = accuracy.by_lab(found)
     assert labs["cases"].sum() == len(found) and len(labs) == 4
     assert labs["lab"].str.endswith(", sparse").sum() == 2
     assert labs["max_error"].max() == found["model_error"].abs().max()
@@ -59,22 +59,22 @@ def test_plans_with_one_and_with_two_in_flight_meet_in_one_row() -> None:
     found = cases().assign(network="n", plan=[f"p{k // 2}" for k in range(40)], straggler=1.0)
     found = found.assign(link="lab:1gbit", density=1.0, in_flight=[1, 2] * 20)
     found["model_iteration_s"] = found["measured_iteration_s"] * (1 + found["model_error"])
-    pairs = campaign.in_flight(found)
+    pairs = compare.in_flight(found)
     assert len(pairs) == 20 and set(pairs["plan"]) == set(found["plan"])
     one, two = (found[found["in_flight"] == n].set_index("plan") for n in (1, 2))
     gain = one["measured_iteration_s"] / two["measured_iteration_s"] - 1
     assert pairs.set_index("plan")["measured_gain"].to_dict() == pytest.approx(gain.to_dict())
     ratio = (1 + pairs["one_error"]) / (1 + pairs["two_error"])
     np.testing.assert_allclose((1 + pairs["model_gain"]) / (1 + pairs["measured_gain"]), ratio)
-    alone = campaign.in_flight(found[found["in_flight"] == 1])
+    alone = compare.in_flight(found[found["in_flight"] == 1])
     assert alone.empty
 
 
 def test_goals_are_judged_by_what_was_reached() -> None:
     found = cases()
-    good = campaign.goals(found).set_index("goal")
+    good = accuracy.goals(found).set_index("goal")
     assert good.loc["median error, iteration", "holds"]
-    bad = campaign.goals(found.assign(model_error=0.5, inside=False)).set_index("goal")
+    bad = accuracy.goals(found.assign(model_error=0.5, inside=False)).set_index("goal")
     assert not bad.loc["median error, iteration", "holds"]
     assert not bad.loc["interval covers, least", "holds"]
     assert bad.loc["largest error over twice the repeatability", "reached"] == pytest.approx(25)
@@ -82,14 +82,14 @@ def test_goals_are_judged_by_what_was_reached() -> None:
 
 def test_shares_below_a_limit_rise_to_all_cases() -> None:
     found = {"a": pd.DataFrame({"error": [0.001, -0.02, math.nan, 0.5]})}
-    shares = campaign.shares_below(found)["a"]
+    shares = accuracy.shares_below(found)["a"]
     assert np.all(np.diff(shares) >= 0) and shares.iloc[-1] == pytest.approx(100)
-    assert campaign.models({"a": found["a"].assign(exposed_error=0.1)}).loc[0, "cases"] == 3
+    assert accuracy.models({"a": found["a"].assign(exposed_error=0.1)}).loc[0, "cases"] == 3
 
 
 def test_outliers_are_those_furthest_beyond_their_repeatability() -> None:
     found = cases().assign(repeatability=np.linspace(0.001, 0.1, 40), model_error=0.01)
-    assert campaign.outliers(found, 3)["case"].tolist() == found["case"].tolist()[:3]
+    assert accuracy.outliers(found, 3)["case"].tolist() == found["case"].tolist()[:3]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_pairs_recover_a_ratio_under_drift(factor: float, verdict: str) -> None:
             iteration_s = drift * scale * math.exp(rng.normal(0, 0.002))
             rows.append({"network": "n", "link": "lab:1gbit", "workers": 4, "plan": plan,
                          "repeat": repeat, "iteration_s": iteration_s})  # fmt: skip
-    (found,) = campaign.paired(pd.DataFrame(rows), "exact").to_dict("records")
+    (found,) = compare.paired(pd.DataFrame(rows), "exact").to_dict("records")
     assert found["pairs"] == 20 and found["verdict"] == verdict
     assert found["ratio"] == pytest.approx(factor, rel=0.005)
     assert found["lower"] <= found["ratio"] <= found["upper"]
