@@ -464,7 +464,11 @@ def _book(commands: Any) -> None:
     parser = _command(commands, "book", _run_book, "run the notebooks and build the report")
     parser.add_argument("--recorded", action="store_true", help="only from data/recorded")
     parser.add_argument("--data", type=Path, help="measured tables [build/measured]")
-    parser.add_argument("--reports", type=Path, help="where figures and REPRODUCTION.md go")
+    parser.add_argument(
+        "--reports",
+        type=Path,
+        help="where figures and REPRODUCTION.md go [reports with --recorded, else build/reports]",
+    )
     parser.add_argument("--only", default="", help="notebooks by number: 20,40")
 
 

@@ -56,10 +56,13 @@ def build(
 
     A notebook's parameter ``data`` is set to the directory ``data``, or with ``recorded`` to the name
     of this machine's recording (or the first one, if there is none of this machine); otherwise the
-    notebooks look for tables themselves. ``only`` selects notebooks by number; ``parameters`` go to
+    notebooks look for tables themselves. ``reports`` is by default reports/, the published record, with
+    ``recorded``, else build/reports: what one machine measured today replaces nothing that is published.
+    ``only`` selects notebooks by number; ``parameters`` go to
     the notebooks that know them. Raises UserError.
     """
-    reports = (reports or store.REPORTS).resolve()
+    published = store.REPORTS if recorded else store.BUILD / "reports"
+    reports = (reports or published).resolve()
     chosen = notebooks(only)
     known = {name for notebook in chosen for name in known_parameters(notebook)}
     tables = default_recording().name if recorded else str(data.resolve()) if data else ""

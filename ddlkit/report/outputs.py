@@ -29,13 +29,26 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
 def reports_dir() -> Path:
-    """Where to write: ``$DDLKIT_REPORTS`` (the book sets it), else the project's reports/."""
-    return Path(os.environ.get(REPORTS_VARIABLE) or store.REPORTS)
+    """Where to write: ``$DDLKIT_REPORTS`` (the book sets it), else build/reports.
+
+    A notebook that somebody works in thus never changes the published reports/.
+    """
+    return Path(os.environ.get(REPORTS_VARIABLE) or store.BUILD / "reports")
 
 
 def figure_path(figure: str, suffix: str, reports: Path | None = None) -> Path:
     """``<reports>/figures/<figure><suffix>``. Raises UserError for an id unfit for a file name."""
     return (reports or reports_dir()) / "figures" / f"{_checked(figure, 'figure id')}{suffix}"
+
+
+def figure_files(figure: str, reports: Path | None = None) -> tuple[Path, Path]:
+    """The image of a figure and the numbers plotted in it; they need not exist."""
+    return figure_path(figure, ".png", reports), figure_path(figure, ".csv", reports)
+
+
+def is_made(figure: str, reports: Path) -> bool:
+    """Whether both files of a figure are there."""
+    return all(path.is_file() for path in figure_files(figure, reports))
 
 
 def write_numbers(figure: str, frame: pd.DataFrame, reports: Path | None = None) -> Path:
