@@ -22,10 +22,10 @@ from ddlkit.core.timeline import COLUMNS, COMMUNICATION, Timeline
 from ddlkit.core.units import KIB, parse_bytes
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf.breakdown import PHASES, breakdown, of_timeline
-from ddlkit.report.source import Source, campaign_dir
+from ddlkit.report.source import open_campaign
 from ddlkit.report.validate import Calibration, plan_of
 
-CAMPAIGN = "osf"
+CAMPAIGN = "campaign-osf"
 NAMES = {"resnet101": "ResNet101", "vgg16": "VGG16", "vgg16_replaced": "VGG16 replaced"}
 
 
@@ -64,12 +64,10 @@ class Lab:
 
 def load(campaign: str = CAMPAIGN) -> Lab:
     """The recorded campaign. Raises UserError where there is none."""
-    directory = campaign_dir(campaign)
-    own = Source((directory,))
-    # Profiles that the machine had already are not the campaign's own.
-    workloads = Source((directory, directory.parent)).workloads()
-    calibration = Calibration.of(own.table("collectives"))
-    return Lab(own.table("runs"), own.table("timeline"), workloads, calibration)
+    found = open_campaign(name=campaign)
+    calibration = Calibration.of(found.alone.table("collectives"))
+    runs, spans = found.alone.table("runs"), found.alone.table("timeline")
+    return Lab(runs, spans, found.workloads(), calibration)
 
 
 def predicted_phases(lab: Lab, case: Case) -> dict[str, float]:

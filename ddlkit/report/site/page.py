@@ -1,4 +1,4 @@
-"""One executed notebook as HTML that works offline: folded code, formulas in MathML, figures with captions."""
+"""One executed notebook as a page that works offline: folded code, formulas as MathML, captions."""
 
 from __future__ import annotations
 
