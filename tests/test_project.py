@@ -22,7 +22,6 @@ from packaging.requirements import Requirement
 
 import ddlkit
 from ddlkit import cli
-from ddlkit.report import catalog
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -320,10 +319,6 @@ def test_what_the_readme_links_to_is_there() -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", read("README.md"))
     assert "reports/figures/wb-validate-replay.png" in links
     assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
-
-
-def test_the_table_of_figures_in_the_readme_is_current() -> None:
-    assert catalog.is_current(), "run: ddlkit figures --readme"
 
 
 @pytest.mark.parametrize("words", readme_commands(), ids=" ".join)
