@@ -315,10 +315,37 @@ def readme_commands() -> list[list[str]]:
     return [line for line in lines if line[:1] == ["ddlkit"]]
 
 
-def test_what_the_readme_links_to_is_there() -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", read("README.md"))
-    assert "reports/figures/wb-validate-replay.png" in links
-    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/INSTALL.md"]
+)
+def test_what_a_page_links_to_is_there(page: str) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", read(page))
+    at = (ROOT / page).parent
+    assert links or page == "docs/ARCHITECTURE.md"
+    assert [link for link in links if "://" not in link and not (at / link).exists()] == []
+
+
+def test_the_main_result_in_the_readme_is_what_was_recorded() -> None:
+    lab = json.loads(read("reports/summaries/41-lab.json"))
+    text = " ".join(read("README.md").split())
+    assert (
+        f"Over {lab['cases']} cases it is off by {lab['median_error_iteration']:.1%} in the median, "
+        f"and by {lab['median_error_exposed_communication']:.1%} on the communication that computing "
+        f"does not hide. A model without overlap is off by {lab['no_overlap_median_error']:.1%}, "
+        f"one with perfect overlap by {lab['perfect_overlap_median_error']:.1%}."
+    ) in text
+
+
+def test_every_room_is_on_the_plan_of_the_house() -> None:
+    plan = read("docs/ARCHITECTURE.md")
+    packages = {name for name, path in SOURCES.items() if path.name == "__init__.py"} - {"ddlkit"}
+    rooms = {"/".join(name.split(".")[1:]) + "/" for name in packages}
+    assert (
+        sorted(
+            room for room in rooms if f"`{room}`" not in plan and room.partition("/")[0] != "papers"
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("words", readme_commands(), ids=" ".join)

@@ -31,6 +31,10 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 class Entry:
     """One figure or table; the fields are explained at the top of data/figures.yml.
 
+    >>> entry = Entry("osf-tab1", "The symbols.", "80_tables", ("paper",), "transcribed")
+    >>> entry.paper, entry.is_table, entry.status
+    ('osf', True, 'done')
+
     Raises UserError naming the entry and the field that is wrong.
     """
 
@@ -134,7 +138,8 @@ def _entry(item: Any, where: str) -> Entry:
         raise UserError(
             f"catalog entry {item['id']}: unknown field {unknown[0]}: use {', '.join(known)}"
         )
-    return Entry(**{k: tuple(v) if isinstance(v, list) else v for k, v in item.items()})
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}
+    return Entry(**values)
 
 
 def find_problems(reports: Path, entries: Sequence[Entry]) -> list[str]:

@@ -81,7 +81,11 @@ def read_summaries(reports: Path) -> dict[str, dict[str, Number]]:
 
 
 def format_number(value: Any) -> str:
-    """A number for readers: up to four significant digits, no needless zeros or exponents."""
+    """A number for readers: up to four significant digits, no needless zeros or exponents.
+
+    >>> format_number(0.0220108), format_number(123456.7), format_number(3)
+    ('0.02201', '123457', '3')
+    """
     if isinstance(value, float):
         if not math.isfinite(value):
             return ""
@@ -90,7 +94,11 @@ def format_number(value: Any) -> str:
 
 
 def format_quantity(value: float, unit: str) -> str:
-    """A number with its unit (none for "1"); empty for one that is not finite."""
+    """A number with its unit (none for "1"); empty for one that is not finite.
+
+    >>> format_quantity(2.5, "ms"), format_quantity(40.0, "%"), format_quantity(0.5, "1")
+    ('2.5 ms', '40%', '0.5')
+    """
     number = format_number(value)
     if unit == "1" or not number:
         return number

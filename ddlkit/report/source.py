@@ -26,7 +26,11 @@ HERE = "here"
 
 
 def machine_of(directory: Path) -> str:
-    """Whose tables a directory holds: a machine's name under data/recorded, else "here"."""
+    """Whose tables a directory holds: a machine's name under data/recorded, else "here".
+
+    >>> machine_of(store.RECORDED / "gpu-h100" / "campaign"), machine_of(Path("build/measured"))
+    ('gpu-h100', 'here')
+    """
     directory = directory.resolve()
     if store.RECORDED not in directory.parents:
         return HERE
