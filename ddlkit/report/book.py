@@ -50,8 +50,6 @@ def build(
     data: Path | None = None,
     reports: Path | None = None,
     only: Sequence[str] = (),
-    parameters: Mapping[str, Any] | None = None,
-    timeout_s: float = TIMEOUT_S,
 ) -> Path:
     """Run the notebooks, write the site and REPRODUCTION.md; returns the site's index page.
 
@@ -59,8 +57,7 @@ def build(
     of this machine's recording (or the first one, if there is none of this machine); otherwise the
     notebooks look for tables themselves. ``reports`` is by default reports/, the published record, with
     ``recorded``, else build/reports: what one machine measured today replaces nothing that is published.
-    ``only`` selects notebooks by number; ``parameters`` go to
-    the notebooks that know them. Raises UserError.
+    ``only`` selects notebooks by number. Raises UserError.
     """
     published = store.REPORTS if recorded else store.BUILD / "reports"
     reports = (reports or published).resolve()
@@ -68,15 +65,8 @@ def build(
     known = {name for notebook in chosen for name in known_parameters(notebook)}
     tables = default_recording().name if recorded else str(data.resolve()) if data else ""
     given = {"data": tables} if tables and "data" in known else {}
-    executed = store.BUILD / "executed"
-    run(
-        chosen,
-        {**given, **(parameters or {})},
-        executed=executed,
-        reports=reports,
-        inputs=(store.DATA, data or store.BUILD / "measured"),
-        timeout_s=timeout_s,
-    )
+    executed, inputs = store.BUILD / "executed", (store.DATA, data or store.BUILD / "measured")
+    run(chosen, given, executed=executed, reports=reports, inputs=inputs)
     every = [executed / notebook.name for notebook in notebooks()]
     index = site.write([copy for copy in every if copy.is_file()], store.BUILD / "site", reports)
     reproduction.write(reports)
@@ -111,13 +101,11 @@ def known_parameters(notebook: Path) -> dict[str, Any]:
 
     try:
         content = json.loads(notebook.read_text(encoding="utf-8"))
-        right = content["nbformat"] == 4 and isinstance(content["cells"], list)
+        if content["nbformat"] != 4 or not isinstance(content["cells"], list):
+            raise ValueError("not in notebook format 4")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"cannot read notebook {notebook}: {' '.join(str(error).split())}"
-        ) from error
-    if not right:
-        raise UserError(f"cannot read notebook {notebook}: not in notebook format 4")
+        reason = " ".join(str(error).split())
+        raise UserError(f"cannot read notebook {notebook}: {reason}") from error
     found = papermill.inspect_notebook(str(notebook))
     return {name: _literal(parameter["default"]) for name, parameter in found.items()}
 
@@ -229,27 +217,16 @@ class _Run:
                 shutdown_kernel="immediate",
             )
         except PapermillExecutionError as error:
-            raise UserError(f"{name} {_failure(self.copy, error)} (see {self.copy})") from None
+            # Counted from 1 in the notebook; the copy has one more cell where parameters are given.
+            number = error.cell_index + 1 - bool(self.parameters)
+            lines = [line.strip() for line in str(error.evalue).splitlines() if line.strip()]
+            what = ": ".join([error.ename, *lines[-1:]])
+            raise UserError(f"{name} failed in cell {number}: {what} (see {self.copy})") from None
         except CellTimeoutError:
             limit = units.format_seconds(timeout_s)
             raise UserError(f"{name} took longer than {limit}: its kernel was ended") from None
         except DeadKernelError:
             raise UserError(f"{name}: its kernel died (out of memory?)") from None
-
-
-def _failure(copy: Path, error: Any) -> str:
-    """Which cell of the notebook failed (counted from 1 in the source), and what it said."""
-    import nbformat
-
-    # The copy also holds the cells that papermill added: parameters and error marks.
-    added = {"injected-parameters", "papermill-error-cell-tag"}
-    number = 0
-    for cell in nbformat.read(str(copy), as_version=4).cells:
-        number += not added & set(cell.metadata.get("tags", []))
-        if cell.get("source") == error.source and cell.get("execution_count") == error.exec_count:
-            break
-    lines = [line.strip() for line in str(error.evalue).splitlines() if line.strip()]
-    return f"failed in cell {number}: {': '.join([error.ename, *lines[-1:]])}"
 
 
 def _check_parameters(values: Mapping[str, Any], known: Mapping[Path, Mapping[str, Any]]) -> None:

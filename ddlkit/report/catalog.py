@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -195,18 +196,14 @@ def deviations(entry: Entry, frame: pd.DataFrame) -> list[tuple[str, bool]]:
 
 
 def listing(entries: Sequence[Entry]) -> str:
-    """The catalog as aligned lines for a terminal, and a last line of totals."""
-    rows = [("id", "status", "grade", "notebook", "min", "hardware", "caption")]
-    for e in entries:
-        caption = e.caption if len(e.caption) <= 60 else e.caption[:59] + "…"
-        rows.append((e.id, e.status, e.grade, e.notebook, f"{e.minutes:g}", e.hardware, caption))
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    """The catalog as lines for a terminal, and a last line of totals."""
     lines = [
-        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
+        f"{e.id:<22} {e.status:<8} {e.grade:<12} {e.notebook:<18} {e.minutes:>3g} min  {e.hardware:<12} "
+        + textwrap.shorten(e.caption, 60, placeholder=" …")
+        for e in entries
     ]
     papers = [e for e in entries if e.paper != "workbook"]
-    done = sum(e.status == "done" for e in entries)
-    tables = sum(e.is_table for e in papers)
+    tables, done = sum(e.is_table for e in papers), sum(e.status == "done" for e in entries)
     total = f"{len(papers) - tables} figures and {tables} tables of the papers"
     own = len(entries) - len(papers)
     return "\n".join([*lines, f"{total}, {own} of this workbook; {done} of {len(entries)} done"])

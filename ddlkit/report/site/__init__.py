@@ -45,7 +45,12 @@ def write(
         body = page.body(figures)
         texts[page.file] = _render("page.html", page.title, before=before, after=after, body=body)
     texts["equations.html"] = _equations(listed)
-    texts["verdicts.html"] = _verdicts(evaluated)
+    texts["verdicts.html"] = _render(
+        "verdicts.html",
+        "The verdict on every claim",
+        counts=verdicts.counts(evaluated),
+        rows=verdicts.in_order(evaluated).to_dict("records"),
+    )
     texts["index.html"] = _render(
         "index.html",
         "ddlkit: what communication costs",
@@ -73,17 +78,6 @@ def cited_papers(citation: Path | None = None) -> list[dict[str, Any]]:
         paper["venue"] = paper.get("conference", {}).get("name", "")
         paper.setdefault("year", "")
     return list(papers)
-
-
-def _verdicts(evaluated: pd.DataFrame) -> str:
-    attempted = evaluated["verdict"] != "not attempted"
-    return _render(
-        "verdicts.html",
-        "The verdict on every claim",
-        counts=verdicts.counts(evaluated),
-        tried=evaluated[attempted].to_dict("records"),
-        untried=evaluated[~attempted].to_dict("records"),
-    )
 
 
 def _equations(listed: pd.DataFrame) -> str:
