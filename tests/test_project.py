@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 
 import ddlkit
 from ddlkit import cli
+from ddlkit.report.site.page import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -97,6 +98,20 @@ def test_what_measuring_needs_is_all_that_a_plain_install_brings() -> None:
     plain = {Requirement(line).name for line in project()["dependencies"]}
     assert plain == NEEDED_TO_RUN - {"torchvision"}
     assert set(project()["optional-dependencies"]) == {"notebooks", "test"}
+
+
+def test_what_is_not_python_is_installed_too() -> None:
+    """Templates, styles and lists beside the modules are declared as data of their package."""
+    data = tomllib.loads(read("pyproject.toml"))["tool"]["setuptools"]["package-data"]
+    declared = {
+        path
+        for package, patterns in data.items()
+        for pattern in patterns
+        for path in (ROOT / package.replace(".", "/")).glob(pattern)
+    }
+    found = {path for path in (ROOT / "ddlkit").rglob("*.*") if path.suffix not in (".py", ".pyc")}
+    assert {path.suffix for path in found} >= {".html", ".css"}
+    assert found - declared == set()
 
 
 def test_the_version_is_one() -> None:
@@ -277,6 +292,16 @@ def test_notebooks_are_stored_without_outputs(notebook: Path) -> None:
     assert content["metadata"]["kernelspec"]["name"] == "python3"
     assert all(cell["outputs"] == [] for cell in cells(notebook))
     assert all(cell["execution_count"] is None for cell in cells(notebook))
+
+
+@each_notebook
+def test_notebooks_say_in_one_line_what_they_answer_and_how_long_they_take_to_read(
+    notebook: Path,
+) -> None:
+    page = Page(notebook)
+    assert page.title != notebook.stem
+    assert 20 < len(page.line) < 140
+    assert 5 <= page.minutes <= 90
 
 
 @each_notebook
