@@ -4,13 +4,8 @@ A step of training, on paper: three layers whose gradients become ready one afte
 first, and what a message costs. How long does the step take, and which gradients should travel together?
 
 >>> from ddlkit import AlphaBeta, Workload, make_plan, predict
->>> workload = Workload(
-...     forward_s=3.0,
-...     backward_s=[2.0, 2.0, 2.0],
-...     bytes=[100, 100, 100],
-...     parameters=[25, 25, 25],
-...     layer=("c", "b", "a"),
-...     tensor=("c.weight", "b.weight", "a.weight"),
+>>> workload = Workload.from_arrays(
+...     forward_s=3.0, backward_s=[2.0, 2.0, 2.0], n_bytes=[100, 100, 100]
 ... )
 >>> cost = AlphaBeta(alpha_s=1.5, beta_s_per_byte=0.02)
 >>> for spec in ("none", "single", "exact"):
@@ -31,9 +26,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AlphaBeta": "ddlkit.core.cost",
-    "Calibration": "ddlkit.report.validate",
+    "Calibration": "ddlkit.model",
     "Case": "ddlkit.core.case",
     "FusionPlan": "ddlkit.core.plan",
+    "Iteration": "ddlkit.core.iteration",
     "LayerProfile": "ddlkit.core.workload",
     "Link": "ddlkit.core.link",
     "MessageCost": "ddlkit.core.cost",
@@ -41,10 +37,10 @@ _HOMES = {
     "UserError": "ddlkit.core.errors",
     "Workload": "ddlkit.core.workload",
     "fit": "ddlkit.core.fit",
-    "make_plan": "ddlkit.core.plan",
+    "forecast": "ddlkit.model",
+    "make_plan": "ddlkit.model",
     "predict": "ddlkit.core.iteration",
     "read_profile": "ddlkit.store",
-    "simulate": "ddlkit.core.iteration",
 }
 
 __all__ = sorted(_HOMES)

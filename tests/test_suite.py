@@ -15,7 +15,6 @@ import pytest
 from ddlkit import store
 from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
-from ddlkit.core.plan import FusionPlan
 from ddlkit.report.source import default_recording, open_source
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.sessions import quick as suite
@@ -89,9 +88,8 @@ def test_ctrl_c_ends_in_one_line_and_leaves_no_half_table(tmp_path: Path) -> Non
 def test_replay_cases_are_distinct_and_weigh_communication_as_much_as_compute() -> None:
     profile = open_source(default_recording().name).profile("resnet50")
     cases = suite.replay_cases(profile, RING, Loopback())
-    plans = {plan.ends for _, _, plan in cases}
+    plans = {one.plan.ends for one in cases}
     assert len(plans) == len(cases) == suite.DISTINCT_PLANS
-    case, workload, plan = cases[0]
-    assert isinstance(plan, FusionPlan)
+    case, workload = cases[0].case, cases[0].workload
     whole_s = float(RING(workload.bytes.sum()))
     assert workload.scaled(case.dilation).compute_s == pytest.approx(whole_s, rel=1e-2)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+NAMED = {"check": "named"}
+POSITIVE = {"check": "positive"}
+NON_NEGATIVE = {"check": "non_negative"}
+CAME_LATER = {"later": True}
+"""What a field's values must be, and whether earlier recordings lack it: its default then held."""
 
 
 @dataclass(frozen=True)
@@ -23,57 +29,39 @@ class Case:
     in_flight : how many collectives may be under way at once
     """
 
-    kind: str
-    network: str
-    device: str
-    batch: int
-    workers: int
-    link: str
-    link_bits_per_s: float
-    collective: str
-    plan: str
+    kind: str = field(metadata=NAMED)
+    network: str = field(metadata=NAMED)
+    device: str = field(metadata=NAMED)
+    batch: int = field(metadata=POSITIVE)
+    workers: int = field(metadata=POSITIVE)
+    link: str = field(metadata=NAMED)
+    link_bits_per_s: float = field(metadata=NON_NEGATIVE)
+    collective: str = field(metadata=NAMED)
+    plan: str = field(metadata=NAMED)
     ends: str
-    density: float = 1.0
-    dilation: float = 1.0
+    density: float = field(default=1.0, metadata=POSITIVE)
+    dilation: float = field(default=1.0, metadata=POSITIVE)
     seed: int = 0
     profile_sha256: str = ""
-    straggler: float = 1.0
-    selection_sha256: str = ""
-    negotiated: bool = False
-    in_flight: int = 1
+    straggler: float = field(default=1.0, metadata=POSITIVE | CAME_LATER)
+    selection_sha256: str = field(default="", metadata=CAME_LATER)
+    negotiated: bool = field(default=False, metadata=CAME_LATER)
+    in_flight: int = field(default=1, metadata=POSITIVE | CAME_LATER)
 
     @property
     def key(self) -> str:
-        """12 hex digits of the SHA-256 of all fields; those of LATER only where they say something.
-
-        So a case keeps the key that it had before there were such fields.
+        """12 hex digits of the SHA-256 of all fields; those that came later only where they differ from
+        what held before, so that a case keeps its key.
         """
-        said = {k: v for k, v in asdict(self).items() if k not in LATER or v != LATER[k]}
+        said = {k: v for k, v in asdict(self).items() if k not in _LATER or v != _LATER[k]}
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Case:
         """The case that a row of the runs table belongs to (other columns are ignored)."""
-        types = {
-            "batch": int,
-            "workers": int,
-            "seed": int,
-            "link_bits_per_s": float,
-            "density": float,
-            "dilation": float,
-            "straggler": float,
-            "negotiated": bool,
-            "in_flight": int,
-        }
-        return cls(**{f.name: types.get(f.name, str)(row[f.name]) for f in fields(cls)})
+        return cls(**{f.name: _TYPES[str(f.type)](row[f.name]) for f in fields(cls)})
 
 
-LATER: dict[str, object] = {
-    "straggler": 1.0,
-    "selection_sha256": "",
-    "negotiated": False,
-    "in_flight": 1,
-}
-"""Fields that recordings of earlier versions lack, and what holds for those."""
-
+_TYPES = {"str": str, "int": int, "float": float, "bool": bool}
+_LATER = {f.name: f.default for f in fields(Case) if f.metadata.get("later")}
 CASE_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Case))

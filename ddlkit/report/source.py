@@ -14,6 +14,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import SelectionTimes
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.core.workload import LayerProfile, Workload
+from ddlkit.model.predictor import scatter_of
 
 Floats = NDArray[np.float64]
 
@@ -150,9 +151,7 @@ class Source:
         for path, profile in self._profiles().items():
             samples = path.with_name(path.name.replace("layers-", "samples-", 1))
             if samples.exists():
-                rows = store.load_table(samples, "samples")
-                took_s = rows["seconds"][rows["quantity"] == "unhooked_iteration"].to_numpy()
-                found[profile.sha256] = took_s / np.median(took_s)
+                found[profile.sha256] = scatter_of(store.load_table(samples, "samples"))
         return found
 
     @property

@@ -22,12 +22,12 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from ddlkit import store
+from ddlkit.core.bandwidth import wire_s_per_byte
 from ddlkit.core.case import Case
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.iteration import predict
-from ddlkit.core.shaping import wire_s_per_byte
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,
     SelectionTimes,
@@ -42,11 +42,14 @@ from ddlkit.run.instruments import processor
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.lab import network
 from ddlkit.run.lab.calibrate import MESSAGES_PER_SAMPLE, calibrate
-from ddlkit.run.lab.replay import Asked, balanced, finished, replay
+from ddlkit.run.lab.network import LabShape
+from ddlkit.run.lab.recording import read_replayed
+from ddlkit.run.lab.replay import replay
+from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure.collectives import messages_at, whole_size
 from ddlkit.run.measure.selection import measure_selection
 from ddlkit.run.nets import registry as networks
-from ddlkit.run.sessions.grid import Campaign, Setting, Wish, read
+from ddlkit.run.sessions.grid import Campaign, Wish, read
 from ddlkit.run.sessions.quick import LENGTHS, layers_point
 from ddlkit.run.sessions.session import Point, Tables
 
@@ -117,8 +120,8 @@ def estimate(file: Path, out: Path | None = None) -> str:
 class _Lab:
     """A lab of the campaign as it is expected to be: by its calibration if there is one, else by guess."""
 
-    setting: Setting
-    asked: Sequence[Asked]
+    setting: LabShape
+    asked: Sequence[PlannedCase]
     calibration_s: float
     replay_s: float
 
@@ -152,7 +155,7 @@ class _Session:
         _say(f"{point.what} {point.name}")
         point.save(self.out, point.measure(self.out), append=True)
 
-    def _replay(self, number: int, asked: Sequence[Asked]) -> None:
+    def _replay(self, number: int, asked: Sequence[PlannedCase]) -> None:
         setting = self.labs[number].setting
         point = _runs_point(setting)
         missing = self._missing(point, asked)
@@ -160,19 +163,19 @@ class _Session:
             _say(f"{setting.name}: already replayed")
             return
         incomplete = {key for key, _ in missing}
-        wanted = [one for one in asked if one[0].key in incomplete]
+        wanted = [one for one in asked if one.case.key in incomplete]
         _say(f"{setting.name}: {len(missing)} iterations of {len(wanted)} cases to replay")
         left = self.out / PARTIAL / setting.name
         left.mkdir(parents=True, exist_ok=True)
         store.atomic_write_text(
-            left / CASES, json.dumps([asdict(case) for case, _, _ in wanted]) + "\n"
+            left / CASES, json.dumps([asdict(one.case) for one in wanted]) + "\n"
         )
         later = self.labs[number + 1 :]
         try:
             with setting.lab() as lab:
                 # How many are in flight is settled when ranks are started.
-                for in_flight in dict.fromkeys(case.in_flight for case, _, _ in wanted):
-                    alike = [one for one in wanted if one[0].in_flight == in_flight]
+                for in_flight in dict.fromkeys(one.case.in_flight for one in wanted):
+                    alike = [one for one in wanted if one.case.in_flight == in_flight]
                     replay(
                         lab,
                         setting.workers,
@@ -188,7 +191,7 @@ class _Session:
         finally:
             _absorb(self.out, left)
 
-    def _inputs(self, setting: Setting, wishes: Sequence[Wish]) -> Iterator[Point]:
+    def _inputs(self, setting: LabShape, wishes: Sequence[Wish]) -> Iterator[Point]:
         """What must still be measured before the cases of a lab are known."""
         length = LENGTHS[self.campaign.calibration]
         for name, batch in dict.fromkeys((wish.network, wish.batch) for wish in wishes):
@@ -202,7 +205,7 @@ class _Session:
         yield from self._calibrations(setting, wishes, BEFORE)
 
     def _calibrations(
-        self, setting: Setting, wishes: Sequence[Wish], session: int
+        self, setting: LabShape, wishes: Sequence[Wish], session: int
     ) -> Iterator[Point]:
         """What that session of a lab's calibration still lacks, collective by collective."""
         for collective in dict.fromkeys(map(_collective, wishes)):
@@ -237,7 +240,7 @@ class _Session:
         least = max(2, whole.min_repeats // SESSIONS)  # one alone would not scatter
         return replace(whole, min_repeats=least, max_s=whole.max_s / SESSIONS)
 
-    def _largest_bytes(self, setting: Setting, wish: Wish) -> int:
+    def _largest_bytes(self, setting: LabShape, wish: Wish) -> int:
         """Of a message that carries all of a network, as the calibration counts it."""
         n_bytes = int(self._profile(wish.network, wish.batch).gradient_bytes.sum())
         if wish.density == 1:
@@ -245,18 +248,18 @@ class _Session:
         kept = selected(-(-n_bytes // ELEMENT_BYTES), wish.density)
         return setting.workers * ELEMENT_BYTES * kept
 
-    def _missing(self, point: Point, asked: Sequence[Asked]) -> list[tuple[str, int]]:
+    def _missing(self, point: Point, asked: Sequence[PlannedCase]) -> list[tuple[str, int]]:
         """(case's key, repeat) of what is not in the tables."""
         saved = _saved(point.path(self.out, "runs"))
         rounds = range(self.campaign.rounds)
-        wanted = [(case.key, repeat) for repeat in rounds for case, _, _ in asked]
+        wanted = [(one.case.key, repeat) for repeat in rounds for one in asked]
         return [pair for pair in wanted if pair not in saved]
 
     # -- what is asked ---------------------------------------------------------------------
 
-    def _asked(self, setting: Setting, wishes: Sequence[Wish]) -> list[Asked]:
+    def _asked(self, setting: LabShape, wishes: Sequence[Wish]) -> list[PlannedCase]:
         """Distinct cases: of plans that come out the same for a network, the first."""
-        found: dict[tuple[object, ...], Asked] = {}
+        found: dict[tuple[object, ...], PlannedCase] = {}
         place = setting.lab()
         for wish in wishes:
             profile = self._profile(wish.network, wish.batch)
@@ -264,7 +267,7 @@ class _Session:
             waited = wish.density < 1 and self.campaign.selection == "recorded"
             times = self._selection_times(wish.density) if waited else None
             try:
-                one = balanced(
+                one = plan_case(
                     profile,
                     wish.plan,
                     cost,
@@ -279,7 +282,7 @@ class _Session:
             except UserError as error:
                 raise UserError(f"{self.campaign.file}: plans: {wish.network}: {error}") from None
             # Plans that come out as the same groups are one case, whatever they are called.
-            found.setdefault((replace(wish, plan=""), one[2].ends), one)
+            found.setdefault((replace(wish, plan=""), one.plan.ends), one)
         return list(found.values())
 
     def _profile_path(self, name: str, batch: int) -> Path | None:
@@ -298,7 +301,7 @@ class _Session:
             self.guessed[name, batch] = _guessed_profile(name, batch)
         return self.guessed[name, batch]
 
-    def _cost(self, setting: Setting, wish: Wish) -> MessageCost:
+    def _cost(self, setting: LabShape, wish: Wish) -> MessageCost:
         """By the calibration before the replays, or until there is one by guess.
 
         The one after them must not count: it would change the plans of what is replayed already.
@@ -334,18 +337,18 @@ class _Session:
 
     # -- how long --------------------------------------------------------------------------
 
-    def _expected(self, setting: Setting) -> _Lab:
+    def _expected(self, setting: LabShape) -> _Lab:
         wishes = self.campaign.labs[setting]
         asked = self._asked(setting, wishes)
         missing = self._missing(_runs_point(setting), asked)
-        by_key = {one[0].key: self._iteration_s(setting, one) for one in asked}
+        by_key = {one.case.key: self._iteration_s(setting, one) for one in asked}
         points = [*self._inputs(setting, wishes), *self._calibrations(setting, wishes, AFTER)]
         calibration_s = sum(point.estimate_s for point in points)
         replay_s = sum(by_key[key] for key, _ in missing) + LAUNCH_S * bool(missing)
         return _Lab(setting, asked, calibration_s, replay_s)
 
-    def _iteration_s(self, setting: Setting, one: Asked) -> float:
-        case, workload, plan = one
+    def _iteration_s(self, setting: LabShape, one: PlannedCase) -> float:
+        case, workload, plan = one.case, one.workload, one.plan
         wish = Wish(case.network, case.batch, case.plan, case.density, case.straggler)
         slow = workload.scaled(case.dilation * case.straggler)
         if case.density < 1:
@@ -387,7 +390,7 @@ def _collective(wish: Wish) -> str:
 # -- points ------------------------------------------------------------------------------------
 
 
-def _runs_point(setting: Setting) -> Point:
+def _runs_point(setting: LabShape) -> Point:
     def nothing(_: Path) -> Tables:
         raise AssertionError("replays are saved as they come")
 
@@ -398,7 +401,7 @@ def _runs_point(setting: Setting) -> Point:
 class _Calibrated:
     """What a calibration is of: one session of one collective in a lab, so many messages at once."""
 
-    setting: Setting
+    setting: LabShape
     collective: str
     session: int
     in_flight: int = 1
@@ -463,9 +466,9 @@ def _selection_point(density: float) -> Point:
 # -- what is being replayed --------------------------------------------------------------------
 
 
-def _timeline_rounds(wanted: Sequence[Asked], rounds: int) -> int:
+def _timeline_rounds(wanted: Sequence[PlannedCase], rounds: int) -> int:
     """All, where something is read off the spans: that must be measured more than once, too."""
-    return rounds if any(case.negotiated for case, _, _ in wanted) else 1
+    return rounds if any(one.case.negotiated for one in wanted) else 1
 
 
 def _saved(path: Path) -> set[tuple[str, int]]:
@@ -485,7 +488,7 @@ def _absorb(out: Path, left: Path) -> None:
     described = [Case.from_row(row) for row in json.loads(cases.read_text())]
     point = Point("replay", left.name, ["runs", "timeline"], lambda _: {})
     try:
-        found = finished(left, described)
+        found = read_replayed(left, described)
     except UserError:  # not one iteration
         shutil.rmtree(left)
         return
@@ -505,7 +508,7 @@ def _absorb(out: Path, left: Path) -> None:
 # -- guesses, for the time that something will take ----------------------------------------------
 
 
-def _guessed_cost(setting: Setting, collective: str) -> MessageCost:
+def _guessed_cost(setting: LabShape, collective: str) -> MessageCost:
     """The wire at its rate, and a start-up that grows with the workers."""
     beta = wire_s_per_byte(collective, setting.workers, setting.rate_bits_per_s)
     alpha_s = ALPHA_S * setting.workers**2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -13,7 +14,7 @@ from typing import Any
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import parse_bits_per_s
 from ddlkit.papers.planners import PLANNERS
-from ddlkit.run.lab.network import Lab
+from ddlkit.run.lab.network import LabShape
 
 LENGTHS = ("quick", "full")
 SELECTIONS = ("recorded", "real")
@@ -21,30 +22,6 @@ DEFAULT_BATCH = 4
 BALANCED = (
     "balanced"  # compute takes as long as one message of everything, at each number of workers
 )
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A lab that is not up yet: the arguments of `Lab`."""
-
-    workers: int
-    rate_bits_per_s: float
-    ranks_per_node: int = 1
-    intra_rate_bits_per_s: float = 0.0
-
-    def lab(self) -> Lab:
-        """The lab itself. Raises UserError as `Lab` does."""
-        return Lab(
-            self.workers,
-            self.rate_bits_per_s,
-            ranks_per_node=self.ranks_per_node,
-            intra_rate_bits_per_s=self.intra_rate_bits_per_s,
-        )
-
-    @property
-    def name(self) -> str:
-        """As it appears in file names: "p4-1gbit", "p16-1gbit-g4-10gbit"."""
-        return f"p{self.workers}-{self.lab().name.removeprefix('lab:')}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +52,7 @@ class Campaign:
     rounds: int
     calibration: str
     selection: str
-    labs: Mapping[Setting, tuple[Wish, ...]]
+    labs: Mapping[LabShape, tuple[Wish, ...]]
 
     @property
     def name(self) -> str:
@@ -99,7 +76,7 @@ def read(file: Path) -> Campaign:
     grids = described.get("grids", [{}])
     if not isinstance(grids, list) or not grids or not all(isinstance(g, dict) for g in grids):
         raise UserError(f"{file}: grids: must be a list of mappings, at least one")
-    labs: dict[Setting, dict[Wish, None]] = {}
+    labs: dict[LabShape, dict[Wish, None]] = {}
     for number, grid in enumerate(grids):
         where = f"{file}: grids[{number}]"
         _check_keys(grid, set(_GRID), where)
@@ -243,11 +220,10 @@ def _value(value: Any, check: Callable[[Any], Any], where: str) -> Any:
     try:
         return check(value)
     except (ValueError, UserError) as error:
-        shown = value.workers if isinstance(value, Setting) else repr(value)
-        raise UserError(f"{where}: {shown}: {error}") from None
+        raise UserError(f"{where}: {value!r}: {error}") from None
 
 
-def _product(grid: Mapping[str, Any], where: str) -> list[tuple[Setting, Wish]]:
+def _product(grid: Mapping[str, Any], where: str) -> list[tuple[LabShape, Wish]]:
     """Every combination of a grid's lists, in their order."""
     values: dict[str, list[Any]] = {}
     for key, (default, check) in _GRID.items():
@@ -265,16 +241,16 @@ def _product(grid: Mapping[str, Any], where: str) -> list[tuple[Setting, Wish]]:
         if not intra_rates:
             raise UserError(f"{where}: intra_rates: missing: nodes of {per_node} ranks need one")
         for intra_rate in intra_rates:
-            setting = Setting(workers, rate, per_node, intra_rate)
-            _value(setting, _check_lab, f"{where}: workers")
+            shaped = functools.partial(_shape, rate, per_node, intra_rate)
+            lab = _value(workers, shaped, f"{where}: workers")
             found += [
-                (setting, Wish(network, batch, *rest))
+                (lab, Wish(network, batch, *rest))
                 for (network, batch), *rest in itertools.product(*(values[key] for key in _WISHED))
             ]
     return found
 
 
-def _check_lab(setting: Setting) -> None:
-    if setting.workers < 2:
+def _shape(rate: float, per_node: int, intra_rate: float, workers: int) -> LabShape:
+    if workers < 2:
         raise ValueError("one worker alone sends nothing: use at least 2")
-    setting.lab()
+    return LabShape(workers, rate, per_node, intra_rate)

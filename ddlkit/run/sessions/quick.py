@@ -28,7 +28,8 @@ from ddlkit.run.jobs import ranks
 from ddlkit.run.jobs.launch import Loopback, Place, launch, workspace
 from ddlkit.run.lab import network as lab
 from ddlkit.run.lab.calibrate import calibrate
-from ddlkit.run.lab.replay import Asked, balanced, replay, replay_join
+from ddlkit.run.lab.replay import choose_join, replay
+from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure import convergence
 from ddlkit.run.measure.collectives import measure_collectives
 from ddlkit.run.measure.convergence import Recipe, train
@@ -285,7 +286,7 @@ def _training(out: Path, length: Length) -> Tables:
             repeats=length.training_repeats,
             iterations=length.training_iterations,
             profile_sha256=profile.sha256,
-            join=replay_join(raise_priority=True),
+            join=choose_join(),
         )
 
 
@@ -303,10 +304,10 @@ def _replay(out: Path, length: Length) -> Tables:
     return {"runs": found.runs, "timeline": found.timeline[found.timeline["rank"] == 0]}
 
 
-def replay_cases(profile: LayerProfile, cost: MessageCost, place: Place) -> list[Asked]:
+def replay_cases(profile: LayerProfile, cost: MessageCost, place: Place) -> list[PlannedCase]:
     """The profile under DISTINCT_PLANS different plans, compute as long as one message of everything."""
-    asked = [balanced(profile, spec, cost, place) for spec in REPLAY_PLANS]
-    distinct = {plan.ends: (case, workload, plan) for case, workload, plan in asked}
+    asked = [plan_case(profile, spec, cost, place) for spec in REPLAY_PLANS]
+    distinct = {one.plan.ends: one for one in asked}
     return list(distinct.values())[:DISTINCT_PLANS]
 
 

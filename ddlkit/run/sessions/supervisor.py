@@ -73,7 +73,7 @@ def record(
     if gpu and not machine.describe()["gpus"]:
         raise UserError("no GPU here: nvidia-smi lists none; use --suite cpu")
     if out is None:
-        name = machine.name(by_gpu=True) if gpu else f"{machine.name()}-suite"
+        name = machine.name() if gpu else f"{machine.name()}-suite"
         out = store.recorded_dir(name) if profile == "standard" else store.BUILD / "smoke"
     with store.Lock(out / ".lock"):
         if in_use := vitals.gpu_in_use() if gpu else "":
