@@ -266,10 +266,11 @@ def _run_fit(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_PLANNERS = (
-    "none, single, buffer:25MB, buffer:64MB:5ms, ddp, mg_wfbp, mg_wfbp:osf, adafusion, "
-    "adafusion:repaired, exact, random:7:12, cuts:3,40"
-)
+def _specs() -> str:
+    """How plans are written, for a command's help."""
+    from ddlkit.model.planning import planners
+
+    return ", ".join(spec for planner in planners().values() for spec in planner.examples)
 
 
 def _add_inputs(parser: argparse.ArgumentParser) -> None:
@@ -365,7 +366,7 @@ def _predict(commands: Any) -> None:
     text = "predict an iteration from a profile and measured collectives, or a cost"
     parser = _command(commands, "predict", _run_predict, text)
     _add_inputs(parser)
-    parser.add_argument("--plan", default="ddp", help=_PLANNERS)
+    parser.add_argument("--plan", default="ddp", help=_specs())
     text = "iterations of the profile's machine, of real training (samples table): wider interval"
     parser.add_argument("--samples", type=Path, help=text)
 
@@ -401,7 +402,7 @@ def _plan(commands: Any) -> None:
     text = "choose which gradients to fuse; planned for messages one after the other"
     parser = _command(commands, "plan", _run_plan, text)
     _add_inputs(parser)
-    parser.add_argument("--planner", default="exact", help=_PLANNERS)
+    parser.add_argument("--planner", default="exact", help=_specs())
 
 
 def _run_plan(arguments: argparse.Namespace) -> int:

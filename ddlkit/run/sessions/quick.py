@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,17 +24,17 @@ from ddlkit.core.workload import LayerProfile
 from ddlkit.formats import messages
 from ddlkit.papers import networks as published
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs import ranks
-from ddlkit.run.jobs.launch import Loopback, Place, launch, workspace
+from ddlkit.run.jobs.launch import launch
+from ddlkit.run.jobs.place import Loopback, Place
 from ddlkit.run.lab import network as lab
 from ddlkit.run.lab.calibrate import calibrate
 from ddlkit.run.lab.replay import choose_join, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure import convergence
-from ddlkit.run.measure.collectives import measure_collectives
+from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
 from ddlkit.run.measure.convergence import Recipe, train
-from ddlkit.run.measure.layers import profile_layers
-from ddlkit.run.measure.training import measure_training
+from ddlkit.run.measure.layers import LayersSettings, layers_job, profile_layers
+from ddlkit.run.measure.training import TrainingSettings, training_job
 from ddlkit.run.nets import registry as networks
 from ddlkit.run.sessions.session import Point, Tables
 
@@ -197,14 +197,8 @@ def layers_point(network: str, batch: int, n_ranks: int, length: Length) -> Poin
         return {"layers": store.profile_frame(profile, "fp32", 1, threads), "samples": samples}
 
     def together(_: Path) -> Tables:
-        with workspace(None) as scratch:
-            config = {
-                "out": str(scratch),
-                "networks": {network: batch},
-                "budget": asdict(length.layers),
-            }
-            launch("layers", config, ranks=n_ranks, place=Loopback(), timeout_s=900)
-            return {name: ranks.load_result(scratch, name) for name in ("layers", "samples")}
+        settings = LayersSettings({network: batch}, budget=length.layers)
+        return launch(layers_job, settings, ranks=n_ranks, place=Loopback(), timeout_s=900)
 
     run = together if n_ranks > 1 else alone
     return Point("layers", f"{network}-b{batch}-r{n_ranks}", ["layers", "samples"], run)
@@ -215,7 +209,8 @@ def _device() -> str:
 
 
 def _loopback(n_ranks: int, length: Length) -> Tables:
-    return {"collectives": measure_collectives(Loopback(), n_ranks, budget=length.messages)}
+    settings = CollectivesSettings(budget=length.messages)
+    return launch(collectives_job, settings, ranks=n_ranks, place=Loopback())
 
 
 def _calibration(n_ranks: int, rate: str, length: Length) -> Point:
@@ -238,14 +233,9 @@ def _tensors(n_ranks: int, rate: str, length: Length) -> Point:
             with lab.Lab(n_ranks, parse_bits_per_s(rate)) as place:
                 found = calibrate(place, sizes, budget=length.tensors, tries=TRIES)
         else:
-            found = measure_collectives(
-                Loopback(),
-                n_ranks,
-                collectives=["all_reduce"],
-                sizes=sizes,
-                budget=length.tensors,
-                tries=TRIES,
-            )
+            settings = CollectivesSettings(["all_reduce"], sizes, length.tensors, tries=TRIES)
+            tables = launch(collectives_job, settings, ranks=n_ranks, place=Loopback())
+            found = tables["collectives"]
         found.insert(0, "network", TENSORS_NETWORK)
         return {"tensors": found}
 
@@ -277,17 +267,16 @@ def _training(out: Path, length: Length) -> Tables:
     workload = profile.workload()
     plans = {spec: make_plan(spec, workload, cost) for spec in length.training_plans}
     with lab.Lab(TRAINING_RANKS, parse_bits_per_s(TRAINING_RATE)) as place:
-        return measure_training(
-            place,
-            TRAINING_RANKS,
+        settings = TrainingSettings(
             TRAINING_NETWORK,
             batch,
             {spec: plan.group_bytes(workload).tolist() for spec, plan in plans.items()},
             repeats=length.training_repeats,
             iterations=length.training_iterations,
             profile_sha256=profile.sha256,
-            join=choose_join(),
         )
+        join = choose_join()
+        return launch(training_job, settings, ranks=TRAINING_RANKS, place=place, join=join)
 
 
 def _replay(out: Path, length: Length) -> Tables:

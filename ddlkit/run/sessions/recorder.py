@@ -17,13 +17,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from ddlkit import machine
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import GIB, format_bytes
-from ddlkit.run.jobs.launch import MISTAKE, die_with_parent
+from ddlkit.run.jobs.protocol import MISTAKE, die_with_parent, trap
 from ddlkit.run.sessions.outcomes import (
     FAILED,
     IN_USE,
@@ -217,7 +216,7 @@ def _foreign_bytes() -> int:
 def main(argv: Sequence[str]) -> int:
     """Exit status: 0, SPENT, or MISTAKE with the reason told to the parent."""
     die_with_parent()
-    signal.signal(signal.SIGTERM, _leave)
+    trap(signal.SIGTERM)
     config = json.loads(argv[0])
     with os.fdopen(config["events"], "w") as stream:
 
@@ -241,11 +240,6 @@ def main(argv: Sequence[str]) -> int:
             emit({"failure": one_line(error)})
             return MISTAKE
     return 0 if usable else SPENT
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """End by way of every ``finally``."""
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -17,17 +17,18 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs.launch import Loopback
+from ddlkit.run.jobs.launch import launch
+from ddlkit.run.jobs.place import Loopback
 from ddlkit.run.measure import contention, selection
 from ddlkit.run.measure.channels import BLOCKS, DEFAULT, THREADS, measure_channels
 from ddlkit.run.measure.channels import SIZES as CHANNEL_SIZES
-from ddlkit.run.measure.collectives import measure_collectives
+from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
 from ddlkit.run.measure.copies import DISK_SIZES, measure_copies, measure_disk
 from ddlkit.run.measure.copies import SIZES as COPY_SIZES
 from ddlkit.run.measure.layers import profile_layers
 from ddlkit.run.measure.peaks import efficiency, measure_drift, measure_peaks
 from ddlkit.run.measure.throughput import SHARING_TABLE_2, measure_throughput
-from ddlkit.run.measure.training import OWN_PLAN, TABLES, measure_training
+from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions.session import Plan, Point, Tables, Unavailable
 
 Profile = tuple[str, int, str]  # network, batch, precision
@@ -259,15 +260,9 @@ def _messages(
     join: Mapping[str, Any] | None = None,
 ) -> Point:
     def run(_: Path) -> Tables:
-        frame = measure_collectives(
-            Loopback(name=link),
-            ranks,
-            collectives=collectives,
-            sizes=sizes,
-            budget=extent.message,
-            join=join,
-        )
-        return {"collectives": frame}
+        settings = CollectivesSettings(collectives, sizes, extent.message)
+        place = Loopback(name=link)
+        return launch(collectives_job, settings, ranks=ranks, place=place, join=join)
 
     estimate_s = _LAUNCH_S + len(collectives) * len(sizes) * extent.message.max_s
     return _with_gpus(gpus, Point("collectives", name, ["collectives"], run, estimate_s))
@@ -275,22 +270,16 @@ def _messages(
 
 def _training(network: str, batch: int, ranks: int, extent: Extent, gpus: int) -> Point:
     def run(_: Path) -> Tables:
-        tables: Tables = measure_training(
-            Loopback(),
-            ranks,
-            network,
-            batch,
-            {OWN_PLAN: []},
-            repeats=extent.repeats,
-            iterations=2 * extent.iterations,
+        settings = TrainingSettings(
+            network, batch, {OWN_PLAN: []}, extent.repeats, 2 * extent.iterations
         )
-        return tables
+        return launch(training_job, settings, ranks=ranks, place=Loopback())
 
     device = "cuda" if gpus else "cpu"
     iterations = extent.repeats * (4 * extent.iterations + 5)  # half of them without exchange
     estimate_s = _LAUNCH_S + 2 * iterations * _iteration_s(network, batch, "fp32", device)
     name = f"{network}-b{batch}-p{ranks}"
-    return _with_gpus(gpus, Point("training", name, list(TABLES), run, estimate_s))
+    return _with_gpus(gpus, Point("training", name, list(training_job.tables), run, estimate_s))
 
 
 def _channels(extent: Extent) -> Iterator[Point]:

@@ -12,7 +12,6 @@ import math
 import os
 import queue
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -31,7 +30,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_seconds
 from ddlkit.run.instruments import vitals
 from ddlkit.run.jobs.launch import end
-from ddlkit.run.jobs.zygote import PACKAGES, PARENT
+from ddlkit.run.jobs.protocol import child_environment, ending
 from ddlkit.run.sessions.outcomes import KILLED, MEASURED, NO_TIME, PARTIAL, PENDING, STARTED
 
 POINTS = "ddlkit.run.sessions.suites:session_plan"
@@ -146,7 +145,7 @@ class _Session:
             else:
                 if recorder.status == 0:
                     return False
-        how = overdue or f"the process that measured it {_ending(recorder.status)}"
+        how = overdue or f"the process that measured it {ending(recorder.status)}"
         if self.running:
             row = self.running[0]
             self._close(row, NO_TIME if self._late() else KILLED, how, 0.0)
@@ -278,12 +277,6 @@ def _session_numbers(out: Path) -> Iterator[int]:
             yield int(found[1])
 
 
-def _ending(status: int) -> str:
-    if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
-    return f"ended with exit status {status}"
-
-
 def _say(line: str) -> None:
     print(f"ddlkit: {line}", file=sys.stderr, flush=True)
 
@@ -297,16 +290,11 @@ class _Recorder:
 
     def __enter__(self) -> _Recorder:
         reading, writing = os.pipe()
-        inherited = [path for path in [os.environ.get("PYTHONPATH", "")] if path]
-        ours = {
-            "PYTHONPATH": os.pathsep.join([str(PACKAGES), *inherited]),
-            PARENT: str(os.getpid()),
-        }
         config = json.dumps({**self._config, "events": writing})
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ddlkit.run.sessions.recorder", config],
-                env={**os.environ, **ours},
+                env=child_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what libraries print is no result of ours
                 pass_fds=[writing],
