@@ -21,7 +21,7 @@ import nbformat
 import psutil
 import pytest
 
-from ddlkit import store
+from ddlkit import papers, store
 from ddlkit.core.errors import UserError
 from ddlkit.report import book, catalog, claims, outputs, reproduction, site
 from places import alive, wait_for
@@ -447,8 +447,9 @@ def test_the_findings_are_the_numbers_of_the_summaries(tmp_path: Path) -> None:
     assert "+50.0% on GoogLeNet" in text
 
 
-def test_the_four_papers_are_cited_by_the_keys_of_their_data() -> None:
-    assert [paper["abbreviation"] for paper in site.cited_papers()] == list(claims.PAPERS)
+def test_the_papers_are_cited_by_their_keys_and_titles() -> None:
+    cited = {paper["abbreviation"]: paper["title"] for paper in site.cited_papers()}
+    assert cited == {paper.key: paper.title for paper in papers.load().values()}
 
 
 def test_every_verdict_stands_on_a_page_of_its_own(small: Book) -> None:
