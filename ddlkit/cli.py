@@ -518,7 +518,11 @@ def _book(commands: Any) -> None:
     parser = _command(commands, "book", _run_book, "run the notebooks and build the report")
     parser.add_argument("--recorded", action="store_true", help="only from data/recorded")
     parser.add_argument("--data", type=Path, help="measured tables [build/measured]")
-    parser.add_argument("--reports", type=Path, help="where figures and REPRODUCTION.md go")
+    parser.add_argument(
+        "--reports",
+        type=Path,
+        help="where figures and REPRODUCTION.md go [reports with --recorded, else build/reports]",
+    )
     parser.add_argument("--only", default="", help="notebooks by number: 20,40")
 
 
@@ -543,16 +547,14 @@ def _figures(commands: Any) -> None:
     parser.add_argument(
         "--check", action="store_true", help="fail on a missing image, CSV or tolerance"
     )
-    parser.add_argument("--readme", action="store_true", help="write the table into README.md")
+    parser.add_argument("--write", action="store_true", help="write reports/FIGURES.md")
     parser.add_argument("--reports", type=Path, help="directory that holds figures/ [reports]")
 
 
 def _run_figures(arguments: argparse.Namespace) -> int:
     from ddlkit.report import catalog
 
-    return catalog.command(
-        check=arguments.check, readme=arguments.readme, reports=arguments.reports
-    )
+    return catalog.command(check=arguments.check, write=arguments.write, reports=arguments.reports)
 
 
 if __name__ == "__main__":

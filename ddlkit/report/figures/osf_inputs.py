@@ -17,7 +17,7 @@ from ddlkit.core.workload import Workload
 from ddlkit.model.calibration import Calibration
 from ddlkit.papers.osf import cluster
 from ddlkit.report.claims import claimed
-from ddlkit.report.source import Source, campaign_dir
+from ddlkit.report.source import open_campaign
 
 TWO = ("ResNet101", "VGG16")
 WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
@@ -76,14 +76,12 @@ class Lab:
     calibration: Calibration
 
     @classmethod
-    def load(cls, campaign: str = "osf") -> Lab:
+    def load(cls, campaign: str = "campaign-osf") -> Lab:
         """The recorded campaign. Raises UserError where there is none."""
-        directory = campaign_dir(campaign)
-        own = Source((directory,))
-        # Profiles that the machine had already are not the campaign's own.
-        workloads = Source((directory, directory.parent)).workloads()
+        found = open_campaign(name=campaign)
+        own = found.alone
         calibration = Calibration.of(own.table("collectives"))
-        return cls(own.table("runs"), own.table("timeline"), workloads, calibration)
+        return cls(own.table("runs"), own.table("timeline"), found.workloads(), calibration)
 
     def cases(self, *, negotiated: bool) -> list[Case]:
         """The cases with or without a negotiation, in the order of the recording."""
