@@ -54,21 +54,21 @@ def luminance(color: str) -> float:
     return float(np.dot([0.2126, 0.7152, 0.0722], np.array(to_rgb(color)) ** 2.2))
 
 
-@pytest.mark.parametrize("family", ["ROLES", "PLANS", "FORMS", "SELECTIONS", "SPANS"])
+@pytest.mark.parametrize("family", ["roles", "plans", "forms", "selections", "spans"])
 def test_looks_of_a_family_differ_without_colour(family: str) -> None:
-    styles = getattr(looks, family).values()
-    features = ("color", "label") if family == "SPANS" else ("color", "label", "marker")
+    styles = looks.FAMILIES[family].values()
+    features = ("color", "label") if family == "spans" else ("color", "label", "marker")
     for feature in features:
         assert len({getattr(style, feature) for style in styles}) == len(styles), feature
-    if family == "ROLES":
+    if family == "roles":
         assert len({str(style.line) for style in styles}) == len(styles)
-    for one, other in combinations(styles, 2) if family in ("ROLES", "SPANS") else ():
+    for one, other in combinations(styles, 2) if family in ("roles", "spans") else ():
         grey = abs(luminance(one.color) - luminance(other.color))
         assert one.hatch != other.hatch or grey > 0.05, (one.label, other.label)
 
 
 def test_every_span_kind_has_a_look_and_strangers_have_none() -> None:
-    assert set(looks.SPANS) == set(KINDS)
+    assert set(looks.FAMILIES["spans"]) == set(KINDS)
     with pytest.raises(UserError, match="no style for 'guess'"):
         looks.look("guess")
 
@@ -76,7 +76,7 @@ def test_every_span_kind_has_a_look_and_strangers_have_none() -> None:
 def test_series_look_like_their_role_or_plan_and_like_no_other_series() -> None:
     names = ["measured", "adafusion", "adafusion:repaired", "a", "b", "c", "d", "e", "f"]
     styles = looks.looks(names)
-    assert styles[0] == looks.ROLES["measured"]
+    assert styles[0] == looks.FAMILIES["roles"]["measured"]
     assert len({(style.color, style.line) for style in styles}) == len(names)
 
 

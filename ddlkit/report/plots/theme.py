@@ -1,6 +1,6 @@
-"""How things look: one theme, and one colour, marker, line and hatch per role, plan, cost form or span kind.
+"""How things look: one theme, one look per role, plan, cost form or span kind, and axes with units.
 
-Marker, line and hatch tell things apart without colour, too.
+Marker, line and hatch tell things apart without colour, too; ``looks.yml`` beside this module lists them.
 """
 
 from __future__ import annotations
@@ -12,26 +12,32 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
+import yaml
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from numpy.typing import ArrayLike
 
+from ddlkit.core import units
 from ddlkit.core.errors import UserError
 from ddlkit.model.planning import planners
 
 WIDTH = 7.2
 INK, SOFT, FAINT = "#1b1b1b", "#6f6f6f", "#e4e4e4"
-_RC = mpl.rc_params_from_file(
-    Path(__file__).with_name("theme.mplstyle"), use_default_template=False
-)
+_HERE = Path(__file__).parent
+_RC = mpl.rc_params_from_file(_HERE / "theme.mplstyle", use_default_template=False)
 
 
 @dataclass(frozen=True)
 class Style:
-    """How one name looks wherever it appears."""
+    """How one name looks wherever it appears; ``line`` is a matplotlib line style."""
 
     label: str
     color: str
     marker: str = ""
-    line: Any = "-"  # a matplotlib line style
+    line: Any = "-"
     hatch: str = ""
     hollow: bool = False
 
@@ -41,54 +47,17 @@ class Style:
         return "none" if self.hollow else self.color
 
 
-ROLES = {
-    "measured": Style("measured", INK, "o", "-", hollow=True),
-    "model": Style("model", "#00588f", "D", "--", "///"),
-    "paper": Style("paper", "#d55e00", "s", ":", "...", hollow=True),
-    "no_overlap": Style("no overlap", "#e0a000", "v", "-.", "\\\\\\", hollow=True),
-    "perfect_overlap": Style("perfect overlap", "#7fc4ee", "^", (0, (1, 1, 4, 1)), "xxx", True),
-    "linear": Style("linear cost", "#009e73", "P", (0, (5, 1)), "---", hollow=True),
-    "osf": Style("OSF", "#b3568a", "X", (0, (3, 1, 1, 1)), "+++", hollow=True),
-}
-PLANS = {name: Style(planner.label, *planner.look) for name, planner in planners().items()}
-FORMS = {
-    "ring_all_reduce": Style("ring, Eq 7", "#b3568a", "v", "--"),
-    "alpha_beta": Style("alpha-beta", "#d55e00", "s", ":"),
-    "piecewise": Style("log / linear", "#e0a000", "^", "-."),
-    "segments": Style("linear pieces", "#00588f", "D", "-"),
-    "table": Style("table", INK, "o", "--"),
-}
-SELECTIONS = {
-    "density_log": Style("gamma rho d log d", "#d55e00", "s", ":"),
-    "log": Style("gamma d log d", "#e0a000", "^", "-."),
-    "scan": Style("start-up + passes", "#00588f", "D", "-"),
-}
-SPANS = {
-    "io": Style("input", "#bdbdbd", hatch="||||"),
-    "h2d": Style("copy to device", "#8f8f8f", hatch="----"),
-    "forward": Style("forward", "#a9d3f0"),
-    "backward": Style("backward", "#4a94c8"),
-    "sparsify": Style("sparsify", "#b3568a", hatch="..."),
-    "negotiate": Style("negotiate", "#f0c9e0", hatch="++++"),
-    "wait": Style("wait", "#f2f2f2"),
-    "all_reduce": Style("all-reduce", "#c14d00", hatch="////"),
-    "all_gather": Style("all-gather", "#e0a000", hatch="\\\\\\\\"),
-    "update": Style("update", "#00664b", hatch="xxxx"),
-}
-VERDICTS = {
-    "reproduced": Style("reproduced", INK, "o"),
-    "differs": Style("differs", INK, "X", hollow=True),
-}
-LOOKS = {**ROLES, **PLANS, **FORMS, **SELECTIONS, **SPANS, **VERDICTS}
-_SERIES = (
-    ("#00588f", "D", "-", ""),
-    ("#d55e00", "s", "--", "///"),
-    (INK, "o", "-.", "..."),
-    ("#e0a000", "^", ":", "xxx"),
-    ("#009e73", "v", "-", "\\\\\\"),
-    ("#b3568a", "P", "--", "|||"),
-)
-"""Looks of names that are none of LOOKS, by their place among others."""
+def _style(look: dict[str, Any]) -> Style:
+    """A style as the file lists it; matplotlib wants tuples for dashes."""
+    line = look.get("line", "-")
+    return Style(**{**look, "line": line if isinstance(line, str) else (line[0], tuple(line[1]))})
+
+
+_LISTED = yaml.safe_load((_HERE / "looks.yml").read_text(encoding="utf-8"))
+_SERIES = _LISTED.pop("series")
+FAMILIES = {family: {k: _style(v) for k, v in looks.items()} for family, looks in _LISTED.items()}
+FAMILIES["plans"] = {name: Style(one.label, *one.look) for name, one in planners().items()}
+_LOOKS = {name: style for family in FAMILIES.values() for name, style in family.items()}
 
 
 @contextmanager
@@ -107,9 +76,9 @@ def look(name: str) -> Style:
     ('buffer 25MB', True)
     """
     head, _, argument = name.partition(":")
-    if head not in LOOKS:
+    if head not in _LOOKS:
         raise UserError(f"no style for {name!r}: use a role, plan, cost form or span kind")
-    style = LOOKS[head]
+    style = _LOOKS[head]
     return replace(style, label=f"{style.label} {argument}") if argument else style
 
 
@@ -122,7 +91,7 @@ def looks(names: Sequence[str]) -> list[Style]:
     heads = [name.partition(":")[0] for name in names]
     for place, (name, head) in enumerate(zip(names, heads, strict=True)):
         style = Style(name, *_SERIES[place % len(_SERIES)])
-        if head in LOOKS:
+        if head in _LOOKS:
             style = look(name)
             if head in heads[:place]:
                 red, green, blue = to_rgb(style.color)
@@ -130,3 +99,62 @@ def looks(names: Sequence[str]) -> list[Style]:
                 style = replace(style, color=darker, line=(0, (3, 1)), hatch="|||")
         styles.append(style)
     return styles
+
+
+def time_unit(seconds: ArrayLike) -> tuple[float, str]:
+    """Factor and name of the unit in which the largest of ``seconds`` reads best.
+
+    >>> time_unit([2e-3, 0.5e-3])
+    (1000.0, 'ms')
+    """
+    largest = float(np.nanmax(np.abs(np.asarray(seconds, dtype=float))))
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if largest * factor >= 1:
+            return factor, unit
+    return 1e6, "µs"
+
+
+def set_log(ax: Axes, log: str) -> None:
+    """Make axes logarithmic: "x", "y" or both; "b" for an x axis of message sizes in bytes."""
+    for axis, letter in ((ax.xaxis, "x"), (ax.yaxis, "y")):
+        if letter in log:
+            getattr(ax, f"set_{letter}scale")("log")
+            plain_log_ticks(axis)
+    if "b" in log:
+        _byte_axis(ax)
+
+
+def plain_log_ticks(axis: Axis) -> None:
+    """Ticks of a logarithmic axis as plain numbers: evenly spaced if it is short, else 1, 2, 5, 10 ...
+
+    Over more than three decades only one tick per decade fits.
+    """
+    low, high = axis.get_view_interval()
+    short, long = low > 0 and high < 6 * low, high > 1e3 * low
+    many = LogLocator(numticks=12) if long else LogLocator(subs=(1.0, 2.0, 5.0), numticks=12)
+    axis.set_major_locator(MaxNLocator(6) if short else many)
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _byte_axis(ax: Axes) -> None:
+    """At most six ticks at powers of two."""
+    ax.set_xscale("log", base=2)
+    low, high = (int(np.round(np.log2(limit))) for limit in ax.get_xlim())
+    step = next((step for step in (1, 2, 5) if (high - low) / step <= 6), 10)
+    ticks = [2.0**k for k in range(-(-low // step) * step, high + 1, step)]
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: units.format_bytes(size)))
+
+
+def add_legend(ax: Axes, place: str) -> None:
+    """Name what is drawn: "above" the axes, to the "right" of them, "inside", or not ("")."""
+    entries = len(ax.get_legend_handles_labels()[1])
+    places: dict[str, dict[str, Any]] = {
+        "above": {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": min(4, entries)},
+        "right": {"loc": "upper left", "bbox_to_anchor": (1, 1)},
+        "inside": {"loc": "upper left"},
+    }
+    if place:
+        ax.legend(**places[place])

@@ -12,8 +12,7 @@ from ddlkit.core import units
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import COMMUNICATION, KINDS, Timeline
 from ddlkit.core.workload import Workload
-from ddlkit.report.plots.axes import legend, time_unit
-from ddlkit.report.plots.theme import SOFT, look, looks, theme
+from ddlkit.report.plots.theme import SOFT, add_legend, look, looks, theme, time_unit
 
 NUMBERED = 12  # messages that carry the number of their group
 
@@ -73,7 +72,7 @@ def layer_profile(ax: Axes, workloads: Mapping[str, Workload]) -> None:
     ax.set_ylabel("gradients ready [% of bytes]")
     ax.set_xlim(left=0)
     ax.set_ylim(0, 105)
-    legend(ax, "inside")
+    add_legend(ax, "inside")
 
 
 def _chosen(timeline: Timeline, rank: int, iteration: int | None) -> Timeline:

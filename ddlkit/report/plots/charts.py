@@ -1,10 +1,11 @@
-"""Curves, samples and fits against a size, and predictions against measurements."""
+"""Charts: bars and dots by case, curves and samples against a size, predictions against measurements."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,10 +14,130 @@ from numpy.typing import ArrayLike
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import Fit
-from ddlkit.report.plots import axes
-from ddlkit.report.plots.theme import FAINT, SOFT, look, looks, theme
+from ddlkit.report.plots.theme import (
+    FAINT,
+    INK,
+    SOFT,
+    Style,
+    add_legend,
+    look,
+    looks,
+    plain_log_ticks,
+    set_log,
+    theme,
+    time_unit,
+)
 
+CROWDED = 60  # letters under an axis
 FEW = 30  # points of a line that are marked one by one
+
+
+@theme()
+def bars(
+    ax: Axes,
+    table: pd.DataFrame,
+    *,
+    label: str,
+    seconds: bool = False,
+    stacked: bool = False,
+    legend: str = "above",
+) -> None:
+    """A group of bars per row (its index names it), a bar per column, beside or upon each other.
+
+    A column named as a plan or role has its look; ``legend`` is "above", "right" or "". Times in
+    ``seconds`` are drawn in the unit that reads best, which then follows ``label``. NaN draws nothing.
+    """
+    if seconds:
+        factor, unit = time_unit(table.to_numpy())
+        table, label = factor * table, f"{label} [{unit}]"
+    styles = looks([str(name) for name in table.columns])
+    crowded = sum(len(str(name)) for name in table.index) > CROWDED
+    table.plot.bar(
+        ax=ax,
+        stacked=stacked,
+        width=0.72 if stacked else 0.84,
+        color=[style.color for style in styles],
+        edgecolor="white",
+        linewidth=0.3,
+        legend=False,
+        rot=0,
+        xlabel="",
+        ylabel=label,
+    )
+    for container, style in zip(ax.containers, styles, strict=True):
+        plt.setp(container, hatch=style.hatch)
+        container.set_label(style.label)
+    if crowded:
+        plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
+    ax.tick_params(axis="x", length=0)
+    add_legend(ax, legend)
+
+
+@theme()
+def dots(
+    ax: Axes,
+    cases: Sequence[str],
+    values: Mapping[str, ArrayLike] | pd.DataFrame,
+    *,
+    label: str,
+    reference: float = 0.0,
+    band: tuple[str, ArrayLike] | None = None,
+    interval: tuple[ArrayLike, ArrayLike] | None = None,
+    legend: str = "above",
+) -> None:
+    """A row per case, a marker per role or series: name -> (n,) numbers in the unit of ``label``.
+
+    band : its name and half width, (n,) or one for all cases, drawn in grey about the ``reference``
+    interval : lower and upper ends, (n,) each, of bars about the values
+    """
+    place = np.arange(len(cases))
+    _case_rows(ax, cases, reference)
+    if band is not None:
+        half = np.broadcast_to(np.abs(np.asarray(band[1], dtype=float)), place.shape)
+        ax.barh(place, 2 * half, left=reference - half, height=0.62, color=FAINT, label=band[0])
+    if interval is not None:
+        ax.hlines(place, *interval, color=INK, label="95% interval")
+    for style, name in zip(looks(list(values)), values, strict=True):
+        _mark(ax, values[name], place, style, 4.5)
+    ax.set_xlabel(label)
+    add_legend(ax, legend)
+
+
+@theme()
+def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: str) -> None:
+    """The model's numbers (n,), one point each, in a row per group (n,); a bar marks the median."""
+    points = pd.Series(np.asarray(values, dtype=float)).groupby(list(groups), sort=False)
+    _case_rows(ax, [str(name) for name, _ in points], 0.0)
+    (style,) = looks(["model"])
+    for row, (_, of_group) in enumerate(points):
+        inside = np.sort(of_group)
+        # Spread evenly, not at random: the same data draw the same picture.
+        spread = row + 0.5 * (np.arange(len(inside)) % 5 / 4 - 0.5)
+        ax.plot(inside, spread, style.marker, color=style.color, markersize=3, alpha=0.6)
+        ax.plot([np.median(inside)] * 2, [row - 0.36, row + 0.36], color=INK, linewidth=2)
+    ax.set_xlabel(label)
+
+
+@theme()
+def verdict_ratios(ax: Axes, verdicts: pd.DataFrame, *, limit: float = 4.0) -> None:
+    """Computed over printed value of every attempted claim, with the tolerance as a bar around 1.
+
+    ``verdicts`` is ``report.verdicts.evaluate()``'s; ratios beyond ``limit`` sit on the border and
+    carry their value.
+    """
+    tried = verdicts[verdicts["verdict"] != "not attempted"].reset_index(drop=True)
+    ratio = tried["computed"] / tried["value"]
+    shown = ratio.clip(1 / limit, limit)
+    kinds = {name: shown.where(tried["verdict"] == name) for name in ("reproduced", "differs")}
+    band = "tolerance", tried["tolerance"]
+    label = "computed here / printed in the paper"
+    dots(ax, tried["id"].tolist(), kinds, label=label, reference=1.0, band=band)
+    for row in np.flatnonzero(shown != ratio).tolist():
+        text, side = f" {ratio[row]:.2g} ", "left" if ratio[row] < 1 else "right"
+        ax.text(shown[row], row, text, va="center", ha=side, fontsize=7)
+    ax.set_xscale("log")
+    ax.set_xlim(0.9 / limit, 1.1 * limit)
+    plain_log_ticks(ax.xaxis)
 
 
 @theme()
@@ -24,16 +145,7 @@ def points(
     ax: Axes, x: ArrayLike, y: ArrayLike, role: str, *, label: str = "", size: float = 8
 ) -> None:
     """Markers of a role at (n,) places, as what a paper prints or what was measured, upon lines."""
-    style = look(role)
-    ax.plot(
-        np.asarray(x, dtype=float),
-        np.asarray(y, dtype=float),
-        style.marker,
-        color=style.color,
-        markerfacecolor=style.face,
-        markersize=size,
-        label=label or style.label,
-    )
+    _mark(ax, x, y, look(role), size, label)
 
 
 @theme()
@@ -62,9 +174,9 @@ def lines(
             linestyle=style.line,
             label=style.label,
         )
-    axes.scale(ax, log)
+    set_log(ax, log)
     ax.set(xlabel=xlabel, ylabel=ylabel)
-    axes.legend(ax, legend)
+    add_legend(ax, legend)
 
 
 @theme()
@@ -87,7 +199,7 @@ def samples(
     import seaborn as sns  # takes longer to import than all else here
 
     timed = y == "seconds"
-    factor, unit = axes.time_unit(frame[y]) if timed else (1.0, "")
+    factor, unit = time_unit(frame[y]) if timed else (1.0, "")
     groups = list(frame.groupby(series, sort=False))
     for (_, rows), style in zip(groups, looks([str(name) for name, _ in groups]), strict=True):
         few = rows[x].nunique() <= FEW
@@ -106,10 +218,10 @@ def samples(
             ax=ax,
         )
     if timed:
-        axes.scale(ax, "by" if x == "bytes" else "xy")
+        set_log(ax, "by" if x == "bytes" else "xy")
     ax.set_xlabel("message size" if x == "bytes" else x)
     ax.set_ylabel(f"time [{unit}]" if timed else y.replace("_", " "))
-    axes.legend(ax, legend)
+    add_legend(ax, legend)
 
 
 @theme()
@@ -127,7 +239,7 @@ def cost_fit(ax: Axes, *fits: Fit[Any], density: float | None = None) -> None:
         raise UserError(f"density {density:g} was not measured: there are {np.unique(at[1])}")
     sizes, seconds = at[0][chosen], seconds[chosen]
     medians = pd.Series(seconds).groupby(sizes).median()
-    scale, unit = axes.time_unit(medians)
+    scale, unit = time_unit(medians)
     grid = np.geomspace(sizes.min(), sizes.max(), 200)
     place = [grid] if density is None else [grid, np.full_like(grid, density)]
     ax.plot(sizes, seconds * scale, ".", color=SOFT, markersize=2.5, alpha=0.5, zorder=1)
@@ -141,10 +253,10 @@ def cost_fit(ax: Axes, *fits: Fit[Any], density: float | None = None) -> None:
         ax.plot(grid, line, color=style.color, linestyle=style.line, label=label)
     points(ax, medians.index, scale * medians, "measured", label="measured, median", size=4)
     messages = density is None
-    axes.scale(ax, "by" if messages else "xy")
+    set_log(ax, "by" if messages else "xy")
     what = fits[0].cost.collective.replace("_", "-") if messages else "selection"
     ax.set(xlabel="message size" if messages else "elements", ylabel=f"{what} time [{unit}]")
-    axes.legend(ax, "inside")
+    add_legend(ax, "inside")
 
 
 @theme()
@@ -164,7 +276,7 @@ def predicted_vs_measured(
     table = pd.DataFrame({role: np.asarray(values) for role, values in predicted_s.items()})
     table.index = pd.Index(np.asarray(measured_s, dtype=float))
     everything = table.reset_index().to_numpy(dtype=float)
-    scale, unit = axes.time_unit(everything)
+    scale, unit = time_unit(everything)
     positive = everything[everything > 0] * scale
     if not positive.size:
         raise UserError(f"no {quantity} above zero to draw")
@@ -175,9 +287,33 @@ def predicted_vs_measured(
         points(ax, scale * table.index, scale * table[role], str(role), size=4.5)
     ax.set(xscale="log", yscale="log", xlim=tuple(line), ylim=tuple(line), aspect="equal")
     for axis in (ax.xaxis, ax.yaxis):
-        axes.plain_log_ticks(axis)
+        plain_log_ticks(axis)
     ax.grid(True, axis="both")
     ax.set(xlabel=f"measured {quantity} [{unit}]", ylabel=f"predicted {quantity} [{unit}]")
     handles, labels = ax.get_legend_handles_labels()
     handles, labels = [*handles[::-1], Patch(color=FAINT)], [*labels[::-1], f"within ±{band:.0%}"]
     ax.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+
+
+def _case_rows(ax: Axes, names: Sequence[str], reference: float) -> None:
+    """One row per name, the first on top, and a line where values are as the reference."""
+    ax.axvline(reference, color=SOFT, linewidth=0.8)
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(True, axis="both")
+
+
+def _mark(
+    ax: Axes, x: ArrayLike, y: ArrayLike, style: Style, size: float, label: str = ""
+) -> None:
+    """Markers of a style at (n,) places."""
+    ax.plot(
+        np.asarray(x, dtype=float),
+        np.asarray(y, dtype=float),
+        style.marker,
+        color=style.color,
+        markerfacecolor=style.face,
+        markersize=size,
+        label=label or style.label,
+    )
