@@ -23,7 +23,7 @@ import pytest
 
 from ddlkit import papers, store
 from ddlkit.core.errors import UserError
-from ddlkit.report import book, catalog, claims, outputs, reproduction, site
+from ddlkit.report import book, catalog, claims, outputs, site
 from places import alive, wait_for
 
 LAYERS = [
@@ -33,12 +33,12 @@ LAYERS = [
         "| reading | 75 minutes; 90 with the exercises |\n\n"
         "If $x < y$, then\n\n$$t = \\max_i \\sum_{k=1}^{n} \\frac{a_k}{b}$$",
     ),
-    ("parameters", "# What this notebook may be told\ndata = ''\nseed = 3\nscale = 1.5"),
+    ("parameters", "# What this notebook may be told\ndata = ''\nscale = 1.5"),
     (
         "code",
         "# Draw two bars\n"
         "import sys\nimport pandas as pd\nfrom ddlkit.report import outputs, plots\n"
-        "frame = pd.DataFrame({'plan': ['none', 'single'], 'seconds': [scale, seed / 3]})\n"
+        "frame = pd.DataFrame({'plan': ['none', 'single'], 'seconds': [scale, int(data) / 3]})\n"
         "fig, ax = plots.canvas(height=2.4)\n"
         "plots.bars(ax, frame.set_index('plan'), label='model', seconds=True)\n"
         "plots.save_figure(fig, 'wb-layers', frame);",
@@ -54,7 +54,7 @@ LAYERS = [
     ("code", "print(sys.executable)"),
     ("code", "frame"),
 ]
-PLAIN = [("markdown", "# Fit"), ("parameters", "seed = 3"), ("code", "seed")]
+PLAIN = [("markdown", "# Fit"), ("parameters", "data = ''"), ("code", "int(data)")]
 
 
 def write(path: Path, cells: Sequence[tuple[str, str]]) -> Path:
@@ -90,10 +90,10 @@ class Book:
     def pages(self) -> Path:
         return self.folder / "site"
 
-    def run(self, **parameters: object) -> list[book.Executed]:
+    def run(self, data: str = "") -> list[bool]:
         return book.run(
             self.notebooks,
-            parameters,
+            data,
             executed=self.folder / "executed",
             reports=self.reports,
             inputs=(self.folder / "data",),
@@ -109,7 +109,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Book:
     made = Book(tmp_path_factory.mktemp("book"))
     write(made.folder / "notebooks" / "10_layers.ipynb", LAYERS)
     write(made.folder / "notebooks" / "20_fit.ipynb", PLAIN)
-    made.run(seed=6)
+    made.run("6")
     made.export()
     return made
 
@@ -131,7 +131,7 @@ def test_notebooks_run_here_with_their_parameters_and_no_notice(small: Book) -> 
 def test_a_run_with_the_same_inputs_is_kept(
     small: Book, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert [result.kept for result in small.run(seed=6)] == [True, True]
+    assert small.run("6") == [True, True]
     assert "book: [2/2] 20_fit kept, ran in" in capsys.readouterr().err
 
 
@@ -152,33 +152,29 @@ def test_what_changed_is_run_again_and_what_follows_it(
     monkeypatch.setenv(outputs.REPORTS_VARIABLE, str(made.reports))
     writes = "from ddlkit.report import outputs\noutputs.record_summary('a', {'x': 1})"
     first = write(
-        tmp_path / "notebooks" / "10_a.ipynb", [("parameters", "seed = 1"), ("code", writes)]
+        tmp_path / "notebooks" / "10_a.ipynb", [("parameters", "data = 1"), ("code", writes)]
     )
     write(tmp_path / "notebooks" / "20_b.ipynb", [("parameters", "other = 1")])
     (tmp_path / "data").mkdir()
 
-    def kept(**parameters: object) -> list[bool]:
-        return [result.kept for result in made.run(**parameters)]
-
+    kept = made.run
     assert kept() == [False, False]
     (made.reports / "summaries" / "a.json").unlink()
     assert kept() == [False, True], "its output was gone"
-    assert kept(seed=2) == [False, True], "its parameter changed"
-    write(first, [("parameters", "seed = 2")])
-    assert kept(seed=2) == [False, False], "an earlier notebook changed"
+    assert kept("2") == [False, True], "its parameter changed"
+    write(first, [("parameters", "data = 2")])
+    assert kept("2") == [False, False], "an earlier notebook changed"
     (tmp_path / "data" / "new.csv").write_text("a\n1\n")
-    assert kept(seed=2) == [False, False], "the data changed"
+    assert kept("2") == [False, False], "the data changed"
     (package / "new.py").write_text("")
-    assert kept(seed=2) == [False, False], "the package changed"
-    assert kept(seed=2) == [True, True]
+    assert kept("2") == [False, False], "the package changed"
+    assert kept("2") == [True, True]
 
 
 def test_equal_recordings_give_equal_bytes(small: Book, tmp_path: Path) -> None:
-    book.run(
-        small.notebooks[:1], {"seed": 6}, executed=tmp_path / "e", reports=tmp_path / "r", inputs=()
-    )
+    book.run(small.notebooks[:1], "6", executed=tmp_path / "e", reports=tmp_path / "r", inputs=())
     for reports in (small.reports, tmp_path / "r"):
-        reproduction.write(reports)
+        store.atomic_write_text(reports / "REPRODUCTION.md", site.reproduction(reports))
     one, other = (
         {path.relative_to(r): path.read_bytes() for path in r.rglob("*") if path.is_file()}
         for r in (small.reports, tmp_path / "r")
@@ -188,35 +184,11 @@ def test_equal_recordings_give_equal_bytes(small: Book, tmp_path: Path) -> None:
 
 
 def test_reproduction_tells_numbers_figures_and_verdicts(small: Book) -> None:
-    text = reproduction.document(small.reports)
+    text = site.reproduction(small.reports)
     assert "### 10_layers\n\n| quantity | value |\n|---|--:|\n| longest_s | 2 |" in text
     assert "![wb-layers](figures/wb-layers.png)" in text
     assert "### osf-fig01" not in text
     assert "| osf-sf-example |" in text
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"seeds": 1}, "unknown parameter 'seeds': did you mean seed?"),
-        ({"colour": 1}, "unknown parameter 'colour': known are data, scale, seed"),
-        ({"seed": "three"}, "parameter seed of 10_layers.ipynb is 'three': must be a int"),
-        ({"seed": True}, "parameter seed of 10_layers.ipynb is True: must be a int"),
-        ({"scale": "wide"}, "parameter scale of 10_layers.ipynb is 'wide': must be a float"),
-    ],
-)
-def test_wrong_parameters_are_refused_before_anything_runs(
-    small: Book, tmp_path: Path, parameters: dict[str, object], message: str
-) -> None:
-    with pytest.raises(UserError, match=re.escape(message)):
-        book.run(small.notebooks, parameters, executed=tmp_path / "e", reports=tmp_path / "r")
-    assert not any(tmp_path.iterdir())
-
-
-def test_a_whole_number_stands_for_a_fraction(small: Book) -> None:
-    book._check_parameters(
-        {"scale": 2}, {path: book.known_parameters(path) for path in small.notebooks}
-    )
 
 
 def test_a_failing_cell_is_named_and_leaves_its_copy(tmp_path: Path) -> None:
@@ -224,14 +196,14 @@ def test_a_failing_cell_is_named_and_leaves_its_copy(tmp_path: Path) -> None:
         tmp_path / "10_bad.ipynb",
         [
             ("markdown", "# Bad"),
-            ("parameters", "a = 1"),
+            ("parameters", "data = 1"),
             ("code", "from ddlkit.core.errors import UserError"),
             ("code", "raise UserError('first line\\nno table of runs in build/measured')"),
             ("code", "print('never')"),
         ],
     )
     with pytest.raises(UserError) as raised:
-        book.run([notebook], {"a": 2}, executed=tmp_path / "e", reports=tmp_path / "r", inputs=())
+        book.run([notebook], "2", executed=tmp_path / "e", reports=tmp_path / "r", inputs=())
     copy = tmp_path / "e" / "10_bad.ipynb"
     assert str(raised.value) == (
         "notebook 10_bad.ipynb failed in cell 4: UserError: no table of runs in build/measured"
@@ -273,7 +245,7 @@ def test_an_interrupted_book_leaves_no_kernel(tmp_path: Path) -> None:
         "    try:\n"
         f"        book.run([Path({str(notebook)!r})], executed=folder / 'e', reports=folder / 'r',"
         " inputs=())\n"
-        "    except KeyboardInterrupt:\n"
+        "    except (KeyboardInterrupt, SystemExit):\n"
         "        print(turn, flush=True)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(book.PACKAGE.parent)}
@@ -331,7 +303,7 @@ def test_a_file_that_is_no_notebook_is_one_line(tmp_path: Path, content: str) ->
     path = tmp_path / "10_bad.ipynb"
     path.write_text(content)
     with pytest.raises(UserError, match="cannot read notebook .*10_bad.ipynb"):
-        book.known_parameters(path)
+        book.takes_data(path)
 
 
 def test_executed_copies_need_a_place_to_write(small: Book, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import nbformat
 import pytest
 
 from ddlkit import store
-from ddlkit.report import book, reproduction
+from ddlkit.report import book, site
 
 # All notebooks one after the other; on a busy machine that takes more than a test may by default.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -25,7 +25,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory, recording: str) -> Path:
     """A directory with the executed copies of all notebooks and the reports that they wrote."""
     folder = tmp_path_factory.mktemp("book")
     reports = folder / "reports"
-    book.run(book.notebooks(), {"data": recording}, executed=folder, reports=reports)
+    book.run(book.notebooks(), recording, executed=folder, reports=reports)
     return folder
 
 
@@ -42,7 +42,7 @@ def test_the_same_recording_gives_the_same_numbers(
     executed: Path, tmp_path: Path, recording: str
 ) -> None:
     chosen = book.notebooks(["40"])
-    book.run(chosen, {"data": recording}, executed=tmp_path, reports=tmp_path / "reports")
+    book.run(chosen, recording, executed=tmp_path, reports=tmp_path / "reports")
     again = sorted((tmp_path / "reports").rglob("*.csv"))
     again += sorted((tmp_path / "reports").rglob("*.json"))
     assert len(again) >= 4
@@ -53,4 +53,4 @@ def test_the_same_recording_gives_the_same_numbers(
 
 def test_the_committed_report_is_what_the_notebooks_write(executed: Path) -> None:
     committed = (store.REPORTS / "REPRODUCTION.md").read_text(encoding="utf-8")
-    assert reproduction.document(executed / "reports") == committed
+    assert site.reproduction(executed / "reports") == committed

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 
 import ddlkit
 from ddlkit import cli
-from ddlkit.report.site.page import Page
+from ddlkit.report.site import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

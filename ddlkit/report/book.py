@@ -7,17 +7,12 @@ the inputs of a notebook are all notebooks up to it, its parameters, the package
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import difflib
 import hashlib
 import json
 import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,22 +21,13 @@ import ddlkit
 from ddlkit import store
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
-from ddlkit.report import outputs, reproduction, site
+from ddlkit.report import outputs, site
 from ddlkit.report.source import default_recording
+from ddlkit.run.jobs.protocol import sigterm_unwinds
 from ddlkit.store.files import writing_in
 
 PACKAGE = Path(ddlkit.__file__).parent
 TIMEOUT_S = 600.0
-
-
-@dataclass(frozen=True)
-class Executed:
-    """A notebook that has run: its executed copy, how long it took, whether that was an earlier run."""
-
-    notebook: Path
-    copy: Path
-    seconds: float
-    kept: bool
 
 
 def build(
@@ -61,16 +47,12 @@ def build(
     """
     published = store.REPORTS if recorded else store.BUILD / "reports"
     reports = (reports or published).resolve()
-    chosen = notebooks(only)
-    known = {name for notebook in chosen for name in known_parameters(notebook)}
     tables = default_recording().name if recorded else str(data.resolve()) if data else ""
-    given = {"data": tables} if tables and "data" in known else {}
     executed, inputs = store.BUILD / "executed", (store.DATA, data or store.BUILD / "measured")
-    run(chosen, given, executed=executed, reports=reports, inputs=inputs)
+    run(notebooks(only), tables, executed=executed, reports=reports, inputs=inputs)
     every = [executed / notebook.name for notebook in notebooks()]
-    index = site.write([copy for copy in every if copy.is_file()], store.BUILD / "site", reports)
-    reproduction.write(reports)
-    return index
+    store.atomic_write_text(reports / "REPRODUCTION.md", site.reproduction(reports))
+    return site.write([copy for copy in every if copy.is_file()], store.BUILD / "site", reports)
 
 
 def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path]:
@@ -92,10 +74,10 @@ def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path
     return [n for n, number in zip(every, numbers, strict=True) if not only or number in only]
 
 
-def known_parameters(notebook: Path) -> dict[str, Any]:
-    """Name and default of everything assigned in the notebook's cell tagged ``parameters``.
+def takes_data(notebook: Path) -> bool:
+    """Whether a parameter ``data`` is in the notebook's cell tagged ``parameters``.
 
-    A default that is not a literal is None. Raises UserError for a file that is no notebook.
+    Raises UserError for a file that is no notebook.
     """
     import papermill
 
@@ -106,48 +88,44 @@ def known_parameters(notebook: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"cannot read notebook {notebook}: {reason}") from error
-    found = papermill.inspect_notebook(str(notebook))
-    return {name: _literal(parameter["default"]) for name, parameter in found.items()}
+    return "data" in papermill.inspect_notebook(str(notebook))
 
 
 def run(
     chosen: Sequence[Path],
-    parameters: Mapping[str, Any] | None = None,
+    data: str = "",
     *,
     executed: Path,
     reports: Path,
     inputs: Sequence[Path] = (store.DATA,),
     timeout_s: float = TIMEOUT_S,
-) -> list[Executed]:
+) -> list[bool]:
     """Run notebooks one after another; executed copies go to ``executed``, figures to ``reports``.
 
-    Each gets those ``parameters`` that it knows. One that is kept from an earlier run must have had
-    the same inputs and have written what is still in ``reports``. ``timeout_s`` is per notebook.
-    Progress, with times, goes to stderr. Ctrl-C and SIGTERM end the kernel too.
+    Those with a parameter ``data`` get it. One that is kept from an earlier run must have had the same
+    inputs and have written what is still in ``reports``. ``timeout_s`` is per notebook. Progress, with
+    times, goes to stderr. Ctrl-C and SIGTERM end the kernel too. Returns which were kept.
 
-    Raises UserError for a parameter that no notebook knows or whose type is not its default's, for
-    a notebook that fails (naming it, the cell and the exception), and for one that takes too long.
+    Raises UserError for a notebook that fails (naming it, the cell and the exception), and for one that
+    takes too long.
     """
-    values = dict(parameters or {})
-    known = {notebook: known_parameters(notebook) for notebook in chosen}
-    _check_parameters(values, known)
+    parameters = [{"data": data} if data and takes_data(one) else {} for one in chosen]
     common = _digest(PACKAGE.rglob("*.py"), *map(_files, inputs))
-    results = []
-    with _terminated_like_interrupted():
-        for number, notebook in enumerate(chosen, 1):
-            mine = {name: value for name, value in values.items() if name in known[notebook]}
+    found = []
+    with sigterm_unwinds():
+        for number, (notebook, mine) in enumerate(zip(chosen, parameters, strict=True), 1):
             made_of = json.dumps([common, _digest(_earlier(notebook)), mine], sort_keys=True)
             state = hashlib.sha256(made_of.encode()).hexdigest()
             one = _Run(notebook, mine, executed / notebook.name, reports.resolve(), state)
             progress = f"[{number}/{len(chosen)}] {notebook.stem}"
-            result = one.kept()
-            if result is None:
+            seconds = one.kept_s()
+            found.append(seconds is not None)
+            if seconds is None:
                 _say(f"{progress} ...")
-                result = one.made(timeout_s)
-            verb = "kept, ran in" if result.kept else "done in"
-            _say(f"{progress} {verb} {units.format_seconds(result.seconds)}")
-            results.append(result)
-    return results
+                seconds = one.made_s(timeout_s)
+            verb = "kept, ran in" if found[-1] else "done in"
+            _say(f"{progress} {verb} {units.format_seconds(seconds)}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -167,8 +145,8 @@ class _Run:
     def note(self) -> Path:
         return self.copy.with_suffix(".json")
 
-    def kept(self) -> Executed | None:
-        """The earlier run, if it had the same inputs and what it wrote is still there unchanged."""
+    def kept_s(self) -> float | None:
+        """How long the earlier run took, if its inputs were the same and what it wrote is unchanged."""
         try:
             record = json.loads(self.note.read_text(encoding="utf-8"))
             newer = self.copy.stat().st_mtime >= self.notebook.stat().st_mtime
@@ -179,10 +157,10 @@ class _Run:
         for name, sha256 in written.items():
             path = self.reports / name
             same = same and path.is_file() and store.sha256_file(path) == sha256
-        return Executed(self.notebook, self.copy, seconds, kept=True) if same else None
+        return seconds if same else None
 
-    def made(self, timeout_s: float) -> Executed:
-        """Run it, and note what it was made of and what it wrote."""
+    def made_s(self, timeout_s: float) -> float:
+        """Run it, and note what it was made of and what it wrote; returns how long it took."""
         with writing_in(self.copy.parent):
             self.note.unlink(missing_ok=True)
         before, start = _stamps(self.reports), time.monotonic()
@@ -195,7 +173,7 @@ class _Run:
         }
         record = {"state": self.state, "seconds": seconds, "written": hashes}
         store.atomic_write_text(self.note, json.dumps(record, indent=1) + "\n")
-        return Executed(self.notebook, self.copy, seconds, kept=False)
+        return seconds
 
     def _execute(self, timeout_s: float, start: float) -> None:
         import papermill
@@ -229,37 +207,6 @@ class _Run:
             raise UserError(f"{name}: its kernel died (out of memory?)") from None
 
 
-def _check_parameters(values: Mapping[str, Any], known: Mapping[Path, Mapping[str, Any]]) -> None:
-    names = sorted({name for parameters in known.values() for name in parameters})
-    for name, value in values.items():
-        if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names) or 'none'}"
-            raise UserError(f"unknown parameter {name!r}: {hint}")
-        for notebook, parameters in known.items():
-            if name in parameters and not _fits(value, parameters[name]):
-                kind = type(parameters[name]).__name__
-                raise UserError(
-                    f"parameter {name} of {notebook.name} is {value!r}: must be a {kind}"
-                )
-
-
-def _fits(value: Any, default: Any) -> bool:
-    """Whether a value may stand for a default: its type, or a whole number for a fractional one."""
-    if default is None:
-        return True
-    if isinstance(default, float):
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return type(value) is type(default)
-
-
-def _literal(source: str) -> Any:
-    try:
-        return ast.literal_eval(source)
-    except (ValueError, SyntaxError):
-        return None
-
-
 def _earlier(notebook: Path) -> list[Path]:
     """The notebook and those before it in reading order."""
     return [path for path in sorted(notebook.parent.glob("*.ipynb")) if path.name <= notebook.name]
@@ -285,19 +232,6 @@ def _stamps(folder: Path) -> dict[Path, tuple[int, int]]:
 
 def _say(line: str) -> None:
     print(f"book: {line}", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt, so that the running kernel is ended on the way out."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread receives signals
-        return
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _kernel_manager(environment: Mapping[str, str]) -> type:

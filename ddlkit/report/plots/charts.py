@@ -304,9 +304,7 @@ def _case_rows(ax: Axes, names: Sequence[str], reference: float) -> None:
     ax.grid(True, axis="both")
 
 
-def _mark(
-    ax: Axes, x: ArrayLike, y: ArrayLike, style: Style, size: float, label: str = ""
-) -> None:
+def _mark(ax: Axes, x: ArrayLike, y: ArrayLike, style: Style, size: float, label: str = "") -> None:
     """Markers of a style at (n,) places."""
     ax.plot(
         np.asarray(x, dtype=float),

@@ -1,25 +1,43 @@
-"""The site: a start page, the executed notebooks, the papers' equations and the verdict on every claim.
+"""What readers see: the site, and REPRODUCTION.md.
 
+The site has a start page, the executed notebooks, the papers' equations and the verdict on every claim.
 Nothing is loaded from a network: images are embedded or copied beside the pages, formulas are MathML,
 styles are one file, and there is no script. The pages work from file://. Templates lie beside this module.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import jinja2
+import nbformat
 import pandas as pd
 import yaml
+from latex2mathml import converter as latex2mathml
+from nbconvert import HTMLExporter
+from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from ddlkit import store
+from ddlkit.core.errors import UserError
 from ddlkit.report import catalog, equations, outputs, verdicts
-from ddlkit.report.site.page import TEMPLATES, Page
 from ddlkit.store.files import atomic_write
 
-STYLE = Path(__file__).parent / "style.css"
+TEMPLATES = jinja2.FileSystemLoader(Path(__file__).parent)
+
+_REMOTE = re.compile(
+    r"<script\b|<(?:img|link|iframe|source|video|audio)\b[^>]*?(?:src|href)\s*=\s*[\"']?(?:https?:)?//[^\s\"'>]*"
+    r"|@import|url\(\s*[\"']?(?:https?:)?//[^\s\"')]*",
+    re.IGNORECASE,
+)
+
+_LIMITS = {"∑", "∏", "max", "min"}
+_STACKED = {"msub": "munder", "msup": "mover", "msubsup": "munderover"}
+"""Limits of a displayed sum stand below and above it; latex2mathml sets them beside it."""
 
 
 def write(
@@ -40,32 +58,43 @@ def write(
         for source in outputs.figure_files(entry.id, reports):
             atomic_write(folder / "figures" / source.name, source.read_bytes())
     listed, evaluated = equations.index(), verdicts.evaluate()
-    texts = {"style.css": STYLE.read_text(encoding="utf-8")}
+    told: dict[str, Any] = {
+        "pages": pages,
+        "entries": entries,
+        "figures": figures,
+        "planned": [entry for entry in entries if entry not in figures],
+        "summaries": outputs.read_summaries(reports),
+        "papers": cited_papers(),
+        "equations": listed.to_dict("records"),
+        "coded": equations.coded(listed),
+        "total": equations.count(listed),
+        "verdicts": verdicts.in_order(evaluated).to_dict("records"),
+        "counts": verdicts.counts(evaluated),
+    }
+    names = ("index.html", "equations.html", "verdicts.html", "style.css")
+    texts = {name: _render(name, **told) for name in names}
     for before, page, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
-        body = page.body(figures)
-        texts[page.file] = _render("page.html", page.title, before=before, after=after, body=body)
-    texts["equations.html"] = _equations(listed)
-    texts["verdicts.html"] = _render(
-        "verdicts.html",
-        "The verdict on every claim",
-        counts=verdicts.counts(evaluated),
-        rows=verdicts.in_order(evaluated).to_dict("records"),
-    )
-    texts["index.html"] = _render(
-        "index.html",
-        "ddlkit: what communication costs",
-        pages=pages,
-        entries=entries,
-        figures=figures,
-        planned=[entry for entry in entries if entry not in figures],
-        summaries=outputs.read_summaries(reports),
-        papers=cited_papers(),
-        coded=equations.coded(listed),
-        equations=equations.count(listed),
-    )
+        around = {"before": before, "after": after, "title": page.title}
+        texts[page.file] = _render("page.html", body=page.body(figures), **around)
     for name, text in texts.items():
         store.atomic_write_text(folder / name, text)
     return folder / "index.html"
+
+
+def reproduction(reports: Path) -> str:
+    """REPRODUCTION.md: key numbers by notebook, the figures that are there, the verdict on every claim."""
+    figures = [entry for entry in catalog.load() if outputs.is_made(entry.id, reports)]
+    numbers = [pd.read_csv(outputs.figure_files(entry.id, reports)[1]) for entry in figures]
+    evaluated = verdicts.evaluate()
+    return _render(
+        "reproduction.md",
+        summaries=outputs.read_summaries(reports),
+        figures=[
+            (e, catalog.deviations(e, rows)) for e, rows in zip(figures, numbers, strict=True)
+        ],
+        counts=verdicts.counts(evaluated),
+        verdicts=verdicts.markdown(evaluated),
+    )
 
 
 def cited_papers(citation: Path | None = None) -> list[dict[str, Any]]:
@@ -80,31 +109,19 @@ def cited_papers(citation: Path | None = None) -> list[dict[str, Any]]:
     return list(papers)
 
 
-def _equations(listed: pd.DataFrame) -> str:
-    papers = {
-        paper: {
-            equation: found.to_dict("records")
-            for equation, found in rows.groupby("equation", sort=False)
-        }
-        for paper, rows in listed.groupby("paper", sort=False)
-    }
-    counts = {"coded": equations.coded(listed), "total": equations.count(listed)}
-    return _render("equations.html", "From a published number to the code", papers=papers, **counts)
-
-
-def _render(template: str, title: str, **values: Any) -> str:
-    """A template with every value escaped that it does not mark safe."""
+def _render(template: str, **values: Any) -> str:
+    """A template; in a page every value is escaped that it does not mark safe."""
     environment = jinja2.Environment(
-        loader=TEMPLATES, autoescape=True, undefined=jinja2.StrictUndefined
+        loader=TEMPLATES, autoescape=template.endswith(".html"), undefined=jinja2.StrictUndefined
     )
     environment.filters |= {
+        "number": outputs.format_number,
         "quantity": outputs.format_quantity,
         "percent": "{:.1%}".format,
         "signed": "{:+.1%}".format,
         "duration": format_minutes,
     }
-    around = {"before": None, "after": None}
-    return environment.get_template(template).render({**around, **values}, title=title)
+    return environment.get_template(template).render({"before": None, "after": None, **values})
 
 
 def format_minutes(minutes: int) -> str:
@@ -117,3 +134,100 @@ def format_minutes(minutes: int) -> str:
     if not hours:
         return f"{rest} min"
     return f"{hours} h {rest:02}" if rest else f"{hours} h"
+
+
+class Page:
+    """One executed notebook: its name, title, what its opening table says of it, and its HTML.
+
+    line : the opening table's row "in short"; minutes : the first number of its row "reading". Empty and
+        0 where a notebook has no such row.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.notebook: Any = nbformat.read(str(path), as_version=4)
+        self.name, self.file, self.number = path.stem, f"{path.stem}.html", path.stem[:2]
+        prose = "\n".join(c.source for c in self.notebook.cells if c.cell_type == "markdown")
+        self.title = _first(r"^#\s+(.+)$", prose) or self.name
+        self.line = _first(r"^\| in short \| (.+) \|$", prose)
+        self.minutes = int(_first(r"^\| reading \| (\d+)", prose) or 0)
+
+    def body(self, figures: Sequence[catalog.Entry]) -> str:
+        """The cells. Those that save one of ``figures`` get its caption as text and for those who cannot see.
+
+        Raises UserError for a formula that cannot be shown offline and for what would load from a network.
+        """
+        for number, cell in enumerate(self.notebook.cells, 1):
+            named = set(re.findall(r"""["']([a-z0-9-]+)["']""", cell.source))
+            shown = [entry for entry in figures if entry.id in named]
+            cell.metadata["figure"] = None
+            if shown and cell.cell_type == "code":
+                cell.metadata["alt"] = shown[0].caption
+                numbers = f"figures/{shown[0].id}.csv"
+                cell.metadata["figure"] = {"grade": shown[0].grade, "numbers": numbers}
+            cell.metadata.setdefault("alt", f"output of cell {number} of {self.title}")
+        exporter = HTMLExporter(
+            template_name="basic",
+            template_file="cells.html.j2",
+            extra_loaders=[TEMPLATES],
+            exclude_input_prompt=True,
+            exclude_output_prompt=True,
+        )
+        exporter.register_filter("first_comment", _first_comment)
+        exporter.register_filter("markdown2html", self._markdown)
+        body = str(exporter.from_notebook_node(self.notebook)[0])
+        if remote := _REMOTE.search(body):
+            raise UserError(
+                f"notebook {self.name} would load {remote[0][:80]!r}: pages must work offline"
+            )
+        return body
+
+    def _markdown(self, source: str) -> str:
+        """HTML of Markdown whose formulas are MathML."""
+        renderer = _MathML(escape=False, exclude_anchor_links=True)
+        try:
+            return str(MarkdownWithMath(renderer=renderer).render(source))
+        except _FormulaError as error:
+            raise UserError(f"notebook {self.name}: cannot show the formula {error}") from error
+
+
+def _first(pattern: str, text: str) -> str:
+    found = re.search(pattern, text, re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def _first_comment(source: str) -> str:
+    """What a folded cell is called: its leading comment, else "code"."""
+    first = source.lstrip().partition("\n")[0]
+    return escape(first.lstrip("# ").strip() or "code") if first.startswith("#") else "code"
+
+
+class _FormulaError(Exception):
+    """A formula that latex2mathml does not understand; its text is the formula."""
+
+
+class _MathML(IPythonRenderer):
+    """Markdown renderer that turns formulas into MathML, which browsers show without a script."""
+
+    def block_math(self, body: str) -> str:
+        return _mathml(body, "block")
+
+    def inline_math(self, body: str) -> str:
+        return _mathml(body, "inline")
+
+    def latex_environment(self, name: str, body: str) -> str:
+        return _mathml(f"\\begin{{{name}}}{body}\\end{{{name}}}", "block")
+
+
+def _mathml(formula: str, display: str) -> str:
+    text = " ".join(formula.split())
+    try:
+        math = ElementTree.fromstring(latex2mathml.convert(text, xmlns="", display=display))
+    except Exception as error:  # its many exceptions have no common base
+        raise _FormulaError(f"{text!r} ({type(error).__name__})") from error
+    for element in math.iter():
+        # What the converter does not know it passes on as a name.
+        if element.tag == "mi" and (element.text or "").startswith(("\\", "{", "}", "&")):
+            raise _FormulaError(f"{text!r} (unknown: {element.text})")
+        if display == "block" and len(element) and (element[0].text or "") in _LIMITS:
+            element.tag = _STACKED.get(element.tag, element.tag)
+    return ElementTree.tostring(math, encoding="unicode")
