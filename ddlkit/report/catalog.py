@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pandas as pd
 import yaml
@@ -18,13 +18,8 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.report import claims, outputs
 
-COLUMNS = ("paper", "model", "measured")
-GRADES = ("gpu", "lab", "loopback", "model", "transcribed")
-STATUSES = ("done", "planned")
-STATISTICS: dict[str, Callable[[Any], Any]] = {"median": np.median, "max": np.max}
-
-_ID = rf"(?:(?:{'|'.join(claims.PAPERS)})-(?:fig\d\d|tab\d)|wb-[a-z0-9-]+)"
-_NOTEBOOK = r"\d\d_[a-z0-9_]+"
+_STATISTICS: dict[str, Callable[[Any], Any]] = {"median": np.median, "max": np.max}
+_SCHEMA = yaml.safe_load(Path(__file__).with_name("figures.schema.yml").read_text(encoding="utf-8"))
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -35,8 +30,6 @@ class Entry:
     >>> entry = Entry("osf-tab1", "The symbols.", "80_tables", ("paper",), "transcribed")
     >>> entry.paper, entry.is_table, entry.status
     ('osf', True, 'done')
-
-    Raises UserError naming the entry and the field that is wrong.
     """
 
     id: str
@@ -51,12 +44,6 @@ class Entry:
     claims: tuple[str, ...] = ()
     status: str = "done"
 
-    def __post_init__(self) -> None:
-        for field, (is_right, wanted) in _RULES.items():
-            value = getattr(self, field)
-            if not is_right(value):
-                raise UserError(f"catalog entry {self.id}: {field} is {value!r}: must be {wanted}")
-
     @property
     def paper(self) -> str:
         """The key of the paper that it is of, else "workbook"."""
@@ -67,44 +54,6 @@ class Entry:
     def is_table(self) -> bool:
         """Whether it is one of the papers' tables."""
         return "-tab" in self.id
-
-
-def _is_like(pattern: str) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, str) and bool(re.fullmatch(pattern, value))
-
-
-def _is_words(value: Any) -> bool:
-    return isinstance(value, tuple) and all(isinstance(word, str) for word in value)
-
-
-def _is_tolerance(tolerance: Any) -> bool:
-    if tolerance is None:
-        return True
-    return isinstance(tolerance, dict) and all(
-        isinstance(column, str)
-        and isinstance(limits, dict)
-        and limits
-        and all(k in STATISTICS and isinstance(v, int | float) and v > 0 for k, v in limits.items())
-        for column, limits in tolerance.items()
-    )
-
-
-_RULES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "id": (_is_like(_ID), "<paper>-figNN, <paper>-tabN or wb-<name>"),
-    "caption": (_is_like(".+"), "a sentence"),
-    "notebook": (_is_like(_NOTEBOOK), "NN_name"),
-    "columns": (
-        lambda v: _is_words(v) and v and set(v) <= set(COLUMNS),
-        f"a list of some of {', '.join(COLUMNS)}",
-    ),
-    "grade": (lambda v: v in GRADES, f"one of {', '.join(GRADES)}"),
-    "inputs": (_is_words, "a list of words"),
-    "hardware": (_is_like(".+"), 'what it needs, or "any"'),
-    "minutes": (lambda v: isinstance(v, int | float) and v >= 0, "a number, 0 or more"),
-    "tolerance": (_is_tolerance, "null or column: {median: limit}"),
-    "claims": (_is_words, "a list of words"),
-    "status": (lambda v: v in STATUSES, f"one of {', '.join(STATUSES)}"),
-}
 
 
 def load(path: Path | None = None) -> tuple[Entry, ...]:
@@ -127,20 +76,18 @@ def load(path: Path | None = None) -> tuple[Entry, ...]:
 
 
 def _entry(item: Any, where: str) -> Entry:
-    """An entry of what YAML read; its fields are checked here, their values by Entry."""
+    """An entry of what YAML read, held to the schema. Raises UserError naming the field that is wrong."""
     if not isinstance(item, dict) or not isinstance(item.get("id"), str):
         raise UserError(f"{where}: has no id")
-    known = {field.name: field.default is MISSING for field in fields(Entry)}
-    for field, is_needed in known.items():
-        if is_needed and field not in item:
-            raise UserError(f"catalog entry {item['id']}: field {field} is missing")
-    unknown = sorted(map(str, item.keys() - known.keys()))
-    if unknown:
-        raise UserError(
-            f"catalog entry {item['id']}: unknown field {unknown[0]}: use {', '.join(known)}"
-        )
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}
-    return Entry(**values)
+    for error in jsonschema.Draft202012Validator(_SCHEMA).iter_errors(item):
+        what = error.message
+        if error.path:
+            field = error.path[0]
+            what = (
+                f"{field} is {item[field]!r}: must be {_SCHEMA['properties'][field]['description']}"
+            )
+        raise UserError(f"catalog entry {item['id']}: {what}")
+    return Entry(**{k: tuple(v) if isinstance(v, list) else v for k, v in item.items()})
 
 
 def find_problems(reports: Path, entries: Sequence[Entry]) -> list[str]:
@@ -188,7 +135,7 @@ def deviations(entry: Entry, frame: pd.DataFrame) -> list[tuple[str, bool]]:
             continue
         values = np.abs(pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=float))
         for statistic, limit in limits.items():
-            value = float(STATISTICS[statistic](values)) if values.size else float("nan")
+            value = float(_STATISTICS[statistic](values)) if values.size else float("nan")
             shown = outputs.format_number(value) or "not finite"
             sentence = f"{statistic} of |{column}| is {shown}, limit {limit:g}"
             found.append((sentence, bool(value <= limit)))
