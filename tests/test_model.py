@@ -16,8 +16,8 @@ from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import predict
 from ddlkit.model import Calibration, Communication, forecast, make_plan
+from ddlkit.report.accuracy import validate
 from ddlkit.report.source import Source
-from ddlkit.report.validate import validate
 from strategies import random_workload
 
 RECORDINGS = sorted({path.parent for path in store.RECORDED.rglob("runs-*.csv")})

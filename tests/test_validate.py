@@ -19,7 +19,7 @@ from ddlkit.core.plan import make_plan
 from ddlkit.core.sparse import SelectionTimes
 from ddlkit.model.calibration import Calibration, software_at_once
 from ddlkit.model.predictor import plan_of
-from ddlkit.report.validate import predict_case, summary, validate
+from ddlkit.report.accuracy import predict_case, summary, validate
 from strategies import random_workload
 
 SIZES = np.geomspace(1e2, 1e8, 13)
