@@ -22,7 +22,7 @@ from ddlkit.papers import networks, osf
 from ddlkit.papers.osf import audit, cluster
 from ddlkit.papers.osf.breakdown import PHASES, breakdown, of_timeline
 from ddlkit.report import claims
-from ddlkit.report.figures import osf_fusion, osf_inputs, osf_overhead, osf_scaling
+from ddlkit.report.figures import osf_inputs, osf_overhead, osf_scaling
 from strategies import costs, plans, random_workload, workloads
 
 SMALL = cluster.Grid.default(9)
@@ -315,7 +315,7 @@ def test_adafusion_does_not_gain_what_figure_11_says() -> None:
     ("figure", "printed"),
     [
         *((figure, 0) for figure in (osf_scaling.fig03, osf_scaling.fig04, osf_scaling.fig06)),
-        *((figure, 0) for figure in (osf_overhead.fig07, osf_fusion.fig11)),
+        *((figure, 0) for figure in (osf_overhead.fig07, osf_scaling.fig11)),
         *((osf_overhead.fig05, 1), (osf_scaling.fig08, 4)),
     ],
 )
@@ -328,12 +328,12 @@ def test_every_figure_has_a_model_and_a_paper_column(
 
 
 def test_gains_stay_below_the_most_possible() -> None:
-    frame = osf_fusion.fig11(osf_inputs.setting())
+    frame = osf_scaling.fig11(osf_inputs.setting())
     assert (frame["gain_over_100MB"] <= frame["most_possible_gain"] + 1e-9).all()
 
 
 def test_figure_2_shows_one_pair_that_pays_and_one_that_does_not() -> None:
-    workload, cost, timelines = osf_fusion.fig02()
+    workload, cost, timelines = osf_scaling.fig02()
     apart, pairs, first = (timeline.duration_s for timeline in timelines.values())
     assert first < pairs < apart
     assert first == pytest.approx(

@@ -10,7 +10,7 @@ import pandas as pd
 from ddlkit.core.units import MIB
 from ddlkit.papers import networks, osf
 from ddlkit.report.claims import Result, check, claimed, paper_table, percent
-from ddlkit.report.figures import osf_fusion, osf_inputs
+from ddlkit.report.figures import osf_inputs, osf_scaling
 
 
 @check("osf-sf-example")
@@ -140,7 +140,7 @@ def _by_model(statement: str, scale: float) -> Result:
 @check("osf-fig11-mgwfbp-min", min)
 @check("osf-fig11-mgwfbp-max", max)
 def _over_mg_wfbp(which: Callable[[pd.Series], float]) -> Result:
-    wide = osf_fusion.fig11(osf_inputs.setting()).pivot(
+    wide = osf_scaling.fig11(osf_inputs.setting()).pivot(
         index="network", columns="planner", values="model"
     )
     note = (

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from ddlkit.core.case import Case
@@ -23,35 +22,21 @@ TWO = ("ResNet101", "VGG16")
 WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
 BUFFERS = tuple(m * u for u in (KB, MB) for m in (1, 3, 10, 30, 100, 300)) + (GB,)
 ANCHOR = "VGG-16: scaling factor"
-VISIBLE = 0.01
-"""Relative difference below which two bars of a picture cannot be told apart."""
 
 
 def stated() -> tuple[cluster.Stated, ...]:
-    """What osf states of its cluster, each with the tolerance of its claim; "higher" is by 1% or more."""
-    about = {
-        ANCHOR: ("osf-fig08-before", 1.0, 0.10),
-        "VGG-16 replaced: scaling factor": ("osf-fig08-after", 1.0, 0.05),
-        "VGG-16: loss at 1 GB": ("osf-fig06-vgg16", 0.01, 0.25),
-        "VGG-16: communication at 1 GB": ("osf-fig07-vgg16", 0.01, 0.25),
-        "ResNet-101: gain at 1 GB": ("osf-fig06-resnet101", 0.01, 0.25),
-        "ResNet-101: ALLREDUCE share": ("osf-fig05-allreduce", 0.01, 0.10),
-        "ResNet-101: largest CSF error": ("osf-fig04a-csf", 0.01, 0.25),
-        "five: smallest CSF error": ("osf-fig03-csf-min", 0.01, 0.25),
-        "five: largest CSF error": ("osf-fig03-csf-max", 0.01, 0.25),
-    }
-    ordered = {
-        "VGG-16: change up to 100 MB": (-0.05, 0.05),
-        "ResNet-101: 100 MB over 1 GB": (VISIBLE, math.inf),
-        "ResNet-101: CSF above at 1 KB, 1 MB": (VISIBLE, math.inf),
-        "ResNet-101: CSF below at 100 MB, 1 GB": (-math.inf, -VISIBLE),
-        "ResNets: CSF above SF": (VISIBLE, math.inf),
-    }
-    values = [
-        cluster.Stated.about(name, claimed(claim) * unit, tolerance)
-        for name, (claim, unit, tolerance) in about.items()
-    ]
-    return (*values, *(cluster.Stated(name, *limits) for name, limits in ordered.items()))
+    """What osf states of its cluster, from osf_stated.csv beside this module.
+
+    Most are numbers, each with the tolerance of its claim; of the others the text says what is higher.
+    """
+    table = Path(__file__).with_name("osf_stated.csv")
+    rows = pd.read_csv(table, comment="#", float_precision="round_trip").itertuples()
+    return tuple(
+        cluster.Stated(row.statement, row.least, row.most)
+        if pd.isna(row.claim)
+        else cluster.Stated.about(row.statement, claimed(row.claim) * row.unit, row.tolerance)
+        for row in rows
+    )
 
 
 @lru_cache(maxsize=1)
@@ -97,13 +82,6 @@ class Lab:
         mine = self.spans[self.spans["case"] == case.key]
         for _, rows in mine.groupby("repeat"):
             yield Timeline(**{name: rows[name].to_numpy() for name in COLUMNS})
-
-
-def mean_difference(values: pd.Series) -> float:
-    """Repeatability: how far two repeats of one case differ, in the mean; NaN for a single one."""
-    found = values.to_numpy()
-    apart = np.abs(found[:, None] - found)[np.triu_indices(len(found), 1)]
-    return float(apart.mean()) if len(apart) else float("nan")
 
 
 def buffer_name(size: float) -> str:
