@@ -30,7 +30,7 @@ def stated() -> tuple[cluster.Stated, ...]:
     Most are numbers, each with the tolerance of its claim; of the others the text says what is higher.
     """
     table = Path(__file__).with_name("osf_stated.csv")
-    rows = pd.read_csv(table, comment="#", float_precision="round_trip").itertuples()
+    rows = pd.read_csv(table, comment="#").itertuples()
     return tuple(
         cluster.Stated(row.statement, row.least, row.most)
         if pd.isna(row.claim)
