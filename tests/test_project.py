@@ -278,6 +278,7 @@ def loaded_by(modules: list[str]) -> set[str]:
     [
         (("core", "papers"), {"torch", "pandas", "matplotlib", "IPython"}),
         (("core", "papers", "store", "machine"), {"torch", "matplotlib", "IPython"}),
+        (("core", "report"), {"torch", "seaborn"}),
     ],
 )
 def test_light_rooms_load_nothing_heavy(rooms: tuple[str, ...], unwanted: set[str]) -> None:

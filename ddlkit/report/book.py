@@ -110,11 +110,13 @@ def run(
     takes too long.
     """
     parameters = [{"data": data} if data and takes_data(one) else {} for one in chosen]
-    common = _digest(PACKAGE.rglob("*.py"), *map(_files, inputs))
+    package = (path for path in _files(PACKAGE) if path.suffix != ".pyc")
+    common = _digest(package, *map(_files, inputs))
     found = []
     with sigterm_unwinds():
         for number, (notebook, mine) in enumerate(zip(chosen, parameters, strict=True), 1):
-            made_of = json.dumps([common, _digest(_earlier(notebook)), mine], sort_keys=True)
+            earlier = [p for p in notebook.parent.glob("*.ipynb") if p.name <= notebook.name]
+            made_of = json.dumps([common, _digest(earlier), mine], sort_keys=True)
             state = hashlib.sha256(made_of.encode()).hexdigest()
             one = _Run(notebook, mine, executed / notebook.name, reports.resolve(), state)
             progress = f"[{number}/{len(chosen)}] {notebook.stem}"
@@ -205,11 +207,6 @@ class _Run:
             raise UserError(f"{name} took longer than {limit}: its kernel was ended") from None
         except DeadKernelError:
             raise UserError(f"{name}: its kernel died (out of memory?)") from None
-
-
-def _earlier(notebook: Path) -> list[Path]:
-    """The notebook and those before it in reading order."""
-    return [path for path in sorted(notebook.parent.glob("*.ipynb")) if path.name <= notebook.name]
 
 
 def _files(path: Path) -> Iterable[Path]:

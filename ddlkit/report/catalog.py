@@ -87,7 +87,8 @@ def _entry(item: Any, where: str) -> Entry:
                 f"{field} is {item[field]!r}: must be {_SCHEMA['properties'][field]['description']}"
             )
         raise UserError(f"catalog entry {item['id']}: {what}")
-    return Entry(**{k: tuple(v) if isinstance(v, list) else v for k, v in item.items()})
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}
+    return Entry(**values)
 
 
 def find_problems(reports: Path, entries: Sequence[Entry]) -> list[str]:

@@ -36,14 +36,13 @@ def reports_dir() -> Path:
     return Path(os.environ.get(REPORTS_VARIABLE) or store.BUILD / "reports")
 
 
-def figure_path(figure: str, suffix: str, reports: Path | None = None) -> Path:
-    """``<reports>/figures/<figure><suffix>``. Raises UserError for an id unfit for a file name."""
-    return (reports or reports_dir()) / "figures" / f"{_checked(figure, 'figure id')}{suffix}"
-
-
 def figure_files(figure: str, reports: Path | None = None) -> tuple[Path, Path]:
-    """The image of a figure and the numbers plotted in it; they need not exist."""
-    return figure_path(figure, ".png", reports), figure_path(figure, ".csv", reports)
+    """The image of a figure and the numbers plotted in it; they need not exist.
+
+    Raises UserError for an id unfit for a file name.
+    """
+    stem = (reports or reports_dir()) / "figures" / _checked(figure, "figure id")
+    return stem.with_suffix(".png"), stem.with_suffix(".csv")
 
 
 def is_made(figure: str, reports: Path) -> bool:
@@ -55,7 +54,7 @@ def write_numbers(figure: str, frame: pd.DataFrame, reports: Path | None = None)
     """The plotted numbers as CSV; floats are written so that they read back to the same bits."""
     if frame.empty:
         raise UserError(f"figure {figure}: its table of plotted numbers is empty")
-    path = figure_path(figure, ".csv", reports)
+    _, path = figure_files(figure, reports)
     store.atomic_write_text(path, frame.to_csv(index=False, lineterminator="\n"))
     return path
 

@@ -51,7 +51,7 @@ def _write(
     with theme():
         figure.savefig(buffer, format="png", metadata={"Software": None}, **options)
     outputs.write_numbers(name, numbers, reports)
-    path = outputs.figure_path(name, ".png", reports)
+    path, _ = outputs.figure_files(name, reports)
     atomic_write(path, buffer.getvalue())
     return path
 

@@ -8,7 +8,6 @@ from ddlkit.papers import sharing
 from ddlkit.report.checks.sharing import DEFAULT, throughput
 from ddlkit.report.claims import paper_table, percent
 from ddlkit.report.tables import recomputed
-from ddlkit.run.nets import registry as networks
 from ddlkit.store import network_named
 
 BATCHES = (16, 32, 64, 128)
@@ -62,6 +61,8 @@ def table2() -> pd.DataFrame:
 
 def table2_networks() -> pd.DataFrame:
     """Size, FLOP and intensity of the seven networks, as printed and of the zoo's."""
+    from ddlkit.run.nets import registry as networks  # loads torch
+
     printed = paper_table("sharing", "tab02")
     sizes = [networks.size(network_named(network)) for network in printed["network"]]
     counted = {
