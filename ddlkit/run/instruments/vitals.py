@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,11 @@ PERIOD_S = 1.0
 PACKAGES = ("torch", "torchvision", "triton", "numpy", "pandas", "scipy", "psutil", "tqdm")
 BUSY = 0.1  # an idle GPU's utilisation is 0; somebody who measures or trains is far above this
 LOOKS, LOOK_PERIOD_S = 3, 0.4
+BUSY_LIMIT = (
+    0.9  # above this share of all cores in use, the processor may set the pace, not the link
+)
+STOLEN_LIMIT = 0.02  # with more of all cores' time taken by the host, a measurement is taken again
+TRIES = 3  # how often at most in a campaign; the last one stays, and is marked
 _SAMPLE = ("device", "quantity", "value")
 
 # What nvidia-smi calls it, what it is called here, and the factor to its unit.
@@ -208,3 +214,47 @@ def _ask_visible(fields: list[str]) -> str:
     """What nvidia-smi prints of the GPUs that CUDA may see."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return machine.ask_gpus(fields, *(("-i", visible) if visible else ()))
+
+
+# -- the processor -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Shares of all cores' time between two readings. busy : not idle, stolen included.
+
+    A virtual machine's clock goes on while another one has its cores: times then depend on the
+    neighbours. Linux counts such moments ("steal"), so a disturbed measurement can be taken again.
+    """
+
+    busy: float
+    stolen: float
+
+    @property
+    def limited(self) -> bool:
+        """Whether the processor, not the link, may have set the pace."""
+        return self.busy >= BUSY_LIMIT or self.disturbed
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the host took more than STOLEN_LIMIT."""
+        return self.stolen > STOLEN_LIMIT
+
+
+def processor_times() -> Any:
+    """What `processor_usage` compares; takes some 20 us."""
+    return psutil.cpu_times()
+
+
+def processor_usage(before: Any, after: Any) -> Usage:
+    """What happened between two readings.
+
+    The kernel already counts guests in user time; a core that waits for a disk is idle.
+    """
+    names = [name for name in before._fields if not name.startswith("guest")]
+    spent = {name: getattr(after, name) - getattr(before, name) for name in names}
+    total_s = sum(spent.values())
+    if total_s <= 0:
+        return Usage(0.0, 0.0)
+    idle_s = spent["idle"] + spent.get("iowait", 0.0)
+    return Usage(1.0 - idle_s / total_s, max(0.0, spent.get("steal", 0.0)) / total_s)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ddlkit.core.bandwidth import bus_factor, busbw
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
-from ddlkit.run.instruments import processor
+from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget, measure, synchronizer
 from ddlkit.run.jobs.exchange import Floats, agree_all, gather_single, scatter_single, slowest
 from ddlkit.run.jobs.job import Tables, job
@@ -93,12 +93,12 @@ def _undisturbed(
 ) -> tuple[Floats, float]:
     """`measure_size`, again while the host takes more than its share of the cores; and that share."""
     for _ in range(settings.tries):
-        before = processor.reading()
+        before = vitals.processor_times()
         seconds = measure_size(
             me, collective, size, settings.budget, seed, settings.messages_per_sample
         )
-        stolen = processor.usage(before, processor.reading()).stolen
-        used = processor.Usage(0.0, float(slowest([stolen])[0]))
+        stolen = vitals.processor_usage(before, vitals.processor_times()).stolen
+        used = vitals.Usage(0.0, float(slowest([stolen])[0]))
         if not used.disturbed:
             break
     return seconds, used.stolen

@@ -30,7 +30,6 @@ from torch import nn
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import LayerProfile
-from ddlkit.run.instruments import flops as flop_counting
 from ddlkit.run.instruments.clock import Budget, Marks, measure_interleaved, synchronizer
 from ddlkit.run.jobs import exchange
 from ddlkit.run.jobs.exchange import Floats
@@ -113,7 +112,7 @@ class _Order:
         flops: list[int] = []
         ready: list[str] = []
         borders: list[int] = []
-        with flop_counting.counter() as counter:
+        with networks.flop_counter() as counter:
 
             def start(tensor: str) -> None:
                 starts.append(tensor)

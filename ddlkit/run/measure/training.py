@@ -26,9 +26,9 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB, format_seconds
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
-from ddlkit.run.instruments import processor
+from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget, chrome_trace, measure, synchronizer
-from ddlkit.run.instruments.processor import Usage
+from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs.exchange import Floats, everyones, slowest
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Rank
@@ -225,9 +225,9 @@ class _Block:
         iterations = self.settings.iterations
         exactly = Budget(0, iterations, iterations, max_s=float("inf"), relative_halfwidth=0.0)
         dist.barrier()
-        before = processor.reading()
+        before = vitals.processor_times()
         seconds = measure(self._iterate, exactly, synchronize=self.synchronize)
-        used = processor.usage(before, processor.reading())
+        used = vitals.processor_usage(before, vitals.processor_times())
         return slowest(seconds), Usage(*slowest([used.busy, used.stolen]).tolist())
 
     def _iterate(self, settle: Callable[[], object] | None = None) -> None:

@@ -39,7 +39,7 @@ from ddlkit.core.sparse import (
 )
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import LayerProfile
-from ddlkit.run.instruments import processor
+from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.lab import network
 from ddlkit.run.lab.calibrate import MESSAGES_PER_SAMPLE, calibrate
@@ -185,7 +185,7 @@ class _Session:
                         selection=self._selection,
                         timeline_rounds=_timeline_rounds(alike, self.campaign.rounds),
                         done=_saved(point.path(self.out, "runs")),
-                        tries=processor.TRIES,
+                        tries=vitals.TRIES,
                         afterwards_s=sum(one.calibration_s + one.replay_s for one in later),
                         out=left,
                     )
@@ -432,8 +432,8 @@ def _calibration_point(here: _Calibrated, budget: Budget, sizes: Sequence[int]) 
                 collectives=[here.collective],
                 budget=budget,
                 in_flight=here.in_flight,
-                tries=processor.TRIES,
-                timeout_s=120 + 3 * processor.TRIES * estimate_s,
+                tries=vitals.TRIES,
+                timeout_s=120 + 3 * vitals.TRIES * estimate_s,
             )
             return {"collectives": rows.assign(session=here.session)}
 

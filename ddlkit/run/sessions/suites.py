@@ -26,8 +26,13 @@ from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
 from ddlkit.run.measure.copies import DISK_SIZES, measure_copies, measure_disk
 from ddlkit.run.measure.copies import SIZES as COPY_SIZES
 from ddlkit.run.measure.layers import profile_layers
-from ddlkit.run.measure.peaks import efficiency, measure_drift, measure_peaks
-from ddlkit.run.measure.throughput import SHARING_TABLE_2, measure_throughput
+from ddlkit.run.measure.throughput import (
+    SHARING_TABLE_2,
+    efficiency,
+    measure_drift,
+    measure_peaks,
+    measure_throughput,
+)
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions.session import Plan, Point, Tables, Unavailable
 
