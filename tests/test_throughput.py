@@ -194,13 +194,21 @@ def test_gloo_takes_no_blocks_and_the_table_says_so(tmp_path: Path) -> None:
 def test_a_setting_that_did_not_take_effect_is_not_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def one_setting(settings: channels.ChannelsSettings, n_ranks: int) -> pd.DataFrame:
+    def launched(
+        job: object, settings: channels.ChannelsSettings, *_: object
+    ) -> tuple[pd.DataFrame, str]:
         blocks = settings.blocks
-        if blocks == 8:
-            raise UserError("NCCL did not heed NCCL_MAX_CTAS=8: its log does not name it")
-        return pd.DataFrame({"asked_blocks": [blocks], "taken_blocks": [min(blocks, 2)]})
+        log = LOG if blocks else ""
+        heeded = log.replace(
+            "MAX_CTAS set by environment to 2", f"MAX_CTAS set by environment to {blocks}"
+        )
+        heeded = heeded.replace(
+            "NTHREADS set by environment to 256", "NTHREADS set by environment to 64"
+        )
+        frame = pd.DataFrame({"asked_blocks": [blocks], "taken_blocks": [min(blocks, 2)]})
+        return frame, log if blocks == 8 else heeded
 
-    monkeypatch.setattr(channels, "_one_setting", one_setting)
+    monkeypatch.setattr(channels, "launch_under", launched)
     whole = channels.measure_channels([(0, 0), (1, 64), (2, 64)], 2, budget=ONCE)
     assert list(whole["taken_blocks"]) == [0, 1, 2]
     with pytest.raises(Partial, match="^4x64: seen with 2 blocks; 8x64: NCCL did not heed") as some:

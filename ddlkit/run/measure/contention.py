@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +41,13 @@ from ddlkit.run.instruments.clock import (
     synchronizer,
     timed,
 )
-from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.exchange import agree_all, slowest
 from ddlkit.run.jobs.job import job
-from ddlkit.run.jobs.place import Loopback
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure import channels, standin
 from ddlkit.run.measure.layers import arithmetic, device_named, memory_for
 from ddlkit.run.measure.standin import Compute, Footprint, Passage, StandIn
-from ddlkit.run.sessions.session import Partial, Point, Tables, Unavailable
+from ddlkit.run.sessions.session import Point, Tables, Unavailable
 
 Shape = tuple[int, ...]
 
@@ -144,7 +142,10 @@ def measure_beside_standin(
     runs out.
     """
     place = device_named(device)
-    kernel = _known(name, scale)
+    known = kernels(scale)
+    if name not in (*known, IDLE):
+        raise UserError(f"unknown kernel {name!r}: use one of {', '.join(known)}, {IDLE}")
+    kernel = known.get(name)
     with (
         arithmetic("fp32", place, None),
         memory_for(f"{name} beside the stand-in"),
@@ -229,20 +230,13 @@ def _calls(once: Compute, device: torch.device, least_s: float) -> int:
     return max(1, math.ceil(least_s / once_s))
 
 
-def _known(name: str, scale: Scale) -> Kernel | None:
-    """The kernel of that name; None for "idle"."""
-    known = kernels(scale)
-    if name not in (*known, IDLE):
-        raise UserError(f"unknown kernel {name!r}: use one of {', '.join(known)}, {IDLE}")
-    return known.get(name)
-
-
 # -- beside real all-reduces -------------------------------------------------------------------
 
 MESSAGE_BYTES = 256 * MIB
 AS_LONG = 4.0  # how long messages beside a kernel last, over its time alone
 HOLD_CYCLES = 600_000  # of the GPU, 0.3 ms: until the first message's kernel has started
 COMPUTE = "ddlkit.compute"
+TIMEOUT_S = 300.0  # for each setting
 
 
 def measure_beside_all_reduce(
@@ -254,7 +248,6 @@ def measure_beside_all_reduce(
     *,
     names: Sequence[str] | None = None,
     message_bytes: int = MESSAGE_BYTES,
-    timeout_s: float = 300.0,
 ) -> pd.DataFrame:
     """Table ``contention``: kernels alone and beside all-reduces between ``n_ranks`` ranks of this machine.
 
@@ -267,33 +260,17 @@ def measure_beside_all_reduce(
     ``seconds`` are of the slowest rank. ``overlap_share`` and ``bytes_per_s`` (what each rank sends while
     messages are under way) are seen once a kernel, by profiling one more repeat.
 
-    Raises Partial with what was measured when a setting failed, UserError when all did.
+    Raises as `channels.measure_settings` does.
     """
-    frames, wrong = [], []
-    for threads in thread_counts:
-        with launch.workspace(None) as out:
-            place = Loopback(variables=channels.environment(blocks, threads, out))
-            own = ContentionSettings(
-                tuple(names or kernels(scale)), scale, blocks, threads, message_bytes, budget
-            )
-            try:
-                tables = launch.launch(
-                    contention_job,
-                    own,
-                    ranks=n_ranks,
-                    place=place,
-                    timeout_s=timeout_s,
-                    out=out,
-                )
-                frames.append(tables["contention"])
-            except UserError as error:
-                wrong.append(f"{blocks}x{threads}: {error}")
-    if not frames:
-        raise UserError("; ".join(wrong))
-    table = pd.concat(frames, ignore_index=True)
-    if wrong:
-        raise Partial({"contention": table}, "; ".join(wrong))
-    return table
+
+    def measure_one(blocks: int, threads: int) -> pd.DataFrame:
+        own = ContentionSettings(
+            tuple(names or kernels(scale)), scale, blocks, threads, message_bytes, budget
+        )
+        return channels.launch_under(contention_job, own, n_ranks, TIMEOUT_S)[0]
+
+    pairs = [(blocks, threads) for threads in thread_counts]
+    return channels.measure_settings("contention", pairs, measure_one)
 
 
 @dataclass(frozen=True)
@@ -320,9 +297,7 @@ def contention_job(me: Rank, settings: ContentionSettings) -> Iterator[Tables]:
 
 def _beside(me: Rank, name: str, settings: ContentionSettings) -> pd.DataFrame:
     """Rows of one kernel, alone and beside all-reduces that outlast it."""
-    kernel = _known(name, settings.scale)
-    if kernel is None:
-        raise UserError("all-reduces by themselves are in the table collectives: name a kernel")
+    kernel = kernels(settings.scale)[name]
     pair = _Pair(me, kernel, settings.message_bytes)
     count = pair.enough()
     beside = functools.partial(pair.both, count)
@@ -332,7 +307,7 @@ def _beside(me: Rank, name: str, settings: ContentionSettings) -> pd.DataFrame:
             {"none": pair.alone, me.backend: beside}, settings.budget
         ).items()
     }
-    seen = asdict(pair.profile(beside))
+    seen = pair.profile(beside)
     sent_bytes = count * settings.message_bytes * bus_factor("all_reduce", me.world_size)
     seen |= {"communication": me.backend, "bytes_per_s": sent_bytes / seen.pop("messages_s")}
     # Alone or not: a table holds several settings, each with times of its own.
@@ -397,7 +372,7 @@ class _Pair:
         )
         return {name: slowest(seconds) for name, seconds in samples.items()}
 
-    def profile(self, action: Compute) -> Seen:
+    def profile(self, action: Compute) -> dict[str, Any]:
         """What the profiler sees of the action here; all ranks profile, so that all are equally slow."""
         self._together()
         return read_trace(json.loads(chrome_trace(action, self.device)))
@@ -411,25 +386,11 @@ class _Pair:
 # -- what the profiler saw ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Seen:
-    """Messages beside a computation in a profile, as the columns of ``contention`` but for messages_s.
+def read_trace(trace: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of ``contention`` from a Chrome trace of a computation and the messages beside it.
 
-    overlap_share : of the computation's time
-    messages_s : from the first message's start to the last one's end
-    the rest : of the messages' kernel, 0 where they have none
-    """
-
-    overlap_share: float
-    messages_s: float
-    taken_blocks: int
-    taken_threads: int
-    registers: int
-    shared_bytes: int
-
-
-def read_trace(trace: Mapping[str, Any]) -> Seen:
-    """What a Chrome trace of `torch.profiler` says of a computation and the messages beside it.
+    Also messages_s, from the first message's start to the last one's end. overlap_share is of the
+    computation's time; the rest is of the messages' kernel, 0 where they have none.
 
     Computation: all GPU kernels but NCCL's and the one that only waits; without a GPU, the span named
     COMPUTE. Messages: NCCL's kernels, or gloo's spans on its own threads.
@@ -449,25 +410,21 @@ def read_trace(trace: Mapping[str, Any]) -> Seen:
             f"the profiler saw {len(messages)} messages and {len(computing)} computations: "
             "that they ran together is not proven, so no time is recorded"
         )
-    message, compute = _spans(messages), _spans(computing)
+    message, compute = (np.array([event.at_s for event in seen]) for seen in (messages, computing))
     both_s = _length(message) + _length(compute) - _length(np.concatenate([message, compute]))
     how = messages[0].args if kernels else {}
-    return Seen(
-        overlap_share=max(0.0, both_s / _length(compute)),
-        messages_s=float(message[:, 1].max() - message[:, 0].min()),
-        taken_blocks=math.prod(how.get("grid", [0])),
-        taken_threads=math.prod(how.get("block", [0])),
-        registers=int(how.get("registers per thread", 0)),
-        shared_bytes=int(how.get("shared memory", 0)),
-    )
-
-
-def _spans(events: Sequence[kineto.Event]) -> Floats:
-    """(n, 2) starts and ends in seconds."""
-    return np.array([(event.start_s, event.end_s) for event in events])
+    return {
+        "overlap_share": max(0.0, both_s / _length(compute)),
+        "messages_s": float(message[:, 1].max() - message[:, 0].min()),
+        "taken_blocks": math.prod(how.get("grid", [0])),
+        "taken_threads": math.prod(how.get("block", [0])),
+        "registers": int(how.get("registers per thread", 0)),
+        "shared_bytes": int(how.get("shared memory", 0)),
+    }
 
 
 def _length(spans: Floats) -> float:
+    """Of the union of (n, 2) starts and ends."""
     return float(np.sum(np.diff(merge(spans))))
 
 
