@@ -21,7 +21,6 @@ from torch.profiler import ProfilerActivity, profile
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
-from ddlkit.run.instruments import nvrtc
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.job import Tables
@@ -255,7 +254,7 @@ def test_points_of_a_gpu_cover_the_grid(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_launch_records_lie_as_in_cuda_h() -> None:
-    record, attribute = nvrtc._Launch, nvrtc._Attribute
+    record, attribute = standin._Launch, standin._Attribute
     names = ("grid", "block", "shared_bytes", "stream", "attributes", "n_attributes")
     assert [getattr(record, name).offset for name in names] == [0, 12, 24, 32, 40, 48]
     assert ctypes.sizeof(record) == 56
@@ -277,7 +276,7 @@ def test_compiler_gives_the_stand_in_the_registers_of_nccl(tmp_path: Path) -> No
 def test_without_cuda_the_stand_in_says_so() -> None:
     if torch.version.cuda is None:
         with pytest.raises(UserError, match="no CUDA"):
-            nvrtc.cubin(standin.SOURCE, "sm_90")
+            standin.cubin(standin.SOURCE, "sm_90")
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -140,12 +140,10 @@ def gpu_in_use() -> str:
 def busy_gpu(looks: list[list[tuple[str, str, float]]]) -> str:
     """The GPU that is busy in every look, in words; "" if there is none."""
     seen = pd.DataFrame(itertools.chain(*looks), columns=_SAMPLE)
-    loads = seen[seen["quantity"] == "utilisation"].groupby("device")["value"]
-    for device, load in loads:
+    for device, load in seen[seen["quantity"] == "utilisation"].groupby("device")["value"]:
         if len(load) == len(looks) and load.min() >= BUSY:
-            return (
-                f"{device} is in use by others: utilisation {100 * load.min():.0f}% while we rest"
-            )
+            share = f"{100 * load.min():.0f}%"
+            return f"{device} is in use by others: utilisation {share} while we rest"
     return ""
 
 
@@ -157,17 +155,12 @@ def facts() -> pd.DataFrame:
     import torch
 
     rows = [*_host_facts(), *_library_facts(torch), *_nvidia_facts()]
-    if torch.cuda.is_available():
-        for number in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(number)
-            rows += [
-                (f"gpu{number}", name, str(getattr(properties, name)))
-                for name in _TORCH_FACTS
-                if hasattr(properties, name)
-            ]
-    return pd.DataFrame(rows, columns=["subject", "fact", "value"]).drop_duplicates(
-        ["subject", "fact"]
-    )
+    for number in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(number)
+        found = {name: getattr(properties, name, None) for name in _TORCH_FACTS}
+        rows += [(f"gpu{number}", name, str(one)) for name, one in found.items() if one is not None]
+    table = pd.DataFrame(rows, columns=["subject", "fact", "value"])
+    return table.drop_duplicates(["subject", "fact"])
 
 
 def _host_facts() -> list[tuple[str, str, str]]:
@@ -186,18 +179,18 @@ def _host_facts() -> list[tuple[str, str, str]]:
 
 
 def _library_facts(torch: Any) -> list[tuple[str, str, str]]:
-    found = [("library", name, machine.installed(name)) for name in PACKAGES]
-    found += [
-        ("torch", "threads", str(torch.get_num_threads())),
-        ("torch", "cpu_capability", str(torch.backends.cpu.get_cpu_capability())),
-        ("torch", "cuda", str(torch.version.cuda)),
-        ("torch", "cudnn", str(torch.backends.cudnn.version())),
-        ("torch", "cudnn_benchmark", str(torch.backends.cudnn.benchmark)),
-        ("torch", "mkldnn", str(torch.backends.mkldnn.is_available())),
-    ]
+    found = {
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "mkldnn": torch.backends.mkldnn.is_available(),
+    }
     if torch.cuda.is_available() and torch.distributed.is_nccl_available():
-        found.append(("torch", "nccl", ".".join(map(str, torch.cuda.nccl.version()))))
-    return found
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    libraries = [("library", name, machine.installed(name)) for name in PACKAGES]
+    return libraries + [("torch", name, str(value)) for name, value in found.items()]
 
 
 def _nvidia_facts() -> list[tuple[str, str, str]]:

@@ -180,7 +180,7 @@ def channels_job(me: Rank, settings: ChannelsSettings) -> Iterator[Tables]:
 
 def _seen(me: Rank, size: int) -> tuple[int, int]:
     """(blocks, threads) of the kernel of one all-reduce of that size, as the profiler saw it."""
-    checked = CheckedCollective.of(COLLECTIVE, size, 0, me.rank, me.world_size, me.device)
+    checked = CheckedCollective.of(me, COLLECTIVE, size, 0)
 
     def once() -> None:
         checked.reset()

@@ -30,26 +30,15 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import merge
 from ddlkit.core.units import MIB, format_seconds
 from ddlkit.formats import kineto
-from ddlkit.run.instruments.clock import (
-    Budget,
-    Floats,
-    Marks,
-    chrome_trace,
-    measure,
-    measure_interleaved,
-    sample_rows,
-    synchronizer,
-    timed,
-)
+from ddlkit.run.instruments import clock
+from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure_interleaved, sample_rows
 from ddlkit.run.jobs.exchange import agree_all, slowest
 from ddlkit.run.jobs.job import job
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure import channels, standin
-from ddlkit.run.measure.layers import arithmetic, device_named, memory_for
+from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.standin import Compute, Footprint, Passage, StandIn
 from ddlkit.run.sessions.session import Point, Tables, Unavailable
-
-Shape = tuple[int, ...]
 
 # -- kernels -----------------------------------------------------------------------------------
 
@@ -77,7 +66,7 @@ IDLE = "idle"  # no kernel: what the communication does by itself
 class Kernel:
     """What computes: its input's shape and type, and how to make the call for an input on a device."""
 
-    shape: Shape
+    shape: tuple[int, ...]
     dtype: torch.dtype
     build: Callable[[torch.Tensor], Compute]
 
@@ -97,21 +86,17 @@ def kernels(scale: Scale) -> dict[str, Kernel]:
     image = (scale.images, 64, scale.side, scale.side)
     pixels = scale.side**2
     square = (scale.product, scale.product)
+    convolve = _module(nn.Conv2d, 64, 64, 7, stride=2, padding=3, bias=False)
+    attend = functools.partial(nn.functional.scaled_dot_product_attention, is_causal=True)
     return {
         "average_pooling": Kernel(image, fp32, _module(nn.AvgPool2d, 3, stride=2, padding=1)),
         "batch_norm": Kernel(image, fp32, _module(nn.BatchNorm2d, 64)),
-        "convolution": Kernel(
-            image, fp32, _module(nn.Conv2d, 64, 64, 7, stride=2, padding=3, bias=False)
-        ),
+        "convolution": Kernel(image, fp32, convolve),
         "linear": Kernel((scale.images, 64, pixels), fp32, _module(nn.Linear, pixels, 64)),
         "relu": Kernel(image, fp32, _module(nn.ReLU, inplace=True)),
         "matrix_product": Kernel(square, bf16, lambda x: functools.partial(torch.mm, x, x.clone())),
         "attention": Kernel(
-            scale.attention,
-            bf16,
-            lambda x: functools.partial(
-                nn.functional.scaled_dot_product_attention, x, x.clone(), x.clone(), is_causal=True
-            ),
+            scale.attention, bf16, lambda x: functools.partial(attend, x, x.clone(), x.clone())
         ),
     }
 
@@ -141,16 +126,11 @@ def measure_beside_standin(
     Raises UserError for an unknown device or kernel, a stand-in that does not compile, and when memory
     runs out.
     """
-    place = device_named(device)
     known = kernels(scale)
     if name not in (*known, IDLE):
         raise UserError(f"unknown kernel {name!r}: use one of {', '.join(known)}, {IDLE}")
     kernel = known.get(name)
-    with (
-        arithmetic("fp32", place, None),
-        memory_for(f"{name} beside the stand-in"),
-        torch.no_grad(),
-    ):
+    with computing(f"{name} beside the stand-in", device) as place, torch.no_grad():
         stand_in = standin.make(place)
         once = kernel.on(place) if kernel else stand_in.idle
         calls = _calls(once, place, stand_in.least_s)
@@ -165,7 +145,7 @@ def measure_beside_standin(
         samples = measure_interleaved(
             {footprint: functools.partial(run, footprint) for footprint in passages},
             budget,
-            synchronize=synchronizer(place),
+            synchronize=clock.synchronizer(place),
         )
     frames = []
     for footprint, seconds in samples.items():
@@ -179,7 +159,7 @@ def _beside_standin(
 ) -> dict[str, Any]:
     """Columns that say what ran beside a kernel, by what was asked and by what was seen."""
     traffic = [passage.traffic() for passage in passages]
-    seen = {
+    seen: dict[str, Any] = {
         "ranks": 1,
         "bytes_per_s": [passed.bytes_per_s for passed in traffic],
         "overlap_share": [passed.overlap_share for passed in traffic],
@@ -188,10 +168,8 @@ def _beside_standin(
         return seen
     return seen | {
         "communication": "standin",
-        "blocks": footprint.blocks,
-        "threads": footprint.threads,
-        "taken_blocks": footprint.blocks,
-        "taken_threads": footprint.threads,
+        **dict.fromkeys(("blocks", "taken_blocks"), footprint.blocks),
+        **dict.fromkeys(("threads", "taken_threads"), footprint.threads),
         "registers": stand_in.registers,
         "shared_bytes": stand_in.shared_bytes,
         "cluster": stand_in.cluster(footprint.blocks),
@@ -226,7 +204,7 @@ def _rows(
 
 def _calls(once: Compute, device: torch.device, least_s: float) -> int:
     """How often to call ``once`` so that all together last at least ``least_s``."""
-    once_s = float(measure(once, _ONCE, synchronize=synchronizer(device))[0])
+    once_s = float(clock.measure(once, _ONCE, synchronize=clock.synchronizer(device))[0])
     return max(1, math.ceil(least_s / once_s))
 
 
@@ -288,11 +266,10 @@ class ContentionSettings:
 @job(ContentionSettings, "contention")
 def contention_job(me: Rank, settings: ContentionSettings) -> Iterator[Tables]:
     """One kernel after the other."""
-    with arithmetic("fp32", me.device, None), torch.no_grad():
-        for name in settings.names:
-            with memory_for(f"{name} beside all-reduces"):
-                rows = _beside(me, name, settings)
-            yield {"contention": rows}
+    for name in settings.names:
+        with computing(f"{name} beside all-reduces", me.device), torch.no_grad():
+            rows = _beside(me, name, settings)
+        yield {"contention": rows}
 
 
 def _beside(me: Rank, name: str, settings: ContentionSettings) -> pd.DataFrame:
@@ -301,20 +278,16 @@ def _beside(me: Rank, name: str, settings: ContentionSettings) -> pd.DataFrame:
     pair = _Pair(me, kernel, settings.message_bytes)
     count = pair.enough()
     beside = functools.partial(pair.both, count)
-    samples = {
-        company: seconds / pair.calls
-        for company, seconds in pair.measure(
-            {"none": pair.alone, me.backend: beside}, settings.budget
-        ).items()
-    }
+    companies: dict[str, Compute] = {"none": pair.alone, me.backend: beside}
+    samples = pair.measure(companies, settings.budget)
     seen = pair.profile(beside)
     sent_bytes = count * settings.message_bytes * bus_factor("all_reduce", me.world_size)
     seen |= {"communication": me.backend, "bytes_per_s": sent_bytes / seen.pop("messages_s")}
     # Alone or not: a table holds several settings, each with times of its own.
     both = {"ranks": me.world_size, "blocks": settings.blocks, "threads": settings.threads}
     frames = [
-        _rows(name, kernel, me.device, both, samples["none"]),
-        _rows(name, kernel, me.device, both | seen, samples[me.backend]),
+        _rows(name, kernel, me.device, both, samples["none"] / pair.calls),
+        _rows(name, kernel, me.device, both | seen, samples[me.backend] / pair.calls),
     ]
     alone_s, beside_s = (float(frame["seconds"].median()) for frame in frames)
     me.say(
@@ -337,10 +310,10 @@ class _Pair:
         least_s = 0.0 if me.device.type == "cuda" else standin.CpuStandIn.least_s
         calls = _calls(once, me.device, least_s)
         self.calls = int(slowest([calls])[0])
-        self.alone = timed(lambda: [once() for _ in range(self.calls)], me.device)
+        self.alone = clock.timed(lambda: [once() for _ in range(self.calls)], me.device)
         self._start = torch.randn(message_bytes // 4, device=me.device)
         self._message = self._start.clone()
-        self._synchronize = synchronizer(me.device)
+        self._wait = clock.synchronizer(me.device)
 
     def both(self, count: int) -> Marks:
         """Post ``count`` all-reduces, compute while they run, and wait for all."""
@@ -364,22 +337,18 @@ class _Pair:
     def measure(self, actions: Mapping[str, Compute], budget: Budget) -> dict[str, Floats]:
         """Seconds of the actions in turn, of the slowest rank."""
         samples = measure_interleaved(
-            actions,
-            budget,
-            synchronize=self._synchronize,
-            setup=self._together,
-            agree=agree_all,
+            actions, budget, synchronize=self._wait, setup=self._together, agree=agree_all
         )
         return {name: slowest(seconds) for name, seconds in samples.items()}
 
     def profile(self, action: Compute) -> dict[str, Any]:
         """What the profiler sees of the action here; all ranks profile, so that all are equally slow."""
         self._together()
-        return read_trace(json.loads(chrome_trace(action, self.device)))
+        return read_trace(json.loads(clock.chrome_trace(action, self.device)))
 
     def _together(self) -> None:
         self._message.copy_(self._start)  # sums of sums grow
-        self._synchronize()
+        self._wait()
         dist.barrier()
 
 
@@ -400,8 +369,7 @@ def read_trace(trace: Mapping[str, Any]) -> dict[str, Any]:
     kernels = [event for event in events if event.category == "kernel"]
     if kernels:
         messages = [event for event in kernels if event.collective]
-        others = [event for event in kernels if not event.collective]
-        computing = [event for event in others if "spin_kernel" not in event.name]
+        computing = [one for one in kernels if not one.collective and "spin_kernel" not in one.name]
     else:
         messages = [event for event in events if event.collective == "all_reduce"]
         computing = [event for event in events if event.name == COMPUTE]
@@ -448,17 +416,9 @@ def points(device: str, smoke: bool) -> list[Point]:
         budget = Budget(warmup=1, min_repeats=6, max_repeats=15, max_s=6.0 if on_gpu else 20.0)
     few = ("convolution", "attention") if smoke else tuple(kernels(scale))
     footprints = _footprints(on_gpu, smoke)
+    each_s = 3.0 + 1.5 * budget.max_s
     alone = [
-        _point(
-            name,
-            3.0 + 1.5 * budget.max_s,
-            measure_beside_standin,
-            device,
-            name,
-            scale,
-            footprints,
-            budget,
-        )
+        _point(name, each_s, measure_beside_standin, device, name, scale, footprints, budget)
         for name in (*few, IDLE)
     ]
     budget = replace(budget, max_s=budget.max_s / 4)  # two cases in turn, not tens

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ddlkit import store
 from ddlkit.core.units import MIB
 from ddlkit.papers import osf
-from ddlkit.run.instruments.clock import Budget, Floats, measure_on, sample_rows
-from ddlkit.run.measure.layers import Training, arithmetic, device_named, memory_for
+from ddlkit.run.instruments.clock import Budget, Floats, measure_on, rows_by, sample_rows
+from ddlkit.run.measure.layers import Training, computing, device_named
 from ddlkit.run.sessions.session import all_or_partial
 
 CACHE_BYTES = 256 * MIB  # more than the caches of a device hold: operands in turn come from memory
@@ -72,7 +72,7 @@ def product_s(
     count = min(MOST_SETS, max(2, -(-CACHE_BYTES // set_bytes)))
     multiply_by = _MULTIPLY[kernel]
     what = f"{count} x 3 matrices of {side} x {side} on {device}"
-    with arithmetic(precision, device, None), memory_for(what):
+    with computing(what, device, precision):
         sets = [
             [torch.randn(side, side, device=device, dtype=kind) for _ in range(3)]
             for _ in range(count)
@@ -99,11 +99,7 @@ def measure_drift(
         f"fp32 product {side}": product_s(place, "fp32", side, DRIFT_BUDGET),
         f"copy {copy_bytes} bytes": measure_on(place, lambda: target.copy_(source), DRIFT_BUDGET),
     }
-    frames = [
-        sample_rows({"moment": moment, "work": name, "device": place.type}, seconds)
-        for name, seconds in work.items()
-    ]
-    return pd.concat(frames, ignore_index=True)
+    return rows_by("work", work, {"moment": moment, "device": place.type})
 
 
 def efficiency(directory: Path) -> pd.DataFrame:
@@ -179,9 +175,8 @@ def measure_throughput(
 def _one_batch(
     network: str, batch: int, device: str, precision: str, iterations: int, budget: Budget
 ) -> pd.DataFrame:
-    place = device_named(device)
     what = f"{network} at batch {batch} in {precision} on {device}"
-    with arithmetic(precision, place, None), memory_for(what):
+    with computing(what, device, precision) as place:
         training = Training(network, batch, place, precision)
         inputs = itertools.cycle([training.inputs.roll(n, dims=-1) for n in range(INPUTS)])
 

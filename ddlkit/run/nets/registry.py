@@ -87,7 +87,6 @@ def _words(batch: int, generator: torch.Generator) -> Batch:
 
 NETWORKS: dict[str, Network] = {
     "lenet5": Network(zoo.lenet5, _images(channels=1, side=28, classes=10)),
-    "alexnet": _torchvision("alexnet"),
     "alexnet_caffe": Network(zoo.alexnet_caffe, _images(channels=3, side=227, classes=1000)),
     # Without the auxiliary heads: they help training to converge and are no part of what it leaves.
     "googlenet": _torchvision("googlenet", aux_logits=False, init_weights=False),
@@ -95,16 +94,12 @@ NETWORKS: dict[str, Network] = {
     "googlenet_aux": Network(_googlenet_with_heads, _for_each_head),
     "inception_v4": Network(zoo.inception_v4, _images(channels=3, side=299, classes=1000)),
     "lstm_ptb": Network(zoo.LanguageModel, _words),
-    "resnet18": _torchvision("resnet18"),
-    "resnet50": _torchvision("resnet50"),
-    "resnet101": _torchvision("resnet101"),
-    "resnet152": _torchvision("resnet152"),
-    # Layers come with random weights; drawing VGG's 138 million once more takes two seconds.
-    "vgg16": _torchvision("vgg16", init_weights=False),
     "vgg16_cifar": Network(zoo.vgg16_cifar, _images(channels=3, side=32, classes=10)),
     "vgg16_replaced": Network(zoo.vgg16_replaced, _IMAGENET),
-    "vgg19": _torchvision("vgg19", init_weights=False),
-    "vit_b_16": _torchvision("vit_b_16"),
+    # Layers come with random weights; drawing VGG's 138 million once more takes two seconds.
+    **{name: _torchvision(name, init_weights=False) for name in ("vgg16", "vgg19")},
+    **{name: _torchvision(name) for name in ("alexnet", "vit_b_16")},
+    **{name: _torchvision(name) for name in ("resnet18", "resnet50", "resnet101", "resnet152")},
 }
 
 
