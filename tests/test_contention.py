@@ -197,9 +197,8 @@ def test_trace_without_either_proves_nothing() -> None:
 
 @pytest.mark.alone
 def test_kernels_beside_all_reduces_of_real_ranks() -> None:
-    table = measure_beside_all_reduce(
-        0, [0], 2, TINY, TWICE, names=["convolution"], message_bytes=MIB
-    )
+    asked = ContentionSettings(0, TINY, TWICE, ["convolution"], MIB)
+    table = measure_beside_all_reduce(asked, [0], 2)
     assert table.groupby("communication").size().to_dict() == {"none": 2, "gloo": 2}
     beside = table[table["communication"] == "gloo"].iloc[0]
     assert beside["ranks"] == 2
@@ -218,11 +217,12 @@ def test_ranks_that_fail_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     row = measure_beside_standin("cpu", "relu", TINY, [], TWICE)
     monkeypatch.setattr(launch, "launch", start)
+    asked = ContentionSettings(1, TINY, TWICE, ["relu"])
     with pytest.raises(Partial, match="1x64: rank 1 of 2 died") as raised:
-        measure_beside_all_reduce(1, [64, 128], 2, TINY, TWICE)
+        measure_beside_all_reduce(asked, [64, 128], 2)
     assert done == [64, 128] and len(raised.value.tables["contention"]) == len(row)
     with pytest.raises(UserError, match="died"):
-        measure_beside_all_reduce(1, [64], 2, TINY, TWICE)
+        measure_beside_all_reduce(asked, [64], 2)
 
 
 # -- points ------------------------------------------------------------------------------------

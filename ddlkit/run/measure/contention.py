@@ -217,50 +217,41 @@ COMPUTE = "ddlkit.compute"
 TIMEOUT_S = 300.0  # for each setting
 
 
+@dataclass(frozen=True)
+class ContentionSettings:
+    """What CONFIG.json of the job ``contention`` may hold.
+
+    blocks, threads : what NCCL is asked for; 0 leaves it to NCCL
+    names : of `kernels`; budget : for each of them
+    """
+
+    blocks: int
+    scale: Scale
+    budget: Budget
+    names: Sequence[str]
+    message_bytes: int = MESSAGE_BYTES
+    threads: int = 0
+
+
 def measure_beside_all_reduce(
-    blocks: int,
-    thread_counts: Sequence[int],
-    n_ranks: int,
-    scale: Scale,
-    budget: Budget,
-    *,
-    names: Sequence[str] | None = None,
-    message_bytes: int = MESSAGE_BYTES,
+    settings: ContentionSettings, thread_counts: Sequence[int], n_ranks: int
 ) -> pd.DataFrame:
     """Table ``contention``: kernels alone and beside all-reduces between ``n_ranks`` ranks of this machine.
 
-    blocks, thread_counts : what NCCL is asked for, each pair in processes of its own; 0 leaves it to
-        NCCL. What it took, as the profiler saw it, is in taken_blocks, taken_threads, registers and
-        shared_bytes (0 where there is no such kernel, as with gloo).
-    names : of `kernels`; by default all
-    budget : for each kernel
-
-    ``seconds`` are of the slowest rank. ``overlap_share`` and ``bytes_per_s`` (what each rank sends while
-    messages are under way) are seen once a kernel, by profiling one more repeat.
+    Each of ``thread_counts`` is measured in processes of its own. What NCCL took, as the profiler saw
+    it, is in taken_blocks, taken_threads, registers and shared_bytes (0 where there is no such kernel,
+    as with gloo). ``seconds`` are of the slowest rank. ``overlap_share`` and ``bytes_per_s`` (what each
+    rank sends while messages are under way) are seen once a kernel, by profiling one more repeat.
 
     Raises as `channels.measure_settings` does.
     """
 
-    def measure_one(blocks: int, threads: int) -> pd.DataFrame:
-        own = ContentionSettings(
-            tuple(names or kernels(scale)), scale, blocks, threads, message_bytes, budget
-        )
+    def measure_one(_: int, threads: int) -> pd.DataFrame:
+        own = replace(settings, threads=threads)
         return channels.launch_under(contention_job, own, n_ranks, TIMEOUT_S)[0]
 
-    pairs = [(blocks, threads) for threads in thread_counts]
+    pairs = [(settings.blocks, threads) for threads in thread_counts]
     return channels.measure_settings("contention", pairs, measure_one)
-
-
-@dataclass(frozen=True)
-class ContentionSettings:
-    """What CONFIG.json of the job ``contention`` may hold; see `measure_beside_all_reduce`."""
-
-    names: Sequence[str]
-    scale: Scale
-    blocks: int
-    threads: int
-    message_bytes: int
-    budget: Budget
 
 
 @job(ContentionSettings, "contention")
@@ -424,14 +415,16 @@ def points(device: str, smoke: bool) -> list[Point]:
     budget = replace(budget, max_s=budget.max_s / 4)  # two cases in turn, not tens
     if not on_gpu:
         each_s = 10.0 + len(few) * (1 + budget.max_s)
-        measure_all = functools.partial(measure_beside_all_reduce, names=few, message_bytes=4 * MIB)
-        return [*alone, _point("gloo-p2", each_s, measure_all, 0, [0], 2, scale, budget)]
+        own = ContentionSettings(0, scale, budget, few, 4 * MIB)
+        return [*alone, _point("gloo-p2", each_s, measure_beside_all_reduce, own, [0], 2)]
     gpus = torch.cuda.device_count()
-    each_s = 10.0 + len(kernels(scale)) * (1 + budget.max_s)
+    names = tuple(kernels(scale))
+    each_s = 10.0 + len(names) * (1 + budget.max_s)
+    blocks = channels.BLOCKS[: 1 if smoke else None]
+    settings = [ContentionSettings(count, scale, budget, names) for count in blocks]
     estimate_s = len(channels.THREADS) * each_s if gpus > 1 else 0.0
     return alone + [
-        _point(f"nccl-b{blocks}", estimate_s, _between_gpus, blocks, gpus, scale, budget)
-        for blocks in channels.BLOCKS[: 1 if smoke else None]
+        _point(f"nccl-b{own.blocks}", estimate_s, _between_gpus, own, gpus) for own in settings
     ]
 
 
@@ -445,11 +438,11 @@ def _footprints(on_gpu: bool, smoke: bool) -> list[Footprint]:
     return [Footprint(blocks, threads, rate) for rate, blocks, threads in grid]
 
 
-def _between_gpus(blocks: int, gpus: int, scale: Scale, budget: Budget) -> pd.DataFrame:
-    """All kernels beside all-reduces between all GPUs of this machine."""
+def _between_gpus(settings: ContentionSettings, gpus: int) -> pd.DataFrame:
+    """Kernels beside all-reduces between all GPUs of this machine."""
     if gpus < 2:
         raise Unavailable(f"needs 2 GPUs, here {'is 1' if gpus == 1 else f'are {gpus}'}")
-    return measure_beside_all_reduce(blocks, channels.THREADS, gpus, scale, budget)
+    return measure_beside_all_reduce(settings, channels.THREADS, gpus)
 
 
 def _point(
