@@ -29,7 +29,7 @@ _CASE = {
 
 def _columns(groups: dict[str, str]) -> dict[str, Column]:
     """Columns by name, from names by "kind check"."""
-    columns = {}
+    columns: dict[str, Column] = {}
     for group, names in groups.items():
         kind, _, check = group.partition(" ")
         columns |= {name: Column(name, kind, check) for name in names.split()}  # type: ignore[arg-type]
