@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.form import UNDESCRIBED, Form, from_dict, parameters
+from ddlkit.core.form import UNDESCRIBED, Form, from_dict
 
 Floats = NDArray[np.float64]
 
@@ -91,9 +91,6 @@ class AlphaBeta(MessageCost):
     alpha_s: float
     beta_s_per_byte: float
 
-    def __post_init__(self) -> None:
-        self._require_finite(*parameters(AlphaBeta))
-
     def _seconds(self, sizes: Floats) -> Floats:
         return self.alpha_s + self.beta_s_per_byte * sizes
 
@@ -131,7 +128,7 @@ class RingAllReduce(MessageCost):
     algorithm: str | None = field(default="ring", kw_only=True)
 
     def __post_init__(self) -> None:
-        self._require_finite("bytes_per_s", "overhead_s")
+        super().__post_init__()
         if self.bytes_per_s <= 0:
             raise UserError("ring_all_reduce cost: bytes_per_s must be above zero")
         if (self.collective, self.algorithm) != ("all_reduce", "ring"):
@@ -216,7 +213,7 @@ class Piecewise(MessageCost):
     intercept_s: float
 
     def __post_init__(self) -> None:
-        self._require_finite(*parameters(Piecewise))
+        super().__post_init__()
         if self.threshold_bytes <= 0:
             raise UserError(
                 f"piecewise cost: threshold_bytes is {self.threshold_bytes}: must be above zero"

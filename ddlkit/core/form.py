@@ -21,6 +21,9 @@ class Form(ABC):
 
     form: ClassVar[str]
 
+    def __post_init__(self) -> None:
+        self._require_finite(*parameters(type(self)))
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: ``form``, its unit-named parameters, and what is known of what it holds for."""
         values = {f.name: getattr(self, f.name) for f in _described(type(self))}

@@ -77,31 +77,8 @@ class FusionPlan:
 
     def to_dict(self, iteration_s: float | None = None) -> dict[str, Any]:
         """JSON-ready: planner, groups in forward-order indices, predicted iteration."""
-        return {
-            "planner": self.planner,
-            "groups": self.forward_groups(),
-            "iteration_s": iteration_s,
-        }
-
-    @classmethod
-    def from_dict(cls, description: dict[str, Any]) -> FusionPlan:
-        """The plan that ``to_dict`` described. Raises UserError when it is not contiguous in ready order."""
-        try:
-            planner, groups = (
-                str(description["planner"]),
-                [list(map(int, g)) for g in description["groups"]],
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"plan: needs 'planner' and 'groups' of tensor indices ({error})"
-            ) from error
-        ends = tuple(np.cumsum([len(g) for g in groups]).tolist())
-        plan = cls(planner, ends)
-        if plan.forward_groups() != groups:
-            raise UserError(
-                f"plan {planner!r}: groups must hold every tensor once, last layer first"
-            )
-        return plan
+        groups = self.forward_groups()
+        return {"planner": self.planner, "groups": groups, "iteration_s": iteration_s}
 
 
 def none(workload: Workload) -> FusionPlan:
@@ -185,16 +162,6 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
     return FusionPlan("exact", tuple(reversed(cuts)))
 
 
-def random_plan(workload: Workload, seed: int, groups: int) -> FusionPlan:
-    """Cuts drawn at random: plans that no planner would choose, to test a model with."""
-    if not 1 <= groups <= workload.n:
-        raise UserError(f"random plan of {groups} groups: the workload has {workload.n} tensors")
-    inner = np.random.default_rng(seed).choice(
-        np.arange(1, workload.n), size=groups - 1, replace=False
-    )
-    return FusionPlan(f"random:{seed}:{groups}", (*sorted(inner.tolist()), workload.n))
-
-
 MakePlan = Callable[[Workload, "MessageCost | None", str], FusionPlan]
 """(workload, cost or None, the text after the colon) -> plan."""
 
@@ -269,10 +236,15 @@ def _cuts(workload: Workload, _: MessageCost | None, text: str) -> FusionPlan:
 
 @planner("random", look=("#c4c4c4", "X", ":", "---"), examples=("random:7:12",))
 def _random(workload: Workload, _: MessageCost | None, text: str) -> FusionPlan:
+    """Cuts drawn at random: plans that no planner would choose, to test a model with."""
     numbers = _integers(text, f"random:{text}")
     if len(numbers) != 2:
         raise UserError(f"plan 'random:{text}': write random:SEED:GROUPS")
-    return random_plan(workload, *numbers)
+    seed, groups = numbers
+    if not 1 <= groups <= workload.n:
+        raise UserError(f"random plan of {groups} groups: the workload has {workload.n} tensors")
+    inner = np.random.default_rng(seed).choice(np.arange(1, workload.n), groups - 1, replace=False)
+    return FusionPlan(f"random:{seed}:{groups}", (*sorted(inner.tolist()), workload.n))
 
 
 planner("none", look=("#b3568a", "v", "-", "\\\\\\"))(lambda workload, *_: none(workload))

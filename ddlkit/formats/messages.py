@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.units import BYTES
 from ddlkit.formats import nccl_log
 from ddlkit.store import files
 from ddlkit.store.readers import choose
@@ -27,12 +28,7 @@ _MESSAGES = (Column("bytes", "int", "positive"), Column("seconds", "float", "pos
 _UNITS = {
     "bytes": {
         "bits": "divide by 8",
-        "kb": "multiply by 1000",
-        "mb": "multiply by 1000000",
-        "gb": "multiply by 1000000000",
-        "kib": "multiply by 1024",
-        "mib": "multiply by 1048576",
-        "gib": "multiply by 1073741824",
+        **{unit.lower(): f"multiply by {size}" for unit, size in BYTES.items() if size > 1},
     },
     "seconds": {
         **dict.fromkeys(("ms", "msec", "millis", "milliseconds"), "divide by 1000"),
@@ -44,22 +40,16 @@ _UNITS = {
 
 
 def read_bytes_seconds(
-    path: Path,
-    *,
-    collective: str | None = None,
-    ranks: int | None = None,
-    link: str | None = None,
-    backend: str | None = None,
-    algorithm: str | None = None,
+    path: Path, **wanted: Any
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], dict[str, Any]]:
     """Message sizes (n,) in bytes, times (n,) in seconds, and what is known of them.
 
     Reads a recorded ``collectives`` table, a CSV with columns ``bytes`` and ``seconds``, or a log
     as nccl-tests prints it (out-of-place times).
 
-    collective, ranks, link, backend, algorithm : which rows; taken as said where the file is silent
-    meta : ``source`` (recorded, csv or nccl-tests) and those of collective, backend, algorithm,
-    link, link_bits_per_s, ranks that are known
+    wanted : which rows, by collective, backend, algorithm, link, link_bits_per_s, ranks; taken as
+        said where the file is silent
+    meta : ``source`` (recorded, csv or nccl-tests) and those of them that are known
 
     Raises UserError for a wrong file, naming row and column, for times in another unit, and where
     rows of several collectives, links or numbers of ranks remain.
@@ -68,13 +58,6 @@ def read_bytes_seconds(
         source, frame = "recorded", load_table(path, "collectives")
     else:
         source, frame = _own_messages(path)
-    wanted = {
-        "collective": collective,
-        "backend": backend,
-        "algorithm": algorithm,
-        "link": link,
-        "ranks": ranks,
-    }
     frame, chosen = choose(frame, _MESSAGE_KEYS, wanted, path)
     said = {name: value for name, value in wanted.items() if value is not None}
     meta = {"source": source, **said, **chosen}

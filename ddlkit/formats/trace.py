@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
@@ -20,7 +19,6 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_bytes, format_seconds
 from ddlkit.core.workload import LayerProfile
 from ddlkit.formats import Finding
-from ddlkit.store import files
 from ddlkit.store.readers import BYTES_PER_PARAMETER
 from ddlkit.store.sheet import Column, Schema, Sheet
 
@@ -62,21 +60,17 @@ class LayerTrace:
     communication_s: Floats
 
     def __post_init__(self) -> None:
-        n_bytes = np.array(self.n_bytes, dtype=np.int64)
-        if not self.name or n_bytes.shape != (len(self.name),) or np.any(n_bytes < 0):
+        n = len(self.name)
+        if not n or self.n_bytes.shape != (n,) or np.any(self.n_bytes < 0):
             raise UserError(
                 "trace: n_bytes must be one size >= 0 per layer, and there must be a layer"
             )
-        object.__setattr__(self, "n_bytes", n_bytes)
         for column in TIMES:
-            times = np.array(getattr(self, column), dtype=float)
-            if times.ndim != 2 or times.shape[0] == 0 or times.shape[1] != len(self.name):
-                raise UserError(
-                    f"trace: {column} has shape {times.shape}, not (k, {len(self.name)})"
-                )
+            times: Floats = getattr(self, column)
+            if times.ndim != 2 or not len(times) or times.shape[1] != n:
+                raise UserError(f"trace: {column} has shape {times.shape}, not (k, {n})")
             if not np.all((times >= 0) & (times < np.inf)):
                 raise UserError(f"trace: {column} has an entry that is not a time >= 0")
-            object.__setattr__(self, column, times)
 
     @property
     def iterations(self) -> int:
@@ -162,18 +156,12 @@ def looks_like_one(text: str) -> bool:
     return _is_header(first) or (len(first) == len(_FILE.names) and first[0] == "0")
 
 
-def read_trace(path: Path) -> LayerTrace:
-    """The trace in a file of blank- or comma-separated columns, with or without a header (also .gz).
-
-    Raises UserError naming file and line for an empty or binary file, a wrong number of columns or a
-    wrong header, ids that do not count from 0, entries that are no numbers or negative, and iterations
-    that differ in names, sizes or length.
-    """
-    return parse_trace(files.read_text(path), str(path))
-
-
 def parse_trace(text: str, file: str) -> LayerTrace:
-    """``read_trace`` of a text; ``file`` names it in errors.
+    """The trace in blank- or comma-separated columns, with or without a header; ``file`` names it in errors.
+
+    Raises UserError naming file and line for a wrong number of columns or a wrong header, ids that do
+    not count from 0, entries that are no numbers or negative, and iterations that differ in names, sizes
+    or length.
 
     >>> trace = parse_trace("0 conv 20 40 5 400\\n1 relu 3 3 0 0", "my trace")
     >>> trace.name, trace.forward_s[0].tolist()
