@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit.core.errors import UserError
-from ddlkit.core.fit import fit_selection, judge_selections
-from ddlkit.core.form import from_dict
-from ddlkit.core.selection import (
+from ddlkit.core.cost import (
     SELECTION_FORMS,
     DensityLog,
     Log,
@@ -20,6 +17,9 @@ from ddlkit.core.selection import (
     SelectionCost,
     SelectionTable,
 )
+from ddlkit.core.errors import UserError
+from ddlkit.core.fit import fit, judge_selections
+from ddlkit.core.form import from_dict
 
 SIZES = np.geomspace(1e3, 1e8, 11).round()
 DENSITIES = np.array([1e-4, 1e-3, 1e-2])
@@ -101,9 +101,9 @@ def test_json_keeps_every_prediction(form: str) -> None:
 
 @each_form
 def test_a_fit_finds_the_truth_it_was_drawn_from(form: str) -> None:
-    exact = fit_selection(form, *samples(form, 0.0), draws=0)
+    exact = fit(form, *samples(form, 0.0), draws=0)
     np.testing.assert_allclose(exact.cost(*GRID), TRUTHS[form](*GRID), rtol=1e-6)
-    noisy = fit_selection(form, *samples(form, 0.05), device="cuda", draws=30)
+    noisy = fit(form, *samples(form, 0.05), device="cuda", draws=30)
     assert np.abs(noisy.cost(*GRID) / TRUTHS[form](*GRID) - 1).max() < 0.15
     assert noisy.leverage.sum() == pytest.approx(len(noisy.names))
     lower, upper = noisy.interval(SIZES, 0.001)
@@ -141,7 +141,7 @@ def test_held_out_sizes_tell_which_reading_is_true(truth: str) -> None:
 )
 def test_degenerate_data_are_refused(form: str, rows: tuple, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        fit_selection(form, *rows)
+        fit(form, *rows)
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_activations_count_to_the_layer_before_them() -> None:
 def test_table_vi_from_trace_to_iteration() -> None:
     trace = read(TABLE_VI)
     workload, cost = (
-        trace.profile("alexnet-caffe", device="k80").workload(),
+        trace.profile("alexnet-caffe").workload(),
         fit("table", *trace.messages()).cost,
     )
     plan = make_plan("none", workload, cost)

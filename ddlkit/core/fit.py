@@ -19,23 +19,21 @@ from numpy.typing import ArrayLike, NDArray
 from ddlkit.core import units
 from ddlkit.core.cost import (
     FORMS,
+    SELECTION_FORMS,
     AlphaBeta,
+    DensityLog,
+    Log,
     MessageCost,
     Piecewise,
+    Scan,
     Segments,
+    SelectionCost,
+    SelectionTable,
     Table,
     cost_from_dict,
 )
 from ddlkit.core.errors import UserError
 from ddlkit.core.form import Form, parameters
-from ddlkit.core.selection import (
-    SELECTION_FORMS,
-    DensityLog,
-    Log,
-    Scan,
-    SelectionCost,
-    SelectionTable,
-)
 
 C = TypeVar("C", MessageCost, SelectionCost)
 Floats = NDArray[np.float64]
@@ -277,57 +275,23 @@ def fitted_forms(forms: Mapping[str, type[Form]]) -> tuple[str, ...]:
     return tuple(name for name, kind in forms.items() if kind in _METHODS)
 
 
-def fit(
-    form: str,
-    n_bytes: ArrayLike,
-    seconds: ArrayLike,
-    *,
-    draws: int = 200,
-    seed: int = 0,
-    **known: Any,
-) -> Fit[MessageCost]:
-    """Fit ``form`` ("alpha_beta", "piecewise", "segments", "table") to raw samples (repeats allowed).
+def fit(form: str, *rows: ArrayLike, draws: int = 200, seed: int = 0, **known: Any) -> Fit[Any]:
+    """Fit ``form`` to raw samples (repeats allowed) of messages or of selections.
 
-    "piecewise:45KB" has its threshold there, "piecewise" where the loss is least.
-    known : what the cost holds for: collective, workers, algorithm, samples as of `MessageCost`
+    form : of messages "alpha_beta", "piecewise", "segments", "table"; "piecewise:45KB" has its threshold
+        there, "piecewise" where the loss is least; of selections "density_log", "log", "scan", "table"
+    rows : bytes, seconds of messages, or elements, density, seconds of selections, (n,) each
+    known : what the cost holds for: collective, workers, algorithm, samples as of `MessageCost`, or
+        operation, device as of `SelectionCost`
 
     >>> found = fit("alpha_beta", [0.5e6, 1e6, 2e6], [0.75, 1.0, 1.5])
     >>> round(found.cost.alpha_s, 6), round(found.cost.beta_s_per_byte * 1e6, 6)
     (0.5, 0.5)
 
-    Raises UserError for degenerate data: too few distinct sizes, zero, negative or non-finite entries.
+    Raises UserError for degenerate data: too few distinct sizes, zero, negative or non-finite entries,
+    a density above 1, and a table without a full grid.
     """
-    return _fit(form, FORMS, (n_bytes, seconds), known, draws, seed)
-
-
-def fit_selection(
-    form: str,
-    elements: ArrayLike,
-    density: ArrayLike,
-    seconds: ArrayLike,
-    *,
-    draws: int = 200,
-    seed: int = 0,
-    **known: Any,
-) -> Fit[SelectionCost]:
-    """Fit ``form`` ("density_log", "log", "scan", "table") to raw samples of selections, as `fit` does.
-
-    known : operation, device as of `SelectionCost`
-
-    Raises UserError for degenerate data, for a density above 1, and for a table without a full grid.
-    """
-    return _fit(form, SELECTION_FORMS, (elements, density, seconds), known, draws, seed)
-
-
-def _fit(
-    form: str,
-    forms: Mapping[str, type[Form]],
-    given: Sequence[ArrayLike],
-    known: dict[str, Any],
-    draws: int,
-    seed: int,
-) -> Fit[Any]:
-    """``given`` : sizes, densities if the form knows them, times; ``known`` : what the cost holds for."""
+    forms: Mapping[str, type[Form]] = FORMS if len(rows) == 2 else SELECTION_FORMS
     name, colon, text = form.partition(":")
     if name not in fitted_forms(forms):
         raise UserError(f"unknown cost form {form!r}: use one of {', '.join(fitted_forms(forms))}")
@@ -337,18 +301,18 @@ def _fit(
         if kind is not Piecewise or not text:
             raise UserError(f"cost form {form!r}: write {name}, nothing behind it")
         fitter = partial(_fit_piecewise, threshold=text)
-    *at, times = _checked(given)
+    *at, times = _checked(rows)
     distinct = np.unique(at[0]).size
     if distinct < least:
         raise UserError(f"a {form} fit needs at least {least} distinct sizes, got {distinct}")
     values, names, estimates, errors, leverage = fitter(*at, times)
     cost = kind(**values, **known)
-    drawn = tuple(
-        kind(**fitter(*at, times[rows])[0], **known)
-        for rows in _resamples(at, draws, np.random.default_rng(seed))
+    costs = tuple(
+        kind(**fitter(*at, times[drawn])[0], **known)
+        for drawn in _resamples(at, draws, np.random.default_rng(seed))
     )
     residuals = cost(*at) / times - 1
-    return Fit(cost, names, estimates, errors, drawn, tuple(at), times, residuals, leverage)
+    return Fit(cost, names, estimates, errors, costs, tuple(at), times, residuals, leverage)
 
 
 def _checked(given: Sequence[ArrayLike]) -> list[Floats]:
@@ -388,7 +352,7 @@ def held_out_errors(form: str, n_bytes: ArrayLike, seconds: ArrayLike) -> tuple[
 
     Only inner sizes are left out: at the ends a fit would have to extrapolate.
     """
-    (sizes,), errors = _held_out(fit, form, n_bytes, seconds)
+    (sizes,), errors = _held_out(form, n_bytes, seconds)
     return sizes, errors
 
 
@@ -427,11 +391,9 @@ def _unseen(
     return tuple(points[np.isin(points[:, 0], sizes)].T), np.concatenate(errors)
 
 
-def _held_out(
-    fitting: Callable[..., Fit[Any]], form: str, *rows: ArrayLike
-) -> tuple[Columns, Floats]:
+def _held_out(form: str, *rows: ArrayLike) -> tuple[Columns, Floats]:
     inner = np.unique(np.asarray(rows[0], float))[1:-1]
-    return _unseen(lambda *kept: fitting(form, *kept, draws=0).cost, rows, rows, inner)
+    return _unseen(lambda *kept: fit(form, *kept, draws=0).cost, rows, rows, inner)
 
 
 class Judged(NamedTuple):
@@ -457,11 +419,11 @@ def judge_selections(
     """Every form fitted to the same measured selections, with its held-out error by size.
 
     elements, density, seconds : (n,) raw samples; forms : by default all that can be fitted
-    options : go to `fit_selection`, which raises
+    options : go to `fit`, which raises
     """
     rows, judged = (elements, density, seconds), {}
     for form in forms or fitted_forms(SELECTION_FORMS):
-        found = fit_selection(form, *rows, **options)
-        (sizes, densities), errors = _held_out(fit_selection, form, *rows)
+        found = fit(form, *rows, **options)
+        (sizes, densities), errors = _held_out(form, *rows)
         judged[form] = Judged(found, sizes, densities, errors)
     return judged

@@ -170,41 +170,38 @@ MakePlan = Callable[[Workload, "MessageCost | None", str], FusionPlan]
 class Planner:
     """A planner as it is registered: what makes its plans, how it is written, how it is drawn.
 
-    label : its name in a figure; look : its colour, marker, line and hatch there
+    label : its name in a figure, by default its own; look : its colour, marker, line and hatch there
     variants : all that may stand after the colon; empty if ``make`` reads the text itself, or none
     examples : specs that show how it is written, by default its name and its variants
     """
 
     name: str
     make: MakePlan
-    label: str
-    look: tuple[str, str, str, str]
+    label: str = ""
+    look: tuple[str, str, str, str] = ("#8f8f8f", "", "-", "")
     variants: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        written = (self.name, *(f"{self.name}:{variant}" for variant in self.variants))
+        object.__setattr__(self, "label", self.label or self.name)
+        object.__setattr__(self, "examples", self.examples or written)
 
 
 PLANNERS: dict[str, Planner] = {}
 """Every planner that is registered, by name."""
 
 
-def planner(
-    name: str,
-    *,
-    label: str = "",
-    look: tuple[str, str, str, str] = ("#8f8f8f", "", "-", ""),
-    variants: tuple[str, ...] = (),
-    examples: tuple[str, ...] = (),
-) -> Callable[[MakePlan], MakePlan]:
-    """Register the decorated function as the planner ``name``; arguments as of `Planner`.
+def planner(name: str, **known: Any) -> Callable[[MakePlan], MakePlan]:
+    """Register the decorated function as the planner ``name``; ``known`` : label, look, ... as of `Planner`.
 
     Raises UserError when the name is taken.
     """
-    written = examples or (name, *(f"{name}:{variant}" for variant in variants))
 
     def register(make: MakePlan) -> MakePlan:
         if name in PLANNERS:
             raise UserError(f"planner {name!r} is registered already")
-        PLANNERS[name] = Planner(name, make, label or name, look, variants, written)
+        PLANNERS[name] = Planner(name, make, **known)
         return make
 
     return register

@@ -99,17 +99,6 @@ class Timeline:
         """From the first start to the last end."""
         return float(self.end_s.max() - self.start_s.min()) if self.n else 0.0
 
-    def breakdown(self) -> dict[str, float]:
-        """Seconds of every kind present, of overlap, of exposed communication and in all."""
-        kinds = {kind: self.busy_s((kind,)) for kind in KINDS if np.any(self.kind == kind)}
-        exposed = self.exposed_communication_s()
-        return {
-            **kinds,
-            "overlap": self.overlap_s(),
-            "exposed_communication": exposed,
-            "iteration": self.duration_s,
-        }
-
     def to_frame(self) -> Any:
         """The columns as a pandas DataFrame."""
         import pandas as pd

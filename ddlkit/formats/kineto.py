@@ -28,9 +28,7 @@ HOW = (
     "torch.profiler.profile(activities=[CPU, and CUDA on a GPU], record_shapes=True) and export_chrome_trace"
 )
 
-_STEP = re.compile(r"ProfilerStep#\d+")
-_OPTIMIZER = re.compile(r"Optimizer\.step#")
-_LOADER = re.compile(r"enumerate\(DataLoader\)")
+_OPTIMIZER = "Optimizer.step#"
 _NCCL = re.compile(
     r"^nccl.*?(AllReduce|AllGather|ReduceScatter|Reduce|Broadcast|SendRecv|AllToAll|$)"
 )
@@ -252,11 +250,11 @@ def iterations(trace: KinetoTrace) -> list[TracedIteration]:
 
 
 def _windows(events: Sequence[Event]) -> list[tuple[float, float]]:
-    steps = [e.at_s for e in events if _STEP.fullmatch(e.name)]
+    steps = [e.at_s for e in events if e.name.startswith("ProfilerStep#")]
     if steps:
         return steps
     ends = [e.end_s for e in events if _is_mark(e, "update")]
-    ends = ends or [e.end_s for e in events if _OPTIMIZER.match(e.name)]
+    ends = ends or [e.end_s for e in events if e.name.startswith(_OPTIMIZER)]
     ends = sorted(ends) or [math.inf]
     return list(zip([-math.inf, *ends[:-1]], ends, strict=True))
 
@@ -266,13 +264,11 @@ def _is_mark(event: Event, kind: str) -> bool:
 
 
 def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
-    phases = {}
-    for kind, find in _FIND.items():
-        marked = [e.at_s for e in events if _is_mark(e, kind)]
-        found = marked[0] if marked else find(events)
-        if found:
-            phases[kind] = found
-    return phases
+    found = {
+        kind: next((e.at_s for e in events if _is_mark(e, kind)), None) or find(events)
+        for kind, find in _FIND.items()
+    }
+    return {kind: at_s for kind, at_s in found.items() if at_s}
 
 
 def _find_forward(events: Sequence[Event]) -> tuple[float, float] | None:
@@ -300,7 +296,7 @@ def _find_backward(events: Sequence[Event]) -> tuple[float, float] | None:
 
 
 def _find_update(events: Sequence[Event]) -> tuple[float, float] | None:
-    steps = [e.at_s for e in events if _OPTIMIZER.match(e.name)]
+    steps = [e.at_s for e in events if e.name.startswith(_OPTIMIZER)]
     return (steps[0][0], steps[-1][1]) if steps else None
 
 
@@ -374,7 +370,7 @@ def _message_spans(events: Sequence[Event], buckets: Sequence[int]) -> Iterator[
 
 def _loading_spans(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
     for event in events:
-        if _LOADER.match(event.name):
+        if event.name.startswith("enumerate(DataLoader)"):
             yield _span("load", "io", event.at_s, "input")
         if event.on_gpu and event.name.startswith("Memcpy HtoD"):
             yield _span("copy", "h2d", event.at_s, "input")
