@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit.core.cost import (
+from ddlkit.core.errors import UserError
+from ddlkit.core.fit import fit, judge_selections
+from ddlkit.core.form import from_dict
+from ddlkit.core.selection import (
     SELECTION_FORMS,
     DensityLog,
     Log,
@@ -17,9 +20,6 @@ from ddlkit.core.cost import (
     SelectionCost,
     SelectionTable,
 )
-from ddlkit.core.errors import UserError
-from ddlkit.core.fit import fit, judge_selections
-from ddlkit.core.form import from_dict
 
 SIZES = np.geomspace(1e3, 1e8, 11).round()
 DENSITIES = np.array([1e-4, 1e-3, 1e-2])

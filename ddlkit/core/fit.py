@@ -19,21 +19,23 @@ from numpy.typing import ArrayLike, NDArray
 from ddlkit.core import units
 from ddlkit.core.cost import (
     FORMS,
-    SELECTION_FORMS,
     AlphaBeta,
-    DensityLog,
-    Log,
     MessageCost,
     Piecewise,
-    Scan,
     Segments,
-    SelectionCost,
-    SelectionTable,
     Table,
     cost_from_dict,
 )
 from ddlkit.core.errors import UserError
 from ddlkit.core.form import Form, parameters
+from ddlkit.core.selection import (
+    SELECTION_FORMS,
+    DensityLog,
+    Log,
+    Scan,
+    SelectionCost,
+    SelectionTable,
+)
 
 C = TypeVar("C", MessageCost, SelectionCost)
 Floats = NDArray[np.float64]
