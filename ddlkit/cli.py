@@ -286,16 +286,43 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
     add("--in-flight", type=int, default=1, help="collectives under way at once [1]")
     text = "to copy gradients into and out of messages [0]"
     add("--copy-s-per-byte", type=float, default=0.0, help=text)
+    text = "of real training: the profile's iterations (samples table), whose scatter the interval holds"
+    add("--samples", type=Path, help=text)
     add("--json", action="store_true", help="print JSON")
 
 
-def _inputs(arguments: argparse.Namespace) -> tuple[Any, Any]:
+def _forecast(arguments: argparse.Namespace, spec: str) -> Any:
+    """The forecast of the files under the plan ``spec``; on standard error, what a profile left open."""
+    from ddlkit.model import forecast, make_plan
+
+    assumed: list[str] = []
+    workload, communication = _inputs(arguments, assumed)
+    plan = make_plan(spec, workload, communication.cost)
+    found = forecast(
+        workload,
+        plan,
+        communication,
+        copy_s_per_byte=arguments.copy_s_per_byte,
+        compute_scatter=_scatter(arguments.samples),
+    )
+    if assumed:
+        print(f"ddlkit: {arguments.profile}: assumed {', '.join(assumed)}", file=sys.stderr)
+    return found
+
+
+def _scatter(samples: Path | None) -> Any:
+    from ddlkit import store
+    from ddlkit.model.predictor import STEADY, scatter_of
+
+    return STEADY if samples is None else scatter_of(store.load_table(samples, "samples"))
+
+
+def _inputs(arguments: argparse.Namespace, assumed: list[str]) -> tuple[Any, Any]:
     """(Workload, Communication) of the files."""
     from ddlkit import store
 
     if bool(arguments.cost) == bool(arguments.collectives):
         raise UserError("give --collectives TABLE to calibrate from, or --cost COST.json")
-    assumed: list[str] = []
     profile = store.read_profile(
         arguments.profile,
         arguments.network,
@@ -304,8 +331,6 @@ def _inputs(arguments: argparse.Namespace) -> tuple[Any, Any]:
         forward_s=arguments.forward_s,
         assumed=assumed,
     )
-    if assumed:
-        print(f"ddlkit: {arguments.profile}: assumed {', '.join(assumed)}", file=sys.stderr)
     workload = profile.workload().scaled(arguments.dilation)
     return workload, _given(arguments) if arguments.cost else _calibrated(arguments)
 
@@ -363,32 +388,21 @@ def _predict(commands: Any) -> None:
     parser = _command(commands, "predict", _run_predict, text)
     _add_inputs(parser)
     parser.add_argument("--plan", default="ddp", help=_PLAN_HELP)
-    text = "iterations of the profile's machine, of real training (samples table): wider interval"
-    parser.add_argument("--samples", type=Path, help=text)
 
 
 def _run_predict(arguments: argparse.Namespace) -> int:
-    from ddlkit import store
-    from ddlkit.model import forecast, make_plan
-    from ddlkit.model.predictor import STEADY, scatter_of
-
-    workload, communication = _inputs(arguments)
-    plan = make_plan(arguments.plan, workload, communication.cost)
-    scatter = STEADY
-    if arguments.samples:
-        scatter = scatter_of(store.load_table(arguments.samples, "samples"))
-    copies = {"copy_s_per_byte": arguments.copy_s_per_byte}
-    found = forecast(workload, plan, communication, compute_scatter=scatter, **copies)
+    found = _forecast(arguments, arguments.plan)
+    told = found.prediction
     result = {
-        "iteration_s": found.prediction.iteration_s,
-        "compute_s": found.prediction.compute_s,
-        "communication_s": found.prediction.communication_s,
-        "exposed_communication_s": found.prediction.exposed_communication_s,
-        "scaling_factor": found.prediction.scaling_factor,
+        "iteration_s": told.iteration_s,
+        "compute_s": told.compute_s,
+        "communication_s": told.communication_s,
+        "exposed_communication_s": told.exposed_communication_s,
+        "scaling_factor": told.scaling_factor,
         "interval_95_s": list(found.interval_s) if found.interval_s else None,
         "plan": arguments.plan,
-        "messages": len(plan.ends),
-        "workers": communication.cost.workers,
+        "messages": len(found.iteration.plan.ends),
+        "workers": found.iteration.cost.workers,
     }
     _show(result, arguments.json)
     return 0
@@ -402,19 +416,15 @@ def _plan(commands: Any) -> None:
 
 
 def _run_plan(arguments: argparse.Namespace) -> int:
-    from ddlkit.model import forecast, make_plan
-
-    workload, communication = _inputs(arguments)
-    plan = make_plan(arguments.planner, workload, communication.cost)
-    copies = {"copy_s_per_byte": arguments.copy_s_per_byte}
-    found = forecast(workload, plan, communication, **copies)
-    iteration_s, sizes = found.prediction.iteration_s, found.iteration.group_bytes
+    found = _forecast(arguments, arguments.planner)
+    iteration_s, plan = found.prediction.iteration_s, found.iteration.plan
     if arguments.json:
         _show(plan.to_dict(iteration_s), True)
         return 0
+    sizes, tensor = found.iteration.group_bytes, found.iteration.workload.tensor
     _show({"planner": plan.planner, "messages": len(sizes), "iteration_s": iteration_s}, False)
     for group, members in enumerate(plan.slices):
-        first, last = workload.tensor[members.start], workload.tensor[members.stop - 1]
+        first, last = tensor[members.start], tensor[members.stop - 1]
         print(f"  {group:>3}  {units.format_bytes(sizes[group]):>10}  {first} .. {last}")
     return 0
 
