@@ -4,8 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple, get_type_hints
+
+
+class Axis(NamedTuple):
+    """How a campaign's file may vary a field of Case.
+
+    key : what stands in the file; low, high : range of a number, both included
+    """
+
+    key: str
+    low: float = 1
+    high: float = float("inf")
+
+
+def _later(default: object, axis: Axis | None = None) -> Any:
+    """A field that recordings of earlier versions lack: they hold its default."""
+    return field(default=default, metadata={"later": True, "axis": axis})
 
 
 @dataclass(frozen=True)
@@ -33,14 +49,14 @@ class Case:
     collective: str
     plan: str
     ends: str
-    density: float = 1.0
+    density: float = field(default=1.0, metadata={"axis": Axis("density", 1e-6, 1.0)})
     dilation: float = 1.0
     seed: int = 0
     profile_sha256: str = ""
-    straggler: float = 1.0
-    selection_sha256: str = ""
-    negotiated: bool = False
-    in_flight: int = 1
+    straggler: float = _later(1.0, Axis("stragglers", 1.0, 100.0))
+    selection_sha256: str = _later("")
+    negotiated: bool = _later(False, Axis("negotiated"))
+    in_flight: int = _later(1, Axis("in_flight"))
 
     @property
     def key(self) -> str:
@@ -54,26 +70,16 @@ class Case:
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Case:
         """The case that a row of the runs table belongs to (other columns are ignored)."""
-        types = {
-            "batch": int,
-            "workers": int,
-            "seed": int,
-            "link_bits_per_s": float,
-            "density": float,
-            "dilation": float,
-            "straggler": float,
-            "negotiated": bool,
-            "in_flight": int,
-        }
-        return cls(**{f.name: types.get(f.name, str)(row[f.name]) for f in fields(cls)})
+        return cls(**{name: kind(row[name]) for name, kind in CASE_TYPES.items()})
 
 
-LATER: dict[str, object] = {
-    "straggler": 1.0,
-    "selection_sha256": "",
-    "negotiated": False,
-    "in_flight": 1,
-}
+CASE_TYPES: dict[str, type] = get_type_hints(Case)
+"""int, float, bool or str by field."""
+
+LATER: dict[str, object] = {f.name: f.default for f in fields(Case) if f.metadata.get("later")}
 """Fields that recordings of earlier versions lack, and what holds for those."""
 
-CASE_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Case))
+AXES: dict[str, Axis] = {f.name: axis for f in fields(Case) if (axis := f.metadata.get("axis"))}
+"""Fields that a campaign may vary."""
+
+CASE_COLUMNS: tuple[str, ...] = tuple(CASE_TYPES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddlkit.core.case import CASE_COLUMNS
+from ddlkit.core.case import CASE_TYPES, LATER
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.store.sheet import Check, Column, Kind, Schema
@@ -35,21 +35,22 @@ _COLLECTIVE_KEY = (
     *("in_flight", "messages_per_sample", "bytes", "session", "sample"),
 )
 _COLLECTIVE_ALIASES = (("in_flight", "messages_per_sample"), ("lanes", "in_flight"))
-_CASE: dict[str, Column] = {
-    column.name: column
-    for column in (
-        *_columns("str", "named", "kind network device link collective plan"),
-        *_columns("str", "", "ends profile_sha256"),
-        Column("straggler", "float", "positive", default="1.0", later=True),
-        Column("selection_sha256", "str", default="", later=True),
-        Column("negotiated", "bool", default="False", later=True),
-        Column("in_flight", "int", "positive", default="1", later=True),
-        *_columns("int", "positive", "batch workers"),
-        *_columns("int", "", "seed"),
-        *_columns("float", "positive", "density dilation"),
-        *_columns("float", "non_negative", "link_bits_per_s"),
-    )
+_CASE_KINDS: dict[type, Kind] = {str: "str", int: "int", float: "float", bool: "bool"}
+_CASE_CHECKS: dict[str, Check] = {
+    **dict.fromkeys(("ends", "profile_sha256", "selection_sha256", "negotiated", "seed"), ""),
+    "link_bits_per_s": "non_negative",
 }
+"""Of columns that hold a Case; all other texts have a name, all other numbers are above zero."""
+
+
+def _case_column(name: str) -> Column:
+    kind = _CASE_KINDS[CASE_TYPES[name]]
+    check = _CASE_CHECKS.get(name, "named" if kind == "str" else "positive")
+    if name not in LATER:
+        return Column(name, kind, check)
+    return Column(name, kind, check, default=str(LATER[name]), later=True)
+
+
 _SPAN: dict[str, Column] = {
     column.name: column
     for column in (
@@ -100,7 +101,7 @@ SCHEMAS: dict[str, Schema] = {
         Schema(
             "runs",
             (
-                *(_CASE[name] for name in CASE_COLUMNS),
+                *map(_case_column, CASE_TYPES),
                 *_columns("str", "named", "case origin"),
                 *_columns("int", "non_negative", "repeat iteration"),
                 *_columns("float", "positive", "iteration_s compute_s"),
