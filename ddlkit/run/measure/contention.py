@@ -44,7 +44,7 @@ from ddlkit.run.jobs import launch, ranks
 from ddlkit.run.measure import channels, standin
 from ddlkit.run.measure.layers import arithmetic, device_named, memory_for
 from ddlkit.run.measure.standin import Compute, Passage, Setting
-from ddlkit.run.sessions.session import Partial, Point, Tables, Unavailable
+from ddlkit.run.sessions.session import Partial, Point, Tables, TableSet, Unavailable
 
 Shape = tuple[int, ...]
 
@@ -535,7 +535,7 @@ def _standin_point(
         return {"contention": measure_beside_standin(device, name, scale, settings, budget)}
 
     packed = ("contention",)
-    return Point("contention", name, packed, run, 3.0 + 1.5 * budget.max_s, packed)
+    return Point(TableSet("contention", name, packed, packed), run, 3.0 + 1.5 * budget.max_s)
 
 
 def _ranks_point(
@@ -564,4 +564,4 @@ def _ranks_point(
     packed = ("contention",)
     each_s = 10.0 + len(names or kernels(scale)) * (1 + budget.max_s)
     estimate_s = len(thread_counts) * each_s if here >= gpus else 0.0
-    return Point("contention", name, packed, run, estimate_s, packed)
+    return Point(TableSet("contention", name, packed, packed), run, estimate_s)

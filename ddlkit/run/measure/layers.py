@@ -22,7 +22,7 @@ from ddlkit.run.instruments import flops as flop_counting
 from ddlkit.run.instruments.clock import Budget, Marks, measure_interleaved, synchronizer
 from ddlkit.run.jobs import ranks as peers
 from ddlkit.run.nets import registry as networks
-from ddlkit.run.sessions.outcomes import ran_out_of_memory
+from ddlkit.run.sessions.session import ran_out_of_memory
 
 Floats = NDArray[np.float64]
 Combine = Callable[[Floats], Floats]
