@@ -148,7 +148,7 @@ def _import(commands: Any) -> None:
 def _run_import(arguments: argparse.Namespace) -> int:
     from ddlkit.formats import importing
 
-    said = importing.Said(
+    options = importing.ImportOptions(
         network=arguments.network,
         batch=arguments.batch,
         device=arguments.device,
@@ -156,7 +156,7 @@ def _run_import(arguments: argparse.Namespace) -> int:
         utilisation=arguments.utilisation,
         with_input=not arguments.without_input,
     )
-    found = importing.import_file(arguments.file, arguments.kind, said)
+    found = importing.import_file(arguments.file, arguments.kind, options)
     importing.save_profile(found.profile, arguments.out)
     if arguments.messages:
         importing.save_messages(found.messages, arguments.messages)
@@ -256,31 +256,83 @@ _PLANNERS = (
 
 
 def _add_inputs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--profile", type=Path, required=True, help="layer profile (CSV)")
-    parser.add_argument("--network", help="which network, when the profile holds several")
-    parser.add_argument(
-        "--batch", type=int, help="which batch size, when the profile holds several"
-    )
-    parser.add_argument(
-        "--ranks", type=int, help="measured by how many ranks, when it holds several"
-    )
-    parser.add_argument(
-        "--cost", type=Path, help="message cost (JSON of ddlkit fit)", required=True
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add = parser.add_argument
+    add("--profile", type=Path, required=True, help="layer profile (CSV)")
+    add("--network", help="which network, when the profile holds several")
+    add("--batch", type=int, help="which batch size, when the profile holds several")
+    add("--profile-ranks", type=int, help="measured by how many ranks, when it holds several")
+    text = "seconds of the whole forward pass, for a profile without the column forward_s"
+    add("--forward-s", type=float, help=text)
+    add("--dilation", type=float, default=1.0, help="compute this many times slower [1]")
+    text = "measured collectives to calibrate from (recorded tables, CSV or nccl-tests log)"
+    add("--collectives", type=Path, nargs="+", metavar="TABLE", help=text)
+    add("--ranks", type=int, help="workers that communicate [the table's, if it has but one]")
+    add("--link", help="over which link, as in lab:1gbit [the table's, if it has but one]")
+    add("--cost", type=Path, help="in place of --collectives: message cost (JSON of ddlkit fit)")
+    add("--in-flight", type=int, default=1, help="collectives under way at once [1]")
+    text = "to copy gradients into and out of messages [0]"
+    add("--copy-s-per-byte", type=float, default=0.0, help=text)
+    add("--json", action="store_true", help="print JSON")
 
 
-def _inputs(arguments: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
-    """(workload, cost, bootstrap draws) of the two files."""
-    import ddlkit.papers.planners  # noqa: F401 - so that all are known
+def _inputs(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """(Workload, Communication) of the files."""
     from ddlkit import store
-    from ddlkit.core.fit import costs_from_dict
 
+    if bool(arguments.cost) == bool(arguments.collectives):
+        raise UserError("give --collectives TABLE to calibrate from, or --cost COST.json")
+    assumed: list[str] = []
     profile = store.read_profile(
-        arguments.profile, arguments.network, arguments.batch, ranks=arguments.ranks
+        arguments.profile,
+        arguments.network,
+        arguments.batch,
+        ranks=arguments.profile_ranks,
+        forward_s=arguments.forward_s,
+        assumed=assumed,
     )
+    if assumed:
+        print(f"ddlkit: {arguments.profile}: assumed {', '.join(assumed)}", file=sys.stderr)
+    workload = profile.workload().scaled(arguments.dilation)
+    return workload, _given(arguments) if arguments.cost else _calibrated(arguments)
+
+
+def _given(arguments: argparse.Namespace) -> Any:
+    """Communication at a cost that is given as JSON."""
+    from ddlkit.core.fit import costs_from_dict
+    from ddlkit.core.link import Link
+    from ddlkit.model import Communication
+
     cost, draws = costs_from_dict(_read_json(arguments.cost))
-    return profile.workload(), cost, draws
+    if arguments.ranks not in (None, cost.workers):
+        raise UserError(
+            f"{arguments.cost}: a cost of {cost.workers} workers, not {arguments.ranks}"
+        )
+    return Communication(cost, draws, Link(in_flight=arguments.in_flight))
+
+
+def _calibrated(arguments: argparse.Namespace) -> Any:
+    """Communication as it was measured: the validated model's."""
+    import pandas as pd
+
+    from ddlkit.formats.messages import read_collectives
+    from ddlkit.model import Calibration
+
+    ranks, link = arguments.ranks, arguments.link
+    tables = [read_collectives(path, ranks=ranks, link=link) for path in arguments.collectives]
+    rows = pd.concat(tables, ignore_index=True)
+    rows = rows[rows["collective"] == "all_reduce"]
+    for name, asked in (("link", link), ("ranks", ranks)):
+        found = rows[name].unique().tolist()
+        if asked is None and len(found) > 1:
+            listed = ", ".join(map(str, sorted(found)))
+            raise UserError(f"--collectives: several values of {name} ({listed}): give --{name}")
+        rows = rows if asked is None else rows[rows[name] == asked]
+        if rows.empty:
+            listed = ", ".join(map(str, sorted(found))) or "no all_reduce"
+            raise UserError(f"--collectives: nothing with {name} {asked}: there is {listed}")
+    one = rows.iloc[0]
+    measured = Calibration.of(rows)
+    return measured.between(str(one["link"]), int(one["ranks"]), in_flight=arguments.in_flight)
 
 
 def _read_json(path: Path) -> Any:
@@ -293,55 +345,60 @@ def _read_json(path: Path) -> Any:
 
 
 def _predict(commands: Any) -> None:
-    parser = _command(
-        commands, "predict", _run_predict, "predict an iteration from a profile and a cost"
-    )
+    text = "predict an iteration from a profile and measured collectives, or a cost"
+    parser = _command(commands, "predict", _run_predict, text)
     _add_inputs(parser)
     parser.add_argument("--plan", default="ddp", help=_PLANNERS)
+    text = "iterations of the profile's machine, of real training (samples table): wider interval"
+    parser.add_argument("--samples", type=Path, help=text)
 
 
 def _run_predict(arguments: argparse.Namespace) -> int:
-    import numpy as np
+    from ddlkit import store
+    from ddlkit.model import forecast, make_plan
+    from ddlkit.model.predictor import STEADY, scatter_of
 
-    from ddlkit.core.iteration import predict_spec, prediction_draws
-
-    workload, cost, draws = _inputs(arguments)
-    plan, found = predict_spec(workload, arguments.plan, cost)
-    times = prediction_draws(workload, plan, draws)
-    interval = np.quantile(times, [0.025, 0.975]).tolist() if times.size else None
+    workload, communication = _inputs(arguments)
+    plan = make_plan(arguments.plan, workload, communication.cost)
+    scatter = STEADY
+    if arguments.samples:
+        scatter = scatter_of(store.load_table(arguments.samples, "samples"))
+    copies = {"copy_s_per_byte": arguments.copy_s_per_byte}
+    found = forecast(workload, plan, communication, compute_scatter=scatter, **copies)
     result = {
-        "iteration_s": found.iteration_s,
-        "compute_s": found.compute_s,
-        "communication_s": found.communication_s,
-        "exposed_communication_s": found.exposed_communication_s,
-        "scaling_factor": found.scaling_factor,
-        "interval_95_s": interval,
+        "iteration_s": found.prediction.iteration_s,
+        "compute_s": found.prediction.compute_s,
+        "communication_s": found.prediction.communication_s,
+        "exposed_communication_s": found.prediction.exposed_communication_s,
+        "scaling_factor": found.prediction.scaling_factor,
+        "interval_95_s": list(found.interval_s) if found.interval_s else None,
         "plan": arguments.plan,
         "messages": len(plan.ends),
-        "workers": cost.workers,
+        "workers": communication.cost.workers,
     }
     _show(result, arguments.json)
     return 0
 
 
 def _plan(commands: Any) -> None:
-    parser = _command(commands, "plan", _run_plan, "choose which gradients to fuse")
+    text = "choose which gradients to fuse; planned for messages one after the other"
+    parser = _command(commands, "plan", _run_plan, text)
     _add_inputs(parser)
     parser.add_argument("--planner", default="exact", help=_PLANNERS)
 
 
 def _run_plan(arguments: argparse.Namespace) -> int:
-    from ddlkit.core.iteration import predict_spec
+    from ddlkit.model import forecast, make_plan
 
-    workload, cost, _ = _inputs(arguments)
-    plan, found = predict_spec(workload, arguments.planner, cost)
+    workload, communication = _inputs(arguments)
+    plan = make_plan(arguments.planner, workload, communication.cost)
+    copies = {"copy_s_per_byte": arguments.copy_s_per_byte}
+    found = forecast(workload, plan, communication, **copies)
+    iteration_s, sizes = found.prediction.iteration_s, found.iteration.group_bytes
     if arguments.json:
-        _show(plan.to_dict(found.iteration_s), True)
+        _show(plan.to_dict(iteration_s), True)
         return 0
-    sizes = plan.group_bytes(workload)
-    _show(
-        {"planner": plan.planner, "messages": len(sizes), "iteration_s": found.iteration_s}, False
-    )
+    _show({"planner": plan.planner, "messages": len(sizes), "iteration_s": iteration_s}, False)
     for group, members in enumerate(plan.slices):
         first, last = workload.tensor[members.start], workload.tensor[members.stop - 1]
         print(f"  {group:>3}  {units.format_bytes(sizes[group]):>10}  {first} .. {last}")

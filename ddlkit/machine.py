@@ -10,12 +10,13 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 _PACKAGE = Path(__file__).parent
 _GPU_QUERY = ("name", "driver_version", "memory.total", "compute_cap")
-# Words that every processor of a maker carries; without them the name still tells machines apart.
+# Words that every processor of a maker carries; without them names still differ between machines.
 _NOISE = r"\((r|tm)\)|@.*|\b(cpu|processor|platinum|gold|silver|bronze|[\w-]+-core)\b"
 
 
@@ -29,11 +30,7 @@ def describe() -> dict[str, Any]:
     """
     return {
         "name": name(),
-        "cpu": {
-            "model": _cpu_model(),
-            "cores": cores(),
-            "quota_cores": _quota_cores(),
-        },
+        "cpu": {"model": _cpu_model(), "cores": cores(), "quota_cores": _quota_cores()},
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "os": _os_name(),
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -42,13 +39,10 @@ def describe() -> dict[str, Any]:
     }
 
 
-def name(*, by_gpu: bool = True) -> str:
-    """A name for directories: "cpu-2x-intel-xeon-8488c", "nvidia-h200" or "8x-nvidia-h200".
-
-    by_gpu : whether a machine that has GPUs is named by them
-    """
+def name() -> str:
+    """A name for directories: "cpu-2x-intel-xeon-8488c", "nvidia-h200" or "8x-nvidia-h200"."""
     gpus = _gpus()
-    if gpus and by_gpu:
+    if gpus:
         count = f"{len(gpus)}x-" if len(gpus) > 1 else ""
         return count + _slug(gpus[0]["model"])
     return f"cpu-{cores()}x-{_slug(_cpu_model())}"
@@ -57,8 +51,20 @@ def name(*, by_gpu: bool = True) -> str:
 def versions() -> dict[str, str]:
     """Versions of python, torch, numpy, pandas, cuda and nccl; "none" where absent."""
     cuda, nccl = _cuda_and_nccl()
-    installed = {package: _installed(package) for package in ("torch", "numpy", "pandas")}
-    return {"python": platform.python_version(), **installed, "cuda": cuda, "nccl": nccl}
+    packages = {package: installed(package) for package in ("torch", "numpy", "pandas")}
+    return {"python": platform.python_version(), **packages, "cuda": cuda, "nccl": nccl}
+
+
+def installed(package: str) -> str:
+    """Version of an installed package; "none" where it is absent.
+
+    >>> installed("no-such-package")
+    'none'
+    """
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 def commit(directory: Path = _PACKAGE) -> str:
@@ -66,15 +72,14 @@ def commit(directory: Path = _PACKAGE) -> str:
 
     Only the directory itself counts: rows recorded a minute ago do not make the code dirty.
     """
-    head = _output("git", "-C", str(directory), "rev-parse", "--short=12", "HEAD").strip()
+    git = ("git", "-C", str(directory))
+    head = output(*git, "rev-parse", "--short=12", "HEAD").strip()
     if not head:
         return "unknown"
-    return head + (
-        "+dirty" if _output("git", "-C", str(directory), "status", "--porcelain", ".") else ""
-    )
+    return head + ("+dirty" if output(*git, "status", "--porcelain", ".") else "")
 
 
-def _output(*command: str) -> str:
+def output(*command: str) -> str:
     """What a program prints; "" when it is not there, fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
@@ -83,7 +88,7 @@ def _output(*command: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def _content(path: Path) -> str:
+def content(path: Path) -> str:
     """Text of a file of the kernel; "" when it is not there or refuses."""
     try:
         return path.read_text().strip()
@@ -96,10 +101,10 @@ def _slug(text: str) -> str:
 
 
 def _cpu_model() -> str:
-    found = re.search(r"^model name\s*:\s*(.+)$", _content(Path("/proc/cpuinfo")), re.MULTILINE)
+    found = re.search(r"^model name\s*:\s*(.+)$", content(Path("/proc/cpuinfo")), re.MULTILINE)
     if found:
         return found[1].strip()
-    return _output("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.machine()
+    return output("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.machine()
 
 
 def cores() -> int:
@@ -110,20 +115,19 @@ def cores() -> int:
 
 
 def _quota_cores() -> float:
-    limit, _, period = _content(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
+    limit, _, period = content(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
     return float(limit) / float(period) if limit.isdigit() else 0.0
 
 
 def _os_name() -> str:
-    found = re.search(r'^PRETTY_NAME="?([^"\n]+)', _content(Path("/etc/os-release")), re.MULTILINE)
+    found = re.search(r'^PRETTY_NAME="?([^"\n]+)', content(Path("/etc/os-release")), re.MULTILINE)
     return found[1] if found else platform.platform()
 
 
 @functools.cache
 def _gpus() -> tuple[dict[str, Any], ...]:
     """GPUs as the driver sees them; those of other makers only where torch is loaded."""
-    query = f"--query-gpu={','.join(_GPU_QUERY)}"
-    found = parse_gpus(_output("nvidia-smi", query, "--format=csv,noheader,nounits"))
+    found = parse_gpus(ask_gpus(_GPU_QUERY))
     torch = sys.modules.get("torch")
     if found or torch is None or not torch.cuda.is_available():
         return found
@@ -131,22 +135,36 @@ def _gpus() -> tuple[dict[str, Any], ...]:
     return tuple(_gpu(p.name, "", p.total_memory, f"{p.major}.{p.minor}") for p in properties)
 
 
-def _gpu(model: str, driver: str, memory_bytes: int, capability: str) -> dict[str, Any]:
-    return {
-        "model": model,
-        "driver": driver,
-        "memory_bytes": memory_bytes,
-        "compute_capability": capability,
-    }
+def ask_gpus(fields: Sequence[str], *options: str) -> str:
+    """What nvidia-smi prints of these fields, a line of comma-separated cells per GPU; "" without it."""
+    query = f"--query-gpu={','.join(fields)}"
+    return output("nvidia-smi", query, "--format=csv,noheader,nounits", *options)
+
+
+def cells(text: str) -> list[list[str]]:
+    """The cells of what `ask_gpus` gives, by GPU.
+
+    >>> cells("NVIDIA H200, 143771\\nNVIDIA H200, [N/A]\\n")
+    [['NVIDIA H200', '143771'], ['NVIDIA H200', '[N/A]']]
+    """
+    return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line]
 
 
 def parse_gpus(text: str) -> tuple[dict[str, Any], ...]:
-    """GPUs from ``nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap`` (memory in MiB)."""
-    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
+    """GPUs from what nvidia-smi prints of name, driver_version, memory.total (in MiB), compute_cap.
+
+    >>> parse_gpus("NVIDIA H200, 570.86.15, 143771, 9.0")[0]["memory_bytes"] == 143771 * 2**20
+    True
+    """
+    rows = (row for row in cells(text) if len(row) == len(_GPU_QUERY))
     return tuple(
         _gpu(model, driver, int(mib) * 2**20 if mib.isdigit() else 0, capability)
-        for model, driver, mib, capability in (row for row in rows if len(row) == len(_GPU_QUERY))
+        for model, driver, mib, capability in rows
     )
+
+
+def _gpu(*facts: object) -> dict[str, Any]:
+    return dict(zip(("model", "driver", "memory_bytes", "compute_capability"), facts, strict=True))
 
 
 def _network_links() -> list[dict[str, Any]]:
@@ -157,9 +175,9 @@ def _network_links() -> list[dict[str, Any]]:
     links = []
     for path in sorted(Path("/sys/class/net").glob("*")):
         hardware = (path / "device").exists() or path.name.startswith(("eth", "en", "ib"))
-        if not hardware or _content(path / "operstate") == "down":
+        if not hardware or content(path / "operstate") == "down":
             continue
-        megabits, mtu = _content(path / "speed"), _content(path / "mtu")
+        megabits, mtu = content(path / "speed"), content(path / "mtu")
         links.append(
             {
                 "name": path.name,
@@ -176,13 +194,13 @@ def _infiniband_links() -> list[dict[str, Any]]:
     """Ports of InfiniBand and RoCE adapters; the kernel writes "400 Gb/sec (4X NDR)"."""
     links = []
     for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
-        rate = re.match(r"([\d.]+) Gb/sec", _content(port / "rate"))
+        rate = re.match(r"([\d.]+) Gb/sec", content(port / "rate"))
         links.append(
             {
                 "name": f"{port.parent.parent.name}:{port.name}",
                 "kind": "infiniband",
                 "bits_per_s": float(rate[1]) * 1e9 if rate else 0.0,
-                "type": _content(port / "link_layer"),
+                "type": content(port / "link_layer"),
             }
         )
     return links
@@ -190,7 +208,7 @@ def _infiniband_links() -> list[dict[str, Any]]:
 
 def _gpu_links() -> list[dict[str, Any]]:
     """What connects each pair of GPUs."""
-    return parse_gpu_links(_output("nvidia-smi", "topo", "-m")) if len(_gpus()) > 1 else []
+    return parse_gpu_links(output("nvidia-smi", "topo", "-m")) if len(_gpus()) > 1 else []
 
 
 def parse_gpu_links(text: str) -> list[dict[str, Any]]:
@@ -205,13 +223,6 @@ def parse_gpu_links(text: str) -> list[dict[str, Any]]:
     ]
 
 
-def _installed(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
-
-
 def _cuda_and_nccl() -> tuple[str, str]:
     """Versions that torch uses, from torch where loaded, else from what lies beside it on disk."""
     torch = sys.modules.get("torch")
@@ -223,8 +234,8 @@ def _cuda_and_nccl() -> tuple[str, str]:
         )
         return cuda, ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "none"
     spec = importlib.util.find_spec("torch")
-    text = _content(Path(spec.origin).with_name("version.py")) if spec and spec.origin else ""
+    text = content(Path(spec.origin).with_name("version.py")) if spec and spec.origin else ""
     found = re.search(r"^cuda\b.*=\s*'([\d.]+)'", text, re.MULTILINE)
     if not found:
         return "none", "none"
-    return found[1], _installed(f"nvidia-nccl-cu{found[1].partition('.')[0]}")
+    return found[1], installed(f"nvidia-nccl-cu{found[1].partition('.')[0]}")

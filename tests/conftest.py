@@ -7,6 +7,10 @@ import shutil
 
 import pytest
 
+# Read when torch is loaded. Tests share the cores: threads of one that wait for each other busily take
+# ten times as long as one thread alone.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def _missing(reason: str) -> None:
     """Skip where a prerequisite may be absent; fail where every test is required to run."""
@@ -32,11 +36,14 @@ def require_lab() -> None:
 
 
 @pytest.fixture
-def require_browser() -> str:
-    """Path of a headless Chromium."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        path = shutil.which(name)
-        if path:
-            return path
-    _missing("no chromium on the PATH")
+def require_browser() -> tuple[str, str]:
+    """Paths of a headless Chromium and of its driver: without one given, selenium would download it."""
+    browsers = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+    browser, driver = next(filter(None, browsers), None), shutil.which("chromedriver")
+    if browser is None:
+        _missing("no chromium on the PATH")
+    elif driver is None:
+        _missing(f"{browser} has no chromedriver on the PATH")
+    else:
+        return browser, driver
     raise AssertionError("unreachable")

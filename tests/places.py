@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from ddlkit.core.case import Case
+from ddlkit.core.plan import make_plan
+from ddlkit.core.units import KIB
+from ddlkit.core.workload import Workload
+from ddlkit.run.jobs.launch import Place
+from ddlkit.run.lab.network import Lab
+from ddlkit.run.lab.script import PlannedCase
+
 ROOT = Path(__file__).parents[1]
+TINY = Workload.from_arrays(0.02, [0.01] * 6, [256 * KIB] * 5 + [1022], update_s=0.01)
+
+
+def planned(spec: str, place: Place, workload: Workload = TINY, **fields: Any) -> PlannedCase:
+    """A replay of the workload by two ranks, or as the further fields of its case say."""
+    plan = make_plan(spec, workload)
+    ends = ";".join(map(str, plan.ends))
+    link = (place.name, place.link_bits_per_s)
+    collective = "all_gather" if fields.get("density", 1.0) < 1 else "all_reduce"
+    case = Case("replay", "tiny", "made", 1, 2, *link, collective, spec, ends)
+    return PlannedCase(replace(case, **fields), workload, plan)
 
 
 @contextmanager
@@ -62,4 +85,22 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Those that still run (a zombie does not)."""
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def sent_by(lab: Lab, *, nodes: bool = False) -> dict[str, int]:
+    """Sums over the ranks' outgoing links, or the nodes', since ``up``: bytes (framing included), drops."""
+    sums = {"bytes": 0, "drops": 0}
+    device = "up" if nodes else "eth0"
+    for name in lab.namespaces[-1:] if nodes else lab.namespaces[:-1]:
+        argv = ["tc", "-n", name, "-s", "-j", "qdisc"]
+        found = subprocess.run(argv, capture_output=True, check=True).stdout
+        for qdisc in json.loads(found):
+            if qdisc["kind"] == "tbf" and qdisc["dev"].startswith(device):
+                sums = {key: total + int(qdisc[key]) for key, total in sums.items()}
+    return sums

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -22,6 +23,7 @@ import pytest
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.report import book, claims, outputs, reproduction, site
+from places import alive, wait_for
 
 LAYERS = [
     (
@@ -130,13 +132,21 @@ def test_a_run_with_the_same_inputs_is_kept(
     assert "book: [2/2] 20_fit kept, ran in" in capsys.readouterr().err
 
 
+def execute_here(source: str, copy: str, **_: object) -> None:
+    """The cells of a notebook in this process: which notebooks are run does not depend on the kernel."""
+    for cell in nbformat.read(source, as_version=4).cells:
+        exec(cell.source, {})
+    Path(copy).write_bytes(Path(source).read_bytes())
+
+
 def test_what_changed_is_run_again_and_what_follows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, package = Book(tmp_path), tmp_path / "package"
     package.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(book.PACKAGE.parent))
     monkeypatch.setattr(book, "PACKAGE", package)
+    monkeypatch.setattr("papermill.execute_notebook", execute_here)
+    monkeypatch.setenv(outputs.REPORTS_VARIABLE, str(made.reports))
     writes = "from ddlkit.report import outputs\noutputs.record_summary('a', {'x': 1})"
     first = write(
         tmp_path / "notebooks" / "10_a.ipynb", [("parameters", "seed = 1"), ("code", writes)]
@@ -246,39 +256,52 @@ def test_a_kernel_that_dies_is_one_line(tmp_path: Path) -> None:
         book.run([notebook], executed=tmp_path / "e", reports=tmp_path / "r", inputs=())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_book_leaves_no_kernel(tmp_path: Path, number: signal.Signals) -> None:
-    started = tmp_path / "pid"
-    tell = f"import os, pathlib, time\npathlib.Path({str(started)!r}).write_text(str(os.getpid()))"
+def test_an_interrupted_book_leaves_no_kernel(tmp_path: Path) -> None:
+    """By Ctrl-C, and begun again in the same process, by SIGTERM."""
+    pid = "pathlib.Path(str(os.getpid()))"
+    tell = (
+        f"import os, pathlib, time\nos.chdir({str(tmp_path)!r})\n{pid}.with_suffix('.pid').touch()"
+    )
     notebook = write(tmp_path / "10_slow.ipynb", [("code", tell + "\ntime.sleep(60)")])
     program = (
         "import sys\nfrom pathlib import Path\nfrom ddlkit.report import book\n"
-        "try:\n"
-        f"    book.run([Path({str(notebook)!r})], executed=Path({str(tmp_path / 'e')!r}),"
-        f" reports=Path({str(tmp_path / 'r')!r}), inputs=())\n"
-        "except KeyboardInterrupt:\n    sys.exit(130)\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "for turn in range(2):\n"
+        "    try:\n"
+        f"        book.run([Path({str(notebook)!r})], executed=folder / 'e', reports=folder / 'r',"
+        " inputs=())\n"
+        "    except KeyboardInterrupt:\n"
+        "        print(turn, flush=True)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(book.PACKAGE.parent)}
     process = subprocess.Popen(
-        [sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE
+        [sys.executable, "-c", program],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     try:
-        _wait_for(lambda: started.is_file() and started.read_text() != "")
-        kernel = psutil.Process(int(started.read_text()))
-        process.send_signal(number)
-        assert process.wait(30) == 130
-        _wait_for(lambda: not kernel.is_running() or kernel.status() == psutil.STATUS_ZOMBIE)
+        for turn, number in enumerate((signal.SIGINT, signal.SIGTERM)):
+            kernel = _running_kernel(tmp_path)
+            process.send_signal(number)
+            assert process.stdout is not None and process.stdout.readline() == b"%d\n" % turn
+            assert wait_for(partial(_ended, kernel))
+        assert process.wait(30) == 0
     finally:
         process.kill()
         process.communicate()
 
 
-def _wait_for(condition: object, seconds: float = 60) -> None:
-    assert callable(condition)
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
+def _running_kernel(folder: Path) -> psutil.Process:
+    """The kernel that has left its number there, which is removed."""
+    assert wait_for(lambda: bool([*folder.glob("*.pid")]), 60)
+    (told,) = folder.glob("*.pid")
+    told.unlink()
+    return psutil.Process(int(told.stem))
+
+
+def _ended(process: psutil.Process) -> bool:
+    return not alive([process])
 
 
 def _is_kernel(process: psutil.Process) -> bool:
@@ -424,12 +447,13 @@ def test_output_that_would_need_a_network_is_refused(tmp_path: Path, html: str) 
 
 @pytest.mark.browser
 def test_a_browser_shows_every_image_without_a_console_error(
-    small: Book, require_browser: str, tmp_path: Path
+    small: Book, require_browser: tuple[str, str], tmp_path: Path
 ) -> None:
     from selenium import webdriver
 
+    browser, driver_path = require_browser
     options = webdriver.ChromeOptions()
-    options.binary_location = require_browser
+    options.binary_location = browser
     for argument in (
         "--headless=new",
         "--no-sandbox",
@@ -444,7 +468,7 @@ def test_a_browser_shows_every_image_without_a_console_error(
     ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options)
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver_path))
     try:
         for page in ("index.html", "10_layers.html"):
             driver.get((small.pages / page).as_uri())

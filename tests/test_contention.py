@@ -31,7 +31,7 @@ from ddlkit.run.measure.contention import (
     measure_beside_standin,
     read_trace,
 )
-from ddlkit.run.measure.standin import CpuStandIn, GpuStandIn, Setting, Traffic
+from ddlkit.run.measure.standin import CpuStandIn, Footprint, GpuStandIn, Traffic
 from ddlkit.run.sessions.session import Partial, Unavailable
 
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
@@ -65,16 +65,16 @@ def test_a_computation_alone_overlaps_with_nothing() -> None:
 @pytest.mark.parametrize(
     "wrong", [(0, 64, 0.0), (1, 0, 0.0), (1, 641, 0.0), (1, 64, -1.0), (1, 64, float("nan"))]
 )
-def test_setting_that_no_kernel_can_have_is_refused(wrong: tuple[int, int, float]) -> None:
+def test_footprint_that_no_kernel_can_have_is_refused(wrong: tuple[int, int, float]) -> None:
     with pytest.raises(UserError, match="communication"):
-        Setting(*wrong)
+        Footprint(*wrong)
 
 
 @given(st.integers(1, 64), st.floats(1e3, 1e12), st.integers(1, 2**20))
 def test_blocks_share_the_rate(blocks: int, rate: float, chunk: int) -> None:
-    together_s = Setting(blocks, 64, rate).chunk_s(chunk) / blocks
+    together_s = Footprint(blocks, 64, rate).chunk_s(chunk) / blocks
     assert chunk / together_s == pytest.approx(rate)
-    assert Setting(blocks, 64).chunk_s(chunk) == 0.0
+    assert Footprint(blocks, 64).chunk_s(chunk) == 0.0
 
 
 # -- the stand-in of a CPU ---------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_threads_write_sums_and_end() -> None:
     stand_in = CpuStandIn(4 * MIB)
     stand_in.c.fill(np.nan)
     before = threading.active_count()
-    passage = stand_in.beside(Setting(2, 1), lambda: time.sleep(0.2))
+    passage = stand_in.beside(Footprint(2, 1), lambda: time.sleep(0.2))
     assert threading.active_count() == before
     assert np.array_equal(stand_in.c, stand_in.a + stand_in.b)
     traffic = passage.traffic()
@@ -96,7 +96,7 @@ def test_threads_write_sums_and_end() -> None:
 
 def test_rate_is_kept() -> None:
     asked = 100e6
-    passage = CpuStandIn(4 * MIB).beside(Setting(2, 1, asked), lambda: time.sleep(0.4))
+    passage = CpuStandIn(4 * MIB).beside(Footprint(2, 1, asked), lambda: time.sleep(0.4))
     # Chunks of 1 MiB: one more or less a thread is 5%. A busy machine may hold the stand-in up.
     assert 0.5 * asked < passage.traffic().bytes_per_s <= 1.1 * asked
 
@@ -110,13 +110,13 @@ def test_alone_nothing_is_sent() -> None:
 def test_threads_end_when_the_computation_fails() -> None:
     before = threading.active_count()
     with pytest.raises(ZeroDivisionError):
-        CpuStandIn(MIB).beside(Setting(2, 1), lambda: 1 // 0)
+        CpuStandIn(MIB).beside(Footprint(2, 1), lambda: 1 // 0)
     assert threading.active_count() == before
 
 
 def test_a_stand_in_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standin, "LONGEST_S", 0.05)
-    traffic = CpuStandIn(MIB).beside(Setting(1, 1), lambda: time.sleep(0.5)).traffic()
+    traffic = CpuStandIn(MIB).beside(Footprint(1, 1), lambda: time.sleep(0.5)).traffic()
     assert traffic.overlap_share < 0.8
     assert traffic.ends_s[0] < traffic.closed_s
 
@@ -139,9 +139,9 @@ def test_kernels_compute(name: str) -> None:
     assert isinstance(out, torch.Tensor) and bool(out.isfinite().all())
 
 
-def test_table_has_alone_and_every_setting() -> None:
-    settings = [Setting(1, 1), Setting(2, 1, 50e6)]
-    table = measure_beside_standin("cpu", "relu", TINY, settings, TWICE)
+def test_table_has_alone_and_every_footprint() -> None:
+    footprints = [Footprint(1, 1), Footprint(2, 1, 50e6)]
+    table = measure_beside_standin("cpu", "relu", TINY, footprints, TWICE)
     cases = table.groupby(["communication", "blocks", "bytes_per_s_asked"]).size()
     assert cases.to_dict() == {
         ("none", 0, 0.0): 2,
@@ -165,7 +165,7 @@ def _event(name: str, start: float, end: float, cat: str = "kernel", **args: Any
     return {"ph": "X", "name": name, "cat": cat, "ts": start, "dur": end - start, "args": args}
 
 
-def test_trace_of_gpu_kernels_tells_overlap_and_footprint() -> None:
+def test_trace_of_gpu_kernels_shows_overlap_and_footprint() -> None:
     nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
     how: dict[str, Any] = {
         "grid": [8, 1, 1],
@@ -185,7 +185,12 @@ def test_trace_of_gpu_kernels_tells_overlap_and_footprint() -> None:
     seen = read_trace({"traceEvents": events})
     assert seen.overlap_share == pytest.approx((10 + 8) / 20)
     assert seen.messages_s == pytest.approx(42e-6)
-    assert (seen.blocks, seen.threads, seen.registers, seen.shared_bytes) == (8, 288, 96, 9)
+    assert (seen.taken_blocks, seen.taken_threads, seen.registers, seen.shared_bytes) == (
+        8,
+        288,
+        96,
+        9,
+    )
 
 
 def test_trace_without_either_proves_nothing() -> None:
@@ -206,7 +211,7 @@ def test_kernels_beside_all_reduces_of_real_ranks() -> None:
     assert beside["bytes_per_s"] > 0
 
 
-def test_ranks_that_fail_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_fail_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[int] = []
 
     def start(job: str, config: dict[str, Any], **_: object) -> None:
@@ -245,7 +250,7 @@ def test_points_of_a_gpu_cover_the_grid(monkeypatch: pytest.MonkeyPatch, tmp_pat
     between = next(point for point in points if point.name == "nccl-b4")
     with pytest.raises(Unavailable, match="needs 2 GPUs, here is 1"):
         between.measure(tmp_path)
-    grid = {(setting.blocks, setting.threads) for setting in contention._settings(True, False)}
+    grid = {(one.blocks, one.threads) for one in contention._footprints(True, False)}
     assert {(1, 64), (2, 256), (4, 512), (32, 64)} <= grid
 
 
@@ -294,7 +299,7 @@ def test_gpu_writes_every_sum_once_asked_for(gpu: GpuStandIn, blocks: int, threa
     chunk = gpu.chunk_bytes(threads)
     in_buffer = gpu.c.nbytes // chunk
     gpu.c.fill_(float("nan"))
-    gpu.send(Setting(blocks, threads), -(-in_buffer // blocks))
+    gpu.send(Footprint(blocks, threads), -(-in_buffer // blocks))
     torch.cuda.synchronize()
     whole = in_buffer * chunk // 4
     assert torch.equal(gpu.c[:whole], (gpu.a + gpu.b)[:whole])
@@ -311,17 +316,22 @@ def test_gpu_runs_beside_the_whole_computation_and_stops(gpu: GpuStandIn) -> Non
             torch.mm(x, x, out=y)
 
     gpu.beside(None, compute)
-    for setting in (Setting(1, 64), Setting(4, 512), Setting(32, 256), Setting(4, 256, 1e9)):
-        passage = gpu.beside(setting, compute)
+    for footprint in (
+        Footprint(1, 64),
+        Footprint(4, 512),
+        Footprint(32, 256),
+        Footprint(4, 256, 1e9),
+    ):
+        passage = gpu.beside(footprint, compute)
         start_s = time.perf_counter()
         torch.cuda.synchronize()
         assert time.perf_counter() - start_s < standin.LONGEST_S / 2
         traffic = passage.traffic()
         assert traffic.overlap_share == 1.0
-        assert len(traffic.begins_s) == setting.blocks
+        assert len(traffic.begins_s) == footprint.blocks
         assert traffic.bytes_per_s > 0
-        if setting.bytes_per_s:
-            assert traffic.bytes_per_s == pytest.approx(setting.bytes_per_s, rel=0.1)
+        if footprint.bytes_per_s:
+            assert traffic.bytes_per_s == pytest.approx(footprint.bytes_per_s, rel=0.1)
         inside_s = passage.marks.seconds()[-1]
         assert inside_s <= traffic.closed_s - traffic.opened_s
 
@@ -333,7 +343,7 @@ def test_profiler_sees_both_kernels_at_the_same_time(gpu: GpuStandIn, tmp_path: 
     gpu.beside(None, lambda: x @ x)
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        gpu.beside(Setting(4, 256), lambda: x @ x)
+        gpu.beside(Footprint(4, 256), lambda: x @ x)
         torch.cuda.synchronize()
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -361,4 +371,4 @@ def test_gpu_stand_in_has_the_footprint_of_nccl(gpu: GpuStandIn) -> None:
 @needs_gpu
 def test_gpu_refuses_more_blocks_than_its_buffers_have_chunks(gpu: GpuStandIn) -> None:
     with pytest.raises(UserError, match="buffers hold"):
-        gpu.send(Setting(1000, 640), 1)
+        gpu.send(Footprint(1000, 640), 1)

@@ -12,16 +12,20 @@ import pytest
 import torch
 from torch import nn
 
-from ddlkit import store
+from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.papers import networks as published
 from ddlkit.run.measure import convergence
 from ddlkit.run.measure.convergence import NETWORKS, Recipe
-from ddlkit.run.nets import pictures, zoo
-from ddlkit.run.nets import registry as networks
+from ddlkit.run.nets import pictures, registry, zoo
 from ddlkit.run.sessions.engine import measure
 
-TINY = Recipe(epochs=2, batch=16, training_images=48, held_out_images=24)
+TINY = Recipe(epochs=2, batch=8, training_images=24, held_out_images=8)
+
+
+def train(network: str, seed: int, recipe: Recipe = TINY) -> pd.DataFrame:
+    """On one thread: several wait for each other longer than they compute."""
+    return convergence.train(network, seed, recipe, threads=1)
 
 
 # -- pictures ----------------------------------------------------------------------------------
@@ -57,7 +61,7 @@ def weights(network: nn.Module) -> dict[str, tuple[int, ...]]:
 def test_an_eighth_of_vgg16_is_vgg16_with_an_eighth_of_the_channels() -> None:
     small = list(weights(zoo.vgg16_eighth(24)).values())
     with torch.device("meta"):
-        whole = list(weights(networks.build("vgg16")).values())
+        whole = list(weights(registry.build("vgg16")).values())
     assert len(small) == len(whole)
     for narrow, wide in zip(small[1:-2], whole[1:-2], strict=True):
         channels = min(2, len(wide))
@@ -100,7 +104,7 @@ def test_of_one_seed_convolutions_and_order_are_the_same_for_all() -> None:
 
 @pytest.fixture(scope="module")
 def trained() -> pd.DataFrame:
-    return convergence.train("vgg16_eighth", 0, TINY)
+    return train("vgg16_eighth", 0)
 
 
 def test_the_rate_rises_for_an_epoch_and_falls_to_nothing() -> None:
@@ -121,36 +125,37 @@ def test_losses_before_training_and_after_every_epoch(trained: pd.DataFrame) -> 
 
 def test_the_same_seed_trains_the_same(trained: pd.DataFrame) -> None:
     torch.manual_seed(17)  # whatever was drawn before
-    again = convergence.train("vgg16_eighth", 0, TINY)
+    again = train("vgg16_eighth", 0)
     pd.testing.assert_frame_equal(trained.drop(columns="seconds"), again.drop(columns="seconds"))
 
 
 def test_without_steps_nothing_is_learned() -> None:
-    frozen = convergence.train("vgg16_eighth_replaced", 0, replace(TINY, learning_rate=1e-15))
+    frozen = train("vgg16_eighth_replaced", 0, replace(TINY, learning_rate=1e-15))
     on_training = frozen[frozen["measured_on"] == "training"]["loss"]
     assert np.ptp(on_training) < 1e-5
 
 
 def test_a_few_pictures_are_learned_by_heart() -> None:
     recipe = Recipe(epochs=40, batch=8, training_images=8, held_out_images=8)
-    found = convergence.train("vgg16_eighth_replaced", 0, recipe)
+    found = train("vgg16_eighth_replaced", 0, recipe)
     training = found[found["measured_on"] == "training"].set_index("epoch")["loss"]
     assert training[40] < training[0] / 2
 
 
 def test_a_loss_that_is_no_number_ends_in_one_line() -> None:
     with pytest.raises(UserError, match="vgg16_eighth, seed 1: diverged in epoch"):
-        convergence.train("vgg16_eighth", 1, replace(TINY, learning_rate=1e12))
+        train("vgg16_eighth", 1, replace(TINY, learning_rate=1e12))
     with pytest.raises(UserError, match="unknown network 'vgg': use one of vgg16_eighth"):
-        convergence.train("vgg", 0, TINY)
+        train("vgg", 0)
 
 
 # -- the command's points ----------------------------------------------------------------------
 
 
 def test_trainings_are_stamped_and_resumed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 1)
     suite = tmp_path / "tiny.json"
     points = [{"measure": "convergences", "recipe": asdict(TINY), "seeds": 0}]
     suite.write_text(json.dumps({"points": points}))

@@ -116,7 +116,7 @@ def test_gpu_copies_are_of_every_kind_and_below_what_links_can_carry() -> None:
 )
 def test_gpu_copies_arrive(kind: str) -> None:
     device = torch.device("cuda")
-    target, source = copies._gpu_pools(device, MIB)[kind]
+    target, source = copies._pools(device, MIB)[kind]
     every = Budget(warmup=0, min_repeats=16, max_repeats=16, max_s=9.0)
     copies._copy_s(kind, target, source, MIB // 16, device, every)
     torch.cuda.synchronize()

@@ -11,13 +11,13 @@ import pytest
 from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.cost import Table
-from ddlkit.core.iteration import predict, simulate
+from ddlkit.core.iteration import Iteration, predict
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.workload import Workload
+from ddlkit.model.calibration import Calibration
 from ddlkit.papers.osf.breakdown import PHASES
 from ddlkit.report.figures import osf_overhead as lab_figures
 from ddlkit.report.figures.osf_overhead import Lab
-from ddlkit.report.validate import Calibration
 from strategies import random_workload
 
 SIZES = np.geomspace(1e2, 1e9, 15)
@@ -58,7 +58,10 @@ def made() -> Lab:
     runs, spans = [], []
     for network, spec, negotiated in wanted:
         asked, plan, slow = case(network, spec, negotiated=negotiated)
-        found, timeline = predict(slow, plan, COST), simulate(slow, plan, COST).to_frame()
+        found, timeline = (
+            predict(slow, plan, COST),
+            Iteration(slow, plan, COST).timeline().to_frame(),
+        )
         for repeat in range(2):
             times = {"iteration_s": found.iteration_s, "compute_s": found.compute_s}
             key = {"case": asked.key, "repeat": repeat}

@@ -28,7 +28,7 @@ from ddlkit.formats.kineto import (
     FORWARD,
     UPDATE,
     Event,
-    Profile,
+    KinetoTrace,
     element_bytes,
     iterations,
     message_times,
@@ -44,8 +44,8 @@ PHASES = [Event(FORWARD, 10.0, 11.0), Event(BACKWARD, 11.0, 14.0), Event(UPDATE,
 GRADIENT = f"{EVALUATE}: {ACCUMULATE}"
 
 
-def profile_of(*events: Event) -> Profile:
-    return Profile("test", tuple(sorted(events, key=lambda event: event.start_s)))
+def profile_of(*events: Event) -> KinetoTrace:
+    return KinetoTrace("test", tuple(sorted(events, key=lambda event: event.start_s)))
 
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6), st.floats(0.1, 2.9))
@@ -125,7 +125,7 @@ def tiny() -> nn.Sequential:
 
 
 def record(model: nn.Module, path: Path, with_marks: bool = False, **options: Any) -> None:
-    """Profile some iterations of training, after one that is not profiled."""
+    """KinetoTrace some iterations of training, after one that is not profiled."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     inputs, labels = torch.randn(4, 3, 8, 8), torch.randint(0, 4, (4,))
     name = "ddlkit.{}" if with_marks else "unmarked {}"

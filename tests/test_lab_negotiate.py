@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from random import Random
@@ -23,20 +23,20 @@ from ddlkit.run.jobs.launch import Loopback, Place
 from ddlkit.run.lab import negotiate, replay
 from ddlkit.run.lab.negotiate import Negotiator, Tally, coordinate
 from ddlkit.run.lab.network import Lab
-from ddlkit.run.lab.replay import Replayed
-from test_lab_replay import TINY, asked
+from ddlkit.run.lab.recording import Replayed
+from places import TINY, planned
 
 SLOWER = 1.5
 
 
 @contextmanager
-def negotiators(ranks: int) -> Iterator[list[Negotiator]]:
-    """Those of all ranks, in this process, with a coordinator at the other ends of their lines."""
+def coordinated(ranks: int) -> Iterator[Sequence[socket.socket]]:
+    """The lines of all ranks, with a coordinator at their other ends."""
     near, far = zip(*(socket.socketpair() for _ in range(ranks)), strict=True)
     desk = threading.Thread(target=coordinate, args=(far,))
     desk.start()
     try:
-        yield [Negotiator(line) for line in near]
+        yield near
     finally:
         for line in near:
             line.shutdown(socket.SHUT_RDWR)
@@ -44,6 +44,13 @@ def negotiators(ranks: int) -> Iterator[list[Negotiator]]:
         assert not desk.is_alive(), "the coordinator outlives its ranks"
         for line in (*near, *far):
             line.close()
+
+
+@contextmanager
+def negotiators(ranks: int) -> Iterator[list[Negotiator]]:
+    """Those of all ranks, in this process."""
+    with coordinated(ranks) as lines:
+        yield [Negotiator(line) for line in lines]
 
 
 @given(st.integers(1, 5), st.integers(1, 6), st.randoms(use_true_random=False))
@@ -66,20 +73,20 @@ def test_a_group_is_answered_once_when_the_last_rank_has_reported_it(
         assert answered == list(range(groups))
 
 
-@given(st.lists(st.integers(0, 2**32 - 1), max_size=20), st.lists(st.integers(1, 7), min_size=1))
+@given(
+    st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20),
+    st.lists(st.integers(1, 7), min_size=1),
+)
 def test_reports_survive_however_they_are_cut(groups: list[int], cuts: list[int]) -> None:
-    near, far = socket.socketpair()
-    with near, far:
-        reports, taken = negotiate._Reports(far), []
-        text = b"".join(negotiate._GROUP.pack(group) for group in groups)
-        while text:
-            cut = cuts[len(text) % len(cuts)]
-            near.sendall(text[:cut])
-            text = text[cut:]
-            taken += reports.take()
-        assert taken == groups and not reports.over
+    """One rank alone is answered at once, group by group."""
+    with coordinated(1) as (near,):
+        text = rest = b"".join(negotiate._GROUP.pack(group) for group in groups)
+        while rest:
+            cut = cuts[len(rest) % len(cuts)]
+            near.sendall(rest[:cut])
+            rest = rest[cut:]
         near.shutdown(socket.SHUT_WR)
-        assert reports.take() == [] and reports.over
+        assert near.recv(len(text), socket.MSG_WAITALL) == text
 
 
 def test_every_rank_posts_all_groups_in_one_order_and_computing_is_not_held_up() -> None:
@@ -91,7 +98,7 @@ def test_every_rank_posts_all_groups_in_one_order_and_computing_is_not_held_up()
         for rank in ranks[:-1]:
             for group in range(
                 groups
-            ):  # returns at once, though the last rank has told nothing yet
+            ):  # returns at once, though the last rank has reported nothing
                 rank.report(group)
         assert not any(posted)
         for group in range(groups):
@@ -123,15 +130,15 @@ def test_what_goes_wrong_is_told_to_the_rank_that_waits() -> None:
 # -- in replays --------------------------------------------------------------------------------
 
 
-def replayed(place: Place, ranks: int, *, raise_priority: bool) -> Replayed:
+def replayed(place: Place, ranks: int) -> Replayed:
     """One by one and fused, equal and unequal ranks, negotiated and not."""
     cases = [
-        asked(spec, place, workers=ranks, straggler=slower, negotiated=negotiated)
+        planned(spec, place, workers=ranks, straggler=slower, negotiated=negotiated)
         for spec in ("none", "buffer:512KiB")
         for slower in (1.0, SLOWER)
         for negotiated in (False, True)
     ]
-    return replay.replay(place, ranks, cases, rounds=1, raise_priority=raise_priority, timeout_s=60)
+    return replay.replay(place, ranks, cases, rounds=1)
 
 
 def spans_by_case(found: Replayed) -> Iterator[tuple[pd.Series, Timeline]]:
@@ -170,11 +177,11 @@ def check_laws(found: Replayed, ranks: int) -> None:
 
 
 def test_on_loopback_nothing_leaves_before_all_are_ready() -> None:
-    check_laws(replayed(Loopback(), 2, raise_priority=False), 2)
+    check_laws(replayed(Loopback(), 2), 2)
 
 
 def test_a_negotiated_case_is_another_case_that_its_row_gives_back() -> None:
-    case, _, _ = asked("none", Loopback(), negotiated=True)
+    case = planned("none", Loopback(), negotiated=True).case
     assert replace(case, negotiated=False).key != case.key
     text = pd.DataFrame([asdict(case)]).to_csv(index=False)
     (row,) = pd.read_csv(io.StringIO(text), keep_default_na=False).to_dict("records")
@@ -185,4 +192,4 @@ def test_a_negotiated_case_is_another_case_that_its_row_gives_back() -> None:
 @pytest.mark.usefixtures("require_lab")
 def test_in_the_lab_nothing_leaves_before_all_are_ready() -> None:
     with Lab(3, 1e9) as lab:
-        check_laws(replayed(lab, 3, raise_priority=True), 3)
+        check_laws(replayed(lab, 3), 3)

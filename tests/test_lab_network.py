@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psutil
 import pytest
@@ -18,9 +17,9 @@ import pytest
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import parse_bits_per_s
 from ddlkit.run.lab import network
-from ddlkit.run.lab.network import Lab, attach, clean, status
+from ddlkit.run.lab.network import Lab, LabShape, attach, clean, status
+from places import ROOT, sent_by
 
-ROOT = Path(__file__).parents[1]
 FRAME = 1514 / 1448  # bytes on the wire for each byte of TCP payload
 
 SENDER = """
@@ -131,6 +130,7 @@ class TestEverywhere:
     def test_the_name_reads_back_as_the_rate(self, text: str) -> None:
         lab = Lab(2, parse_bits_per_s(text))
         assert lab.name == f"lab:{text}"
+        assert LabShape(2, parse_bits_per_s(text)).name == f"p2-{text}"
         assert lab.link_bits_per_s == parse_bits_per_s(text)
 
     def test_every_rank_finds_the_same_meeting_point(self) -> None:
@@ -178,7 +178,7 @@ class TestNetwork:
         n_bytes = int(rate_bits_per_s / 8 * 0.5)
         with Lab(2, rate_bits_per_s) as lab:
             assert send(lab, 0, 1, n_bytes) == pytest.approx(rate_bits_per_s, rel=0.05)
-            sent = lab.counters()
+            sent = sent_by(lab)
         assert sent["drops"] == 0
         assert sent["bytes"] == pytest.approx(n_bytes * FRAME, rel=0.05)
 
@@ -192,16 +192,16 @@ class TestNetwork:
             assert len(traces(lab.label)) == 4 + 1 + 1  # ranks, switch, state file
             assert send(lab, 0, 1, int(inside / 16)) == pytest.approx(inside, rel=0.05)
             # What is said inside a node stays there.
-            assert lab.node_counters()["bytes"] < 10_000
+            assert sent_by(lab, nodes=True)["bytes"] < 10_000
             n_bytes = int(between / 16)
             assert send(lab, 0, 2, n_bytes) == pytest.approx(between, rel=0.05)
-            assert lab.node_counters()["bytes"] == pytest.approx(n_bytes * FRAME, rel=0.05)
+            assert sent_by(lab, nodes=True)["bytes"] == pytest.approx(n_bytes * FRAME, rel=0.05)
             start_s = time.perf_counter()
             with ThreadPoolExecutor() as pool:  # both ranks of a node at once
                 list(pool.map(lambda rank: send(lab, rank, rank + 2, n_bytes), (0, 1)))
             carried = 2 * n_bytes * 8 * FRAME / (time.perf_counter() - start_s)
             assert carried < 1.05 * between
-            assert lab.node_counters()["drops"] == lab.counters()["drops"] == 0
+            assert sent_by(lab, nodes=True)["drops"] == sent_by(lab)["drops"] == 0
             assert attach(lab.label).name == lab.name
         assert traces(lab.label) == []
         assert links() == before

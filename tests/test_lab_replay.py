@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,39 +19,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit import store
-from ddlkit.core.case import Case
+from ddlkit.core.bandwidth import FRAMING, wire_s_per_byte
 from ddlkit.core.errors import UserError
-from ddlkit.core.plan import FusionPlan, make_plan
-from ddlkit.core.shaping import FRAMING
+from ddlkit.core.plan import make_plan
 from ddlkit.core.units import KIB, MIB
 from ddlkit.core.workload import Workload
+from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.instruments.processor import Usage
-from ddlkit.run.jobs.launch import Loopback, Place
+from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.lab import network, replay
-from ddlkit.run.lab.calibrate import calibrate, wire_efficiency
+from ddlkit.run.lab.calibrate import calibrate
 from ddlkit.run.lab.network import Lab, clean
-from ddlkit.run.lab.replay import Recording, finished
-from places import alive, ranks_below
+from ddlkit.run.lab.recording import (
+    ITERATIONS,
+    TIMELINE,
+    Recording,
+    append_iteration,
+    keep_complete,
+    make_timeline,
+    read_replayed,
+)
+from ddlkit.run.lab.script import Script
+from places import ROOT, TINY, alive, planned, ranks_below, sent_by, wait_for
 from strategies import plans, workloads
 
-ROOT = Path(__file__).parents[1]
-TINY = Workload.from_arrays(0.02, [0.01] * 6, [256 * KIB] * 5 + [1022], update_s=0.01)
 
-Asked = tuple[Case, Workload, FusionPlan]
-
-
-def asked(
-    spec: str, place: Place, workload: Workload = TINY, dilation: float = 1.0, **more: Any
-) -> Asked:
-    plan = make_plan(spec, workload)
-    ends = ";".join(map(str, plan.ends))
-    link = (place.name, place.link_bits_per_s)
-    collective = "all_gather" if more.get("density", 1.0) < 1 else "all_reduce"
-    case = Case("replay", "tiny", "made", 1, 2, *link, collective, spec, ends, dilation=dilation)
-    return replace(case, **more), workload, plan
-
-
-def random_recording(script: replay.Script, rng: np.random.Generator) -> Recording:
+def random_recording(script: Script, rng: np.random.Generator) -> Recording:
     """What a rank might see: it wakes late, posting takes time, collectives follow one another."""
     late_s = rng.exponential(1e-3, (3, len(script.ready_s)))
     awake_s = np.asarray(script.ready_s) + late_s[0]
@@ -77,10 +69,11 @@ class TestScript:
     def test_dilation_stretches_time_and_leaves_bytes(self, data: st.DataObject, k: float) -> None:
         workload = data.draw(workloads())
         plan = data.draw(plans(workload.n))
-        case, _, _ = asked(f"cuts:{','.join(map(str, plan.ends))}", Loopback(), workload)
-        plain = replay.script(case, workload, plan)
-        slow_case = Case(**{**vars(case), "dilation": k})
-        slow = replay.script(slow_case, workload, plan)
+        spec = f"cuts:{','.join(map(str, plan.ends))}"
+        plain, slow = (
+            Script.from_case(planned(spec, Loopback(), workload, dilation=dilation))
+            for dilation in (1.0, k)
+        )
         assert sum(plain.bytes) == workload.bytes.sum()
         assert slow.bytes == plain.bytes
         assert np.allclose(slow.ready_s, np.multiply(plain.ready_s, k))
@@ -90,36 +83,35 @@ class TestScript:
         )
 
     def test_a_case_of_another_plan_is_refused(self) -> None:
-        case, workload, _ = asked("none", Loopback())
+        one = planned("none", Loopback())
         with pytest.raises(UserError, match="has ends"):
-            replay.script(case, workload, make_plan("single", workload))
+            replace(one, plan=make_plan("single", TINY))
 
     @pytest.mark.parametrize("wrong", [{"workers": 3}, {"link": "lab:1gbit"}, {"kind": "training"}])
     def test_a_case_of_another_place_is_refused(self, wrong: dict) -> None:
-        case, workload, plan = asked("none", Loopback())
         with pytest.raises(UserError, match=r"not a replay of 2 over loopback"):
-            replay.replay(Loopback(), 2, [(Case(**{**vars(case), **wrong}), workload, plan)])
+            replay.replay(Loopback(), 2, [planned("none", Loopback(), **wrong)])
 
     def test_nothing_to_replay_and_the_same_twice_are_refused(self) -> None:
         with pytest.raises(UserError, match="at least 1"):
             replay.replay(Loopback(), 2, [])
         with pytest.raises(UserError, match="twice"):
-            replay.replay(Loopback(), 2, [asked("none", Loopback())] * 2)
+            replay.replay(Loopback(), 2, [planned("none", Loopback())] * 2)
 
     def test_cases_with_different_numbers_in_flight_need_launches_of_their_own(self) -> None:
-        cases = [asked("none", Loopback()), asked("single", Loopback(), in_flight=2)]
+        cases = [planned("none", Loopback()), planned("single", Loopback(), in_flight=2)]
         with pytest.raises(UserError, match="as many messages in flight"):
             replay.replay(Loopback(), 2, cases)
 
     def test_only_the_last_rank_straggles_and_selection_stretches_with_it(self) -> None:
         more: dict[str, Any] = {"density": 0.01, "selection_sha256": "abc", "straggler": 1.5}
-        case = asked("buffer:512KiB", Loopback(), dilation=2.0, **more)
-        one = replay.script(*case, lambda elements, density: 1e-9 * elements)
-        assert one.kept == tuple(max(1, round(0.01 * d)) for d in one.elements)
-        assert one.sent_bytes == tuple(8 * k for k in one.kept)
+        case = planned("buffer:512KiB", Loopback(), workers=3, dilation=2.0, **more)
+        one = Script.from_case(case, lambda elements, density: 1e-9 * elements)
+        assert one.kept == [max(1, round(0.01 * d)) for d in one.elements]
+        assert one.sent_bytes == [8 * k for k in one.kept]
         assert one.selection_s == pytest.approx([2e-9 * d for d in one.elements])
-        assert [one.played_by(rank, 3) for rank in (0, 1)] == [one, one]
-        slow = one.played_by(2, 3)
+        assert [one.played_by(rank) for rank in (0, 1)] == [one, one]
+        slow = one.played_by(2)
         assert slow.compute_s == pytest.approx(1.5 * one.compute_s)
         assert slow.sent_bytes == one.sent_bytes
 
@@ -134,7 +126,7 @@ class TestScript:
     )
     def test_impossible_cases_are_refused(self, wrong: dict, reason: str) -> None:
         with pytest.raises(UserError, match=reason):
-            replay.replay(Loopback(), 2, [asked("single", Loopback(), **wrong)])
+            replay.replay(Loopback(), 2, [planned("single", Loopback(), **wrong)])
 
 
 class TestTimeline:
@@ -145,11 +137,10 @@ class TestTimeline:
         workload = data.draw(workloads(max_tensors=6))
         plan = data.draw(plans(workload.n))
         spec = f"cuts:{','.join(map(str, plan.ends))}"
-        case, _, _ = asked(spec, Loopback(), workload, in_flight=lanes)
-        script = replay.script(case, workload, plan)
+        script = Script.from_case(planned(spec, Loopback(), workload, in_flight=lanes))
         rng = np.random.default_rng(seed)
         everyone = [random_recording(script, rng) for _ in range(ranks)]
-        spans = replay.timeline(script, everyone)
+        spans = make_timeline(script, everyone)
         assert set(spans.rank.tolist()) == set(range(ranks))
         for rank, recording in enumerate(everyone):
             mine = spans.select(spans.rank == rank)
@@ -177,15 +168,13 @@ class TestLoopback:
     def test_replays_are_never_shorter_than_compute(self, tmp_path: Path) -> None:
         place = Loopback()
         cases = [
-            asked("none", place),
-            asked("single", place),
-            asked("buffer:512KiB", place, dilation=2.0),
+            planned("none", place),
+            planned("single", place),
+            planned("buffer:512KiB", place, dilation=2.0),
         ]
-        runs, spans, lateness = replay.replay(
-            place, 2, cases, rounds=2, raise_priority=False, timeout_s=60
-        )
-        # Every case once a round, in turn.
-        assert list(runs["case"]) == [case.key for case, _, _ in cases] * 2
+        runs, spans = replay.replay(place, 2, cases, 2)
+        # Every case once per round, in turn.
+        assert list(runs["case"]) == [one.case.key for one in cases] * 2
         assert list(runs["repeat"]) == [0, 0, 0, 1, 1, 1]
         assert (runs["iteration_s"] >= runs["compute_s"]).all()
         expected_s = runs["plan"].map({"none": 1.0, "single": 1.0, "buffer:512KiB": 2.0}) * 0.09
@@ -196,8 +185,10 @@ class TestLoopback:
         assert (
             runs["processor_limited"] == ((runs["processor_load"] >= 0.9) | (runs["stolen"] > 0.02))
         ).all()
-        assert (lateness["lateness_median_s"] >= 0).all()
-        assert (lateness["lateness_max_s"] >= lateness["lateness_median_s"]).all()
+        for one in cases:  # no rank has its gradients before they are due
+            mine = spans[(spans["case"] == one.case.key) & (spans["kind"] == "backward")]
+            ready_s = mine.groupby(["rank", "group"])["end_s"].max().unstack()
+            assert (ready_s >= Script.from_case(one).ready_s).all(axis=None)
         # The spans of the first round, of both ranks, and every byte in them.
         assert set(spans["repeat"]) == {0} and set(spans["rank"]) == {0, 1}
         sent = spans[spans["kind"] == "all_reduce"].groupby(["case", "rank"])["bytes"].sum()
@@ -213,10 +204,8 @@ class TestLoopback:
         """A small message need not wait for the large one that was posted before it."""
         place = Loopback()
         sizes = Workload.from_arrays(0.01, [0.001] * 2, [64 * 1024 * KIB, 4 * KIB])
-        cases = [asked("none", place, sizes, in_flight=2)]
-        runs, spans, _ = replay.replay(
-            place, 2, cases, rounds=1, raise_priority=False, timeout_s=60
-        )
+        cases = [planned("none", place, sizes, in_flight=2)]
+        runs, spans = replay.replay(place, 2, cases, 1)
         assert (runs["in_flight"] == 2).all()
         large, small = (part for _, part in spans[spans["kind"] == "all_reduce"].groupby("group"))
         assert (small["start_s"].to_numpy() < large["end_s"].to_numpy()).all()
@@ -230,23 +219,21 @@ class TestLoopback:
 
         slow: dict[str, Any] = {"density": 0.01, "selection_sha256": "abc", "straggler": 2.0}
         cases = [
-            asked("none", place, density=0.01, selection_sha256="abc"),
-            asked("none", place, density=0.01),
-            asked("single", place, straggler=2.0),
-            asked("none", place, **slow),
+            planned("none", place, density=0.01, selection_sha256="abc"),
+            planned("none", place, density=0.01),
+            planned("single", place, straggler=2.0),
+            planned("none", place, **slow),
         ]
-        runs, spans, _ = replay.replay(
+        runs, spans = replay.replay(
             place,
             2,
             cases,
             rounds=2,
             selection=waited,
-            raise_priority=False,
-            done=[(cases[2][0].key, 1)],
+            done=[(cases[2].case.key, 1)],
             out=tmp_path,
-            timeout_s=60,
         )
-        first, real, straggling, both = (runs[runs["case"] == case.key] for case, _, _ in cases)
+        first, real, straggling, both = (runs[runs["case"] == one.case.key] for one in cases)
         assert [len(rows) for rows in (first, real, straggling, both)] == [2, 2, 1, 2]
         selection_s = float(waited(TINY.bytes.sum() / 4, 0.01))
         assert np.allclose(first["compute_s"], TINY.compute_s + selection_s, rtol=1e-3)
@@ -254,14 +241,12 @@ class TestLoopback:
         assert np.allclose(both["compute_s"], 2 * (TINY.compute_s + selection_s), rtol=1e-3)
         assert (real["compute_s"] > TINY.compute_s).all()
         assert (runs["iteration_s"] >= runs["compute_s"]).all()
-        kinds = spans[spans["case"] == cases[0][0].key].groupby("kind")["bytes"].sum()
-        script = replay.script(*cases[0], waited)
+        kinds = spans[spans["case"] == cases[0].case.key].groupby("kind")["bytes"].sum()
+        script = Script.from_case(cases[0], waited)
         assert kinds["all_gather"] == 2 * sum(script.sent_bytes)
         assert kinds["sparsify"] == 2 * TINY.bytes.sum()
         assert "all_reduce" not in kinds
-        again = replay.replay(
-            place, 2, cases, 2, selection=waited, raise_priority=False, done=[], out=tmp_path
-        )
+        again = replay.replay(place, 2, cases, 2, selection=waited, out=tmp_path)
         assert len(again.runs) == 8 and len(again.timeline) > len(spans) - 1
         pd.testing.assert_frame_equal(again.runs.head(7), runs)
 
@@ -269,71 +254,50 @@ class TestLoopback:
 def test_an_interrupted_replay_keeps_its_complete_rows(tmp_path: Path) -> None:
     """Killed while writing: half a line, and spans of an iteration that has no row yet."""
     place = Loopback()
-    first, second = asked("none", place), asked("single", place)
+    first, second = planned("none", place), planned("single", place)
     with pytest.raises(UserError, match="no iteration was completed"):
-        finished(tmp_path, [first[0]])
+        read_replayed(tmp_path, [first.case])
     rng = np.random.default_rng(0)
-    for case in (first, second):
-        script = replay.script(*case)
+    for one in (first, second):
+        script = Script.from_case(one)
         everyone = [random_recording(script, rng)]
-        key = {"case": [case[0].key], "repeat": [0]}
-        spans = replay.timeline(script, everyone).to_frame()
-        replay._append(tmp_path / replay.TIMELINE, pd.DataFrame(key).merge(spans, how="cross"))
-        row = pd.DataFrame({**key, **replay._row(script, everyone, Usage(0.5, 0.0))})
-        replay._append(tmp_path / replay.ITERATIONS, row)
-    for name, cut in ((replay.ITERATIONS, 3), (replay.TIMELINE, 40)):
+        append_iteration(tmp_path, script, 0, everyone, Usage(0.5, 0.0), with_timeline=True)
+    for name, cut in ((ITERATIONS, 3), (TIMELINE, 40)):
         text = (tmp_path / name).read_text()
         (tmp_path / name).write_text(text[:-cut])
-    runs, timeline, lateness = finished(tmp_path, [first[0], second[0]])
-    assert list(runs["case"]) == list(lateness["case"]) == [first[0].key]
-    assert set(timeline["case"]) == {first[0].key}
-
-
-def test_efficiency_is_the_share_of_the_rate() -> None:
-    """A message that takes exactly its wire time has efficiency 1; twice that, one half."""
-    frame = pd.DataFrame(
-        {
-            "collective": ["all_reduce"] * 2 + ["all_gather"],
-            "link": "lab:1gbit",
-            "link_bits_per_s": 1e9,
-            "ranks": 4,
-            "bytes": [10**6, 2 * 10**6, 10**6],
-            "seconds": [1.5 * 8e-3, 1.5 * 32e-3, 0.75 * 8e-3],
-        }
-    )
-    table = wire_efficiency(frame).set_index(["collective", "bytes"])["efficiency"]
-    assert table["all_reduce", 10**6] == pytest.approx(1)
-    assert table["all_reduce", 2 * 10**6] == pytest.approx(0.5)
-    assert table["all_gather", 10**6] == pytest.approx(1)
-    with pytest.raises(UserError, match="without a rate"):
-        wire_efficiency(frame.assign(link_bits_per_s=0.0))
+    runs, timeline = read_replayed(tmp_path, [first.case, second.case])
+    assert list(runs["case"]) == [first.case.key]
+    assert set(timeline["case"]) == {first.case.key}
+    # Who goes on there keeps the complete iteration, and writes behind it.
+    assert keep_complete(tmp_path) == [[first.case.key, 0]]
+    append_iteration(tmp_path, script, 0, everyone, Usage(0.5, 0.0), with_timeline=True)
+    runs, timeline = read_replayed(tmp_path, [first.case, second.case])
+    assert list(runs["case"]) == [first.case.key, second.case.key]
+    assert set(timeline["case"]) == {first.case.key, second.case.key}
 
 
 # -- in the lab --------------------------------------------------------------------------------
 
-# A replay of a hundred rounds in a lab of its own, to be interrupted.
+# Replays that do not end, each in a lab of its own; Ctrl-C ends one and begins the next.
 LONG = """
 import sys
 from pathlib import Path
 sys.path.insert(0, "tests")
-from test_lab_replay import asked
+from places import planned
 from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.replay import replay
-with Lab(2, 1e9, sys.argv[2]) as lab:
-    replay(lab, 2, [asked("none", lab)], rounds=1000, out=Path(sys.argv[1]))
+for label in sys.argv[2:]:
+    try:
+        with Lab(2, 1e9, label) as lab:
+            replay(lab, 2, [planned("none", lab)], rounds=1000, out=Path(sys.argv[1], label))
+    except KeyboardInterrupt:
+        print(label, flush=True)
 """
 
 
 def rows_written(out: Path) -> int:
-    path = out / replay.ITERATIONS
+    path = out / ITERATIONS
     return path.read_text().count("\n") if path.exists() else 0
-
-
-def wait_for_rows(out: Path, n: int) -> None:
-    give_up = time.monotonic() + 60
-    while rows_written(out) <= n:
-        assert time.monotonic() < give_up, "the replay does not start"
-        time.sleep(0.05)
 
 
 def namespaces(label: str) -> list[str]:
@@ -350,9 +314,9 @@ class TestLab:
         n_bytes = 4 * MIB
         workload = Workload.from_arrays(0.02, [0.01, 0.01], [n_bytes // 2] * 2, update_s=0.01)
         with Lab(2, 2e8) as lab:
-            case = asked("single", lab, workload)
-            runs, _, _ = replay.replay(lab, 2, [case], rounds=2, timeout_s=60)
-            carried = lab.counters()
+            case = planned("single", lab, workload)
+            runs, _ = replay.replay(lab, 2, [case], rounds=2)
+            carried = sent_by(lab)
         wire_s = n_bytes * 8 / (2e8 * FRAMING)  # each of 2 ranks sends 2 x 1/2 of the message
         assert (runs["exposed_communication_s"] > 0.95 * wire_s).all()
         assert runs["exposed_communication_s"].min() < 1.25 * wire_s
@@ -362,50 +326,57 @@ class TestLab:
 
     def test_a_killed_rank_ends_the_replay_in_one_line(self, tmp_path: Path) -> None:
         def kill_one() -> None:
-            wait_for_rows(tmp_path, 1)
+            assert wait_for(lambda: rows_written(tmp_path) > 1), "the replay does not start"
             ranks_below(os.getpid())[0].kill()
 
         killer = threading.Thread(target=kill_one)
         with Lab(2, 1e9) as lab:
-            case = asked("none", lab)
+            case = planned("none", lab)
             killer.start()
             with pytest.raises(UserError, match="SIGKILL") as caught:
-                replay.replay(lab, 2, [case], rounds=1000, timeout_s=60, out=tmp_path)
+                replay.replay(lab, 2, [case], rounds=1000, out=tmp_path)
             killer.join()
             assert "\n" not in str(caught.value)
             assert ranks_below(os.getpid()) == []
-            kept = finished(tmp_path, [case[0]]).runs
+            kept = read_replayed(tmp_path, [case.case]).runs
         assert 0 < len(kept) < 1000
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-    def test_an_interrupted_replay_leaves_its_rows_and_nothing_else(
-        self, tmp_path: Path, number: signal.Signals
-    ) -> None:
-        label = f"cut{int(number)}"
-        argv = [sys.executable, "-c", LONG, str(tmp_path), label]
-        process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.DEVNULL)
+    def test_an_interrupted_replay_leaves_its_rows_and_nothing_else(self, tmp_path: Path) -> None:
+        """Ctrl-C is tidied up after by the process itself; after SIGKILL, `clean` does it."""
+        argv = [sys.executable, "-c", LONG, str(tmp_path), "interrupted", "killed"]
+        process = subprocess.Popen(
+            argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
         try:
-            wait_for_rows(tmp_path, 1)
-            ranks = ranks_below(process.pid)
+            ranks = self.ranks_at_work(process, tmp_path / "interrupted")
+            process.send_signal(signal.SIGINT)
+            assert process.stdout is not None and process.stdout.readline() == b"interrupted\n"
+            self.check_left(ranks, tmp_path / "interrupted")
+            ranks = self.ranks_at_work(process, tmp_path / "killed")
         finally:
-            process.send_signal(number)
-            process.wait(timeout=20)
-        if number == signal.SIGKILL:  # nobody was left to tidy up: the ranks die, `clean` does it
-            psutil.wait_procs(ranks, timeout=5)
-            clean()  # unless another lab that was made meanwhile has done it already
-        assert process.returncode != 0
+            process.kill()
+            process.communicate(timeout=20)
+        psutil.wait_procs(ranks, timeout=5)  # they die with their owner
+        clean()  # unless another lab that was made meanwhile has done it already
+        self.check_left(ranks, tmp_path / "killed")
+
+    def ranks_at_work(self, process: subprocess.Popen[bytes], out: Path) -> list[psutil.Process]:
+        assert wait_for(lambda: rows_written(out) > 1), "the replay does not start"
+        return ranks_below(process.pid)
+
+    def check_left(self, ranks: list[psutil.Process], out: Path) -> None:
         assert len(ranks) == 2 and not alive(ranks)
-        assert namespaces(label) == []
-        assert not (network.STATE / f"{label}.json").exists()
-        assert rows_written(tmp_path) > 1
+        assert namespaces(out.name) == []
+        assert not (network.STATE / f"{out.name}.json").exists()
+        assert rows_written(out) > 1
 
     @pytest.mark.alone
     def test_sixteen_ranks_in_nodes_of_four_meet_and_replay(self) -> None:
         """Of a ring through all ranks, each node sends on what one rank would have to send."""
         with Lab(16, 1e9, ranks_per_node=4, intra_rate_bits_per_s=1e10) as lab:
-            case = asked("buffer:512KiB", lab, workers=16)
-            runs, _, _ = replay.replay(lab, 16, [case], rounds=2, timeout_s=60)
-            carried = lab.node_counters()
+            case = planned("buffer:512KiB", lab, workers=16)
+            runs, _ = replay.replay(lab, 16, [case], rounds=2)
+            carried = sent_by(lab, nodes=True)
         assert set(runs["link"]) == {"lab:1gbit-g4-10gbit"} and len(runs) == 2
         assert (runs["exposed_communication_s"] > 0).all()
         payload = 2 * 4 * (2 * 15 / 16) * int(TINY.bytes.sum())  # rounds x nodes x a rank's share
@@ -418,9 +389,11 @@ class TestLab:
 
         Of each size the fastest sample: whatever else runs here can only slow it down.
         """
+        brief = Budget(warmup=1, min_repeats=3, max_repeats=9, max_s=0.5)
         with Lab(4, 1e9) as lab:
-            samples = calibrate(lab, [4 * MIB, 16 * MIB], timeout_s=60)
-        fastest = samples.groupby("bytes", as_index=False).min()
-        efficiency = wire_efficiency(fastest).set_index("bytes")["efficiency"]
+            samples = calibrate(lab, [4 * MIB, 16 * MIB], budget=brief, timeout_s=60)
+        fastest_s = samples.groupby("bytes")["seconds"].min()
+        wire_s = fastest_s.index * wire_s_per_byte("all_reduce", 4, 1e9) * FRAMING
+        efficiency = wire_s / fastest_s
         assert 0.90 <= efficiency[4 * MIB] <= FRAMING + 0.03
         assert 0.93 <= efficiency[16 * MIB] <= FRAMING + 0.01

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.nets import registry as networks
+from ddlkit.run.nets import registry
 
 
 @pytest.mark.parametrize("name", ["lenet5", "resnet18"])
 def test_a_batch_goes_through_and_is_the_same_at_every_call(name: str) -> None:
-    inputs, labels = networks.sample_batch(name, 2)
-    again, labels_again = networks.sample_batch(name, 2)
+    inputs, labels = registry.sample_batch(name, 2)
+    again, labels_again = registry.sample_batch(name, 2)
     assert torch.equal(inputs, again)
     assert torch.equal(labels, labels_again)
-    network = networks.build(name)
+    network = registry.build(name)
     assert network.training
     loss = torch.nn.functional.cross_entropy(network(inputs), labels)
     assert 0 < loss.item() < float("inf")
@@ -30,20 +30,20 @@ def test_a_batch_goes_through_and_is_the_same_at_every_call(name: str) -> None:
     [("resnet5", "resnet50"), ("ResNet-50", "resnet50"), ("vgg-16", "vgg16"), ("lenet", "lenet5")],
 )
 def test_unknown_name_is_answered_with_the_nearest(wrong: str, near: str) -> None:
-    for call in (networks.build, lambda name: networks.sample_batch(name, 1)):
+    for call in (registry.build, lambda name: registry.sample_batch(name, 1)):
         with pytest.raises(UserError, match=f"unknown network '{wrong}': did you mean '{near}'"):
             call(wrong)
 
 
 def test_name_like_none_is_answered_with_all() -> None:
     with pytest.raises(UserError, match="known are alexnet, .*vit_b_16"):
-        networks.build("transformer-xxl")
+        registry.build("transformer-xxl")
 
 
 @pytest.mark.parametrize("batch", [0, -4])
 def test_batch_below_one_is_refused(batch: int) -> None:
     with pytest.raises(UserError, match=f"batch {batch} of lenet5"):
-        networks.sample_batch("lenet5", batch)
+        registry.sample_batch("lenet5", batch)
 
 
 class Importer:
@@ -65,7 +65,7 @@ def test_cuda_wheel_beside_a_cpu_torch_is_imported(monkeypatch: pytest.MonkeyPat
     monkeypatch.delitem(sys.modules, STUB, raising=False)
     nms = RuntimeError("operator torchvision::nms does not exist")
     monkeypatch.setattr(importlib, "import_module", Importer(nms))
-    assert networks.import_torchvision().__name__ == "torchvision"
+    assert registry.import_torchvision().__name__ == "torchvision"
     assert STUB in sys.modules
 
 
@@ -73,7 +73,7 @@ def test_no_other_error_is_worked_around(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delitem(sys.modules, STUB, raising=False)
     monkeypatch.setattr(importlib, "import_module", Importer(RuntimeError("CUDA mismatch")))
     with pytest.raises(RuntimeError, match="CUDA mismatch"):
-        networks.import_torchvision()
+        registry.import_torchvision()
     assert STUB not in sys.modules
 
 
@@ -81,5 +81,5 @@ def test_absent_torchvision_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     absent = ModuleNotFoundError("No module named 'torchvision'")
     monkeypatch.setattr(importlib, "import_module", Importer(absent))
     with pytest.raises(UserError, match="pip install --no-deps torchvision"):
-        networks.build("resnet50")
-    assert sum(p.numel() for p in networks.build("lenet5").parameters()) == 61_706
+        registry.build("resnet50")
+    assert sum(p.numel() for p in registry.build("lenet5").parameters()) == 61_706

@@ -152,7 +152,7 @@ def test_googlenet_and_alexnet_are_caffes() -> None:
 
 
 def test_unknown_networks_and_impossible_scaling_factors_are_refused() -> None:
-    with pytest.raises(UserError, match="no network 'VGG17': use one of VGG16"):
+    with pytest.raises(UserError, match="unknown network 'VGG17': did you mean 'vgg19'"):
         osf.table2_parameters("VGG17")
     with pytest.raises(UserError, match="scaling factor is 1.5"):
         osf.largest_fusion_gain(1.5)

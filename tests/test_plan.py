@@ -122,13 +122,18 @@ def test_bad_specs_are_refused(spec: str, message: str) -> None:
         make_plan(spec, workload)
 
 
-def test_register_planner_adds_once() -> None:
-    planning.register_planner("test-alone", lambda workload, cost, text: planning.none(workload))
+def test_a_planner_is_registered_once() -> None:
+    register = planning.planner("test-alone", variants=("twice",))
+    register(lambda workload, cost, text: planning.none(workload))
+    workload = random_workload(np.random.default_rng(7), 4)
     try:
-        assert len(make_plan("test-alone", random_workload(np.random.default_rng(7), 4)).ends) == 4
+        assert len(make_plan("test-alone", workload).ends) == 4
+        assert planning.PLANNERS["test-alone"].examples == ("test-alone", "test-alone:twice")
+        with pytest.raises(
+            UserError, match="'test-alone:no': write test-alone or test-alone:twice"
+        ):
+            make_plan("test-alone:no", workload)
         with pytest.raises(UserError, match="registered already"):
-            planning.register_planner(
-                "test-alone", lambda workload, cost, text: planning.none(workload)
-            )
+            register(lambda workload, cost, text: planning.none(workload))
     finally:
         del planning.PLANNERS["test-alone"]

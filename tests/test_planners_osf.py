@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.iteration import predict, predict_spec, simulate
+from ddlkit.core.iteration import Iteration, predict
 from ddlkit.core.plan import FusionPlan, buffer, make_plan, none
 from ddlkit.core.workload import Workload
 from ddlkit.papers import osf
@@ -34,17 +34,19 @@ def even(n: int, gap_s: float) -> Workload:
 
 @given(workloads(), costs(), st.sampled_from(audit.PLANNERS))
 def test_no_planner_beats_the_exact_plan(workload: Workload, cost: MessageCost, name: str) -> None:
-    best = predict_spec(workload, "exact", cost)[1].iteration_s
-    found = predict_spec(workload, name, cost)[1].iteration_s
+    best = predict(workload, make_plan("exact", workload, cost), cost).iteration_s
+    found = predict(workload, make_plan(name, workload, cost), cost).iteration_s
     assert found >= best * (1 - 1e-9)
 
 
 @given(workloads(), st.floats(1e-12, 1e-6))
 def test_without_start_up_sending_one_by_one_is_optimal(workload: Workload, slope: float) -> None:
     cost = AlphaBeta(0.0, slope)
-    best = predict_spec(workload, "exact", cost)[1].iteration_s
+    best = predict(workload, make_plan("exact", workload, cost), cost).iteration_s
     for name in ("none", "mg_wfbp"):
-        assert predict_spec(workload, name, cost)[1].iteration_s == pytest.approx(best, rel=1e-9)
+        assert predict(
+            workload, make_plan(name, workload, cost), cost
+        ).iteration_s == pytest.approx(best, rel=1e-9)
 
 
 @pytest.mark.parametrize("start_up_s, messages", [(0.0005, 10), (0.002, 1)])
@@ -143,7 +145,10 @@ def test_the_bound_is_reached() -> None:
     # All bytes ready at the start of backward, and as long to send as backward takes.
     workload = Workload.from_arrays(1.0, [0.0, 2.0], [10**6, 1])
     cost = AlphaBeta(0.0, 2e-6)
-    slow, fast = (predict_spec(workload, name, cost)[1].iteration_s for name in ("single", "none"))
+    slow, fast = (
+        predict(workload, make_plan(name, workload, cost), cost).iteration_s
+        for name in ("single", "none")
+    )
     assert slow == pytest.approx(5.0) and fast == pytest.approx(3.0, rel=1e-5)
     assert osf.least_iteration_s(slow, workload.compute_s) == pytest.approx(fast, rel=1e-5)
 
@@ -185,10 +190,10 @@ def test_phases_read_off_a_simulated_timeline_are_the_simulated_ones(
 ) -> None:
     """One definition: a measurement and a model that agree moment by moment agree in every phase."""
     plan = data.draw(plans(workload.n))
-    seen = of_timeline(simulate(workload, plan, cost))
+    seen = of_timeline(Iteration(workload, plan, cost).timeline())
     assert seen == pytest.approx(breakdown(workload, plan, cost), abs=1e-9)
     with pytest.raises(UserError, match="rank 1"):
-        of_timeline(simulate(workload, plan, cost), rank=1)
+        of_timeline(Iteration(workload, plan, cost).timeline(), rank=1)
 
 
 def test_breakdown_refuses_a_slowest_rank_that_is_faster() -> None:
@@ -311,4 +316,6 @@ def test_figure_2_shows_one_pair_that_pays_and_one_that_does_not() -> None:
     workload, cost, timelines = figures_osf.fig02()
     apart, pairs, first = (timeline.duration_s for timeline in timelines.values())
     assert first < pairs < apart
-    assert first == pytest.approx(predict_spec(workload, "exact", cost)[1].iteration_s)
+    assert first == pytest.approx(
+        predict(workload, make_plan("exact", workload, cost), cost).iteration_s
+    )

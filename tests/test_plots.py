@@ -24,7 +24,7 @@ from PIL import Image
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit, judge_selections
-from ddlkit.core.iteration import simulate
+from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import make_plan
 from ddlkit.core.timeline import KINDS, Timeline
 from ddlkit.core.workload import Workload
@@ -44,7 +44,7 @@ def ax() -> Iterator[Axes]:
 
 
 def timeline(plan: str = "none") -> Timeline:
-    return simulate(WORKLOAD, make_plan(plan, WORKLOAD, COST), COST)
+    return Iteration(WORKLOAD, make_plan(plan, WORKLOAD, COST), COST).timeline()
 
 
 def luminance(color: str) -> float:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from ddlkit.core.cost import Table
-from ddlkit.core.iteration import no_overlap, predict
+from ddlkit.core.iteration import Iteration, no_overlap, predict
 from ddlkit.core.plan import make_plan
 from ddlkit.papers.osf.prediction import predict_osf
 from ddlkit.report import lab as campaign
@@ -113,11 +113,13 @@ def test_pairs_recover_a_ratio_under_drift(factor: float, verdict: str) -> None:
 def test_the_papers_formula_is_our_model_without_fusion_and_bounded_with_it(seed: int) -> None:
     workload = random_workload(np.random.default_rng(seed), 30)
     plan = make_plan("none", workload)
-    told = predict_osf(workload, plan, COST)
+    told = predict_osf(Iteration(workload, plan, COST))
     assert told.iteration_s == pytest.approx(predict(workload, plan, COST).iteration_s)
     single = make_plan("single", workload)
-    alone = predict_osf(workload, single, COST).iteration_s
-    assert alone == pytest.approx(no_overlap(workload, single, COST).iteration_s)
-    assert math.isnan(predict_osf(workload, make_plan("exact", workload, COST), COST).iteration_s)
-    buffered = predict_osf(workload, make_plan("buffer:25MB", workload), COST)
+    alone = predict_osf(Iteration(workload, single, COST)).iteration_s
+    assert alone == pytest.approx(no_overlap(Iteration(workload, single, COST)).iteration_s)
+    assert math.isnan(
+        predict_osf(Iteration(workload, make_plan("exact", workload, COST), COST)).iteration_s
+    )
+    buffered = predict_osf(Iteration(workload, make_plan("buffer:25MB", workload), COST))
     assert math.isfinite(buffered.iteration_s)

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit_selection, judge_selections
+from ddlkit.core.form import from_dict
 from ddlkit.core.selection import (
+    BYTES_PER_ELEMENT,
+    SELECTION_FORMS,
     DensityLog,
     Log,
     Scan,
     SelectionCost,
     SelectionTable,
-    selection_from_dict,
 )
 
 SIZES = np.geomspace(1e3, 1e8, 11).round()
@@ -26,7 +28,7 @@ GRID = np.repeat(np.tile(SIZES, 3), 5), np.repeat(DENSITIES, 5 * SIZES.size)
 TRUTHS: dict[str, SelectionCost] = {
     "density_log": DensityLog(2e-9),
     "log": Log(2.2e-10, operation="topk", device="cuda"),
-    "scan": Scan.of_passes(2e-5, passes=5, bytes_per_s=4e12),
+    "scan": Scan(2e-5, 5 * 4 / 4e12),
     "table": SelectionTable(SIZES, DENSITIES, (1e-5 + np.outer(DENSITIES**0.1, 1e-10 * SIZES))),
 }
 counts = st.integers(1, 10**9)
@@ -74,8 +76,9 @@ def test_merging_saves_one_start_where_the_tensor_is_scanned(
 
 
 def test_passes_and_bandwidth_make_the_slope() -> None:
-    assert Scan.of_passes(0.0, passes=5, bytes_per_s=4e12)(1e12, 0.001) == pytest.approx(5.0)
-    assert Scan.of_passes(0.0, 5, 4e12).passes(4e12) == pytest.approx(5)
+    scan = Scan(0.0, 5 * BYTES_PER_ELEMENT / 4e12)
+    assert scan(1e12, 0.001) == pytest.approx(5.0)
+    assert scan.passes(4e12) == pytest.approx(5)
 
 
 @given(st.floats(1e3, 1e8), st.floats(1e-6, 1))
@@ -92,7 +95,7 @@ def test_a_table_passes_through_its_points_and_stays_between_its_neighbours(
 @each_form
 def test_json_keeps_every_prediction(form: str) -> None:
     cost = TRUTHS[form]
-    again = selection_from_dict(json.loads(json.dumps(cost.to_dict())))
+    again = from_dict(json.loads(json.dumps(cost.to_dict())), SELECTION_FORMS)
     np.testing.assert_array_equal(again(*GRID), cost(*GRID))
     assert (again.operation, again.device) == (cost.operation, cost.device)
 
@@ -107,7 +110,7 @@ def test_a_fit_finds_the_truth_it_was_drawn_from(form: str) -> None:
     lower, upper = noisy.interval(SIZES, 0.001)
     assert np.all(lower <= upper)
     summary = noisy.to_dict()
-    assert selection_from_dict(summary)(1e6, 1e-3) == noisy.cost(1e6, 1e-3)
+    assert from_dict(summary, SELECTION_FORMS)(1e6, 1e-3) == noisy.cost(1e6, 1e-3)
     assert (summary["device"], len(summary["fit"]["draws"])) == ("cuda", 30)
 
 
@@ -164,4 +167,4 @@ def test_degenerate_data_are_refused(form: str, rows: tuple, message: str) -> No
 )
 def test_bad_descriptions_are_refused(description: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        selection_from_dict(description)
+        from_dict(description, SELECTION_FORMS)

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddlkit import machine, store
-from ddlkit.core.case import CASE_COLUMNS
+from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.formats import messages
@@ -165,6 +165,12 @@ def test_schemas_hold_all_columns_of_case_and_timeline() -> None:
     for schema in store.SCHEMAS.values():
         assert len(set(schema.names)) == len(schema.names)
         assert set(schema.key) <= set(schema.names)
+
+
+def test_every_recorded_case_keeps_its_key() -> None:
+    tables = [store.load_table(path, "runs") for path in store.RECORDED.rglob("runs*.csv*")]
+    rows = pd.concat(tables).drop_duplicates("case").to_dict("records")
+    assert rows and [Case.from_row(row).key for row in rows] == [row["case"] for row in rows]
 
 
 def test_runs_keep_their_truth_values(tmp_path: Path) -> None:
@@ -528,18 +534,88 @@ def test_a_recorded_profile_comes_back(tmp_path: Path) -> None:
     assert work.bytes.tolist() == [200, 40, 400] and work.forward_s == pytest.approx(0.3)
 
 
-def test_a_users_own_profile_needs_no_stamp_and_fewer_columns(tmp_path: Path) -> None:
-    own = tmp_path / "own.csv"
-    layers(note="mine").drop(columns=["precision", "ranks", "threads", "update_s"]).to_csv(
-        own, index=False
-    )
+def own_csv(directory: Path, text: str) -> Path:
+    path = directory / "own.csv"
+    path.write_text(text)
+    return path
+
+
+NEEDED = ["tensor", "gradient_bytes", "forward_s", "backward_s"]
+
+
+def test_a_users_own_profile_needs_only_what_a_prediction_needs(tmp_path: Path) -> None:
+    own = own_csv(tmp_path, layers(gradient_bytes=[400, 41, 1])[NEEDED].to_csv(index=False))
     (tmp_path / "own.json").write_text('{"form": "alpha_beta"}')  # some other JSON, not a stamp
-    profile = store.read_profile(own)
-    assert profile.update_s == 0 and profile.backward_s.tolist() == layers()["backward_s"].tolist()
-    for column in ("tensor", "backward_s", "gradient_bytes", "batch"):
-        layers().drop(columns=column).to_csv(own, index=False)
-        line = refusal(lambda: store.read_profile(own))
-        assert str(own) in line and f"column {column}: missing" in line
+    assumed: list[str] = []
+    profile = store.read_profile(own, assumed=assumed)
+    assert (profile.network, profile.device, profile.batch) == ("own", "unknown", 1)
+    assert profile.layer == profile.tensor == ("a.weight", "a.bias", "b.weight")
+    assert profile.parameters.tolist() == [100, 11, 1]
+    assert profile.flops.tolist() == [0, 0, 0] and profile.update_s == 0
+    assert assumed == [
+        *("network = own", "device = unknown", "batch = 1", "precision = fp32", "ranks = 1"),
+        *("threads = 0", "layer = its tensor", "parameters = gradient_bytes / 4", "flops = 0"),
+        "update_s = 0",
+    ]
+
+
+@pytest.mark.parametrize("column", [*layers().columns.drop(NEEDED)])
+def test_what_a_users_own_profile_says_is_not_assumed(tmp_path: Path, column: str) -> None:
+    own = own_csv(tmp_path, layers()[[*NEEDED, column]].assign(note="x").to_csv(index=False))
+    assumed: list[str] = []
+    profile = store.read_profile(own, assumed=assumed)
+    assert len(assumed) == 9 and not any(text.startswith(f"{column} =") for text in assumed)
+    read = store.profile_frame(profile, "fp32", 1, 2)[column]
+    assert read.tolist() == layers()[column].tolist()
+
+
+def test_the_time_of_a_whole_forward_pass_stands_for_its_column(tmp_path: Path) -> None:
+    own = own_csv(tmp_path, layers().drop(columns="forward_s").to_csv(index=False))
+    assert "column forward_s: missing" in refusal(lambda: store.read_profile(own))
+    assumed: list[str] = []
+    work = store.read_profile(own, forward_s=0.12, assumed=assumed).workload()
+    assert work.forward_s == 0.12 and assumed == []
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        line = refusal(functools.partial(store.read_profile, own, forward_s=wrong))
+        assert f"forward_s is {wrong}" in line
+    both = own_csv(tmp_path, layers().to_csv(index=False))
+    assert "it has times" in refusal(lambda: store.read_profile(both, forward_s=0.12))
+
+
+@pytest.mark.parametrize("column", ["tensor", "gradient_bytes", "backward_s", "forward_s"])
+def test_what_a_prediction_needs_is_asked_for(tmp_path: Path, column: str) -> None:
+    for frame in (layers(), layers()[NEEDED]):
+        own = own_csv(tmp_path, frame.drop(columns=column).to_csv(index=False))
+        line = refusal(functools.partial(store.read_profile, own))
+        assert str(own) in line and f"line 1, column {column}: missing" in line
+
+
+def test_a_recorded_profile_is_read_strictly(tmp_path: Path) -> None:
+    path = save(tmp_path, layers(), schema="layers")
+    without = layers().drop(columns="device").to_csv(index=False)
+    restamp(path, without.encode())
+    assert "column device: missing" in refusal(lambda: store.read_profile(path))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "problem"),
+    [
+        ("tensor", "a.weight", "repeats the row at line 2"),
+        ("tensor", "", "must not be empty"),
+        ("gradient_bytes", 0, "must be above zero"),
+        ("gradient_bytes", "many", "not a whole number"),
+        ("backward_s", -0.5, "must not be negative"),
+        ("forward_s", "0.1s", "not a number"),
+    ],
+)
+def test_a_wrong_cell_of_a_users_own_profile_is_named(
+    tmp_path: Path, column: str, value: object, problem: str
+) -> None:
+    frame = layers()[NEEDED].astype(object)
+    frame.loc[2, column] = value
+    own = own_csv(tmp_path, frame.to_csv(index=False))
+    line = refusal(lambda: store.read_profile(own))
+    assert line.startswith(f"{own}: row at line 4, column {column}: ") and problem in line
 
 
 @pytest.mark.parametrize("column", ["forward_s", "backward_s"])
@@ -567,12 +643,6 @@ def test_of_several_profiles_one_is_chosen_or_asked_for(tmp_path: Path) -> None:
 
 
 # --- message times
-
-
-def own_csv(directory: Path, text: str) -> Path:
-    path = directory / "own.csv"
-    path.write_text(text)
-    return path
 
 
 def test_a_plain_csv_is_read_and_labelled_as_said(tmp_path: Path) -> None:
@@ -820,6 +890,39 @@ def test_messages_too_small_to_divide_are_left_out(tmp_path: Path) -> None:
     row = "0  0  float  none  -1  0.05  0.00  0.00  0  0.05  0.00  0.00  0"
     path = log_file(tmp_path, nccl_log(program="all_gather", extra=(row,)))
     assert messages.read_bytes_seconds(path)[0].tolist() == list(TIMES_US)
+
+
+# --- networks
+
+
+def test_every_spelling_stands_for_one_network_and_its_name_for_itself() -> None:
+    names = store.published_networks().set_index("name")["aliases"]
+    for name, aliases in names.items():
+        for text in (name, *aliases.split(";")):
+            for written in (text, text.upper(), text.replace("-", "_"), text.replace("-", "")):
+                assert store.network_named(written) == name
+
+
+@pytest.mark.parametrize("paper", ["dag", "osf", "sharing"])
+def test_networks_of_the_papers_are_known(paper: str) -> None:
+    table = {"dag": "tab04", "osf": "tab02", "sharing": "tab02"}[paper]
+    for written in pd.read_csv(store.DATA / "papers" / paper / f"{table}.csv")["network"]:
+        known = written.lower().replace("-", "").replace("vitbase/16", "vit_b_16")
+        assert store.network_named(written) == known
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("vgg17", "did you mean 'vgg19'?"),
+        ("VGG", "did you mean 'vgg16' or 'vgg16_cifar' or 'vgg16_replaced' or 'vgg19'?"),
+        ("transformer-xxl", "known are alexnet, "),
+        ("", "known are alexnet, "),
+    ],
+)
+def test_an_unknown_network_is_refused_with_what_it_may_be(text: str, hint: str) -> None:
+    line = refusal(lambda: store.network_named(text))
+    assert line.startswith(f"unknown network {text!r}: {hint}")
 
 
 # --- places

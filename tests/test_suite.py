@@ -17,7 +17,6 @@ import pytest
 from ddlkit import store
 from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
-from ddlkit.core.plan import FusionPlan
 from ddlkit.report.source import default_recording, open_source
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.sessions import kinds, reader
@@ -149,9 +148,8 @@ def test_replay_cases_are_distinct_and_weigh_communication_as_much_as_compute() 
     assert isinstance(quick, reader.Suite)
     (replays,) = [one for one in quick.points if one["measure"] == "replays"]
     cases = kinds.replay_cases(profile, replays["plans"], RING, Loopback())
-    plans = {plan.ends for _, _, plan in cases}
+    plans = {one.plan.ends for one in cases}
     assert len(plans) == len(cases) == kinds.DISTINCT_PLANS
-    case, workload, plan = cases[0]
-    assert isinstance(plan, FusionPlan)
+    case, workload = cases[0].case, cases[0].workload
     whole_s = float(RING(workload.bytes.sum()))
     assert workload.scaled(case.dilation).compute_s == pytest.approx(whole_s, rel=1e-2)

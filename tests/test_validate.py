@@ -9,22 +9,17 @@ import pandas as pd
 import pytest
 
 from ddlkit import store
+from ddlkit.core.bandwidth import wire_s_per_byte
 from ddlkit.core.case import Case
 from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
-from ddlkit.core.iteration import PLAIN, predict
+from ddlkit.core.iteration import PLAIN, Iteration
 from ddlkit.core.link import Link
 from ddlkit.core.plan import make_plan
-from ddlkit.core.shaping import wire_s_per_byte
 from ddlkit.core.sparse import SelectionTimes
-from ddlkit.report.validate import (
-    Calibration,
-    plan_of,
-    predict_case,
-    software_at_once,
-    summary,
-    validate,
-)
+from ddlkit.model.calibration import Calibration, software_at_once
+from ddlkit.model.predictor import plan_of
+from ddlkit.report.validate import predict_case, summary, validate
 from strategies import random_workload
 
 SIZES = np.geomspace(1e2, 1e8, 13)
@@ -68,8 +63,7 @@ def runs(
     rng, rows = np.random.default_rng(2), []
     for spec in SPECS:
         asked = replace(case(spec, workers), in_flight=link.in_flight)
-        copied = WORKLOAD.copied(copy_s_per_byte)
-        truth = predict(copied, plan_of(asked), COST, link)
+        truth = Iteration(WORKLOAD, plan_of(asked), COST, link, copy_s_per_byte).prediction
         for repeat in range(4):
             iteration_s = truth.iteration_s * float(np.exp(rng.normal(0, noise)))
             exposed_s = iteration_s - WORKLOAD.compute_s
@@ -96,7 +90,7 @@ def test_a_truth_made_by_the_model_has_no_error() -> None:
 def test_credit_lanes_and_copies_are_known_too(in_flight: int) -> None:
     """All three at once, in a truth of the lab's shaped link; left out, they are missed."""
     costs = calibration(rate_bits_per_s=RATE_BITS_PER_S)
-    link = costs.of_case(replace(case("none"), in_flight=in_flight))[2]
+    link = costs.of_case(replace(case("none"), in_flight=in_flight)).link
     assert link.burst_s > 0 and link.in_flight == in_flight
     assert link.wire_s_per_byte == pytest.approx(WIRE_S_PER_BYTE)
     truth = runs(link=link, copy_s_per_byte=COPY_S_PER_BYTE)

@@ -14,15 +14,14 @@ from ddlkit.report.claims import paper_table
 from ddlkit.run.instruments import flops
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.measure.layers import profile_layers
-from ddlkit.run.nets import registry as networks
-from ddlkit.run.nets import zoo
+from ddlkit.run.nets import registry, zoo
 
 PUBLISHED = store.published_networks().set_index("name")
 ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)
 
 
 def test_every_network_has_a_published_size() -> None:
-    assert networks.names() == sorted(PUBLISHED.index)
+    assert registry.names() == sorted(PUBLISHED.index)
 
 
 def test_a_published_multiply_add_is_two_flop() -> None:
@@ -33,7 +32,7 @@ def test_a_published_multiply_add_is_two_flop() -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED.index)
 def test_size_is_the_published_one(name: str) -> None:
-    printed, counted = PUBLISHED.loc[name], networks.size(name)
+    printed, counted = PUBLISHED.loc[name], registry.size(name)
     assert abs(counted.parameters - printed["parameters"]) <= printed["parameters_within"]
     assert counted.tensors == printed["tensors"]
     if printed["forward_gflops"]:
@@ -41,32 +40,32 @@ def test_size_is_the_published_one(name: str) -> None:
 
 
 def test_vit_is_not_what_sharing_table_2_prints() -> None:
-    assert networks.size("vit_b_16").forward_flops / 1e9 == pytest.approx(35.1, abs=0.05)
+    assert registry.size("vit_b_16").forward_flops / 1e9 == pytest.approx(35.1, abs=0.05)
     assert "58.5" in PUBLISHED.loc["vit_b_16", "source"]
 
 
 def test_what_has_no_published_flops_is_counted_by_hand() -> None:
     products = 2 * (4 * 1500 * (1500 + 1500)) + 1500 * 10_000
-    assert networks.size("lstm_ptb").forward_flops == 35 * 2 * products
-    kept = networks.size("vgg16").forward_flops - 2 * (25088 * 4096 + 4096 * 4096 + 4096 * 1000)
+    assert registry.size("lstm_ptb").forward_flops == 35 * 2 * products
+    kept = registry.size("vgg16").forward_flops - 2 * (25088 * 4096 + 4096 * 4096 + 4096 * 1000)
     replaced = kept + 2 * 7 * 7 * (512 * 512 + 512 * 1000)
-    assert networks.size("vgg16_replaced").forward_flops == replaced
+    assert registry.size("vgg16_replaced").forward_flops == replaced
     heads = 2 * (4 * 4 * (512 + 528) * 128 + 2 * (2048 * 1024 + 1024 * 1000))
     assert (
-        networks.size("googlenet_aux").forward_flops
-        == networks.size("googlenet").forward_flops + heads
+        registry.size("googlenet_aux").forward_flops
+        == registry.size("googlenet").forward_flops + heads
     )
 
 
 def shapes(network: str) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
-        return {name: tuple(p.shape) for name, p in networks.build(network).named_parameters()}
+        return {name: tuple(p.shape) for name, p in registry.build(network).named_parameters()}
 
 
 def test_alexnet_of_caffe_has_the_layers_of_dag_table_6_in_order() -> None:
     rows = paper_table("dag", "tab06")
     with torch.device("meta"):
-        layers = dict(networks.build("alexnet_caffe").named_children())
+        layers = dict(registry.build("alexnet_caffe").named_children())
     printed = [name for name in rows["name"] if name not in ("data", "loss")]
     assert [name for name in layers if name != "flatten"] == printed
     size_bytes = {name: 4 * sum(p.numel() for p in m.parameters()) for name, m in layers.items()}
@@ -110,15 +109,15 @@ def test_a_profile_holds_every_tensor_and_all_flops(
 ) -> None:
     """A batch of 2: the LSTM's fused tensors and the stacked heads lose nothing."""
     if name == "lstm_ptb":  # as built, it takes seconds
-        small = networks.Network(small_language_model, networks.find(name).sample)
-        monkeypatch.setitem(networks.NETWORKS, name, small)
+        small = registry.Network(small_language_model, registry.find(name).sample)
+        monkeypatch.setitem(registry.NETWORKS, name, small)
     profile, _ = profile_layers(name, 2, threads=1, budget=ONCE)
     with torch.device("meta"):
-        held = {n: p.numel() for n, p in networks.build(name).named_parameters()}
+        held = {n: p.numel() for n, p in registry.build(name).named_parameters()}
     assert dict(zip(profile.tensor, profile.parameters, strict=True)) == held
     assert profile.gradient_bytes.sum() == 4 * sum(held.values())
     assert (profile.forward_s >= 0).all() and (profile.backward_s >= 0).all()
-    assert profile.flops.sum() == 2 * networks.size(name).forward_flops
+    assert profile.flops.sum() == 2 * registry.size(name).forward_flops
 
 
 def test_a_tensor_that_layers_share_is_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,11 +126,11 @@ def test_a_tensor_that_layers_share_is_one_tensor(monkeypatch: pytest.MonkeyPatc
         model.decoder.weight = model.encoder.weight
         return model
 
-    small = networks.Network(tied, networks.find("lstm_ptb").sample)
-    monkeypatch.setitem(networks.NETWORKS, "tied", small)
+    small = registry.Network(tied, registry.find("lstm_ptb").sample)
+    monkeypatch.setitem(registry.NETWORKS, "tied", small)
     profile, _ = profile_layers("tied", 2, threads=1, budget=ONCE)
     assert len(profile.tensor) == len(set(profile.tensor)) == 10
-    assert profile.flops.sum() == 2 * networks.size("tied").forward_flops
+    assert profile.flops.sum() == 2 * registry.size("tied").forward_flops
 
 
 def test_recurrent_kernels_count_alike_on_every_device() -> None:
@@ -154,5 +153,5 @@ def test_recurrent_kernels_count_alike_on_every_device() -> None:
 )
 def test_an_ambiguous_name_is_one_line_with_all_that_it_may_mean(asked: str, line: str) -> None:
     with pytest.raises(UserError) as error:
-        networks.find(asked)
+        registry.find(asked)
     assert str(error.value) == f"unknown network {asked!r}: {line}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 
 class Axis(NamedTuple):
@@ -19,9 +19,11 @@ class Axis(NamedTuple):
     high: float = float("inf")
 
 
-def _later(default: object, axis: Axis | None = None) -> Any:
-    """A field that recordings of earlier versions lack: they hold its default."""
-    return field(default=default, metadata={"later": True, "axis": axis})
+NAMED = {"check": "named"}
+POSITIVE = {"check": "positive"}
+NON_NEGATIVE = {"check": "non_negative"}
+CAME_LATER = {"later": True}
+"""What a field's values must be, and whether earlier recordings lack it: its default then held."""
 
 
 @dataclass(frozen=True)
@@ -39,47 +41,43 @@ class Case:
     in_flight : how many collectives may be under way at once
     """
 
-    kind: str
-    network: str
-    device: str
-    batch: int
-    workers: int
-    link: str
-    link_bits_per_s: float
-    collective: str
-    plan: str
+    kind: str = field(metadata=NAMED)
+    network: str = field(metadata=NAMED)
+    device: str = field(metadata=NAMED)
+    batch: int = field(metadata=POSITIVE)
+    workers: int = field(metadata=POSITIVE)
+    link: str = field(metadata=NAMED)
+    link_bits_per_s: float = field(metadata=NON_NEGATIVE)
+    collective: str = field(metadata=NAMED)
+    plan: str = field(metadata=NAMED)
     ends: str
-    density: float = field(default=1.0, metadata={"axis": Axis("density", 1e-6, 1.0)})
-    dilation: float = 1.0
+    density: float = field(default=1.0, metadata=POSITIVE | {"axis": Axis("density", 1e-6, 1.0)})
+    dilation: float = field(default=1.0, metadata=POSITIVE)
     seed: int = 0
     profile_sha256: str = ""
-    straggler: float = _later(1.0, Axis("stragglers", 1.0, 100.0))
-    selection_sha256: str = _later("")
-    negotiated: bool = _later(False, Axis("negotiated"))
-    in_flight: int = _later(1, Axis("in_flight"))
+    straggler: float = field(
+        default=1.0, metadata=POSITIVE | CAME_LATER | {"axis": Axis("stragglers", 1.0, 100.0)}
+    )
+    selection_sha256: str = field(default="", metadata=CAME_LATER)
+    negotiated: bool = field(default=False, metadata=CAME_LATER | {"axis": Axis("negotiated")})
+    in_flight: int = field(default=1, metadata=POSITIVE | CAME_LATER | {"axis": Axis("in_flight")})
 
     @property
     def key(self) -> str:
-        """12 hex digits of the SHA-256 of all fields; those of LATER only where they say something.
-
-        So a case keeps the key that it had before there were such fields.
+        """12 hex digits of the SHA-256 of all fields; those that came later only where they differ from
+        what held before, so that a case keeps its key.
         """
-        said = {k: v for k, v in asdict(self).items() if k not in LATER or v != LATER[k]}
+        said = {k: v for k, v in asdict(self).items() if k not in _LATER or v != _LATER[k]}
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Case:
         """The case that a row of the runs table belongs to (other columns are ignored)."""
-        return cls(**{name: kind(row[name]) for name, kind in CASE_TYPES.items()})
+        return cls(**{f.name: _TYPES[str(f.type)](row[f.name]) for f in fields(cls)})
 
 
-CASE_TYPES: dict[str, type] = get_type_hints(Case)
-"""int, float, bool or str by field."""
-
-LATER: dict[str, object] = {f.name: f.default for f in fields(Case) if f.metadata.get("later")}
-"""Fields that recordings of earlier versions lack, and what holds for those."""
-
-AXES: dict[str, Axis] = {f.name: axis for f in fields(Case) if (axis := f.metadata.get("axis"))}
+_TYPES = {"str": str, "int": int, "float": float, "bool": bool}
+_LATER = {f.name: f.default for f in fields(Case) if f.metadata.get("later")}
+CASE_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Case))
+AXES: dict[str, Axis] = {f.name: f.metadata["axis"] for f in fields(Case) if "axis" in f.metadata}
 """Fields that a campaign may vary."""
-
-CASE_COLUMNS: tuple[str, ...] = tuple(CASE_TYPES)

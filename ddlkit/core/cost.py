@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -11,9 +10,28 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.form import Form, from_dict
+from ddlkit.core.form import UNDESCRIBED, Form, from_dict
 
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """How many messages, sent one right after the other, each measured time is the mean of.
+
+    bytes : (s,) sizes, increasing; messages : (s,) per sample of that size
+    """
+
+    bytes: Floats
+    messages: Floats
+
+    def messages_at(self, n_bytes: ArrayLike) -> Floats:
+        """Messages per sample at other sizes, interpolated over the logarithm of the size."""
+        return np.interp(np.log(n_bytes), np.log(self.bytes), self.messages)
+
+
+FORMS: dict[str, type[MessageCost]] = {}
+"""Every form of a message cost by its name; a class with a ``form`` enters it when it is defined."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,11 +40,19 @@ class MessageCost(Form):
 
     collective : "all_reduce" or "all_gather"; workers : ranks it was measured with, None if unknown
     algorithm : "ring", ... or None when not known
+    samples : how it was measured; None: message by message. Not part of the JSON description
+
+    >>> AlphaBeta(alpha_s=0.5, beta_s_per_byte=1e-6)(4_000_000)
+    4.5
     """
 
     collective: str = field(default="all_reduce", kw_only=True)
     workers: int | None = field(default=None, kw_only=True)
     algorithm: str | None = field(default=None, kw_only=True)
+    samples: Samples | None = field(default=None, kw_only=True, metadata=UNDESCRIBED)
+
+    def __init_subclass__(cls) -> None:
+        FORMS[cls.form] = cls
 
     def __call__(self, n_bytes: ArrayLike) -> Any:
         """Seconds for messages of ``n_bytes`` (any shape); a scalar gives a float."""
@@ -40,6 +66,11 @@ class MessageCost(Form):
     def sent_bytes(self, n_bytes: ArrayLike) -> Floats:
         """Size of the collectives that a message of ``n_bytes`` (any shape) really is, together."""
         return np.asarray(n_bytes, dtype=float)
+
+    def messages_per_sample(self, n_bytes: ArrayLike) -> Floats:
+        """Of how many messages in a row the time of ``n_bytes`` (any shape) is the mean."""
+        sent_bytes = self.sent_bytes(n_bytes)
+        return self.samples.messages_at(sent_bytes) if self.samples else np.ones_like(sent_bytes)
 
     def at_workers(self, workers: int) -> MessageCost:
         """The cost with another number of workers; only forms whose algorithm is known can tell.
@@ -253,16 +284,6 @@ class Segments(MessageCost):
         return self.alpha_s[piece] + self.beta_s_per_byte[piece] * sizes
 
 
-FORMS: dict[str, type[MessageCost]] = {
-    form.form: form for form in (AlphaBeta, RingAllReduce, Table, Piecewise, Segments)
-}
-
-
 def cost_from_dict(description: dict[str, Any]) -> MessageCost:
     """The cost that ``to_dict`` described; raises UserError as `ddlkit.core.form.from_dict`."""
     return from_dict(description, FORMS)
-
-
-def is_monotone(cost: MessageCost, sizes: Sequence[float] | Floats) -> bool:
-    """Whether a larger message never costs less, over the given sizes."""
-    return bool(np.all(np.diff(cost(np.unique(np.asarray(sizes, float)))) >= -1e-15))

@@ -7,7 +7,7 @@ found by trying every gap between measured sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -17,10 +17,26 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core import units
-from ddlkit.core.cost import AlphaBeta, MessageCost, Piecewise, Segments, Table, cost_from_dict
+from ddlkit.core.cost import (
+    FORMS,
+    AlphaBeta,
+    MessageCost,
+    Piecewise,
+    Samples,
+    Segments,
+    Table,
+    cost_from_dict,
+)
 from ddlkit.core.errors import UserError
-from ddlkit.core.form import parameters
-from ddlkit.core.selection import DensityLog, Log, Scan, SelectionCost, SelectionTable
+from ddlkit.core.form import Form, parameters
+from ddlkit.core.selection import (
+    SELECTION_FORMS,
+    DensityLog,
+    Log,
+    Scan,
+    SelectionCost,
+    SelectionTable,
+)
 
 C = TypeVar("C", MessageCost, SelectionCost)
 Floats = NDArray[np.float64]
@@ -119,21 +135,74 @@ Fitter = Callable[..., Fitted]
 """Columns of what the cost is a function of, then seconds, to the fitted parameters."""
 
 
+@dataclass(frozen=True)
+class _Method:
+    """How the form ``kind`` is fitted: by a fitter, from at least ``least`` distinct sizes.
+
+    options : keywords of the fitter by the text after the form's colon; None if there must be none
+    """
+
+    kind: Callable[..., Any]
+    fitter: Fitter
+    least: int
+    options: Callable[[str], dict[str, Any]] | None = None
+
+
+_METHODS: dict[type[Form], _Method] = {}
+
+
+def fits(
+    kind: type[Form], least: int, options: Callable[[str], dict[str, Any]] | None = None
+) -> Callable[[Fitter], Fitter]:
+    """Decorate the function that fits the form ``kind``: see `_Method`."""
+
+    def register(fitter: Fitter) -> Fitter:
+        _METHODS[kind] = _Method(kind, fitter, least, options)
+        return fitter
+
+    return register
+
+
+def fitted_forms(forms: Mapping[str, type[Form]]) -> tuple[str, ...]:
+    """Names of those forms that can be fitted to measured times."""
+    return tuple(name for name, kind in forms.items() if kind in _METHODS)
+
+
+def _method(form: str, forms: Mapping[str, Any]) -> _Method:
+    """The method that a form's name asks for, what stands behind its colon included."""
+    name, colon, text = form.partition(":")
+    if name not in fitted_forms(forms):
+        raise UserError(f"unknown cost form {form!r}: use one of {', '.join(fitted_forms(forms))}")
+    method = _METHODS[forms[name]]
+    if not colon:
+        return method
+    if method.options is None:
+        raise UserError(f"cost form {form!r}: write {name}, nothing behind it")
+    return replace(method, fitter=partial(method.fitter, **method.options(text)))
+
+
 def _straight(sizes: Floats) -> Floats:
     return np.column_stack([np.ones_like(sizes), sizes])
 
 
-def _linear_in_parameters(kind: Callable[..., Any], names: tuple[str, ...]) -> Fitter:
+def _linear_in_parameters(kind: type[Form]) -> Fitter:
     """Of a form without breakpoints: a column of the design is the form with one parameter 1, others 0."""
+    names = parameters(kind)
 
     def fitter(*columns: Floats) -> Fitted:
         *at, seconds = columns
-        units = [kind(**dict(zip(names, unit, strict=True))) for unit in np.eye(len(names))]
+        units: list[Any] = [
+            kind(**dict(zip(names, unit, strict=True))) for unit in np.eye(len(names))
+        ]
         line = _least_squares(np.column_stack([unit(*at) for unit in units]), seconds)
         values = dict(zip(names, line.values.tolist(), strict=True))
         return values, names, line.values, np.sqrt(np.diag(line.covariance)), line.leverage
 
     return fitter
+
+
+for _kind in (AlphaBeta, DensityLog, Log, Scan):
+    fits(_kind, least=3)(_linear_in_parameters(_kind))
 
 
 def _medians(points: Floats, seconds: Floats) -> tuple[Floats, Floats, Floats, Floats]:
@@ -149,6 +218,7 @@ def _medians(points: Floats, seconds: Floats) -> tuple[Floats, Floats, Floats, F
     return distinct, medians, errors, leverage
 
 
+@fits(Table, least=2)
 def _fit_table(sizes: Floats, seconds: Floats) -> Fitted:
     """The median of each size; its standard error from the spread of the repeats."""
     points, medians, errors, leverage = _medians(sizes[:, None], seconds)
@@ -157,6 +227,7 @@ def _fit_table(sizes: Floats, seconds: Floats) -> Fitted:
     return {"bytes": grid, "seconds": medians.tolist()}, names, medians, errors, leverage
 
 
+@fits(SelectionTable, least=2)
 def _fit_selection_table(elements: Floats, density: Floats, seconds: Floats) -> Fitted:
     """The median at each size and density, which must make a full grid."""
     points, medians, errors, leverage = _medians(np.column_stack([density, elements]), seconds)
@@ -219,6 +290,7 @@ def _joined(lines: Sequence[_Line]) -> tuple[Floats, Floats, Floats]:
     return values, errors, np.concatenate([line.leverage for line in lines])
 
 
+@fits(Piecewise, least=5, options=lambda text: {"threshold_bytes": float(units.parse_bytes(text))})
 def _fit_piecewise(sizes: Floats, seconds: Floats, threshold_bytes: float | None = None) -> Fitted:
     """With the threshold that is given, or else with the one of least loss."""
     if threshold_bytes is None:
@@ -239,6 +311,7 @@ def _fit_piecewise(sizes: Floats, seconds: Floats, threshold_bytes: float | None
     return {"threshold_bytes": float(breaks[0]), **parameters}, names, values, errors, leverage
 
 
+@fits(Segments, least=MIN_SIZES_PER_PIECE)
 def _fit_segments(sizes: Floats, seconds: Floats) -> Fitted:
     """As many pieces as the sizes can carry, at most PIECES."""
     pieces = max(1, min(PIECES, np.unique(sizes).size // MIN_SIZES_PER_PIECE))
@@ -247,54 +320,6 @@ def _fit_segments(sizes: Floats, seconds: Floats) -> Fitted:
     names = tuple(f"{name}[{k}]" for k in range(pieces) for name in ("alpha_s", "beta_s_per_byte"))
     parameters = {"breaks_bytes": breaks.tolist(), "alpha_s": values[::2].tolist()}
     return {**parameters, "beta_s_per_byte": values[1::2].tolist()}, names, values, errors, leverage
-
-
-@dataclass(frozen=True)
-class _Method:
-    """How a form is fitted: to a cost class, by a fitter, from at least so many distinct sizes.
-
-    argued : the fitter, given the text after the form's colon; None if there must be none
-    """
-
-    kind: Callable[..., Any]
-    fitter: Fitter
-    least: int
-    argued: Callable[[str], Fitter] | None = None
-
-
-def _piecewise_at(text: str) -> Fitter:
-    """A piecewise fit whose threshold is known, as in "piecewise:45KB"."""
-    return partial(_fit_piecewise, threshold_bytes=float(units.parse_bytes(text)))
-
-
-def _linear_method(kind: Any, least: int) -> _Method:
-    return _Method(kind, _linear_in_parameters(kind, parameters(kind)), least)
-
-
-_MESSAGES = {
-    "alpha_beta": _linear_method(AlphaBeta, 3),
-    "table": _Method(Table, _fit_table, 2),
-    "piecewise": _Method(Piecewise, _fit_piecewise, 5, _piecewise_at),
-    "segments": _Method(Segments, _fit_segments, MIN_SIZES_PER_PIECE),
-}
-_SELECTIONS = {
-    "density_log": _linear_method(DensityLog, 3),
-    "log": _linear_method(Log, 3),
-    "scan": _linear_method(Scan, 3),
-    "table": _Method(SelectionTable, _fit_selection_table, 2),
-}
-
-
-def _method(form: str, methods: dict[str, _Method]) -> _Method:
-    name, colon, text = form.partition(":")
-    if name not in methods:
-        raise UserError(f"unknown cost form {form!r}: use one of {', '.join(methods)}")
-    method = methods[name]
-    if not colon:
-        return method
-    if method.argued is None:
-        raise UserError(f"cost form {form!r}: write {name}, nothing behind it")
-    return replace(method, fitter=method.argued(text))
 
 
 def _require_sizes(form: str, method: _Method, sizes: Floats) -> None:
@@ -334,19 +359,25 @@ def fit(
     collective: str = "all_reduce",
     workers: int | None = None,
     algorithm: str | None = None,
+    samples: Samples | None = None,
     draws: int = 200,
     seed: int = 0,
 ) -> Fit[MessageCost]:
     """Fit ``form`` ("alpha_beta", "piecewise", "segments", "table") to raw samples (repeats allowed).
 
     "piecewise:45KB" has its threshold there, "piecewise" where the loss is least.
+    samples : of how many messages in a row each sample is the mean, by size; None: of one
+
+    >>> found = fit("alpha_beta", [0.5e6, 1e6, 2e6], [0.75, 1.0, 1.5])
+    >>> round(found.cost.alpha_s, 6), round(found.cost.beta_s_per_byte * 1e6, 6)
+    (0.5, 0.5)
 
     Raises UserError for degenerate data: too few distinct sizes, zero, negative or non-finite entries.
     """
-    method = _method(form, _MESSAGES)
+    method = _method(form, FORMS)
     at, times = _checked(form, method, ("size", "sizes", n_bytes), ("time", "times", seconds))
-    known = {"collective": collective, "workers": workers, "algorithm": algorithm}
-    return _fit(method, at, times, known, draws, seed)
+    known: dict[str, Any] = {"collective": collective, "workers": workers, "algorithm": algorithm}
+    return _fit(method, at, times, {**known, "samples": samples}, draws, seed)
 
 
 def fit_selection(
@@ -364,7 +395,7 @@ def fit_selection(
 
     Raises UserError for degenerate data, for a density above 1, and for a table without a full grid.
     """
-    method = _method(form, _SELECTIONS)
+    method = _method(form, SELECTION_FORMS)
     at, times = _checked(
         form,
         method,
@@ -404,7 +435,7 @@ def held_out_errors(form: str, n_bytes: ArrayLike, seconds: ArrayLike) -> tuple[
     Only inner sizes are left out: at the ends a fit would have to extrapolate.
     """
     found = fit(form, n_bytes, seconds, draws=0)
-    (sizes,), errors = _held_out(form, _method(form, _MESSAGES), found)
+    (sizes,), errors = _held_out(form, _method(form, FORMS), found)
     return sizes, errors
 
 
@@ -467,16 +498,17 @@ def judge_selections(
     elements: ArrayLike,
     density: ArrayLike,
     seconds: ArrayLike,
-    forms: Sequence[str] = tuple(_SELECTIONS),
+    forms: Sequence[str] = (),
     **options: Any,
 ) -> dict[str, Judged]:
     """Every form fitted to the same measured selections, with its held-out error by size.
 
-    elements, density, seconds : (n,) raw samples; ``options`` go to `fit_selection`, which raises
+    elements, density, seconds : (n,) raw samples; forms : by default all that can be fitted
+    options : go to `fit_selection`, which raises
     """
     judged = {}
-    for form in forms:
+    for form in forms or fitted_forms(SELECTION_FORMS):
         found = fit_selection(form, elements, density, seconds, **options)
-        (sizes, densities), errors = _held_out(form, _SELECTIONS[form], found)
+        (sizes, densities), errors = _held_out(form, _method(form, SELECTION_FORMS), found)
         judged[form] = Judged(found, sizes, densities, errors)
     return judged

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from ddlkit.core.errors import UserError
+
+UNDESCRIBED = {"described": False}
+"""Metadata of a field that is no part of a form's JSON description."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +23,7 @@ class Form(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: ``form``, its unit-named parameters, and what is known of what it holds for."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values = {f.name: getattr(self, f.name) for f in _described(type(self))}
         plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
         return {"form": self.form, **{k: v for k, v in plain.items() if v is not None}}
 
@@ -51,6 +54,10 @@ class Form(ABC):
 F = TypeVar("F", bound=Form)
 
 
+def _described(kind: type[Form]) -> list[Field[Any]]:
+    return [f for f in fields(kind) if f.metadata.get("described", True)]
+
+
 def parameters(kind: type[Form]) -> tuple[str, ...]:
     """Names of a form's parameters, without what it holds for."""
     return tuple(f.name for f in fields(kind) if not f.kw_only)
@@ -65,7 +72,7 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
         form = description.get("form") if isinstance(description, dict) else description
         raise UserError(f"unknown cost form {form!r}: use one of {', '.join(forms)}")
     kind = forms[description["form"]]
-    known, own = {f.name for f in fields(kind)}, set(parameters(kind))
+    known, own = {f.name for f in _described(kind)}, set(parameters(kind))
     given = set(description) - {"form", "fit"}
     if given - known or own - given:
         unknown, missing = ", ".join(given - known) or "none", ", ".join(own - given) or "none"

@@ -1,4 +1,4 @@
-"""One iteration of overlapped data-parallel training: event by event, and over many scenarios at once.
+"""One iteration of overlapped data-parallel training: in time, as a graph, and over many scenarios at once.
 
 The model: backward makes gradients ready one after the other; a group is sent when its last gradient is
 ready and the previous group has been sent; the update follows the last group. Its only recursion is
@@ -13,26 +13,31 @@ which unrolls to a maximum over the group from which on communication never paus
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import Link, Parts, lane_free_s
-from ddlkit.core.plan import FusionPlan, make_plan
+from ddlkit.core.link import Link, Parts, turn_s
+from ddlkit.core.plan import FusionPlan
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import Workload
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+PLAIN = Link()
+"""A link on which messages share nothing: each takes what it costs, one after the other."""
 
 
 @dataclass(frozen=True)
 class Prediction:
     """What a model says of one iteration; all in seconds but the scaling factor.
 
-    ``communication_s`` is the sum of all messages; ``exposed_communication_s`` is what training waits for.
+    communication_s : the sum of all messages; exposed_communication_s : what training waits for
     """
 
     iteration_s: float
@@ -50,17 +55,6 @@ class Prediction:
         return self.compute_s / self.iteration_s
 
 
-def group_times(workload: Workload, plan: FusionPlan, cost: MessageCost) -> tuple[Floats, Floats]:
-    """(G,) ready time and (G,) communication time of each group of the plan."""
-    communication_s = np.asarray(cost(plan.group_bytes(workload)))
-    if not np.all(communication_s >= 0):
-        smallest = int(plan.group_bytes(workload)[np.argmin(communication_s)])
-        raise UserError(
-            f"the {cost.form} cost is negative at {smallest} bytes: fit it on smaller messages"
-        )
-    return plan.group_ready_s(workload), communication_s
-
-
 def group_ends(ready_s: Floats, communication_s: Floats) -> Floats:
     """(..., G) end of each group's communication; leading axes are scenarios.
 
@@ -70,152 +64,180 @@ def group_ends(ready_s: Floats, communication_s: Floats) -> Floats:
     return total + np.maximum.accumulate(ready_s - (total - communication_s), axis=-1)
 
 
-PLAIN = Link()
+@dataclass(frozen=True, eq=False)
+class Iteration:
+    """A workload whose gradients are sent in the groups of a plan, each message at a cost, over a link.
+
+    Everything about its G groups is computed and checked once.
+
+    link : what messages share beyond the cost: how many are under way, and credit that a rested link saves
+    copy_s_per_byte : to copy each gradient into its message when it is ready, and out of it once it has
+        arrived, one message after the other: what PyTorch's DDP does with its buckets
+    leave_s : (G,) when each message may leave, where that is not when its last gradient is ready
+
+    Raises UserError for a plan of another workload, and where the cost of a message is negative.
+
+    >>> from ddlkit.core.cost import AlphaBeta
+    >>> toy = Workload.from_arrays(1.0, [1.0, 1.0], [1_000_000, 3_000_000])
+    >>> Iteration(toy, FusionPlan("none", (1, 2)), AlphaBeta(0.5, 1e-6)).prediction
+    Prediction(iteration_s=7.0, compute_s=3.0, communication_s=5.0)
+    """
+
+    workload: Workload
+    plan: FusionPlan
+    cost: MessageCost
+    link: Link = PLAIN
+    copy_s_per_byte: float = 0.0
+    leave_s: Floats | None = None
+    group_bytes: Ints = field(init=False, repr=False)
+    """(G,) size of each message."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "group_bytes", self.plan.group_bytes(self.workload))
+
+    @cached_property
+    def tensor_ready_s(self) -> Floats:
+        """(n,) when each gradient is ready, and in its message."""
+        packing_s = self.copy_s_per_byte * self.workload.bytes
+        return replace(self.workload, backward_s=self.workload.backward_s + packing_s).ready_s
+
+    @cached_property
+    def ready_s(self) -> Floats:
+        """(G,) when the last gradient of each group is ready."""
+        return self.tensor_ready_s[np.array(self.plan.ends) - 1]
+
+    @cached_property
+    def communication_s(self) -> Floats:
+        """(G,) what each message costs."""
+        return self._checked_s(self.cost)
+
+    @cached_property
+    def ends_s(self) -> Floats:
+        """(G,) when each message has arrived."""
+        begin_s = self.ready_s if self.leave_s is None else self.leave_s
+        if self.link.plain:
+            return group_ends(begin_s, self.communication_s)
+        return self.link.ends(begin_s, self.link.parts(self.cost, self.group_bytes))
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """Its times; what copies take counts as exposed communication."""
+        iteration_s = float(self._unpacked_s(self.ends_s)) + self.workload.update_s
+        sent_s = float(self.communication_s.sum())
+        return Prediction(iteration_s, self.workload.compute_s, sent_s)
+
+    def draws(
+        self, costs: Sequence[MessageCost], scatter: ArrayLike = 1.0, slower: ArrayLike = 1.0
+    ) -> Floats:
+        """(B,) iteration times, one per bootstrap draw of the cost.
+
+        scatter : (B, G) factors by which single messages differ from what they cost as a rule; without it
+            the draws show how sure the rule is, with it what a single iteration may show
+        slower : (B,) factors on all compute, likewise of a single iteration
+        """
+        if not costs:
+            return np.empty(0)
+        stretch, factors = np.asarray(slower, dtype=float), np.asarray(scatter, dtype=float)
+        ready_s = self.ready_s * stretch[..., None]
+        if self.link.plain:
+            rule_s = np.array([self._checked_s(cost) for cost in costs])
+            ends_s = group_ends(ready_s, rule_s * factors)
+        else:
+            each = [self.link.parts(cost, self.group_bytes) for cost in costs]
+            parts = Parts(*(np.stack(part) * factors for part in zip(*each, strict=True)))
+            ends_s = self.link.ends(ready_s, parts)
+        return self._unpacked_s(ends_s) + self.workload.update_s * stretch
+
+    def timeline(self) -> Timeline:
+        """The iteration as spans: forward, backward per tensor, one message per group, update."""
+        spans = (*self._compute_spans(), *self._message_spans(), *self._update_span())
+        return Timeline.from_rows({"origin": "simulated", **span} for span in spans)
+
+    def edges(self) -> list[tuple[str, str, float]]:
+        """The iteration as a graph: (task, next task, duration of the first); from "start" to "end".
+
+        The longest path from "start" to "end" is the iteration time: an independent way to compute it.
+        Raises UserError where messages share a link or are copied: no graph of tasks says that.
+        """
+        if not self.link.plain or self.copy_s_per_byte or self.leave_s is not None:
+            raise UserError("graph of an iteration: one message after the other only, no copies")
+        work, last = self.workload, len(self.plan.ends) - 1
+        edges = [("start", "forward", 0.0), ("forward", "b0", work.forward_s)]
+        edges += [(f"b{i}", f"b{i + 1}", float(work.backward_s[i])) for i in range(work.n - 1)]
+        for group, end in enumerate(self.plan.ends):
+            edges.append((f"b{end - 1}", f"c{group}", float(work.backward_s[end - 1])))
+            following = f"c{group + 1}" if group < last else "update"
+            edges.append((f"c{group}", following, float(self.communication_s[group])))
+        return [*edges, ("update", "end", work.update_s)]
+
+    def _checked_s(self, cost: MessageCost) -> Floats:
+        communication_s = np.asarray(cost(self.group_bytes))
+        if not np.all(communication_s >= 0):
+            smallest = int(self.group_bytes[np.argmin(communication_s)])
+            raise UserError(
+                f"the {cost.form} cost is negative at {smallest} bytes: fit it on smaller messages"
+            )
+        return communication_s
+
+    def _unpacked_s(self, ends_s: Floats) -> Floats:
+        """(...) when the last message, by ``ends_s`` (..., G), has been copied out: update begins."""
+        if not self.copy_s_per_byte:
+            return np.asarray(ends_s.max(axis=-1))
+        unpack_s = self.copy_s_per_byte * self.group_bytes
+        last_s: Floats = group_ends(ends_s, np.broadcast_to(unpack_s, ends_s.shape))[..., -1]
+        return last_s
+
+    def _compute_spans(self) -> Iterator[dict[str, object]]:
+        span: dict[str, object] = {"stream": "compute"}
+        end_s = self.workload.forward_s
+        yield {**span, "task": "forward", "kind": "forward", "start_s": 0.0, "end_s": end_s}
+        for group, members in enumerate(self.plan.slices):
+            for i in range(members.start, members.stop):
+                begin_s, end_s = end_s, float(self.tensor_ready_s[i])
+                name, n_bytes = f"backward {self.workload.tensor[i]}", int(self.workload.bytes[i])
+                yield {
+                    **span,
+                    **{"task": name, "kind": "backward", "group": group},
+                    **{"start_s": begin_s, "end_s": end_s, "bytes": n_bytes},
+                }
+
+    def _message_spans(self) -> Iterator[dict[str, object]]:
+        kind = self.cost.collective
+        starts_s = np.maximum(self.ready_s, turn_s(self.ends_s, self.link.in_flight))
+        for group, n_bytes in enumerate(self.group_bytes):
+            # A later rounding of the cumulative sums must not make a span end before it starts.
+            end_s = max(float(starts_s[group]), float(self.ends_s[group]))
+            yield {
+                **{"task": f"{kind} {group}", "kind": kind, "stream": "communication"},
+                **{"start_s": float(starts_s[group]), "end_s": end_s},
+                **{"group": group, "bytes": int(n_bytes)},
+            }
+
+    def _update_span(self) -> Iterator[dict[str, object]]:
+        if self.workload.update_s:
+            begin_s = float(self._unpacked_s(self.ends_s))
+            end_s = begin_s + self.workload.update_s
+            span = {"task": "update", "kind": "update", "stream": "compute"}
+            yield {**span, "start_s": begin_s, "end_s": end_s}
 
 
 def predict(
     workload: Workload, plan: FusionPlan, cost: MessageCost, link: Link = PLAIN
 ) -> Prediction:
-    """The iteration under ``plan`` when every message costs ``cost``.
-
-    link : what messages share beyond it: lanes, and credit that a rested link saves
-    """
-    ready_s, communication_s = group_times(workload, plan, cost)
-    ends_s = _ends(workload, plan, cost, link, ready_s, communication_s)
-    end_s = float(_unpacked_s(workload, plan, ends_s))
-    return Prediction(end_s + workload.update_s, workload.compute_s, float(communication_s.sum()))
+    """The times of an `Iteration`, in one call."""
+    return Iteration(workload, plan, cost, link).prediction
 
 
-def _unpacked_s(workload: Workload, plan: FusionPlan, ends_s: Floats) -> Floats:
-    """(...) when the last message, by ``ends_s`` (..., G), has arrived and is copied out: update begins."""
-    if not workload.unpack_s_per_byte:
-        return np.asarray(ends_s.max(axis=-1))
-    unpack_s = workload.unpack_s_per_byte * plan.group_bytes(workload)
-    last_s: Floats = group_ends(ends_s, np.broadcast_to(unpack_s, ends_s.shape))[..., -1]
-    return last_s
-
-
-def message_ends(
-    workload: Workload,
-    plan: FusionPlan,
-    cost: MessageCost,
-    link: Link = PLAIN,
-    leave_s: Floats | None = None,
-) -> Floats:
-    """(G,) end of each group's communication over ``link``; ``leave_s``: when each may begin, if not when
-    its last gradient is ready."""
-    ready_s, communication_s = group_times(workload, plan, cost)
-    begin_s = ready_s if leave_s is None else leave_s
-    return _ends(workload, plan, cost, link, begin_s, communication_s)
-
-
-def _ends(
-    workload: Workload,
-    plan: FusionPlan,
-    cost: MessageCost,
-    link: Link,
-    ready_s: Floats,
-    communication_s: Floats,
-) -> Floats:
-    if link.plain:
-        return group_ends(ready_s, communication_s)
-    return link.ends(ready_s, link.parts(cost, plan.group_bytes(workload)))
-
-
-def no_overlap(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Prediction:
+def no_overlap(iteration: Iteration) -> Prediction:
     """Trivial model: all of the plan's communication after all computation (CSF, osf Eq 2)."""
-    communication_s = float(group_times(workload, plan, cost)[1].sum())
-    return Prediction(workload.compute_s + communication_s, workload.compute_s, communication_s)
+    compute_s, sent_s = iteration.workload.compute_s, float(iteration.communication_s.sum())
+    return Prediction(compute_s + sent_s, compute_s, sent_s)
 
 
-def perfect_overlap(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Prediction:
+def perfect_overlap(iteration: Iteration) -> Prediction:
     """Trivial model: communication hides behind computation, or computation behind communication."""
-    communication_s = float(group_times(workload, plan, cost)[1].sum())
-    return Prediction(max(workload.compute_s, communication_s), workload.compute_s, communication_s)
-
-
-def predict_spec(workload: Workload, spec: str, cost: MessageCost) -> tuple[FusionPlan, Prediction]:
-    """The plan that ``spec`` names for this workload and cost, and its prediction."""
-    plan = make_plan(spec, workload, cost)
-    return plan, predict(workload, plan, cost)
-
-
-def prediction_draws(
-    workload: Workload,
-    plan: FusionPlan,
-    costs: Sequence[MessageCost],
-    scatter: ArrayLike = 1.0,
-    link: Link = PLAIN,
-    slower: ArrayLike = 1.0,
-) -> Floats:
-    """(B,) iteration times, one a bootstrap draw of the cost.
-
-    scatter : (B, G) factors by which single messages differ from what they cost as a rule; without it
-        the draws tell how sure the rule is, with it what a single iteration may show
-    link : as for `predict`; slower : (B,) factors on all compute, likewise of a single iteration
-    """
-    if not costs:
-        return np.empty(0)
-    stretch, factors = np.asarray(slower, dtype=float), np.asarray(scatter, dtype=float)
-    ready_s = plan.group_ready_s(workload) * stretch[..., None]
-    if link.plain:
-        rule_s = np.array([group_times(workload, plan, cost)[1] for cost in costs])
-        ends_s = group_ends(ready_s, rule_s * factors)
-    else:
-        each = [link.parts(cost, plan.group_bytes(workload)) for cost in costs]
-        parts = Parts(*(np.stack(part) * factors for part in zip(*each, strict=True)))
-        ends_s = link.ends(ready_s, parts)
-    return _unpacked_s(workload, plan, ends_s) + workload.update_s * stretch
-
-
-def simulate(
-    workload: Workload, plan: FusionPlan, cost: MessageCost, link: Link = PLAIN
-) -> Timeline:
-    """The iteration as spans: forward, backward per tensor, one message per group, update."""
-    rows = _rows(workload, plan, cost, link)
-    return Timeline.from_rows({**row, "origin": "simulated"} for row in rows)
-
-
-def _rows(
-    workload: Workload, plan: FusionPlan, cost: MessageCost, link: Link
-) -> Iterator[dict[str, object]]:
-    ends_s = message_ends(workload, plan, cost, link)
-    starts_s = np.maximum(plan.group_ready_s(workload), lane_free_s(ends_s, link.in_flight))
-    message = "all_gather" if cost.collective == "all_gather" else "all_reduce"
-    yield {
-        "task": "forward",
-        "kind": "forward",
-        "stream": "compute",
-        "start_s": 0.0,
-        "end_s": workload.forward_s,
-    }
-    begin_s = workload.forward_s
-    for group, members in enumerate(plan.slices):
-        for i in range(members.start, members.stop):
-            end_s = float(workload.ready_s[i])
-            span = {
-                "task": f"backward {workload.tensor[i]}",
-                "kind": "backward",
-                "stream": "compute",
-                "group": group,
-            }
-            yield {**span, "start_s": begin_s, "end_s": end_s, "bytes": int(workload.bytes[i])}
-            begin_s = end_s
-    for group, n_bytes in enumerate(plan.group_bytes(workload)):
-        span = {
-            "task": f"{message} {group}",
-            "kind": message,
-            "stream": "communication",
-            "group": group,
-        }
-        # A later rounding of the cumulative sums must not make a span end before it starts.
-        end_s = max(float(starts_s[group]), float(ends_s[group]))
-        yield {**span, "start_s": float(starts_s[group]), "end_s": end_s, "bytes": int(n_bytes)}
-    if not workload.update_s:
-        return
-    last_s = float(_unpacked_s(workload, plan, ends_s))
-    update = {"task": "update", "kind": "update", "stream": "compute", "start_s": last_s}
-    yield {**update, "end_s": last_s + workload.update_s}
+    compute_s, sent_s = iteration.workload.compute_s, float(iteration.communication_s.sum())
+    return Prediction(max(compute_s, sent_s), compute_s, sent_s)
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,24 +290,3 @@ def _corners(points: Floats) -> NDArray[np.int64]:
         return np.sort(ConvexHull(unit.T).vertices).astype(np.int64)
     except QhullError:
         return np.arange(points.shape[1])
-
-
-def dag_edges(
-    workload: Workload, plan: FusionPlan, cost: MessageCost
-) -> list[tuple[str, str, float]]:
-    """The iteration as a graph: (task, next task, duration of the first); from "start" to "end".
-
-    The longest path from "start" to "end" is the iteration time: an independent way to compute it.
-    """
-    _, communication_s = group_times(workload, plan, cost)
-    edges: list[tuple[str, str, float]] = [
-        ("start", "forward", 0.0),
-        ("forward", "b0", workload.forward_s),
-    ]
-    edges += [(f"b{i}", f"b{i + 1}", float(workload.backward_s[i])) for i in range(workload.n - 1)]
-    for group, members in enumerate(plan.slices):
-        last = members.stop - 1
-        edges.append((f"b{last}", f"c{group}", float(workload.backward_s[last])))
-        following = f"c{group + 1}" if group + 1 < len(communication_s) else "update"
-        edges.append((f"c{group}", following, float(communication_s[group])))
-    return [*edges, ("update", "end", workload.update_s)]

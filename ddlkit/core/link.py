@@ -8,7 +8,6 @@ a message costs less after a pause, or after small ones that left the link idle,
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,31 +41,27 @@ class Link:
     software : how many messages' software the processor does at once, 1 or more; beyond, it is shared alike
     burst_s : most credit that a rested link has saved, in seconds of its rate; 0: it saves none
     wire_s_per_byte : of the link, a byte of a message, at its rate; of a link with a burst only
-    bytes : (s,) sizes at which the cost was calibrated; of a link with a burst only
-    messages_per_sample : (s,) of how many messages in a row, begun with full credit, it is the mean there
 
     With a burst, which must be longer than the software between two steps of a collective, a message's
     software runs while credit grows for its next bytes: the longer of the two decides. Without, the link
     rests meanwhile for good: software comes on top of the bytes.
 
-    Raises UserError without a lane, where the processor does less than one message's software, and where
-    a link with a burst does not say how it was calibrated.
+    Raises UserError for no message in flight, and for a processor that does less than one message's software.
+
+    >>> Link(in_flight=2).ends([0.0, 0.0], Parts(np.zeros(2), np.array([1.0, 1.0]))).tolist()
+    [2.0, 2.0]
     """
 
     in_flight: int = 1
     software: float = math.inf
     burst_s: float = 0.0
     wire_s_per_byte: float = 0.0
-    bytes: Sequence[float] = ()
-    messages_per_sample: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         if self.in_flight < 1:
             raise UserError(f"{self.in_flight} messages in flight: at least 1")
         if not self.software >= 1:
             raise UserError(f"software of {self.software} messages at once: at least 1")
-        if self.burst_s and not len(self.bytes) == len(self.messages_per_sample) > 0:
-            raise UserError("a link with a burst: needs the sizes of its calibration, and rows")
 
     @property
     def plain(self) -> bool:
@@ -85,18 +80,16 @@ class Link:
             return Parts(software_s, taken_s - software_s)
         sent_bytes = cost.sent_bytes(n_bytes)
         wire_s = self.wire_s_per_byte * sent_bytes
-        messages_per_sample = np.interp(
-            np.log(sent_bytes), np.log(self.bytes), self.messages_per_sample
-        )
         by_link = wire_s > startup_s
         wire_s_per_byte = self.wire_s_per_byte * float(cost.sent_bytes(LARGE)) / LARGE
         software_s = np.minimum(taken_s, cost(startup_s / wire_s_per_byte))
-        # Of the row that was calibrated, the first message found the burst.
-        wire_s = np.where(by_link, taken_s + self.burst_s / messages_per_sample, wire_s)
+        # Of the row of messages that a sample is the mean of, the first one found the burst.
+        saved_s = self.burst_s / cost.messages_per_sample(n_bytes)
+        wire_s = np.where(by_link, taken_s + saved_s, wire_s)
         return Parts(np.where(by_link, software_s, taken_s), wire_s)
 
     def ends(self, ready_s: ArrayLike, parts: Parts) -> Floats:
-        """(..., G) end of each message, of which each may begin when it is ready and a lane is free."""
+        """(..., G) end of each message, which begins when ready with fewer than `in_flight` under way."""
         columns = np.broadcast_arrays(np.asarray(ready_s, dtype=float), *parts)
         if not all(np.isfinite(column).all() for column in columns):
             raise UserError("messages on a link: every time must be finite")
@@ -163,7 +156,7 @@ class Link:
         return ends_s
 
 
-def lane_free_s(ends_s: Floats, in_flight: int) -> Floats:
+def turn_s(ends_s: Floats, in_flight: int) -> Floats:
     """(G,) when fewer than ``in_flight`` of the messages before each were still under way."""
     free_s = np.zeros(len(ends_s))
     for group in range(in_flight, len(ends_s)):

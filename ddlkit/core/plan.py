@@ -141,7 +141,11 @@ DDP_BUCKET_BYTES = 25 * units.MIB
 
 
 def ddp(workload: Workload) -> FusionPlan:
-    """PyTorch's rule: a bucket closes on *reaching* its cap, 1 MiB for the first, 25 MiB after."""
+    """PyTorch's rule: a bucket closes on *reaching* its cap, 1 MiB for the first, 25 MiB after.
+
+    >>> ddp(Workload.from_arrays(0.0, [1.0] * 4, [600_000, 600_000, 20_000_000, 9_000_000])).ends
+    (2, 4)
+    """
     ends, filled, cap = [], 0, DDP_FIRST_BYTES
     for i, size in enumerate(workload.bytes.tolist()):
         filled += size
@@ -191,6 +195,54 @@ def random_plan(workload: Workload, seed: int, groups: int) -> FusionPlan:
     return FusionPlan(f"random:{seed}:{groups}", (*sorted(inner.tolist()), workload.n))
 
 
+MakePlan = Callable[[Workload, "MessageCost | None", str], FusionPlan]
+"""(workload, cost or None, the text after the colon) -> plan."""
+
+
+@dataclass(frozen=True)
+class Planner:
+    """A planner as it is registered: what makes its plans, how it is written, how it is drawn.
+
+    label : its name in a figure; look : its colour, marker, line and hatch there
+    variants : all that may stand after the colon; empty if ``make`` reads the text itself, or none
+    examples : specs that show how it is written, by default its name and its variants
+    """
+
+    name: str
+    make: MakePlan
+    label: str
+    look: tuple[str, str, str, str]
+    variants: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()
+
+
+PLANNERS: dict[str, Planner] = {}
+"""Every planner that is registered, by name."""
+
+
+def planner(
+    name: str,
+    *,
+    label: str = "",
+    look: tuple[str, str, str, str] = ("#8f8f8f", "", "-", ""),
+    variants: tuple[str, ...] = (),
+    examples: tuple[str, ...] = (),
+) -> Callable[[MakePlan], MakePlan]:
+    """Register the decorated function as the planner ``name``; arguments as of `Planner`.
+
+    Raises UserError when the name is taken.
+    """
+    written = examples or (name, *(f"{name}:{variant}" for variant in variants))
+
+    def register(make: MakePlan) -> MakePlan:
+        if name in PLANNERS:
+            raise UserError(f"planner {name!r} is registered already")
+        PLANNERS[name] = Planner(name, make, label or name, look, variants, written)
+        return make
+
+    return register
+
+
 def _integers(text: str, spec: str) -> list[int]:
     try:
         return [int(part) for part in text.replace(";", ",").replace(":", ",").split(",")]
@@ -200,38 +252,35 @@ def _integers(text: str, spec: str) -> list[int]:
         ) from None
 
 
-def _buffer(workload: Workload, text: str) -> FusionPlan:
-    size, _, timeout = text.partition(":")
+@planner("buffer", look=("#e0a000", "o", "-.", "..."), examples=("buffer:25MB", "buffer:64MB:5ms"))
+def _buffer(workload: Workload, _: MessageCost | None, text: str) -> FusionPlan:
+    size, _colon, timeout = text.partition(":")
     timeout_s = units.parse_seconds(timeout) if timeout else math.inf
     return buffer(workload, units.parse_bytes(size), f"buffer:{text}", timeout_s)
 
 
-def _cuts(workload: Workload, text: str) -> FusionPlan:
+@planner("cuts", label="given cuts", look=("#8f8f8f", "P", "--", "|||"), examples=("cuts:3,40",))
+def _cuts(workload: Workload, _: MessageCost | None, text: str) -> FusionPlan:
     ends = _integers(text, f"cuts:{text}")
     return FusionPlan(
         f"cuts:{text}", tuple(ends if ends[-1] == workload.n else (*ends, workload.n))
     )
 
 
-def _random(workload: Workload, text: str) -> FusionPlan:
+@planner("random", look=("#c4c4c4", "X", ":", "---"), examples=("random:7:12",))
+def _random(workload: Workload, _: MessageCost | None, text: str) -> FusionPlan:
     numbers = _integers(text, f"random:{text}")
     if len(numbers) != 2:
         raise UserError(f"plan 'random:{text}': write random:SEED:GROUPS")
     return random_plan(workload, *numbers)
 
 
-Planner = Callable[[Workload, "MessageCost | None", str], FusionPlan]
-"""(workload, cost or None, the text after the colon) -> plan."""
-
-PLANNERS: dict[str, Planner] = {
-    "none": lambda workload, cost, text: none(workload),
-    "single": lambda workload, cost, text: single(workload),
-    "buffer": lambda workload, cost, text: _buffer(workload, text),
-    "ddp": lambda workload, cost, text: ddp(workload),
-    "cuts": lambda workload, cost, text: _cuts(workload, text),
-    "random": lambda workload, cost, text: _random(workload, text),
-    "exact": lambda workload, cost, text: exact(workload, needed_cost(cost, "exact")),
-}
+planner("none", look=("#b3568a", "v", "-", "\\\\\\"))(lambda workload, *_: none(workload))
+planner("single", look=("#1b1b1b", "s", "--", ""))(lambda workload, *_: single(workload))
+planner("ddp", label="DDP", look=("#009e73", "D", ":", "///"))(lambda workload, *_: ddp(workload))
+planner("exact", look=("#00588f", "*", "-", "xxx"))(
+    lambda workload, cost, text: exact(workload, needed_cost(cost, "exact"))
+)
 
 
 def needed_cost(cost: MessageCost | None, planner: str) -> MessageCost:
@@ -241,20 +290,16 @@ def needed_cost(cost: MessageCost | None, planner: str) -> MessageCost:
     return cost
 
 
-def register_planner(name: str, planner: Planner) -> None:
-    """Add a planner under a name of its own. Raises UserError when the name is taken."""
-    if name in PLANNERS:
-        raise UserError(f"planner {name!r} is registered already")
-    PLANNERS[name] = planner
-
-
 def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) -> FusionPlan:
     """The plan that ``spec`` names: "none", "buffer:25MB", "buffer:64MB:5ms", "ddp", "exact", "cuts:3,40",
     "random:SEED:GROUPS", or one that ddlkit.papers registers.
 
-    Raises UserError for an unknown planner, or one that needs a cost when none is given.
+    Raises UserError for an unknown planner or variant, or one that needs a cost when none is given.
     """
     name, _, text = spec.partition(":")
     if name not in PLANNERS:
         raise UserError(f"unknown planner {name!r}: use one of {', '.join(PLANNERS)}")
-    return PLANNERS[name](workload, cost, text)
+    found = PLANNERS[name]
+    if text and found.variants and text not in found.variants:
+        raise UserError(f"plan {spec!r}: write {' or '.join(found.examples)}")
+    return found.make(workload, cost, text)

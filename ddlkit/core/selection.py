@@ -17,10 +17,14 @@ from numpy.typing import ArrayLike
 from ddlkit.core import cost
 from ddlkit.core.cost import Floats
 from ddlkit.core.errors import UserError
-from ddlkit.core.form import Form, from_dict
+from ddlkit.core.form import Form
 
 BYTES_PER_ELEMENT = 4
 """Of a magnitude, fp32."""
+
+
+SELECTION_FORMS: dict[str, type[SelectionCost]] = {}
+"""Every form of a selection cost by its name; a class with a ``form`` enters it when it is defined."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +36,9 @@ class SelectionCost(Form):
 
     operation: str | None = field(default=None, kw_only=True)
     device: str | None = field(default=None, kw_only=True)
+
+    def __init_subclass__(cls) -> None:
+        SELECTION_FORMS[cls.form] = cls
 
     def __call__(self, elements: ArrayLike, density: ArrayLike) -> Any:
         """Seconds for tensors of ``elements``, at least 1 each, at ``density``, above 0 to 1.
@@ -85,11 +92,6 @@ class Scan(SelectionCost):
     def __post_init__(self) -> None:
         self._require_finite("start_s", "s_per_element")
 
-    @classmethod
-    def of_passes(cls, start_s: float, passes: float, bytes_per_s: float) -> Scan:
-        """Of a device that reads 4 bytes an element ``passes`` times from memory."""
-        return cls(start_s, passes * BYTES_PER_ELEMENT / bytes_per_s)
-
     def passes(self, bytes_per_s: float) -> float:
         """How many times a memory of that bandwidth could read the tensor meanwhile."""
         return self.s_per_element * bytes_per_s / BYTES_PER_ELEMENT
@@ -133,13 +135,3 @@ class SelectionTable(SelectionCost):
         above = np.minimum(below + 1, last)
         lower, upper = (np.take_along_axis(logs, k[None], 0)[0] for k in (below, above))
         return np.asarray(np.exp(lower + (at - below) * (upper - lower)))
-
-
-SELECTION_FORMS: dict[str, type[SelectionCost]] = {
-    form.form: form for form in (DensityLog, Log, Scan, SelectionTable)
-}
-
-
-def selection_from_dict(description: dict[str, Any]) -> SelectionCost:
-    """The cost that ``to_dict`` described; raises UserError as `ddlkit.core.form.from_dict`."""
-    return from_dict(description, SELECTION_FORMS)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ddlkit.core.cost import MessageCost
+from ddlkit.core.cost import MessageCost, cost_from_dict
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.workload import Workload
@@ -51,11 +51,14 @@ class SparseGather(MessageCost):
     collective: str = field(default="all_gather", kw_only=True)
 
     def __post_init__(self) -> None:
+        if isinstance(self.gather, dict):  # of a JSON description
+            object.__setattr__(self, "gather", cost_from_dict(self.gather))
         if self.gather.workers is None or self.gather.collective != "all_gather":
             raise UserError("sparse cost: needs the cost of an all_gather that knows its workers")
         if not 0 < self.density <= 1:
             raise UserError(f"sparse cost: density {self.density} is not above 0 and at most 1")
-        object.__setattr__(self, "workers", self.gather.workers)
+        for name in ("workers", "samples"):
+            object.__setattr__(self, name, getattr(self.gather, name))
 
     def _seconds(self, sizes: Floats) -> Floats:
         return np.asarray(2 * self.gather(self.sent_bytes(sizes) / 2))

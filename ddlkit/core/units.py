@@ -41,6 +41,9 @@ def parse_bytes(text: str) -> int:
     """``"25MB"`` or ``"1 KiB"`` or ``"1024"`` (bytes) as a whole number of bytes.
 
     Raises UserError for an unknown unit; bits ("25Mb") are refused, not guessed.
+
+    >>> parse_bytes("25MB"), parse_bytes("1 KiB")
+    (25000000, 1024)
     """
     value, unit = _split(text, "size", "25MB or 64MiB")
     factor = None if unit.endswith("b") else _BYTES.get(unit.upper())
@@ -70,7 +73,11 @@ def parse_seconds(text: str) -> float:
 
 
 def format_bytes(n_bytes: float) -> str:
-    """Bytes with the binary prefix that keeps the number between 1 and 1024: ``"64 KiB"``."""
+    """Bytes with the binary prefix that keeps the number between 1 and 1024.
+
+    >>> format_bytes(65536)
+    '64 KiB'
+    """
     for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(n_bytes) >= size:
             return f"{n_bytes / size:.4g} {unit}"
@@ -85,11 +92,3 @@ def format_seconds(seconds: float) -> str:
         if abs(seconds) >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
-
-
-def format_bits_per_s(bits_per_s: float) -> str:
-    """Rate with its decimal prefix: ``"1 Gbit/s"``."""
-    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
-        if abs(bits_per_s) >= size:
-            return f"{bits_per_s / size:.4g} {unit}"
-    return f"{bits_per_s:.4g} bit/s"

@@ -43,7 +43,6 @@ class Workload:
     parameters : (n,) number of elements of each gradient
     layer, tensor : n names each
     update_s : optimizer step, after the last gradient has arrived
-    unpack_s_per_byte : to copy gradients out of a message that has arrived, one message after the other
 
     Raises UserError for an empty workload, wrong lengths, negative or non-finite entries.
     """
@@ -55,7 +54,6 @@ class Workload:
     layer: tuple[str, ...]
     tensor: tuple[str, ...]
     update_s: float = 0.0
-    unpack_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         n = len(self.tensor)
@@ -65,7 +63,6 @@ class Workload:
             raise UserError(f"layer has {len(self.layer)} names, but there are {n} tensors")
         _check_time(self.forward_s, "forward_s")
         _check_time(self.update_s, "update_s")
-        _check_time(self.unpack_s_per_byte, "unpack_s_per_byte")
         for name, dtype, minimum in (
             ("backward_s", float, 0),
             ("bytes", np.int64, 1),
@@ -97,14 +94,7 @@ class Workload:
             forward_s=self.forward_s * factor,
             backward_s=self.backward_s * factor,
             update_s=self.update_s * factor,
-            unpack_s_per_byte=self.unpack_s_per_byte * factor,
         )
-
-    def copied(self, s_per_byte: float) -> Workload:
-        """The same where each gradient is copied into its message when it is ready, and out of it at the
-        end: what PyTorch's DDP does with its buckets."""
-        packed_s = self.backward_s + s_per_byte * self.bytes
-        return replace(self, backward_s=packed_s, unpack_s_per_byte=s_per_byte)
 
     @classmethod
     def from_arrays(

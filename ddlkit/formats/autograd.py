@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from ddlkit.core.timeline import COMMUNICATION
 from ddlkit.core.units import format_bytes, format_seconds
 from ddlkit.core.workload import LayerProfile
-from ddlkit.formats.finding import Finding
+from ddlkit.formats import Finding
 from ddlkit.formats.kineto import (
     EVALUATE,
     Event,
-    Iteration,
-    Profile,
+    KinetoTrace,
+    TracedIteration,
     iterations,
     timeline,
     with_outermost,
@@ -30,7 +30,7 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 NO_LAYER = "unmatched"
 
 
-def layer_profile(profile: Profile, network: str, *, batch: int = 1) -> LayerProfile:
+def layer_profile(trace: KinetoTrace, network: str, *, batch: int = 1) -> LayerProfile:
     """The profile's iterations as one layer profile: medians, rescaled to the medians of the phases.
 
     A gradient is ready when autograd has accumulated it; its backward is the time since the one before.
@@ -42,17 +42,17 @@ def layer_profile(profile: Profile, network: str, *, batch: int = 1) -> LayerPro
 
     Raises UserError that says what is missing and how to record it, and for iterations that differ.
     """
-    seen = [_seen(profile, iteration) for iteration in iterations(profile)]
+    seen = [_seen(trace, iteration) for iteration in iterations(trace)]
     first = seen[0]
     for number, other in enumerate(seen):
         if other.sizes != first.sizes:
-            raise profile.missing(
+            raise trace.missing(
                 f"iteration {number} accumulates other gradients than iteration 0, or in another order"
             )
     parameters, gradient_bytes = np.array(first.sizes).T
     return LayerProfile(
         network=network,
-        device=profile.device,
+        device=trace.device,
         batch=batch,
         tensor=tuple(_numbered(first.layer)),
         layer=first.layer,
@@ -75,8 +75,8 @@ class _Seen(NamedTuple):
     update_s: float
 
 
-def _seen(profile: Profile, iteration: Iteration) -> _Seen:
-    ready = _gradients(profile, iteration)
+def _seen(trace: KinetoTrace, iteration: TracedIteration) -> _Seen:
+    ready = _gradients(trace, iteration)
     done = _clock(iteration)
     forward, backward = iteration.phases["forward"], iteration.phases["backward"]
     update = iteration.phases.get("update")
@@ -107,19 +107,19 @@ def _spans(instants_s: Sequence[float]) -> Floats:
     return np.diff(np.maximum.accumulate(instants_s))
 
 
-def _gradients(profile: Profile, iteration: Iteration) -> list[Event]:
+def _gradients(trace: KinetoTrace, iteration: TracedIteration) -> list[Event]:
     """Where gradients are accumulated, in that order."""
     ready = [event for event in iteration.events if event.name == ACCUMULATE]
     if not ready:
-        raise profile.missing(f"no gradient is accumulated (no event {ACCUMULATE})")
+        raise trace.missing(f"no gradient is accumulated (no event {ACCUMULATE})")
     if any(not gradient.bytes for gradient in ready):
-        raise profile.missing(
+        raise trace.missing(
             f"sizes of gradients are missing (no 'Input Dims' and 'Input type' with {ACCUMULATE})"
         )
     return ready
 
 
-def _clock(iteration: Iteration) -> Clock:
+def _clock(iteration: TracedIteration) -> Clock:
     """When all that was launched until some instant was done; without a GPU, that very instant."""
     if not iteration.kernels:
         return lambda instant_s: instant_s
@@ -133,7 +133,7 @@ def _clock(iteration: Iteration) -> Clock:
     return done
 
 
-def _begin(iteration: Iteration, kind: str) -> float:
+def _begin(iteration: TracedIteration, kind: str) -> float:
     """When the work of a phase began: on a GPU, its first kernel."""
     start_s, end_s = iteration.phases[kind]
     if not iteration.kernels:
@@ -142,8 +142,8 @@ def _begin(iteration: Iteration, kind: str) -> float:
     return min(own, default=_clock(iteration)(start_s))
 
 
-def _layers(iteration: Iteration, ready: Sequence[Event]) -> list[Event | None]:
-    """For each gradient the outermost operator of forward that made its node; None where untold.
+def _layers(iteration: TracedIteration, ready: Sequence[Event]) -> list[Event | None]:
+    """For each gradient the outermost operator of forward that made its node; None where unknown.
 
     The node is the one that autograd evaluated last before it. Of the operators with the node's
     sequence number the one that started last made it: those before only bear the next number.
@@ -185,7 +185,7 @@ def _typical(rows: Floats) -> Floats:
 # -- what it does not tell ---------------------------------------------------------------------
 
 
-def check_profile(profile: Profile) -> list[Finding]:
+def check_profile(trace: KinetoTrace) -> list[Finding]:
     """What the user of a profile should know; ``what`` is one of
 
     * iterations: how many, and how long from first forward to last end
@@ -196,34 +196,34 @@ def check_profile(profile: Profile) -> list[Finding]:
     * update: no optimizer's step
     * profiler: that it takes time itself
     """
-    line = timeline(profile)
+    line = timeline(trace)
     numbers = np.unique(line.iteration)
     parts = [line.select(line.iteration == number) for number in numbers]
     durations = [part.duration_s for part in parts]
     shortest, longest = format_seconds(min(durations)), format_seconds(max(durations))
-    text = f"{len(parts)} of {shortest} to {longest} on {profile.device}"
+    text = f"{len(parts)} of {shortest} to {longest} on {trace.device}"
     findings = [Finding("iterations", (), text)]
     sent = line.select(np.isin(line.kind, COMMUNICATION))
     if sent.n:
-        untold = int(np.sum(sent.bytes == 0))
+        unknown = int(np.sum(sent.bytes == 0))
         text = f"{sent.n} messages of {format_bytes(int(sent.bytes.sum()))} in all"
-        text += f", {untold} of untold size: record_shapes=True tells" if untold else ""
+        text += f", {unknown} of unknown size: record_shapes=True tells" if unknown else ""
         findings.append(
             Finding("messages", (), f"{text}; their times include waiting for other ranks")
         )
-        if not profile.kernels:
+        if not trace.kernels:
             both = format_seconds(sum(part.overlap_s() for part in parts))
             text = f"{both} of computing beside messages on the same processor: slower than alone"
             findings.append(Finding("overlap", (), text))
-    others = sorted(
-        e.collective for e in profile.events if e.collective not in ("", *COMMUNICATION)
-    )
+    others = sorted(e.collective for e in trace.events if e.collective not in ("", *COMMUNICATION))
     for kind, group in groupby(others):
         findings.append(Finding("other", (), f"{len(list(group))} messages ({kind}) are left out"))
-    launches = {e.args.get("correlation") for e in profile.events if not e.on_gpu}
-    untold = sum(e.args.get("correlation") not in launches for e in profile.events if e.on_gpu)
-    if untold:
-        text = f"{untold} of the GPU's spans do not say what launched them: taken for when they ran"
+    launches = {e.args.get("correlation") for e in trace.events if not e.on_gpu}
+    unknown = sum(e.args.get("correlation") not in launches for e in trace.events if e.on_gpu)
+    if unknown:
+        text = (
+            f"{unknown} of the GPU's spans do not say what launched them: taken for when they ran"
+        )
         findings.append(Finding("launches", (), text))
     if not np.any(line.kind == "update"):
         findings.append(Finding("update", (), "no optimizer's step in it: update takes no time"))

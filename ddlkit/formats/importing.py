@@ -10,8 +10,7 @@ import numpy as np
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import LayerProfile
-from ddlkit.formats import autograd, kineto, trace
-from ddlkit.formats.finding import Finding
+from ddlkit.formats import Finding, autograd, kineto, trace
 from ddlkit.store import files
 from ddlkit.store.readers import profile_frame
 from ddlkit.store.schema import SCHEMAS
@@ -49,7 +48,7 @@ class Imported:
 
 
 @dataclass(frozen=True)
-class Said:
+class ImportOptions:
     """What a file may leave open, as its user says it; None: not said."""
 
     network: str | None = None
@@ -60,30 +59,35 @@ class Said:
     with_input: bool = True
 
 
-def import_file(path: Path, kind: str | None = None, said: Said | None = None) -> Imported:
+def import_file(
+    path: Path, kind: str | None = None, options: ImportOptions | None = None
+) -> Imported:
     """The file as a layer profile, of the kind that its content shows unless given.
 
-    The network is named after the file unless said. Raises UserError for an unknown or ambiguous kind,
-    a wrong file, and rates that FLOP counts need and nobody said.
+    The network is named after the file and the batch is 1 unless the options say otherwise.
+    Raises UserError for an unknown or ambiguous kind, a wrong file, a batch below 1, and rates that
+    FLOP counts need and the options lack.
     """
-    said = said or Said()
+    options = options or ImportOptions()
+    if options.batch is not None and options.batch < 1:
+        raise UserError(f"batch size is {options.batch}: must be at least 1")
     text = files.text_of(files.read(path), path)
     kind = guess_kind(text, str(path)) if kind is None else kind
     if kind not in KINDS:
         raise UserError(f"unknown kind {kind!r}: use one of {', '.join(KINDS)}")
-    named = replace(said, network=said.network or path.name.partition(".")[0])
+    network = options.network or path.name.partition(".")[0]
     read = {"trace": _import_trace, "kineto": _import_kineto, "flops": _import_flops}[kind]
-    found = read(text, str(path), named)
-    if said.batch is not None:
+    found = read(text, str(path), replace(options, network=network, batch=options.batch or 1))
+    if options.batch is not None:
         return found
-    told = Finding("batch", (), "the file does not tell the batch size, and 1 is taken")
-    return replace(found, findings=(*found.findings, told))
+    assumed = Finding("batch", (), "the file does not tell the batch size, and 1 is taken")
+    return replace(found, findings=(*found.findings, assumed))
 
 
 def guess_kind(text: str, source: str) -> str:
     """The one kind of KINDS that the content shows. Raises UserError where none or several do."""
     names = {name.strip() for name in text.partition("\n")[0].split(",")}
-    if {"forward_s", "backward_s"} <= names:
+    if "backward_s" in names:
         raise UserError(
             f"{source}: a layer profile already: use it with --profile, or say --kind flops to take "
             "its FLOP counts"
@@ -124,74 +128,64 @@ def _write_own(path: Path, text: str) -> None:
     files.atomic_write_text(path, text)
 
 
-def _import_trace(text: str, source: str, said: Said) -> Imported:
+def _import_trace(text: str, source: str, options: ImportOptions) -> Imported:
     found = trace.parse_trace(text, source)
     try:
         profile = found.profile(
-            said.network or "",
-            batch=_batch(said),
-            device=said.device or "unnamed",
-            with_input=said.with_input,
+            options.network or "",
+            batch=options.batch or 1,
+            device=options.device or "unnamed",
+            with_input=options.with_input,
         )
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
     sizes, seconds = found.messages()
     messages = tuple(zip(sizes.tolist(), seconds.tolist(), strict=True))
-    findings = [_spread(found), *trace.check_trace(found)]
+    findings = [_iterations(found), *trace.check_trace(found)]
     return Imported("trace", profile, messages, tuple(findings))
 
 
-def _spread(found: trace.LayerTrace) -> Finding:
+def _iterations(found: trace.LayerTrace) -> Finding:
+    """How many iterations there are, and how much the columns differ between them."""
     text = f"{found.iterations} iteration{'s' * (found.iterations > 1)} of {len(found.name)} layers"
-    if found.iterations > 1:
-        for column, spread in found.spread().items():
-            mean = getattr(found.mean(), column)[0]
+    for column, spread in found.spread().items():
+        mean = getattr(found.mean(), column)[0]
+        if found.iterations > 1:
             share = np.median(spread[mean > 0] / mean[mean > 0]) if np.any(mean) else 0.0
-            text += (
-                f"; {column.removesuffix('_s')} spreads by {100 * share:.1f}% in the median layer"
-            )
+            phase = column.removesuffix("_s")
+            text += f"; {phase} spreads by {100 * share:.1f}% in the median layer"
     return Finding("iterations", (), text)
 
 
-def _import_kineto(text: str, source: str, said: Said) -> Imported:
+def _import_kineto(text: str, source: str, options: ImportOptions) -> Imported:
     found = kineto.parse_kineto(text, source)
-    profile = autograd.layer_profile(found, said.network or "", batch=_batch(said))
-    if said.device:
-        profile = replace(profile, device=said.device)
+    profile = autograd.layer_profile(found, options.network or "", batch=options.batch or 1)
+    if options.device:
+        profile = replace(profile, device=options.device)
     messages = tuple(kineto.message_times(found))
     return Imported("kineto", profile, messages, tuple(autograd.check_profile(found)))
 
 
-def _import_flops(text: str, source: str, said: Said) -> Imported:
-    if said.peak_flops_per_s is None or said.utilisation is None:
+def _import_flops(text: str, source: str, options: ImportOptions) -> Imported:
+    if options.peak_flops_per_s is None or options.utilisation is None:
         raise UserError(
             f"{source}: FLOP counts become times by a rate: say --peak (FLOP/s) and --utilisation (0..1)"
         )
     frame = FLOPS.frame(read_sheet(text, source), exact=False)
     sample_flops = (frame["flops"] / frame["batch"]).to_numpy()
-    layers = [
-        layer or tensor for layer, tensor in zip(frame["layer"], frame["tensor"], strict=True)
-    ]
     profile = LayerProfile.from_flops(
-        said.network or "",
-        _batch(said),
+        options.network or "",
+        options.batch or 1,
         frame["tensor"].tolist(),
         frame["parameters"].to_numpy(),
         sample_flops,
-        peak_flops_per_s=said.peak_flops_per_s,
-        utilisation=said.utilisation,
-        layer=layers,
-        device=said.device or "estimated",
+        peak_flops_per_s=options.peak_flops_per_s,
+        utilisation=options.utilisation,
+        layer=frame["layer"].where(frame["layer"] != "", frame["tensor"]).tolist(),
+        device=options.device or "estimated",
     )
     text = (
-        f"{sample_flops.sum():.4g} forward FLOP a sample at {said.utilisation:g} of "
-        f"{said.peak_flops_per_s:.4g} FLOP/s, three times that with backward; update takes no time"
+        f"{sample_flops.sum():.4g} forward FLOP a sample at {options.utilisation:g} of "
+        f"{options.peak_flops_per_s:.4g} FLOP/s, three times that with backward; update takes no time"
     )
     return Imported("flops", profile, (), (Finding("flops", (), text),))
-
-
-def _batch(said: Said) -> int:
-    batch = 1 if said.batch is None else said.batch
-    if batch < 1:
-        raise UserError(f"batch size is {batch}: must be at least 1")
-    return batch

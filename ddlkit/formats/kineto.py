@@ -48,7 +48,7 @@ _ELEMENT_BYTES = {
 
 
 class Event(NamedTuple):
-    """One span of a profile: times in seconds; ``on_gpu`` for a kernel, not for what launched it.
+    """One span of a trace: times in seconds; ``on_gpu`` for a kernel, not for what launched it.
 
     category, args : as the profiler has them; thread : of which process and thread, or GPU and stream
     """
@@ -60,6 +60,11 @@ class Event(NamedTuple):
     category: str = ""
     thread: str = ""
     args: Mapping[str, Any] = _NOTHING
+
+    @property
+    def at_s(self) -> tuple[float, float]:
+        """Start and end, in seconds."""
+        return self.start_s, self.end_s
 
     @property
     def collective(self) -> str:
@@ -74,7 +79,7 @@ class Event(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Size of a message (all-gather: of the whole output), or of an operator's first input; 0: untold."""
+        """Size of a message (all-gather: whole output) or of an operator's first input; 0: unknown."""
         if "In msg nelems" in self.args:
             direction = "Out" if self.collective == "all_gather" else "In"
             count = self.args.get(f"{direction} msg nelems", 0)
@@ -84,10 +89,10 @@ class Event(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Number of elements of an operator's first input; 0 where it is not told."""
+        """Number of elements of an operator's first input; 0 where it is unknown."""
         shape = (self.args.get("Input Dims") or [None])[0]
-        told = isinstance(shape, list) and all(isinstance(length, int) for length in shape)
-        return math.prod(shape) if told else 0
+        known = isinstance(shape, list) and all(isinstance(length, int) for length in shape)
+        return math.prod(shape) if known else 0
 
 
 def element_bytes(kind: str) -> int:
@@ -99,8 +104,8 @@ def element_bytes(kind: str) -> int:
 
 
 @dataclass(frozen=True)
-class Profile:
-    """A profiled stretch of training: spans by start, in seconds from the first.
+class KinetoTrace:
+    """What torch.profiler saw of some training: spans by start, in seconds from the first.
 
     source : names the file in errors; device : "cpu", or what the GPU is called
     """
@@ -120,19 +125,15 @@ class Profile:
         return UserError(f"{self.source}: {what}: {HOW}")
 
 
-def looks_like_one(document: Any) -> bool:
-    """Whether a JSON document is a Chrome trace."""
-    return isinstance(document, dict) and isinstance(document.get("traceEvents"), list)
-
-
 def spans(document: Any, source: str = "trace") -> list[Event]:
     """Complete spans ("X") of any Chrome trace, by start, in seconds from the first one's start.
 
     Raises UserError for another document, and for a span without name or with times that cannot be.
     """
-    if not looks_like_one(document):
+    listed = document.get("traceEvents") if isinstance(document, dict) else None
+    if not isinstance(listed, list):
         raise UserError(f"{source}: not a Chrome trace: it has no list traceEvents")
-    found = [(number, e) for number, e in enumerate(document["traceEvents"]) if _is_span(e)]
+    found = [(number, event) for number, event in enumerate(listed) if _is_span(event)]
     for number, event in found:
         times = [event.get(name) for name in ("ts", "dur")]
         good = all(isinstance(t, (int, float)) and math.isfinite(t) for t in times)
@@ -169,35 +170,35 @@ def _event(event: Mapping[str, Any], first_us: float) -> Event:
     )
 
 
-def read_kineto(path: Path) -> Profile:
-    """The profile in a file of ``export_chrome_trace`` (also .gz).
+def read_kineto(path: Path) -> KinetoTrace:
+    """The trace in a file of ``export_chrome_trace`` (also .gz).
 
     Raises UserError for a file that is no JSON, no Chrome trace, damaged, or without any span.
     """
     return parse_kineto(files.text_of(files.read(path), path), str(path))
 
 
-def parse_kineto(text: str, source: str) -> Profile:
+def parse_kineto(text: str, source: str) -> KinetoTrace:
     """``read_kineto`` of a text; ``source`` names it in errors."""
     try:
         document = json.loads(text)
     except ValueError as error:
         raise UserError(f"{source}: is not JSON ({error}): truncated? export it again") from error
-    profile = Profile(source, tuple(spans(document, source)))
-    if not profile.events:
-        raise profile.missing("no span at all")
+    trace = KinetoTrace(source, tuple(spans(document, source)))
+    if not trace.events:
+        raise trace.missing("no span at all")
     described = document.get("distributedInfo"), document.get("deviceProperties")
     rank = described[0].get("rank", 0) if isinstance(described[0], dict) else 0
     named = described[1][0] if isinstance(described[1], list) and described[1] else {}
-    device = str(named.get("name", "cuda")) if profile.kernels else "cpu"
-    return replace(profile, rank=int(rank), device=device)
+    device = str(named.get("name", "cuda")) if trace.kernels else "cpu"
+    return replace(trace, rank=int(rank), device=device)
 
 
 # -- iterations and phases ---------------------------------------------------------------------
 
 
-class Iteration(NamedTuple):
-    """One iteration of a profile, and its phases on the processor's clock: kind -> (start_s, end_s).
+class TracedIteration(NamedTuple):
+    """One iteration of a trace, and its phases on the processor's clock: kind -> (start_s, end_s).
 
     events : by launch, which is also when a span on the processor starts; launched_s : the same, times
     """
@@ -213,14 +214,14 @@ class Iteration(NamedTuple):
         return [(t, event) for t, event in pairs if event.on_gpu and not event.collective]
 
     def gradients_end_s(self) -> float:
-        """When the last gradient was ready, on the processor's clock; the end of backward if untold."""
+        """When the last gradient was ready, on the processor's clock; the end of backward if unknown."""
         end_s = self.phases["backward"][1]
         ends = [e.end_s for e in self.events if e.name.startswith(EVALUATE) and e.end_s <= end_s]
         return max(ends, default=end_s)
 
 
-def iterations(profile: Profile) -> list[Iteration]:
-    """The profile cut at ProfilerStep marks, else at ends of the update; what is outside is left out.
+def iterations(trace: KinetoTrace) -> list[TracedIteration]:
+    """The trace cut at ProfilerStep marks, else at ends of the update; what is outside is left out.
 
     Phases are the ranges that record_function marked "ddlkit.forward", "ddlkit.backward" and
     "ddlkit.update" (or without "ddlkit."). Where these are missing, forward starts with the first
@@ -228,35 +229,31 @@ def iterations(profile: Profile) -> list[Iteration]:
 
     Raises UserError when an iteration has no backward.
     """
-    launched = sorted(_launched(profile.events), key=lambda pair: pair[0])
+    launches = {
+        event.args["correlation"]: event.start_s
+        for event in trace.events
+        if not event.on_gpu and "correlation" in event.args
+    }
+    # A kernel begins, on the processor's clock, when it is launched.
+    launched = [(launches.get(e.args.get("correlation"), e.start_s), e) for e in trace.events]
+    launched.sort(key=lambda pair: pair[0])
     times_s = [at_s for at_s, _ in launched]
-    found: list[Iteration] = []
-    for start_s, end_s in _windows(profile.events):
+    found: list[TracedIteration] = []
+    for start_s, end_s in _windows(trace.events):
         inside = slice(bisect_left(times_s, start_s), bisect_left(times_s, end_s))
         events = tuple(event for _, event in launched[inside])
         phases = _phases(events)
         if "forward" not in phases or "backward" not in phases:
-            raise profile.missing(
+            raise trace.missing(
                 f"iteration {len(found)}: no events of autograd ({EVALUATE}: ...) and no ranges "
                 f"{FORWARD} and {BACKWARD}"
             )
-        found.append(Iteration(events, tuple(times_s[inside]), phases))
+        found.append(TracedIteration(events, tuple(times_s[inside]), phases))
     return found
 
 
-def _launched(events: Sequence[Event]) -> Iterator[tuple[float, Event]]:
-    """When each event began on the processor's clock: for a kernel, when it was launched."""
-    launches = {
-        event.args["correlation"]: event.start_s
-        for event in events
-        if not event.on_gpu and "correlation" in event.args
-    }
-    for event in events:
-        yield launches.get(event.args.get("correlation"), event.start_s), event
-
-
 def _windows(events: Sequence[Event]) -> list[tuple[float, float]]:
-    steps = [(e.start_s, e.end_s) for e in events if _STEP.fullmatch(e.name)]
+    steps = [e.at_s for e in events if _STEP.fullmatch(e.name)]
     if steps:
         return steps
     ends = [e.end_s for e in events if _is_mark(e, "update")]
@@ -272,7 +269,7 @@ def _is_mark(event: Event, kind: str) -> bool:
 def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
     phases = {}
     for kind, find in _FIND.items():
-        marked = [(e.start_s, e.end_s) for e in events if _is_mark(e, kind)]
+        marked = [e.at_s for e in events if _is_mark(e, kind)]
         found = marked[0] if marked else find(events)
         if found:
             phases[kind] = found
@@ -304,7 +301,7 @@ def _find_backward(events: Sequence[Event]) -> tuple[float, float] | None:
 
 
 def _find_update(events: Sequence[Event]) -> tuple[float, float] | None:
-    steps = [(e.start_s, e.end_s) for e in events if _OPTIMIZER.match(e.name)]
+    steps = [e.at_s for e in events if _OPTIMIZER.match(e.name)]
     return (steps[0][0], steps[-1][1]) if steps else None
 
 
@@ -324,11 +321,11 @@ def with_outermost(operators: Iterator[Event] | Sequence[Event]) -> Iterator[tup
 # -- timeline and messages ---------------------------------------------------------------------
 
 
-def timeline(profile: Profile, buckets: Sequence[int] = ()) -> Timeline:
+def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:
     """All iterations, each from its first forward instant on, as this rank saw them.
 
-    CPU: one span a phase. Backward ends with the last gradient; then this rank waits for the last
-    all-reduce, and copies. GPU: one span a kernel, of the phase that launched it. Messages other than
+    CPU: one span per phase. Backward ends with the last gradient; then this rank waits for the last
+    all-reduce, and copies. GPU: one span per kernel, of the phase that launched it. Messages other than
     all-reduce and all-gather are left out.
     buckets : if given, the bytes of each message; the k-th all-reduce is that of the k-th bucket if
         there are as many, else of none. If not, messages are numbered and say their bytes themselves.
@@ -336,29 +333,26 @@ def timeline(profile: Profile, buckets: Sequence[int] = ()) -> Timeline:
     Raises UserError as ``iterations`` does.
     """
     rows = [
-        {**row, "iteration": number, "rank": profile.rank}
-        for number, iteration in enumerate(iterations(profile))
+        {**row, "iteration": number, "rank": trace.rank}
+        for number, iteration in enumerate(iterations(trace))
         for row in _rows(iteration, buckets)
     ]
     return Timeline.from_rows(rows)
 
 
-def message_times(profile: Profile, collective: str = "all_reduce") -> list[tuple[int, float]]:
-    """(bytes, seconds) of each message whose size is told, in order. It may wait for other ranks in it."""
+def message_times(trace: KinetoTrace, collective: str = "all_reduce") -> list[tuple[int, float]]:
+    """(bytes, seconds) of each message whose size is known, in order. It may wait for other ranks in it."""
     return [
         (event.bytes, event.end_s - event.start_s)
-        for event in profile.events
+        for event in trace.events
         if event.collective == collective and event.bytes and event.end_s > event.start_s
     ]
 
 
-def _rows(iteration: Iteration, buckets: Sequence[int]) -> list[dict[str, Any]]:
+def _rows(iteration: TracedIteration, buckets: Sequence[int]) -> list[dict[str, Any]]:
     computing = _kernel_spans(iteration) if iteration.kernels else _phase_spans(iteration)
-    rows = [
-        *_message_spans(iteration.events, buckets),
-        *_loading_spans(iteration.events),
-        *computing,
-    ]
+    sent, loaded = _message_spans(iteration.events, buckets), _loading_spans(iteration.events)
+    rows = [*sent, *loaded, *computing]
     origin_s = iteration.phases["forward"][0]
     for row in rows:
         row["start_s"] -= origin_s
@@ -366,49 +360,46 @@ def _rows(iteration: Iteration, buckets: Sequence[int]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["start_s"])
 
 
-def _span(task: str, kind: str, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
-    span = {"task": task, "kind": kind, "stream": "compute", "origin": "measured"}
+def _span(
+    task: str, kind: str, at: tuple[float, float], stream: str = "compute", **more: int
+) -> dict[str, Any]:
+    """A row of the timeline, ``at`` start and end in seconds."""
+    start_s, end_s = at
+    span = {"task": task, "kind": kind, "stream": stream, "origin": "measured"}
     return {**span, "start_s": start_s, "end_s": end_s, **more}
 
 
 def _message_spans(events: Sequence[Event], buckets: Sequence[int]) -> Iterator[dict[str, Any]]:
     for kind in COMMUNICATION:
-        messages = [event for event in events if event.collective == kind]
-        messages.sort(key=lambda event: event.start_s)
+        messages = sorted((e for e in events if e.collective == kind), key=lambda e: e.start_s)
         known = kind == "all_reduce" and len(messages) == len(buckets)
         for number, event in enumerate(messages):
-            yield _span(
-                f"{kind.replace('all', 'all_')} {number}",
-                kind,
-                event.start_s,
-                event.end_s,
-                stream="communication",
-                group=number if known or not buckets else -1,
-                bytes=buckets[number] if known else event.bytes,
-            )
+            group = number if known or not buckets else -1
+            n_bytes = buckets[number] if known else event.bytes
+            name = f"{kind} {number}"
+            yield _span(name, kind, event.at_s, "communication", group=group, bytes=n_bytes)
 
 
 def _loading_spans(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
     for event in events:
         if _LOADER.match(event.name):
-            yield _span("load", "io", event.start_s, event.end_s, stream="input")
+            yield _span("load", "io", event.at_s, "input")
         if event.on_gpu and event.name.startswith("Memcpy HtoD"):
-            yield _span("copy", "h2d", event.start_s, event.end_s, stream="input")
+            yield _span("copy", "h2d", event.at_s, "input")
 
 
-def _phase_spans(iteration: Iteration) -> list[dict[str, Any]]:
-    phases, last_s = dict(iteration.phases), iteration.gradients_end_s()
-    start_s, end_s = phases.pop("backward")
-    spans = [_span(kind, kind, *phase) for kind, phase in phases.items()]
-    spans.append(_span("backward", "backward", start_s, last_s))
+def _phase_spans(iteration: TracedIteration) -> list[dict[str, Any]]:
+    last_s = iteration.gradients_end_s()
+    start_s, end_s = iteration.phases["backward"]
+    phases = {**iteration.phases, "backward": (start_s, last_s)}
     if end_s > last_s:
-        spans.append(_span("wait", "wait", last_s, end_s))
-    return spans
+        phases["wait"] = last_s, end_s
+    return [_span(kind, kind, at_s) for kind, at_s in phases.items()]
 
 
-def _kernel_spans(iteration: Iteration) -> list[dict[str, Any]]:
+def _kernel_spans(iteration: TracedIteration) -> list[dict[str, Any]]:
     return [
-        _span(kernel.name, kind, kernel.start_s, kernel.end_s)
+        _span(kernel.name, kind, kernel.at_s)
         for kind, (start_s, end_s) in iteration.phases.items()
         for launched_s, kernel in iteration.kernels
         if start_s <= launched_s < end_s and not kernel.name.startswith("Memcpy HtoD")

@@ -77,11 +77,27 @@ def read_bytes_seconds(
     }
     frame, chosen = choose(frame, _MESSAGE_KEYS, wanted, path)
     said = {name: value for name, value in wanted.items() if value is not None}
-    return (
-        frame["bytes"].to_numpy(),
-        frame["seconds"].to_numpy(),
-        {"source": source, **said, **chosen},
-    )
+    meta = {"source": source, **said, **chosen}
+    return frame["bytes"].to_numpy(), frame["seconds"].to_numpy(), meta
+
+
+def read_collectives(path: Path, *, ranks: int | None = None, link: str | None = None) -> DataFrame:
+    """Samples as a ``collectives`` table, whoever measured them.
+
+    A file without a stamp is a user's own CSV or an nccl-tests log, over a link whose rate is not shaped;
+    what it does not say of ``ranks`` and ``link`` is taken as given here.
+
+    Raises UserError as `read_bytes_seconds`, and where the number of ranks is not known.
+    """
+    if is_stamped(path):
+        return load_table(path, "collectives")
+    frame = _own_messages(path)[1]
+    said: dict[str, Any] = {"ranks": ranks, "link": link or "unknown", "collective": "all_reduce"}
+    said |= {"algorithm": "", "link_bits_per_s": 0.0, "session": 0, "stolen": 0.0}
+    said |= {"messages_per_sample": 1, "in_flight": 1}
+    if "ranks" not in frame and ranks is None:
+        raise UserError(f"{path}: does not say how many ranks there were: give --ranks")
+    return frame.assign(**{name: value for name, value in said.items() if name not in frame})
 
 
 def _own_messages(path: Path) -> tuple[str, DataFrame]:
@@ -106,10 +122,8 @@ def _check_units(sheet: Sheet) -> None:
         for name in sheet.header:
             unit = next((word for word in re.split(r"[\W_]+", name.lower()) if word in units), None)
             if unit is not None:
-                raise UserError(
-                    f"{sheet.file}: row at line 1, column {name}: in {unit}, expected {needed}: "
-                    f"{units[unit]} and name the column {needed}"
-                )
+                advice = f"{units[unit]} and name the column {needed}"
+                sheet.fail(None, name, f"in {unit}, expected {needed}: {advice}")
 
 
 def _check_rate(sheet: Sheet, frame: DataFrame) -> None:
@@ -118,9 +132,6 @@ def _check_rate(sheet: Sheet, frame: DataFrame) -> None:
     slow = (size >= 65536) & (size < 1e4 * seconds)
     if slow.any():
         row = int(np.argmax(slow))
-        sheet.fail(
-            row,
-            "seconds",
-            f"{size[row]} bytes in {seconds[row]:g} s is {size[row] / seconds[row]:.3g} bytes a second: "
-            "not seconds? divide microseconds by 1000000, milliseconds by 1000",
-        )
+        rate = f"{size[row]} bytes in {seconds[row]:g} s is {size[row] / seconds[row]:.3g} bytes a second"
+        advice = "not seconds? divide microseconds by 1000000, milliseconds by 1000"
+        sheet.fail(row, "seconds", f"{rate}: {advice}")

@@ -1,6 +1,6 @@
 """Layer-wise traces in the format of dag Section VI and Table VI, read, checked and made a profile.
 
-One line a layer in forward order: id, name, forward, backward and communication time in microseconds,
+One line per layer in forward order: id, name, forward, backward and communication time in microseconds,
 bytes of its gradient (0 for a layer without parameters). Ids count from 0; a file of several
 iterations repeats the block.
 """
@@ -8,29 +8,39 @@ iterations repeats the block.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_bytes, format_seconds
 from ddlkit.core.workload import LayerProfile
-from ddlkit.formats.finding import Finding
+from ddlkit.formats import Finding
 from ddlkit.store import files
+from ddlkit.store.readers import BYTES_PER_PARAMETER
+from ddlkit.store.sheet import Column, Schema, Sheet
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-COLUMNS = ("id", "name", "forward", "backward", "comm", "size")
 TIMES = ("forward_s", "backward_s", "communication_s")
-BYTES_PER_PARAMETER = 4  # the trace's gradients are single precision (dag VI)
 
+_FILE = Schema(
+    "a layer-wise trace",
+    (
+        Column("id", "int", "non_negative"),
+        Column("name", "str", "named"),
+        *(Column(name, "microseconds", "non_negative") for name in ("forward", "backward", "comm")),
+        Column("size", "int", "non_negative"),
+    ),
+)
 _GAP = re.compile(r"[\s,]+")
 
 
@@ -41,8 +51,8 @@ class LayerTrace:
     name : L; n_bytes : (L,) of each layer's gradient, 0 where there is none
     forward_s, backward_s, communication_s : (k, L) seconds
 
-    Raises UserError for shapes that differ, nothing at all, negative or non-finite entries, and names
-    that the format cannot hold.
+    Raises UserError for shapes that differ, nothing at all, and negative or non-finite
+    entries.
     """
 
     name: tuple[str, ...]
@@ -53,12 +63,9 @@ class LayerTrace:
 
     def __post_init__(self) -> None:
         n_bytes = np.array(self.n_bytes, dtype=np.int64)
-        unwritable = [name for name in self.name if _cells(name) != [name]]
-        if unwritable:
-            raise UserError(f"trace: layer name {unwritable[0]!r}: must have no blank and no comma")
         if not self.name or n_bytes.shape != (len(self.name),) or np.any(n_bytes < 0):
             raise UserError(
-                "trace: n_bytes must be one size >= 0 a layer, and there must be a layer"
+                "trace: n_bytes must be one size >= 0 per layer, and there must be a layer"
             )
         object.__setattr__(self, "n_bytes", n_bytes)
         for column in TIMES:
@@ -87,7 +94,7 @@ class LayerTrace:
         return LayerTrace(self.name, self.n_bytes, **means)
 
     def spread(self) -> dict[str, Floats]:
-        """(L,) sample standard deviation of each column of TIMES; NaN where one iteration tells none."""
+        """(L,) sample standard deviation of each column of TIMES; NaN where there is one iteration."""
         if self.iterations == 1:
             return {column: np.full(len(self.name), np.nan) for column in TIMES}
         return {column: getattr(self, column).std(axis=0, ddof=1) for column in TIMES}
@@ -110,7 +117,8 @@ class LayerTrace:
 
         Raises UserError when no layer has parameters.
         """
-        self._check_learnable()
+        if not len(self.learnable):
+            raise UserError("trace: no layer has a gradient (all sizes are 0): nothing to exchange")
         owner = np.maximum(
             np.searchsorted(self.learnable, np.arange(len(self.name)), "right") - 1, 0
         )
@@ -144,20 +152,6 @@ class LayerTrace:
         n_bytes = np.broadcast_to(self.n_bytes[self.learnable], seconds.shape)
         return n_bytes[seconds > 0], seconds[seconds > 0]
 
-    def cost(self) -> Table:
-        """The measured messages as a cost: the mean time of each size, so that all tensors add up.
-
-        Raises UserError when there are messages of fewer than two sizes.
-        """
-        n_bytes, seconds = self.messages()
-        sizes, which = np.unique(n_bytes, return_inverse=True)
-        means = np.bincount(which, weights=seconds) / np.maximum(np.bincount(which), 1)
-        return Table(sizes.astype(float), means)
-
-    def _check_learnable(self) -> None:
-        if not len(self.learnable):
-            raise UserError("trace: no layer has a gradient (all sizes are 0): nothing to exchange")
-
 
 # -- files -------------------------------------------------------------------------------------
 
@@ -165,7 +159,7 @@ class LayerTrace:
 def looks_like_one(text: str) -> bool:
     """Whether the first line is a trace's: its header, or layer 0."""
     first = _cells(text.strip().partition("\n")[0])
-    return _is_header(first) or (len(first) == len(COLUMNS) and first[0] == "0")
+    return _is_header(first) or (len(first) == len(_FILE.names) and first[0] == "0")
 
 
 def read_trace(path: Path) -> LayerTrace:
@@ -179,51 +173,25 @@ def read_trace(path: Path) -> LayerTrace:
 
 
 def parse_trace(text: str, file: str) -> LayerTrace:
-    """``read_trace`` of a text; ``file`` names it in errors."""
-    blocks: list[list[_Row]] = []
-    for row in _rows(text, file):
-        if row.id == 0:
-            blocks.append([])
-        expected = len(blocks[-1]) if blocks else 0
-        if row.id != expected:
-            row.fail(f"id {row.id}, expected {expected}: ids count from 0 in every iteration")
-        blocks[-1].append(row)
-        if len(blocks) > 1:
-            _check_repeats(row, blocks[0], blocks[-1])
-    if not blocks:
-        raise UserError(f"{file}: line 1: no layers: expected lines of {', '.join(COLUMNS)}")
-    if len(blocks[-1]) < len(blocks[0]):
-        missing = blocks[0][len(blocks[-1])]
-        blocks[-1][-1].fail(f"the last iteration ends before layer {missing.id} ({missing.name})")
-    times = [[row.times_s for row in block] for block in blocks]
-    columns = dict(zip(TIMES, np.moveaxis(np.array(times), -1, 0), strict=True))
-    first = blocks[0]
-    n_bytes = np.array([row.n_bytes for row in first])
-    return LayerTrace(tuple(row.name for row in first), n_bytes, **columns)
+    """``read_trace`` of a text; ``file`` names it in errors.
 
-
-def write_trace(trace: LayerTrace, path: Path) -> None:
-    """The trace as a file that reads back equal to the last bit. Raises UserError as writing does."""
-    lines = ["\t".join(("Id", "Name", "Forward", "Backward", "Comm.", "Size"))]
-    for iteration in range(trace.iterations):
-        for row, (name, size) in enumerate(zip(trace.name, trace.n_bytes.tolist(), strict=True)):
-            times = [_microseconds(getattr(trace, column)[iteration, row]) for column in TIMES]
-            lines.append("\t".join((str(row), name, *times, str(size))))
-    files.atomic_write_text(path, "\n".join(lines) + "\n")
-
-
-class _Row(NamedTuple):
-    """One line: what it says, and where it stands."""
-
-    id: int
-    name: str
-    times_s: tuple[float, float, float]
-    n_bytes: int
-    line: int
-    file: str
-
-    def fail(self, problem: str) -> NoReturn:
-        raise UserError(f"{self.file}: line {self.line}: {problem}")
+    >>> trace = parse_trace("0 conv 20 40 5 400\\n1 relu 3 3 0 0", "my trace")
+    >>> trace.name, trace.forward_s[0].tolist()
+    (('conv', 'relu'), [2e-05, 3e-06])
+    """
+    sheet = _sheet(text, file)
+    frame = _FILE.frame(sheet)
+    ids = frame["id"].to_numpy()
+    rows = np.arange(len(ids))
+    expected = rows - np.maximum.accumulate(np.where(ids == 0, rows, 0))
+    for row in np.flatnonzero(ids != expected)[:1]:
+        problem = f"{ids[row]}, expected {expected[row]}: ids count from 0 in every iteration"
+        sheet.fail(row, "id", problem)
+    count = int(np.append(np.flatnonzero(ids == 0), len(ids))[1])
+    _check_repeats(sheet, frame, count)
+    times = frame[["forward", "backward", "comm"]].to_numpy().reshape(-1, count, 3)
+    columns = dict(zip(TIMES, np.moveaxis(times, -1, 0), strict=True))
+    return LayerTrace(tuple(frame["name"][:count]), frame["size"].to_numpy()[:count], **columns)
 
 
 def _cells(line: str) -> list[str]:
@@ -231,69 +199,46 @@ def _cells(line: str) -> list[str]:
 
 
 def _is_header(cells: Sequence[str]) -> bool:
-    return bool(cells) and cells[0].lower() == COLUMNS[0]
+    return bool(cells) and cells[0].lower() == "id"
 
 
-def _rows(text: str, file: str) -> Iterator[_Row]:
+def _sheet(text: str, file: str) -> Sheet:
+    """The lines that are neither blank nor a header, as cells."""
+    lines, rows, names = [], [], _FILE.names
     for line, content in enumerate(text.splitlines(), start=1):
         cells = _cells(content)
-        if not cells:
-            continue
-        if len(cells) != len(COLUMNS):
+        if cells and len(cells) != len(names):
             raise UserError(
-                f"{file}: line {line}: {len(cells)} columns, expected {len(COLUMNS)}: "
-                f"{', '.join(COLUMNS)}"
+                f"{file}: line {line}: {len(cells)} columns, expected {len(names)}: {', '.join(names)}"
             )
         if _is_header(cells):
-            _check_header(cells, f"{file}: line {line}")
-            continue
-        where = f"{file}: line {line}, column "
-        named = zip(COLUMNS, cells, strict=True)
-        number = {name: _number(cell, where + name) for name, cell in named if name != "name"}
-        for name in ("id", "size"):
-            if number[name] != int(number[name]):
-                raise UserError(f"{where}{name}: {number[name]} is not a whole number")
-        forward, backward, sent = (float(number[name].scaleb(-6)) for name in COLUMNS[2:5])
-        times_s = (forward, backward, sent)
-        yield _Row(int(number["id"]), cells[1], times_s, int(number["size"]), line, file)
+            for cell, name in zip(cells, names, strict=True):
+                if not cell.lower().startswith(name):
+                    raise UserError(f"{file}: line {line}: column {cell!r}, expected {name!r} here")
+        elif cells:
+            lines.append(line)
+            rows.append(cells)
+    if not rows:
+        raise UserError(f"{file}: line 1: no layers: expected lines of {', '.join(names)}")
+    return Sheet(file, names, tuple(lines), tuple(rows))
 
 
-def _check_header(cells: Sequence[str], where: str) -> None:
-    for cell, name in zip(cells, COLUMNS, strict=True):
-        if not cell.lower().startswith(name):
-            raise UserError(f"{where}: column {cell!r}, expected {name!r} here")
-
-
-def _number(cell: str, where: str) -> Decimal:
-    """Exactly what is written: microseconds become seconds without a rounding of their own."""
-    try:
-        number = Decimal(cell)
-    except InvalidOperation:
-        number = Decimal("nan")
-    if number.is_nan():
-        raise UserError(f"{where}: {cell!r} is not a number")
-    if number < 0:
-        raise UserError(f"{where}: {cell} is negative")
-    if not number < 10**15:  # above any size or time that is meant; also infinity
-        raise UserError(f"{where}: {cell} is too large")
-    return number
-
-
-def _check_repeats(row: _Row, first: Sequence[_Row], block: Sequence[_Row]) -> None:
-    """Raise unless this layer is in the first iteration what it is in this one."""
-    if row.id >= len(first):
-        row.fail(f"layer {row.id} ({row.name}) is not in the first iteration")
-    same = first[row.id]
-    if (row.name, row.n_bytes) != (same.name, same.n_bytes):
-        row.fail(
-            f"layer {row.name} of {row.n_bytes} bytes, but line {same.line} has "
-            f"{same.name} of {same.n_bytes} bytes"
-        )
-
-
-def _microseconds(seconds: float) -> str:
-    """The shortest decimal that reads back as the same seconds."""
-    return format(Decimal(repr(float(seconds))).scaleb(6).normalize(), "g")
+def _check_repeats(sheet: Sheet, frame: DataFrame, count: int) -> None:
+    """Raise unless each iteration has the ``count`` layers of the first one."""
+    layers = list(zip(frame["id"], frame["name"], frame["size"], strict=True))
+    for row, (number, name, size) in enumerate(layers):
+        if number >= count:
+            sheet.fail(row, "id", f"layer {number} ({name}) is not in the first iteration")
+        if (number, name, size) != layers[number]:
+            _, known, known_size = layers[number]
+            problem = (
+                f"layer {name} of {size} bytes, but line {sheet.lines[number]} has {known} of "
+            )
+            sheet.fail(row, "size", f"{problem}{known_size} bytes")
+    left = len(layers) % count
+    if left:
+        problem = f"the last iteration ends before layer {left} ({layers[left][1]})"
+        sheet.fail(len(layers) - 1, "id", problem)
 
 
 # -- what does not fit -------------------------------------------------------------------------
@@ -306,7 +251,7 @@ SAME = 5e-5  # relative: times printed with five or six digits that agree in fou
 
 
 def check_trace(trace: LayerTrace) -> list[Finding]:
-    """What the mean iteration says of itself that cannot be, or that is not what it seems; told, not mended.
+    """What the mean iteration says of itself that cannot be, or is not what it seems; nothing is mended.
 
     ``what`` is one of
 
@@ -320,22 +265,23 @@ def check_trace(trace: LayerTrace) -> list[Finding]:
     * message: a gradient that takes no time to exchange, or a time without a gradient
     """
     mean = trace.mean()
-    checks = (
-        _totals,
-        _input_rows,
-        _large_forward,
-        _large_backward,
-        _not_monotone,
-        _waiting,
-        _odd_sizes,
-        _odd_messages,
-    )
+    checks = (_totals, _large_forward, _large_backward, _not_monotone, _waiting, _odd_messages)
     return [finding for check in checks for finding in check(mean)]
 
 
+def _finding(mean: LayerTrace, what: str, rows: Iterable[int], text: str) -> Finding:
+    return Finding(what, tuple(mean.name[row] for row in rows), text)
+
+
+def _input_s(mean: LayerTrace) -> float:
+    """Forward time of what stands before the first layer with parameters."""
+    return float(mean.forward_s[0, : mean.learnable[:1].sum()].sum())
+
+
 def _totals(mean: LayerTrace) -> Iterator[Finding]:
+    input_s = _input_s(mean)
     forward, backward, sent = (float(getattr(mean, column).sum()) for column in TIMES)
-    forward -= _input_s(mean)
+    forward -= input_s
     size = int(mean.n_bytes.sum())
     ratio = f" (backward / forward {backward / forward:.2f})" if forward else ""
     text = (
@@ -344,14 +290,9 @@ def _totals(mean: LayerTrace) -> Iterator[Finding]:
         f"{size // BYTES_PER_PARAMETER} parameters"
     )
     yield Finding("totals", (), text)
-
-
-def _input_rows(mean: LayerTrace) -> Iterator[Finding]:
-    seconds = _input_s(mean)
-    if seconds:
-        names = mean.name[: mean.learnable[0]]
-        text = f"{format_seconds(seconds)} before the first layer with parameters: input, not computation"
-        yield Finding("input", names, text)
+    if input_s:
+        text = f"{format_seconds(input_s)} before the first layer with parameters: input, not computation"
+        yield _finding(mean, "input", range(mean.learnable[0]), text)
 
 
 def _large_forward(mean: LayerTrace) -> Iterator[Finding]:
@@ -374,27 +315,22 @@ def _large_forward(mean: LayerTrace) -> Iterator[Finding]:
         f"in the median; divided by {power}, backward / forward of the whole is {mended:.2f}, not "
         f"{found:.2f}"
     )
-    yield Finding("forward", tuple(mean.name[row] for row in rows[wrong]), text)
-
-
-def _input_s(mean: LayerTrace) -> float:
-    """Forward time of what stands before the first layer with parameters."""
-    return float(mean.forward_s[0, : mean.learnable[:1].sum()].sum())
+    yield _finding(mean, "forward", rows[wrong], text)
 
 
 def _large_backward(mean: LayerTrace) -> Iterator[Finding]:
-    for row in np.flatnonzero(mean.n_bytes == 0):
-        forward, backward = mean.forward_s[0, row], mean.backward_s[0, row]
-        if forward and backward > SUSPECT_PLAIN * forward:
-            text = (
-                f"backward {format_seconds(backward)} is {backward / forward:.0f} times forward, in a "
-                "layer without parameters"
-            )
-            yield Finding("backward", (mean.name[row],), text)
+    forward, backward = mean.forward_s[0], mean.backward_s[0]
+    plain = (mean.n_bytes == 0) & (forward > 0) & (backward > SUSPECT_PLAIN * forward)
+    for row in np.flatnonzero(plain):
+        times = (
+            f"{format_seconds(backward[row])} is {backward[row] / forward[row]:.0f} times forward"
+        )
+        text = f"backward {times}, in a layer without parameters"
+        yield _finding(mean, "backward", [int(row)], text)
 
 
 def _not_monotone(mean: LayerTrace) -> Iterator[Finding]:
-    """Told once, of the pair where it is worst."""
+    """Reported once, of the pair where it is worst."""
     rows = mean.learnable[np.argsort(mean.n_bytes[mean.learnable], kind="stable")]
     n_bytes, seconds = mean.n_bytes[rows], mean.communication_s[0, rows]
     slower = (n_bytes[:, None] < n_bytes) & (seconds[:, None] > seconds) & (seconds > 0)
@@ -409,7 +345,7 @@ def _not_monotone(mean: LayerTrace) -> Iterator[Finding]:
         f"{int(slower.any(axis=1).sum())} of {len(rows)} messages take longer than a larger one: the "
         "column is not the cost of a message of that size"
     )
-    yield Finding("monotone", (mean.name[rows[small]], mean.name[rows[large]]), text)
+    yield _finding(mean, "monotone", rows[[small, large]], text)
 
 
 def _waiting(mean: LayerTrace) -> Iterator[Finding]:
@@ -423,20 +359,17 @@ def _waiting(mean: LayerTrace) -> Iterator[Finding]:
                 f"agree within {format_seconds(apart[other])} of {format_seconds(sent)}: it seems to "
                 "include waiting for it"
             )
-            yield Finding("waiting", (mean.name[row], mean.name[other]), text)
-
-
-def _odd_sizes(mean: LayerTrace) -> Iterator[Finding]:
-    for row in np.flatnonzero(mean.n_bytes % BYTES_PER_PARAMETER):
-        text = f"{mean.n_bytes[row]} bytes is not a whole number of single-precision parameters"
-        yield Finding("size", (mean.name[row],), text)
+            yield _finding(mean, "waiting", (row, other), text)
 
 
 def _odd_messages(mean: LayerTrace) -> Iterator[Finding]:
+    for row in np.flatnonzero(mean.n_bytes % BYTES_PER_PARAMETER):
+        text = f"{mean.n_bytes[row]} bytes is not a whole number of single-precision parameters"
+        yield _finding(mean, "size", [int(row)], text)
     has_gradient, is_sent = mean.n_bytes > 0, mean.communication_s[0] > 0
-    for rows, text in (
+    for odd, text in (
         (has_gradient & ~is_sent, "a gradient, but no communication time"),
         (~has_gradient & is_sent, "communication time, but no gradient"),
     ):
-        if rows.any():
-            yield Finding("message", tuple(mean.name[row] for row in np.flatnonzero(rows)), text)
+        if odd.any():
+            yield _finding(mean, "message", np.flatnonzero(odd), text)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ddlkit.core.errors import UserError
+from ddlkit.store import network_named
 
 VGG_CONVOLUTIONS = {"VGG16": (2, 2, 3, 3, 3), "VGG19": (2, 2, 4, 4, 4)}
 RESNET_BLOCKS = {"ResNet50": (3, 4, 6, 3), "ResNet101": (3, 4, 23, 3), "ResNet152": (3, 8, 36, 3)}
@@ -26,13 +27,17 @@ class Layer:
 
 
 def layers(network: str) -> tuple[Layer, ...]:
-    """The layers of VGG16/19, ResNet50/101/152, AlexNet, GoogLeNet or "GoogLeNet with heads".
+    """The layers of VGG-16/19, ResNet-50/101/152, AlexNet, GoogLeNet or "GoogLeNet with heads".
 
-    Forward order. Raises UserError for another name.
+    Forward order; any spelling. Raises UserError for another network.
+
+    >>> sum(size for layer in layers("ResNet-50") for size in layer.tensors)
+    25557032
     """
-    if network not in _NETWORKS:
-        raise UserError(f"no network {network!r}: use one of {', '.join(_NETWORKS)}")
-    return tuple(_NETWORKS[network]())
+    name = network_named(network)
+    if name not in _NETWORKS:
+        raise UserError(f"no layers of {network!r} are counted: use one of {', '.join(_NETWORKS)}")
+    return tuple(_NETWORKS[name]())
 
 
 def parameters(network: str) -> tuple[int, ...]:
@@ -124,9 +129,9 @@ def _googlenet(*, heads: bool) -> Iterator[Layer]:
 
 
 _NETWORKS: dict[str, Callable[[], Iterator[Layer]]] = {
-    **{name: partial(_vgg, counts) for name, counts in VGG_CONVOLUTIONS.items()},
-    **{name: partial(_resnet, counts) for name, counts in RESNET_BLOCKS.items()},
-    "AlexNet": _alexnet,
-    "GoogLeNet": partial(_googlenet, heads=False),
-    "GoogLeNet with heads": partial(_googlenet, heads=True),
+    **{name.lower(): partial(_vgg, counts) for name, counts in VGG_CONVOLUTIONS.items()},
+    **{name.lower(): partial(_resnet, counts) for name, counts in RESNET_BLOCKS.items()},
+    "alexnet": _alexnet,
+    "googlenet": partial(_googlenet, heads=False),
+    "googlenet_aux": partial(_googlenet, heads=True),
 }

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from ddlkit.core.bandwidth import bus_factor
 from ddlkit.core.case import Case
-from ddlkit.core.iteration import simulate
-from ddlkit.core.sparse import Selecting, SparseGather
+from ddlkit.core.sparse import Selecting
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Workload
-from ddlkit.report.validate import Calibration, computed, plan_of, undisturbed
+from ddlkit.model.calibration import Calibration, undisturbed
+from ddlkit.model.predictor import forecast_case
 
 Floats = NDArray[np.float64]
 
@@ -203,11 +203,7 @@ def simulated(
     selections: Mapping[str, Selecting],
 ) -> Timeline:
     """The timeline that the model has of a case: to look at beside the replayed one."""
-    fitted, _, link = calibration.of_case(case)
-    cost = fitted.cost
-    if case.collective == "all_gather":
-        cost = SparseGather(cost, case.density)
-    return simulate(computed(case, workloads, selections), plan_of(case), cost, link)
+    return forecast_case(case, workloads, calibration, selections).iteration.timeline()
 
 
 def paired(runs: pd.DataFrame, plan: str, draws: int = 2000, seed: int = 0) -> pd.DataFrame:

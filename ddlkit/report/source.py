@@ -14,6 +14,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import SelectionTimes
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.core.workload import LayerProfile, Workload
+from ddlkit.model.predictor import scatter_of
 
 Floats = NDArray[np.float64]
 
@@ -100,9 +101,8 @@ class Source:
         for path in (path for one in self.directories for path in one.glob("layers-*.csv")):
             samples = path.with_name(path.name.replace("layers-", "samples-", 1))
             if samples.exists():
-                rows = store.load_table(samples, "samples")
-                took_s = rows["seconds"][rows["quantity"] == "unhooked_iteration"].to_numpy()
-                found[store.read_profile(path).sha256] = took_s / np.median(took_s)
+                scatter = scatter_of(store.load_table(samples, "samples"))
+                found[store.read_profile(path).sha256] = scatter
         return found
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +20,20 @@ from ddlkit.store.tables import is_stamped, load_table
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+BYTES_PER_PARAMETER = 4  # of a gradient in single precision
 SELECTOR = "topk_unsorted"  # of the table selection: what a replay that really selects does
-_PROFILE_KEYS = ("network", "device", "batch", "precision", "ranks", "threads")
+# What a user's own layer profile may leave out, and what is then assumed.
+_ASSUMED = {
+    "device": "unknown",
+    "batch": "1",
+    "precision": "fp32",
+    "ranks": "1",
+    "threads": "0",
+    "layer": "its tensor",
+    "parameters": "1",
+    "flops": "0",
+    "update_s": "0",
+}
 
 
 def read_profile(
@@ -31,17 +45,23 @@ def read_profile(
     precision: str | None = None,
     ranks: int | None = None,
     threads: int | None = None,
+    forward_s: float | None = None,
+    assumed: list[str] | None = None,
 ) -> LayerProfile:
     """The one profile in a ``layers`` table, or the one chosen.
 
-    A table without a stamp is a user's own: it may leave out precision (fp32), ranks (1), threads
-    and update_s (0).
+    A table without a stamp is a user's own: it needs only columns tensor, gradient_bytes, backward_s
+    and forward_s. What else it leaves out is assumed (a network named as the file, gradients of four
+    bytes per parameter, no update).
+    forward_s : seconds of the whole forward pass, in place of the column of that name
+    assumed : a list to which every assumption is added, one phrase each
+
     Raises UserError for a wrong file, naming row and column, and where several profiles remain.
     """
     if is_stamped(path):
         frame = load_table(path, "layers")
     else:
-        frame = SCHEMAS["layers"].frame(own_sheet(path), exact=False)
+        frame = _own_profile(path, forward_s is not None, [] if assumed is None else assumed)
     wanted = {
         "network": network,
         "device": device,
@@ -50,7 +70,42 @@ def read_profile(
         "ranks": ranks,
         "threads": threads,
     }
-    frame, chosen = choose(frame, _PROFILE_KEYS, wanted, path)
+    frame, chosen = choose(frame, tuple(wanted), wanted, path)
+    if forward_s is not None:
+        if not 0 < forward_s < math.inf:
+            raise UserError(f"forward_s is {forward_s}: must be a time above zero")
+        if frame["forward_s"].any():
+            raise UserError(
+                f"{path}: column forward_s: it has times, so give no forward_s beside it"
+            )
+        frame = frame.assign(forward_s=[forward_s] + [0.0] * (len(frame) - 1))
+    return _profile(frame, chosen, path)
+
+
+def _own_profile(path: Path, forward_is_given: bool, assumed: list[str]) -> DataFrame:
+    """A user's own rows, with every column of schema ``layers``."""
+    sheet = _own_sheet(path)
+    defaults = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
+    if forward_is_given:
+        defaults["forward_s"] = "0"
+    elif "forward_s" not in sheet.header and "backward_s" in sheet.header:
+        problem = "missing: add it, or give the seconds of the whole forward pass"
+        sheet.fail(None, "forward_s", problem)
+    schema = SCHEMAS["layers"]
+    columns = [replace(column, default=defaults.get(column.name)) for column in schema.columns]
+    frame = replace(schema, columns=tuple(columns)).frame(sheet, exact=False)
+    missing = [name for name in defaults if name not in (*sheet.header, "forward_s")]
+    if "layer" in missing:
+        frame["layer"] = frame["tensor"]
+    if "parameters" in missing:
+        frame["parameters"] = -(-frame["gradient_bytes"] // BYTES_PER_PARAMETER)
+        defaults["parameters"] = f"gradient_bytes / {BYTES_PER_PARAMETER}"
+    assumed.extend(f"{name} = {defaults[name]}" for name in missing)
+    return frame
+
+
+def _profile(frame: DataFrame, chosen: dict[str, Any], path: Path) -> LayerProfile:
+    """The profile of rows that agree in what was chosen."""
     for name in ("forward_s", "backward_s"):
         if not frame[name].sum() > 0:
             raise UserError(f"{path}: column {name}: all times are zero: measure the layers again")
@@ -58,9 +113,7 @@ def read_profile(
         raise UserError(f"{path}: column update_s: differs between rows of one profile")
     arrays = ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops")
     return LayerProfile(
-        network=chosen["network"],
-        device=chosen["device"],
-        batch=chosen["batch"],
+        **{name: chosen[name] for name in ("network", "device", "batch")},
         tensor=tuple(frame["tensor"]),
         layer=tuple(frame["layer"]),
         **{name: frame[name].to_numpy() for name in arrays},
@@ -71,26 +124,13 @@ def read_profile(
 def profile_frame(
     profile: LayerProfile, precision: str = "fp32", ranks: int = 1, threads: int = 0
 ) -> DataFrame:
-    """The profile as a table of schema ``layers``: forward order, one row a tensor. Reads back equal."""
+    """The profile as a table of schema ``layers``: forward order, one row per tensor. Reads back equal."""
     from pandas import DataFrame
 
+    given = {"precision": precision, "ranks": ranks, "threads": threads}
+    names = SCHEMAS["layers"].names
     return DataFrame(
-        {
-            "network": profile.network,
-            "device": profile.device,
-            "batch": profile.batch,
-            "precision": precision,
-            "ranks": ranks,
-            "threads": threads,
-            "tensor": profile.tensor,
-            "layer": profile.layer,
-            "parameters": profile.parameters,
-            "gradient_bytes": profile.gradient_bytes,
-            "forward_s": profile.forward_s,
-            "backward_s": profile.backward_s,
-            "flops": profile.flops,
-            "update_s": profile.update_s,
-        }
+        {name: given[name] if name in given else getattr(profile, name) for name in names}
     )
 
 
@@ -102,12 +142,12 @@ def read_timeline(path: Path, case: str | None = None, repeat: int | None = None
     if is_stamped(path):
         frame = load_table(path, "timeline")
     else:
-        frame = SCHEMAS["timeline"].frame(own_sheet(path), exact=False)
+        frame = SCHEMAS["timeline"].frame(_own_sheet(path), exact=False)
     frame, _ = choose(frame, ("case", "repeat"), {"case": case, "repeat": repeat}, path)
     return Timeline(**{name: frame[name].to_numpy() for name in TIMELINE_COLUMNS})
 
 
-def own_sheet(path: Path) -> Sheet:
+def _own_sheet(path: Path) -> Sheet:
     return read_sheet(files.text_of(files.read(path), path), str(path))
 
 

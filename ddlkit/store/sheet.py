@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
@@ -15,7 +16,7 @@ from ddlkit.core.errors import UserError
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Kind = Literal["str", "int", "float", "bool"]
+Kind = Literal["str", "int", "float", "bool", "microseconds"]
 Check = Literal["", "named", "positive", "non_negative", "finite"]
 
 _BOOLS = {"True": True, "False": False, "true": True, "false": False}
@@ -32,10 +33,16 @@ def _whole(cell: str) -> int:
         return int(number)
 
 
+def _seconds(cell: str) -> float:
+    """Microseconds as seconds, without a rounding of their own."""
+    return float(Decimal(cell).scaleb(-6))
+
+
 _READ: dict[str, tuple[Callable[[str], Any], Any, str]] = {
     "str": (str, object, "is not text"),
     "int": (_whole, np.int64, "is not a whole number"),
     "float": (float, np.float64, "is not a number"),
+    "microseconds": (_seconds, np.float64, "is not a number"),
     "bool": (_BOOLS.__getitem__, np.bool_, "is not True or False"),
 }
 
@@ -54,9 +61,10 @@ class Sheet:
         at = self.header.index(name)
         return [row[at] for row in self.rows]
 
-    def fail(self, row: int, column: str, problem: str) -> NoReturn:
-        """Raise the UserError that names file, row and column; ``row`` counts from 0."""
-        raise UserError(f"{self.file}: row at line {self.lines[row]}, column {column}: {problem}")
+    def fail(self, row: int | None, column: str, problem: str) -> NoReturn:
+        """Raise the UserError that names file, row and column; rows count from 0, None: the header."""
+        line = 1 if row is None else self.lines[row]
+        raise UserError(f"{self.file}: row at line {line}, column {column}: {problem}")
 
 
 def read_sheet(text: str, file: str) -> Sheet:
@@ -103,18 +111,21 @@ class Column:
         today = dict(self.aliases)
         cells = [today.get(cell, cell) for cell in sheet.cells(self.name)]
         read, dtype, problem = _READ[self.kind]
-        try:
-            values = np.array([read(cell) for cell in cells], dtype=dtype)
-        except (ValueError, KeyError, OverflowError):
-            self._fail_unreadable(sheet, cells, read, dtype, problem)
-        for wrong, problem in self._rules(values):
-            if wrong.any():
-                row = int(np.argmax(wrong))
+        values = np.empty(len(cells), dtype)
+        for row, cell in enumerate(cells):
+            try:
+                values[row] = read(cell)
+            except (ArithmeticError, ValueError, KeyError):
+                wrong = f"{_shown(cell)} {problem}" if cell.strip() else "is empty"
+                sheet.fail(row, self.name, wrong)
+        for broken, problem in self._rules(values):
+            if broken.any():
+                row = int(np.argmax(broken))
                 sheet.fail(row, self.name, f"{_shown(cells[row])} {problem}")
         return values
 
     def _rules(self, values: np.ndarray) -> list[tuple[np.ndarray, str]]:
-        """(rows,) which values are wrong, and why, one entry a rule."""
+        """(rows,) which values are wrong, and why, one entry per rule."""
         if self.kind == "str":
             strange = np.array([not value.isprintable() for value in values])
             rules = [(strange, "has an unprintable character")]
@@ -127,19 +138,6 @@ class Column:
         if self.check == "non_negative":
             rules.append((values < 0, "must not be negative"))
         return rules
-
-    def _fail_unreadable(
-        self, sheet: Sheet, cells: list[str], read: Callable[[str], Any], dtype: Any, problem: str
-    ) -> NoReturn:
-        """Find the first cell that has no value of this kind."""
-        for row, cell in enumerate(cells):
-            try:
-                np.array(read(cell), dtype=dtype)
-            except (ValueError, KeyError, OverflowError):
-                sheet.fail(
-                    row, self.name, f"{_shown(cell)} {problem}" if cell.strip() else "is empty"
-                )
-        raise AssertionError("all cells are readable")
 
 
 def _shown(cell: str) -> str:
@@ -176,20 +174,16 @@ class Schema:
         sheet = self._renamed(sheet)
         for name in sheet.header:
             if sheet.header.count(name) > 1:
-                sheet.fail(0, name, "stands twice in the header")
+                sheet.fail(None, name, "stands twice in the header")
             if exact and name not in self.names:
-                raise UserError(
-                    f"{sheet.file}: row at line 1, column {name}: not a column of {self.name}"
-                )
+                sheet.fail(None, name, f"not a column of {self.name}")
         values = {}
         for column in self.columns:
             if column.name in sheet.header:
                 values[column.name] = column.values(sheet)
             elif column.default is None or (exact and not column.later):
                 found = ", ".join(sheet.header)[:200]
-                raise UserError(
-                    f"{sheet.file}: row at line 1, column {column.name}: missing; the columns are {found}"
-                )
+                sheet.fail(None, column.name, f"missing; the columns are {found}")
             else:
                 rows = ((column.default,),) * len(sheet.rows)
                 filled = Sheet(sheet.file, (column.name,), sheet.lines, rows)

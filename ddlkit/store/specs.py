@@ -2,58 +2,30 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import re
 from typing import TYPE_CHECKING
 
+from ddlkit.core.errors import UserError
 from ddlkit.store import files
 from ddlkit.store.paths import DATA
-from ddlkit.store.sheet import Column, Schema, read_sheet
+from ddlkit.store.schema import SCHEMAS
+from ddlkit.store.sheet import read_sheet
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_DEVICES = Schema(
-    "devices",
-    (
-        Column("device", "str", "named"),
-        Column("quantity", "str", "named"),
-        Column("value", "float", "positive"),
-        Column("source", "str", "named"),
-    ),
-    key=("device", "quantity"),
-)
-_NETWORKS = Schema(
-    "networks",
-    (
-        Column("name", "str", "named"),
-        Column("parameters", "int", "positive"),
-        Column("parameters_within", "int", "non_negative"),
-        Column("tensors", "int", "positive"),
-        Column("printed_gops", "float", "non_negative"),
-        Column("flops_per_op", "int", "positive"),
-        Column("forward_gflops", "float", "non_negative"),
-        Column("sample", "str", "named"),
-        Column("source", "str", "named"),
-    ),
-    key=("name",),
-)
 
-
-def _read(schema: Schema) -> DataFrame:
-    path = DATA / "specs" / f"{schema.name}.csv"
-    return schema.frame(read_sheet(files.text_of(files.read(path), path), str(path)))
+def _read(name: str) -> DataFrame:
+    path = DATA / "specs" / f"{name}.csv"
+    return SCHEMAS[name].frame(read_sheet(files.text_of(files.read(path), path), str(path)))
 
 
 @functools.cache
 def _datasheets() -> dict[tuple[str, str], float]:
-    frame = _read(_DEVICES)
-    return {
-        (name, quantity): value
-        for names, quantity, value in zip(
-            frame["device"], frame["quantity"], frame["value"], strict=True
-        )
-        for name in names.split("|")
-    }
+    rows = _read("devices")[["device", "quantity", "value"]].itertuples(index=False)
+    return {(name, quantity): value for names, quantity, value in rows for name in names.split("|")}
 
 
 def datasheet(device: str, quantity: str) -> float:
@@ -68,8 +40,9 @@ def datasheet(device: str, quantity: str) -> float:
 
 
 def published_networks() -> DataFrame:
-    """What is published of each network's size, one row a network; 0 where nothing is.
+    """What is published of each network's size, one row per network; 0 where nothing is.
 
+    aliases : other spellings, separated by ";", the one to show first
     parameters_within : how far the true number may lie off the printed one, rounded as it is
     tensors : that hold parameters
     printed_gops, flops_per_op, forward_gflops : 1e9 operations of the forward pass on one ``sample``
@@ -78,7 +51,42 @@ def published_networks() -> DataFrame:
 
     Raises UserError when data/specs/networks.csv is damaged or missing.
     """
-    return _read(_NETWORKS)
+    return _read("networks")
+
+
+@functools.cache
+def _spellings() -> dict[str, str]:
+    """Plain spelling -> name of the network, for every name and alias."""
+    frame = published_networks()
+    return {
+        _plain(text): name
+        for name, aliases in zip(frame["name"], frame["aliases"], strict=True)
+        for text in (name, *aliases.split(";"))
+    }
+
+
+def _plain(text: str) -> str:
+    return re.sub("[^a-z0-9]", "", text.lower())
+
+
+def network_named(text: str) -> str:
+    """The name under which a network is measured, however a user or a paper writes it.
+
+    Raises UserError with the names that it may stand for when no network is written so.
+
+    >>> network_named("ResNet-101"), network_named("ViT-Base/16")
+    ('resnet101', 'vit_b_16')
+    """
+    known, asked = _spellings(), _plain(text)
+    if asked in known:
+        return known[asked]
+    names = sorted(set(known.values()))
+    near = [name for name in names if asked and _plain(name).startswith(asked)]
+    near = near or difflib.get_close_matches(text.lower(), names, n=1)
+    hint = (
+        f"did you mean {' or '.join(map(repr, near))}?" if near else f"known are {', '.join(names)}"
+    )
+    raise UserError(f"unknown network {text!r}: {hint}")
 
 
 def measured_peaks(peaks: DataFrame) -> dict[tuple[str, str], float]:
@@ -88,7 +96,4 @@ def measured_peaks(peaks: DataFrame) -> dict[tuple[str, str], float]:
     is what the device can do.
     """
     rate = 2.0 * peaks["side"].astype(float) ** 3 / peaks["seconds"]
-    best: dict[tuple[str, str], float] = (
-        rate.groupby([peaks["device"], peaks["precision"]]).max().to_dict()
-    )
-    return best
+    return dict(rate.groupby([peaks["device"], peaks["precision"]]).max())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlkit.core.cost import AlphaBeta, MessageCost
-from ddlkit.core.iteration import predict, predict_spec
+from ddlkit.core.iteration import predict
 from ddlkit.core.plan import make_plan
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf import cluster
@@ -34,8 +34,11 @@ OPTIMAL = 1e-9
 
 def gaps(workload: Workload, cost: MessageCost, planners: Sequence[str]) -> dict[str, float]:
     """How much longer each planner's iteration takes than the best plan's, relative to it."""
-    best = predict_spec(workload, "exact", cost)[1].iteration_s
-    return {p: predict_spec(workload, p, cost)[1].iteration_s / best - 1 for p in planners}
+    best = predict(workload, make_plan("exact", workload, cost), cost).iteration_s
+    return {
+        p: predict(workload, make_plan(p, workload, cost), cost).iteration_s / best - 1
+        for p in planners
+    }
 
 
 def random_instance(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
@@ -103,9 +106,11 @@ def sweep(
                             "overhead_s": overhead,
                             **ratios(workload, cost),
                         }
-                        best = predict_spec(workload, "exact", cost)[1]
+                        best = predict(workload, make_plan("exact", workload, cost), cost)
                         for planner in planners:
-                            found = predict_spec(workload, planner, cost)[1].iteration_s
+                            found = predict(
+                                workload, make_plan(planner, workload, cost), cost
+                            ).iteration_s
                             yield {
                                 **where,
                                 "planner": planner,
@@ -141,8 +146,10 @@ def misjudged(
                     rise = meeting / 2 / np.log2(threshold_bytes / 1e3)
                     start = meeting - rise * np.log2(threshold_bytes)
                     true = piecewise_update(threshold_bytes, rise, start, slope, overhead)
-                    best = predict_spec(workload, "exact", true)[1].iteration_s
-                    own = predict_spec(workload, "adafusion:repaired", true)[1].iteration_s
+                    best = predict(workload, make_plan("exact", workload, true), true).iteration_s
+                    own = predict(
+                        workload, make_plan("adafusion:repaired", workload, true), true
+                    ).iteration_s
                     for share in believed:
                         plan = make_plan("mg_wfbp", workload, AlphaBeta(share * overhead, slope))
                         other = predict(workload, plan, true).iteration_s

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.iteration import PLAIN, message_ends
+from ddlkit.core.iteration import PLAIN, Iteration
 from ddlkit.core.link import Link
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.timeline import COMMUNICATION, Timeline, merge
@@ -54,7 +54,7 @@ def breakdown(
     ready_s = plan.group_ready_s(workload)
     waited = np.zeros_like(ready_s) if waited_s is None else waited_s
     leave_s = slowest * ready_s + waited + negotiate_s
-    end_s = message_ends(workload, plan, cost, link, leave_s)
+    end_s = Iteration(workload, plan, cost, link, leave_s=leave_s).ends_s
     begin_s = np.maximum(leave_s, np.concatenate([[0.0], end_s[:-1]]))
     first_s = workload.ready_s[np.array(plan.starts)]
     phases = {

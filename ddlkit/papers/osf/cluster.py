@@ -24,6 +24,7 @@ from ddlkit.core.units import GB, KB, MB
 from ddlkit.core.workload import Workload
 from ddlkit.papers import networks
 from ddlkit.papers.osf.messages import update_s
+from ddlkit.store import network_named
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,6 +43,11 @@ HALF_OPEN_WIDTH = 0.05
 """What counts as one unit of missing a statement that has only one bound."""
 BUFFERS = (KB, MB, 100 * MB, GB)
 UNITS = ("tensor", "layer")
+
+
+def osf_name(network: str) -> str:
+    """How the paper writes a network of FIVE or ``REPLACED``; StopIteration for another."""
+    return next(name for name in (*FIVE, REPLACED) if network_named(name) == network_named(network))
 
 
 def network_layers(network: str) -> tuple[networks.Layer, ...]:

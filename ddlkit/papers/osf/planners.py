@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ddlkit.core.cost import MessageCost
-from ddlkit.core.errors import UserError
-from ddlkit.core.plan import FusionPlan, needed_cost, register_planner
+from ddlkit.core.plan import FusionPlan, needed_cost, planner
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf.fusion import fusing_pays, wait_s
 
@@ -78,22 +77,11 @@ def _merged(name: str, workload: Workload, cost: MessageCost, joins: Rule) -> Fu
     return FusionPlan(name, (*ends, workload.n))
 
 
-def _variant(planner: str, text: str, known: str) -> bool:
-    """Whether the text after the colon asks for the variant. Raises UserError for another text."""
-    if text not in ("", known):
-        raise UserError(f"plan '{planner}:{text}': write {planner} or {planner}:{known}")
-    return text == known
-
-
+@planner("adafusion", label="adaFusion", variants=("repaired",), look=("#d55e00", "h", ":", "+++"))
 def _adafusion(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    repaired = _variant("adafusion", text, "repaired")
-    return adafusion(workload, needed_cost(cost, "adafusion"), literal=not repaired)
+    return adafusion(workload, needed_cost(cost, "adafusion"), literal=text != "repaired")
 
 
+@planner("mg_wfbp", label="MG-WFBP", variants=("osf",), look=("#7fc4ee", "^", "--", "\\\\\\"))
 def _mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    told = _variant("mg_wfbp", text, "osf")
-    return mg_wfbp(workload, needed_cost(cost, "mg_wfbp"), as_told_by_osf=told)
-
-
-register_planner("adafusion", _adafusion)
-register_planner("mg_wfbp", _mg_wfbp)
+    return mg_wfbp(workload, needed_cost(cost, "mg_wfbp"), as_told_by_osf=text == "osf")

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import math
 
-from ddlkit.core.cost import MessageCost
-from ddlkit.core.iteration import Prediction, group_times
-from ddlkit.core.plan import FusionPlan
+from ddlkit.core.iteration import Iteration, Prediction
 from ddlkit.core.units import parse_bytes
-from ddlkit.core.workload import Workload
 from ddlkit.papers.osf.fusion import osf_fused
 from ddlkit.papers.osf.scaling import osf
 
 
-def predict_osf(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Prediction:
+def predict_osf(iteration: Iteration) -> Prediction:
     """The iteration by OSF (osf Eqs 3, 8-10; i as Eq 8's prose has it) or OSF_fusion (Eqs 11-16, printed).
 
     Of a plan without fusion, with one message, or with a constant buffer and no timeout. For other
     plans the paper has no formula: the times are NaN. The update comes after, as in our own model.
     """
-    communication_s = float(group_times(workload, plan, cost)[1].sum())
+    workload, cost = iteration.workload, iteration.cost
     sizes, backward_s = workload.bytes[::-1].tolist(), workload.backward_s[::-1].tolist()
-    planner, _, argument = plan.planner.partition(":")
+    planner, _, argument = iteration.plan.planner.partition(":")
 
     def update(n_bytes: float) -> float:
         return float(cost(n_bytes)) if n_bytes > 0 else 0.0
@@ -33,5 +30,6 @@ def predict_osf(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Pred
         factor = osf_fused(workload.forward_s, sizes, backward_s, update, capacity)
     else:
         factor = math.nan
+    sent_s = float(iteration.communication_s.sum())
     alone_s = workload.compute_s - workload.update_s
-    return Prediction(alone_s / factor + workload.update_s, workload.compute_s, communication_s)
+    return Prediction(alone_s / factor + workload.update_s, workload.compute_s, sent_s)

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.cost import AlphaBeta
-from ddlkit.core.iteration import no_overlap, predict, predict_spec, simulate
-from ddlkit.core.plan import none, single
+from ddlkit.core.iteration import Iteration, no_overlap, predict
+from ddlkit.core.plan import make_plan, none, single
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import GB, KB, MB
 from ddlkit.core.workload import Workload
@@ -81,7 +81,9 @@ def fig01(chosen: Setting | None = None) -> dict[str, Timeline]:
     compute_s = chosen.compute_s(REPLACED)
     workload = cluster.workload(REPLACED, compute_s, "layer")
     plans = {"after computation (CSF)": single(workload), "overlapped (OSF)": none(workload)}
-    return {name: simulate(workload, plan, chosen.cost()) for name, plan in plans.items()}
+    return {
+        name: Iteration(workload, plan, chosen.cost()).timeline() for name, plan in plans.items()
+    }
 
 
 FIG02_BACKWARD_S = (2e-3, 2e-3, 9e-3, 5e-3)
@@ -97,8 +99,12 @@ def fig02(overhead_s: float = 4e-3) -> tuple[Workload, AlphaBeta, dict[str, Time
     workload = Workload.from_arrays(2e-3, FIG02_BACKWARD_S, FIG02_BYTES)
     slope = float(osf.update_s(1.0, WORKERS, cluster.NETWORK_BYTES_PER_S))
     cost = AlphaBeta(overhead_s, slope, workers=WORKERS, algorithm="ring")
-    plans = {name: predict_spec(workload, spec, cost)[0] for name, spec in FIG02_PLANS.items()}
-    return workload, cost, {name: simulate(workload, p, cost) for name, p in plans.items()}
+    plans = {name: make_plan(spec, workload, cost) for name, spec in FIG02_PLANS.items()}
+    return (
+        workload,
+        cost,
+        {name: Iteration(workload, p, cost).timeline() for name, p in plans.items()},
+    )
 
 
 def fig03(chosen: Setting | None = None) -> pd.DataFrame:
@@ -112,7 +118,7 @@ def fig03(chosen: Setting | None = None) -> pd.DataFrame:
         arguments = workload.forward_s, workload.backward_s[::-1].tolist(), sent
         models = {
             "simulated": simulated,
-            "CSF": no_overlap(workload, single(workload), cost).scaling_factor,
+            "CSF": no_overlap(Iteration(workload, single(workload), cost)).scaling_factor,
             "OSF printed": osf.osf(*arguments),
             "OSF repaired": osf.osf(*arguments, first=0),
         }
@@ -132,7 +138,7 @@ def fig04(
     rows = []
     for network in networks:
         workload, cost = chosen.workload(network), chosen.cost()
-        one_message = no_overlap(workload, single(workload), cost).scaling_factor
+        one_message = no_overlap(Iteration(workload, single(workload), cost)).scaling_factor
         sizes, backward = workload.bytes[::-1].tolist(), workload.backward_s[::-1].tolist()
         for size in buffers:
             fused = {
@@ -267,7 +273,7 @@ def fig08(chosen: Setting | None = None) -> pd.DataFrame:
                 cost = chosen.cost(workers)
                 values = {
                     "OSF": predict(workload, none(workload), cost).scaling_factor,
-                    "CSF": no_overlap(workload, single(workload), cost).scaling_factor,
+                    "CSF": no_overlap(Iteration(workload, single(workload), cost)).scaling_factor,
                 }
             rows += [
                 {
@@ -288,11 +294,13 @@ def fig11(chosen: Setting | None = None, planners: Sequence[str] = FIG11_PLANNER
     rows: list[dict[str, Any]] = []
     for network in FIVE:
         workload, cost = chosen.workload(network), chosen.cost()
-        plan, constant = predict_spec(workload, "buffer:100MB", cost)
+        plan = make_plan("buffer:100MB", workload, cost)
+        constant = predict(workload, plan, cost)
         saved = (len(plan.ends) - 1) * cost.alpha_s / workload.compute_s
         bound = osf.largest_fusion_gain(constant.scaling_factor, saved)
         for planner in planners:
-            fusion, found = predict_spec(workload, planner, cost)
+            fusion = make_plan(planner, workload, cost)
+            found = predict(workload, fusion, cost)
             gain = found.scaling_factor / constant.scaling_factor - 1
             rows.append(
                 {

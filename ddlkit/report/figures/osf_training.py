@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit, held_out_errors, unseen_errors
+from ddlkit.model.calibration import undisturbed
 from ddlkit.papers import networks, osf
 from ddlkit.report.claims import claimed
-from ddlkit.report.validate import undisturbed
 
 Floats = NDArray[np.float64]
 Maker = Callable[[Floats, Floats], MessageCost]

@@ -28,8 +28,6 @@ SYMBOLS = {
 }
 """Symbol of Table I -> name below ``ddlkit``; a phase's total is the sum over its layers."""
 
-_COUNTED = {"AlexNet": "AlexNet", "GoogleNet": "GoogLeNet", "ResNet-50": "ResNet50"}
-
 
 def table1() -> pd.DataFrame:
     """dag Tab I: symbol, meaning in our words, name in ddlkit."""
@@ -52,7 +50,7 @@ def table4() -> pd.DataFrame:
     Added: gflop_computed, FLOP of a forward pass on one image (2 a multiply-add) / 1e9.
     """
     frame = paper_table("dag", "tab04")
-    names = [_COUNTED[name] for name in frame["network"]]
+    names = frame["network"]
     millions = [sum(networks.parameters(name)) / 1e6 for name in names]
     frame = recomputed(frame, "parameters_millions", millions)
     return frame.assign(gflop_computed=[2 * networks.multiply_adds(name) / 1e9 for name in names])

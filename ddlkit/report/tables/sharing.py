@@ -9,20 +9,11 @@ from ddlkit.report.checks.sharing import DEFAULT, throughput
 from ddlkit.report.claims import paper_table, percent
 from ddlkit.report.tables import recomputed
 from ddlkit.run.nets import registry as networks
+from ddlkit.store import network_named
 
 BATCHES = (16, 32, 64, 128)
 SHAPE = (64, 64, 224, 224)
 """Of every kernel's input; Tab 1 leaves batch norm's out, and flattens the last two for the linear layer."""
-
-ZOO = {
-    "AlexNet": "alexnet",
-    "VGG-16": "vgg16",
-    "VGG-19": "vgg19",
-    "ResNet-18": "resnet18",
-    "ResNet-50": "resnet50",
-    "ResNet-101": "resnet101",
-    "ViT-Base/16": "vit_b_16",
-}
 
 
 def table1() -> pd.DataFrame:
@@ -72,7 +63,7 @@ def table2() -> pd.DataFrame:
 def table2_networks() -> pd.DataFrame:
     """Size, FLOP and intensity of the seven networks, as printed and of the zoo's."""
     printed = paper_table("sharing", "tab02")
-    sizes = [networks.size(ZOO[network]) for network in printed["network"]]
+    sizes = [networks.size(network_named(network)) for network in printed["network"]]
     counted = {
         "parameters_millions": [size.parameters / 1e6 for size in sizes],
         "gflop": [size.forward_flops / 1e9 for size in sizes],

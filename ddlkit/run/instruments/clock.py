@@ -1,4 +1,14 @@
-"""The only timing loop of the project: repeat until the median is known well enough, keep every sample."""
+"""The only timing loop of the project: repeat until the median is known well enough, keep every sample.
+
+Times of one action as a table, one row per sample:
+
+>>> seconds = measure(lambda: sum(range(1000)), Budget(min_repeats=3, max_repeats=3))
+>>> sample_rows({"action": "sum"}, seconds)[["action", "sample"]]
+  action  sample
+0    sum       0
+1    sum       1
+2    sum       2
+"""
 
 from __future__ import annotations
 
@@ -6,8 +16,10 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 
@@ -15,6 +27,7 @@ from ddlkit.core.errors import UserError
 
 Floats = NDArray[np.float64]
 Action = Callable[[], object]
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,9 @@ def median_interval(samples: Sequence[float] | Floats) -> tuple[float, float]:
     The k-th smallest and k-th largest of n samples enclose the median unless fewer than k of them fall
     on one side of it: that is as probable as fewer than k heads in n tosses, whatever the distribution.
     Fewer than 6 samples bound nothing: (-inf, inf).
+
+    >>> median_interval([5.0, 1.0, 2.0, 4.0, 3.0, 6.0])
+    (1.0, 6.0)
     """
     n = len(samples)
     k = _rank(n)
@@ -90,13 +106,13 @@ def synchronizer(device: torch.device | str) -> Action:
 
 
 def measure_interleaved(
-    actions: Mapping[str, Action],
+    actions: Mapping[Key, Action],
     budget: Budget,
     *,
     synchronize: Action | None = None,
     setup: Action | None = None,
     agree: Callable[[bool], bool] | None = None,
-) -> dict[str, Floats]:
+) -> dict[Key, Floats]:
     """Time several actions in turn, round by round, so that drift of the machine meets all alike.
 
     synchronize : waits for the device, before the clock starts and before it stops
@@ -107,8 +123,8 @@ def measure_interleaved(
     An action that returns Marks is timed by these, from the first to the last: on a GPU by the GPU's own
     clock, without what the host does before and after. Any other is timed by the wall clock.
 
-    Returns raw seconds, one array of equal length an action. Stops when every action's interval is narrow,
-    or the budget ends.
+    Returns raw seconds, arrays of equal length. Stops when every action's interval is narrow, or the
+    budget ends.
     """
     wait = synchronize or _nothing
     prepare = setup or _nothing
@@ -125,7 +141,7 @@ def measure_interleaved(
     for _ in range(budget.warmup):
         for action in actions.values():
             once(action)
-    samples: dict[str, list[float]] = {name: [] for name in actions}
+    samples: dict[Key, list[float]] = {name: [] for name in actions}
     begin = perf_counter()
     for repeat in range(1, budget.max_repeats + 1):
         for name, action in actions.items():
@@ -147,10 +163,34 @@ def measure(
     setup: Action | None = None,
     agree: Callable[[bool], bool] | None = None,
 ) -> Floats:
-    """Raw seconds of one action, one a repeat; see `measure_interleaved`."""
+    """Raw seconds of one action, one per repeat; see `measure_interleaved`."""
     return measure_interleaved(
         {"": action}, budget, synchronize=synchronize, setup=setup, agree=agree
     )[""]
+
+
+def measure_each_on(
+    device: torch.device,
+    actions: Mapping[Key, Action],
+    budget: Budget,
+    *,
+    setup: Action | None = None,
+) -> dict[Key, Floats]:
+    """Raw seconds of several actions in turn by the device's own clock; see `measure_interleaved`."""
+    by_marks = {name: timed(action, device) for name, action in actions.items()}
+    return measure_interleaved(by_marks, budget, synchronize=synchronizer(device), setup=setup)
+
+
+def measure_on(
+    device: torch.device, action: Action, budget: Budget, *, setup: Action | None = None
+) -> Floats:
+    """Raw seconds of one action by the device's own clock."""
+    return measure_each_on(device, {"": action}, budget, setup=setup)[""]
+
+
+def sample_rows(labels: Mapping[str, object], seconds: Floats) -> pd.DataFrame:
+    """Table of one row per sample: the labels (each one value, or one per sample), sample, seconds."""
+    return pd.DataFrame({**labels, "sample": np.arange(len(seconds)), "seconds": seconds})
 
 
 class Marks:

@@ -1,7 +1,7 @@
 """How busy this machine's cores were, and how much of their time its host gave to other machines.
 
-A virtual machine's clock goes on while another one has its cores: what is timed then tells of the
-neighbours. Linux counts such moments ("steal"), so a disturbed measurement can be told and taken again.
+A virtual machine's clock goes on while another one has its cores: times then depend on the neighbours.
+Linux counts such moments ("steal"), so a disturbed measurement can be noticed and taken again.
 """
 
 from __future__ import annotations

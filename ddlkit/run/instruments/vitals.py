@@ -5,17 +5,18 @@ No torch at import: the sampler belongs into a process that does not measure.
 
 from __future__ import annotations
 
-import importlib.metadata
+import itertools
 import os
-import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pandas as pd
 import psutil
+
+from ddlkit import machine
 
 Row = tuple[float, str, str, float]  # seconds since the start, device, quantity, value
 
@@ -23,6 +24,7 @@ PERIOD_S = 1.0
 PACKAGES = ("torch", "torchvision", "triton", "numpy", "pandas", "scipy", "psutil", "tqdm")
 BUSY = 0.1  # an idle GPU's utilisation is 0; somebody who measures or trains is far above this
 LOOKS, LOOK_PERIOD_S = 3, 0.4
+_SAMPLE = ("device", "quantity", "value")
 
 # What nvidia-smi calls it, what it is called here, and the factor to its unit.
 _SAMPLED = (
@@ -64,21 +66,16 @@ class Sampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._done.set()
         self._thread.join()
 
     def frame(self) -> pd.DataFrame:
         """Table ``vitals`` of what was sampled so far; no rows before the first sample."""
-        return pd.DataFrame(list(self._rows), columns=["time_s", "device", "quantity", "value"])
+        return pd.DataFrame(list(self._rows), columns=["time_s", *_SAMPLE])
 
     def _run(self) -> None:
-        psutil.cpu_percent()  # the next call tells the load since this one
+        psutil.cpu_percent()  # the next call gives the load since this one
         while not self._done.wait(self._period_s):
             now_s = time.monotonic() - self._start_s
             found = host_vitals() + (gpu_vitals() if self._gpu else [])
@@ -88,7 +85,7 @@ class Sampler:
 def host_vitals() -> list[tuple[str, str, float]]:
     """(device, quantity, value): load of all cores since the last call (0..1), free memory, clock.
 
-    Virtual machines often hide the clock and temperatures: what is not told is left out.
+    Virtual machines often hide the clock and temperatures: what is hidden is left out.
     """
     found = [
         ("cpu", "load", psutil.cpu_percent() / 100),
@@ -106,19 +103,18 @@ def host_vitals() -> list[tuple[str, str, float]]:
 
 def gpu_vitals() -> list[tuple[str, str, float]]:
     """(device, quantity, value) of every GPU; nothing where nvidia-smi is not there."""
-    return parse_vitals(_nvidia_smi([name for name, _, _ in _SAMPLED]))
+    return parse_vitals(_ask_visible([name for name, _, _ in _SAMPLED]))
 
 
 def parse_vitals(text: str) -> list[tuple[str, str, float]]:
-    """(device, quantity, value) from what nvidia-smi prints; what a GPU does not tell is left out."""
+    """(device, quantity, value) from what nvidia-smi prints; what a GPU does not say is left out."""
     found = []
-    for number, cells in enumerate(_cells(text)):
+    for number, cells in enumerate(machine.cells(text)):
         if len(cells) != len(_SAMPLED):
             continue
         for cell, (_, quantity, factor) in zip(cells, _SAMPLED, strict=True):
-            value = _number(cell)
-            if value is not None:
-                found.append((f"gpu{number}", quantity, value * factor))
+            with suppress(ValueError):  # "[N/A]" and its like
+                found.append((f"gpu{number}", quantity, float(cell) * factor))
     return found
 
 
@@ -128,31 +124,29 @@ def gpu_in_use() -> str:
     A GPU counts as used if it was found busy each of a few times: right after a program's end, or
     after starting up, utilisation may still be above zero for a moment.
     """
-    looks = []
-    for look in range(LOOKS):
-        if look:
-            time.sleep(LOOK_PERIOD_S)
+    looks = [gpu_vitals()]
+    for _ in range(LOOKS - 1):
+        time.sleep(LOOK_PERIOD_S)
         looks.append(gpu_vitals())
     return busy_gpu(looks)
 
 
 def busy_gpu(looks: list[list[tuple[str, str, float]]]) -> str:
     """The GPU that is busy in every look, in words; "" if there is none."""
-    loads: dict[str, list[float]] = {}
-    for look in looks:
-        for device, quantity, value in look:
-            if quantity == "utilisation":
-                loads.setdefault(device, []).append(value)
-    for device, seen in loads.items():
-        if len(seen) == len(looks) and min(seen) >= BUSY:
-            return f"{device} is in use by others: utilisation {100 * min(seen):.0f}% while we rest"
+    seen = pd.DataFrame(itertools.chain(*looks), columns=_SAMPLE)
+    loads = seen[seen["quantity"] == "utilisation"].groupby("device")["value"]
+    for device, load in loads:
+        if len(load) == len(looks) and load.min() >= BUSY:
+            return (
+                f"{device} is in use by others: utilisation {100 * load.min():.0f}% while we rest"
+            )
     return ""
 
 
 def facts() -> pd.DataFrame:
     """Table ``facts``: what hardware and software this is, beyond what a stamp says.
 
-    No name or number that tells one board or host from another of its kind.
+    No name or number that only one board or host of its kind has.
     """
     import torch
 
@@ -178,25 +172,15 @@ def _host_facts() -> list[tuple[str, str, str]]:
         ("memory", "available_bytes", str(psutil.virtual_memory().available)),
     ]
     for cache in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        kind, level, size = ((cache / name).read_text().strip() for name in _CACHE_FILES)
+        kind, level, size = (machine.content(cache / name) for name in ("type", "level", "size"))
         found.append(("cpu", f"L{level}_{kind.lower()}", size))
-    flags = _cpu_flags()
-    found += [("cpu", flag, "yes") for flag in _CPU_FLAGS if flag in flags]
-    return found
-
-
-_CACHE_FILES = ("type", "level", "size")
-
-
-def _cpu_flags() -> set[str]:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    said = [line for line in lines if line.startswith(("flags", "Features"))]
-    return set(said[0].partition(":")[2].split()) if said else set()
+    lines = machine.content(Path("/proc/cpuinfo")).splitlines()
+    flags = next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
+    return found + [("cpu", flag, "yes") for flag in _CPU_FLAGS if flag in flags]
 
 
 def _library_facts(torch: Any) -> list[tuple[str, str, str]]:
-    found = [("library", name, _installed(name)) for name in PACKAGES]
+    found = [("library", name, machine.installed(name)) for name in PACKAGES]
     found += [
         ("torch", "threads", str(torch.get_num_threads())),
         ("torch", "cpu_capability", str(torch.backends.cpu.get_cpu_capability())),
@@ -210,42 +194,17 @@ def _library_facts(torch: Any) -> list[tuple[str, str, str]]:
     return found
 
 
-def _installed(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
-
-
 def _nvidia_facts() -> list[tuple[str, str, str]]:
-    """One question a fact: nvidia-smi answers nothing at all if it does not know one of several."""
+    """One question per fact: nvidia-smi answers nothing at all if it does not know one of several."""
     return [
         (f"gpu{number}", fact, cells[0])
         for fact in _FACTS
-        for number, cells in enumerate(_cells(_nvidia_smi([fact])))
+        for number, cells in enumerate(machine.cells(_ask_visible([fact])))
         if cells[0] and not cells[0].startswith("[")
     ]
 
 
-def _cells(text: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line]
-
-
-def _number(cell: str) -> float | None:
-    """The value of a cell; None for "[N/A]" and its like."""
-    try:
-        return float(cell)
-    except ValueError:
-        return None
-
-
-def _nvidia_smi(fields: list[str]) -> str:
-    """One CSV line a GPU that CUDA may see; "" where the program is not there, fails or hangs."""
-    argv = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        argv += ["-i", visible]
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+def _ask_visible(fields: list[str]) -> str:
+    """What nvidia-smi prints of the GPUs that CUDA may see."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return machine.ask_gpus(fields, *(("-i", visible) if visible else ()))

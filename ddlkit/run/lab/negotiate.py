@@ -1,6 +1,6 @@
 """Negotiation as Horovod does it: a coordinator says when the message of a group may leave (osf Section 3.3).
 
-Each rank tells rank 0 that a group is ready. Once all ranks have told, rank 0 answers all of them, and
+Each rank reports to rank 0 that a group is ready. Once all ranks have, rank 0 answers all of them, and
 the group's collective is posted when the answer comes: in every rank in the order of the answers. Both
 ends work in threads of their own, so that computing goes on meanwhile.
 
@@ -28,21 +28,21 @@ _GROUP = struct.Struct("!I")
 
 
 class Tally:
-    """Who has reported what: the coordinator's whole memory."""
+    """How many ranks have reported each group: the coordinator's whole memory."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
-        self._told: Counter[int] = Counter()
+        self._reports: Counter[int] = Counter()
 
     def report(self, group: int) -> bool:
         """Note one more rank's report; whether it was the last that this group needed.
 
         A complete group is forgotten, so that the next iteration may report it again.
         """
-        self._told[group] += 1
-        if self._told[group] < self._ranks:
+        self._reports[group] += 1
+        if self._reports[group] < self._ranks:
             return False
-        del self._told[group]
+        del self._reports[group]
         return True
 
 
@@ -82,7 +82,7 @@ class Negotiator:
         self._post, self._open = post, 0
 
     def report(self, group: int) -> None:
-        """Tell the coordinator that this rank's part of a group is ready."""
+        """Report to the coordinator that this rank's part of a group is ready."""
         self._open += 1
         self._line.sendall(_GROUP.pack(group))
 
@@ -116,30 +116,14 @@ def coordinate(lines: Sequence[socket.socket]) -> None:
     tally = Tally(len(lines))
     with selectors.DefaultSelector() as desk, suppress(ConnectionError):
         for line in lines:
-            desk.register(line, selectors.EVENT_READ, _Reports(line))
+            desk.register(line, selectors.EVENT_READ, line)
         while desk.get_map():
             answers = b""
             for key, _ in desk.select():
-                for group in key.data.take():
-                    answers += _GROUP.pack(group) if tally.report(group) else b""
-                if key.data.over:
-                    desk.unregister(key.fileobj)
+                report = key.data.recv(_GROUP.size, socket.MSG_WAITALL)
+                if len(report) < _GROUP.size:
+                    desk.unregister(key.data)
+                elif tally.report(*_GROUP.unpack(report)):
+                    answers += report
             for line in lines if answers else ():
                 line.sendall(answers)
-
-
-class _Reports:
-    """What comes in from one rank: bytes as TCP cuts them, groups as the rank sent them."""
-
-    def __init__(self, line: socket.socket) -> None:
-        self._line, self._rest = line, b""
-        self.over = False
-
-    def take(self) -> list[int]:
-        """The groups that have come in whole; ``over`` once the rank has hung up."""
-        news = self._line.recv(4096)
-        self.over = not news
-        text = self._rest + news
-        whole = len(text) - len(text) % _GROUP.size
-        self._rest = text[whole:]
-        return [group for (group,) in _GROUP.iter_unpack(text[:whole])]

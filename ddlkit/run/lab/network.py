@@ -22,18 +22,19 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
+from ddlkit.core.bandwidth import burst_bytes
 from ddlkit.core.errors import UserError
-from ddlkit.core.shaping import burst_bytes
 from ddlkit.run.jobs.launch import rank_environment
 
 NAMESPACES = Path("/run/netns")  # of iproute2
 STATE = Path("/run/ddlkit")
-"""One JSON file a lab: how it was made and which process owns it."""
+"""One JSON file per lab: how it was made and which process owns it."""
 
 MAX_RANKS = 64
 MIN_RATE_BITS_PER_S, MAX_RATE_BITS_PER_S = 1e6, 1e11
@@ -48,17 +49,84 @@ PORT = 29500  # free in any namespace that runs one job at a time
 DEADLINE_S = 30.0
 
 
-class Lab:
-    """``ranks`` namespaces joined by a bridge, each link shaped to ``rate_bits_per_s`` both ways.
+@dataclass(frozen=True)
+class LabShape:
+    """A lab that is not up yet: ``workers`` links of ``rate_bits_per_s`` both ways.
 
-    ranks_per_node : with more than one, so many ranks in a row form a node and share one link of
+    ranks_per_node : with more than one, that many ranks in a row form a node and share one link of
         that rate; inside the node each rank's own is shaped to ``intra_rate_bits_per_s``
+
+    Raises UserError for a rate or a number of ranks out of range.
+    """
+
+    workers: int
+    rate_bits_per_s: float
+    ranks_per_node: int = 1
+    intra_rate_bits_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        per_node, intra = self.ranks_per_node, self.intra_rate_bits_per_s
+        if not 1 <= self.workers <= MAX_RANKS:
+            raise UserError(
+                f"a lab of {self.workers} ranks is not possible: ask for 1 to {MAX_RANKS}"
+            )
+        if per_node < 1 or self.workers % per_node:
+            raise UserError(
+                f"nodes of {per_node} ranks cannot hold {self.workers}: choose a number that divides it"
+            )
+        if (per_node > 1) != bool(intra):
+            raise UserError(
+                f"nodes of {per_node} ranks with an intra rate of {intra:g} bit/s: several ranks a "
+                "node need a rate inside it, for example 10gbit, one has none"
+            )
+        for rate in (self.rate_bits_per_s, self.own_rate_bits_per_s):
+            if not MIN_RATE_BITS_PER_S <= rate <= MAX_RATE_BITS_PER_S:
+                raise UserError(
+                    f"lab rate {rate:g} bit/s is not between 1mbit and 100gbit: "
+                    "write it with its unit, for example 1gbit"
+                )
+
+    @property
+    def own_rate_bits_per_s(self) -> float:
+        """Rate of each rank's own link."""
+        return self.intra_rate_bits_per_s or self.rate_bits_per_s
+
+    @property
+    def link(self) -> str:
+        """The link as it appears in tables: ``"lab:1gbit"``, with nodes ``"lab:1gbit-g4-10gbit"``."""
+        return f"lab:{self.name.partition('-')[2]}"
+
+    @property
+    def name(self) -> str:
+        """As it appears in file names: ``"p4-1gbit"``, ``"p16-1gbit-g4-10gbit"``."""
+        name = f"p{self.workers}-{_rate_text(self.rate_bits_per_s)}"
+        if self.ranks_per_node == 1:
+            return name
+        return f"{name}-g{self.ranks_per_node}-{_rate_text(self.intra_rate_bits_per_s)}"
+
+    @property
+    def nodes(self) -> range:
+        """Numbers of the nodes that ranks share; none where each rank has a link of its own."""
+        return range(self.workers // self.ranks_per_node if self.ranks_per_node > 1 else 0)
+
+    def lab(self) -> Lab:
+        """The lab of this shape, still to be brought up."""
+        return Lab(
+            self.workers,
+            self.rate_bits_per_s,
+            ranks_per_node=self.ranks_per_node,
+            intra_rate_bits_per_s=self.intra_rate_bits_per_s,
+        )
+
+
+class Lab:
+    """``ranks`` namespaces joined by a bridge, each link shaped as a `LabShape` of that many says.
 
     A context manager, and a place that ``ddlkit.run.jobs.launch`` can start ranks in. ``label`` names
     the namespaces (``ddl0-rank0``, ``ddl0-switch``); left out, the first free ``ddlN`` is taken.
     A persistent lab outlives this process and is removed by ``attach(label).down()``.
 
-    Raises UserError for a rate or a number of ranks out of range, and for a label in use.
+    Raises UserError as `LabShape` does, and for a label that cannot name a namespace or is in use.
     """
 
     def __init__(
@@ -71,29 +139,10 @@ class Lab:
         intra_rate_bits_per_s: float = 0.0,
         persistent: bool = False,
     ) -> None:
-        if not 1 <= ranks <= MAX_RANKS:
-            raise UserError(f"a lab of {ranks} ranks is not possible: ask for 1 to {MAX_RANKS}")
-        if ranks_per_node < 1 or ranks % ranks_per_node:
-            raise UserError(
-                f"nodes of {ranks_per_node} ranks cannot hold {ranks}: choose a number that divides it"
-            )
-        if (ranks_per_node > 1) != bool(intra_rate_bits_per_s):
-            raise UserError(
-                f"nodes of {ranks_per_node} ranks with an intra rate of {intra_rate_bits_per_s:g} "
-                "bit/s: several ranks a node need a rate inside it, for example 10gbit, one has none"
-            )
-        for rate in (rate_bits_per_s, intra_rate_bits_per_s or rate_bits_per_s):
-            if not MIN_RATE_BITS_PER_S <= rate <= MAX_RATE_BITS_PER_S:
-                raise UserError(
-                    f"lab rate {rate:g} bit/s is not between 1mbit and 100gbit: "
-                    "write it with its unit, for example 1gbit"
-                )
+        self.shape = LabShape(ranks, rate_bits_per_s, ranks_per_node, intra_rate_bits_per_s)
         if label and not re.fullmatch(r"[a-z][a-z0-9]{0,15}", label):
             raise UserError(f"lab label {label!r} must be a few small letters and digits, as ddl0")
         self.ranks = ranks
-        self.rate_bits_per_s = float(rate_bits_per_s)
-        self.ranks_per_node = ranks_per_node
-        self.intra_rate_bits_per_s = float(intra_rate_bits_per_s)
         self.label = label
         self.persistent = persistent
         self._holder = 0  # the process whose ``down`` counts; 0 while the lab is not up
@@ -102,16 +151,13 @@ class Lab:
 
     @property
     def name(self) -> str:
-        """The link as it appears in tables: ``"lab:1gbit"``, with nodes ``"lab:1gbit-g4-10gbit"``."""
-        link = f"lab:{_rate_text(self.rate_bits_per_s)}"
-        if self.ranks_per_node == 1:
-            return link
-        return f"{link}-g{self.ranks_per_node}-{_rate_text(self.intra_rate_bits_per_s)}"
+        """The link as it appears in tables."""
+        return self.shape.link
 
     @property
     def link_bits_per_s(self) -> float:
         """Rate of each link in each direction, framing included; with nodes that of a node's."""
-        return self.rate_bits_per_s
+        return self.shape.rate_bits_per_s
 
     def command(self, rank: int, argv: list[str]) -> list[str]:
         """``argv`` as it must be called to run in the namespace of ``rank``."""
@@ -177,14 +223,6 @@ class Lab:
     ) -> None:
         self.down()
 
-    def counters(self) -> dict[str, int]:
-        """Sums over the ranks' outgoing links since ``up``: bytes (framing included), drops."""
-        return _tbf_sums(self.namespaces[:-1], INTERFACE)
-
-    def node_counters(self) -> dict[str, int]:
-        """As `counters`, of what left the nodes: with one rank a node, the same."""
-        return _tbf_sums([self._switch], "up") if self.ranks_per_node > 1 else self.counters()
-
     # -- how -------------------------------------------------------------------------------
 
     @property
@@ -209,8 +247,8 @@ class Lab:
         elif self.label in taken:
             raise UserError(f"a lab or namespace named {self.label} exists: choose another label")
         owner = {} if self.persistent else {"pid": os.getpid(), "start": _start_ticks(os.getpid())}
-        names = ("label", "ranks", "rate_bits_per_s", "ranks_per_node", "intra_rate_bits_per_s")
-        row = {**{name: getattr(self, name) for name in names}, "owner": owner}
+        shape = asdict(self.shape)
+        row = {"label": self.label, "ranks": shape.pop("workers"), **shape, "owner": owner}
         draft = STATE / f".{self.label}"
         draft.write_text(json.dumps(row) + "\n")
         draft.rename(_state_file(self.label))
@@ -218,37 +256,21 @@ class Lab:
 
     def _build(self) -> None:
         _batch(["ip"], (f"netns add {name}" for name in self.namespaces))
-        nodes = range(self.ranks // self.ranks_per_node if self.ranks_per_node > 1 else 0)
-        switch = ["link set lo up"]
-        for bridge in ("bridge", *(f"node{node}" for node in nodes)):
-            switch += [f"link add {bridge} type bridge", f"link set {bridge} addrgenmode none up"]
-        for node in nodes:
-            switch += [
-                f"link add up{node} type veth peer name down{node}",
-                f"link set up{node} master node{node} addrgenmode none up",
-                f"link set down{node} master bridge addrgenmode none up",
-            ]
-        for rank, name in enumerate(self.namespaces[:-1]):
-            home = f"node{rank // self.ranks_per_node}" if nodes else "bridge"
-            switch += [
-                f"link add port{rank} type veth peer name {INTERFACE} netns {name}",
-                f"link set port{rank} master {home} addrgenmode none up",
-            ]
-        _batch(["ip", "-n", self._switch], switch)
-        own = self.intra_rate_bits_per_s or self.rate_bits_per_s
-        shaped = [(f"port{rank}", own) for rank in range(self.ranks)]
-        shaped += [
-            (f"{end}{node}", self.rate_bits_per_s) for node in nodes for end in ("up", "down")
-        ]
+        _batch(["ip", "-n", self._switch], self._switching())
+        shape, ranks = self.shape, self.namespaces[:-1]
+        shaped = [(f"port{rank}", shape.own_rate_bits_per_s) for rank in range(self.ranks)]
+        ends = [f"{end}{node}" for node in shape.nodes for end in ("up", "down")]
+        shaped += [(end, shape.rate_bits_per_s) for end in ends]
         _batch(
             ["tc", "-n", self._switch],
             (f"qdisc add dev {device} {self._shape(rate)}" for device, rate in shaped),
         )
         # A packet larger than a burst is cut up in software, which 16 ranks have no time for.
-        smallest = burst_bytes(min(own, self.rate_bits_per_s))
+        smallest = burst_bytes(min(shape.own_rate_bits_per_s, shape.rate_bits_per_s))
         packet = min(MAX_PACKET_BYTES, round(0.9 * smallest))
-        for rank, name in enumerate(self.namespaces[:-1]):
-            _batch(["tc", "-n", name], [f"qdisc add dev {INTERFACE} {self._shape(own)}"])
+        own = self._shape(shape.own_rate_bits_per_s)
+        for rank, name in enumerate(ranks):
+            _batch(["tc", "-n", name], [f"qdisc add dev {INTERFACE} {own}"])
             addressing = [
                 "link set lo up",
                 f"addr add {_address(rank)}/24 dev {INTERFACE} noprefixroute",
@@ -256,6 +278,22 @@ class Lab:
                 f"route add {SUBNET} dev {INTERFACE} {TCP}",
             ]
             _batch(["ip", "-n", name], addressing)
+
+    def _switching(self) -> Iterator[str]:
+        """What makes the bridges, and the links between them and to the ranks."""
+        nodes = self.shape.nodes
+        yield "link set lo up"
+        for bridge in ("bridge", *(f"node{node}" for node in nodes)):
+            yield f"link add {bridge} type bridge"
+            yield f"link set {bridge} addrgenmode none up"
+        for node in nodes:
+            yield f"link add up{node} type veth peer name down{node}"
+            yield f"link set up{node} master node{node} addrgenmode none up"
+            yield f"link set down{node} master bridge addrgenmode none up"
+        for rank in range(self.ranks):
+            home = f"node{rank // self.shape.ranks_per_node}" if nodes else "bridge"
+            yield f"link add port{rank} type veth peer name {INTERFACE} netns {self._namespace(rank)}"
+            yield f"link set port{rank} master {home} addrgenmode none up"
 
     def _shape(self, rate_bits_per_s: float) -> str:
         rate, burst = round(rate_bits_per_s), burst_bytes(rate_bits_per_s)
@@ -281,12 +319,12 @@ def attach(label: str) -> Lab:
 
 
 def status() -> list[dict[str, Any]]:
-    """One row a lab on this machine: label, ranks, link, rate_bits_per_s, owner, alive."""
+    """One row per lab on this machine: label, ranks, link, rate_bits_per_s, owner, alive."""
     rows = []
     for row in _states():
         owner = f"process {row['owner']['pid']}" if row["owner"] else "persistent"
-        link = _described(row).name
-        rows.append({**row, "link": link, "owner": owner, "alive": _alive(row["owner"])})
+        alive = _alive(row["owner"])
+        rows.append({**row, "link": _described(row).name, "owner": owner, "alive": alive})
     return rows
 
 
@@ -323,17 +361,6 @@ def _described(row: dict[str, Any]) -> Lab:
         intra_rate_bits_per_s=row.get("intra_rate_bits_per_s", 0.0),
         persistent=not row["owner"],
     )
-
-
-def _tbf_sums(namespaces: Iterable[str], device: str) -> dict[str, int]:
-    """What shaped devices whose names begin so have sent, and dropped."""
-    sums = {"bytes": 0, "packets": 0, "drops": 0}
-    for name in namespaces:
-        for qdisc in json.loads(_run(["tc", "-n", name, "-s", "-j", "qdisc"])):
-            if qdisc["kind"] == "tbf" and qdisc["dev"].startswith(device):
-                for key in sums:
-                    sums[key] += int(qdisc[key])
-    return sums
 
 
 def _rate_text(bits_per_s: float) -> str:

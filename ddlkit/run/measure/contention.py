@@ -1,7 +1,7 @@
 """How much kernels slow down when communication shares the device with them (sharing 4.2.2, Tab 1, Fig 3).
 
 Five kernels of the paper, a matrix product and attention as networks of today have them, each alone and
-beside communication of so many blocks and threads: the stand-in of `ddlkit.run.measure.standin` on any one
+beside communication of given blocks and threads: the stand-in of `ddlkit.run.measure.standin` on any one
 device, and the real thing, all-reduces of NCCL (on CPUs gloo), where there are several ranks. That both
 ran at the same time is proven for every row: ``overlap_share`` is the share of the kernel's time in which
 the communication kernel ran too, by the stand-in's own stamps, or by the profiler's spans.
@@ -10,6 +10,7 @@ the communication kernel ran too, by the stand-in's own stamps, or by the profil
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import sys
@@ -37,13 +38,14 @@ from ddlkit.run.instruments.clock import (
     Marks,
     measure,
     measure_interleaved,
+    sample_rows,
     synchronizer,
     timed,
 )
 from ddlkit.run.jobs import launch, ranks
 from ddlkit.run.measure import channels, standin
 from ddlkit.run.measure.layers import arithmetic, device_named, memory_for
-from ddlkit.run.measure.standin import Compute, Passage, Setting
+from ddlkit.run.measure.standin import Compute, Footprint, Passage, StandIn
 from ddlkit.run.sessions.session import Partial, Point, Tables, TableSet, Unavailable
 
 Shape = tuple[int, ...]
@@ -94,18 +96,14 @@ def kernels(scale: Scale) -> dict[str, Kernel]:
     image = (scale.images, 64, scale.side, scale.side)
     pixels = scale.side**2
     square = (scale.product, scale.product)
-    made: dict[str, tuple[Shape, Callable[[], nn.Module]]] = {
-        "average_pooling": (image, lambda: nn.AvgPool2d(3, stride=2, padding=1)),
-        "batch_norm": (image, lambda: nn.BatchNorm2d(64)),
-        "convolution": (
-            image,
-            lambda: nn.Conv2d(64, 64, kernel_size=7, stride=2, padding=3, bias=False),
-        ),
-        "linear": ((scale.images, 64, pixels), lambda: nn.Linear(pixels, 64)),
-        "relu": (image, lambda: nn.ReLU(inplace=True)),
-    }
     return {
-        **{name: Kernel(shape, fp32, _module(make)) for name, (shape, make) in made.items()},
+        "average_pooling": Kernel(image, fp32, _module(nn.AvgPool2d, 3, stride=2, padding=1)),
+        "batch_norm": Kernel(image, fp32, _module(nn.BatchNorm2d, 64)),
+        "convolution": Kernel(
+            image, fp32, _module(nn.Conv2d, 64, 64, 7, stride=2, padding=3, bias=False)
+        ),
+        "linear": Kernel((scale.images, 64, pixels), fp32, _module(nn.Linear, pixels, 64)),
+        "relu": Kernel(image, fp32, _module(nn.ReLU, inplace=True)),
         "matrix_product": Kernel(square, bf16, lambda x: functools.partial(torch.mm, x, x.clone())),
         "attention": Kernel(
             scale.attention,
@@ -117,17 +115,19 @@ def kernels(scale: Scale) -> dict[str, Kernel]:
     }
 
 
-def _module(make: Callable[[], nn.Module]) -> Callable[[torch.Tensor], Compute]:
-    return lambda x: functools.partial(make().to(x.device), x)
+def _module(
+    kind: Callable[..., nn.Module], *sizes: int, **options: Any
+) -> Callable[[torch.Tensor], Compute]:
+    return lambda x: functools.partial(kind(*sizes, **options).to(x.device), x)
 
 
 # -- beside the stand-in -----------------------------------------------------------------------
 
 
 def measure_beside_standin(
-    device: str, name: str, scale: Scale, settings: Sequence[Setting], budget: Budget
+    device: str, name: str, scale: Scale, footprints: Sequence[Footprint], budget: Budget
 ) -> pd.DataFrame:
-    """Table ``contention``: one kernel alone and beside the stand-in of each setting, in turn.
+    """Table ``contention``: one kernel alone and beside the stand-in of each footprint, in turn.
 
     name : of `kernels`, or "idle"
     budget : for all of it together
@@ -150,43 +150,49 @@ def measure_beside_standin(
         stand_in = standin.make(place)
         once = kernel.on(place) if kernel else stand_in.idle
         calls = _calls(once, place, stand_in.least_s)
-        passages: dict[str, list[Passage]] = {}
+        # Alone comes first: its warm-up loads and allocates what cannot be while the stand-in runs.
+        passages: dict[Footprint | None, list[Passage]] = {None: [], **{f: [] for f in footprints}}
 
-        def run(key: str, setting: Setting | None) -> Marks:
-            passage = stand_in.beside(setting, lambda: [once() for _ in range(calls)])
-            passages.setdefault(key, []).append(passage)
+        def run(footprint: Footprint | None) -> Marks:
+            passage = stand_in.beside(footprint, lambda: [once() for _ in range(calls)])
+            passages[footprint].append(passage)
             return passage.marks
 
-        # Alone comes first: its warm-up loads and allocates what cannot be while the stand-in runs.
-        cases = {"alone": None, **{str(setting): setting for setting in settings}}
         samples = measure_interleaved(
-            {key: functools.partial(run, key, setting) for key, setting in cases.items()},
+            {footprint: functools.partial(run, footprint) for footprint in passages},
             budget,
             synchronize=synchronizer(place),
         )
     frames = []
-    for key, setting in cases.items():
-        seconds = samples[key]
-        traffic = [passage.traffic() for passage in passages[key][-len(seconds) :]]
-        seen = {
-            "bytes_per_s": [passed.bytes_per_s for passed in traffic],
-            "overlap_share": [passed.overlap_share for passed in traffic],
-        }
-        labels: dict[str, Any] = {"ranks": 1}
-        if setting:
-            labels |= {
-                "communication": "standin",
-                "blocks": setting.blocks,
-                "threads": setting.threads,
-                "taken_blocks": setting.blocks,
-                "taken_threads": setting.threads,
-                "registers": stand_in.registers,
-                "shared_bytes": stand_in.shared_bytes,
-                "cluster": stand_in.cluster(setting.blocks),
-                "bytes_per_s_asked": setting.bytes_per_s,
-            }
-        frames.append(_rows(name, kernel, place, labels | seen, seconds / calls))
+    for footprint, seconds in samples.items():
+        beside = _beside_standin(stand_in, footprint, passages[footprint][-len(seconds) :])
+        frames.append(_rows(name, kernel, place, beside, seconds / calls))
     return pd.concat(frames, ignore_index=True)
+
+
+def _beside_standin(
+    stand_in: StandIn, footprint: Footprint | None, passages: Sequence[Passage]
+) -> dict[str, Any]:
+    """Columns that say what ran beside a kernel, by what was asked and by what was seen."""
+    traffic = [passage.traffic() for passage in passages]
+    seen = {
+        "ranks": 1,
+        "bytes_per_s": [passed.bytes_per_s for passed in traffic],
+        "overlap_share": [passed.overlap_share for passed in traffic],
+    }
+    if footprint is None:
+        return seen
+    return seen | {
+        "communication": "standin",
+        "blocks": footprint.blocks,
+        "threads": footprint.threads,
+        "taken_blocks": footprint.blocks,
+        "taken_threads": footprint.threads,
+        "registers": stand_in.registers,
+        "shared_bytes": stand_in.shared_bytes,
+        "cluster": stand_in.cluster(footprint.blocks),
+        "bytes_per_s_asked": footprint.bytes_per_s,
+    }
 
 
 _ALONE = {
@@ -205,14 +211,13 @@ def _rows(
     seconds: Floats,
 ) -> pd.DataFrame:
     """Rows of one kernel in one company; ``beside``: columns that are not as of a kernel alone."""
-    what = {
+    labels = {
         "kernel": name,
         "shape": "x".join(map(str, kernel.shape)) if kernel else "none",
         "dtype": str(kernel.dtype).removeprefix("torch.") if kernel else "none",
         "device": device.type,
     }
-    columns = {"sample": np.arange(len(seconds)), "seconds": seconds}
-    return pd.DataFrame({**what, **_ALONE, **beside, **columns})
+    return sample_rows({**labels, **_ALONE, **beside}, seconds)
 
 
 def _calls(once: Compute, device: torch.device, least_s: float) -> int:
@@ -232,7 +237,7 @@ def _known(name: str, scale: Scale) -> Kernel | None:
 # -- beside real all-reduces -------------------------------------------------------------------
 
 MESSAGE_BYTES = 256 * MIB
-AS_LONG = 4.0  # messages posted before a kernel last so many times what it takes alone
+AS_LONG = 4.0  # how long messages beside a kernel last, over its time alone
 HOLD_CYCLES = 600_000  # of the GPU, 0.3 ms: until the first message's kernel has started
 COMPUTE = "ddlkit.compute"
 
@@ -250,8 +255,8 @@ def measure_beside_all_reduce(
 ) -> pd.DataFrame:
     """Table ``contention``: kernels alone and beside all-reduces between ``n_ranks`` ranks of this machine.
 
-    blocks, thread_counts : what NCCL is told, each pair in processes of its own; 0 leaves it to NCCL.
-        What it took, as the profiler saw it, is in taken_blocks, taken_threads, registers and
+    blocks, thread_counts : what NCCL is asked for, each pair in processes of its own; 0 leaves it to
+        NCCL. What it took, as the profiler saw it, is in taken_blocks, taken_threads, registers and
         shared_bytes (0 where there is no such kernel, as with gloo).
     names : of `kernels`; by default all
     budget : for each kernel
@@ -327,27 +332,19 @@ def _beside(me: ranks.Ranks, name: str, settings: Settings, trace: Path) -> pd.D
             {"none": pair.alone, me.backend: beside}, Budget(**settings.budget)
         ).items()
     }
-    seen = pair.profile(beside, trace)
+    seen = asdict(pair.profile(beside, trace))
     sent_bytes = count * settings.message_bytes * bus_factor("all_reduce", me.world_size)
-    labels = {
-        "communication": me.backend,
-        "taken_blocks": seen.blocks,
-        "taken_threads": seen.threads,
-        "registers": seen.registers,
-        "shared_bytes": seen.shared_bytes,
-        "bytes_per_s": sent_bytes / seen.messages_s,
-        "overlap_share": seen.overlap_share,
-    }
+    seen |= {"communication": me.backend, "bytes_per_s": sent_bytes / seen.pop("messages_s")}
     # Alone or not: a table holds several settings, each with times of its own.
     both = {"ranks": me.world_size, "blocks": settings.blocks, "threads": settings.threads}
     frames = [
         _rows(name, kernel, me.device, both, samples["none"]),
-        _rows(name, kernel, me.device, both | labels, samples[me.backend]),
+        _rows(name, kernel, me.device, both | seen, samples[me.backend]),
     ]
     alone_s, beside_s = (float(frame["seconds"].median()) for frame in frames)
     ranks.say(
         f"{name}: {format_seconds(alone_s)} alone, {format_seconds(beside_s)} beside {me.backend}, "
-        f"which ran {100 * seen.overlap_share:.0f}% of that time"
+        f"which ran {100 * seen['overlap_share']:.0f}% of that time"
     )
     return pd.concat(frames, ignore_index=True)
 
@@ -384,7 +381,8 @@ class _Pair:
     def enough(self) -> int:
         """How many all-reduces outlast the kernel, on whichever rank it takes longest."""
         one = Budget(warmup=1, min_repeats=3, max_repeats=3)
-        samples = self.measure({"kernel": self.alone, "message": self._one_message}, one)
+        message = functools.partial(dist.all_reduce, self._message)
+        samples = self.measure({"kernel": self.alone, "message": message}, one)
         kernel_s, message_s = (float(np.median(seconds)) for seconds in samples.values())
         return 1 + math.ceil(AS_LONG * kernel_s / message_s)
 
@@ -412,9 +410,6 @@ class _Pair:
         profiler.export_chrome_trace(str(trace))
         return read_trace(json.loads(trace.read_text()))
 
-    def _one_message(self) -> None:
-        dist.all_reduce(self._message)
-
     def _together(self) -> None:
         self._message.copy_(self._start)  # sums of sums grow
         self._synchronize()
@@ -426,18 +421,19 @@ class _Pair:
 
 @dataclass(frozen=True)
 class Seen:
-    """Messages beside a computation in a profile.
+    """Messages beside a computation in a profile, as the columns of ``contention`` but for messages_s.
 
-    overlap_share : of the computation's time; messages_s : from the first message's start to the last
-    one's end; the rest is of the messages' kernel, 0 where they have none
+    overlap_share : of the computation's time
+    messages_s : from the first message's start to the last one's end
+    the rest : of the messages' kernel, 0 where they have none
     """
 
     overlap_share: float
     messages_s: float
-    blocks: int = 0
-    threads: int = 0
-    registers: int = 0
-    shared_bytes: int = 0
+    taken_blocks: int
+    taken_threads: int
+    registers: int
+    shared_bytes: int
 
 
 def read_trace(trace: Mapping[str, Any]) -> Seen:
@@ -467,8 +463,8 @@ def read_trace(trace: Mapping[str, Any]) -> Seen:
     return Seen(
         overlap_share=max(0.0, both_s / _length(compute)),
         messages_s=float(message[:, 1].max() - message[:, 0].min()),
-        blocks=math.prod(how.get("grid", [0])),
-        threads=math.prod(how.get("block", [0])),
+        taken_blocks=math.prod(how.get("grid", [0])),
+        taken_threads=math.prod(how.get("block", [0])),
         registers=int(how.get("registers per thread", 0)),
         shared_bytes=int(how.get("shared memory", 0)),
     )
@@ -491,7 +487,7 @@ CPU_BLOCKS = (1, 2, 4)
 
 
 def points(device: str, smoke: bool) -> list[Point]:
-    """One point a kernel beside the stand-in, then those of several ranks, by number of blocks.
+    """One point per kernel beside the stand-in, then those of several ranks, by number of blocks.
 
     ``smoke`` runs every code path in seconds.
     """
@@ -502,66 +498,56 @@ def points(device: str, smoke: bool) -> list[Point]:
         scale = PAPER if on_gpu else MODEST
         budget = Budget(warmup=1, min_repeats=6, max_repeats=15, max_s=6.0 if on_gpu else 20.0)
     few = ("convolution", "attention") if smoke else tuple(kernels(scale))
+    footprints = _footprints(on_gpu, smoke)
     alone = [
-        _standin_point(device, name, scale, _settings(on_gpu, smoke), budget)
+        _point(
+            name,
+            3.0 + 1.5 * budget.max_s,
+            measure_beside_standin,
+            device,
+            name,
+            scale,
+            footprints,
+            budget,
+        )
         for name in (*few, IDLE)
     ]
     budget = replace(budget, max_s=budget.max_s / 4)  # two cases in turn, not tens
     if not on_gpu:
-        return [*alone, _ranks_point("gloo-p2", 0, [0], scale, budget, gpus=0, names=few)]
+        each_s = 10.0 + len(few) * (1 + budget.max_s)
+        measure_all = functools.partial(measure_beside_all_reduce, names=few, message_bytes=4 * MIB)
+        return [*alone, _point("gloo-p2", each_s, measure_all, 0, [0], 2, scale, budget)]
+    gpus = torch.cuda.device_count()
+    each_s = 10.0 + len(kernels(scale)) * (1 + budget.max_s)
+    estimate_s = len(channels.THREADS) * each_s if gpus > 1 else 0.0
     return alone + [
-        _ranks_point(f"nccl-b{blocks}", blocks, channels.THREADS, scale, budget, gpus=2)
+        _point(f"nccl-b{blocks}", estimate_s, _between_gpus, blocks, gpus, scale, budget)
         for blocks in channels.BLOCKS[: 1 if smoke else None]
     ]
 
 
-def _settings(on_gpu: bool, smoke: bool) -> list[Setting]:
+def _footprints(on_gpu: bool, smoke: bool) -> list[Footprint]:
     if not on_gpu:
-        return [Setting(n, 1, rate) for rate in CPU_RATES for n in CPU_BLOCKS[: 2 if smoke else 3]]
+        few = CPU_BLOCKS[: 2 if smoke else None]
+        return [Footprint(blocks, 1, rate) for rate in CPU_RATES for blocks in few]
     if smoke:
-        return [Setting(1, 64), Setting(4, 512, 1e9)]
-    return [
-        Setting(blocks, threads, rate)
-        for rate in RATES
-        for blocks in channels.BLOCKS
-        for threads in channels.THREADS
-    ]
+        return [Footprint(1, 64), Footprint(4, 512, 1e9)]
+    grid = itertools.product(RATES, channels.BLOCKS, channels.THREADS)
+    return [Footprint(blocks, threads, rate) for rate, blocks, threads in grid]
 
 
-def _standin_point(
-    device: str, name: str, scale: Scale, settings: Sequence[Setting], budget: Budget
+def _between_gpus(blocks: int, gpus: int, scale: Scale, budget: Budget) -> pd.DataFrame:
+    """All kernels beside all-reduces between all GPUs of this machine."""
+    if gpus < 2:
+        raise Unavailable(f"needs 2 GPUs, here {'is 1' if gpus == 1 else f'are {gpus}'}")
+    return measure_beside_all_reduce(blocks, channels.THREADS, gpus, scale, budget)
+
+
+def _point(
+    name: str, estimate_s: float, measure_table: Callable[..., pd.DataFrame], *arguments: object
 ) -> Point:
     def run(_: Path) -> Tables:
-        return {"contention": measure_beside_standin(device, name, scale, settings, budget)}
+        return {"contention": measure_table(*arguments)}
 
     packed = ("contention",)
-    return Point(TableSet("contention", name, packed, packed), run, 3.0 + 1.5 * budget.max_s)
-
-
-def _ranks_point(
-    name: str,
-    blocks: int,
-    thread_counts: Sequence[int],
-    scale: Scale,
-    budget: Budget,
-    *,
-    gpus: int,
-    names: Sequence[str] | None = None,
-) -> Point:
-    """Between all GPUs of this machine, or two ranks on its CPU; by default all kernels."""
-    here = torch.cuda.device_count()
-
-    def run(_: Path) -> Tables:
-        if here < gpus:
-            raise Unavailable(f"needs {gpus} GPUs, here {'is 1' if here == 1 else f'are {here}'}")
-        n_ranks, size = (here, MESSAGE_BYTES) if gpus else (2, 4 * MIB)
-        return {
-            "contention": measure_beside_all_reduce(
-                blocks, thread_counts, n_ranks, scale, budget, names=names, message_bytes=size
-            )
-        }
-
-    packed = ("contention",)
-    each_s = 10.0 + len(names or kernels(scale)) * (1 + budget.max_s)
-    estimate_s = len(thread_counts) * each_s if here >= gpus else 0.0
     return Point(TableSet("contention", name, packed, packed), run, estimate_s)

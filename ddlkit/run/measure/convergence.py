@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from ddlkit.core.errors import UserError
 from ddlkit.run.measure.layers import arithmetic, device_named
@@ -62,15 +63,6 @@ class Recipe:
         return falling * min(1.0, (step + 1) / self.steps)
 
 
-@dataclass(frozen=True)
-class _Images:
-    inputs: Tensor
-    labels: Tensor
-
-    def __getitem__(self, rows: Tensor | slice) -> _Images:
-        return _Images(self.inputs[rows], self.labels[rows])
-
-
 @lru_cache(maxsize=2)
 def _drawn(count: int, seed: int) -> pictures.Pictures:
     return pictures.draw(count, seed)
@@ -81,10 +73,10 @@ def data(recipe: Recipe) -> tuple[pictures.Pictures, pictures.Pictures]:
     return _drawn(recipe.training_images, 0), _drawn(recipe.held_out_images, 1)
 
 
-def _images(drawn: pictures.Pictures, device: torch.device) -> _Images:
+def _on_device(drawn: pictures.Pictures, device: torch.device) -> TensorDataset:
     inputs = (torch.from_numpy(drawn.images).float() / 255 - _MEAN) / _SPREAD
     labels = torch.from_numpy(drawn.labels)
-    return _Images(inputs.to(device, memory_format=torch.channels_last), labels.to(device))
+    return TensorDataset(inputs.to(device, memory_format=torch.channels_last), labels.to(device))
 
 
 def started(network: str, seed: int) -> nn.Module:
@@ -113,12 +105,9 @@ def orders(images: int, epochs: int, seed: int) -> Iterator[Tensor]:
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
     """(all parameters, those of dense layers)."""
-    dense = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    counted = (
-        sum(p.numel() for one in part for p in one.parameters()) for part in ([model], dense)
-    )
-    whole, in_dense = counted
-    return whole, in_dense
+    dense = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
+    in_dense = sum(p.numel() for layer in dense for p in layer.parameters())
+    return sum(p.numel() for p in model.parameters()), in_dense
 
 
 def train(
@@ -140,31 +129,21 @@ def train(
     """
     place = device_named(device)
     shown, unseen = data(recipe)
-    training, held_out = _images(shown, place), _images(unseen, place)
-    rows: list[dict[str, Any]] = []
+    training, held_out = _on_device(shown, place), _on_device(unseen, place)
+    rows: list[tuple[int, str, float, float, float]] = []
     with arithmetic("fp32", place, threads), torch.random.fork_rng():
         torch.manual_seed(seed)  # of dropout
         model = started(network, seed).to(place)
         for epoch, (running, seconds) in enumerate(_epochs(model, training, recipe, seed)):
-            found = {
-                TRAINING: _evaluate(model, training[: len(held_out.labels)]),
-                HELD_OUT: _evaluate(model, held_out),
-            }
-            if epoch:
-                found = {RUNNING: running, **found}
+            found = {RUNNING: running} if epoch else {}
+            found[TRAINING] = _evaluate(model, *training[: len(held_out)])
+            found[HELD_OUT] = _evaluate(model, *held_out[:])
             if not all(math.isfinite(loss) for loss, _ in found.values()):
                 raise UserError(
                     f"{network}, seed {seed}: diverged in epoch {epoch}: lower the rate"
                 )
             rows += [
-                {
-                    "epoch": epoch,
-                    "measured_on": on,
-                    "loss": loss,
-                    "accuracy": right,
-                    "seconds": seconds,
-                }
-                for on, (loss, right) in found.items()
+                (epoch, on, *loss_and_accuracy, seconds) for on, loss_and_accuracy in found.items()
             ]
             if epoch % max(1, recipe.epochs // 8) == 0:
                 loss, right = found[HELD_OUT]
@@ -172,7 +151,8 @@ def train(
                     f"{network}, seed {seed}, epoch {epoch}: held out {loss:.3f}, {right:.0%} right"
                 )
         labels = _labels(network, model, seed, recipe, place, shown.sha256)
-    return pd.DataFrame([{**labels, **row} for row in rows])
+    columns = ["epoch", "measured_on", "loss", "accuracy", "seconds"]
+    return pd.DataFrame({**labels, **pd.DataFrame(rows, columns=columns)})
 
 
 def _labels(
@@ -196,7 +176,7 @@ def _labels(
 
 
 def _epochs(
-    model: nn.Module, images: _Images, recipe: Recipe, seed: int
+    model: nn.Module, images: TensorDataset, recipe: Recipe, seed: int
 ) -> Iterator[tuple[tuple[float, float], float]]:
     """((mean loss, accuracy) of an epoch's batches, seconds): first of nothing, then of every epoch."""
     yield (math.nan, math.nan), 0.0
@@ -204,29 +184,29 @@ def _epochs(
         model.parameters(), recipe.learning_rate, recipe.momentum, weight_decay=recipe.decay
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.rate_share)
-    for order in orders(len(images.labels), recipe.epochs, seed):
+    for order in orders(len(images), recipe.epochs, seed):
         start_s = time.perf_counter()
         model.train()
         total = np.zeros(2)
         for rows in order.split(recipe.batch):
-            batch = images[rows]
-            logits = model(batch.inputs)
-            loss = nn.functional.cross_entropy(logits, batch.labels)
+            inputs, labels = images[rows]
+            logits = model(inputs)
+            loss = nn.functional.cross_entropy(logits, labels)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), recipe.largest_gradient)
             optimizer.step()
             schedule.step()
-            right = (logits.argmax(1) == batch.labels).sum()
+            right = (logits.argmax(1) == labels).sum()
             total += [len(rows) * loss.item(), right.item()]
-        mean_loss, accuracy = (total / len(images.labels)).tolist()
+        mean_loss, accuracy = (total / len(images)).tolist()
         yield (mean_loss, accuracy), time.perf_counter() - start_s
 
 
 @torch.no_grad()
-def _evaluate(model: nn.Module, images: _Images) -> tuple[float, float]:
+def _evaluate(model: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[float, float]:
     """(mean loss, accuracy) without dropout."""
     model.eval()
-    logits = torch.cat([model(part) for part in images.inputs.split(_EVALUATED_AT_ONCE)])
-    loss = nn.functional.cross_entropy(logits, images.labels)
-    return loss.item(), (logits.argmax(1) == images.labels).float().mean().item()
+    logits = torch.cat([model(part) for part in inputs.split(_EVALUATED_AT_ONCE)])
+    loss = nn.functional.cross_entropy(logits, labels)
+    return loss.item(), (logits.argmax(1) == labels).float().mean().item()

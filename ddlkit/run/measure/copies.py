@@ -18,16 +18,13 @@ import psutil
 import torch
 
 from ddlkit.core.units import KIB, MIB, format_bytes
-from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure, synchronizer
+from ddlkit.run.instruments.clock import Action, Budget, Floats, measure, measure_on, sample_rows
 from ddlkit.run.measure.layers import device_named, memory_for
-from ddlkit.run.sessions.session import Partial, Unavailable
+from ddlkit.run.sessions.session import Unavailable, all_or_partial
 
 SIZES = tuple(4 * KIB << power for power in range(0, 19, 2))  # 4 KiB .. 1 GiB
-DISK_SIZES = (
-    128 * KIB,
-    4 * MIB,
-    256 * MIB,
-)  # an image as it is stored, a shard of data, a large one
+# An image as it is stored, a shard of data, a large one.
+DISK_SIZES = (128 * KIB, 4 * MIB, 256 * MIB)
 
 _AT_ONCE_BYTES = 64 * MIB
 _MOST_IN_A_ROW = 32
@@ -54,7 +51,7 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
     largest = psutil.virtual_memory().available // _MEMORY_SHARE
     sizes = [size for size in sizes if size <= largest]
     with memory_for(f"pools of {format_bytes(max(sizes))} to copy between"):
-        pools = _gpu_pools(place, max(sizes)) if place.type == "cuda" else _host_pools(max(sizes))
+        pools = _pools(place, max(sizes))
         return pd.concat(
             [
                 _rows(kind, place.type, size, *_copy_s(kind, target, source, size, place, budget))
@@ -70,12 +67,10 @@ def _random(n_bytes: int, *, pinned: bool = False) -> Pool:
     return words.random_().view(torch.uint8)
 
 
-def _host_pools(n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
+def _pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
     """Kind of copy -> (target, source)."""
-    return {"memcpy": (_random(n_bytes), _random(n_bytes))}
-
-
-def _gpu_pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
+    if device.type == "cpu":
+        return {"memcpy": (_random(n_bytes), _random(n_bytes))}
     pageable, pinned = _random(n_bytes), _random(n_bytes, pinned=True)
     here, there = pinned.to(device), pageable.to(device)
     pools = {
@@ -110,24 +105,14 @@ def _copy_s(
         for into, out_of in pairs:
             into.copy_(out_of, non_blocking=True)
 
-    def timed(action: Callable[[], None]) -> Callable[[], Marks]:
-        def run() -> Marks:
-            marks = Marks(device)
-            marks.mark()
-            action()
-            marks.mark()
-            return marks
-
-        return run
-
     move_on()
     if kind == "d2d":
         # Within the GPU a small copy takes less time than issuing it: a graph issues all at once.
         # Its places are fixed, so something larger than the cache passes through before each replay.
-        replay, setup = _graph(copy, device).replay, lambda: source.add_(1)
-        seconds = measure(timed(replay), budget, synchronize=synchronizer(device), setup=setup)
+        replay = _graph(copy, device).replay
+        seconds = measure_on(device, replay, budget, setup=lambda: source.add_(1))
     else:
-        seconds = measure(timed(copy), budget, synchronize=synchronizer(device), setup=move_on)
+        seconds = measure_on(device, copy, budget, setup=move_on)
     return copies_per_sample, seconds / copies_per_sample
 
 
@@ -151,7 +136,7 @@ def measure_disk(directory: Path, sizes: Sequence[int], budget: Budget) -> pd.Da
     whether it did. What lies below the kernel (a controller, a virtual machine's host) may still hold
     it. The file has no name: it is gone however this process ends.
 
-    Raises Partial with the cached times where the page cache cannot be emptied (macOS, tmpfs), and
+    Raises Partial with the times before where the page cache cannot be emptied (macOS, tmpfs), and
     OSError when the disk is full.
     """
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
@@ -159,37 +144,29 @@ def measure_disk(directory: Path, sizes: Sequence[int], budget: Budget) -> pd.Da
         while rest:
             rest = rest[file.write(rest) :]
         os.fsync(file.fileno())
-        buffer = bytearray(max(sizes))
-        cached = [_disk_rows("disk_cached", file, size, buffer, budget) for size in sizes]
-        try:
-            cold = [
-                _disk_rows("disk_cold", file, size, buffer, budget, lambda: evict(file))
-                for size in sizes
-            ]
-        except Unavailable as error:
-            raise Partial({"copies": pd.concat(cached, ignore_index=True)}, str(error)) from None
-        return pd.concat([*cached, *cold], ignore_index=True)
+        buffer = memoryview(bytearray(max(sizes)))
+        frames = (
+            _rows(kind, "disk", size, 1, _read_s(file, buffer[:size], budget, setup))
+            for kind, setup in (("disk_cached", None), ("disk_cold", lambda: evict(file)))
+            for size in sizes
+        )
+        return all_or_partial("copies", frames)
 
 
-def _disk_rows(
-    kind: str,
-    file: FileIO,
-    size: int,
-    buffer: bytearray,
-    budget: Budget,
-    setup: Callable[[], None] | None = None,
-) -> pd.DataFrame:
+def _read_s(file: FileIO, into: memoryview, budget: Budget, setup: Action | None) -> Floats:
+    """Seconds of reading a file's beginning."""
+
     def read() -> None:
-        view, at = memoryview(buffer)[:size], 0
+        at = 0
         file.seek(0)
-        while at < size:
-            at += file.readinto(view[at:]) or 0
+        while at < len(into):
+            at += file.readinto(into[at:]) or 0
 
-    return _rows(kind, "disk", size, 1, measure(read, budget, setup=setup))
+    return measure(read, budget, setup=setup)
 
 
 def evict(file: FileIO) -> None:
-    """Drop a file from the page cache. Raises Unavailable where that cannot be done or not be told."""
+    """Drop a file from the page cache. Raises Unavailable where that fails or nobody knows."""
     if not hasattr(os, "posix_fadvise"):
         raise Unavailable("no cold reads: this system cannot drop a file from its page cache")
     for _ in range(_DROPS):
@@ -211,7 +188,7 @@ def resident_share(file: FileIO) -> float:
         failed = ctypes.CDLL(None).mincore(address, ctypes.c_size_t(size), flags)
         del first  # a mapping that is looked at cannot be closed
         if failed:
-            raise Unavailable("no cold reads: the kernel does not tell what it holds in memory")
+            raise Unavailable("no cold reads: the kernel does not say what it holds in memory")
     return float(np.mean(np.frombuffer(bytes(flags), dtype=np.uint8) & 1))
 
 
@@ -219,4 +196,4 @@ def _rows(
     kind: str, device: str, size: int, copies_per_sample: int, seconds: Floats
 ) -> pd.DataFrame:
     labels = {"copy": kind, "device": device, "bytes": size, "copies_per_sample": copies_per_sample}
-    return pd.DataFrame({**labels, "sample": np.arange(len(seconds)), "seconds": seconds})
+    return sample_rows(labels, seconds)

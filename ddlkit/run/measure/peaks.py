@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
@@ -14,15 +13,13 @@ from torch import Tensor, nn
 from ddlkit import store
 from ddlkit.core.units import MIB
 from ddlkit.papers import osf
-from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure, synchronizer
+from ddlkit.run.instruments.clock import Budget, Floats, measure_on, sample_rows
 from ddlkit.run.measure.layers import arithmetic, device_named, memory_for
 
 CACHE_BYTES = 256 * MIB  # more than the caches of a device hold: operands in turn come from memory
 MOST_SETS = 16
 DRIFT_BUDGET = Budget(warmup=3, min_repeats=10, max_repeats=20, max_s=2.0)
 DRIFT_COPY_BYTES = 256 * MIB
-
-
 KERNELS = {"cpu": ("product", "convolution"), "cuda": ("product",)}
 
 
@@ -59,7 +56,7 @@ def measure_peaks(
     for precision, side, kernel in product(precisions, sides, KERNELS[place.type]):
         seconds = product_s(place, precision, side, budget, kernel)
         labels = {"device": place.type, "precision": precision, "kernel": kernel, "side": side}
-        frames.append(_samples(labels, seconds))
+        frames.append(sample_rows(labels, seconds))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -78,15 +75,11 @@ def product_s(
             for _ in range(count)
         ]
 
-        def multiply() -> Marks:
-            marks = Marks(device)
-            marks.mark()
+        def multiply() -> None:
             for left, right, result in sets:
                 multiply_by(left, right, result)
-            marks.mark()
-            return marks
 
-        return measure(multiply, budget, synchronize=synchronizer(device)) / count
+        return measure_on(device, multiply, budget) / count
 
 
 def measure_drift(
@@ -99,20 +92,12 @@ def measure_drift(
     place = device_named(device)
     source = torch.randn(copy_bytes // 4, device=place)
     target = torch.empty_like(source)
-
-    def copy() -> Marks:
-        marks = Marks(place)
-        marks.mark()
-        target.copy_(source)
-        marks.mark()
-        return marks
-
     work = {
         f"fp32 product {side}": product_s(place, "fp32", side, DRIFT_BUDGET),
-        f"copy {copy_bytes} bytes": measure(copy, DRIFT_BUDGET, synchronize=synchronizer(place)),
+        f"copy {copy_bytes} bytes": measure_on(place, lambda: target.copy_(source), DRIFT_BUDGET),
     }
     frames = [
-        _samples({"moment": moment, "work": name, "device": place.type}, seconds)
+        sample_rows({"moment": moment, "work": name, "device": place.type}, seconds)
         for name, seconds in work.items()
     ]
     return pd.concat(frames, ignore_index=True)
@@ -140,7 +125,7 @@ def efficiency(directory: Path) -> pd.DataFrame:
             peak = measured.get((case["device"], case["precision"]), 0.0)
             on_gpu = case["device"] == "cuda" and gpus
             quantity = f"{case['precision']}_flops_per_s"
-            told = store.datasheet(gpus[0]["model"], quantity) if on_gpu else 0.0
+            printed = store.datasheet(gpus[0]["model"], quantity) if on_gpu else 0.0
             rows.append(
                 {
                     **case,
@@ -149,12 +134,8 @@ def efficiency(directory: Path) -> pd.DataFrame:
                     "achieved_flops_per_s": 3 * flops / compute_s,
                     "measured_flops_per_s": peak,
                     "measured_c": osf.utilisation(flops, compute_s, peak) if peak else 0.0,
-                    "datasheet_flops_per_s": told,
-                    "datasheet_c": osf.utilisation(flops, compute_s, told) if told else 0.0,
+                    "datasheet_flops_per_s": printed,
+                    "datasheet_c": osf.utilisation(flops, compute_s, printed) if printed else 0.0,
                 }
             )
     return pd.DataFrame(rows)
-
-
-def _samples(labels: dict[str, object], seconds: Floats) -> pd.DataFrame:
-    return pd.DataFrame({**labels, "sample": np.arange(len(seconds)), "seconds": seconds})

@@ -13,7 +13,7 @@ way that every machine does fast, and leave the exact choice to torch.topk on th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +24,9 @@ from torch import Tensor
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import selected
 from ddlkit.core.units import MIB
-from ddlkit.run.instruments.clock import Budget, measure_interleaved, synchronizer, timed
+from ddlkit.run.instruments.clock import Budget, measure_each_on, sample_rows
 from ddlkit.run.measure.layers import device_named, memory_for
-from ddlkit.run.sessions.session import Partial, Point, Tables, TableSet
+from ddlkit.run.sessions.session import Point, Tables, TableSet, all_or_partial
 
 Selector = Callable[[Tensor, int], Tensor]
 Actions = Mapping[str, Callable[[int], object]]
@@ -126,10 +126,8 @@ def _above(magnitudes: Tensor, low: Tensor, *, dense: bool) -> Tensor:
 def _equal(magnitudes: Tensor, value: Tensor, count: int) -> Tensor:
     """The first ``count`` positions of that value, or all if there are fewer."""
     found: list[Tensor] = []
-    start, size = (
-        0,
-        2 * count,
-    )  # what is common is found early, what is rare by longer and longer steps
+    # What is common is found early, what is rare by longer and longer steps.
+    start, size = 0, 2 * count
     while count and start < magnitudes.numel():
         here = (magnitudes[start : start + size] == value).nonzero()[:count, 0] + start
         found.append(here)
@@ -149,10 +147,7 @@ _WAYS: dict[str, Callable[[Tensor, int], object]] = {
 
 DENSITIES: Sequence[float] = (1e-4, 1e-3, 1e-2, 0.1)
 USUAL_DENSITY = 1e-3  # omgs IV; at this one, other distributions are measured too
-ELEMENTS: Sequence[int] = (
-    *(1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000),
-    *(10_000_000, 30_000_000, 100_000_000),
-)
+ELEMENTS = (*(most * 10**power for power in range(3, 8) for most in (1, 3)), 10**8)
 WORKERS = (4, 16)
 FLUSH_BYTES = {"cuda": 256 * MIB, "cpu": 64 * MIB}  # more than the last cache holds
 MOST_IN_A_ROW = 16
@@ -170,6 +165,7 @@ class _Tensors:
     """Fresh random tensors of d elements: a few of each, that take turns."""
 
     def __init__(self, d: int, distribution: str, device: torch.device, seed: int) -> None:
+        self.distribution = distribution
         self.count = max(1, min(MOST_IN_A_ROW, AT_ONCE // d))
         generator = torch.Generator(device).manual_seed(seed)
 
@@ -181,10 +177,6 @@ class _Tensors:
         self.gradients, self.residuals = draw(), draw()
         self.magnitudes = [gradient.abs() for gradient in self.gradients]
 
-    def each(self, action: Callable[[int], object]) -> Callable[[], object]:
-        """The action on one tensor after the other."""
-        return lambda: [action(i) for i in range(self.count)]
-
     def dense(self) -> Actions:
         """What is done to all elements."""
         return {
@@ -194,7 +186,11 @@ class _Tensors:
 
     def select(self, k: int) -> Actions:
         """The ways to find the k largest: the same result, but for order and ties."""
-        return {name: functools.partial(self._find, way, k) for name, way in _WAYS.items()}
+
+        def find(way: Callable[[Tensor, int], object], i: int) -> object:
+            return way(self.magnitudes[i], k)
+
+        return {name: functools.partial(find, way) for name, way in _WAYS.items()}
 
     def exchange(self, k: int) -> Actions:
         """What is done to the k selected ones, and to those that come from other workers."""
@@ -205,14 +201,38 @@ class _Tensors:
             **{f"scatter_add_{workers}": self._scatter(workers * k) for workers in WORKERS},
         }
 
-    def _find(self, way: Callable[[Tensor, int], object], k: int, i: int) -> object:
-        return way(self.magnitudes[i], k)
-
     def _scatter(self, count: int) -> Callable[[int], object]:
         d, device = self.gradients[0].numel(), self.gradients[0].device
         where = torch.randint(d, (count,), generator=self.generator, device=device)
         values = torch.randn(count, generator=self.generator, device=device)
         return lambda i: self.residuals[i].scatter_add_(0, where, values)
+
+    def measure(
+        self, actions: Actions, density: float, flush: Tensor, budget: Budget
+    ) -> pd.DataFrame:
+        """Rows of each action in turn, each sample the mean over the tensors; ``flush`` is written before."""
+        device = flush.device
+        on_each = {
+            name: functools.partial(self._on_each, action) for name, action in actions.items()
+        }
+        samples = measure_each_on(device, on_each, budget, setup=lambda: flush.fill_(1.0))
+        labels = {
+            "device": device.type,
+            "dtype": "float32",
+            "threads": torch.get_num_threads() if device.type == "cpu" else 0,
+            "elements": self.gradients[0].numel(),
+            "density": density,
+            "distribution": self.distribution,
+        }
+        frames = [
+            sample_rows({"operation": name, **labels}, seconds / self.count)
+            for name, seconds in samples.items()
+        ]
+        return pd.concat(frames, ignore_index=True)
+
+    def _on_each(self, action: Callable[[int], object]) -> None:
+        for i in range(self.count):
+            action(i)
 
 
 def measure_selection(
@@ -240,45 +260,22 @@ def measure_selection(
     """
     place = device_named(device)
     flush = torch.empty(FLUSH_BYTES[place.type] // 4, device=place)
-    frames: list[pd.DataFrame] = []
 
-    def add(actions: Actions, density: float, distribution: str, tensors: _Tensors) -> None:
-        each = {name: timed(tensors.each(action), place) for name, action in actions.items()}
-        samples = measure_interleaved(
-            each, budget, synchronize=synchronizer(place), setup=lambda: flush.fill_(1.0)
-        )
-        for name, seconds in samples.items():
-            labels = {
-                "operation": name,
-                "device": place.type,
-                "dtype": "float32",
-                "threads": torch.get_num_threads() if place.type == "cpu" else 0,
-                "elements": elements,
-                "density": density,
-                "distribution": distribution,
-            }
-            columns = {"sample": np.arange(len(seconds)), "seconds": seconds / tensors.count}
-            frames.append(pd.DataFrame({**labels, **columns}))
-
-    try:
+    def frames() -> Iterator[pd.DataFrame]:
         with memory_for(f"selecting from {elements} elements on {device}"):
             for number, distribution in enumerate(distributions):
                 tensors = _Tensors(elements, distribution, place, seed + number)
                 if number:
-                    k = selected(elements, USUAL_DENSITY)
-                    add(tensors.select(k), USUAL_DENSITY, distribution, tensors)
+                    select = tensors.select(selected(elements, USUAL_DENSITY))
+                    yield tensors.measure(select, USUAL_DENSITY, flush, budget)
                     continue
-                add(tensors.dense(), 1.0, distribution, tensors)
+                yield tensors.measure(tensors.dense(), 1.0, flush, budget)
                 for density in densities:
                     k = selected(elements, density)
                     actions = {**tensors.select(k), **tensors.exchange(k)}
-                    add(actions, density, distribution, tensors)
-    except UserError as error:
-        if not frames:
-            raise
-        found = {"selection": pd.concat(frames, ignore_index=True)}
-        raise Partial(found, str(error)) from None
-    return pd.concat(frames, ignore_index=True)
+                    yield tensors.measure(actions, density, flush, budget)
+
+    return all_or_partial("selection", frames())
 
 
 def points(device: str, smoke: bool) -> list[Point]:

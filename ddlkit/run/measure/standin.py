@@ -16,10 +16,9 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -123,7 +122,7 @@ _NS = 1e9
 
 
 @dataclass(frozen=True)
-class Setting:
+class Footprint:
     """How much communicates: blocks, threads of each, bytes per second of all together (0: unlimited).
 
     Raises UserError for what no communication kernel could be launched with.
@@ -186,38 +185,12 @@ class Passage:
     traffic: Callable[[], Traffic]
 
 
-class StandIn(Protocol):
-    """What can communicate, or seem to, while something computes.
+class GpuStandIn:
+    """The CUDA C++ kernel above, on torch's current GPU and in a stream of its own.
 
-    registers : of each thread; shared_bytes : of each block; 0 where there is no such thing
+    registers : of each thread; shared_bytes : of each block
     least_s : a computation that takes less does not share fairly: repeat it
     """
-
-    registers: int
-    shared_bytes: int
-    least_s: float
-
-    def cluster(self, blocks: int) -> int:
-        """How many of ``blocks`` blocks are tied together."""
-
-    def beside(self, setting: Setting | None, compute: Compute) -> Passage:
-        """Start communicating, then compute, then stop; without a setting, compute alone.
-
-        ``compute`` must have run once before without a neighbour: what is loaded or allocated for the
-        first time may have to wait until the GPU is idle.
-        """
-
-    def idle(self) -> None:
-        """Compute nothing for some milliseconds, to see the communication by itself."""
-
-
-def make(device: torch.device) -> StandIn:
-    """The stand-in of that device. Raises UserError where it cannot be compiled or loaded."""
-    return GpuStandIn() if device.type == "cuda" else CpuStandIn()
-
-
-class GpuStandIn:
-    """The CUDA C++ kernel above, on torch's current GPU and in a stream of its own."""
 
     least_s = 0.0
 
@@ -238,40 +211,45 @@ class GpuStandIn:
         return CLUSTER if self._clusters and blocks % CLUSTER == 0 else 1
 
     def chunk_bytes(self, threads: int) -> int:
-        """What a block of so many threads sums at a time."""
+        """What a block of ``threads`` threads sums at a time."""
         return 16 * UNROLL * threads
 
-    def send(self, setting: Setting, chunks: int, record: torch.Tensor | None = None) -> None:
-        """Put the kernel into its stream: to end by the flag in ``record``, or after so many chunks a block.
+    def send(self, footprint: Footprint, chunks: int, record: torch.Tensor | None = None) -> None:
+        """Put the kernel into its stream: to end by the flag in ``record``, or after ``chunks``.
 
-        record : (6 + 3 blocks,) zeros, int64
+        chunks : of each block; record : (6 + 3 blocks,) zeros, int64
         """
         if record is None:
-            record = self._record(setting.blocks)
-        in_buffer = self.c.nbytes // self.chunk_bytes(setting.threads)
-        if in_buffer < setting.blocks:
+            record = self._record(footprint.blocks)
+        in_buffer = self.c.nbytes // self.chunk_bytes(footprint.threads)
+        if in_buffer < footprint.blocks:
             raise UserError(
-                f"stand-in of {setting.blocks} blocks: its buffers hold {in_buffer} chunks"
+                f"stand-in of {footprint.blocks} blocks: its buffers hold {in_buffer} chunks"
             )
-        chunk_ns = setting.chunk_s(self.chunk_bytes(setting.threads)) * _NS
+        chunk_ns = footprint.chunk_s(self.chunk_bytes(footprint.threads)) * _NS
         limits = (in_buffer, chunks, chunk_ns, int(LONGEST_S * _NS))
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             record.record_stream(self._stream)
             self._send.launch(
-                setting.blocks,
-                setting.threads,
+                footprint.blocks,
+                footprint.threads,
                 [self.a, self.b, self.c, *limits, record],
                 shared_bytes=self.shared_bytes,
-                cluster=self.cluster(setting.blocks),
+                cluster=self.cluster(footprint.blocks),
             )
 
-    def beside(self, setting: Setting | None, compute: Compute) -> Passage:
-        """See `StandIn`. Nothing waits for the GPU here: synchronise before looking at the traffic."""
-        blocks = setting.blocks if setting else 0
+    def beside(self, footprint: Footprint | None, compute: Compute) -> Passage:
+        """Start communicating, then compute, then stop; without a footprint, compute alone.
+
+        ``compute`` must have run once before without a neighbour: what is loaded or allocated for the
+        first time may have to wait until the GPU is idle. Nothing waits for the GPU here: synchronise
+        before looking at the traffic.
+        """
+        blocks = footprint.blocks if footprint else 0
         record = self._record(blocks)
-        if setting:
-            self.send(setting, 2**63 - 1, record)
+        if footprint:
+            self.send(footprint, 2**63 - 1, record)
         marks = Marks("cuda")
         hold_ns, patience_ns = int(HOLD_S * _NS), int(PATIENCE_S * _NS)
         self._gate.launch(1, 1, [record, _OPENED, blocks, hold_ns, patience_ns, 0])
@@ -279,11 +257,11 @@ class GpuStandIn:
         compute()
         marks.mark()
         self._gate.launch(1, 1, [record, _CLOSED, blocks, 0, 0, 1])
-        chunk_bytes = self.chunk_bytes(setting.threads) if setting else 0
+        chunk_bytes = self.chunk_bytes(footprint.threads) if footprint else 0
         return Passage(marks, functools.partial(_read, record, chunk_bytes))
 
     def idle(self) -> None:
-        """Hold the gate for two milliseconds."""
+        """Compute nothing for two milliseconds, to see the communication by itself."""
         self._gate.launch(1, 1, [self._record(0), _OPENED, 0, int(2e-3 * _NS), 0, 0])
 
     def _record(self, blocks: int) -> torch.Tensor:
@@ -327,20 +305,20 @@ class CpuStandIn:
         return 1
 
     def idle(self) -> None:
-        """Sleep a little."""
+        """As `GpuStandIn.idle`."""
         time.sleep(0.02)
 
-    def beside(self, setting: Setting | None, compute: Compute) -> Passage:
-        """See `StandIn`."""
-        blocks = setting.blocks if setting else 0
+    def beside(self, footprint: Footprint | None, compute: Compute) -> Passage:
+        """As `GpuStandIn.beside`, but over when it returns."""
+        blocks = footprint.blocks if footprint else 0
         flag, begun, sent = threading.Event(), threading.Semaphore(0), [0] * blocks
         marks = Marks("cpu")
         with ThreadPoolExecutor(max(1, blocks)) as pool:
             try:
                 spans = [
-                    pool.submit(self._send, setting, number, flag, begun, sent)
+                    pool.submit(self._send, footprint, number, flag, begun, sent)
                     for number in range(blocks)
-                    if setting
+                    if footprint
                 ]
                 for _ in spans:
                     begun.acquire(timeout=PATIENCE_S)
@@ -363,15 +341,16 @@ class CpuStandIn:
 
     def _send(
         self,
-        setting: Setting,
+        footprint: Footprint,
         number: int,
         flag: threading.Event,
         begun: threading.Semaphore,
         sent: list[int],
     ) -> tuple[float, float]:
         """One block; when it began and ended."""
-        chunk_s = setting.chunk_s(4 * self.chunk_elements)
-        chunks = self._chunks(number, setting.blocks)
+        chunk_s = footprint.chunk_s(4 * self.chunk_elements)
+        starts = range(0, len(self.c) - self.chunk_elements + 1, self.chunk_elements)
+        own = starts[number :: footprint.blocks] or starts[:1]
         begin_s = time.perf_counter()
         begun.release()
         for done in itertools.count():
@@ -382,11 +361,16 @@ class CpuStandIn:
                 break
             if now_s - begin_s > LONGEST_S:
                 break
-            part = chunks[done % len(chunks)]
+            start = own[done % len(own)]
+            part = slice(start, start + self.chunk_elements)
             np.add(self.a[part], self.b[part], out=self.c[part])
         return begin_s, time.perf_counter()
 
-    def _chunks(self, number: int, blocks: int) -> Sequence[slice]:
-        starts = range(0, len(self.c) - self.chunk_elements + 1, self.chunk_elements)
-        own = starts[number::blocks] or starts[:1]
-        return [slice(start, start + self.chunk_elements) for start in own]
+
+StandIn = GpuStandIn | CpuStandIn
+"""What can communicate, or seem to, while something computes."""
+
+
+def make(device: torch.device) -> StandIn:
+    """The stand-in of that device. Raises UserError where it cannot be compiled or loaded."""
+    return GpuStandIn() if device.type == "cuda" else CpuStandIn()

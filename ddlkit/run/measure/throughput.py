@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 
-from ddlkit.core.errors import UserError
-from ddlkit.run.instruments.clock import Budget, Marks, measure, synchronizer
+from ddlkit.run.instruments.clock import Budget, measure_on, sample_rows
 from ddlkit.run.measure.layers import Training, arithmetic, device_named, memory_for
-from ddlkit.run.sessions.session import Partial
+from ddlkit.run.sessions.session import all_or_partial
 
 SHARING_TABLE_2 = ("alexnet", "vgg16", "vgg19", "resnet18", "resnet50", "resnet101", "vit_b_16")
 INPUTS = 4  # batches that take turns
@@ -37,16 +35,13 @@ def measure_throughput(
     Raises UserError as `profile_layers` does, and Partial when memory ran out at a batch size: with
     the smaller ones, if there are any.
     """
-    frames: list[pd.DataFrame] = []
-    for batch in sorted(batches):
-        try:
-            frames.append(_one_batch(network, batch, device, precision, iterations, budget))
-        except UserError as error:
-            if not frames:
-                raise
-            tables = {"throughput": pd.concat(frames, ignore_index=True)}
-            raise Partial(tables, str(error)) from None
-    return pd.concat(frames, ignore_index=True)
+    return all_or_partial(
+        "throughput",
+        (
+            _one_batch(network, batch, device, precision, iterations, budget)
+            for batch in sorted(batches)
+        ),
+    )
 
 
 def _one_batch(
@@ -58,25 +53,18 @@ def _one_batch(
         training = Training(network, batch, place, precision)
         inputs = itertools.cycle([training.inputs.roll(n, dims=-1) for n in range(INPUTS)])
 
-        def train() -> Marks:
-            marks = Marks(place)
-            marks.mark()
+        def train() -> None:
             for _ in range(iterations):
                 training.inputs = next(inputs)
                 training.iterate(lambda: None)
-            marks.mark()
-            return marks
 
-        seconds = measure(train, budget, synchronize=synchronizer(place)) / iterations
-    return pd.DataFrame(
-        {
-            "network": network,
-            "device": place.type,
-            "batch": batch,
-            "precision": precision,
-            "ranks": 1,
-            "iterations": iterations,
-            "sample": np.arange(len(seconds)),
-            "seconds": seconds,
-        }
-    )
+        seconds = measure_on(place, train, budget) / iterations
+    labels = {
+        "network": network,
+        "device": place.type,
+        "batch": batch,
+        "precision": precision,
+        "ranks": 1,
+        "iterations": iterations,
+    }
+    return sample_rows(labels, seconds)

@@ -3,6 +3,11 @@
 A class is one of six shapes filled with one of four textures. Everything else is chance: place, size and
 angle of the shape, angle, phase and width of the texture, colours, a tilted background, a small shape of
 another kind that disturbs, and noise. The same seed draws the same pictures.
+
+>>> draw(48, seed=3).images.shape
+(48, 3, 56, 56)
+>>> draw(48, seed=3).sha256 == draw(48, seed=3).sha256
+True
 """
 
 from __future__ import annotations
@@ -61,7 +66,7 @@ class Pictures:
 
 
 def draw(count: int, seed: int) -> Pictures:
-    """``count`` pictures in random order, as many of each class as of any other, give or take one."""
+    """``count`` pictures in random order, equally many of each class, give or take one."""
     random = np.random.default_rng(seed)
     labels = random.permutation(np.arange(count) % len(CLASSES)).astype(np.int64)
     images = np.stack([_picture(int(label), random) for label in labels])
@@ -76,24 +81,22 @@ def _picture(label: int, random: np.random.Generator) -> NDArray[np.uint8]:
     image = random.uniform(0, 0.3, (3, 1, 1)) + tilt[0] * x + tilt[1] * y
     shape, texture = divmod(label, len(TEXTURES))
     other = int(random.integers(len(SHAPES))), int(random.integers(len(TEXTURES)))
-    _put(image, x, y, *other, radius=(0.12, 0.2), place=0.9, random=random)
-    _put(image, x, y, shape, texture, radius=(0.45, 0.75), place=0.3, random=random)
+    _put(image, (x, y), other, (0.12, 0.2), 0.9, random)
+    _put(image, (x, y), (shape, texture), (0.45, 0.75), 0.3, random)
     image += NOISE * random.standard_normal(image.shape)
     return np.clip(image * 255, 0, 255).astype(np.uint8)
 
 
 def _put(
     image: Floats,
-    x: Floats,
-    y: Floats,
-    shape: int,
-    texture: int,
-    *,
+    points: tuple[Floats, Floats],
+    kind: tuple[int, int],
     radius: tuple[float, float],
     place: float,
     random: np.random.Generator,
 ) -> None:
-    """Draw a shape into the image: at most ``place`` off the middle, its radius between the two."""
+    """Draw a (shape, texture) into the image, at most ``place`` off the middle, its radius in between."""
+    (x, y), (shape, texture) = points, kind
     size, (right, down) = random.uniform(*radius), random.uniform(-place, place, 2)
     u, v = _turned(x - right, y - down, random.uniform(0, 2 * np.pi))
     inside = list(SHAPES.values())[shape](u / size, v / size)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from torch import Tensor, nn
 from ddlkit.core.errors import UserError
 from ddlkit.run.instruments import flops
 from ddlkit.run.nets import zoo
+from ddlkit.store import network_named
 
 Batch = tuple[Tensor, Tensor]
 
@@ -71,10 +70,7 @@ def _torchvision(name: str, **options: Any) -> Network:
 
 
 def _googlenet_with_heads() -> nn.Module:
-    network = import_torchvision().models.get_model(
-        "googlenet", weights=None, aux_logits=True, init_weights=False
-    )
-    return zoo.AllHeads(network)
+    return zoo.AllHeads(_torchvision("googlenet", aux_logits=True, init_weights=False).build())
 
 
 def _for_each_head(batch: int, generator: torch.Generator) -> Batch:
@@ -123,18 +119,7 @@ def find(name: str) -> Network:
     """
     if name in NETWORKS:
         return NETWORKS[name]
-    near = " or ".join(repr(one) for one in _near(name))
-    hint = f"did you mean {near}?" if near else f"known are {', '.join(names())}"
-    raise UserError(f"unknown network {name!r}: {hint}")
-
-
-def _near(name: str) -> list[str]:
-    """Names that differ in signs and case only, else those that begin so, else the most similar one."""
-    plain = {known: re.sub("[^a-z0-9]", "", known) for known in names()}
-    asked = re.sub("[^a-z0-9]", "", name.lower())
-    same = [known for known, text in plain.items() if text == asked]
-    begin = [known for known, text in plain.items() if asked and text.startswith(asked)]
-    return same or begin or difflib.get_close_matches(name.lower(), plain, n=1)
+    raise UserError(f"unknown network {name!r}: did you mean {network_named(name)!r}?")
 
 
 def build(name: str) -> nn.Module:

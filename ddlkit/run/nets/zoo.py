@@ -94,7 +94,7 @@ def vgg16_cifar() -> nn.Module:
 def vgg16_replaced() -> nn.Module:
     """VGG-16 with two 1x1 convolutions and an average in place of its three linear layers (osf Tab 3).
 
-    The paper does not tell of activations: as in the layers replaced, ReLU stands between, not behind.
+    The paper names no activations: as in the layers replaced, ReLU stands between, not behind.
     """
     return _averaged(_vgg16_features(norm=False), 512, 1000)
 
@@ -151,6 +151,9 @@ def vgg16_eighth_replaced(classes: int) -> nn.Module:
 class _Concat(nn.ModuleList):
     """Branches of one input, their channels put together."""
 
+    def __init__(self, *branches: nn.Module) -> None:
+        super().__init__(branches)
+
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([branch(x) for branch in self], dim=1)
 
@@ -190,57 +193,49 @@ def _halved() -> nn.Module:
 def _split(inputs: int, *units: Unit) -> nn.Sequential:
     """A chain whose end goes through a 1x3 and a 3x1 convolution side by side."""
     width = units[-1][0]
-    fork = _Concat(_chain(width, (256, kernel)) for kernel in ((1, 3), (3, 1)))
+    fork = _Concat(*(_chain(width, (256, kernel)) for kernel in ((1, 3), (3, 1))))
     return nn.Sequential(_chain(inputs, *units), fork)
 
 
 def _stem() -> nn.Sequential:
     return nn.Sequential(
         _chain(3, (32, 3, 2), (32, 3, 1), (64, 3)),
-        _Concat([_halved(), _chain(64, (96, 3, 2))]),
+        _Concat(_halved(), _chain(64, (96, 3, 2))),
         _Concat(
-            [
-                _chain(160, (64, 1), (96, 3, 1)),
-                _chain(160, (64, 1), (64, (7, 1)), (64, (1, 7)), (96, 3, 1)),
-            ]
+            _chain(160, (64, 1), (96, 3, 1)),
+            _chain(160, (64, 1), (64, (7, 1)), (64, (1, 7)), (96, 3, 1)),
         ),
-        _Concat([_chain(192, (192, 3, 2)), _halved()]),
+        _Concat(_chain(192, (192, 3, 2)), _halved()),
     )
 
 
 def _inception_a() -> nn.Module:
     n = 384
     return _Concat(
-        [
-            _pooled(n, 96),
-            _chain(n, (96, 1)),
-            _chain(n, (64, 1), (96, 3)),
-            _chain(n, (64, 1), (96, 3), (96, 3)),
-        ]
+        _pooled(n, 96),
+        _chain(n, (96, 1)),
+        _chain(n, (64, 1), (96, 3)),
+        _chain(n, (64, 1), (96, 3), (96, 3)),
     )
 
 
 def _inception_b() -> nn.Module:
     n, row, column = 1024, (1, 7), (7, 1)
     return _Concat(
-        [
-            _pooled(n, 128),
-            _chain(n, (384, 1)),
-            _chain(n, (192, 1), (224, row), (256, column)),
-            _chain(n, (192, 1), (192, row), (224, column), (224, row), (256, column)),
-        ]
+        _pooled(n, 128),
+        _chain(n, (384, 1)),
+        _chain(n, (192, 1), (224, row), (256, column)),
+        _chain(n, (192, 1), (192, row), (224, column), (224, row), (256, column)),
     )
 
 
 def _inception_c() -> nn.Module:
     n = 1536
     return _Concat(
-        [
-            _pooled(n, 256),
-            _chain(n, (256, 1)),
-            _split(n, (384, 1)),
-            _split(n, (384, 1), (448, (1, 3)), (512, (3, 1))),
-        ]
+        _pooled(n, 256),
+        _chain(n, (256, 1)),
+        _split(n, (384, 1)),
+        _split(n, (384, 1), (448, (1, 3)), (512, (3, 1))),
     )
 
 
@@ -250,19 +245,15 @@ def inception_v4() -> nn.Module:
         stem=_stem(),
         inception_a=nn.Sequential(*(_inception_a() for _ in range(4))),
         reduction_a=_Concat(
-            [
-                _halved(),
-                _chain(384, (384, 3, 2)),
-                _chain(384, (192, 1), (224, 3), (256, 3, 2)),
-            ]
+            _halved(),
+            _chain(384, (384, 3, 2)),
+            _chain(384, (192, 1), (224, 3), (256, 3, 2)),
         ),
         inception_b=nn.Sequential(*(_inception_b() for _ in range(7))),
         reduction_b=_Concat(
-            [
-                _halved(),
-                _chain(1024, (192, 1), (192, 3, 2)),
-                _chain(1024, (256, 1), (256, (1, 7)), (320, (7, 1)), (320, 3, 2)),
-            ]
+            _halved(),
+            _chain(1024, (192, 1), (192, 3, 2)),
+            _chain(1024, (256, 1), (256, (1, 7)), (320, (7, 1)), (320, 3, 2)),
         ),
         inception_c=nn.Sequential(*(_inception_c() for _ in range(3))),
         pool=nn.AdaptiveAvgPool2d(1),

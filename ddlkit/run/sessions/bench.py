@@ -10,7 +10,7 @@ import numpy as np
 
 from ddlkit.core import plan as planning
 from ddlkit.core.cost import AlphaBeta
-from ddlkit.core.iteration import LinearScenarios, dag_edges, predict
+from ddlkit.core.iteration import Iteration, LinearScenarios, predict
 from ddlkit.core.workload import Workload
 from ddlkit.papers import networks
 from ddlkit.papers.planners import make_plan
@@ -64,7 +64,9 @@ def run() -> dict[str, Any]:
     def by_graph(k: int) -> float:
         graph = nx.DiGraph()
         cost = AlphaBeta(float(alpha_s[k]), float(beta[k]))
-        graph.add_weighted_edges_from(dag_edges(workload.scaled(float(scale[k])), plan, cost))
+        graph.add_weighted_edges_from(
+            Iteration(workload.scaled(float(scale[k])), plan, cost).edges()
+        )
         return float(nx.dag_longest_path_length(graph))
 
     def one_by_one() -> list[float]:

@@ -21,13 +21,13 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from ddlkit import store
+from ddlkit.core.bandwidth import wire_s_per_byte
 from ddlkit.core.case import AXES, Case
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import FusionPlan
-from ddlkit.core.shaping import wire_s_per_byte
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,
     SelectionTimes,
@@ -41,12 +41,15 @@ from ddlkit.core.workload import LayerProfile, Workload
 from ddlkit.run.instruments import processor
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.lab.calibrate import MESSAGES_PER_SAMPLE, calibrate
-from ddlkit.run.lab.replay import Asked, balanced, finished, replay
+from ddlkit.run.lab.network import LabShape
+from ddlkit.run.lab.recording import read_replayed
+from ddlkit.run.lab.replay import replay
+from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure.collectives import messages_at, whole_size
 from ddlkit.run.measure.selection import measure_selection
-from ddlkit.run.nets import registry as networks
+from ddlkit.run.nets import registry
 from ddlkit.run.sessions.kinds import layers_point
-from ddlkit.run.sessions.reader import Campaign, CaseRequest, LabShape
+from ddlkit.run.sessions.reader import Campaign, CaseRequest
 from ddlkit.run.sessions.session import Point, Tables, TableSet, say
 
 
@@ -99,7 +102,7 @@ def campaign_points(campaign: Campaign, out: Path, folder: str = "") -> list[Poi
     for requests in campaign.labs.values():
         for request in requests:
             try:
-                networks.find(request.case.network)
+                registry.find(request.case.network)
             except UserError as error:
                 raise UserError(f"{campaign.file}: networks: {error}") from None
     inputs = _Inputs(campaign, out, folder)
@@ -258,20 +261,20 @@ class _LabPoints:
 
     # -- replays ---------------------------------------------------------------------------
 
-    def planned(self) -> list[Asked]:
+    def planned(self) -> list[PlannedCase]:
         """Distinct cases: of plans that come out the same for a network, the first."""
-        found: dict[tuple[CaseRequest, tuple[int, ...]], Asked] = {}
+        found: dict[tuple[CaseRequest, tuple[int, ...]], PlannedCase] = {}
         for request in self.requests:
             one = self._planned(request)
             nameless = replace(request, case=replace(request.case, plan=""))
-            found.setdefault((nameless, one[2].ends), one)
+            found.setdefault((nameless, one.plan.ends), one)
         return list(found.values())
 
-    def _planned(self, request: CaseRequest) -> Asked:
+    def _planned(self, request: CaseRequest) -> PlannedCase:
         asked, inputs = request.case, self.inputs
         waited = asked.density < 1 and inputs.campaign.selection == "recorded"
         try:
-            return balanced(
+            return plan_case(
                 inputs.profile(asked.network, asked.batch),
                 asked.plan,
                 self._cost(asked),
@@ -304,11 +307,11 @@ class _LabPoints:
             ).cost
         return SparseGather(cost, case.density) if case.density < 1 else cost
 
-    def _missing(self, planned: Sequence[Asked]) -> list[tuple[str, int]]:
+    def _missing(self, planned: Sequence[PlannedCase]) -> list[tuple[str, int]]:
         """(case's key, repeat) of what is not in the tables."""
         saved = _saved(self.replays.path(self.inputs.out, "runs"))
         rounds = range(self.inputs.campaign.rounds)
-        wanted = [(case.key, repeat) for repeat in rounds for case, _, _ in planned]
+        wanted = [(one.case.key, repeat) for repeat in rounds for one in planned]
         return [pair for pair in wanted if pair not in saved]
 
     @property
@@ -319,7 +322,7 @@ class _LabPoints:
     def _replay_point(self) -> Point:
         planned = self.planned()
         missing = self._missing(planned)
-        by_key = {one[0].key: self._iteration_s(one) for one in planned}
+        by_key = {one.case.key: self._iteration_s(one) for one in planned}
         estimate_s = sum(by_key[key] for key, _ in missing) + LAUNCH_S * bool(missing)
         note = f"{len(missing)} iterations of {len(planned)} cases"
         return Point(self.replays, self._replay, estimate_s, note=note, is_done=self._replayed)
@@ -332,10 +335,10 @@ class _LabPoints:
         _absorb(self.replays, self.inputs.out, self._left)
         planned = self.planned()
         incomplete = {key for key, _ in self._missing(planned)}
-        wanted = [one for one in planned if one[0].key in incomplete]
+        wanted = [one for one in planned if one.case.key in incomplete]
         if wanted:
             self._left.mkdir(parents=True)
-            described = json.dumps([asdict(case) for case, _, _ in wanted])
+            described = json.dumps([asdict(one.case) for one in wanted])
             store.atomic_write_text(self._left / CASES, described + "\n")
             try:
                 self._play(wanted)
@@ -346,14 +349,14 @@ class _LabPoints:
         say(f"{self.shape.name}: {limited} of {len(runs)} iterations limited by the processor")
         return {}
 
-    def _play(self, wanted: Sequence[Asked]) -> None:
+    def _play(self, wanted: Sequence[PlannedCase]) -> None:
         rounds = self.inputs.campaign.rounds
         with self.shape.lab() as lab:
             # How many are in flight is settled when ranks are started.
-            for in_flight in dict.fromkeys(case.in_flight for case, _, _ in wanted):
-                alike = [one for one in wanted if one[0].in_flight == in_flight]
+            for in_flight in dict.fromkeys(one.case.in_flight for one in wanted):
+                alike = [one for one in wanted if one.case.in_flight == in_flight]
                 # Where something is read off the spans, that must be measured more than once, too.
-                negotiated = any(case.negotiated for case, _, _ in alike)
+                negotiated = any(one.case.negotiated for one in alike)
                 replay(
                     lab,
                     self.shape.workers,
@@ -370,8 +373,8 @@ class _LabPoints:
     def _selection_s(self, elements: ArrayLike, density: float) -> NDArray[np.float64]:
         return self.inputs.selection_times(density)(elements, density)
 
-    def _iteration_s(self, one: Asked) -> float:
-        case, workload, plan = one
+    def _iteration_s(self, one: PlannedCase) -> float:
+        case, workload, plan = one.case, one.workload, one.plan
         slow = workload.scaled(case.dilation * case.straggler)
         if case.density < 1:
             times = self.inputs.selection_times(case.density)
@@ -417,7 +420,7 @@ def _absorb(tables: TableSet, out: Path, left: Path) -> None:
         return
     described = [Case.from_row(row) for row in json.loads(cases.read_text())]
     try:
-        found = finished(left, described)
+        found = read_replayed(left, described)
     except UserError:  # not one iteration
         shutil.rmtree(left)
         return
@@ -446,7 +449,7 @@ def _guessed_cost(shape: LabShape, collective: str) -> MessageCost:
 
 def _guessed_profile(name: str, batch: int) -> LayerProfile:
     """A network's tensors, backward time in proportion to their size: its speed does not matter here."""
-    tensors = dict(networks.build(name).named_parameters())
+    tensors = dict(registry.build(name).named_parameters())
     sizes = np.array([tensor.numel() for tensor in tensors.values()])
     return LayerProfile(
         network=name,

@@ -95,7 +95,7 @@ def _default_out(found: Suite | Campaign, device: str) -> Path:
     if found.out != "recorded":
         return store.BUILD / found.out
     gpu = device == "cuda"
-    return store.recorded_dir(machine.name(by_gpu=True) if gpu else f"{machine.name()}-suite")
+    return store.recorded_dir(machine.name() if gpu else f"{machine.name()}-suite")
 
 
 def run_session(

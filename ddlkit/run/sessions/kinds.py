@@ -32,7 +32,8 @@ from ddlkit.run.jobs import ranks as peers
 from ddlkit.run.jobs.launch import Loopback, Place, launch, workspace
 from ddlkit.run.lab.calibrate import calibrate
 from ddlkit.run.lab.network import Lab
-from ddlkit.run.lab.replay import Asked, balanced, replay, replay_join
+from ddlkit.run.lab.replay import choose_join, replay
+from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure import channels, contention, copies, peaks, selection
 from ddlkit.run.measure.collectives import SIZES, measure_collectives
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
@@ -477,7 +478,7 @@ def training_in_lab(
             "iterations": iterations,
             "profile_sha256": profile.sha256,
         }
-        join = replay_join(raise_priority=True)
+        join = choose_join()
         with _lab(ranks, rate) as place:
             return measure_training(place, ranks, name, batch, group_bytes, join=join, **how)
 
@@ -508,10 +509,10 @@ def replays(
 
 def replay_cases(
     profile: LayerProfile, plans: Sequence[str], cost: MessageCost, place: Place
-) -> list[Asked]:
+) -> list[PlannedCase]:
     """The profile under DISTINCT_PLANS different plans, compute as long as one message of everything."""
-    asked = [balanced(profile, spec, cost, place) for spec in plans]
-    distinct = {plan.ends: (case, workload, plan) for case, workload, plan in asked}
+    asked = [plan_case(profile, spec, cost, place) for spec in plans]
+    distinct = {one.plan.ends: one for one in asked}
     return list(distinct.values())[:DISTINCT_PLANS]
 
 

@@ -10,14 +10,15 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddlkit.core.case import AXES, CASE_TYPES, Case
+from ddlkit.core.case import AXES, Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import parse_bits_per_s, parse_bytes
 from ddlkit.papers.planners import PLANNERS
-from ddlkit.run.lab.network import Lab
+from ddlkit.run.lab.network import LabShape
 
 SUITES = Path(__file__).parent / "suites"
 DEVICES = ("cpu", "cuda")
@@ -112,13 +113,6 @@ def _compute_s(value: Any) -> float | None:
     return None if value == BALANCED else number(1e-3, 1e3)(value)
 
 
-def _axis_check(name: str) -> Check:
-    """The check of a field of Case: by its type, and by the range that stands beside it."""
-    if CASE_TYPES[name] is float:
-        return number(AXES[name].low, AXES[name].high)
-    return truth if CASE_TYPES[name] is bool else count
-
-
 # -- keys --------------------------------------------------------------------------------------
 
 _MISSING = object()
@@ -188,30 +182,6 @@ class Suite:
     opening: tuple[Mapping[str, Any], ...]
     points: tuple[Mapping[str, Any], ...]
     closing: tuple[Mapping[str, Any], ...]
-
-
-@dataclass(frozen=True)
-class LabShape:
-    """A lab that is not up yet: the arguments of `Lab`."""
-
-    workers: int
-    rate_bits_per_s: float
-    ranks_per_node: int = 1
-    intra_rate_bits_per_s: float = 0.0
-
-    def lab(self) -> Lab:
-        """The lab itself. Raises UserError as `Lab` does."""
-        return Lab(
-            self.workers,
-            self.rate_bits_per_s,
-            ranks_per_node=self.ranks_per_node,
-            intra_rate_bits_per_s=self.intra_rate_bits_per_s,
-        )
-
-    @property
-    def name(self) -> str:
-        """As it appears in file names: "p4-1gbit", "p16-1gbit-g4-10gbit"."""
-        return f"p{self.workers}-{self.lab().name.removeprefix('lab:')}"
 
 
 @dataclass(frozen=True)
@@ -349,16 +319,20 @@ _LAB = {
     "ranks_per_node": Key(count, 1, many=True),
     "intra_rates": Key(rate, [], many=True),
 }
-_DEFAULTS = Case("", "", "", 1, 1, "", 0.0, "", "", "")
-_AXES = {
-    axis.key: Key(_axis_check(name), getattr(_DEFAULTS, name), many=True)
-    for name, axis in AXES.items()
-}
+
+
+def _axis_key(name: str) -> Key:
+    """What may stand for a field of Case: by its default's type, and the range declared beside it."""
+    default = getattr(Case, name)
+    by_type = {float: number(AXES[name].low, AXES[name].high), bool: truth, int: count}
+    return Key(by_type[type(default)], default, many=True)
+
+
 _REQUEST = {
     "networks": Key(network, many=True),
     "plans": Key(plan, many=True),
     "compute_s": Key(_compute_s, BALANCED, many=True),
-    **_AXES,
+    **{axis.key: _axis_key(name) for name, axis in AXES.items()},
 }
 _GRID = {**_LAB, **_REQUEST}
 
@@ -394,23 +368,22 @@ def _campaign(file: Path, described: dict[str, Any]) -> Campaign:
 
 def _shapes(values: Mapping[str, list[Any]], where: str) -> list[LabShape]:
     """Every lab of a grid, in the order of its lists."""
-    found = []
+    found: list[LabShape] = []
     labs = itertools.product(values["workers"], values["rates"], values["ranks_per_node"])
     for workers, rate_bits_per_s, per_node in labs:
         intra_rates = values["intra_rates"] if per_node > 1 else [0.0]
         if not intra_rates:
             raise UserError(f"{where}: intra_rates: missing: nodes of {per_node} ranks need one")
         for intra_rate in intra_rates:
-            shape = LabShape(workers, rate_bits_per_s, per_node, intra_rate)
-            checked(workers, lambda _, shape=shape: _check_lab(shape), f"{where}: workers")
-            found.append(shape)
+            shape = partial(_shape, rate_bits_per_s, per_node, intra_rate)
+            found.append(checked(workers, shape, f"{where}: workers"))
     return found
 
 
-def _check_lab(shape: LabShape) -> None:
-    if shape.workers < 2:
+def _shape(rate_bits_per_s: float, per_node: int, intra_rate: float, workers: int) -> LabShape:
+    if workers < 2:
         raise ValueError("one worker alone sends nothing: use at least 2")
-    shape.lab()
+    return LabShape(workers, rate_bits_per_s, per_node, intra_rate)
 
 
 def _requests(values: Mapping[str, list[Any]]) -> list[CaseRequest]:

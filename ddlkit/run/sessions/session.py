@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,22 @@ class Partial(UserError):
     def __init__(self, tables: Tables, reason: str) -> None:
         super().__init__(reason)
         self.tables = tables
+
+
+def all_or_partial(table: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """The frames as they are measured, below each other.
+
+    Raises a mistake that the first frame makes as it is, and a later one as Partial with those before.
+    """
+    done: list[pd.DataFrame] = []
+    try:
+        for frame in frames:
+            done.append(frame)
+    except UserError as error:
+        if not done:
+            raise
+        raise Partial({table: pd.concat(done, ignore_index=True)}, str(error)) from None
+    return pd.concat(done, ignore_index=True)
 
 
 class Unavailable(UserError):

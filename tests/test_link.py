@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.cost import AlphaBeta, Samples
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import group_ends
 from ddlkit.core.link import Link, Parts
@@ -35,7 +35,7 @@ def test_one_lane_event_by_event_is_one_by_one(
     messages: list, burst: float, software: float
 ) -> None:
     ready, parts = columns(messages)
-    link = Link(1, software, burst, 1.0, [1.0], [1])
+    link = Link(1, software, burst, 1.0)
     shared = link._shared(ready.tolist(), *(part.tolist() for part in parts))
     np.testing.assert_allclose(link.ends(ready, parts), shared, rtol=1e-9, atol=1e-9)
 
@@ -45,7 +45,7 @@ def test_more_lanes_and_credit_end_no_later_and_never_beat_link_or_processor(
     messages: list, lanes: int, software: float, burst: float
 ) -> None:
     ready, parts = columns(messages)
-    ends = Link(lanes, software, burst, 1.0, [1.0], [1]).ends(ready, parts)
+    ends = Link(lanes, software, burst, 1.0).ends(ready, parts)
     assert ends.max() <= Link().ends(ready, parts)[-1] + 1e-9
     together = np.maximum if burst else np.add
     alone = together(parts.software_s, np.maximum(0, parts.wire_s - burst))
@@ -68,7 +68,7 @@ def test_two_equal_messages_share_and_a_third_waits_for_a_lane() -> None:
 def test_a_rested_link_has_credit_and_a_busy_one_has_not() -> None:
     """After messages that keep the link busy for a tenth of their time, a large one finds full credit."""
     sizes = np.array([1.0, 1.0, 1.0, 30.0, 30.0])
-    link = Link(1, 1.0, 8.0, 1.0, [1.0], [1])
+    link = Link(1, 1.0, 8.0, 1.0)
     ends = link.ends(np.zeros(5), Parts(np.full(5, 10.0), sizes))
     np.testing.assert_allclose(np.diff(ends, prepend=0.0), [10.0, 10.0, 10.0, 22.0, 30.0])
 
@@ -79,8 +79,9 @@ def test_a_row_of_equals_costs_what_was_calibrated(
 ) -> None:
     """Whatever the cost: the mean over the row that was calibrated is the cost again."""
     wire = 1e-8
-    cost = AlphaBeta(alpha, wire * (1 + slower))
-    link = Link(1, 1.0, 1e-3, wire, [1.0, 1e8], [per_sample, per_sample])
+    samples = Samples(np.array([1.0, 1e8]), np.full(2, float(per_sample)))
+    cost = AlphaBeta(alpha, wire * (1 + slower), samples=samples)
+    link = Link(1, 1.0, 1e-3, wire)
     parts = link.parts(cost, np.full(per_sample, float(size)))
     end = link.ends(np.zeros(per_sample), parts)[-1]
     assert end == pytest.approx(per_sample * cost(size))
@@ -89,7 +90,7 @@ def test_a_row_of_equals_costs_what_was_calibrated(
 @given(MESSAGES, st.integers(1, 3), BURSTS)
 def test_scenarios_are_computed_as_one_by_one(messages: list, lanes: int, burst: float) -> None:
     ready, parts = columns(messages)
-    link = Link(lanes, 1.5, burst, 1.0, [1.0], [1])
+    link = Link(lanes, 1.5, burst, 1.0)
     factors = np.array([[0.5], [1.0], [2.0]])
     together = link.ends(ready, Parts(*(part * factors for part in parts)))
     for row, factor in zip(together, factors, strict=True):
@@ -104,8 +105,6 @@ def test_no_lane_is_refused() -> None:
         Link(2, 0.5)
     with pytest.raises(UserError, match="finite"):
         Link(2).ends([0.0], Parts(np.array([np.nan]), np.array([1.0])))
-    with pytest.raises(UserError, match="calibration"):
-        Link(burst_s=1.0)
 
 
 @given(st.floats(1e-5, 1e-2), st.floats(1e-9, 1e-7), st.integers(1, 16))
@@ -113,6 +112,7 @@ def test_after_a_rest_a_larger_message_is_never_faster(
     alpha: float, beta: float, per_sample: int
 ) -> None:
     sizes = np.geomspace(1e3, 1e8, 60)
-    cost, link = AlphaBeta(alpha, beta), Link(1, 1.0, 1e-3, beta, [1.0], [per_sample])
+    samples = Samples(np.array([1.0]), np.array([float(per_sample)]))
+    cost, link = AlphaBeta(alpha, beta, samples=samples), Link(1, 1.0, 1e-3, beta)
     alone = link.ends(np.zeros(1), Parts(*(p[:, None] for p in link.parts(cost, sizes))))
     assert np.all(np.diff(alone[:, 0]) >= -1e-12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddlkit.core.noise import Noise
+from ddlkit.model.noise import Noise
 
 SIZES = np.repeat([1e3, 1e6], 4)
 SECONDS = np.concatenate([[0.9, 1.0, 1.0, 1.2], [2.0, 2.0, 2.0, 2.0]])

@@ -1,0 +1,127 @@
+"""The validated model: compute and communication to the time of an iteration, with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pandas import DataFrame
+
+from ddlkit.core.case import Case
+from ddlkit.core.errors import UserError
+from ddlkit.core.iteration import Iteration, Prediction
+from ddlkit.core.plan import FusionPlan
+from ddlkit.core.sparse import Selecting, group_selection_s, with_selection
+from ddlkit.core.workload import Workload
+from ddlkit.model.calibration import Calibration, Communication
+
+Floats = NDArray[np.float64]
+
+STEADY = np.ones(1)
+"""Compute that does not scatter: replayed, or not known to."""
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """A prediction, and where 95% of single iterations should lie; None without bootstrap draws.
+
+    iteration : what was predicted, for its timeline or for other models of the same
+    """
+
+    iteration: Iteration
+    interval_s: tuple[float, float] | None
+
+    @property
+    def prediction(self) -> Prediction:
+        """Times of the iteration."""
+        return self.iteration.prediction
+
+
+def forecast(
+    workload: Workload,
+    plan: FusionPlan,
+    communication: Communication,
+    *,
+    copy_s_per_byte: float = 0.0,
+    compute_scatter: Floats = STEADY,
+) -> Forecast:
+    """Predict an iteration of ``workload`` under ``plan``, with the interval of a single iteration.
+
+    The interval holds three kinds of noise, all of the calibration: how sure the cost is, how single
+    messages scatter about it, and how it drifts from session to session; and, where it is known, a
+    fourth, of the profile: how compute scatters from iteration to iteration.
+
+    copy_s_per_byte : of gradients into and out of messages; counts as exposed communication
+    compute_scatter : iterations of one worker alone over their median
+    """
+    cost, draws = communication.cost, communication.draws
+    iteration = Iteration(workload, plan, cost, communication.link, copy_s_per_byte)
+    if not draws:
+        return Forecast(iteration, None)
+    factors: Floats | float = 1.0
+    if communication.noise is not None:
+        sent_bytes = iteration.group_bytes * getattr(cost, "density", 1.0)
+        factors = communication.noise.factors(sent_bytes, len(draws))
+    slower = np.random.default_rng(0).choice(compute_scatter, len(draws))
+    lower_s, upper_s = np.quantile(iteration.draws(draws, factors, slower), [0.025, 0.975])
+    return Forecast(iteration, (float(lower_s), float(upper_s)))
+
+
+def scatter_of(samples: DataFrame) -> Floats:
+    """Iterations of one worker alone over their median, of the ``samples`` table of a layer profile."""
+    took_s = samples["seconds"][samples["quantity"] == "unhooked_iteration"].to_numpy()
+    return np.asarray(took_s / np.median(took_s))
+
+
+def forecast_case(
+    case: Case,
+    workloads: Mapping[str, Workload],
+    calibration: Calibration,
+    selections: Mapping[str, Selecting] | None = None,
+    copy_s_per_byte: float = 0.0,
+    compute_scatter: Floats = STEADY,
+) -> Forecast:
+    """The forecast of a case: its slowest rank's workload, its plan, its lab's calibration.
+
+    workloads : by the hash of the profile that a case carries
+    selections : selection times by the hash that a sparse case carries; the rest as for `forecast`
+    """
+    return forecast(
+        computed(case, workloads, selections or {}),
+        plan_of(case),
+        calibration.of_case(case),
+        copy_s_per_byte=copy_s_per_byte,
+        compute_scatter=compute_scatter,
+    )
+
+
+def plan_of(case: Case) -> FusionPlan:
+    """The plan whose group ends the case carries."""
+    return FusionPlan(case.plan, tuple(int(end) for end in case.ends.split(";")))
+
+
+def computed(
+    case: Case, workloads: Mapping[str, Workload], selections: Mapping[str, Selecting]
+) -> Workload:
+    """What the slowest rank of a case computes, its selections included.
+
+    Raises UserError when the layer profile, or the selection times of a sparse case, are not at hand.
+    """
+    if case.profile_sha256 not in workloads:
+        raise UserError(
+            f"case {case.key}: its layer profile {case.profile_sha256[:12]} is not at hand"
+        )
+    slower = case.dilation * case.straggler
+    workload = workloads[case.profile_sha256].scaled(slower)
+    if case.collective != "all_gather":
+        return workload
+    if case.selection_sha256 not in selections:
+        name = case.selection_sha256[:12] or "of a real one"
+        raise UserError(f"case {case.key}: selection times {name} are not at hand")
+    plan = plan_of(case)
+    selection_s = group_selection_s(workload, plan, case.density, selections[case.selection_sha256])
+    # Only what is waited out can be stretched.
+    stretch = slower if case.selection_sha256 else 1.0
+    return with_selection(workload, plan, stretch * selection_s)
