@@ -112,8 +112,8 @@ def _sides(value: Any) -> dict[str, list[int]]:
 
 
 def _rate(value: Any) -> str:
-    reader.rate(value)
-    return str(value)
+    """A rate as it is written; "" for none."""
+    return str(value) if value == "" or reader.rate(value) else ""
 
 
 Batched = Annotated[Sequence[tuple[str, int]], Key(reader.network, many=True)]
@@ -305,14 +305,9 @@ def throughput(
 ) -> Iterator[Point]:
     device = here.device
     for precision in precisions:
-        how: dict[str, Any] = {
-            "device": device,
-            "precision": precision,
-            "iterations": iterations,
-            "budget": budget,
-        }
+        how: dict[str, Any] = {"device": device, "precision": precision, "budget": budget}
         for name in networks:
-            measure = partial(measure_throughput, name, batches, **how)
+            measure = partial(measure_throughput, name, batches, iterations=iterations, **how)
             samples_s = [iterations * _iteration_s(name, n, precision, device) for n in batches]
             estimate_s = sum(BUILD_S / 2 + _timed_s(budget, sample_s) for sample_s in samples_s)
             yield _point("throughput", f"{name}-{precision}", measure, estimate_s)
@@ -404,56 +399,42 @@ def _lab(ranks: int, rate: str) -> Lab:
     return Lab(ranks, parse_bits_per_s(rate))
 
 
+def _send(ranks: int, rate: str, how: Mapping[str, Any]) -> pd.DataFrame:
+    """Collectives over a link of the lab or, without a rate, over loopback."""
+    if not rate:
+        return measure_collectives(Loopback(), ranks, **how)
+    with _lab(ranks, rate) as place:
+        return calibrate(place, **how)
+
+
+def _link(ranks: int, rate: str) -> str:
+    return f"lab-p{ranks}-{rate}" if rate else f"loopback-p{ranks}"
+
+
 @kind("collectives", lab=True)
 def collectives_in_lab(
     here: Here, ranks: int, rate: Rate, collectives: Collectives, budget: Budget
 ) -> Iterator[Point]:
-    def measure() -> pd.DataFrame:
-        with _lab(ranks, rate) as place:
-            return calibrate(place, collectives=collectives, budget=budget)
-
+    measure = partial(_send, ranks, rate, {"collectives": collectives, "budget": budget})
     estimate_s = LAUNCH_S + len(collectives) * len(SIZES) * budget.max_s
-    yield _point("collectives", f"lab-p{ranks}-{rate}", measure, estimate_s)
-
-
-def _tensors(
-    network: str, place: str, measure: Callable[[list[int]], pd.DataFrame], budget: Budget
-) -> Point:
-    """All-reduces of each size that a network's tensors have."""
-    sizes = sorted({4 * elements for elements in published.parameters(network)})  # float32
-
-    def labelled() -> pd.DataFrame:
-        found = measure(sizes)
-        found.insert(0, "network", network)
-        return found
-
-    name = f"{network.lower()}-{place}"
-    return _point("tensors", name, labelled, LAUNCH_S + len(sizes) * budget.max_s)
+    yield _point("collectives", _link(ranks, rate), measure, estimate_s)
 
 
 @kind("tensors")
-def tensors(here: Here, network: str, ranks: int, budget: Budget) -> Iterator[Point]:
-    def measure(sizes: list[int]) -> pd.DataFrame:
-        how: dict[str, Any] = {
-            "collectives": ["all_reduce"],
-            "sizes": sizes,
-            "budget": budget,
-            "tries": TRIES,
-        }
-        return measure_collectives(Loopback(), ranks, **how)
-
-    yield _tensors(network, f"loopback-p{ranks}", measure, budget)
-
-
-@kind("tensors", lab=True)
-def tensors_in_lab(
-    here: Here, network: str, ranks: int, rate: Rate, budget: Budget
+def tensors(
+    here: Here, network: str, ranks: int, budget: Budget, rate: Rate = ""
 ) -> Iterator[Point]:
-    def measure(sizes: list[int]) -> pd.DataFrame:
-        with _lab(ranks, rate) as place:
-            return calibrate(place, sizes, budget=budget, tries=TRIES)
+    """All-reduces of each size that a network's tensors have."""
+    sizes = sorted({4 * elements for elements in published.parameters(network)})  # float32
+    how = {"collectives": ["all_reduce"], "sizes": sizes, "budget": budget, "tries": TRIES}
 
-    yield _tensors(network, f"lab-p{ranks}-{rate}", measure, budget)
+    def measure() -> pd.DataFrame:
+        found = _send(ranks, rate, how)
+        found.insert(0, "network", network)
+        return found
+
+    estimate_s = LAUNCH_S + len(sizes) * budget.max_s
+    yield _point("tensors", f"{network.lower()}-{_link(ranks, rate)}", measure, estimate_s)
 
 
 @kind("training", lab=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -133,13 +133,17 @@ class Key(NamedTuple):
 
 def read_keys(described: Mapping[Any, Any], keys: Mapping[str, Key], where: str) -> dict[str, Any]:
     """Every key of ``keys`` with its checked value. Raises UserError for any other, and for a wrong one."""
-    for name in described:
-        if name not in keys:
-            raise UserError(f"{where}: {name}: unknown key: use {', '.join(sorted(keys))}")
+    _check_known(described, keys, where)
     return {
         name: _value(described.get(name, key.default), key, f"{where}: {name}")
         for name, key in keys.items()
     }
+
+
+def _check_known(described: Mapping[Any, Any], known: Collection[str], where: str) -> None:
+    for name in described:
+        if name not in known:
+            raise UserError(f"{where}: {name}: unknown key: use {', '.join(sorted(known))}")
 
 
 def _value(given: Any, key: Key, where: str) -> Any:
@@ -343,10 +347,7 @@ def _campaign(file: Path, described: dict[str, Any]) -> Campaign:
     Each grid is the product of its lists: those of _LAB and of _REQUEST. A grid's key that stands at the
     top level holds for all grids that do not have it.
     """
-    for key in described:
-        if key not in {*_SINGLE, *_GRID, "grids"}:
-            known = ", ".join(sorted({*_SINGLE, *_GRID, "grids"}))
-            raise UserError(f"{file}: {key}: unknown key: use {known}")
+    _check_known(described, {*_SINGLE, *_GRID, "grids"}, str(file))
     shared = {key: value for key, value in described.items() if key in _GRID}
     grids = described.get("grids", [{}])
     if not isinstance(grids, list) or not grids or not all(isinstance(g, dict) for g in grids):

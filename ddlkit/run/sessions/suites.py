@@ -18,6 +18,7 @@ from ddlkit.run.sessions.reader import (
     DEVICES,
     Campaign,
     Key,
+    checked,
     network,
     one_of,
     read,
@@ -91,15 +92,10 @@ def _batched(text: str, part: str) -> tuple[str, int]:
     if part != "layers":
         raise UserError(f"networks can be chosen for layers only, not for {part}")
     if ":" not in text:
-        raise UserError(
-            f"networks {text!r}: write names with batch sizes, as in resnet50:32,vgg16:16"
-        )
-    try:
-        name, batch = network(text)
-    except ValueError as error:
-        raise UserError(f"networks {text!r}: {error}") from None
-    registry.find(name)
-    return name, batch
+        raise UserError(f"networks {text!r}: write batch sizes, too, as in resnet50:32,vgg16:16")
+    found: tuple[str, int] = checked(text, network, "networks")
+    registry.find(found[0])
+    return found
 
 
 def _made(
@@ -118,6 +114,7 @@ def _made(
     wanted = not chosen["by_name"] if part == ALL else part == what
     if not wanted or chosen["device"] not in ("", here.device):
         return
+    needs_lab = needs_lab or bool(arguments.get("rate"))
     if needs_lab and (reason := lab.available()):
         say(f"no lab, so no {chosen['measure'].replace('_', ' ')}: {reason}")
         return
