@@ -43,6 +43,9 @@ FLOORS = {
     "cli": 7,
     "__main__": 8,
 }
+LIMITS_HOLD = False  # whether the house is as small as it is meant to be, and must stay so
+MOST_LINES, MOST_FILES, MOST_LINES_OF_A_FUNCTION = 20_000, 110, 50
+NAMES_A_MODULE = re.compile(r"ddlkit(\.\w+)+(:\w+)?")  # a string such as "ddlkit.cli:main"
 NEEDED_TO_RUN = {"numpy", "pandas", "psutil", "scipy", "torch", "torchvision", "tqdm"}
 ABSOLUTE_PATH = re.compile(r"(?<![\w.~-])/(?:home|root|Users|mnt|work)/[A-Za-z]")
 PACKAGE_INDEX = re.compile(r"--(?:extra-)?index-url|--find-links|https?://\S*(?:pypi|whl)")
@@ -173,10 +176,25 @@ def imports(node: ast.AST, *, lazy: bool) -> Iterator[str]:
             yield from imports(child, lazy=lazy)
 
 
+def named_in_strings(module: str) -> Iterator[str]:
+    """Modules of ddlkit that a string names: one that is started or imported by name is imported, too."""
+    for node in ast.walk(tree(module)):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and NAMES_A_MODULE.fullmatch(text):
+            yield text.partition(":")[0]
+
+
 def own_modules(module: str) -> set[str]:
-    """Modules of ddlkit that a module imports, at any time."""
-    named = {name for name in imports(tree(module), lazy=True) if name.startswith("ddlkit.")}
-    return {name if name in SOURCES else name.rpartition(".")[0] for name in named} - {"ddlkit"}
+    """Other modules of ddlkit that a module imports or names, at any time."""
+    named = {*imports(tree(module), lazy=True), *named_in_strings(module)}
+    return {module_of(name) for name in named} - {"", "ddlkit", module}
+
+
+def module_of(name: str) -> str:
+    """The module of ours that holds ``name``; "" if it is none of ours."""
+    while name and name not in SOURCES:
+        name = name.rpartition(".")[0]
+    return name
 
 
 def floor(module: str) -> int:
@@ -190,9 +208,36 @@ def test_rooms_import_only_from_the_rooms_before_them(module: str) -> None:
 
 
 def test_no_import_goes_round_in_a_circle() -> None:
-    graph = {module: own_modules(module) - {module} for module in SOURCES}
+    graph = {module: own_modules(module) for module in SOURCES}
+    assert "ddlkit.run.jobs.fork_server" in graph["ddlkit.run.jobs.zygote"], "started by its name"
     order = list(graphlib.TopologicalSorter(graph).static_order())
     assert len(order) >= len(FLOORS)
+
+
+limited = pytest.mark.skipif(not LIMITS_HOLD, reason="the house is still being made smaller")
+
+
+@limited
+def test_the_package_stays_small() -> None:
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES.values())
+    assert lines <= MOST_LINES
+
+
+@limited
+def test_the_package_has_few_files() -> None:
+    assert len(SOURCES) <= MOST_FILES
+
+
+@limited
+def test_every_function_fits_on_a_screen() -> None:
+    long = [
+        f"{module}.{node.name}: {length} lines"
+        for module in SOURCES
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (length := (node.end_lineno or 0) - node.lineno + 1) > MOST_LINES_OF_A_FUNCTION
+    ]
+    assert long == []
 
 
 @pytest.mark.parametrize(("room", "allowed"), [("core", {"numpy"}), ("run", NEEDED_TO_RUN)])

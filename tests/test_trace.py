@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
@@ -55,6 +55,7 @@ def write_trace(trace: LayerTrace, path: Path) -> None:
     path.write_text("\n".join(lines))
 
 
+@settings(deadline=None)  # the first reading imports pandas
 @given(trace=traces())
 def test_a_trace_reads_back_equal_to_the_last_bit(
     trace: LayerTrace, tmp_path_factory: pytest.TempPathFactory

@@ -1,9 +1,9 @@
-"""A layer profile out of autograd's events in a profile: which gradient was ready when, and of what size."""
+"""A layer profile out of autograd's events in a trace: which gradient was ready when, and of what size."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +31,7 @@ NO_LAYER = "unmatched"
 
 
 def layer_profile(trace: KinetoTrace, network: str, *, batch: int = 1) -> LayerProfile:
-    """The profile's iterations as one layer profile: medians, rescaled to the medians of the phases.
+    """The trace's iterations as one layer profile: medians, rescaled to the medians of the phases.
 
     A gradient is ready when autograd has accumulated it; its backward is the time since the one before.
     On a GPU these are times of the GPU: when all was done that had been launched until then. A layer is
@@ -80,7 +80,7 @@ def _seen(trace: KinetoTrace, iteration: TracedIteration) -> _Seen:
     done = _clock(iteration)
     forward, backward = iteration.phases["forward"], iteration.phases["backward"]
     update = iteration.phases.get("update")
-    layers = _layers(iteration, ready)[::-1]
+    layers = _layers(iteration)[::-1]
     starts = sorted({layer.start_s for layer in layers if layer})
     rows = [starts.index(layer.start_s) if layer else -1 for layer in layers]
     names = [
@@ -142,7 +142,7 @@ def _begin(iteration: TracedIteration, kind: str) -> float:
     return min(own, default=_clock(iteration)(start_s))
 
 
-def _layers(iteration: TracedIteration, ready: Sequence[Event]) -> list[Event | None]:
+def _layers(iteration: TracedIteration) -> list[Event | None]:
     """For each gradient the outermost operator of forward that made its node; None where unknown.
 
     The node is the one that autograd evaluated last before it. Of the operators with the node's
@@ -157,14 +157,13 @@ def _layers(iteration: TracedIteration, ready: Sequence[Event]) -> list[Event | 
         for inner, outer in with_outermost(operators)
         if "Sequence number" in inner.args
     }
-    wanted = {id(gradient): i for i, gradient in enumerate(ready)}
-    layers: list[Event | None] = [None] * len(ready)
-    node: dict[str, Event] = {}
+    layers = []
+    node: dict[str, int | None] = {}  # of each thread, by its number
     for event in iteration.events:
-        if event.name.startswith(EVALUATE) and not event.name.endswith(ACCUMULATE):
-            node[event.thread] = event
-        if id(event) in wanted and event.thread in node:
-            layers[wanted[id(event)]] = maker.get(node[event.thread].args.get("Sequence number"))
+        if event.name == ACCUMULATE:
+            layers.append(maker.get(node.get(event.thread)))
+        elif event.name.startswith(EVALUATE) and not event.name.endswith(ACCUMULATE):
+            node[event.thread] = event.args.get("Sequence number")
     return layers
 
 
@@ -182,14 +181,14 @@ def _typical(rows: Floats) -> Floats:
     return medians * (np.median(rows.sum(axis=1)) / medians.sum()) if medians.sum() else medians
 
 
-# -- what it does not tell ---------------------------------------------------------------------
+# -- what its user should know -----------------------------------------------------------------
 
 
 def check_profile(trace: KinetoTrace) -> list[Finding]:
-    """What the user of a profile should know; ``what`` is one of
+    """What the user of such a trace should know; ``what`` is one of
 
     * iterations: how many, and how long from first forward to last end
-    * messages: all-reduces and all-gathers, and those whose size is not told
+    * messages: all-reduces and all-gathers, and those whose size is unknown
     * overlap: computing beside messages on a processor, which slows it
     * other: messages of other kinds, which are left out
     * launches: work of the GPU that nothing is known to have launched
@@ -197,35 +196,29 @@ def check_profile(trace: KinetoTrace) -> list[Finding]:
     * profiler: that it takes time itself
     """
     line = timeline(trace)
-    numbers = np.unique(line.iteration)
-    parts = [line.select(line.iteration == number) for number in numbers]
+    parts = [line.select(line.iteration == number) for number in np.unique(line.iteration)]
     durations = [part.duration_s for part in parts]
     shortest, longest = format_seconds(min(durations)), format_seconds(max(durations))
-    text = f"{len(parts)} of {shortest} to {longest} on {trace.device}"
-    findings = [Finding("iterations", (), text)]
+    found = [("iterations", f"{len(parts)} of {shortest} to {longest} on {trace.device}")]
     sent = line.select(np.isin(line.kind, COMMUNICATION))
     if sent.n:
         unknown = int(np.sum(sent.bytes == 0))
         text = f"{sent.n} messages of {format_bytes(int(sent.bytes.sum()))} in all"
         text += f", {unknown} of unknown size: record_shapes=True tells" if unknown else ""
-        findings.append(
-            Finding("messages", (), f"{text}; their times include waiting for other ranks")
-        )
+        found.append(("messages", f"{text}; their times include waiting for other ranks"))
         if not trace.kernels:
             both = format_seconds(sum(part.overlap_s() for part in parts))
             text = f"{both} of computing beside messages on the same processor: slower than alone"
-            findings.append(Finding("overlap", (), text))
-    others = sorted(e.collective for e in trace.events if e.collective not in ("", *COMMUNICATION))
-    for kind, group in groupby(others):
-        findings.append(Finding("other", (), f"{len(list(group))} messages ({kind}) are left out"))
+            found.append(("overlap", text))
+    others = Counter(e.collective for e in trace.events if e.collective not in ("", *COMMUNICATION))
+    for kind, count in sorted(others.items()):
+        found.append(("other", f"{count} messages ({kind}) are left out"))
     launches = {e.args.get("correlation") for e in trace.events if not e.on_gpu}
     unknown = sum(e.args.get("correlation") not in launches for e in trace.events if e.on_gpu)
     if unknown:
-        text = (
-            f"{unknown} of the GPU's spans do not say what launched them: taken for when they ran"
-        )
-        findings.append(Finding("launches", (), text))
+        text = "of the GPU's spans do not say what launched them: taken for when they ran"
+        found.append(("launches", f"{unknown} {text}"))
     if not np.any(line.kind == "update"):
-        findings.append(Finding("update", (), "no optimizer's step in it: update takes no time"))
+        found.append(("update", "no optimizer's step in it: update takes no time"))
     text = "the profiler's own cost is in all times: compare with an iteration that is not profiled"
-    return [*findings, Finding("profiler", (), text)]
+    return [Finding(what, (), text) for what, text in (*found, ("profiler", text))]

@@ -71,7 +71,7 @@ def import_file(
     options = options or ImportOptions()
     if options.batch is not None and options.batch < 1:
         raise UserError(f"batch size is {options.batch}: must be at least 1")
-    text = files.text_of(files.read(path), path)
+    text = files.read_text(path)
     kind = guess_kind(text, str(path)) if kind is None else kind
     if kind not in KINDS:
         raise UserError(f"unknown kind {kind!r}: use one of {', '.join(KINDS)}")
@@ -85,7 +85,11 @@ def import_file(
 
 
 def guess_kind(text: str, source: str) -> str:
-    """The one kind of KINDS that the content shows. Raises UserError where none or several do."""
+    """The one kind of KINDS that the content shows. Raises UserError where none or several do.
+
+    >>> guess_kind("tensor,parameters,flops\\nconv,10,1e9\\n", "mine.csv")
+    'flops'
+    """
     names = {name.strip() for name in text.partition("\n")[0].split(",")}
     if "backward_s" in names:
         raise UserError(

@@ -102,7 +102,7 @@ def read_collectives(path: Path, *, ranks: int | None = None, link: str | None =
 
 def _own_messages(path: Path) -> tuple[str, DataFrame]:
     """Where a file without a stamp comes from, and its rows."""
-    text = files.text_of(files.read(path), path)
+    text = files.read_text(path)
     if nccl_log.looks_like_one(text):
         return "nccl-tests", nccl_log.read_log(text, str(path))
     sheet = read_sheet(text, str(path))

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,7 +169,7 @@ def read_trace(path: Path) -> LayerTrace:
     wrong header, ids that do not count from 0, entries that are no numbers or negative, and iterations
     that differ in names, sizes or length.
     """
-    return parse_trace(files.text_of(files.read(path), path), str(path))
+    return parse_trace(files.read_text(path), str(path))
 
 
 def parse_trace(text: str, file: str) -> LayerTrace:
@@ -269,7 +269,7 @@ def check_trace(trace: LayerTrace) -> list[Finding]:
     return [finding for check in checks for finding in check(mean)]
 
 
-def _finding(mean: LayerTrace, what: str, rows: Iterable[int], text: str) -> Finding:
+def _finding(mean: LayerTrace, what: str, rows: Iterable[SupportsIndex], text: str) -> Finding:
     return Finding(what, tuple(mean.name[row] for row in rows), text)
 
 

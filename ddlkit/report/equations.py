@@ -58,7 +58,7 @@ def equations(path: Path | None = None) -> pd.DataFrame:
     Raises UserError when data/papers/equations.csv is damaged or missing.
     """
     path = path or store.DATA / "papers" / "equations.csv"
-    return _SCHEMA.frame(read_sheet(files.text_of(files.read(path), path), str(path)))
+    return _SCHEMA.frame(read_sheet(files.read_text(path), str(path)))
 
 
 def citations(package: Path = PACKAGE) -> list[Citation]:

@@ -16,7 +16,7 @@ from ddlkit.core.errors import UserError
 
 
 @contextlib.contextmanager
-def _told(verb: str, path: Path) -> Iterator[None]:
+def _refusing(verb: str, path: Path) -> Iterator[None]:
     """Turn the operating system's refusal into a UserError naming ``path``."""
     try:
         yield
@@ -30,7 +30,7 @@ def _told(verb: str, path: Path) -> Iterator[None]:
 
 def read(path: Path) -> bytes:
     """All bytes of a file. Raises UserError when there is none or it may not be read."""
-    with _told("read", path):
+    with _refusing("read", path):
         return path.read_bytes()
 
 
@@ -54,6 +54,11 @@ def text_of(data: bytes, path: Path) -> str:
     return text
 
 
+def read_text(path: Path) -> str:
+    """Content of a file as text. Raises UserError as ``read`` and ``text_of``."""
+    return text_of(read(path), path)
+
+
 def sha256_file(path: Path) -> str:
     """SHA-256 of a file's bytes, 64 hex digits. Raises UserError when it cannot be read."""
     return hashlib.sha256(read(path)).hexdigest()
@@ -61,7 +66,7 @@ def sha256_file(path: Path) -> str:
 
 def replace(source: Path, target: Path) -> None:
     """Rename so that the new name survives a power cut. Raises UserError where that is refused."""
-    with _told("write", target):
+    with _refusing("write", target):
         os.replace(source, target)
         directory = os.open(target.parent, os.O_RDONLY)
         try:
@@ -76,7 +81,7 @@ def atomic_write(path: Path, data: bytes) -> None:
     Makes the directory. Raises UserError where writing is refused; the old file then stays.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with _told("write", path):
+    with _refusing("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:
@@ -105,7 +110,7 @@ class Lock:
         self._descriptor = -1
 
     def __enter__(self) -> Lock:
-        with _told("lock", self.path):
+        with _refusing("lock", self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -137,7 +142,7 @@ def writing_in(directory: Path) -> Iterator[None]:
 
     Raises UserError when the directory cannot be made.
     """
-    with _told("write", directory):
+    with _refusing("write", directory):
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY)
     try:

@@ -148,7 +148,7 @@ def read_timeline(path: Path, case: str | None = None, repeat: int | None = None
 
 
 def _own_sheet(path: Path) -> Sheet:
-    return read_sheet(files.text_of(files.read(path), path), str(path))
+    return read_sheet(files.read_text(path), str(path))
 
 
 def choose(

@@ -68,7 +68,12 @@ class Sheet:
 
 
 def read_sheet(text: str, file: str) -> Sheet:
-    """Split CSV text into cells. Raises UserError for no rows, or a row of another length."""
+    """Split CSV text into cells. Raises UserError for no rows, or a row of another length.
+
+    >>> sheet = read_sheet("bytes,seconds\\n8,1e-3\\n", "mine.csv")
+    >>> sheet.lines, sheet.rows
+    ((2,), (['8', '1e-3'],))
+    """
     lines, rows = [], []
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
@@ -107,7 +112,15 @@ class Column:
     aliases: tuple[tuple[str, str], ...] = ()
 
     def values(self, sheet: Sheet) -> np.ndarray:
-        """(rows,) checked values. Raises UserError naming file, row and column of a wrong cell."""
+        """(rows,) checked values. Raises UserError naming file, row and column of a wrong cell.
+
+        >>> sheet = read_sheet("bytes,seconds\\n8,1e-3\\n16,fast\\n", "mine.csv")
+        >>> Column("bytes", "int", "positive").values(sheet).tolist()
+        [8, 16]
+        >>> Column("seconds", "float").values(sheet)
+        Traceback (most recent call last):
+        ddlkit.core.errors.UserError: mine.csv: row at line 3, column seconds: 'fast' is not a number
+        """
         today = dict(self.aliases)
         cells = [today.get(cell, cell) for cell in sheet.cells(self.name)]
         read, dtype, problem = _READ[self.kind]

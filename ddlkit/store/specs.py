@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def _read(name: str) -> DataFrame:
     path = DATA / "specs" / f"{name}.csv"
-    return SCHEMAS[name].frame(read_sheet(files.text_of(files.read(path), path), str(path)))
+    return SCHEMAS[name].frame(read_sheet(files.read_text(path), str(path)))
 
 
 @functools.cache

@@ -140,9 +140,9 @@ def _read_stamp(path: Path) -> dict[str, Any] | None:
         raise UserError(f"{path}: damaged stamp ({error}): restore it or measure again") from error
     if not isinstance(stamp, dict) or "sha256" not in stamp:
         return None
-    missing = [key for key in _STAMP_KEYS if key not in stamp]
-    if missing:
-        raise UserError(f"{path}: the stamp has no {missing[0]}: restore it or measure again")
+    for key in _STAMP_KEYS:
+        if key not in stamp:
+            raise UserError(f"{path}: the stamp has no {key}: restore it or measure again")
     return stamp
 
 

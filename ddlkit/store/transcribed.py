@@ -7,6 +7,7 @@ After a correction, ``python -m ddlkit.store.transcribed`` writes them anew.
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 from ddlkit.core.errors import UserError
@@ -26,7 +27,7 @@ def read(path: Path) -> bytes:
     sums = path.with_name(SUMS)
     if not sums.is_file():
         return data
-    listed = _parse(files.text_of(files.read(sums), sums), sums)
+    listed = _parse(files.read_text(sums), sums)
     advice = "restore it, or check it against the paper and run python -m ddlkit.store.transcribed"
     if path.name not in listed:
         raise UserError(f"{path} is not among what was transcribed ({SUMS}): {advice}")
@@ -46,10 +47,10 @@ def _parse(text: str, where: Path) -> dict[str, str]:
     """File name -> SHA-256, 64 hex digits."""
     listed = {}
     for number, line in enumerate(text.splitlines(), 1):
-        digest, gap, name = line.partition("  ")
-        if len(digest) != 64 or not gap or not name:
+        found = re.fullmatch(r"(.{64})  (.+)", line)
+        if not found:
             raise UserError(f"{where}, line {number}: must be a SHA-256, two spaces, a file name")
-        listed[name] = digest
+        listed[found[2]] = found[1]
     return listed
 
 

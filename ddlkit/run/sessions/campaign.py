@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 from ddlkit import store
@@ -449,7 +450,8 @@ def _guessed_cost(shape: LabShape, collective: str) -> MessageCost:
 
 def _guessed_profile(name: str, batch: int) -> LayerProfile:
     """A network's tensors, backward time in proportion to their size: its speed does not matter here."""
-    tensors = dict(registry.build(name).named_parameters())
+    with torch.device("meta"):  # sizes alone: weights would take seconds to draw
+        tensors = dict(registry.build(name).named_parameters())
     sizes = np.array([tensor.numel() for tensor in tensors.values()])
     return LayerProfile(
         network=name,

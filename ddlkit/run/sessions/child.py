@@ -15,12 +15,12 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from types import TracebackType
+from typing import Any
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.jobs.launch import MISTAKE, die_with_parent, end
-from ddlkit.run.jobs.zygote import PACKAGES, PARENT
+from ddlkit.run.jobs.launch import end
+from ddlkit.run.jobs.protocol import MISTAKE, child_environment, die_with_parent, trap
 from ddlkit.run.sessions.loop import measure_points, one_line
 from ddlkit.run.sessions.session import Source
 
@@ -37,16 +37,11 @@ class Child:
 
     def __enter__(self) -> Child:
         reading, writing = os.pipe()
-        inherited = [path for path in [os.environ.get("PYTHONPATH", "")] if path]
-        ours = {
-            "PYTHONPATH": os.pathsep.join([str(PACKAGES), *inherited]),
-            PARENT: str(os.getpid()),
-        }
         config = json.dumps({**self._config, "events": writing})
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, config],
-                env={**os.environ, **ours},
+                env=child_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what libraries print is no result of ours
                 pass_fds=[writing],
@@ -70,13 +65,6 @@ class Child:
         """Exit status, once it has ended; negative: the signal that killed it."""
         return int(self._process.wait())
 
-    @property
-    def ending(self) -> str:
-        """How it ended, in words."""
-        if self.status < 0:
-            return f"was killed by {signal.Signals(-self.status).name}"
-        return f"ended with exit status {self.status}"
-
     def events(self) -> Iterator[dict[str, Any]]:
         """What it reports; {} now and then while it reports nothing. Ends when it does."""
         while True:
@@ -97,7 +85,7 @@ class Child:
 def main(argv: Sequence[str]) -> int:
     """The process itself. Exit status: 0, SPENT, or MISTAKE with the reason reported to the parent."""
     die_with_parent()
-    signal.signal(signal.SIGTERM, _leave)
+    trap(signal.SIGTERM)
     config = json.loads(argv[0])
     out = Path(config["out"])
     with os.fdopen(config["events"], "w") as stream:
@@ -119,11 +107,6 @@ def main(argv: Sequence[str]) -> int:
             emit({"failure": one_line(error)})
             return MISTAKE
     return 0 if usable else SPENT
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """End by way of every ``finally``."""
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_seconds
 from ddlkit.run.instruments import vitals
+from ddlkit.run.jobs.protocol import ending
 from ddlkit.run.lab import network
 from ddlkit.run.sessions.child import Child
 from ddlkit.run.sessions.loop import look, measure_points
@@ -213,7 +214,7 @@ class _Session:
             else:
                 if child.status == 0:
                     return False
-        how = overdue or f"the process that measured it {child.ending}"
+        how = overdue or f"the process that measured it {ending(child.status)}"
         if self.running:
             row = self.running[0]
             self._close(row, NO_TIME if self._late() else KILLED, how)

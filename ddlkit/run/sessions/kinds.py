@@ -7,7 +7,6 @@ other keys there, and their types say how these are checked. A new measurement i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -28,18 +27,18 @@ from ddlkit.formats import messages
 from ddlkit.papers import networks as published
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs import ranks as peers
-from ddlkit.run.jobs.launch import Loopback, Place, launch, workspace
+from ddlkit.run.jobs.launch import launch
+from ddlkit.run.jobs.place import Loopback, Place
 from ddlkit.run.lab.calibrate import calibrate
 from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.replay import choose_join, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure import channels, contention, copies, peaks, selection
-from ddlkit.run.measure.collectives import SIZES, measure_collectives
+from ddlkit.run.measure.collectives import SIZES, CollectivesSettings, collectives_job
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
-from ddlkit.run.measure.layers import profile_layers
+from ddlkit.run.measure.layers import LayersSettings, layers_job, profile_layers
 from ddlkit.run.measure.throughput import measure_throughput
-from ddlkit.run.measure.training import OWN_PLAN, TABLES, measure_training
+from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions import reader
 from ddlkit.run.sessions.reader import Key, count, number, one_of
 from ddlkit.run.sessions.session import Point, Tables, TableSet, Unavailable, say
@@ -74,6 +73,7 @@ class Here(NamedTuple):
 
 
 Maker = Callable[..., Iterator[Point]]
+Measure = Callable[[], pd.DataFrame | Tables]
 
 
 class Kind(NamedTuple):
@@ -153,7 +153,7 @@ def kind(what: str, *, lab: bool = False) -> Callable[[Maker], Maker]:
 def _point(
     what: str,
     name: str,
-    measure: Callable[[], pd.DataFrame | Tables],
+    measure: Measure,
     estimate_s: float,
     *,
     schemas: Sequence[str] = (),
@@ -263,20 +263,18 @@ def layers_by_ranks(here: Here, networks: Batched, ranks: int, budget: Budget) -
 def layers_point(name: str, batch: int, ranks: int, budget: Budget, *, folder: str = "") -> Point:
     """A network's layers, on all cores, by ``ranks`` ranks at the same time; one needs no launch."""
 
-    def together() -> Tables:
-        config: dict[str, Any] = {"networks": {name: batch}, "budget": asdict(budget)}
-        with workspace(None) as scratch:
-            config["out"] = str(scratch)
-            launch("layers", config, ranks=ranks, place=Loopback(), timeout_s=900)
-            return {table: peers.load_result(scratch, table) for table in ("layers", "samples")}
-
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    alone = partial(_profile_tables, name, batch, device, "fp32", budget, machine.cores())
+    measure: Measure = partial(
+        _profile_tables, name, batch, device, "fp32", budget, machine.cores()
+    )
+    if ranks > 1:
+        settings = LayersSettings({name: batch}, budget=budget)
+        measure = partial(launch, layers_job, settings, ranks=ranks, place=Loopback())
     repeat_s = 2 * ranks * _iteration_s(name, batch, "fp32", device)
     return _point(
         "layers",
         f"{name}-b{batch}-r{ranks}",
-        alone if ranks == 1 else together,
+        measure,
         BUILD_S + LAUNCH_S * (ranks > 1) + _timed_s(budget, repeat_s),
         schemas=["layers", "samples"],
         folder=folder,
@@ -354,25 +352,25 @@ def collectives(
     for ranks in _rank_counts(here.device) if not link else ():
         links[f"nccl-p{ranks}" if gpus else f"loopback-p{ranks}"] = (ranks, Loopback(), {})
     estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
-    how: dict[str, Any] = {"collectives": collectives, "sizes": sizes, "budget": budget}
+    settings = CollectivesSettings(collectives, sizes, budget)
     for name, (ranks, place, join) in links.items():
-        measure = partial(measure_collectives, place, ranks, join=join, **how)
+        measure = partial(launch, collectives_job, settings, ranks=ranks, place=place, join=join)
         yield _point("collectives", name, measure, estimate_s, gpus=ranks * gpus)
 
 
 @kind("training")
 def trainings(here: Here, networks: Batched, repeats: int, iterations: int) -> Iterator[Point]:
     """Training as DDP itself sends, on several ranks."""
-    how: dict[str, Any] = {"repeats": repeats, "iterations": iterations}
     rounds = repeats * (2 * iterations + 5)  # half of them without exchange
     for ranks in _rank_counts(here.device):
         for name, batch in networks:
+            settings = TrainingSettings(name, batch, {OWN_PLAN: []}, repeats, iterations)
             yield _point(
                 "training",
                 f"{name}-b{batch}-p{ranks}",
-                partial(measure_training, Loopback(), ranks, name, batch, {OWN_PLAN: []}, **how),
+                partial(launch, training_job, settings, ranks=ranks, place=Loopback()),
                 LAUNCH_S + 2 * rounds * _iteration_s(name, batch, "fp32", here.device),
-                schemas=TABLES,
+                schemas=training_job.tables,
                 gpus=ranks if here.device == "cuda" else 0,
             )
 
@@ -402,7 +400,8 @@ def _lab(ranks: int, rate: str) -> Lab:
 def _send(ranks: int, rate: str, how: Mapping[str, Any]) -> pd.DataFrame:
     """Collectives over a link of the lab or, without a rate, over loopback."""
     if not rate:
-        return measure_collectives(Loopback(), ranks, **how)
+        settings = CollectivesSettings(**how)
+        return launch(collectives_job, settings, ranks=ranks, place=Loopback())["collectives"]
     with _lab(ranks, rate) as place:
         return calibrate(place, **how)
 
@@ -454,19 +453,16 @@ def training_in_lab(
         workload = profile.workload()
         made = {spec: make_plan(spec, workload, cost) for spec in plans}
         group_bytes = {spec: plan.group_bytes(workload).tolist() for spec, plan in made.items()}
-        how: dict[str, Any] = {
-            "repeats": repeats,
-            "iterations": iterations,
-            "profile_sha256": profile.sha256,
-        }
-        join = choose_join()
+        settings = TrainingSettings(
+            name, batch, group_bytes, repeats, iterations, profile_sha256=profile.sha256
+        )
         with _lab(ranks, rate) as place:
-            return measure_training(place, ranks, name, batch, group_bytes, join=join, **how)
+            return launch(training_job, settings, ranks=ranks, place=place, join=choose_join())
 
     estimate_s = LAUNCH_S + len(plans) * repeats * (iterations + 2) * 2 * _EXPOSED_S
     for name, batch in networks:
         key, run = f"training-{name}-p{ranks}-{rate}", partial(measure, name, batch)
-        yield _point("training", key, run, estimate_s, schemas=TABLES)
+        yield _point("training", key, run, estimate_s, schemas=training_job.tables)
 
 
 @kind("replay", lab=True)
