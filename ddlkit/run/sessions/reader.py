@@ -73,7 +73,11 @@ def one_of(names: Sequence[str]) -> Check:
 
 
 def network(value: Any) -> tuple[str, int]:
-    """Name and batch size of ``"resnet50:4"``, or of ``"resnet50"``."""
+    """Name and batch size of a network as a file has it, the batch size being optional.
+
+    >>> network("resnet50:8"), network("resnet50")
+    (('resnet50', 8), ('resnet50', 4))
+    """
     name, separator, batch = str(value).partition(":")
     if not name or (separator and not batch.isdecimal()):
         raise ValueError("must be a network, with its batch size as in resnet50:4 or without")
@@ -95,7 +99,11 @@ def rate(value: Any) -> float:
 
 
 def sizes(value: Any) -> tuple[int, ...]:
-    """Bytes of ``"4KiB"``, of ``"1KiB..64MiB"`` (each size twice the one before), or of a list of such."""
+    """Bytes of ``"4KiB"``, of ``"1KiB..64MiB"`` (each size twice the one before), or of a list of such.
+
+    >>> sizes("1KiB..4KiB")
+    (1024, 2048, 4096)
+    """
     if isinstance(value, (list, tuple)):
         return tuple(size for one in value for size in sizes(one))
     if isinstance(value, int):
