@@ -1,7 +1,7 @@
 """The numbers of osf's figures, by model: one pure function a figure, one tidy row a plotted number.
 
 Column ``paper`` holds what the paper's text says and is empty where it prints only a picture. Unless a
-setting is given, it is the compromise that the calibration finds (``setting()``).
+setting is given, it is the compromise that the search finds (``setting()``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ddlkit.core.workload import Workload
 from ddlkit.papers import osf
 from ddlkit.papers.osf import cluster
 from ddlkit.papers.osf.breakdown import breakdown
-from ddlkit.papers.osf.cluster import FIVE, REPLACED, WORKERS, Calibration, Setting, Stated
+from ddlkit.papers.osf.cluster import FIVE, REPLACED, WORKERS, PaperSetting, SettingSearch, Stated
 from ddlkit.report.claims import claimed, prose
 
 TWO = ("ResNet101", "VGG16")
@@ -64,18 +64,18 @@ def stated() -> tuple[Stated, ...]:
 
 
 @lru_cache(maxsize=1)
-def calibration() -> Calibration:
+def setting_search() -> SettingSearch:
     """All settings of the default grid against ``stated()``."""
-    return cluster.calibrate(stated())
+    return cluster.search(stated())
 
 
 @lru_cache(maxsize=1)
-def setting() -> Setting:
+def setting() -> PaperSetting:
     """The setting of the figures: VGG-16 at its 0.25, and of the rest as much as fits together."""
-    return calibration().best(ANCHOR)
+    return setting_search().best(ANCHOR)
 
 
-def fig01(chosen: Setting | None = None) -> dict[str, Timeline]:
+def fig01(chosen: PaperSetting | None = None) -> dict[str, Timeline]:
     """Replaced VGG-16 by layer: all communication after computation (CSF), and overlapped (OSF)."""
     chosen = chosen or setting()
     compute_s = chosen.compute_s(REPLACED)
@@ -107,7 +107,7 @@ def fig02(overhead_s: float = 4e-3) -> tuple[Workload, AlphaBeta, dict[str, Time
     )
 
 
-def fig03(chosen: Setting | None = None) -> pd.DataFrame:
+def fig03(chosen: PaperSetting | None = None) -> pd.DataFrame:
     """Scaling factor of the five networks at 32 workers without fusion: simulated, CSF, OSF."""
     chosen = chosen or setting()
     rows = []
@@ -129,7 +129,7 @@ def fig03(chosen: Setting | None = None) -> pd.DataFrame:
 
 
 def fig04(
-    chosen: Setting | None = None,
+    chosen: PaperSetting | None = None,
     buffers: Sequence[int] = BUFFERS,
     networks: Iterable[str] = TWO,
 ) -> pd.DataFrame:
@@ -161,7 +161,7 @@ def fig04(
     return pd.DataFrame(rows).assign(paper=math.nan)
 
 
-def _fused(network: str, chosen: Setting, capacity: int) -> dict[str, float]:
+def _fused(network: str, chosen: PaperSetting, capacity: int) -> dict[str, float]:
     """Scaling factor, iteration and number of messages with a fusion buffer (0: without)."""
     compute_s, cost = chosen.compute_s(network), chosen.cost()
     workload, plan, waited = cluster.fused(
@@ -173,7 +173,7 @@ def _fused(network: str, chosen: Setting, capacity: int) -> dict[str, float]:
 
 
 def fig05(
-    chosen: Setting | None = None, networks: Iterable[str] = TWO, slow_rank: float = SLOW_RANK
+    chosen: PaperSetting | None = None, networks: Iterable[str] = TWO, slow_rank: float = SLOW_RANK
 ) -> pd.DataFrame:
     """Communication time by phase against workers without fusion, all equal and one slower."""
     chosen = chosen or setting()
@@ -198,7 +198,7 @@ def fig05(
 
 
 def fig07(
-    chosen: Setting | None = None,
+    chosen: PaperSetting | None = None,
     buffers: Sequence[int] = (0, *cluster.BUFFERS),
     networks: Iterable[str] = TWO,
 ) -> pd.DataFrame:
@@ -238,7 +238,7 @@ def _phases(where: Mapping[str, Any], found: Mapping[str, float]) -> list[dict[s
 
 
 def fig06(
-    chosen: Setting | None = None,
+    chosen: PaperSetting | None = None,
     buffers: Sequence[int] = (0, *BUFFERS),
     networks: Iterable[str] = TWO,
 ) -> pd.DataFrame:
@@ -254,7 +254,7 @@ def fig06(
     return pd.DataFrame(rows).assign(paper=math.nan)
 
 
-def fig08(chosen: Setting | None = None) -> pd.DataFrame:
+def fig08(chosen: PaperSetting | None = None) -> pd.DataFrame:
     """Scaling factor of VGG-16, as it is and replaced, from 1 to 32 workers without fusion.
 
     Model "OSF" overlaps, "CSF" sends everything afterwards.
@@ -288,7 +288,9 @@ def fig08(chosen: Setting | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def fig11(chosen: Setting | None = None, planners: Sequence[str] = FIG11_PLANNERS) -> pd.DataFrame:
+def fig11(
+    chosen: PaperSetting | None = None, planners: Sequence[str] = FIG11_PLANNERS
+) -> pd.DataFrame:
     """Scaling factor of the five networks by planner, its gain over 100 MB, and the most possible gain."""
     chosen = chosen or setting()
     rows: list[dict[str, Any]] = []
