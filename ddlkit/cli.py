@@ -72,74 +72,57 @@ def _show(result: dict[str, Any], as_json: bool) -> None:
 
 
 def _measure(commands: Any) -> None:
-    parser = _command(
-        commands, "measure", _run_measure, "measure this machine and record what it says"
+    text = "measure this machine and record what it shows; goes on where it stopped"
+    parser = _command(commands, "measure", _run_measure, text)
+    text = (
+        "a suite (quick, full, cpu, gpu, smoke), a file of a suite or a campaign, or a part of the suite "
+        "quick: layers, collectives, training, replay, campaign, convergence, tensors, all (without the "
+        "last two, which take minutes and say more of single networks)"
     )
-    what = (
-        "layers",
-        "collectives",
-        "training",
-        "replay",
-        "campaign",
-        "convergence",
-        "tensors",
-        "all",
-    )
-    text = "all: without convergence (ten minutes, nothing of this machine) and tensors"
-    parser.add_argument("what", choices=what, help=text)
-    parser.add_argument("--profile", choices=("quick", "full"), default="quick", help="how long")
+    parser.add_argument("what", metavar="NAME|FILE", help=text)
+    text = "of which suite the part is [quick]"
+    parser.add_argument("--profile", choices=("quick", "full"), default="quick", help=text)
     parser.add_argument("--networks", help="for layers, with batch sizes: resnet50:32,vgg16:16")
-    parser.add_argument("--out", type=Path, help="directory for the tables [build/measured]")
+    _add_session(parser, "build/measured, for recordings data/recorded/<this machine>")
 
 
-def _run_measure(arguments: argparse.Namespace) -> int:
-    from ddlkit import store
-    from ddlkit.run.lab import network
-    from ddlkit.run.sessions import campaign
-    from ddlkit.run.sessions import quick as suite
+def _add_session(parser: argparse.ArgumentParser, where: str) -> None:
+    parser.add_argument("--budget", help="when to end, as in 8m or 90s [when all is measured]")
+    parser.add_argument("--dry-run", action="store_true", help="only say what and how long")
+    parser.add_argument("--out", type=Path, help=f"directory for the tables [{where}]")
 
-    out = arguments.out or store.BUILD / "measured"
-    if arguments.what != "campaign":
-        suite.measure(arguments.what, arguments.profile, out, _batches(arguments.networks))
-    # Of all that there is to measure, it is left out where it cannot be; asked for, it says why.
-    if arguments.what == "campaign" or (arguments.what == "all" and not network.available()):
-        campaign.run(campaign.QUICK, out / campaign.QUICK.stem.replace("_", "-"))
-    print(out)
+
+def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> int:
+    from ddlkit.run.sessions.engine import measure
+
+    budget_s = units.parse_seconds(arguments.budget) if arguments.budget else math.inf
+    common = {"budget_s": budget_s, "out": arguments.out, "dry_run": arguments.dry_run}
+    print(measure(what, **common, **how))
     return 0
 
 
-def _batches(text: str | None) -> dict[str, int] | None:
-    """``"resnet50:32,vgg16:16"`` as a mapping; None when not given."""
-    if text is None:
-        return None
-    pairs = [part.partition(":") for part in text.split(",")]
-    if not all(batch.isdecimal() for _, _, batch in pairs):
-        raise UserError(
-            f"networks {text!r}: write names with batch sizes, as in resnet50:32,vgg16:16"
-        )
-    return {name: int(batch) for name, _, batch in pairs}
+def _run_measure(arguments: argparse.Namespace) -> int:
+    networks = arguments.networks.split(",") if arguments.networks else ()
+    return _measured(arguments, arguments.what, profile=arguments.profile, networks=networks)
 
 
 # ---------------------------------------------------------------- record
 
 
 def _record(commands: Any) -> None:
-    text = "record all that this machine can tell, most valuable first; goes on where it stopped"
+    text = "record all that this machine can show: ddlkit measure cpu, gpu or smoke"
     parser = _command(commands, "record", _run_record, text)
     parser.add_argument("--suite", choices=("gpu", "cpu"), required=True, help="on which device")
     parser.add_argument(
         "--profile", choices=("standard", "smoke"), default="standard", help="how much"
     )
-    parser.add_argument("--budget", help="when to end, as in 8m or 90s [when all is measured]")
-    parser.add_argument("--out", type=Path, help="directory [data/recorded/<this machine>]")
+    _add_session(parser, "data/recorded/<this machine>")
 
 
 def _run_record(arguments: argparse.Namespace) -> int:
-    from ddlkit.run.sessions.supervisor import record
-
-    budget_s = units.parse_seconds(arguments.budget) if arguments.budget else math.inf
-    print(record(arguments.suite, profile=arguments.profile, budget_s=budget_s, out=arguments.out))
-    return 0
+    device = "cuda" if arguments.suite == "gpu" else "cpu"
+    name = arguments.suite if arguments.profile == "standard" else arguments.profile
+    return _measured(arguments, name, device=device)
 
 
 # ---------------------------------------------------------------- import, timeline
@@ -472,10 +455,7 @@ def _lab(commands: Any) -> None:
     parser.add_argument("--ranks-per-node", type=int, default=1, help="that share a link [1]")
     parser.add_argument("--intra-rate", help="rate of each rank's link inside a node: 10gbit")
     parser.add_argument("--label", default="", help="name of the lab [the first free ddlN]")
-    parser.add_argument(
-        "--out", type=Path, help="of a campaign [data/recorded/<machine>/campaign-...]"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="of a campaign: only say how long")
+    _add_session(parser, "of a campaign: data/recorded/<machine>/campaign-...")
 
 
 def _run_lab(arguments: argparse.Namespace) -> int:
@@ -484,11 +464,8 @@ def _run_lab(arguments: argparse.Namespace) -> int:
     if (arguments.action == "campaign") != bool(arguments.file):
         raise UserError("write ddlkit lab campaign FILE.yml; the other actions take no file")
     if arguments.action == "campaign":
-        from ddlkit.run.sessions import campaign
-
-        say = campaign.estimate if arguments.dry_run else campaign.run
-        print(say(arguments.file, arguments.out))
-    elif arguments.action == "up":
+        return _measured(arguments, str(arguments.file))
+    if arguments.action == "up":
         lab = network.Lab(
             arguments.ranks,
             units.parse_bits_per_s(arguments.rate),
