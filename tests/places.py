@@ -18,7 +18,7 @@ from ddlkit.core.case import Case
 from ddlkit.core.plan import make_plan
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import Workload
-from ddlkit.run.jobs.launch import Place
+from ddlkit.run.jobs.place import Place
 from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.script import PlannedCase
 
@@ -65,12 +65,6 @@ def ranks_below(pid: int) -> list[psutil.Process]:
             if process.name().startswith("ddlkit-rank"):
                 found.append(process)
     return found
-
-
-def rank_process(pid: int, rank: int) -> psutil.Process | None:
-    """The worker of that rank below ``pid``, once it runs."""
-    found = [p for p in ranks_below(pid) if p.name() == f"ddlkit-rank{rank}"]
-    return found[0] if found else None
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,15 +21,17 @@ import nbformat
 import psutil
 import pytest
 
-from ddlkit import store
+from ddlkit import papers, store
 from ddlkit.core.errors import UserError
-from ddlkit.report import book, claims, outputs, reproduction, site
+from ddlkit.report import book, catalog, claims, outputs, reproduction, site
 from places import alive, wait_for
 
 LAYERS = [
     (
         "markdown",
-        "# How layers become ready\n\nIf $x < y$, then\n\n$$t = \\max_i \\sum_{k=1}^{n} \\frac{a_k}{b}$$",
+        "# How layers become ready\n\n| | |\n|---|---|\n| in short | A toy of three layers |\n"
+        "| reading | 75 minutes; 90 with the exercises |\n\n"
+        "If $x < y$, then\n\n$$t = \\max_i \\sum_{k=1}^{n} \\frac{a_k}{b}$$",
     ),
     ("parameters", "# What this notebook may be told\ndata = ''\nseed = 3\nscale = 1.5"),
     (
@@ -37,14 +40,14 @@ LAYERS = [
         "import sys\nimport pandas as pd\nfrom ddlkit.report import outputs, plots\n"
         "frame = pd.DataFrame({'plan': ['none', 'single'], 'seconds': [scale, seed / 3]})\n"
         "fig, ax = plots.canvas(height=2.4)\n"
-        "plots.bars_by_plan(ax, frame['plan'], {'model': frame['seconds']})\n"
+        "plots.bars(ax, frame.set_index('plan'), label='model', seconds=True)\n"
         "plots.save_figure(fig, 'wb-layers', frame);",
     ),
     (
         "code",
         "# And once more: every figure is shown, not only a notebook's first\n"
         "fig, ax = plots.canvas(height=2.4)\n"
-        "plots.bars_by_plan(ax, frame['plan'], {'measured': frame['seconds']})\n"
+        "plots.bars(ax, frame.set_index('plan'), label='measured', seconds=True)\n"
         "plots.save_figure(fig, 'wb-layers', frame);",
     ),
     ("code", "outputs.record_summary('10_layers', {'longest_s': frame['seconds'].max()})"),
@@ -382,7 +385,8 @@ def test_pages_load_nothing_from_elsewhere_and_every_local_link_leads_somewhere(
 ) -> None:
     pages = sorted(small.pages.glob("*.html"))
     names = [page.name for page in pages]
-    assert names == ["10_layers.html", "20_fit.html", "equations.html", "index.html"]
+    own = ["equations.html", "index.html", "verdicts.html"]
+    assert names == ["10_layers.html", "20_fit.html", *own]
     for page in pages:
         found = _Links(page.read_text())
         assert "script" not in found.tags
@@ -404,14 +408,77 @@ def test_pages_fold_code_and_show_formulas_as_mathml(small: Book) -> None:
     assert text.count("data:image/png;base64,") == 2, "both figures"
 
 
-def test_the_index_shows_notebooks_figures_numbers_and_verdicts(small: Book) -> None:
+def test_a_figure_on_a_page_has_its_caption_as_text_and_for_those_who_cannot_see(
+    small: Book,
+) -> None:
+    text = (small.pages / "10_layers.html").read_text()
+    (entry,) = [entry for entry in catalog.load() if entry.id == "wb-layers"]
+    assert text.count(f'alt="{entry.caption}"') == 2
+    assert text.count(f'<p class="caption">{entry.caption}') == 2
+    assert '<a href="figures/wb-layers.csv">numbers</a>' in text
+
+
+def test_the_start_page_lists_notebooks_with_their_line_and_minutes_papers_and_figures(
+    small: Book,
+) -> None:
     text = (small.pages / "index.html").read_text()
-    assert '<a href="10_layers.html">How layers become ready</a>' in text
-    assert '<img src="figures/wb-layers.png"' in text
+    assert '10 <a href="10_layers.html">How layers become ready</a>' in text
+    assert '<span class="minutes">1 h 15</span><br>A toy of three layers' in text
+    assert '<img src="figures/wb-layers.png" alt="' in text
     assert '<a href="figures/wb-layers.csv">' in text
-    assert '<td>longest s</td><td class="number">2</td>' in text
+    for paper in site.cited_papers():
+        assert f"<b>{paper['abbreviation']}</b>: {paper['names']}, <i>{paper['title']}</i>" in text
+    images = re.findall("<img[^>]*>", text)
+    assert images and all(re.search(r'alt="[^"]', image) for image in images)
+
+
+def test_the_findings_are_the_numbers_of_the_summaries(tmp_path: Path) -> None:
+    """With the committed report; each number changes on the page when it changes in its file."""
+    summaries = tmp_path / "reports" / "summaries"
+    shutil.copytree(store.REPORTS / "summaries", summaries)
+    text = site.write([], tmp_path / "site", tmp_path / "reports").read_text()
+    assert text.count('<article class="finding">') == 5
+    assert "predict the step to within\n0.2%" in text
+    lab = json.loads((summaries / "41-lab.json").read_text())
+    changed = {"cases": 7, "median_error_iteration": 0.123, "exact_against_ddp_googlenet": 1.5}
+    (summaries / "41-lab.json").write_text(json.dumps({**lab, **changed}))
+    text = site.write([], tmp_path / "site", tmp_path / "reports").read_text()
+    assert "predict the step to within\n12.3%" in text and "over 7 measured cases" in text
+    assert "+50.0% on GoogLeNet" in text
+
+
+def test_the_papers_are_cited_by_their_keys_and_titles() -> None:
+    cited = {paper["abbreviation"]: paper["title"] for paper in site.cited_papers()}
+    assert cited == {paper.key: paper.title for paper in papers.load().values()}
+
+
+def test_every_verdict_stands_on_a_page_of_its_own(small: Book) -> None:
+    text = (small.pages / "verdicts.html").read_text()
     assert '<span class="verdict differs">differs</span>' in text
-    assert 'id="claim-osf-sf-example"' in text
+    assert all(f'id="claim-{claim.id}"' in text for claim in claims.load_claims())
+
+
+def test_a_notebook_that_someone_works_in_changes_nothing_that_is_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(outputs.REPORTS_VARIABLE, raising=False)
+    assert outputs.reports_dir() == store.BUILD / "reports" != store.REPORTS
+    monkeypatch.setenv(outputs.REPORTS_VARIABLE, "elsewhere")
+    assert outputs.reports_dir() == Path("elsewhere")
+
+
+def test_only_a_book_of_recordings_writes_the_published_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("REPORTS", "BUILD", "NOTEBOOKS"):
+        monkeypatch.setattr(store, name, tmp_path / name.lower())
+    write(tmp_path / "notebooks" / "10_a.ipynb", [("parameters", "data = ''"), ("code", "data")])
+    ran_in: list[Path] = []
+    monkeypatch.setattr(book, "run", lambda *_, reports, **__: ran_in.append(reports))
+    book.build()
+    book.build(recorded=True)
+    book.build(recorded=True, reports=tmp_path / "other")
+    assert ran_in == [tmp_path / "build" / "reports", tmp_path / "reports", tmp_path / "other"]
 
 
 def test_the_equations_are_a_page_that_the_index_leads_to(small: Book) -> None:
@@ -475,10 +542,15 @@ def test_a_browser_shows_every_image_without_a_console_error(
             widths = driver.execute_script("return [...document.images].map(i => i.naturalWidth)")
             assert widths and min(widths) > 0, page
             assert driver.get_log("browser") == [], page
-            wide = driver.execute_script(
-                "return document.documentElement.scrollWidth - window.innerWidth"
-            )
-            assert wide <= 0, f"{page} is wider than the window"
+            for width in (400, 1200):
+                driver.execute_cdp_cmd(
+                    "Emulation.setDeviceMetricsOverride",
+                    {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
+                )
+                wide = driver.execute_script(
+                    "return document.documentElement.scrollWidth - window.innerWidth"
+                )
+                assert wide <= 0, f"{page} is wider than a window of {width} pixels"
         formula = driver.execute_script(
             "return document.querySelector('math').getBoundingClientRect().width"
         )

@@ -1,4 +1,4 @@
-"""The catalog: complete, validated, checked against what is on disk, and current in the README."""
+"""The catalog: complete, validated, checked against what is on disk, and current in reports/FIGURES.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from ddlkit.report import catalog, claims, outputs
 
 GOOD: dict[str, Any] = {
     "id": "wb-test",
-    "paper": "workbook",
     "caption": "A test.",
     "notebook": "10_test",
     "inputs": [],
@@ -71,9 +70,9 @@ def test_the_own_figures_are_listed() -> None:
 
 def test_every_claim_of_the_catalog_exists(tmp_path: Path) -> None:
     planned = [replace(entry, status="planned") for entry in catalog.load()]
-    assert catalog.check(tmp_path, planned) == []
+    assert catalog.find_problems(tmp_path, planned) == []
     unknown = replace(planned[0], claims=("osf-nothing",))
-    assert catalog.check(tmp_path, [unknown]) == [
+    assert catalog.find_problems(tmp_path, [unknown]) == [
         f"{unknown.id}: no claim osf-nothing in claims.csv"
     ]
 
@@ -83,17 +82,17 @@ def test_every_claim_of_the_catalog_exists(tmp_path: Path) -> None:
     [
         ("id", "fig1", "catalog entry fig1: id"),
         ("id", "osf-fig1", "catalog entry osf-fig1: id"),
-        ("paper", "osf", "catalog entry wb-test: paper is 'osf': must be workbook"),
         ("caption", "", "wb-test: caption"),
         ("notebook", "layers", "wb-test: notebook"),
-        ("inputs", "a.csv", "wb-test: inputs is 'a.csv': must be a list"),
-        ("inputs", [1], "wb-test: inputs is .1.: must be a list of words"),
+        ("inputs", "a.csv", "wb-test: inputs is 'a.csv': must be a list of words"),
+        ("inputs", [1], r"wb-test: inputs is \(1,\): must be a list of words"),
         ("columns", ["guess"], "wb-test: columns"),
         ("columns", [], "wb-test: columns"),
-        ("hardware", None, "wb-test: hardware is None: must be a str"),
+        ("hardware", None, "wb-test: hardware is None: must be what it needs"),
         ("minutes", -1, "wb-test: minutes"),
-        ("minutes", "two", "wb-test: minutes is 'two': must be a int"),
+        ("minutes", "two", "wb-test: minutes is 'two': must be a number"),
         ("grade", "good", "wb-test: grade is 'good': must be one of gpu, lab"),
+        ("tolerance", "small", "wb-test: tolerance"),
         ("tolerance", {"error": 0.1}, "wb-test: tolerance"),
         ("tolerance", {"error": {"mean": 0.1}}, "wb-test: tolerance"),
         ("tolerance", {"error": {"max": 0}}, "wb-test: tolerance"),
@@ -106,8 +105,8 @@ def test_a_wrong_field_is_named(tmp_path: Path, field: str, value: Any, message:
         load(tmp_path, {**GOOD, field: value})
 
 
-@pytest.mark.parametrize("field", [name for name in GOOD if name != "id"])
-def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
+@pytest.mark.parametrize("field", ["caption", "notebook", "columns", "grade"])
+def test_a_missing_field_without_a_default_is_named(tmp_path: Path, field: str) -> None:
     with pytest.raises(UserError, match=f"catalog entry wb-test: field {field} is missing"):
         load(tmp_path, {k: v for k, v in GOOD.items() if k != field})
 
@@ -131,7 +130,7 @@ def test_unknown_fields_doubled_ids_and_other_files_are_refused(tmp_path: Path) 
 
 
 def test_a_complete_entry_passes(reports: Path, entry: catalog.Entry) -> None:
-    assert catalog.check(reports, [entry]) == []
+    assert catalog.find_problems(reports, [entry]) == []
 
 
 def _no_image(reports: Path) -> None:
@@ -172,18 +171,18 @@ def test_what_a_done_entry_lacks_is_told(
     reports: Path, entry: catalog.Entry, damage: Callable[[Path], None], message: str
 ) -> None:
     damage(reports)
-    problems = catalog.check(reports, [entry])
+    problems = catalog.find_problems(reports, [entry])
     assert problems
     assert all(line.startswith("wb-test: ") for line in problems)
     assert any(re.search(message, line) for line in problems), problems
-    assert catalog.check(reports, [replace(entry, status="planned")]) == []
+    assert catalog.find_problems(reports, [replace(entry, status="planned")]) == []
 
 
 def test_a_done_entry_needs_its_inputs(reports: Path, entry: catalog.Entry) -> None:
     there = replace(entry, inputs=("data/papers/*/claims.csv",))
     gone = replace(entry, inputs=("data/papers/osf/nothing.csv",))
-    assert catalog.check(reports, [there]) == []
-    assert catalog.check(reports, [gone]) == [
+    assert catalog.find_problems(reports, [there]) == []
+    assert catalog.find_problems(reports, [gone]) == [
         "wb-test: input data/papers/osf/nothing.csv matches no file"
     ]
 
@@ -191,43 +190,31 @@ def test_a_done_entry_needs_its_inputs(reports: Path, entry: catalog.Entry) -> N
 def test_listing_has_a_line_an_entry_and_the_totals() -> None:
     entries = catalog.load()
     lines = catalog.listing(entries).splitlines()
-    assert [line.split()[0] for line in lines[1:-1]] == [entry.id for entry in entries]
+    assert [line.split()[0] for line in lines[:-1]] == [entry.id for entry in entries]
     assert lines[-1].startswith("27 figures and 17 tables of the papers")
+
+
+def test_fields_that_say_nothing_special_may_be_left_out(tmp_path: Path) -> None:
+    needed = ("id", "caption", "notebook", "columns", "grade")
+    (entry,) = load(tmp_path, {name: GOOD[name] for name in needed})
+    assert (entry.hardware, entry.minutes, entry.status) == ("any", 0, "done")
+    assert (entry.inputs, entry.claims, entry.tolerance) == ((), (), None)
 
 
 def test_the_table_links_what_is_done_and_only_that(entry: catalog.Entry) -> None:
     other = replace(entry, id="wb-later", status="planned", caption="a | b")
-    lines = catalog.markdown_table([entry, other]).splitlines()
-    assert len(lines) == 4
-    assert "[wb-test](reports/figures/wb-test.png)" in lines[2]
-    assert "(notebooks/10_test.ipynb)" in lines[2]
-    assert "](" not in lines[3]
-    assert r"a \| b" in lines[3]
+    lines = catalog.document([entry, other]).splitlines()
+    assert "[wb-test](figures/wb-test.png)" in lines[-2]
+    assert "(../notebooks/10_test.ipynb)" in lines[-2]
+    assert "](" not in lines[-1]
+    assert r"a \| b" in lines[-1]
 
 
-def test_splicing_keeps_the_rest_and_is_idempotent(tmp_path: Path, entry: catalog.Entry) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{catalog.BEGIN}\nold\n{catalog.END}\nafter\n")
-    assert not catalog.is_current(readme, [entry])
-    assert catalog.update_readme(readme, [entry])
-    text = readme.read_text()
-    assert text.startswith(f"before\n{catalog.BEGIN}\n| figure")
-    assert text.endswith(f"{catalog.END}\nafter\n")
-    assert "old" not in text
-    assert catalog.is_current(readme, [entry])
-    assert not catalog.update_readme(readme, [entry])
-    assert not catalog.is_current(readme, [replace(entry, minutes=2)])
-
-
-@pytest.mark.parametrize(
-    "text", ["", catalog.BEGIN, f"{catalog.END}{catalog.BEGIN}", catalog.BEGIN * 2 + catalog.END]
-)
-def test_a_readme_without_its_markers_is_refused(tmp_path: Path, text: str) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(text)
-    with pytest.raises(UserError, match="README"):
-        catalog.update_readme(readme)
-    assert readme.read_text() == text
+def test_the_committed_table_of_figures_is_current_and_its_links_lead_somewhere() -> None:
+    assert catalog.is_current(catalog.load()), "run: ddlkit figures --write"
+    links = re.findall(r"\]\(([^)\s]+)\)", (store.REPORTS / "FIGURES.md").read_text())
+    assert len(links) > 100
+    assert [link for link in links if not (store.REPORTS / link).exists()] == []
 
 
 def test_the_command_lists_checks_and_writes(
@@ -236,16 +223,19 @@ def test_the_command_lists_checks_and_writes(
     capsys: pytest.CaptureFixture[str],
     reports: Path,
 ) -> None:
-    monkeypatch.setattr(store, "ROOT", tmp_path)
     monkeypatch.setattr(store, "DATA", tmp_path)
+    monkeypatch.setattr(store, "REPORTS", reports)
     monkeypatch.setattr(claims, "load_claims", lambda: ())
     load(tmp_path, GOOD)
-    (tmp_path / "README.md").write_text(f"{catalog.BEGIN}\n{catalog.END}\n")
     assert catalog.command() == 0
     assert "wb-test" in capsys.readouterr().out
-    assert catalog.command(check=True, reports=reports) == 1
-    told = capsys.readouterr()
-    assert told.err == "ddlkit figures: README.md: its table is not current: run with --readme\n"
-    assert told.out == "1 entries, 1 done, 1 problems\n"
-    assert catalog.command(readme=True) == 0
-    assert catalog.command(check=True, reports=reports) == 0
+    assert catalog.command(check=True) == 1
+    printed = capsys.readouterr()
+    assert printed.err == (
+        "ddlkit figures: FIGURES.md is not current: run ddlkit figures --write\n"
+    )
+    assert printed.out == "1 entries, 1 done, 1 problems\n"
+    assert catalog.command(write=True) == 0
+    assert catalog.command(check=True) == 0
+    load(tmp_path, {**GOOD, "minutes": 2})
+    assert catalog.command(check=True) == 1

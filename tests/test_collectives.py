@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 from ddlkit.core.bandwidth import bus_factor, busbw
 from ddlkit.core.errors import UserError
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs import ranks
-from ddlkit.run.jobs.launch import Loopback
+from ddlkit.run.jobs import exchange, gloo
+from ddlkit.run.jobs.launch import launch
+from ddlkit.run.jobs.place import Loopback
+from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure.collectives import (
-    Exchange,
-    Settings,
-    measure_collectives,
+    CheckedCollective,
+    CollectivesSettings,
+    collectives_job,
     whole_size,
 )
 from places import free_port, wait_for
@@ -54,24 +56,24 @@ def test_sizes_are_rounded_up_to_whole_elements_a_rank(size: int, n: int) -> Non
     st.integers(0, 2**31),
 )
 def test_every_rank_expects_what_all_contribute(name: str, n: int, size: int, seed: int) -> None:
-    exchanges = [Exchange.of(name, whole_size(size, n), seed, r, n, CPU) for r in range(n)]
-    mine = [exchange.mine.double() for exchange in exchanges]
+    everyone = [CheckedCollective.of(name, whole_size(size, n), seed, r, n, CPU) for r in range(n)]
+    mine = [one.mine.double() for one in everyone]
     result = sum(mine) if name == "all_reduce" else torch.cat(mine)
-    for exchange in exchanges:
-        assert torch.equal(exchange.expected.double(), torch.as_tensor(result))
+    for one in everyone:
+        assert torch.equal(one.expected.double(), torch.as_tensor(result))
 
 
 @given(st.sampled_from(["all_reduce", "all_gather"]), st.integers(0, 255), st.integers(0, 99))
 def test_one_wrong_element_is_refused(name: str, at: int, seed: int) -> None:
-    exchange = Exchange.of(name, 1024, seed, 1, 4, CPU)
-    exchange.buffers.copy_(exchange.expected)
-    exchange.check()
-    exchange.buffers.view(-1)[at] += 1
+    one = CheckedCollective.of(name, 1024, seed, 1, 4, CPU)
+    one.buffers.copy_(one.expected)
+    one.check()
+    one.buffers.view(-1)[at] += 1
     with pytest.raises(UserError, match="1 of 256 elements came out wrong"):
-        exchange.check()
-    exchange.reset()
+        one.check()
+    one.reset()
     with pytest.raises(UserError, match="came out wrong"):
-        exchange.check()
+        one.check()
 
 
 @pytest.mark.parametrize(
@@ -79,16 +81,23 @@ def test_one_wrong_element_is_refused(name: str, at: int, seed: int) -> None:
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError):
-        Settings(**wrong)
+        CollectivesSettings(**wrong)
 
 
 def test_two_real_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     budget = Budget(warmup=1, min_repeats=5, max_repeats=20, max_s=0.2)
     sizes = [1000, 65536, 4 << 20]
     join = {"gloo_threads": 2, "torch_threads": 1}
-    frame = measure_collectives(
-        Loopback(), 2, sizes=sizes, budget=budget, join=join, out=tmp_path / "out"
+    settings = CollectivesSettings(sizes=sizes, budget=budget)
+    tables = launch(
+        collectives_job,
+        settings,
+        ranks=2,
+        place=Loopback(),
+        join=join,
+        out=tmp_path / "out",
     )
+    frame = tables["collectives"]
     assert set(frame["collective"]) == {"all_reduce", "all_gather"}
     for _, rows in frame.groupby("collective"):
         assert list(dict.fromkeys(rows["bytes"])) == sizes
@@ -134,30 +143,31 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_gloo_gets_the_threads_that_were_asked(alone: None, threads: int) -> None:
     """Besides each that runs collectives, gloo has one that serves its sockets."""
-    assert wait_for(lambda: not ranks._gloo_threads(), 5), "an earlier group is gone"
-    me = ranks.join("gloo", gloo_threads=threads)
+    assert wait_for(lambda: not gloo.threads_here(), 5), "an earlier group is gone"
+    me = Rank.join("gloo", gloo_threads=threads)
     try:
-        assert len(ranks._gloo_threads(at_least=2 * threads)) == 2 * threads
-        assert me.one_thread == (threads == 1) and me.torch_threads >= 1
+        assert len(gloo.threads_here(at_least=2 * threads)) == 2 * threads
+        assert me.gloo_threads == threads and me.torch_threads >= 1
         numbers = np.arange(6.0).reshape(2, 3)
-        assert np.array_equal(ranks.everyones(numbers), numbers[None])
-        assert np.array_equal(ranks.slowest(numbers), numbers)
-        assert ranks.agree_any(True) and not ranks.agree_any(False)
+        assert np.array_equal(exchange.everyones(numbers), numbers[None])
+        assert np.array_equal(exchange.slowest(numbers), numbers)
+        assert exchange.agree_any(True) and not exchange.agree_any(False)
+        assert exchange.agree_all(True) and not exchange.agree_all(False)
     finally:
-        ranks.leave()
+        me.leave()
 
 
 def test_raised_priority_is_for_gloo_only_and_is_told(alone: None) -> None:
-    me = ranks.join("gloo", raise_priority=True)
+    me = Rank.join("gloo", raise_priority=True)
     try:
-        threads = ranks._gloo_threads()
+        threads = gloo.threads_here()
         policies = {os.sched_getscheduler(thread) for thread in threads}
         raised = policies == {os.SCHED_RR}
         assert raised or policies == {os.SCHED_OTHER}
         assert me.raised_threads == (len(threads) if raised else 0)
         assert os.sched_getscheduler(0) == os.SCHED_OTHER, "computing threads are left alone"
     finally:
-        ranks.leave()
+        me.leave()
 
 
 def test_ranks_are_numbered_by_slurm_too(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,8 +175,8 @@ def test_ranks_are_numbered_by_slurm_too(alone: None, monkeypatch: pytest.Monkey
     monkeypatch.delenv("WORLD_SIZE")
     for name, value in {"PROCID": "0", "NTASKS": "1", "LOCALID": "0"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    me = ranks.join("gloo", torch_threads=1)
-    ranks.leave()
+    me = Rank.join("gloo", torch_threads=1)
+    me.leave()
     assert (me.rank, me.world_size, me.local_rank, me.torch_threads) == (0, 1, 0, 1)
 
 
@@ -183,18 +193,18 @@ def test_an_incomplete_environment_is_one_line(
 ) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=complaint):
-        ranks.join("gloo")
+        Rank.join("gloo")
 
 
 def test_peers_that_do_not_come_are_one_line(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="ranks did not meet at 127.0.0.1 port"):
-        ranks.join("gloo", timeout_s=1.0)
+        Rank.join("gloo", timeout_s=1.0)
 
 
 def test_nccl_without_enough_gpus_is_one_line(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(torch.cuda.device_count() + 1))
     with pytest.raises(UserError, match="nccl needs a GPU a rank"):
-        ranks.join("nccl")
+        Rank.join("nccl")
     with pytest.raises(UserError, match="unknown backend 'mpi'"):
-        ranks.join("mpi")
+        Rank.join("mpi")

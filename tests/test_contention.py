@@ -23,10 +23,12 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
 from ddlkit.run.instruments import nvrtc
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs import launch, ranks
+from ddlkit.run.jobs import launch
+from ddlkit.run.jobs.job import Tables
 from ddlkit.run.measure import contention, standin
 from ddlkit.run.measure.contention import (
     TINY,
+    ContentionSettings,
     measure_beside_all_reduce,
     measure_beside_standin,
     read_trace,
@@ -214,14 +216,14 @@ def test_kernels_beside_all_reduces_of_real_ranks() -> None:
 def test_ranks_that_fail_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[int] = []
 
-    def start(job: str, config: dict[str, Any], **_: object) -> None:
-        done.append(config["threads"])
-        if config["threads"] == 64:
+    def start(_: object, settings: ContentionSettings, **__: object) -> Tables:
+        done.append(settings.threads)
+        if settings.threads == 64:
             raise UserError("rank 1 of 2 died")
+        return {"contention": row}
 
     row = measure_beside_standin("cpu", "relu", TINY, [], TWICE)
     monkeypatch.setattr(launch, "launch", start)
-    monkeypatch.setattr(ranks, "load_result", lambda *_: row)
     with pytest.raises(Partial, match="1x64: rank 1 of 2 died") as raised:
         measure_beside_all_reduce(1, [64, 128], 2, TINY, TWICE)
     assert done == [64, 128] and len(raised.value.tables["contention"]) == len(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -122,7 +123,14 @@ def test_methods_and_nested_packages_have_their_dotted_names(tmp_path: Path) -> 
 
 
 def test_a_damaged_list_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "equations.csv"
-    path.write_text("paper,equation,defines\nosf,Eq 1,\n")
+    (tmp_path / "osf").mkdir()
+    (tmp_path / "osf" / "equations.csv").write_text("equation,defines\nEq 1,\n")
     with pytest.raises(UserError, match="row at line 2, column defines: '' must not be empty"):
-        equations.index(path=path)
+        equations.index(folder=tmp_path)
+
+
+def test_the_committed_page_is_the_docstrings() -> None:
+    page, listed = equations.PAGE.read_text(encoding="utf-8"), equations.index()
+    assert page == equations.markdown(listed), "run python -m ddlkit.report.equations"
+    links = re.findall(r"\]\(([^)]+)\)", page)
+    assert links and all((equations.PAGE.parent / link).is_file() for link in links)

@@ -1,4 +1,4 @@
-"""What data/papers/dag/errata.md says is shown here, an entry a test."""
+"""What data/papers/dag/errata.md says is shown here, one test per entry."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from ddlkit import store
 from ddlkit.papers import dag, networks, osf
-from ddlkit.report.claims import paper_table
+from ddlkit.report.claims import paper_table, prose
 
 CLUSTERS = paper_table("dag", "tab02").set_index("cluster")
 TABLE_4 = paper_table("dag", "tab04").set_index("network")
 TRACE = paper_table("dag", "tab06").set_index("name")
-PROSE = paper_table("dag", "prose").set_index("id")["value"]
+PROSE = prose("dag")
 CONVOLUTIONS = [f"conv{i}" for i in range(1, 6)]
 DENSE = ["fc6", "fc7", "fc8"]
 GPUS = int(PROSE["fig03-gpus-most"])
@@ -243,7 +243,7 @@ def test_communication_is_several_times_the_wire_time() -> None:
     n_bytes = 4 * sum(networks.parameters("ResNet50"))
     for cluster, key, slower in ((1, "k80", 1.5), (2, "v100", 5.2)):
         wire_s = osf.update_s(n_bytes, GPUS, CLUSTERS["network_bits_per_s"][cluster] / 8)
-        told_s = PROSE[f"fig03-{key}-communication"]
-        assert told_s / float(wire_s) == pytest.approx(slower, abs=0.05)
+        printed_s = PROSE[f"fig03-{key}-communication"]
+        assert printed_s / float(wire_s) == pytest.approx(slower, abs=0.05)
     assert PROSE["fig03-k80-communication"] < PROSE["fig03-k80-backward"]
     assert PROSE["fig03-v100-communication"] > PROSE["fig03-v100-backward"]

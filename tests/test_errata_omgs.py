@@ -12,18 +12,19 @@ import pandas as pd
 import pytest
 
 from ddlkit import store
+from ddlkit.core.selection import Log, Scan
 from ddlkit.core.units import MIB
-from ddlkit.papers import omgs, osf, sharing
-from ddlkit.papers.omgs import merging, optimality
+from ddlkit.papers import networks, omgs, osf, sharing
+from ddlkit.papers.omgs import algorithms, optimality
+from ddlkit.report import claims
 from ddlkit.report.checks.omgs import speedup_range, tensors
 from ddlkit.report.claims import paper_table
 
-RESNET50 = osf.table2_parameters("ResNet50")
+RESNET50 = networks.parameters("ResNet50")
 LINK_BYTES_PER_S = 1e9 / 8
 
 
-def prose() -> pd.Series:
-    return paper_table("omgs", "prose").set_index("id")["value"]
+prose = functools.partial(claims.prose, "omgs")
 
 
 def times() -> pd.DataFrame:
@@ -34,13 +35,13 @@ def times() -> pd.DataFrame:
 def instances(layers: int = 0) -> tuple[omgs.Instance, ...]:
     """The random instances of the errata; all of ``layers`` layers, if given."""
     count = range(layers, layers + 1) if layers else range(3, 13)
-    return tuple(omgs.random_instances(0, 400, count))
+    return tuple(optimality.random_instances(0, 400, count))
 
 
 def candidates() -> list[omgs.Candidate]:
     """Every layer above the first of every random instance."""
     return [
-        merging.candidate(instance, layer)
+        omgs.candidate(instance, layer)
         for instance in instances()
         for layer in range(2, instance.layers + 1)
     ]
@@ -48,12 +49,12 @@ def candidates() -> list[omgs.Candidate]:
 
 def without(repair: str) -> Callable[[omgs.Instance], np.ndarray]:
     """Algorithm 1 with all repairs but one."""
-    return lambda instance: omgs.find_merged_layers(instance, omgs.REPAIRS - {repair})
+    return lambda instance: algorithms.find_merged_layers(instance, algorithms.REPAIRS - {repair})
 
 
 def other_mergings(planner: Callable[[omgs.Instance], np.ndarray]) -> float:
     """Share of the random instances in which a planner differs from the repaired Algorithm 1."""
-    differ = [not np.array_equal(planner(i), omgs.find_merged_layers(i)) for i in instances()]
+    differ = [not np.array_equal(planner(i), algorithms.find_merged_layers(i)) for i in instances()]
     return float(np.mean(differ))
 
 
@@ -78,7 +79,7 @@ def test_01_gamma_is_a_power_of_ten_without_density() -> None:
 
 def test_02_eq_9_adds_what_it_should_subtract() -> None:
     for instance in instances():
-        _, computed, _, sending, sent = merging.timeline(instance)
+        _, computed, _, sending, sent = omgs.timeline(instance)
         selecting = instance.selection_s(instance.elements)
         whole = float(omgs.merged_iteration_s(instance, np.zeros(instance.layers, bool)))  # Eq 17
         for literal, excess in ((False, 0.0), (True, 2 * selecting[0])):
@@ -120,7 +121,7 @@ def test_05_a_dense_message_does_not_fit_into_the_iteration() -> None:
 
 
 def test_06_the_unit_of_beta_matters() -> None:
-    share = other_mergings(lambda i: omgs.find_merged_layers(replace(i, beta_s=4 * i.beta_s)))
+    share = other_mergings(lambda i: algorithms.find_merged_layers(replace(i, beta_s=4 * i.beta_s)))
     assert share == pytest.approx(0.28, abs=0.01)
     meanings = paper_table("omgs", "tab02").set_index("symbol")["meaning"]
     assert "gradient" in meanings["beta"] and "byte" not in meanings["beta"]
@@ -132,7 +133,7 @@ def test_07_algorithm_1_takes_the_logarithm_of_zero() -> None:
     assert max(merged) == 1
     assert other_mergings(without("log0")) == pytest.approx(0.56, abs=0.01)
     found, repaired = (
-        omgs.audit(instances(), p) for p in (without("log0"), omgs.find_merged_layers)
+        optimality.audit(instances(), p) for p in (without("log0"), algorithms.find_merged_layers)
     )
     assert found.mean_gap == pytest.approx(0.16, abs=0.01)
     assert repaired.mean_gap == pytest.approx(0.005, abs=0.0005)
@@ -141,7 +142,7 @@ def test_07_algorithm_1_takes_the_logarithm_of_zero() -> None:
 def test_08_algorithm_1_charges_alpha_for_merged_layers() -> None:
     assert other_mergings(without("alpha")) == pytest.approx(0.16, abs=0.01)
     found, repaired = (
-        omgs.audit(instances(), p) for p in (without("alpha"), omgs.find_merged_layers)
+        optimality.audit(instances(), p) for p in (without("alpha"), algorithms.find_merged_layers)
     )
     assert found.mean_gap == pytest.approx(2 * repaired.mean_gap, rel=0.1)
 
@@ -153,57 +154,61 @@ def test_09_algorithm_1_reads_the_wrong_backward_time() -> None:
 def test_10_the_start_of_backward_does_not_matter() -> None:
     for instance in instances():
         later = replace(instance, forward_s=0.5)
-        assert np.array_equal(omgs.find_merged_layers(later), omgs.find_merged_layers(instance))
+        assert np.array_equal(
+            algorithms.find_merged_layers(later), algorithms.find_merged_layers(instance)
+        )
         assert np.array_equal(omgs.merge_by_theorem(later), omgs.merge_by_theorem(instance))
 
 
 def test_11_algorithm_2_never_sends_normal_layers() -> None:
     for merged in omgs.combinations(8):
         normal = tuple(int(layer) + 1 for layer in np.flatnonzero(~merged))
-        assert omgs.never_sent(merged, literal=True) == normal
+        assert algorithms.never_sent(merged, literal=True) == normal
         assert 1 in normal
-        assert omgs.never_sent(merged) == ()
+        assert algorithms.never_sent(merged) == ()
     nothing_merged = np.zeros(8, bool)
-    assert omgs.messages(nothing_merged, literal=True) == ((),) * 8
+    assert algorithms.messages(nothing_merged, literal=True) == ((),) * 8
 
 
 def test_12_theorem_1_has_counterexamples() -> None:
     three = omgs.Instance(
-        np.array([16.0, 16.0, 0.0]), np.array([8.0, 8.0, 16.0]), optimality.eq10(1.0), 64.0, 2.0
+        np.array([16.0, 16.0, 0.0]), np.array([8.0, 8.0, 16.0]), Log(1.0), 64.0, 2.0
     )
-    rule = omgs.find_merged_layers(three)
-    best, best_s = omgs.optimal(three)
+    rule = algorithms.find_merged_layers(three)
+    best, best_s = optimality.optimal(three)
     assert rule.tolist() == [False, False, True]
     assert float(omgs.merged_iteration_s(three, rule)) == pytest.approx(318.04, abs=0.01)
     assert best.tolist() == [False, True, False] and best_s == 256.0
 
-    found = omgs.audit(instances())
+    found = optimality.audit(instances())
     assert found.optimal == pytest.approx(0.39, abs=0.01)
     assert found.mean_gap == pytest.approx(0.0047, abs=0.0001)
     assert found.worst_gap == pytest.approx(0.18, abs=0.005)
-    assert omgs.audit(instances(), omgs.merge_by_theorem).optimal == pytest.approx(0.36, abs=0.01)
-    rates = {layers: omgs.audit(instances(layers)).optimal for layers in (2, 3, 12)}
+    assert optimality.audit(instances(), omgs.merge_by_theorem).optimal == pytest.approx(
+        0.36, abs=0.01
+    )
+    rates = {layers: optimality.audit(instances(layers)).optimal for layers in (2, 3, 12)}
     assert rates[2] == 1.0
     assert rates[3] == pytest.approx(0.82, abs=0.01)
     assert rates[12] == pytest.approx(0.17, abs=0.01)
 
 
 def test_13_single_changes_shorten_the_iteration() -> None:
-    assert omgs.audit(instances()).improvable == pytest.approx(0.575, abs=0.01)
-    assert omgs.audit(instances(2)).improvable == 0
+    assert optimality.audit(instances()).improvable == pytest.approx(0.575, abs=0.01)
+    assert optimality.audit(instances(2)).improvable == 0
 
 
 def test_14_with_a_start_up_time_merging_saves_selection() -> None:
     start_s, per_element_s = 1e-3, 1e-10
     sizes = np.array([1e3, 1e5, 1e7])
-    assert np.all(omgs.selection_penalty_s(optimality.eq10(2.2e-10), sizes, sizes[::-1]) > 0)
-    linear = optimality.linear(start_s, per_element_s)
+    assert np.all(omgs.selection_penalty_s(Log(2.2e-10), sizes, sizes[::-1]) > 0)
+    linear = Scan(start_s, per_element_s)
     assert omgs.selection_penalty_s(linear, sizes, sizes[::-1]) == pytest.approx(-start_s)
-    drawn = tuple(omgs.random_instances(0, 400, range(3, 13), linear))
-    fourth = [merging.candidate(i, layer) for i in drawn for layer in range(2, i.layers + 1)]
+    drawn = tuple(optimality.random_instances(0, 400, range(3, 13), linear))
+    fourth = [omgs.candidate(i, layer) for i in drawn for layer in range(2, i.layers + 1)]
     assert any(not c.q3 and c.q4 for c in fourth)
     assert not any(not c.q3 and c.q4 for c in candidates())
-    found = omgs.audit(drawn)
+    found = optimality.audit(drawn)
     assert found.optimal == pytest.approx(0.22, abs=0.01)
     assert found.mean_gap == pytest.approx(0.068, abs=0.001)
 
@@ -229,17 +234,17 @@ def test_17_mgs_counts_follow_from_accumulating() -> None:
     for network, row in table.iterrows():
         sizes = tensors(str(network))
         assert len(sizes) == row["lags"]
-        assert len(omgs.merge_up_to(sizes[::-1], threshold)) == row["mgs"]
-    alone = {n: len(omgs.send_from(tensors(str(n))[::-1], threshold)) for n in table.index}
+        assert len(algorithms.merge_up_to(sizes[::-1], threshold)) == row["mgs"]
+    alone = {n: len(algorithms.send_from(tensors(str(n))[::-1], threshold)) for n in table.index}
     assert any(alone[network] != table.loc[network, "mgs"] for network in table.index)
 
 
 def test_18_the_vgg16_is_another_network() -> None:
     printed = paper_table("omgs", "tab05").set_index("model")["lags"]["VGG-16"]
-    cited = osf.table2_parameters("VGG16")
-    assert len(omgs.cifar_vgg16_parameters()) == printed != len(cited) == 32
-    assert sum(omgs.cifar_vgg16_parameters()) == pytest.approx(14.73e6, rel=1e-3)
-    assert sum(cited) > 9 * sum(omgs.cifar_vgg16_parameters())
+    cited = networks.parameters("VGG16")
+    assert len(networks.cifar_vgg16_parameters()) == printed != len(cited) == 32
+    assert sum(networks.cifar_vgg16_parameters()) == pytest.approx(14.73e6, rel=1e-3)
+    assert sum(cited) > 9 * sum(networks.cifar_vgg16_parameters())
 
 
 def test_19_the_lstm_has_1024_to_2047_units() -> None:
@@ -247,11 +252,12 @@ def test_19_the_lstm_has_1024_to_2047_units() -> None:
     fitting = [
         units
         for units in range(100, 4097)
-        if len(omgs.merge_up_to(omgs.ptb_lstm_parameters(units)[::-1], 8192)) == printed["mgs"]
+        if len(algorithms.merge_up_to(networks.ptb_lstm_parameters(units)[::-1], 8192))
+        == printed["mgs"]
     ]
     assert fitting == list(range(1024, 2048))
     assert 1500 in fitting and not {200, 650} & set(fitting)
-    assert len(omgs.ptb_lstm_parameters()) == printed["lags"]
+    assert len(networks.ptb_lstm_parameters()) == printed["lags"]
 
 
 def test_20_omgs_counts_hang_on_alpha() -> None:
@@ -263,8 +269,8 @@ def test_20_omgs_counts_hang_on_alpha() -> None:
     counts = {}
     for alpha_s, each_s in ((0.0005, 1e-9), (0.011, beta_s / 2), (0.022, beta_s)):
         sizes = profile["parameters"].to_numpy(float)
-        instance = omgs.Instance(scaled, sizes, optimality.eq10(2.19e-10), alpha_s, each_s)
-        counts[alpha_s] = int((~omgs.find_merged_layers(instance)).sum())
+        instance = omgs.Instance(scaled, sizes, Log(2.19e-10), alpha_s, each_s)
+        counts[alpha_s] = int((~algorithms.find_merged_layers(instance)).sum())
     assert counts == {0.0005: 60, 0.011: 5, 0.022: 1}
 
 
@@ -304,7 +310,7 @@ def test_24_28_pixels_do_not_survive_five_poolings() -> None:
 
 
 def test_25_vgg16_is_small_but_light_to_compute() -> None:
-    small = omgs.cifar_vgg16_parameters()
+    small = networks.cifar_vgg16_parameters()
     for network in ("ResNet-50", "Inception-v4", "LSTM-PTB"):
         assert sum(tensors(network)) > sum(small)
     sides = [32] * 2 + [16] * 2 + [8] * 3 + [4] * 3 + [2] * 3  # where each convolution works

@@ -1,4 +1,4 @@
-"""What data/papers/osf/errata.md says is shown here, an entry a test."""
+"""What data/papers/osf/errata.md says is shown here, one test per entry."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.units import MB, MIB
 from ddlkit.core.workload import Workload
 from ddlkit.papers import networks, osf
-from ddlkit.report.claims import paper_table
+from ddlkit.papers.osf.planners import adafusion
+from ddlkit.report.claims import paper_table, prose
 
 TABLE_2 = paper_table("osf", "tab02").set_index("network")
 TABLE_3 = paper_table("osf", "tab03").set_index("layer")["size_mb"]
-PROSE = paper_table("osf", "prose").set_index("id")["value"]
+PROSE = prose("osf")
 ZOO = (*networks.RESNET_BLOCKS, *networks.VGG_CONVOLUTIONS)
 
 times = st.floats(1e-3, 10)
@@ -225,10 +226,10 @@ def test_eq17_under_eq7_forgets_the_sizes(
 
 
 def test_eq17_with_eq14_always_fuses() -> None:
-    sizes, backward_s = [4.0, 4.0, 4.0, 4.0], [100.0] * 4
-    arguments = sizes, backward_s, SLOW_TO_START
-    assert osf.adafusion_messages(*arguments) == (16.0,)
-    assert osf.adafusion_messages(*arguments, literal=False) == (4.0,) * 4
+    workload = Workload.from_arrays(2.0, [100.0] * 4, [4] * 4)
+    sizes, backward_s = osf.of_workload(workload)
+    assert adafusion(workload, SLOW_TO_START).ends == (4,)
+    assert adafusion(workload, SLOW_TO_START, literal=False).ends == (1, 2, 3, 4)
     apart, together = (
         osf.osf_fused(2.0, sizes, backward_s, SLOW_TO_START, capacity=capacity, literal=False)
         for capacity in (0, math.inf)
@@ -262,7 +263,7 @@ def test_eight_per_cent_more_communication_cannot_cost_nine() -> None:
 def test_the_reduction_is_a_ratio_of_maxima() -> None:
     ratio = 1 - PROSE["fig03-osf-error-max"] / PROSE["fig03-csf-error-max"]
     assert 100 * ratio == pytest.approx(PROSE["fig03-error-reduction"], abs=0.05)
-    # The told extremes allow one network to have OSF's largest and CSF's smallest error.
+    # The printed extremes allow one network to have OSF's largest and CSF's smallest error.
     osf_errors = [PROSE["fig03-osf-error-max"], PROSE["fig03-osf-error-min"]]
     csf_errors = [PROSE["fig03-csf-error-min"], PROSE["fig03-csf-error-max"]]
     least = min(1 - one / other for one, other in zip(osf_errors, csf_errors, strict=True))

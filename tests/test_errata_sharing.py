@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from ddlkit.papers import sharing
+from ddlkit.report import claims
 from ddlkit.report.checks.sharing import DEFAULT, slowdowns, throughput
 from ddlkit.report.claims import paper_table
 
 BATCHES = (16, 32, 64, 128)
 
 
-def prose() -> pd.Series:
-    return paper_table("sharing", "prose").set_index("id")["value"]
+prose = functools.partial(claims.prose, "sharing")
 
 
 def table2() -> pd.DataFrame:
@@ -111,7 +113,7 @@ def test_06_starved_configuration_is_near_the_best() -> None:
     for batch in (64, 128):
         assert grid.loc[("ResNet-18", batch)].idxmax() == "1x64"
     parts = [numbers[f"fig05c-{part}"] for part in ("computation", "communication", "overlap")]
-    iteration_ms = 1e3 * sharing.iteration_s(numbers["fig05-batch"], row["1x64"])
+    iteration_ms = 1e3 * sharing.iteration_s(int(numbers["fig05-batch"]), row["1x64"])
     assert iteration_ms - sharing.occupied_s(*parts) == pytest.approx(4.8, abs=0.05)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ddlkit.core.errors import UserError
 from ddlkit.papers import networks, osf
-from ddlkit.report.figures import osf_training as measured
+from ddlkit.report.figures import osf_messages, osf_training
 from ddlkit.report.source import Source, default_recording
 
 RECORDING = Source((default_recording(),))
@@ -27,7 +27,7 @@ def trained() -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def losses(trained: pd.DataFrame) -> pd.DataFrame:
-    return measured.fig09(trained)
+    return osf_training.fig09(trained)
 
 
 # -- figure 9 ----------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ def test_all_networks_were_trained_alike(trained: pd.DataFrame) -> None:
     alike = ["data_sha256", "classes", "images", "batch", "learning_rate", "epochs", "threads"]
     assert (trained[alike].nunique() == 1).all()
     seeds = trained.groupby("network")["seed"].agg(lambda column: tuple(sorted(set(column))))
-    assert set(seeds.index) == set(measured.VARIANTS)
+    assert set(seeds.index) == set(osf_training.VARIANTS)
     assert seeds.nunique() == 1 and len(seeds.iloc[0]) >= 2
 
 
@@ -60,18 +60,18 @@ def test_the_papers_losses_stand_at_the_end_of_its_two_networks(losses: pd.DataF
 
 def test_of_several_lengths_the_longest_is_drawn(trained: pd.DataFrame) -> None:
     shorter = trained[trained["epoch"] < 3].assign(epochs=2)
-    both = measured.fig09(pd.concat([shorter, trained]))
-    pd.testing.assert_frame_equal(both.reset_index(drop=True), measured.fig09(trained))
+    both = osf_training.fig09(pd.concat([shorter, trained]))
+    pd.testing.assert_frame_equal(both.reset_index(drop=True), osf_training.fig09(trained))
 
 
 def test_dense_layers_have_the_papers_share(trained: pd.DataFrame) -> None:
-    shares = measured.parameter_shares(trained)["dense_share"]
+    shares = osf_training.parameter_shares(trained)["dense_share"]
     assert shares["published"] == pytest.approx(shares["VGG-16 of the paper"], abs=0.005)
     assert shares["replaced"] == 0
 
 
 def test_the_final_table_is_the_mean_of_the_seeds(losses: pd.DataFrame) -> None:
-    table = measured.final(losses)
+    table = osf_training.final(losses)
     assert (table["min"] <= table["mean"]).all(axis=None)
     assert (table["mean"] <= table["max"]).all(axis=None)
 
@@ -89,8 +89,8 @@ def samples(sizes: tuple[int, ...] | list[int], factor: float = 1.0) -> pd.DataF
 
 def test_a_true_ring_is_predicted_by_all_but_the_logarithm() -> None:
     tensors = samples(OWN_SIZES).assign(network="ResNet101")
-    frame = measured.fig10(samples(SIZES), tensors, "ResNet101")
-    assert set(frame["model"]) == set(measured.MODELS)
+    frame = osf_messages.fig10(samples(SIZES), tensors, "ResNet101")
+    assert set(frame["model"]) == set(osf_messages.MODELS)
     assert frame["bandwidth_delay_bytes"].iloc[0] == pytest.approx(125e6 * 9e-4 / 3)
     worst = frame.groupby("model")["error"].agg(lambda column: column.abs().max())
     assert worst[["ring_all_reduce", "alpha_beta"]].max() < 1e-9
@@ -102,16 +102,16 @@ def test_a_true_ring_is_predicted_by_all_but_the_logarithm() -> None:
 
 def test_another_day_shows_as_repeatability_and_as_error() -> None:
     tensors = samples(OWN_SIZES, factor=1.25).assign(network="ResNet101")
-    frame = measured.fig10(samples(SIZES), tensors, "ResNet101")
+    frame = osf_messages.fig10(samples(SIZES), tensors, "ResNet101")
     assert frame["repeated"].dropna().to_numpy() == pytest.approx(-0.2)
-    summary = measured.error_summary(frame)
+    summary = osf_messages.error_summary(frame)
     assert summary.loc[("lab:1gbit", 4, "alpha_beta"), "sum"] == pytest.approx(-0.2)
 
 
 def test_a_link_that_was_not_measured_before_is_told() -> None:
     tensors = samples(OWN_SIZES).assign(network="ResNet101", link="lab:2gbit")
     with pytest.raises(UserError, match="no link with all-reduces of ResNet101's tensors"):
-        measured.fig10(samples(SIZES), tensors, "ResNet101")
+        osf_messages.fig10(samples(SIZES), tensors, "ResNet101")
 
 
 def test_no_model_has_seen_the_size_that_it_predicts() -> None:
@@ -120,7 +120,7 @@ def test_no_model_has_seen_the_size_that_it_predicts() -> None:
     spoiled = known.assign(seconds=known["seconds"].where(~poisoned, 10.0))
     at_it = [
         frame[frame["bytes"] == 65536].set_index("model")["error"]
-        for frame in (measured._errors(part, tensors) for part in (known, spoiled))
+        for frame in (osf_messages._errors(part, tensors) for part in (known, spoiled))
     ]
     pd.testing.assert_series_equal(*at_it)
 
@@ -128,13 +128,13 @@ def test_no_model_has_seen_the_size_that_it_predicts() -> None:
 @pytest.mark.skipif(not RECORDING.has("tensors"), reason="no table of tensors is recorded yet")
 def test_recorded_tensors_are_all_sizes_of_the_network() -> None:
     rows = RECORDING.table("tensors")
-    for _, part in rows.groupby(measured.LINK):
+    for _, part in rows.groupby(osf_messages.LINK):
         assert sorted(set(part["bytes"])) == OWN_SIZES
 
 
 def test_left_out_errors_of_a_line_are_none() -> None:
     few = samples(SIZES[:3]).assign(link="short")
-    table = measured.left_out_by_link({"here": pd.concat([samples(SIZES), few])})
+    table = osf_messages.left_out_by_link({"here": pd.concat([samples(SIZES), few])})
     row = table[table["link"] == "lab:1gbit"].iloc[0]
     assert row["alpha_beta"] < 1e-9
     assert table[table["link"] == "short"]["segments"].isna().all()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ddlkit.core.case import Case
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.papers.osf.breakdown import of_timeline
-from ddlkit.run.jobs.launch import Loopback, Place
+from ddlkit.run.jobs.place import Loopback, Place
 from ddlkit.run.lab import negotiate, replay
 from ddlkit.run.lab.negotiate import Negotiator, Tally, coordinate
 from ddlkit.run.lab.network import Lab
@@ -138,7 +138,7 @@ def replayed(place: Place, ranks: int) -> Replayed:
         for slower in (1.0, SLOWER)
         for negotiated in (False, True)
     ]
-    return replay.replay(place, ranks, cases, rounds=1)
+    return replay.replay(place, ranks, cases, 1, raise_priority=isinstance(place, Lab))
 
 
 def spans_by_case(found: Replayed) -> Iterator[tuple[pd.Series, Timeline]]:

@@ -26,7 +26,7 @@ from ddlkit.core.units import KIB, MIB
 from ddlkit.core.workload import Workload
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.instruments.processor import Usage
-from ddlkit.run.jobs.launch import Loopback
+from ddlkit.run.jobs.place import Loopback
 from ddlkit.run.lab import network, replay
 from ddlkit.run.lab.calibrate import calibrate
 from ddlkit.run.lab.network import Lab, clean
@@ -100,7 +100,7 @@ class TestScript:
 
     def test_cases_with_different_numbers_in_flight_need_launches_of_their_own(self) -> None:
         cases = [planned("none", Loopback()), planned("single", Loopback(), in_flight=2)]
-        with pytest.raises(UserError, match="as many messages in flight"):
+        with pytest.raises(UserError, match="one number of messages in flight"):
             replay.replay(Loopback(), 2, cases)
 
     def test_only_the_last_rank_straggles_and_selection_stretches_with_it(self) -> None:
@@ -172,7 +172,7 @@ class TestLoopback:
             planned("single", place),
             planned("buffer:512KiB", place, dilation=2.0),
         ]
-        runs, spans = replay.replay(place, 2, cases, 2)
+        runs, spans = replay.replay(place, 2, cases, 2, raise_priority=False)
         # Every case once per round, in turn.
         assert list(runs["case"]) == [one.case.key for one in cases] * 2
         assert list(runs["repeat"]) == [0, 0, 0, 1, 1, 1]
@@ -205,7 +205,7 @@ class TestLoopback:
         place = Loopback()
         sizes = Workload.from_arrays(0.01, [0.001] * 2, [64 * 1024 * KIB, 4 * KIB])
         cases = [planned("none", place, sizes, in_flight=2)]
-        runs, spans = replay.replay(place, 2, cases, 1)
+        runs, spans = replay.replay(place, 2, cases, 1, raise_priority=False)
         assert (runs["in_flight"] == 2).all()
         large, small = (part for _, part in spans[spans["kind"] == "all_reduce"].groupby("group"))
         assert (small["start_s"].to_numpy() < large["end_s"].to_numpy()).all()
@@ -230,6 +230,7 @@ class TestLoopback:
             cases,
             rounds=2,
             selection=waited,
+            raise_priority=False,
             done=[(cases[2].case.key, 1)],
             out=tmp_path,
         )
@@ -246,7 +247,9 @@ class TestLoopback:
         assert kinds["all_gather"] == 2 * sum(script.sent_bytes)
         assert kinds["sparsify"] == 2 * TINY.bytes.sum()
         assert "all_reduce" not in kinds
-        again = replay.replay(place, 2, cases, 2, selection=waited, out=tmp_path)
+        again = replay.replay(
+            place, 2, cases, 2, selection=waited, raise_priority=False, out=tmp_path
+        )
         assert len(again.runs) == 8 and len(again.timeline) > len(spans) - 1
         pd.testing.assert_frame_equal(again.runs.head(7), runs)
 
@@ -269,7 +272,7 @@ def test_an_interrupted_replay_keeps_its_complete_rows(tmp_path: Path) -> None:
     assert list(runs["case"]) == [first.case.key]
     assert set(timeline["case"]) == {first.case.key}
     # Who goes on there keeps the complete iteration, and writes behind it.
-    assert keep_complete(tmp_path) == [[first.case.key, 0]]
+    assert keep_complete(tmp_path) == [(first.case.key, 0)]
     append_iteration(tmp_path, script, 0, everyone, Usage(0.5, 0.0), with_timeline=True)
     runs, timeline = read_replayed(tmp_path, [first.case, second.case])
     assert list(runs["case"]) == [first.case.key, second.case.key]

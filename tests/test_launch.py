@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,9 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.run.jobs import launch, worker, zygote
-from ddlkit.run.jobs.launch import Loopback, Place
-from places import ROOT, alive, family, free_port, listening, rank_process, ranks_below, wait_for
+from ddlkit.run.jobs import launch, protocol, worker, zygote
+from ddlkit.run.jobs.place import Loopback, Place
+from places import ROOT, alive, family, free_port, listening, ranks_below, wait_for
 
 ENDLESS = {
     "collectives": ["all_reduce"],
@@ -28,16 +30,8 @@ ENDLESS = {
 }
 
 
-@pytest.fixture(params=["forked", "started"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Ranks that are forked, and ranks as any system can start them."""
-    if request.param == "started":
-        monkeypatch.setattr(zygote, "available", lambda: False)
-    return str(request.param)
-
-
-def run(config: dict[str, Any], place: Place, job: str = "collectives", **options: Any) -> Path:
-    return launch.launch(job, config, ranks=2, place=place, **{"timeout_s": 60.0, **options})
+def run(config: dict[str, Any], place: Place, timeout_s: float = 60.0) -> None:
+    launch.run_ranks("collectives", config, ranks=2, place=place, timeout_s=timeout_s)
 
 
 def workers() -> list[psutil.Process]:
@@ -46,12 +40,13 @@ def workers() -> list[psutil.Process]:
     return ranks_below(os.getpid()) or others
 
 
-def test_a_rank_killed_in_the_middle_ends_the_job_with_one_line(way: str, tmp_path: Path) -> None:
+def check_a_killed_rank(out: Path, begun: Callable[[], bool]) -> None:
+    """Kill rank 1 once ``begun``; the job must end at once, with one line, and with it rank 0."""
     started: list[psutil.Process] = []  # in the order of their ranks
     killed_at: list[float] = []
 
     def kill() -> None:
-        assert wait_for((tmp_path / "job.json").exists)
+        assert wait_for(begun)
         started.extend(workers())
         started[1].kill()
         killed_at.append(time.monotonic())
@@ -59,60 +54,95 @@ def test_a_rank_killed_in_the_middle_ends_the_job_with_one_line(way: str, tmp_pa
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(UserError) as caught:
-        run({"out": str(tmp_path), **ENDLESS}, Loopback())
+        run({"out": str(out), **ENDLESS}, Loopback())
     killer.join()
     assert time.monotonic() - killed_at[0] < 5
     line = str(caught.value)
     assert line.startswith("rank 1 of 2 was killed by SIGKILL in job collectives; last line: ")
     assert "\n" not in line
     assert len(started) == 2 and not alive(started)
-    assert any((tmp_path / launch.LOGS).rglob("*.log")), "what a failed job said is kept"
+    assert any((out / launch.LOGS).rglob("*.log")), "what a failed job said is kept"
+
+
+def test_a_rank_killed_in_the_middle_ends_the_job_with_one_line(tmp_path: Path) -> None:
+    check_a_killed_rank(tmp_path, (tmp_path / "job.json").exists)
+
+
+def test_so_does_one_that_was_not_forked_killed_at_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks as any system can start them; these take seconds until they have imported torch."""
+    monkeypatch.setattr(zygote, "available", lambda: False)
+    check_a_killed_rank(tmp_path, lambda: len(workers()) == 2)
 
 
 SCRIPT = """
-import json, signal, sys
-from ddlkit.run.jobs import launch
-from ddlkit.run.jobs import zygote
+import signal, sys
+from ddlkit.run.jobs import launch, zygote
+from ddlkit.run.jobs.place import Loopback
 from test_launch import ENDLESS
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.argv[1] == "started":
     zygote.available = lambda: False
-with launch.workspace(None) as out:
-    launch.launch("collectives", {"out": str(out), **ENDLESS}, ranks=2,
-                  place=launch.Loopback(), timeout_s=100)
+def run():
+    with launch.workspace(None) as out:
+        config = {"out": str(out), **ENDLESS}
+        launch.run_ranks("collectives", config, ranks=2, place=Loopback(), timeout_s=100)
+try:
+    run()
+except KeyboardInterrupt:
+    run()
 """
 
 
-@pytest.mark.parametrize(
-    "kind, number, joined",
-    [
-        # At the first sign of a rank: it may not have asked yet to die with its parent.
-        ("forked", signal.SIGKILL, False),
-        ("started", signal.SIGKILL, True),
-        ("forked", signal.SIGINT, True),
-        ("forked", signal.SIGTERM, True),
-    ],
-)
-def test_no_rank_and_no_file_outlives_its_parent(
-    kind: str, number: signal.Signals, joined: bool, tmp_path: Path
-) -> None:
+@contextmanager
+def a_parent(kind: str, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that runs SCRIPT, with its temporary files in ``directory``."""
     packages = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": packages}
-    parent = subprocess.Popen([sys.executable, "-c", SCRIPT, kind], env=environment, cwd=tmp_path)
-    try:
-        if joined:
-            assert wait_for(lambda: any(tmp_path.glob("ddlkit-*/job.json")))
-        else:
-            assert wait_for(lambda: rank_process(parent.pid, 1) is not None)
+    environment = {**os.environ, "TMPDIR": str(directory), "PYTHONPATH": packages}
+    command = [sys.executable, "-c", SCRIPT, kind]
+    with subprocess.Popen(command, env=environment, cwd=directory) as parent:
+        try:
+            yield parent
+        finally:
+            parent.kill()
+
+
+def joined(directory: Path) -> bool:
+    """Whether the ranks of a parent have met."""
+    return any(directory.glob("ddlkit-*/job.json"))
+
+
+@pytest.mark.parametrize(
+    "kind, at_work",
+    # At the first sign of a rank: it may not have asked yet to die with its parent.
+    [("forked", False), ("started", True)],
+)
+def test_no_rank_outlives_a_parent_that_is_killed(kind: str, at_work: bool, tmp_path: Path) -> None:
+    with a_parent(kind, tmp_path) as parent:
+        begun = (lambda: joined(tmp_path)) if at_work else lambda: ranks_below(parent.pid) != []
+        assert wait_for(begun)
         children = family(parent.pid)
         assert len(children) >= 2
-        parent.send_signal(number)
-        assert parent.wait(10) != 0
-        assert wait_for(lambda: not alive(children), 5), "a rank outlived its parent"
-        if number != signal.SIGKILL:
-            assert list(tmp_path.iterdir()) == []
-    finally:
         parent.kill()
+        assert wait_for(lambda: not alive(children), 5), "a rank outlived its parent"
+
+
+def test_no_rank_and_no_file_outlives_a_signal(tmp_path: Path) -> None:
+    """Ctrl-C, which the parent survives and then launches again, and SIGTERM, which it does not."""
+    with a_parent("forked", tmp_path) as parent:
+        assert wait_for(lambda: joined(tmp_path))
+        first = ranks_below(parent.pid)
+        (directory,) = tmp_path.iterdir()
+        parent.send_signal(signal.SIGINT)
+        assert wait_for(lambda: not directory.exists() and not alive(first), 5)
+        assert wait_for(lambda: joined(tmp_path))
+        children = family(parent.pid)
+        assert len(first) == 2 and len(children) == 3, "two ranks, and what forks them"
+        parent.terminate()
+        assert parent.wait(10) == 128 + signal.SIGTERM
+        assert wait_for(lambda: not alive(children), 5), "a rank outlived its parent"
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
@@ -141,7 +171,7 @@ def test_forked_ranks_live_where_and_as_they_were_asked_to(tmp_path: Path) -> No
     assert first is second and first.usable
     environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     rank = first.start(["dance", "none.json"], environment, tmp_path / "log", None)
-    assert rank.wait(30) == launch.MISTAKE and rank.poll() == launch.MISTAKE
+    assert rank.wait(30) == protocol.MISTAKE and rank.poll() == protocol.MISTAKE
     assert "none.json: [Errno 2]" in (tmp_path / "log").read_text()
     lost = first.start(["dance", "none.json"], environment, tmp_path / "log", tmp_path / "nowhere")
     assert lost.wait(30) == 1
@@ -166,9 +196,9 @@ def test_a_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_rank_whose_parent_is_gone_does_not_start() -> None:
-    code = "from ddlkit.run.jobs.launch import die_with_parent as d; d(); print('lives')"
+    code = "from ddlkit.run.jobs.protocol import die_with_parent as d; d(); print('lives')"
     for parent, output in ((os.getpid(), "lives\n"), (os.getpid() + 1, "")):
-        environment = {**os.environ, zygote.PARENT: str(parent), "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, protocol.PARENT: str(parent), "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.stdout == output
@@ -194,7 +224,7 @@ def test_wrong_settings_files_are_one_line(
 
 
 def test_unknown_jobs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="unknown job 'dance': use one of layers, collectives"):
+    with pytest.raises(UserError, match="unknown job 'dance': name the module"):
         worker.run("dance", {"out": str(tmp_path)})
 
 
@@ -216,17 +246,34 @@ def test_settings_travel_as_json(tmp_path: Path) -> None:
     assert worker.read_config(path) == {"out": str(tmp_path), **ENDLESS}
 
 
+def job_modules() -> list[str]:
+    """Modules that declare a job."""
+    paths = [p for p in (ROOT / "ddlkit").rglob("*.py") if "\n@job(" in p.read_text()]
+    return [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+
+
+def test_each_job_goes_by_the_last_part_of_its_modules_name() -> None:
+    names = job_modules()
+    assert {"ddlkit.run.measure.collectives", "ddlkit.run.lab.replay"} <= set(names)
+    for name in names:
+        assert worker.find(name.rpartition(".")[2]).module == worker.find(name).module == name
+    with pytest.raises(UserError, match="ddlkit.run.instruments.clock declares none"):
+        worker.find("clock")
+
+
 def test_what_is_imported_before_a_fork_asks_no_gpu() -> None:
     """A process that has opened a GPU cannot be forked and use it."""
     code = """
+import sys
 import torch
 def refuse(*_):
     raise AssertionError("a GPU was asked for")
 for name in ("is_available", "device_count", "get_device_properties", "current_device"):
     setattr(torch.cuda, name, refuse)
-from ddlkit.run.jobs import ranks, worker
-for job in worker.JOBS:
-    worker.preload(job)
+from ddlkit.run.jobs import fork_server
+for job in sys.argv[1:]:
+    fork_server.preload(job)
+    assert job in sys.modules
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", code, *job_modules()], env=environment, check=True)

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.run.instruments.clock import Budget, Marks
-from ddlkit.run.jobs.launch import Loopback, launch
+from ddlkit.run.jobs.launch import launch
+from ddlkit.run.jobs.place import Loopback
 from ddlkit.run.measure import layers
-from ddlkit.run.measure.layers import profile_layers
+from ddlkit.run.measure.layers import LayersSettings, layers_job, profile_layers
 from ddlkit.run.nets import registry as networks
 
 ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)
@@ -100,7 +101,9 @@ def test_sums_are_the_unhooked_times_even_if_hooks_are_slow(
 
 
 def test_resnet18_is_whole_in_order_and_fits_the_store() -> None:
+    """Its FLOPs, two per published multiply-add: the other networks' are counted in test_zoo."""
     profile, samples = profile_layers("resnet18", 2, threads=1, budget=ONCE)
+    assert profile.flops.sum() == pytest.approx(2 * 2 * 1.814e9, rel=2e-3)
     sizes = {name: p.numel() for name, p in networks.build("resnet18").named_parameters()}
     assert len(profile.tensor) == 62
     assert dict(zip(profile.tensor, profile.parameters, strict=True)) == sizes
@@ -118,12 +121,6 @@ def test_resnet18_is_whole_in_order_and_fits_the_store() -> None:
     frame = store.profile_frame(profile, "fp32", ranks=1, threads=1)
     assert list(frame.columns) == list(store.SCHEMAS["layers"].names)
     assert list(samples.columns) == list(store.SCHEMAS["samples"].names)
-
-
-def test_flops_are_two_a_published_multiply_add() -> None:
-    """The other networks' are counted without computing, in test_zoo."""
-    profile, _ = profile_layers("resnet18", 1, threads=1, budget=ONCE)
-    assert profile.flops.sum() == pytest.approx(2 * 1.814e9, rel=2e-3)
 
 
 def test_ready_order_is_the_one_that_ddp_fills_its_buckets_in(tmp_path: Path) -> None:
@@ -179,9 +176,8 @@ def test_slowest_line_waits_for_the_last_rank_at_every_point(spans: np.ndarray) 
 
 
 def test_two_ranks_profile_at_the_same_time(tmp_path: Path) -> None:
-    budget = {"warmup": 1, "max_repeats": 8, "max_s": 1.0}
-    config = {"networks": {"lenet5": 8}, "budget": budget, "threads": 1, "out": str(tmp_path)}
-    launch("layers", config, ranks=2, place=Loopback(), timeout_s=60)
+    settings = LayersSettings({"lenet5": 8}, budget=Budget(1, max_repeats=8, max_s=1.0), threads=1)
+    launch(layers_job, settings, ranks=2, place=Loopback(), timeout_s=60, out=tmp_path)
     profile = store.read_profile(tmp_path / "layers.csv", ranks=2, threads=1)
     samples = store.load_table(tmp_path / "samples.csv", "samples")
     median = samples.groupby("quantity")["seconds"].median()

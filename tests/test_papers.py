@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import inspect
 import math
+import pkgutil
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -15,15 +20,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
+from ddlkit import papers, store
 from ddlkit.core import plan
-from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import FusionPlan
+from ddlkit.core.selection import Scan
 from ddlkit.core.workload import Workload
 from ddlkit.papers import dag, omgs, osf
 from ddlkit.papers import networks as published
+from ddlkit.papers.omgs import algorithms
 from ddlkit.run.nets import registry as networks
+from strategies import costs, workloads
 
 times = st.floats(1e-3, 10)
 
@@ -140,7 +149,7 @@ def test_tensor_counts_are_torchvisions(ours: str, theirs: str) -> None:
         image = torch.empty(1, 3, 224, 224)
         with FlopCounterMode(display=False) as counter:
             module.eval()(image)
-    assert osf.table2_parameters(ours) == tuple(p.numel() for p in module.parameters())
+    assert published.parameters(ours) == tuple(p.numel() for p in module.parameters())
     assert 2 * published.multiply_adds(ours) == counter.get_total_flops()
 
 
@@ -153,7 +162,7 @@ def test_googlenet_and_alexnet_are_caffes() -> None:
 
 def test_unknown_networks_and_impossible_scaling_factors_are_refused() -> None:
     with pytest.raises(UserError, match="unknown network 'VGG17': did you mean 'vgg19'"):
-        osf.table2_parameters("VGG17")
+        published.parameters("VGG17")
     with pytest.raises(UserError, match="scaling factor is 1.5"):
         osf.largest_fusion_gain(1.5)
 
@@ -162,7 +171,7 @@ def test_unknown_networks_and_impossible_scaling_factors_are_refused() -> None:
 def test_merging_conserves_elements_and_reaches_the_threshold(
     sizes: list[int], threshold: int
 ) -> None:
-    merged = omgs.merge_up_to(sizes, threshold)
+    merged = algorithms.merge_up_to(sizes, threshold)
     assert sum(merged) == sum(sizes)
     assert all(size >= threshold for size in merged[:-1])
 
@@ -211,3 +220,56 @@ def _numbers(listed: str) -> Iterator[int]:
     for part in listed.strip(" ,-").split(","):
         first, _, end = part.strip().partition("-")
         yield from range(int(first), int(end or first) + 1)
+
+
+@pytest.mark.parametrize(
+    "name", [found.name for found in pkgutil.walk_packages(papers.__path__, "ddlkit.papers.")]
+)
+def test_examples_in_docstrings_are_true(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_every_paper_has_its_folder_and_is_cited() -> None:
+    cited = " ".join(Path(store.DATA.parent, "CITATION.cff").read_text(encoding="utf-8").split())
+    assert doctest.testmod(papers).failed == 0
+    for key, paper in papers.load().items():
+        assert (store.DATA / "papers" / key / "claims.csv").is_file()
+        assert paper.title in cited
+
+
+@given(workloads(), costs())
+def test_three_papers_and_the_simulation_tell_one_iteration(
+    workload: Workload, cost: MessageCost
+) -> None:
+    """Without fusion, selection and input: dag Eq 4, osf Eqs 8-10 repaired, and core.iteration."""
+    workload = replace(workload, forward_s=workload.forward_s + 0.1)
+    alone = predict(workload, plan.none(workload), cost)
+    times = dag.IterationTimes.of_workload(workload, cost)
+    assert dag.wait_free_iteration_s(times) + workload.update_s == pytest.approx(alone.iteration_s)
+    _, backward_s = osf.of_workload(workload)
+    value = osf.osf(workload.forward_s, backward_s, times.communication_s.tolist(), first=0)
+    computed_s = workload.compute_s - workload.update_s
+    assert computed_s / value + workload.update_s == pytest.approx(alone.iteration_s)
+
+
+@given(workloads(max_tensors=12), st.floats(0, 1), st.floats(1e-12, 1e-6), st.data())
+def test_an_omgs_merging_is_the_simulated_plan_when_selecting_is_free(
+    workload: Workload, alpha_s: float, slope: float, data: st.DataObject
+) -> None:
+    flags = np.array([False, *data.draw(st.tuples(*[st.booleans()] * (workload.n - 1)))])
+    instance = omgs.Instance.of_workload(workload, Scan(0.0, 0.0), alpha_s, slope)
+    even = replace(workload, bytes=workload.parameters)
+    merged = FusionPlan("merged", tuple((np.flatnonzero(~flags[::-1]) + 1).tolist()))
+    simulated = predict(even, merged, AlphaBeta(alpha_s, slope)).iteration_s - even.update_s
+    assert float(omgs.merged_iteration_s(instance, flags)) == pytest.approx(simulated)
+
+
+@given(workloads(max_tensors=20), costs(), st.floats(1e-13, 1e-9))
+def test_the_planner_omgs_groups_as_algorithm_1_merges(
+    workload: Workload, cost: MessageCost, gamma_s: float
+) -> None:
+    found = plan.make_plan(f"omgs:{gamma_s}s", workload, cost)
+    assert found.n == workload.n
+    assert found.ends == algorithms.merged_plan(workload, cost, gamma_s).ends
+    with pytest.raises(UserError, match="needs a message cost"):
+        plan.make_plan("omgs", workload)

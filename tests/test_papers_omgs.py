@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.selection import Log, Scan
 from ddlkit.papers import omgs
-from ddlkit.papers.omgs import merging, optimality
+from ddlkit.papers.omgs import algorithms, optimality
 
 
 @st.composite
@@ -22,7 +23,7 @@ def instances(draw: st.DrawFn, smallest: int = 1, largest: int = 7) -> omgs.Inst
     elements = draw(st.lists(st.integers(2, 10**7), min_size=n, max_size=n))
     costs = [draw(st.floats(0, bound)) for bound in (0.1, 1e-7, 1.0)]
     gamma = draw(st.floats(1e-12, 1e-8))
-    return omgs.Instance(np.array(backward_s), np.array(elements), optimality.eq10(gamma), *costs)
+    return omgs.Instance(np.array(backward_s), np.array(elements), Log(gamma), *costs)
 
 
 @st.composite
@@ -61,7 +62,7 @@ def test_many_mergings_at_once_are_eqs_5_to_9_of_the_merged_network(
     merged = omgs.merge(instance, flags)
     assert merged.elements.sum() == instance.elements.sum()
     assert merged.backward_s.sum() == pytest.approx(instance.backward_s.sum())
-    _, computed, _, sending, sent = merging.timeline(merged)
+    _, computed, _, sending, sent = omgs.timeline(merged)
     selecting = merged.selection_s(merged.elements)
     shown = omgs.exposed_s(sending, sent, computed, selecting)
     eq5 = omgs.lags_iteration_s(merged.forward_s, merged.backward_s, selecting, shown)
@@ -70,18 +71,18 @@ def test_many_mergings_at_once_are_eqs_5_to_9_of_the_merged_network(
 
 @given(instances(smallest=2, largest=2))
 def test_two_layers_are_merged_optimally(instance: omgs.Instance) -> None:
-    best_s = omgs.optimal(instance)[1]
-    for planner in (omgs.find_merged_layers, omgs.merge_by_theorem):
+    best_s = optimality.optimal(instance)[1]
+    for planner in (algorithms.find_merged_layers, omgs.merge_by_theorem):
         found = float(omgs.merged_iteration_s(instance, planner(instance)))
         assert found == pytest.approx(best_s, rel=1e-9)
 
 
 @given(instances())
 def test_the_best_merging_is_no_worse_than_any_algorithm(instance: omgs.Instance) -> None:
-    best, best_s = omgs.optimal(instance)
+    best, best_s = optimality.optimal(instance)
     assert best_s == pytest.approx(float(omgs.merged_iteration_s(instance, best)))
-    for repairs in (omgs.REPAIRS, frozenset[str]()):
-        merged = omgs.find_merged_layers(instance, repairs)
+    for repairs in (algorithms.REPAIRS, frozenset[str]()):
+        merged = algorithms.find_merged_layers(instance, repairs)
         assert best_s <= float(omgs.merged_iteration_s(instance, merged)) * (1 + 1e-12)
 
 
@@ -89,14 +90,12 @@ def test_the_best_merging_is_no_worse_than_any_algorithm(instance: omgs.Instance
 def test_without_start_up_time_no_merging_helps(instance: omgs.Instance) -> None:
     free = replace(instance, alpha_s=0.0)
     apart_s = float(omgs.merged_iteration_s(free, np.zeros(free.layers, bool)))
-    assert omgs.optimal(free)[1] == pytest.approx(apart_s)
+    assert optimality.optimal(free)[1] == pytest.approx(apart_s)
 
 
 def test_free_selection_and_a_long_start_up_time_merge_everything() -> None:
-    instance = omgs.Instance(
-        np.full(6, 1e-3), np.full(6, 1e3), optimality.linear(0.0, 0.0), 1.0, 1e-9
-    )
-    assert omgs.find_merged_layers(instance).tolist() == [False, *[True] * 5]
+    instance = omgs.Instance(np.full(6, 1e-3), np.full(6, 1e3), Scan(0.0, 0.0), 1.0, 1e-9)
+    assert algorithms.find_merged_layers(instance).tolist() == [False, *[True] * 5]
 
 
 @given(mergings())
@@ -104,7 +103,7 @@ def test_algorithm_2_sends_every_layer_once_and_in_ready_order(
     drawn: tuple[omgs.Instance, np.ndarray],
 ) -> None:
     _, flags = drawn
-    sent = omgs.messages(flags)
+    sent = algorithms.messages(flags)
     assert [layer for message in sent for layer in message] == list(range(len(flags), 0, -1))
     assert len(sent) == int((~flags).sum())
 
@@ -126,12 +125,12 @@ def test_all_mergings_are_listed_once_and_keep_layer_1_normal() -> None:
 def test_impossible_networks_are_refused(change: dict[str, object], message: str) -> None:
     plain = {"backward_s": [1.0, 1.0], "elements": [2.0, 2.0], "alpha_s": 0.0, "beta_s": 0.0}
     with pytest.raises(UserError, match=message):
-        omgs.Instance(selection=optimality.eq10(1.0), **{**plain, **change})  # type: ignore[arg-type]
+        omgs.Instance(selection=Log(1.0), **{**plain, **change})  # type: ignore[arg-type]
 
 
 def test_a_merged_first_layer_and_too_many_layers_are_refused() -> None:
-    instance = omgs.Instance(np.ones(21), np.full(21, 2.0), optimality.eq10(1.0), 0.0, 0.0)
+    instance = omgs.Instance(np.ones(21), np.full(21, 2.0), Log(1.0), 0.0, 0.0)
     with pytest.raises(UserError, match="needs 21 layers, the first not merged"):
         omgs.merged_iteration_s(instance, np.ones(21, bool))
     with pytest.raises(UserError, match="21 layers: trying every merging is for 20 at most"):
-        omgs.optimal(instance)
+        optimality.optimal(instance)

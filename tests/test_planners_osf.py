@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,11 +18,11 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, predict
 from ddlkit.core.plan import FusionPlan, buffer, make_plan, none
 from ddlkit.core.workload import Workload
-from ddlkit.papers import osf
+from ddlkit.papers import networks, osf
 from ddlkit.papers.osf import audit, cluster
 from ddlkit.papers.osf.breakdown import PHASES, breakdown, of_timeline
 from ddlkit.report import claims
-from ddlkit.report.figures import osf as figures_osf
+from ddlkit.report.figures import osf_fusion, osf_inputs, osf_overhead, osf_scaling
 from strategies import costs, plans, random_workload, workloads
 
 SMALL = cluster.Grid.default(9)
@@ -76,11 +80,18 @@ def test_printed_eq17_fuses_all_that_merging_does_not_make_dearer(
 
 @given(workloads(max_tensors=8), st.floats(1e-4, 1))
 def test_planner_and_equation_group_alike(workload: Workload, start_up_s: float) -> None:
+    """Eq 17 layer by layer from the last one; printed with Eq 14's wait, repaired with layer i's own."""
     cost = AlphaBeta(start_up_s, 1e-9)
-    sizes, backward = workload.bytes[::-1].tolist(), workload.backward_s[::-1].tolist()
-    for name, literal in (("adafusion", True), ("adafusion:repaired", False)):
-        messages = osf.adafusion_messages(sizes, backward, cost, literal=literal)
-        assert make_plan(name, workload, cost).group_bytes(workload).tolist() == list(messages)
+    sizes, backward = osf.of_workload(workload)
+    printed = osf.wait_s(sizes, backward, math.inf, math.inf, literal=True)
+    for name, waited in (("adafusion", printed), ("adafusion:repaired", backward)):
+        messages = [sizes[-1]]
+        for i in range(len(sizes) - 2, -1, -1):
+            if osf.fusing_pays(cost, messages[-1], sizes[i], waited[i]):
+                messages[-1] += sizes[i]
+            else:
+                messages.append(sizes[i])
+        assert make_plan(name, workload, cost).group_bytes(workload).tolist() == messages
 
 
 @given(workloads(), st.integers(1, 10**9), st.floats(1e-3, 10))
@@ -212,7 +223,7 @@ def test_workloads_have_the_networks_bytes_and_times(network: str, unit: str) ->
     assert workload.compute_s == pytest.approx(0.3)
     assert workload.forward_s == pytest.approx(0.1)
     if network != cluster.REPLACED:
-        assert workload.bytes.sum() == 4 * sum(osf.table2_parameters(network))
+        assert workload.bytes.sum() == 4 * sum(networks.parameters(network))
     with pytest.raises(UserError, match="unit"):
         cluster.workload(network, 0.3, "byte")
 
@@ -233,18 +244,19 @@ def test_the_scan_equals_the_repaired_equations_one_by_one(capacity: int, timeou
 
 
 def test_scaling_all_times_changes_no_quantity() -> None:
-    one = cluster.Setting(0.1, 0.2, 1e-3, 0.01)
+    one = cluster.PaperSetting(0.1, 0.2, 1e-3, 0.01)
     work, plan, waited = cluster.fused("VGG16", 0.2, 10**8, 0.01, "layer")
     slope = one.cost().beta_s_per_byte
     first = 0.2 / cluster.fused_iteration_s(work, plan, waited, np.array([1e-3]), slope)
-    twice = cluster.rescaled(one, 2)
+    times = "resnet101_s", "vgg16_s", "overhead_s", "timeout_s"
+    twice = replace(one, **{name: 2 * getattr(one, name) for name in times})
     work, plan, waited = cluster.fused("VGG16", twice.vgg16_s, 10**8, twice.timeout_s, "layer")
     overheads = np.array([twice.overhead_s])
     second = 0.4 / cluster.fused_iteration_s(work, plan, waited, overheads, 2 * slope)
     assert first == pytest.approx(second)
 
 
-def test_calibration_finds_a_setting_it_was_told() -> None:
+def test_the_search_finds_the_setting_that_was_stated() -> None:
     values = cluster.quantities(SMALL)
     place = (0, 3, 4, 5, 2)
     stated = [
@@ -252,32 +264,32 @@ def test_calibration_finds_a_setting_it_was_told() -> None:
         for name, value in values.items()
         if float(np.broadcast_to(value, SMALL.shape)[place]) > 0
     ]
-    found = cluster.calibrate(stated, SMALL)
+    found = cluster.search(stated, SMALL)
     assert found.fits_all() and found.holds[(slice(None), *place)].all()
     assert found.residuals(place)["holds"].all()
     with pytest.raises(UserError, match="no quantity"):
-        cluster.calibrate([cluster.Stated("ResNet-7: charm", 0, 1)], SMALL)
+        cluster.search([cluster.Stated("ResNet-7: charm", 0, 1)], SMALL)
 
 
 def test_no_setting_agrees_with_all_that_the_paper_states() -> None:
-    found = figures_osf.calibration()
+    found = osf_inputs.setting_search()
     assert not found.fits_all()
     assert all(holds.any() for holds in found.holds)  # though each statement alone is met somewhere
     assert found.count.max() < len(found.stated) - 2
-    best = found.best(figures_osf.ANCHOR)
-    assert found.residuals(found.best_index(figures_osf.ANCHOR)).iloc[0]["holds"]
-    assert found.grid.setting(found.best_index(figures_osf.ANCHOR)) == best
+    best = found.best(osf_inputs.ANCHOR)
+    assert found.residuals(found.best_index(osf_inputs.ANCHOR)).iloc[0]["holds"]
+    assert found.grid.setting(found.best_index(osf_inputs.ANCHOR)) == best
 
 
 def test_what_is_called_undetermined_has_the_printed_value_in_its_range() -> None:
-    found = figures_osf.calibration()
+    found = osf_inputs.setting_search()
     undetermined = {
         "osf-fig03-csf-max": "five: largest CSF error",
         "osf-fig03-csf-min": "five: smallest CSF error",
         "osf-fig06-resnet101": "ResNet-101: gain at 1 GB",
     }
     for claim, statement in undetermined.items():
-        _, (_, low, high) = found.without(statement, figures_osf.ANCHOR)
+        _, low, high = found.without(statement, osf_inputs.ANCHOR)
         assert low < claims.claimed(claim) / 100 < high and high > 3 * low
 
 
@@ -291,7 +303,7 @@ def test_the_audit_is_reproducible_and_never_below_the_best() -> None:
     assert set(audit.summary(first)["planner"]) == set(audit.PLANNERS)
 
 
-def test_adafusion_does_not_gain_what_figure_11_tells() -> None:
+def test_adafusion_does_not_gain_what_figure_11_says() -> None:
     swept = audit.sweep(("ResNet50", "VGG16"), overheads_s=(1e-4, 2e-3), images_over_c=(64,))
     wide = swept.pivot_table(index=["network", "rate_bits_per_s", "overhead_s"], columns="planner")
     gap = wide["gap"] + 1
@@ -299,21 +311,29 @@ def test_adafusion_does_not_gain_what_figure_11_tells() -> None:
     assert (gap["mg_wfbp"] / gap["adafusion:repaired"]).max() < 1.09
 
 
-@pytest.mark.parametrize("figure", ["fig03", "fig04", "fig05", "fig06", "fig07", "fig08", "fig11"])
-def test_every_figure_has_a_model_and_a_paper_column(figure: str) -> None:
-    frame = getattr(figures_osf, figure)()
+@pytest.mark.parametrize(
+    ("figure", "printed"),
+    [
+        *((figure, 0) for figure in (osf_scaling.fig03, osf_scaling.fig04, osf_scaling.fig06)),
+        *((figure, 0) for figure in (osf_overhead.fig07, osf_fusion.fig11)),
+        *((osf_overhead.fig05, 1), (osf_scaling.fig08, 4)),
+    ],
+)
+def test_every_figure_has_a_model_and_a_paper_column(
+    figure: Callable[[Any], pd.DataFrame], printed: int
+) -> None:
+    frame = figure(osf_inputs.setting())
     assert frame["model"].notna().all()
-    printed = frame["paper"].dropna()
-    assert len(printed) == {"fig05": 1, "fig08": 4}.get(figure, 0)
+    assert len(frame["paper"].dropna()) == printed
 
 
 def test_gains_stay_below_the_most_possible() -> None:
-    frame = figures_osf.fig11()
+    frame = osf_fusion.fig11(osf_inputs.setting())
     assert (frame["gain_over_100MB"] <= frame["most_possible_gain"] + 1e-9).all()
 
 
 def test_figure_2_shows_one_pair_that_pays_and_one_that_does_not() -> None:
-    workload, cost, timelines = figures_osf.fig02()
+    workload, cost, timelines = osf_fusion.fig02()
     apart, pairs, first = (timeline.duration_s for timeline in timelines.values())
     assert first < pairs < apart
     assert first == pytest.approx(

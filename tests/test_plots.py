@@ -16,22 +16,24 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.collections import PathCollection
 from matplotlib.colors import to_rgb
 from matplotlib.container import BarContainer
+from numpy.typing import NDArray
 from PIL import Image
 
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import fit, judge_selections
+from ddlkit.core.fit import fit
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import make_plan
 from ddlkit.core.timeline import KINDS, Timeline
 from ddlkit.core.workload import Workload
-from ddlkit.report import outputs, plots, verdicts
+from ddlkit.report import outputs, plots
+from ddlkit.report.plots import theme as looks
 
 WORKLOAD = Workload.from_arrays(0.2, [0.1, 0.05, 0.3, 0.1], [4000, 8_000_000, 400, 2_000_000], 0.01)
 COST = AlphaBeta(1e-3, 5e-8)
+DPI = 160
 SIZES = np.repeat(2.0 ** np.arange(10, 25, 2), 5)
 SECONDS = COST(SIZES) * np.random.default_rng(0).lognormal(0, 0.05, SIZES.size)
 
@@ -52,93 +54,77 @@ def luminance(color: str) -> float:
     return float(np.dot([0.2126, 0.7152, 0.0722], np.array(to_rgb(color)) ** 2.2))
 
 
-@pytest.mark.parametrize(
-    "family",
-    [plots.ROLES, plots.PLANS, plots.FORMS, plots.SELECTIONS],
-    ids=["role", "plan", "form", "selection"],
-)
-def test_markers_and_colours_are_unique_within_a_family(family: dict[str, plots.Style]) -> None:
-    for feature in ("marker", "color", "label"):
-        assert len({getattr(style, feature) for style in family.values()}) == len(family)
-
-
-@pytest.mark.parametrize("family", [plots.ROLES, plots.SPANS], ids=["role", "span"])
-def test_bars_differ_in_hatch_or_clearly_in_grey(family: dict[str, plots.Style]) -> None:
-    for one, other in combinations(family.values(), 2):
+@pytest.mark.parametrize("family", ["ROLES", "PLANS", "FORMS", "SELECTIONS", "SPANS"])
+def test_looks_of_a_family_differ_without_colour(family: str) -> None:
+    styles = getattr(looks, family).values()
+    features = ("color", "label") if family == "SPANS" else ("color", "label", "marker")
+    for feature in features:
+        assert len({getattr(style, feature) for style in styles}) == len(styles), feature
+    if family == "ROLES":
+        assert len({str(style.line) for style in styles}) == len(styles)
+    for one, other in combinations(styles, 2) if family in ("ROLES", "SPANS") else ():
         grey = abs(luminance(one.color) - luminance(other.color))
         assert one.hatch != other.hatch or grey > 0.05, (one.label, other.label)
 
 
-def test_roles_differ_in_line_and_every_span_kind_has_a_look() -> None:
-    assert len({str(style.line) for style in plots.ROLES.values()}) == len(plots.ROLES)
-    assert set(plots.SPANS) == set(KINDS)
-
-
-def test_look_knows_plan_arguments_and_refuses_strangers() -> None:
-    assert plots.look("buffer:25MB").color == plots.look("buffer").color
-    assert plots.look("buffer:25MB").label == "buffer 25MB"
+def test_every_span_kind_has_a_look_and_strangers_have_none() -> None:
+    assert set(looks.SPANS) == set(KINDS)
     with pytest.raises(UserError, match="no style for 'guess'"):
-        plots.look("guess")
+        looks.look("guess")
+
+
+def test_series_look_like_their_role_or_plan_and_like_no_other_series() -> None:
+    names = ["measured", "adafusion", "adafusion:repaired", "a", "b", "c", "d", "e", "f"]
+    styles = looks.looks(names)
+    assert styles[0] == looks.ROLES["measured"]
+    assert len({(style.color, style.line) for style in styles}) == len(names)
 
 
 def test_the_theme_is_left_behind() -> None:
     before = dict(mpl.rcParams)
-    with plots.theme():
+    with looks.theme():
         assert mpl.rcParams["axes.spines.top"] is False
     figure, axes = plots.canvas()
-    plots.bars_by_plan(axes, ["none"], {"model": [1.0]})
+    plots.bars(axes, pd.DataFrame({"model": [1.0]}, ["none"]), label="time [s]")
     plt.close(figure)
     assert dict(mpl.rcParams) == before
 
 
-def draw_predicted(ax: Axes) -> None:
-    plots.predicted_vs_measured(ax, [0.5, 2.0], {"model": [0.51, 1.9], "no_overlap": [0.7, 3.0]})
-
-
-def draw_fit(ax: Axes) -> None:
-    plots.cost_fit(
-        ax, fit("alpha_beta", SIZES, SECONDS, draws=10), fit("table", SIZES, SECONDS, draws=0)
-    )
-
-
-def draw_samples(ax: Axes) -> None:
-    frame = pd.DataFrame({"bytes": SIZES, "seconds": SECONDS, "collective": "all_reduce"})
-    plots.samples_by_size(ax, frame, series="collective")
-
-
-def draw_errors(ax: Axes) -> None:
-    plots.error_by_case(ax, ["a", "b"], {"model": [0.01, -0.02]}, repeatability=[0.03, 0.01])
-
-
-def draw_selection(ax: Axes) -> None:
-    sizes = np.repeat([1e3, 1e4, 1e5, 1e6], 3)
-    judged = judge_selections(
-        sizes, np.full(12, 0.01), 1e-9 * sizes, forms=["log", "scan"], draws=5
-    )
-    plots.selection_fit(ax, judged, density=0.01)
-
-
-def draw_slowdowns(ax: Axes) -> None:
-    frame = pd.DataFrame({"kernel": ["relu", "linear"] * 2, "blocks": [1, 1, 4, 4]})
-    plots.slowdown_by_blocks(ax, frame.assign(slowdown=[1.1, 1.2, 1.5, 2.0]))
-
-
+PREDICTED = {"model": [0.51, 1.9], "no_overlap": [0.7, 3.0]}
+FITS = fit("alpha_beta", SIZES, SECONDS, draws=10), fit("table", SIZES, SECONDS, draws=0)
+SELECTED = fit(
+    "scan", np.repeat([1e3, 1e4, 1e5], 3), np.full(9, 0.01), np.repeat([1e-6, 1e-5, 1e-4], 3)
+)
+SAMPLES = pd.DataFrame({"bytes": SIZES, "seconds": SECONDS, "collective": "all_reduce"})
+TABLE = pd.DataFrame({"model": [0.2, 0.3], "measured": [0.1, np.nan]}, index=[1, 2])
+VERDICTS = pd.DataFrame(
+    {
+        "id": ["exact", "close", "far", "never"],
+        "value": [2.0, 2.0, 2.0, 2.0],
+        "computed": [2.0, 2.5, 20.0, np.nan],
+        "tolerance": [0.1, 0.5, 0.1, 0.1],
+        "verdict": ["reproduced", "reproduced", "differs", "not attempted"],
+    }
+)
 DRAWN: list[tuple[Callable[[Axes], None], str, str]] = [
-    (draw_predicted, r"measured iteration time \[s\]", r"predicted iteration time \[s\]"),
-    (draw_fit, "message size", r"all-reduce time \[ms\]"),
-    (draw_samples, "message size", r"time \[ms\]"),
-    (draw_errors, r"relative error, iteration time \[%\]", ""),
-    (draw_selection, "elements", r"selection time \[(ms|µs)\]"),
-    (draw_slowdowns, "time beside communication / time alone", ""),
     (
-        lambda ax: plots.error_by_size(ax, {"table": ([1e3, 1e6], [0.1, 0])}),
-        "message size",
-        r"\[%\]",
+        lambda ax: plots.predicted_vs_measured(ax, [0.5, 2.0], PREDICTED),
+        r"measured iteration time \[s\]",
+        r"predicted iteration time \[s\]",
     ),
-    (lambda ax: plots.gantt(ax, timeline()), r"time \[(ms|s)\]", ""),
-    (lambda ax: plots.bars_by_plan(ax, ["a"], {"model": [0.2]}), "", r"iteration time \[ms\]"),
+    (lambda ax: plots.cost_fit(ax, *FITS), "message size", r"all-reduce time \[ms\]"),
+    (lambda ax: plots.cost_fit(ax, SELECTED, density=0.01), "elements", r"selection time \[µs\]"),
+    (
+        lambda ax: plots.samples(ax, SAMPLES, x="bytes", series="collective"),
+        "message size",
+        r"time \[ms\]",
+    ),
+    (lambda ax: plots.lines(ax, TABLE, xlabel="n", ylabel="s", log="by"), "n", "s"),
+    (lambda ax: plots.dots(ax, ["a", "b"], TABLE, label="error [%]"), r"error \[%\]", ""),
+    (lambda ax: plots.gantt(ax, {"": timeline()}), r"time \[(ms|s)\]", ""),
+    (lambda ax: plots.bars(ax, TABLE, label="time", seconds=True), "", r"time \[ms\]"),
     (lambda ax: plots.layer_profile(ax, {"net": WORKLOAD}), r"\[ms\]", r"\[% of bytes\]"),
-    (lambda ax: plots.verdict_ratios(ax, verdicts.evaluate()), "computed here / printed", ""),
+    (lambda ax: plots.verdict_ratios(ax, VERDICTS), "computed here / printed", ""),
 ]
 
 
@@ -153,35 +139,91 @@ def test_axes_carry_quantities_with_units_and_a_legend(
     ax.figure.canvas.draw()
 
 
+def drawn(ax: Axes, label: str) -> NDArray[np.float64]:
+    """(n, 2) points of the line or markers with that label."""
+    (line,) = (line for line in ax.get_lines() if line.get_label() == label)
+    return np.array(line.get_data(), dtype=float).T
+
+
 def test_predictions_stand_where_they_should(ax: Axes) -> None:
     measured, model = np.array([0.5, 2.0]), np.array([0.45, 2.1])
     plots.predicted_vs_measured(ax, measured, {"model": model, "perfect_overlap": measured / 2})
-    points = {c.get_label(): c for c in ax.collections if isinstance(c, PathCollection)}
-    assert np.allclose(points["model"].get_offsets(), np.column_stack([measured, model]))
+    assert np.allclose(drawn(ax, "model"), np.column_stack([measured, model]))
     assert ax.get_xlim() == ax.get_ylim()
     with pytest.raises(UserError, match="no iteration time above zero"):
         plots.predicted_vs_measured(ax, [0.0], {"model": [0.0]})
 
 
-def test_small_times_are_drawn_in_small_units(ax: Axes) -> None:
-    plots.bars_by_plan(ax, ["none", "single"], {"measured": [2e-3, 3e-3], "model": [1e-3, 3e-3]})
-    bars = [container for container in ax.containers if isinstance(container, BarContainer)]
-    assert [[bar.get_height() for bar in group] for group in bars] == [[2, 3], [1, 3]]
+@pytest.mark.parametrize("stacked", [False, True])
+def test_bars_are_as_high_as_the_table_says_in_a_unit_that_reads_well(
+    ax: Axes, stacked: bool
+) -> None:
+    table = pd.DataFrame({"measured": [2e-3, 3e-3], "model": [1e-3, np.nan]}, ["none", "single"])
+    plots.bars(ax, table, label="iteration time", seconds=True, stacked=stacked)
+    groups = [container for container in ax.containers if isinstance(container, BarContainer)]
+    heights = [[bar.get_height() for bar in group] for group in groups]
+    assert np.array_equal(np.nan_to_num(heights), [[2, 3], [1, 0]])
+    assert groups[1][0].get_y() == (2 if stacked else 0)
+    assert [bar.get_hatch() for group in groups for bar in group] == ["", "", "///", "///"]
     assert ax.get_ylabel() == "iteration time [ms]"
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["none", "single"]
 
 
-def test_errors_are_percent_and_the_grey_bars_are_the_repeatability(ax: Axes) -> None:
-    plots.error_by_case(ax, ["a", "b"], {"model": [0.01, -0.02]}, repeatability=[0.03, 0.01])
-    model = next(line for line in ax.get_lines() if line.get_label() == "model")
-    assert np.allclose(np.asarray(model.get_xdata(), dtype=float), [1, -2])
+def test_lines_and_their_samples_carry_the_numbers(ax: Axes) -> None:
+    table = pd.DataFrame(
+        {"exact": [1.0, 2.0, 4.0], "other": [3.0, np.nan, 5.0]}, [1024, 2048, 4096]
+    )
+    plots.lines(ax, table, xlabel="message size", ylabel="s", log="b")
+    for name, label in (("exact", "exact"), ("other", "other")):
+        assert np.array_equal(drawn(ax, label)[:, 1], table[name], equal_nan=True)
+    assert ax.get_xscale() == "log"
+    rows = pd.DataFrame({"epoch": [1, 1, 2, 2], "loss": [4.0, 2.0, 1.0, 2.0], "network": "a"})
+    plots.samples(ax, rows, x="epoch", y="loss", series="network", center="mean", percent=100)
+    np.testing.assert_allclose(drawn(ax, "a"), [(1, 3), (2, 1.5)])
+    (band,) = (np.asarray(path.vertices) for path in ax.collections[-1].get_paths())
+    assert (band[:, 1].min(), band[:, 1].max()) == (1, 4)
+
+
+def test_fitted_lines_pass_through_what_they_were_made_of(ax: Axes) -> None:
+    cost = AlphaBeta(1e-3, 1e-9)
+    plots.cost_fit(ax, fit("alpha_beta", SIZES, cost(SIZES), draws=0))
+    x, y = drawn(ax, "alpha-beta").T
+    np.testing.assert_allclose(y, 1e3 * cost(x))
+    x, y = drawn(ax, "measured, median").T
+    np.testing.assert_allclose(y, 1e3 * cost(x))
+    with pytest.raises(UserError, match="density 0.5 was not measured"):
+        plots.cost_fit(ax, SELECTED, density=0.5)
+
+
+def test_dots_stand_in_their_case_and_the_grey_bars_about_the_reference(ax: Axes) -> None:
+    plots.dots(ax, ["a", "b"], {"model": [1, -2]}, label="%", band=("repeatability", [3, 1]))
+    assert np.allclose(drawn(ax, "model"), [(1, 0), (-2, 1)])
     (bars,) = [container for container in ax.containers if isinstance(container, BarContainer)]
     assert np.allclose([(bar.get_x(), bar.get_width()) for bar in bars], [(-3, 6), (-1, 2)])
     assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b"]
 
 
+def test_dots_of_a_group_are_all_there_beside_their_median(ax: Axes) -> None:
+    values = [3.0, 1.0, 2.0, 7.0]
+    plots.dots_by_group(ax, ["b", "b", "b", "a"], values, label="%")
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "a"]
+    found = [np.asarray(line.get_xdata(), dtype=float).tolist() for line in ax.get_lines()[1:]]
+    assert found == [[1.0, 2.0, 3.0], [2.0, 2.0], [7.0], [7.0, 7.0]]
+
+
+def test_ratios_of_attempted_claims_stand_in_their_rows_and_far_ones_carry_their_value(
+    ax: Axes,
+) -> None:
+    plots.verdict_ratios(ax, VERDICTS, limit=4.0)
+    assert np.allclose(drawn(ax, "reproduced")[:2], [(1, 0), (1.25, 1)])
+    assert np.allclose(drawn(ax, "differs")[2], (4, 2))
+    assert [text.get_text().strip() for text in ax.texts] == ["10"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["exact", "close", "far"]
+
+
 def test_a_gantt_chart_has_every_span_once_at_full_length(ax: Axes) -> None:
     spans = timeline("buffer:1MB")
-    plots.gantt(ax, spans)
+    plots.gantt(ax, {"": spans})
     corners = [np.asarray(path.vertices) for bars in ax.collections for path in bars.get_paths()]
     widths = np.array([np.ptp(corner[:, 0]) for corner in corners])
     assert len(widths) == spans.n
@@ -189,12 +231,12 @@ def test_a_gantt_chart_has_every_span_once_at_full_length(ax: Axes) -> None:
     assert [label.get_text() for label in ax.get_yticklabels()] == ["compute", "communication"]
     assert f"{1e3 * spans.exposed_communication_s():.3g} ms" in ax.get_title(loc="right")
     with pytest.raises(UserError, match="no span of rank 3, iteration None"):
-        plots.gantt(ax, spans, rank=3)
+        plots.gantt(ax, {"": spans}, rank=3)
 
 
 def test_stacked_gantt_charts_share_one_scale() -> None:
     figure, axes = plots.canvas(rows=2)
-    plots.gantts(axes, {"none": timeline("none"), "single": timeline("single")})
+    plots.gantt(axes, {"none": timeline("none"), "single": timeline("single")})
     assert axes[0].get_xlim() == axes[1].get_xlim()
     assert [ax.get_title() or ax.get_title(loc="left") for ax in axes] == ["none", "single"]
     plt.close(figure)
@@ -224,7 +266,7 @@ def test_the_same_figure_gives_the_same_bytes_without_a_date(tmp_path: Path) -> 
         != paths[0].read_bytes()
     )
     image = Image.open(io.BytesIO(paths[0].read_bytes()))
-    assert image.size == (round(plots.WIDTH * plots.DPI), 2 * plots.DPI)
+    assert image.size == (round(looks.WIDTH * DPI), 2 * DPI)
     assert set(image.info) <= {"dpi"}
     rows = paths[0].with_suffix(".csv").read_text().splitlines()[1:]
     assert [float(row.split(",")[0]) for row in rows] == numbers["x"].tolist()
@@ -234,12 +276,9 @@ def test_the_same_figure_gives_the_same_bytes_without_a_date(tmp_path: Path) -> 
 def test_a_table_is_an_image_and_the_full_numbers(tmp_path: Path) -> None:
     frame = pd.DataFrame({"network": ["VGG-16"], "size_mib": [527.7921447753906]})
     figure = plots.table(frame, "osf-tab2", tmp_path)
-    assert [text.get_text() for text in figure.axes[0].texts] == [
-        "network",
-        "size mib",
-        "VGG-16",
-        "527.8",
-    ]
+    (drawn,) = figure.axes[0].tables
+    cells = [drawn[row, column].get_text().get_text() for row in (0, 1) for column in (0, 1)]
+    assert cells == ["network", "size mib", "VGG-16", "527.8"]
     csv = (tmp_path / "figures" / "osf-tab2.csv").read_text()
     assert csv == "network,size_mib\nVGG-16,527.7921447753906\n"
     assert (tmp_path / "figures" / "osf-tab2.png").read_bytes().startswith(b"\x89PNG")

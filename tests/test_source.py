@@ -32,6 +32,55 @@ def test_own_tables_come_first_and_the_recording_fills_what_they_lack(tmp_path: 
     assert Source((recorded,)).table("collectives")["seconds"].max() == 0.9
 
 
+@pytest.fixture
+def merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
+    """A live directory over a recording; both measured the same link, under different file names."""
+    monkeypatch.setattr(store, "RECORDED", tmp_path / "recorded")
+    live, recorded = tmp_path / "live", tmp_path / "recorded" / "cpu-other"
+    record(live, "p4-1gbit", "lab:1gbit", 0.1)
+    record(recorded, "lab-p4-1gbit", "lab:1gbit", 0.5)
+    record(recorded, "loopback-p2", "loopback", 0.9)
+    return Source((live, recorded))
+
+
+def test_one_cost_is_never_calibrated_from_two_machines(merged: Source) -> None:
+    """Of a link that both measured only the first machine's rows count; each row names its machine."""
+    rows = merged.table("collectives")
+    of_link = rows.groupby("link")[["machine", "seconds"]].agg(["unique"])
+    assert of_link["machine", "unique"].str.join("+").to_dict() == {
+        "lab:1gbit": "here",
+        "loopback": "cpu-other",
+    }
+    assert rows[rows["link"] == "lab:1gbit"]["seconds"].unique().tolist() == [0.1]
+
+
+def test_a_source_says_in_one_line_what_it_merges(merged: Source) -> None:
+    assert merged.merges == "collectives of here and cpu-other"
+    (alone,) = (source for name, source in merged.apart("collectives").items() if name != "here")
+    assert alone.merges == "collectives of cpu-other"
+    assert "\n" not in open_source().merges
+    assert Source(()).merges == ""
+
+
+def test_machines_are_judged_apart(merged: Source) -> None:
+    """Each with all of its own tables, those too that another machine's hide when they are merged."""
+    apart = merged.apart("collectives")
+    assert list(apart) == ["here", "cpu-other"]
+    for machine, source in apart.items():
+        assert source.table("collectives")["machine"].unique().tolist() == [machine]
+    assert sorted(apart["cpu-other"].table("collectives")["seconds"].unique()) == [0.5, 0.9]
+    assert merged.apart("runs") == {}
+
+
+def test_a_profile_of_ones_own_comes_before_a_recorded_one(tmp_path: Path) -> None:
+    """Also when its file name comes later in the alphabet."""
+    recorded = default_recording()
+    rows = store.load_table(next(recorded.glob("layers-resnet50*r1.csv")), "layers")
+    rows = rows.assign(batch=64)
+    store.save_table(rows, tmp_path, "layers-resnet50-b64-r1", schema="layers", command=["test"])
+    assert Source((tmp_path, recorded)).profile("resnet50").batch == 64
+
+
 def test_a_label_tells_how_where_and_when(tmp_path: Path) -> None:
     record(tmp_path, "loopback-p2", "loopback", 0.1)
     stamp = store.load_stamp(tmp_path / "collectives-loopback-p2.csv")

@@ -16,7 +16,7 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.papers import osf
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs import ranks
+from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure import channels, peaks, throughput
 from ddlkit.run.measure.layers import profile_layers
 from ddlkit.run.nets import registry
@@ -180,11 +180,10 @@ def test_gloo_takes_no_blocks_and_the_table_says_so(tmp_path: Path) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1
     )
-    me = ranks.Ranks(0, 1, 0, torch.device("cpu"), "gloo", 2, 1)
-    budget = {"warmup": 0, "min_repeats": 2, "max_repeats": 2}
-    asked = {"blocks": 4, "threads": 128, "sizes": [1000, 4096], "budget": budget}
+    me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 2, 1, out=tmp_path)
+    twice = Budget(warmup=0, min_repeats=2, max_repeats=2)
     try:
-        channels.run_job(me, {"out": str(tmp_path), **asked})
+        channels.channels_job.run(me, channels.ChannelsSettings(4, 128, [1000, 4096], twice))
     finally:
         torch.distributed.destroy_process_group()
     frame = store.load_table(tmp_path / "channels.csv", "channels")
@@ -195,7 +194,8 @@ def test_gloo_takes_no_blocks_and_the_table_says_so(tmp_path: Path) -> None:
 def test_a_setting_that_did_not_take_effect_is_not_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def one_setting(blocks: int, threads: int, *_: object) -> pd.DataFrame:
+    def one_setting(settings: channels.ChannelsSettings, n_ranks: int) -> pd.DataFrame:
+        blocks = settings.blocks
         if blocks == 8:
             raise UserError("NCCL did not heed NCCL_MAX_CTAS=8: its log does not name it")
         return pd.DataFrame({"asked_blocks": [blocks], "taken_blocks": [min(blocks, 2)]})

@@ -12,13 +12,14 @@ from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs.launch import LOGS, Loopback
+from ddlkit.run.jobs.launch import LOGS, launch
+from ddlkit.run.jobs.place import Loopback
 from ddlkit.run.measure.layers import profile_layers
 from ddlkit.run.measure.training import (
     OWN_PLAN,
-    Settings,
+    TrainingSettings,
     _check_plans,
-    measure_training,
+    training_job,
 )
 from ddlkit.run.nets import registry as networks
 
@@ -50,9 +51,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame
         "impossible": [20, sum(sizes) - 20],  # ends inside the first tensor
     }
     out = tmp_path_factory.mktemp("training")
-    tables = measure_training(
-        Loopback(), 2, NETWORK, 256, plans, repeats=2, iterations=2, seed=3, out=out
-    )
+    settings = TrainingSettings(NETWORK, 256, plans, repeats=2, iterations=2, seed=3)
+    tables = launch(training_job, settings, ranks=2, place=Loopback(), out=out)
     assert not (out / LOGS).exists()
     return tables
 
@@ -61,7 +61,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame
 def test_resnet18_gets_the_buckets_that_ddp_makes_by_itself() -> None:
     own = [2_052_000, 28_852_224, 15_853_824]  # as recorded from torch 2.13
     plans = {"imposed": own, OWN_PLAN: []}
-    tables = measure_training(Loopback(), 2, "resnet18", 1, plans, repeats=1, iterations=1)
+    settings = TrainingSettings("resnet18", 1, plans, repeats=1, iterations=1)
+    tables = launch(training_job, settings, ranks=2, place=Loopback())
     rebuilt = tables["buckets"].query("source == 'rebuilt'")["bytes"].tolist()
     assert rebuilt == 2 * own
 
@@ -147,7 +148,7 @@ def test_all_in_one_bucket_cannot_overlap(measured: dict[str, pd.DataFrame]) -> 
 def test_buckets_must_add_up() -> None:
     network = networks.build("lenet5")
     total = sum(ready_bytes("lenet5"))
-    _check_plans(Settings("lenet5", 1, {"ddp": [], "single": [total]}), network)
+    _check_plans(TrainingSettings("lenet5", 1, {"ddp": [], "single": [total]}), network)
     wrong: list[dict[str, list[int]]] = [
         {"single": [total - 4]},
         {"none": []},
@@ -155,10 +156,10 @@ def test_buckets_must_add_up() -> None:
     ]
     for plans in wrong:
         with pytest.raises(UserError, match=f"the gradients of lenet5 {total}"):
-            _check_plans(Settings("lenet5", 1, plans), network)
+            _check_plans(TrainingSettings("lenet5", 1, plans), network)
 
 
 @pytest.mark.parametrize("wrong", [{"repeats": 0}, {"iterations": 0}, {"plans": {}}])
 def test_nothing_to_measure_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UserError, match="needs at least one of each"):
-        Settings(**{"network": "lenet5", "batch": 1, "plans": {"ddp": []}, **wrong})  # type: ignore[arg-type]
+        TrainingSettings(**{"network": "lenet5", "batch": 1, "plans": {"ddp": []}, **wrong})  # type: ignore[arg-type]

@@ -9,7 +9,8 @@ from torch import nn
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.papers import omgs
+from ddlkit.papers import networks as published
+from ddlkit.papers.omgs import algorithms
 from ddlkit.report.claims import paper_table
 from ddlkit.run.instruments import flops
 from ddlkit.run.instruments.clock import Budget
@@ -76,7 +77,7 @@ def test_alexnet_of_caffe_has_the_layers_of_dag_table_6_in_order() -> None:
 
 def test_vgg16_of_cifar_has_the_54_tensors_of_omgs() -> None:
     assert tuple(np.prod(s) for s in shapes("vgg16_cifar").values()) == (
-        omgs.cifar_vgg16_parameters()
+        published.cifar_vgg16_parameters()
     )
 
 
@@ -96,7 +97,7 @@ def test_merging_to_8192_elements_gives_the_messages_of_omgs_table_5(
     network: str, messages: int
 ) -> None:
     ready = [int(np.prod(shape)) for shape in shapes(network).values()][::-1]
-    assert len(omgs.merge_up_to(ready, 8192)) == messages
+    assert len(algorithms.merge_up_to(ready, 8192)) == messages
 
 
 def small_language_model() -> nn.Module:

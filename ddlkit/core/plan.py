@@ -217,14 +217,14 @@ def _integers(text: str, spec: str) -> list[int]:
 
 
 @planner("buffer", look=("#e0a000", "o", "-.", "..."), examples=("buffer:25MB", "buffer:64MB:5ms"))
-def _buffer(workload: Workload, _: MessageCost | None, text: str) -> FusionPlan:
-    size, _colon, timeout = text.partition(":")
+def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    size, _, timeout = text.partition(":")
     timeout_s = units.parse_seconds(timeout) if timeout else math.inf
     return buffer(workload, units.parse_bytes(size), f"buffer:{text}", timeout_s)
 
 
 @planner("cuts", label="given cuts", look=("#8f8f8f", "P", "--", "|||"), examples=("cuts:3,40",))
-def _cuts(workload: Workload, _: MessageCost | None, text: str) -> FusionPlan:
+def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     ends = _integers(text, f"cuts:{text}")
     return FusionPlan(
         f"cuts:{text}", tuple(ends if ends[-1] == workload.n else (*ends, workload.n))
@@ -232,7 +232,7 @@ def _cuts(workload: Workload, _: MessageCost | None, text: str) -> FusionPlan:
 
 
 @planner("random", look=("#c4c4c4", "X", ":", "---"), examples=("random:7:12",))
-def _random(workload: Workload, _: MessageCost | None, text: str) -> FusionPlan:
+def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     """Cuts drawn at random: plans that no planner would choose, to test a model with."""
     numbers = _integers(text, f"random:{text}")
     if len(numbers) != 2:

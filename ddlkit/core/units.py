@@ -64,7 +64,13 @@ def parse_bits_per_s(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """``"8m"``, ``"90s"`` or ``"250ms"`` in seconds. Raises UserError."""
+    """``"8m"``, ``"250ms"`` or ``"8m30s"`` in seconds. Raises UserError.
+
+    >>> parse_seconds("8m30s")
+    510.0
+    """
+    if len(parts := re.split(r"(?<=[hms])(?=[0-9])", text)) > 1:
+        return sum(map(parse_seconds, parts))
     value, unit = _split(text, "time", "8m or 90s")
     factor = _SECONDS.get(unit)
     if factor is None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from ddlkit import papers
 from ddlkit.core import plan
 from ddlkit.core.cost import MessageCost
-from ddlkit.core.plan import PLANNERS, FusionPlan
+from ddlkit.core.plan import PLANNERS, FusionPlan, Planner
 from ddlkit.core.workload import Workload
-from ddlkit.papers import planners  # noqa: F401 - registers the papers' planners
 
-__all__ = ["PLANNERS", "make_plan"]
+
+def planners() -> dict[str, Planner]:
+    """Every planner by its name: ours, and those of the papers."""
+    papers.load()
+    return PLANNERS
 
 
 def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) -> FusionPlan:
@@ -23,4 +27,5 @@ def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) ->
     >>> make_plan("buffer:4MB", toy).ends
     (2, 3)
     """
+    papers.load()
     return plan.make_plan(spec, workload, cost)

@@ -1,1 +1,33 @@
-"""The four papers as numbered functions and transcribed claims."""
+"""The papers as numbered functions: each a module or package here that holds a ``PAPER``."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One paper: its key names its module here, its folder in data/papers and its rows everywhere.
+
+    place : where it stands in lists, from 1
+    """
+
+    key: str
+    place: int
+    title: str
+
+
+@cache
+def load() -> dict[str, Paper]:
+    """Import all modules of this room, so that their planners are registered; the papers by key, in order.
+
+    >>> list(load())
+    ['osf', 'sharing', 'dag', 'omgs']
+    """
+    found = pkgutil.walk_packages(__path__, f"{__name__}.")
+    modules = [importlib.import_module(module.name) for module in found]
+    papers = (module.PAPER for module in modules if hasattr(module, "PAPER"))
+    return {paper.key: paper for paper in sorted(papers, key=lambda paper: paper.place)}

@@ -128,6 +128,30 @@ def _googlenet(*, heads: bool) -> Iterator[Layer]:
     yield dense(inputs, 1000)
 
 
+def cifar_vgg16_parameters() -> tuple[int, ...]:
+    """Elements of the 54 tensors of the VGG-16 with batch norm for Cifar-10, in forward order.
+
+    omgs Tab V counts 54 tensors: 13 convolutions of weight, bias and batch norm's two, and one
+    linear layer to 10 classes.
+    """
+    sizes, inputs = [], 3
+    for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(count):
+            sizes += [9 * inputs * width, width, width, width]
+            inputs = width
+    return (*sizes, inputs * 10, 10)
+
+
+def ptb_lstm_parameters(units: int = 1500, vocabulary: int = 10_000) -> tuple[int, ...]:
+    """Elements of the 11 tensors of a two-layer LSTM on the Penn Treebank, in forward order.
+
+    Embedding; per layer two matrices and two biases of the four gates; a linear layer to the words.
+    1500 units and untied words are the large network of Zaremba et al. (2014).
+    """
+    layer = (4 * units * units, 4 * units * units, 4 * units, 4 * units)
+    return (vocabulary * units, *layer, *layer, units * vocabulary, vocabulary)
+
+
 _NETWORKS: dict[str, Callable[[], Iterator[Layer]]] = {
     **{name.lower(): partial(_vgg, counts) for name, counts in VGG_CONVOLUTIONS.items()},
     **{name.lower(): partial(_resnet, counts) for name, counts in RESNET_BLOCKS.items()},

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from math import prod
 
+from ddlkit.papers import Paper
+
+PAPER = Paper("sharing", 2, "Resource Sharing between Computation and Communication")
 WARP_THREADS = 32
 
 
@@ -49,7 +52,10 @@ def occupied_s(computation_s: float, communication_s: float, overlap_s: float) -
 def model_intensity(forward_flops: float, parameters: float) -> float:
     """sharing 4.4.1, first equation: I = C / D.
 
-    Symbols: C = forward_flops of one image, D = parameters; Tab 2 counts 2 FLOP a multiply-add.
+    Symbols: C = forward_flops of one image, D = parameters; Tab 2 counts 2 FLOP per multiply-add.
+
+    >>> round(model_intensity(forward_flops=8.2e9, parameters=25.6e6))  # ResNet-50
+    320
     """
     return forward_flops / parameters
 

@@ -28,6 +28,7 @@ from ddlkit.core import units
 from ddlkit.core.errors import UserError
 from ddlkit.report import outputs, reproduction, site
 from ddlkit.report.source import default_recording
+from ddlkit.store.files import writing_in
 
 PACKAGE = Path(ddlkit.__file__).parent
 TIMEOUT_S = 600.0
@@ -49,30 +50,23 @@ def build(
     data: Path | None = None,
     reports: Path | None = None,
     only: Sequence[str] = (),
-    parameters: Mapping[str, Any] | None = None,
-    timeout_s: float = TIMEOUT_S,
 ) -> Path:
     """Run the notebooks, write the site and REPRODUCTION.md; returns the site's index page.
 
     A notebook's parameter ``data`` is set to the directory ``data``, or with ``recorded`` to the name
     of this machine's recording (or the first one, if there is none of this machine); otherwise the
-    notebooks look for tables themselves. ``only`` selects notebooks by number; ``parameters`` go to
-    the notebooks that know them. Raises UserError.
+    notebooks look for tables themselves. ``reports`` is by default reports/, the published record, with
+    ``recorded``, else build/reports: what one machine measured today replaces nothing that is published.
+    ``only`` selects notebooks by number. Raises UserError.
     """
-    reports = (reports or store.REPORTS).resolve()
+    published = store.REPORTS if recorded else store.BUILD / "reports"
+    reports = (reports or published).resolve()
     chosen = notebooks(only)
     known = {name for notebook in chosen for name in known_parameters(notebook)}
     tables = default_recording().name if recorded else str(data.resolve()) if data else ""
     given = {"data": tables} if tables and "data" in known else {}
-    executed = store.BUILD / "executed"
-    run(
-        chosen,
-        {**given, **(parameters or {})},
-        executed=executed,
-        reports=reports,
-        inputs=(store.DATA, data or store.BUILD / "measured"),
-        timeout_s=timeout_s,
-    )
+    executed, inputs = store.BUILD / "executed", (store.DATA, data or store.BUILD / "measured")
+    run(chosen, given, executed=executed, reports=reports, inputs=inputs)
     every = [executed / notebook.name for notebook in notebooks()]
     index = site.write([copy for copy in every if copy.is_file()], store.BUILD / "site", reports)
     reproduction.write(reports)
@@ -80,7 +74,11 @@ def build(
 
 
 def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path]:
-    """The notebooks in reading order, or those whose number is in ``only``. Raises UserError."""
+    """The notebooks in reading order, or those whose number is in ``only``. Raises UserError.
+
+    >>> [notebook.name for notebook in notebooks(["00"])]
+    ['00_start_here.ipynb']
+    """
     folder = folder or store.NOTEBOOKS
     every = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
     numbers = [notebook.name[:2] for notebook in every]
@@ -103,13 +101,11 @@ def known_parameters(notebook: Path) -> dict[str, Any]:
 
     try:
         content = json.loads(notebook.read_text(encoding="utf-8"))
-        right = content["nbformat"] == 4 and isinstance(content["cells"], list)
+        if content["nbformat"] != 4 or not isinstance(content["cells"], list):
+            raise ValueError("not in notebook format 4")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"cannot read notebook {notebook}: {' '.join(str(error).split())}"
-        ) from error
-    if not right:
-        raise UserError(f"cannot read notebook {notebook}: not in notebook format 4")
+        reason = " ".join(str(error).split())
+        raise UserError(f"cannot read notebook {notebook}: {reason}") from error
     found = papermill.inspect_notebook(str(notebook))
     return {name: _literal(parameter["default"]) for name, parameter in found.items()}
 
@@ -135,111 +131,102 @@ def run(
     values = dict(parameters or {})
     known = {notebook: known_parameters(notebook) for notebook in chosen}
     _check_parameters(values, known)
-    common = _digest([PACKAGE.rglob("*.py"), *(_files(path) for path in inputs)])
+    common = _digest(PACKAGE.rglob("*.py"), *map(_files, inputs))
     results = []
     with _terminated_like_interrupted():
         for number, notebook in enumerate(chosen, 1):
             mine = {name: value for name, value in values.items() if name in known[notebook]}
-            state = hashlib.sha256(
-                f"{common} {_digest([_earlier(notebook)])} {json.dumps(mine, sort_keys=True)}".encode()
-            ).hexdigest()
+            made_of = json.dumps([common, _digest(_earlier(notebook)), mine], sort_keys=True)
+            state = hashlib.sha256(made_of.encode()).hexdigest()
+            one = _Run(notebook, mine, executed / notebook.name, reports.resolve(), state)
             progress = f"[{number}/{len(chosen)}] {notebook.stem}"
-            result = _kept(notebook, executed, reports, state)
+            result = one.kept()
             if result is None:
                 _say(f"{progress} ...")
-                result = _run_one(notebook, mine, executed, reports, state, timeout_s)
+                result = one.made(timeout_s)
             verb = "kept, ran in" if result.kept else "done in"
             _say(f"{progress} {verb} {units.format_seconds(result.seconds)}")
             results.append(result)
     return results
 
 
-def _run_one(
-    notebook: Path,
-    parameters: Mapping[str, Any],
-    executed: Path,
-    reports: Path,
-    state: str,
-    timeout_s: float,
-) -> Executed:
-    """Run one notebook and note what it was made of and what it wrote."""
-    import papermill
-    from nbclient.exceptions import CellTimeoutError, DeadKernelError
-    from papermill.exceptions import PapermillExecutionError
+@dataclass(frozen=True)
+class _Run:
+    """One notebook to run with its own parameters; ``state`` is the hash of all that it is made of.
 
-    copy, note = executed / notebook.name, _note(executed, notebook)
-    with _writing(executed):
-        executed.mkdir(parents=True, exist_ok=True)
-        note.unlink(missing_ok=True)
-    before, start = _stamps(reports), time.monotonic()
-    try:
-        papermill.execute_notebook(
-            str(notebook.resolve()),
-            str(copy.resolve()),
-            parameters=dict(parameters),
-            kernel_name="python3",
-            progress_bar=False,
-            cwd=str(notebook.resolve().parent),
-            kernel_manager_class=_kernel_manager(
-                {outputs.REPORTS_VARIABLE: str(reports.resolve())}
-            ),
-            # Per cell in nbclient: each cell gets what is left of the notebook's time.
-            timeout_func=lambda cell: max(1.0, start + timeout_s - time.monotonic()),
-            shutdown_kernel="immediate",
-        )
-    except PapermillExecutionError as error:
-        raise UserError(_failure(notebook, copy, error)) from None
-    except CellTimeoutError:
-        limit = units.format_seconds(timeout_s)
-        raise UserError(
-            f"notebook {notebook.name} took longer than {limit}: its kernel was ended"
-        ) from None
-    except DeadKernelError:
-        raise UserError(f"notebook {notebook.name}: its kernel died (out of memory?)") from None
-    seconds = time.monotonic() - start
-    written = sorted(path for path, stamp in _stamps(reports).items() if before.get(path) != stamp)
-    record = {
-        "state": state,
-        "seconds": seconds,
-        "written": {path: store.sha256_file(reports / path) for path in written},
-    }
-    store.atomic_write_text(note, json.dumps(record, indent=1) + "\n")
-    return Executed(notebook, copy, seconds, kept=False)
+    Beside the executed ``copy`` lies a note: state, seconds, and the hash of each file that was written.
+    """
 
+    notebook: Path
+    parameters: Mapping[str, Any]
+    copy: Path
+    reports: Path
+    state: str
 
-def _failure(notebook: Path, copy: Path, error: Any) -> str:
-    """One line: which cell of the notebook (counted from 1 in the source), and what it said."""
-    import nbformat
+    @property
+    def note(self) -> Path:
+        return self.copy.with_suffix(".json")
 
-    # The copy also holds the cells that papermill added: parameters and error marks.
-    added = {"injected-parameters", "papermill-error-cell-tag"}
-    cells = nbformat.read(str(copy), as_version=4).cells
-    number = 0
-    for cell in cells:
-        number += not added & set(cell.metadata.get("tags", []))
-        if cell.get("source") == error.source and cell.get("execution_count") == error.exec_count:
-            break
-    lines = [line.strip() for line in str(error.evalue).splitlines() if line.strip()]
-    said = f"{error.ename}: {lines[-1]}" if lines else error.ename
-    return f"notebook {notebook.name} failed in cell {number}: {said} (see {copy})"
+    def kept(self) -> Executed | None:
+        """The earlier run, if it had the same inputs and what it wrote is still there unchanged."""
+        try:
+            record = json.loads(self.note.read_text(encoding="utf-8"))
+            newer = self.copy.stat().st_mtime >= self.notebook.stat().st_mtime
+            same = newer and record["state"] == self.state
+            written, seconds = dict(record["written"]), float(record["seconds"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        for name, sha256 in written.items():
+            path = self.reports / name
+            same = same and path.is_file() and store.sha256_file(path) == sha256
+        return Executed(self.notebook, self.copy, seconds, kept=True) if same else None
 
+    def made(self, timeout_s: float) -> Executed:
+        """Run it, and note what it was made of and what it wrote."""
+        with writing_in(self.copy.parent):
+            self.note.unlink(missing_ok=True)
+        before, start = _stamps(self.reports), time.monotonic()
+        self._execute(timeout_s, start)
+        seconds = time.monotonic() - start
+        after = _stamps(self.reports)
+        written = sorted(path for path in after if after[path] != before.get(path))
+        hashes = {
+            path.relative_to(self.reports).as_posix(): store.sha256_file(path) for path in written
+        }
+        record = {"state": self.state, "seconds": seconds, "written": hashes}
+        store.atomic_write_text(self.note, json.dumps(record, indent=1) + "\n")
+        return Executed(self.notebook, self.copy, seconds, kept=False)
 
-def _kept(notebook: Path, executed: Path, reports: Path, state: str) -> Executed | None:
-    """The earlier run, if it had the same inputs and what it wrote is still there unchanged."""
-    copy, note = executed / notebook.name, _note(executed, notebook)
-    try:
-        record = json.loads(note.read_text(encoding="utf-8"))
-        same = record["state"] == state and copy.stat().st_mtime >= notebook.stat().st_mtime
-        written, seconds = dict(record["written"]), float(record["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    for path, sha256 in written.items():
-        same = same and (reports / path).is_file() and store.sha256_file(reports / path) == sha256
-    return Executed(notebook, copy, seconds, kept=True) if same else None
+    def _execute(self, timeout_s: float, start: float) -> None:
+        import papermill
+        from nbclient.exceptions import CellTimeoutError, DeadKernelError
+        from papermill.exceptions import PapermillExecutionError
 
-
-def _note(executed: Path, notebook: Path) -> Path:
-    return executed / f"{notebook.stem}.json"
+        name = f"notebook {self.notebook.name}"
+        try:
+            papermill.execute_notebook(
+                str(self.notebook.resolve()),
+                str(self.copy.resolve()),
+                parameters=dict(self.parameters),
+                kernel_name="python3",
+                progress_bar=False,
+                cwd=str(self.notebook.resolve().parent),
+                kernel_manager_class=_kernel_manager({outputs.REPORTS_VARIABLE: str(self.reports)}),
+                # Per cell in nbclient: each cell gets what is left of the notebook's time.
+                timeout_func=lambda cell: max(1.0, start + timeout_s - time.monotonic()),
+                shutdown_kernel="immediate",
+            )
+        except PapermillExecutionError as error:
+            # Counted from 1 in the notebook; the copy has one more cell where parameters are given.
+            number = error.cell_index + 1 - bool(self.parameters)
+            lines = [line.strip() for line in str(error.evalue).splitlines() if line.strip()]
+            what = ": ".join([error.ename, *lines[-1:]])
+            raise UserError(f"{name} failed in cell {number}: {what} (see {self.copy})") from None
+        except CellTimeoutError:
+            limit = units.format_seconds(timeout_s)
+            raise UserError(f"{name} took longer than {limit}: its kernel was ended") from None
+        except DeadKernelError:
+            raise UserError(f"{name}: its kernel died (out of memory?)") from None
 
 
 def _check_parameters(values: Mapping[str, Any], known: Mapping[Path, Mapping[str, Any]]) -> None:
@@ -282,7 +269,7 @@ def _files(path: Path) -> Iterable[Path]:
     return (p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
 
 
-def _digest(groups: Iterable[Iterable[Path]]) -> str:
+def _digest(*groups: Iterable[Path]) -> str:
     """SHA-256 over the names and contents of files."""
     digest = hashlib.sha256()
     for group in groups:
@@ -291,27 +278,13 @@ def _digest(groups: Iterable[Iterable[Path]]) -> str:
     return digest.hexdigest()
 
 
-def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    """Inode and modification time of every file below a folder, by relative path."""
-    found = {}
-    for path in _files(folder) if folder.is_dir() else []:
-        status = path.stat()
-        found[path.relative_to(folder).as_posix()] = (status.st_ino, status.st_mtime_ns)
-    return found
+def _stamps(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Inode and modification time of every file below a folder."""
+    return {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}
 
 
 def _say(line: str) -> None:
     print(f"book: {line}", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"cannot write {folder}: {error.strerror}: choose a writable place"
-        ) from error
 
 
 @contextlib.contextmanager

@@ -7,24 +7,26 @@ is *reproduced* when |computed - value| <= tolerance x |value|.
 
 from __future__ import annotations
 
-import csv
 import io
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pandas as pd
 
-from ddlkit import store
+from ddlkit import papers, store
 from ddlkit.core.errors import UserError
 from ddlkit.store import files, transcribed
+from ddlkit.store.sheet import read_sheet
 
-PAPERS = ("osf", "sharing", "dag", "omgs")
+PAPERS = tuple(papers.load())
 VERDICTS = ("reproduced", "differs", "not attempted")
 
 Result = tuple[float, str]
 Check = Callable[[], Result]
+Checking = TypeVar("Checking", bound=Callable[..., Result])
 
 
 @dataclass(frozen=True)
@@ -53,74 +55,55 @@ class Claim:
         return "reproduced" if abs(computed - self.value) <= margin else "differs"
 
 
-def load_claims(papers: Path | None = None) -> tuple[Claim, ...]:
-    """All claims under ``papers`` (data/papers by default), paper by paper in the order written.
+_SCHEMA = store.Schema(
+    "claims",
+    tuple(
+        store.Column(name, "float", "non_negative")
+        if name in ("value", "tolerance")
+        else store.Column(name, "str", "" if name in ("condition", "figure") else "named")
+        for name in (field.name for field in fields(Claim))
+    ),
+    key=("id",),
+)
 
-    Raises UserError naming file, line and field for a row that is incomplete or not a number, and
-    for a file that was edited since it was transcribed.
+
+def load_claims(folder: Path | None = None) -> tuple[Claim, ...]:
+    """All claims under ``folder`` (data/papers by default), paper by paper in the order written.
+
+    Raises UserError naming file, line and field for a row that is incomplete, not a number or of another
+    paper, and for a file that was edited since it was transcribed.
     """
-    folder = papers or store.DATA / "papers"
-    claims = [claim for key in PAPERS for claim in _read(folder / key / "claims.csv", key)]
-    seen: set[str] = set()
-    for claim in claims:
-        if claim.id in seen:
-            raise UserError(f"{folder}: claim {claim.id} appears twice: give each its own id")
-        seen.add(claim.id)
-    return tuple(claims)
+    folder = folder or store.DATA / "papers"
+    return tuple(claim for key in PAPERS for claim in _read(folder / key / "claims.csv", key))
 
 
 def _read(path: Path, paper: str) -> list[Claim]:
-    names = [field.name for field in fields(Claim)]
-    reader = csv.DictReader(io.StringIO(files.text_of(transcribed.read(path), path), newline=""))
-    rows = list(reader)
-    if reader.fieldnames != names:
-        raise UserError(f"{path}: columns are {reader.fieldnames}: must be {', '.join(names)}")
-    return [_claim(row, paper, f"{path}, line {line}") for line, row in enumerate(rows, 2)]
-
-
-def _claim(row: dict[str, str], paper: str, where: str) -> Claim:
-    if None in row or None in row.values():
-        raise UserError(f"{where}: has more or fewer cells than the header")
-    numbers = {name: _number(row[name], f"{where}, {name}") for name in ("value", "tolerance")}
-    for name in ("id", "place", "quantity", "unit"):
-        if not row[name]:
-            raise UserError(f"{where}: {name} is empty")
-    if row["paper"] != paper:
-        raise UserError(f"{where}: paper is {row['paper']!r}, but this is the file of {paper!r}")
-    return Claim(**{**row, **numbers})  # type: ignore[arg-type]
-
-
-def _number(cell: str, where: str) -> float:
-    try:
-        value = float(cell)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value < 0:
-        raise UserError(f"{where}: {cell!r} is not a finite number >= 0")
-    return value
+    sheet = read_sheet(files.text_of(transcribed.read(path), path), str(path))
+    claims = [Claim(**row) for row in _SCHEMA.frame(sheet).to_dict("records")]
+    for row, claim in enumerate(claims):
+        if claim.paper != paper:
+            sheet.fail(row, "paper", f"is {claim.paper!r}, but this is the file of {paper!r}")
+    return claims
 
 
 CHECKS: dict[str, Check] = {}
 """Claim id -> function that computes (value in the claim's unit, note)."""
 
 
-def check(claim: str) -> Callable[[Check], Check]:
-    """Register the decorated function as the check of a claim."""
+def check(claim: str, *arguments: Any) -> Callable[[Checking], Checking]:
+    """Register the decorated function, called with ``arguments``, as the check of a claim."""
 
-    def register(function: Check) -> Check:
-        CHECKS[claim] = function
+    def register(function: Checking) -> Checking:
+        CHECKS[claim] = partial(function, *arguments)
         return function
 
     return register
 
 
-REASONS: dict[str, str] = {}
-"""Claim id -> why nothing here computes it; every claim is in CHECKS or here."""
-
-
-def not_attempted(*claims: str, why: str) -> None:
-    """Say why these claims have no check: what it would take, or what the paper leaves unstated."""
-    REASONS.update(dict.fromkeys(claims, why))
+def reasons() -> dict[str, str]:
+    """Claim id -> why nothing here computes it (not_attempted.csv); every other claim has a check."""
+    rows = pd.concat([paper_table(paper, "not_attempted") for paper in PAPERS])
+    return dict(zip(rows["claim"], rows["why"], strict=True))
 
 
 def paper_table(paper: str, name: str) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""This machine beside every recorded one, and what its kernels cost, as tables to print and to plot."""
+"""Side by side: machines, links, kernels beside communication, and plans, as tables to print and to plot."""
 
 from __future__ import annotations
 
@@ -6,36 +6,37 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from ddlkit import store
 from ddlkit.core.bandwidth import bus_factor
+from ddlkit.core.units import MIB
+from ddlkit.model.calibration import undisturbed
 from ddlkit.report.source import Source
 
 ALONE = "none"
+WORTH = 0.02
+"""A plan that saves less than this share of an iteration is not worth a change."""
 
 
 def layer_speeds(sources: Mapping[str, Source], network: str) -> pd.DataFrame:
-    """One row a machine, batch, precision and number of ranks at which ``network`` was profiled.
+    """One row per machine, batch, precision and number of ranks at which ``network`` was profiled.
 
     Columns: samples_per_s of each rank, gflops (achieved: forward FLOP x 3 over compute time, osf Eq 4),
     and c (osf Eq 5: gflops over the largest matrix product's on that machine; NaN where none was timed).
     """
+    keys = ["device", "batch", "precision", "ranks"]
     rows = []
     for machine, source in sources.items():
         layers = source.table("layers")
-        keys = ["device", "batch", "precision", "ranks"]
         peak = store.measured_peaks(source.table("peaks")) if source.has("peaks") else {}
         for key, tensors in layers[layers["network"] == network].groupby(keys):
-            device, batch, precision, ranks = key
+            device, batch, precision, _ = key
             compute_s = tensors["forward_s"].sum() + tensors["backward_s"].sum()
             achieved = 3 * tensors["flops"].sum() / compute_s
             rows.append(
                 {
-                    "machine": machine,
-                    "device": device,
-                    "batch": batch,
-                    "precision": precision,
-                    "ranks": ranks,
+                    **{"machine": machine, **dict(zip(keys, key, strict=True))},
                     "samples_per_s": batch / (compute_s + tensors["update_s"].iloc[0]),
                     "gflops": achieved / 1e9,
                     "c": achieved / peak.get((device, precision), np.nan),
@@ -45,29 +46,24 @@ def layer_speeds(sources: Mapping[str, Source], network: str) -> pd.DataFrame:
 
 
 def bus_bandwidths(sources: Mapping[str, Source], sizes: Mapping[str, int]) -> pd.DataFrame:
-    """One row a machine, link, backend, number of ranks and collective; bus bandwidth by named size.
+    """One row per machine, link, backend, number of ranks and collective; bus bandwidth by named size.
 
     ``sizes``: column -> bytes. Gbit/s; NaN where that size was not measured.
     """
-    rows = []
-    keys = ["link", "backend", "ranks", "collective"]
-    for machine, source in sources.items():
-        samples = source.table("collectives")
-        for key, part in samples[samples["ranks"] > 1].groupby(keys):
-            link, backend, ranks, collective = key
-            medians = part.groupby("bytes")["seconds"].median()
-            row = {"machine": machine, **dict(zip(keys, key, strict=True))}
-            for name, size in sizes.items():
-                seconds = medians.get(size, np.nan)
-                row[name] = size / seconds * bus_factor(collective, ranks) * 8 / 1e9
-            rows.append(row)
-    return pd.DataFrame(rows)
+    keys = ["machine", "link", "backend", "ranks", "collective"]
+    tables = [source.table("collectives").assign(machine=name) for name, source in sources.items()]
+    samples = pd.concat(tables)
+    medians = samples[samples["ranks"] > 1].groupby([*keys, "bytes"])["seconds"].median().unstack()
+    found = medians.reindex(columns=list(sizes.values())).reindex(list(sources), level="machine")
+    factor = [bus_factor(collective, ranks) for *_, ranks, collective in found.index]
+    gbit_per_s = found.rtruediv(found.columns.to_numpy()).mul(factor, axis=0) * 8 / 1e9
+    return gbit_per_s.set_axis(list(sizes), axis=1).reset_index()
 
 
 def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
     """Medians of a ``contention`` table over the same kernel alone (sharing Tab 1, Fig 3).
 
-    One row a kernel and company: ``slowdown`` = beside / alone, bytes_per_s that the neighbour moved
+    One row per kernel and company: ``slowdown`` = beside / alone, bytes_per_s that the neighbour moved
     meanwhile, and the share of the kernel's time in which it ran too.
     """
     own = ["kernel", "device", "ranks"]
@@ -79,3 +75,110 @@ def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
     beside = found[found["communication"] != ALONE].join(alone.rename("alone_s"), on=own)
     beside["slowdown"] = beside["seconds"] / beside["alone_s"]
     return beside.reset_index(drop=True)
+
+
+def terms(collectives: pd.DataFrame) -> pd.DataFrame:
+    """One row per link and collective: the parts of a message's cost, each from sizes where it shows.
+
+    startup_s : of the smallest message; intercept_s : of the straight line through messages of 1 MiB and
+        more, by relative error: below the start-up where the shaper's burst lets bytes through early
+    efficiency_1mib, _16mib, _largest : bus bandwidth over the link's rate; framing caps it at 0.956
+    drift, drift_largest : difference between the sessions' medians, at worst over sizes and of the largest
+    Samples that the host disturbed are left out.
+    """
+    rows = []
+    keys = ["link", "link_bits_per_s", "ranks", "collective"]
+    one_by_one = collectives[collectives["in_flight"] == 1]
+    for key, samples in undisturbed(one_by_one).groupby(keys, sort=False):
+        link, rate, ranks, collective = key
+        medians = samples.groupby(["bytes", "session"])["seconds"].median().unstack()
+        apart = medians.max(axis=1) / medians.min(axis=1) - 1
+        taken = medians.mean(axis=1)
+        sizes, seconds = taken.index.to_numpy(dtype=float), taken.to_numpy()
+        efficiency = 8 * sizes * bus_factor(str(collective), int(ranks)) / seconds / rate
+        long = sizes >= MIB
+        line = np.polyfit(sizes[long], seconds[long], 1, w=1 / seconds[long])
+        rows.append(
+            {
+                "link": link,
+                "ranks": ranks,
+                "collective": collective,
+                "startup_s": seconds[0],
+                "intercept_s": float(line[1]),
+                "efficiency_1mib": efficiency[_nearest(sizes, MIB)],
+                "efficiency_16mib": efficiency[_nearest(sizes, 16 * MIB)],
+                "efficiency_largest": efficiency[-1],
+                "drift": apart.max(),
+                "drift_largest": apart.iloc[-1],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _nearest(sizes: NDArray[np.float64], size: int) -> int:
+    """The place of the size that is nearest in ratio."""
+    return int(np.abs(np.log(sizes / size)).argmin())
+
+
+def in_flight(cases: pd.DataFrame) -> pd.DataFrame:
+    """One row per plan that was measured with one message in flight and with two.
+
+    Columns: network, link, workers, plan, one_s and two_s (measured iterations), measured_gain (one over
+    two, less 1), model_gain, one_error and two_error of the model.
+    """
+    keys = ["network", "link", "workers", "plan"]
+    alike = cases[(cases["straggler"] == 1) & (cases["density"] == 1)]
+    one, two = (alike[alike["in_flight"] == n] for n in (1, 2))
+    both = one.merge(two, on=keys, suffixes=("_one", "_two"))
+    found = both[keys].assign(
+        one_s=both["measured_iteration_s_one"], two_s=both["measured_iteration_s_two"]
+    )
+    for who in ("measured", "model"):
+        ratio = both[f"{who}_iteration_s_one"] / both[f"{who}_iteration_s_two"]
+        found[f"{who}_gain"] = ratio - 1
+    return found.assign(one_error=both["model_error_one"], two_error=both["model_error_two"])
+
+
+def paired(runs: pd.DataFrame, plan: str, draws: int = 2000, seed: int = 0) -> pd.DataFrame:
+    """``plan`` against every other plan of the same network and lab, round by round.
+
+    Columns: network, link, workers, other, pairs, ratio (median over rounds of the other's iteration
+    over this plan's: above 1 the plan is faster), lower, upper (95% bootstrap interval of that median),
+    verdict.
+
+    >>> rounds = {"network": "n", "link": "l", "workers": 2, "repeat": [0, 1, 0, 1]}
+    >>> runs = pd.DataFrame({**rounds, "plan": ["a", "a", "b", "b"], "iteration_s": [1, 2, 1.5, 3]})
+    >>> paired(runs, "a")[["other", "pairs", "ratio", "verdict"]]
+      other  pairs  ratio   verdict
+    0     b      2    1.5  worth it
+    """
+    rng, rows = np.random.default_rng(seed), []
+    place = ["network", "link", "workers"]
+    for key, here in runs.groupby(place, sort=False):
+        table = here.pivot_table(index="repeat", columns="plan", values="iteration_s")
+        if plan not in table:
+            continue
+        for other in table.columns.drop(plan):
+            ratios = (table[other] / table[plan]).dropna().to_numpy()
+            drawn = np.median(rng.choice(ratios, (draws, ratios.size)), axis=1)
+            lower, upper = np.quantile(drawn, [0.025, 0.975]).tolist()
+            rows.append(
+                {
+                    **dict(zip(place, key, strict=True)),
+                    "other": other,
+                    "pairs": ratios.size,
+                    "ratio": float(np.median(ratios)),
+                    "lower": lower,
+                    "upper": upper,
+                    "verdict": _verdict(lower, upper),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def _verdict(lower: float, upper: float) -> str:
+    if lower > 1 + WORTH:
+        return "worth it"
+    if upper < 1 + WORTH:
+        return "slower" if upper < 1 - WORTH else "not worth it"
+    return "undecided"

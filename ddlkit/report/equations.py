@@ -1,4 +1,7 @@
-"""From a published equation to the code that is it, found in docstrings without importing anything."""
+"""From a published equation to the code that is it, found in docstrings without importing anything.
+
+``python -m ddlkit.report.equations`` writes docs/EQUATIONS.md anew.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,20 @@ import pandas as pd
 
 import ddlkit
 from ddlkit import store
+from ddlkit.papers import load
 from ddlkit.report.claims import PAPERS
-from ddlkit.store import files
+from ddlkit.store import files, transcribed
 from ddlkit.store.sheet import read_sheet
 
 PACKAGE = Path(ddlkit.__file__).parent
-ROOMS = (
-    "core",
-    "papers",
-    "run",
-)  # the formulas and algorithms; what reports on them only names them
+PAGE = PACKAGE.parent / "docs" / "EQUATIONS.md"
+ROOMS = ("core", "papers", "run")
+"""Where the formulas and algorithms are; what reports on them only names them."""
 
 _SCHEMA = store.Schema(
     "equations",
-    tuple(store.Column(name, "str", "named") for name in ("paper", "equation", "defines")),
-    key=("paper", "equation"),
+    tuple(store.Column(name, "str", "named") for name in ("equation", "defines")),
+    key=("equation",),
 )
 
 _NUMBERS = r"\d+(?:(?:-|, | and | or | to )\d+)*"
@@ -52,13 +54,17 @@ class Citation:
     place: str
 
 
-def equations(path: Path | None = None) -> pd.DataFrame:
+def equations(folder: Path | None = None) -> pd.DataFrame:
     """The papers' equations and algorithms: paper, equation, defines (in our words).
 
-    Raises UserError when data/papers/equations.csv is damaged or missing.
+    Raises UserError when an equations.csv below ``folder`` (data/papers by default) is damaged or missing.
     """
-    path = path or store.DATA / "papers" / "equations.csv"
-    return _SCHEMA.frame(read_sheet(files.read_text(path), str(path)))
+    frames = []
+    for paper in PAPERS:
+        path = (folder or store.DATA / "papers") / paper / "equations.csv"
+        sheet = read_sheet(files.text_of(transcribed.read(path), path), str(path))
+        frames.append(_SCHEMA.frame(sheet).assign(paper=paper))
+    return pd.concat(frames, ignore_index=True)[["paper", "equation", "defines"]]
 
 
 def citations(package: Path = PACKAGE) -> list[Citation]:
@@ -71,8 +77,8 @@ def citations(package: Path = PACKAGE) -> list[Citation]:
     ]
 
 
-def index(package: Path = PACKAGE, path: Path | None = None) -> pd.DataFrame:
-    """One row an equation and function, in the papers' order; equations without code have "-".
+def index(package: Path = PACKAGE, folder: Path | None = None) -> pd.DataFrame:
+    """One row per equation and function, in the papers' order; equations without code have "-".
 
     Columns: paper, equation, defines, function, role, sentence, place. What only names an equation
     comes after what is it. Raises UserError as `equations`.
@@ -80,7 +86,7 @@ def index(package: Path = PACKAGE, path: Path | None = None) -> pd.DataFrame:
     columns = [field.name for field in fields(Citation)]
     found = pd.DataFrame([vars(citation) for citation in citations(package)], columns=columns)
     found = found.sort_values("role", kind="stable")
-    listed = equations(path).merge(found, how="left", on=["paper", "equation"])
+    listed = equations(folder).merge(found, how="left", on=["paper", "equation"])
     return listed.fillna("-")
 
 
@@ -92,6 +98,28 @@ def count(listed: pd.DataFrame) -> int:
 def coded(listed: pd.DataFrame) -> int:
     """For how many equations of an `index` some function is it."""
     return count(listed[listed["role"] == "is"])
+
+
+def markdown(listed: pd.DataFrame) -> str:
+    """The equations of an `index` as a page: what each is, and the functions that are it."""
+    parts = [
+        "# From a published equation to the code",
+        "Made from docstrings by `python -m ddlkit.report.equations`; a test fails when it is stale. "
+        f"{coded(listed)} of {count(listed)} equations and algorithms are in the code.",
+    ]
+    for paper in load().values():
+        lines = ["| equation | what it is | function | file |", "|---|---|---|---|"]
+        rows = listed[listed["paper"] == paper.key]
+        for (equation, defines), found in rows.groupby(["equation", "defines"], sort=False):
+            functions = found[found["role"] == "is"].sort_values(
+                "function", key=lambda names: ~names.str.contains(paper.key), kind="stable"
+            )
+            files_of = functions["place"].str.rpartition(":")[0].unique()
+            names = "<br>".join(f"`{name}`" for name in functions["function"])
+            links = "<br>".join(f"[{file}](../{file})" for file in files_of)
+            lines.append(f"| {equation} | {defines} | {names or '-'} | {links or '-'} |")
+        parts += [f"## `{paper.key}`: {paper.title}", "\n".join(lines)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _of_module(path: Path, root: Path) -> Iterator[Citation]:
@@ -107,9 +135,8 @@ def _of_module(path: Path, root: Path) -> Iterator[Citation]:
         it_is = [one.key for one in in_full if one.stands]
         for key in dict.fromkeys([*it_is, *(one.key for one in _cited(text, own))]):
             role = "is" if key in it_is else "names"
-            yield Citation(
-                *key, name, role, first.replace("`", ""), f"{file.as_posix()}:{node.lineno}"
-            )
+            place = f"{file.as_posix()}:{node.lineno}"
+            yield Citation(*key, name, role, first.replace("`", ""), place)
 
 
 Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -155,3 +182,8 @@ def _expanded(citation: str) -> list[str]:
         for span in spans
         for number in range(int(span[0]), int(span[-1]) + 1)
     ]
+
+
+if __name__ == "__main__":
+    store.atomic_write_text(PAGE, markdown(index()))
+    print(PAGE.relative_to(PACKAGE.parent))

@@ -6,7 +6,7 @@ import math
 
 
 def check(number: int, answer: float | None, expected: float, *, tolerance: float = 0.02) -> str:
-    """What to tell the reader of exercise ``number``; right within the relative ``tolerance``."""
+    """What to say to the reader of exercise ``number``; right within the relative ``tolerance``."""
     if answer is None:
         return f"Exercise {number}: replace None by your answer and run this cell again."
     if math.isclose(answer, expected, rel_tol=tolerance, abs_tol=1e-12):

@@ -29,13 +29,26 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
 def reports_dir() -> Path:
-    """Where to write: ``$DDLKIT_REPORTS`` (the book sets it), else the project's reports/."""
-    return Path(os.environ.get(REPORTS_VARIABLE) or store.REPORTS)
+    """Where to write: ``$DDLKIT_REPORTS`` (the book sets it), else build/reports.
+
+    A notebook that somebody works in thus never changes the published reports/.
+    """
+    return Path(os.environ.get(REPORTS_VARIABLE) or store.BUILD / "reports")
 
 
 def figure_path(figure: str, suffix: str, reports: Path | None = None) -> Path:
     """``<reports>/figures/<figure><suffix>``. Raises UserError for an id unfit for a file name."""
     return (reports or reports_dir()) / "figures" / f"{_checked(figure, 'figure id')}{suffix}"
+
+
+def figure_files(figure: str, reports: Path | None = None) -> tuple[Path, Path]:
+    """The image of a figure and the numbers plotted in it; they need not exist."""
+    return figure_path(figure, ".png", reports), figure_path(figure, ".csv", reports)
+
+
+def is_made(figure: str, reports: Path) -> bool:
+    """Whether both files of a figure are there."""
+    return all(path.is_file() for path in figure_files(figure, reports))
 
 
 def write_numbers(figure: str, frame: pd.DataFrame, reports: Path | None = None) -> Path:
@@ -68,7 +81,11 @@ def read_summaries(reports: Path) -> dict[str, dict[str, Number]]:
 
 
 def format_number(value: Any) -> str:
-    """A number for readers: up to four significant digits, no needless zeros or exponents."""
+    """A number for readers: up to four significant digits, no needless zeros or exponents.
+
+    >>> format_number(0.0220108), format_number(123456.7), format_number(3)
+    ('0.02201', '123457', '3')
+    """
     if isinstance(value, float):
         if not math.isfinite(value):
             return ""
@@ -77,7 +94,11 @@ def format_number(value: Any) -> str:
 
 
 def format_quantity(value: float, unit: str) -> str:
-    """A number with its unit (none for "1"); empty for one that is not finite."""
+    """A number with its unit (none for "1"); empty for one that is not finite.
+
+    >>> format_quantity(2.5, "ms"), format_quantity(40.0, "%"), format_quantity(0.5, "1")
+    ('2.5 ms', '40%', '0.5')
+    """
     number = format_number(value)
     if unit == "1" or not number:
         return number

@@ -32,7 +32,7 @@ def document(reports: Path, entries: Sequence[catalog.Entry] | None = None) -> s
     parts = [_HEAD, "## Key numbers\n"]
     parts += [_numbers(name, values) for name, values in outputs.read_summaries(reports).items()]
     parts.append("## Figures and tables\n")
-    parts += [_figure(entry, reports) for entry in entries if _is_there(entry, reports)]
+    parts += [_figure(entry, reports) for entry in entries if outputs.is_made(entry.id, reports)]
     evaluated = verdicts.evaluate()
     told = ", ".join(f"{count} {name}" for name, count in verdicts.counts(evaluated).items())
     parts.append(f"## Verdicts\n\nOf {len(evaluated)} claims: {told}.\n")
@@ -43,10 +43,6 @@ def document(reports: Path, entries: Sequence[catalog.Entry] | None = None) -> s
 def _numbers(name: str, values: dict[str, outputs.Number]) -> str:
     rows = "".join(f"| {key} | {outputs.format_number(value)} |\n" for key, value in values.items())
     return f"### {name}\n\n| quantity | value |\n|---|--:|\n{rows}"
-
-
-def _is_there(entry: catalog.Entry, reports: Path) -> bool:
-    return all(outputs.figure_path(entry.id, end, reports).is_file() for end in (".png", ".csv"))
 
 
 def _figure(entry: catalog.Entry, reports: Path) -> str:

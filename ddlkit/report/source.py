@@ -22,6 +22,20 @@ CAMPAIGN, BEST = "campaign", "campaign-best"
 """Directories of campaigns that are recorded with their machine."""
 QUICK = "campaign-quick"
 """Of the one that is measured live."""
+HERE = "here"
+"""Name of the machine in tables that are not under data/recorded."""
+
+
+def machine_of(directory: Path) -> str:
+    """Whose tables a directory holds: a machine's name under data/recorded, else "here".
+
+    >>> machine_of(store.RECORDED / "gpu-h100" / "campaign"), machine_of(Path("build/measured"))
+    ('gpu-h100', 'here')
+    """
+    directory = directory.resolve()
+    if store.RECORDED not in directory.parents:
+        return HERE
+    return directory.relative_to(store.RECORDED).parts[0]
 
 
 @dataclass(frozen=True)
@@ -29,7 +43,8 @@ class Source:
     """Directories of recorded tables, in order: of files with one name, the first directory's counts.
 
     A live run on a machine without the lab thus reads its own layers and loopback collectives, and the
-    recording for what only the lab can measure.
+    recording for what only the lab can measure. ``merges`` says so in one line, and every table has a
+    column ``machine``. What is predicted is judged machine by machine: see ``apart``.
     """
 
     directories: tuple[Path, ...]
@@ -37,7 +52,8 @@ class Source:
     def _found(self, kind: str) -> dict[str, Path]:
         found: dict[str, Path] = {}
         for directory in self.directories:
-            for path in (*directory.glob(f"{kind}-*.csv"), *directory.glob(f"{kind}-*.csv.gz")):
+            files = (*directory.glob(f"{kind}-*.csv"), *directory.glob(f"{kind}-*.csv.gz"))
+            for path in sorted(files):
                 found.setdefault(path.name, path)
         return found
 
@@ -46,28 +62,59 @@ class Source:
         return bool(self._found(kind))
 
     def _files(self, kind: str) -> list[Path]:
-        """Every table of ``kind`` ("layers", "runs", ...), by name."""
+        """Every table of ``kind`` ("layers", "runs", ...), by directory, then by name."""
         found = self._found(kind)
         if not found:
             places = ", ".join(str(directory) for directory in self.directories) or "nowhere"
             raise UserError(
                 f"no table of {kind} in {places}: run ddlkit measure, or use --recorded"
             )
-        return [found[name] for name in sorted(found)]
+        return list(found.values())
 
     def table(self, kind: str) -> pd.DataFrame:
-        """All rows of a kind; hashes are checked."""
-        tables = [store.load_table(path, kind) for path in self._files(kind)]
-        return pd.concat(tables, ignore_index=True)
+        """All rows of a kind, with the ``machine`` that each is of; hashes are checked.
+
+        Of collectives over one link between as many ranks, only the first machine's: a cost is one's.
+        """
+        tables = [
+            store.load_table(path, kind).assign(machine=machine_of(path.parent))
+            for path in self._files(kind)
+        ]
+        rows = pd.concat(tables, ignore_index=True)
+        if kind != "collectives":
+            return rows
+        first = rows.groupby(["link", "ranks"])["machine"].transform("first")
+        return rows[rows["machine"] == first].reset_index(drop=True)
+
+    @property
+    def merges(self) -> str:
+        """One line: which kinds of tables are of which machines, those of several machines first."""
+        of_kind: dict[str, list[str]] = {}
+        for path in self._found("*").values():
+            names = of_kind.setdefault(path.name.partition("-")[0], [])
+            names += [machine_of(path.parent)] if machine_of(path.parent) not in names else []
+        kinds: dict[str, list[str]] = {}
+        for kind, names in sorted(of_kind.items(), key=lambda item: (-len(item[1]), item[0])):
+            kinds.setdefault(" and ".join(names), []).append(kind)
+        return "; ".join(f"{', '.join(those)} of {names}" for names, those in kinds.items())
+
+    def apart(self, kind: str) -> dict[str, Source]:
+        """The tables of each machine that has some of ``kind``, alone, by its name: never merged."""
+        own: dict[str, tuple[Path, ...]] = {}
+        for directory in self.directories:
+            machine = machine_of(directory)
+            own[machine] = (*own.get(machine, ()), directory)
+        sources = {machine: Source(directories) for machine, directories in own.items()}
+        return {machine: source for machine, source in sources.items() if source.has(kind)}
 
     def label(self, kind: str) -> str:
         """One line to print beside a figure: measured or recorded, on which machine, and when."""
-        told = []
+        parts = []
         for path in self._files(kind):
             stamp = store.load_stamp(path)
-            how = "recorded" if store.RECORDED in path.resolve().parents else "measured live"
-            told.append(f"{how} on {stamp['machine']['name']}, {stamp['time'][:10]}")
-        return "; ".join(dict.fromkeys(told))
+            how = "measured live" if machine_of(path.parent) == HERE else "recorded"
+            parts.append(f"{how} on {stamp['machine']['name']}, {stamp['time'][:10]}")
+        return "; ".join(dict.fromkeys(parts))
 
     def profile(
         self, network: str, *, ranks: int = 1, batch: int = 0, precision: str = "fp32"
@@ -89,20 +136,22 @@ class Source:
             "run ddlkit measure layers"
         )
 
-    def workloads(self) -> dict[str, Workload]:
-        """Every profile in any directory as a workload, by the hash that a Case carries."""
+    def _profiles(self) -> dict[Path, LayerProfile]:
+        """Every profile in any directory, also where an earlier directory has a file of that name."""
         files = [path for directory in self.directories for path in directory.glob("layers-*.csv")]
-        profiles = [store.read_profile(path) for path in files]
-        return {profile.sha256: profile.workload() for profile in profiles}
+        return {path: store.read_profile(path) for path in files}
+
+    def workloads(self) -> dict[str, Workload]:
+        """Every profile as a workload, by the hash that a Case carries."""
+        return {one.sha256: one.workload() for one in self._profiles().values()}
 
     def compute_scatter(self) -> dict[str, Floats]:
-        """Of every profile whose samples were kept: iterations over their median, by the profile's hash."""
+        """Iterations over their median, of every profile whose samples were kept, by the profile's hash."""
         found = {}
-        for path in (path for one in self.directories for path in one.glob("layers-*.csv")):
+        for path, profile in self._profiles().items():
             samples = path.with_name(path.name.replace("layers-", "samples-", 1))
             if samples.exists():
-                scatter = scatter_of(store.load_table(samples, "samples"))
-                found[store.read_profile(path).sha256] = scatter
+                found[profile.sha256] = scatter_of(store.load_table(samples, "samples"))
         return found
 
     @property
@@ -129,40 +178,20 @@ def default_recording() -> Path:
 
     Raises UserError when no lab is recorded.
     """
-    campaigns = [path for path in store.list_recorded() if [*path.glob("runs-replay-*.csv")]]
-    if not campaigns:
+    recorded = [path for path in store.list_recorded() if [*path.glob("runs-replay-*.csv")]]
+    if not recorded:
         raise UserError(
             f"{store.RECORDED} holds no recording of the lab: measure first with ddlkit measure all"
         )
     mine = store.recorded_dir()
-    return mine if mine in campaigns else campaigns[0]
-
-
-def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
-    """A campaign of the lab: the directory ``data``, or one that is recorded with the default recording.
-
-    Raises UserError when there is none.
-    """
-    found = Path(data) if data else default_recording() / name
-    if not [*found.glob("runs-*.csv")]:
-        file = f"examples/{name.replace('-', '_')}.yml"
-        raise UserError(f"no campaign in {found}: run ddlkit lab campaign {file}")
-    return Source((found, default_recording()))
-
-
-def live_campaign(data: str = "") -> Source | None:
-    """The quick campaign among the tables measured here, in ``data`` or build/measured; None without one."""
-    if data in {path.name for path in store.list_recorded()}:
-        return None
-    found = (Path(data) if data else store.BUILD / "measured") / QUICK
-    return open_campaign(str(found)) if [*found.glob("runs-*.csv")] else None
+    return mine if mine in recorded else recorded[0]
 
 
 def open_source(data: str = "") -> Source:
     """The tables in ``data``: a machine's name under data/recorded, or a directory of measured tables.
 
     Without ``data`` what was measured here, if anything was. What a directory of one's own lacks is
-    taken from the default recording. Raises UserError when ``data`` is neither.
+    taken from the default recording; print ``merges`` to say so. Raises UserError when ``data`` is neither.
     """
     if data in {path.name for path in store.list_recorded()}:
         return Source((store.RECORDED / data,))
@@ -176,19 +205,27 @@ def open_source(data: str = "") -> Source:
     )
 
 
-def campaign_dir(name: str) -> Path:
-    """Where the campaign of that name was recorded: on this machine, else on the first that has it.
+def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
+    """A campaign of the lab: that in the directory ``data``, else the one that was recorded.
 
-    Raises UserError when it was recorded nowhere.
+    Recorded on this machine, or on the first that has it. Its layer profiles may be those that
+    the machine, or for ``data`` the default recording, had already.
+    Raises UserError when there is none.
     """
-    mine = store.recorded_dir() / f"campaign-{name}"
-    found = [mine, *sorted(store.RECORDED.glob(f"*/campaign-{name}"))]
-    for directory in found:
-        if [*directory.glob("runs-*.csv")]:
-            return directory
-    raise UserError(
-        f"{store.RECORDED} holds no campaign {name}: run ddlkit lab campaign examples/campaign_{name}.yml"
-    )
+    recorded = [default_recording() / name, *sorted(store.RECORDED.glob(f"*/{name}"))]
+    for found in [Path(data)] if data else recorded:
+        if [*found.glob("runs-*.csv")]:
+            return Source((found, default_recording() if data else found.parent))
+    file = f"examples/{name.replace('-', '_')}.yml"
+    raise UserError(f"no campaign in {data or store.RECORDED}: run ddlkit lab campaign {file}")
+
+
+def live_campaign(data: str = "") -> Source | None:
+    """The quick campaign among the tables measured here, in ``data`` or build/measured; None without one."""
+    if data in {path.name for path in store.list_recorded()}:
+        return None
+    found = (Path(data) if data else store.BUILD / "measured") / QUICK
+    return open_campaign(str(found)) if [*found.glob("runs-*.csv")] else None
 
 
 def machines(kind: str, data: str = "") -> dict[str, Source]:
@@ -197,9 +234,8 @@ def machines(kind: str, data: str = "") -> dict[str, Source]:
     data : as for `open_source`. Raises UserError when nothing of the kind is there.
     """
     recorded = store.list_recorded()
-    own = tuple(path for path in open_source(data).directories if path not in recorded)
-    sources = {"here": Source(own), **{path.name: Source((path,)) for path in recorded}}
-    found = {name: source for name, source in sources.items() if source.has(kind)}
+    own = [path for path in open_source(data).directories if path not in recorded]
+    found = Source((*own, *recorded)).apart(kind)
     if not found:
         raise UserError(f"no table of {kind} anywhere: run ddlkit record")
     return found

@@ -9,28 +9,23 @@ from dataclasses import asdict
 import pandas as pd
 
 from ddlkit.report import checks
-from ddlkit.report.claims import REASONS, VERDICTS, Claim, load_claims
+from ddlkit.report.claims import VERDICTS, Claim, load_claims, reasons
 from ddlkit.report.outputs import format_quantity
 
 
 def evaluate(claims: Sequence[Claim] | None = None) -> pd.DataFrame:
-    """One row a claim: its columns, ``computed`` (NaN if not attempted), ``difference`` (relative),
+    """One row per claim: its columns, ``computed`` (NaN if not attempted), ``difference`` (relative),
     ``verdict`` and ``note`` (why not, if not attempted)."""
-    rows = []
+    rows, why = [], reasons()
     for claim in load_claims() if claims is None else claims:
-        computed, note = _check(claim.id)
+        check = checks.CHECKS.get(claim.id)
+        computed, note = check() if check else (None, why.get(claim.id, ""))
         shown = math.nan if computed is None else float(computed)
         difference = (shown - claim.value) / claim.value if claim.value else shown
         verdict = claim.verdict(computed)
         row = {"computed": shown, "difference": difference, "verdict": verdict, "note": note}
         rows.append({**asdict(claim), **row})
     return pd.DataFrame(rows)
-
-
-def _check(claim: str) -> tuple[float | None, str]:
-    if claim in checks.CHECKS:
-        return checks.CHECKS[claim]()
-    return None, REASONS.get(claim, "")
 
 
 def counts(verdicts: pd.DataFrame) -> dict[str, int]:
@@ -45,15 +40,8 @@ def markdown(verdicts: pd.DataFrame) -> str:
     for row in in_order(verdicts).itertuples():
         condition = f" ({row.condition})" if row.condition else ""
         printed, computed = (format_quantity(v, row.unit) for v in (row.value, row.computed))
-        cells = (
-            row.id,
-            row.place,
-            row.quantity + condition,
-            printed,
-            computed,
-            row.verdict,
-            row.note,
-        )
+        named = row.id, row.place, row.quantity + condition
+        cells = (*named, printed, computed, row.verdict, row.note)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -1,16 +1,26 @@
-"""omgs Algorithms 1 and 2: which layers to merge, and what is sent when."""
+"""omgs Algorithms 1 and 2: which layers to merge (also as the planner ``omgs``), and what is sent when.
+
+MGS-SGD, which they are compared with, merges by size alone (Tab V).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlkit.papers.omgs.merging import Instance
+from ddlkit.core.cost import MessageCost
+from ddlkit.core.plan import FusionPlan, needed_cost, planner
+from ddlkit.core.selection import Log
+from ddlkit.core.units import parse_seconds
+from ddlkit.core.workload import Workload
+from ddlkit.papers.omgs import Instance
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+PUBLISHED_GAMMA_S = 2.2e-10
+"""gamma of the authors' published code, whose selection takes gamma d log2 d."""
 
 REPAIRS = frozenset({"log0", "alpha", "index"})
 """What Algorithm 1 needs so that it does what its text says; without all three it is as printed.
@@ -33,18 +43,17 @@ def find_merged_layers(instance: Instance, repairs: frozenset[str] = REPAIRS) ->
     sending = _communication_start(instance, selecting, computed, size, repairs)
     for i in range(instance.layers - 1, 0, -1):
         ready = begun[i] + backward[i] + backward[i - 1]
-        apart = (
-            ready + _select(instance, size[i], repairs) + _select(instance, size[i - 1], repairs)
+        own, before, both = _select(
+            instance, np.array([size[i], size[i - 1], size[i] + size[i - 1]]), repairs
         )
-        together = ready + _select(instance, size[i] + size[i - 1], repairs)
-        q3 = apart < sending[i] + instance.alpha_s + instance.beta_s * size[i]
-        q5 = sending[i] + instance.alpha_s > together
+        q3 = ready + own + before < sending[i] + instance.alpha_s + instance.beta_s * size[i]
+        q5 = sending[i] + instance.alpha_s > ready + both
         if not (q3 and q5):
             continue
         backward[i - 1] += backward[i]
         size[i - 1] += size[i]
         backward[i] = size[i] = selecting[i] = 0.0
-        selecting[i - 1] = _select(instance, size[i - 1], repairs)
+        selecting[i - 1] = both
         upto = slice(0, i + 1)
         begun[upto], computed[upto], _ = _compute_start(
             instance, backward[upto], size[upto], begun[i] + backward[i], repairs
@@ -54,25 +63,23 @@ def find_merged_layers(instance: Instance, repairs: frozenset[str] = REPAIRS) ->
     return merged
 
 
-def _select(instance: Instance, size: float, repairs: frozenset[str]) -> float:
-    """TopKPerfModel, lines 15-16."""
-    if size == 0 and "log0" not in repairs:
-        return float("nan")
-    return float(instance.selection_s(size))
+def _select(instance: Instance, size: Floats, repairs: frozenset[str]) -> Floats:
+    """TopKPerfModel, lines 15-16, layer by layer."""
+    of_nothing = 0.0 if "log0" in repairs else np.nan
+    return np.where(size == 0, of_nothing, instance.selection_s(size))
 
 
-def _send(instance: Instance, size: float, repairs: frozenset[str]) -> float:
-    """AllGatherPerfModel, lines 17-18."""
-    if size == 0 and "alpha" not in repairs:
-        return instance.alpha_s
-    return float(instance.communication_s(size))
+def _send(instance: Instance, size: Floats, repairs: frozenset[str]) -> Floats:
+    """AllGatherPerfModel, lines 17-18, layer by layer."""
+    of_nothing = 0.0 if "alpha" in repairs else instance.alpha_s
+    return np.where(size == 0, of_nothing, instance.communication_s(size))
 
 
 def _compute_start(
     instance: Instance, backward: Floats, size: Floats, start_s: float, repairs: frozenset[str]
 ) -> tuple[Floats, Floats, Floats]:
     """CalculateCompStart, lines 27-36: (tau_b, tau_s, t_s); layer L begins at ``start_s``."""
-    selecting = np.array([_select(instance, one, repairs) for one in size])
+    selecting = _select(instance, size, repairs)
     begun, computed = np.empty_like(backward), np.empty_like(backward)
     begun[-1] = start_s
     computed[-1] = start_s + backward[-1 if "index" in repairs else 0]
@@ -86,11 +93,46 @@ def _communication_start(
     instance: Instance, selecting: Floats, computed: Floats, size: Floats, repairs: frozenset[str]
 ) -> Floats:
     """CalculateCommStart, lines 19-26: tau_c."""
-    sent = [_send(instance, one, repairs) for one in size]
+    sent = _send(instance, size, repairs)
     sending = computed + selecting
     for i in range(len(sending) - 2, -1, -1):
         sending[i] = max(sending[i + 1] + sent[i + 1], sending[i])
     return sending
+
+
+def merged_plan(
+    workload: Workload, cost: MessageCost, gamma_s: float = PUBLISHED_GAMMA_S, name: str = "omgs"
+) -> FusionPlan:
+    """omgs Algorithm 1 as a fusion plan: each merged tensor travels with the one before it in the network.
+
+    Selecting from d elements is taken to cost ``gamma_s`` d log2 d, and a message what the line through
+    ``cost`` of the smallest gradient and of all gradients together says (alpha and beta of Eq 11).
+
+    >>> from ddlkit.core.cost import AlphaBeta
+    >>> workload = Workload.from_arrays(0.01, [0.001] * 4, [400_000] * 4)
+    >>> [merged_plan(workload, AlphaBeta(alpha_s, 1e-10)).ends for alpha_s in (0.0, 1.0)]
+    [(1, 2, 3, 4), (4,)]
+    """
+    least, whole = float(workload.bytes.min()), float(workload.bytes.sum())
+    slope = max(0.0, cost(whole) - cost(least)) / max(whole - least, 1.0)
+    alpha_s = max(0.0, cost(least) - slope * least)
+    beta_s = slope * whole / float(workload.parameters.sum())
+    instance = Instance.of_workload(workload, Log(gamma_s), alpha_s, beta_s)
+    sends = ~find_merged_layers(instance)[::-1]
+    return FusionPlan(name, tuple((np.flatnonzero(sends) + 1).tolist()))
+
+
+@planner(
+    "omgs",
+    label="OMGS",
+    look=("#00664b", "p", "-.", "///..."),
+    examples=("omgs", "omgs:0.22ns"),
+)
+def _omgs(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    """``omgs:GAMMA``, a time per element; without it the published gamma."""
+    gamma_s = parse_seconds(text) if text else PUBLISHED_GAMMA_S
+    name = f"omgs:{text}" if text else "omgs"
+    return merged_plan(workload, needed_cost(cost, "omgs"), gamma_s, name)
 
 
 def messages(
@@ -117,3 +159,32 @@ def never_sent(merged: Sequence[bool] | Bools, *, literal: bool = False) -> tupl
     """Layers whose gradient no message of Algorithm 2 holds."""
     sent = {layer for message in messages(merged, literal=literal) for layer in message}
     return tuple(layer for layer in range(1, len(merged) + 1) if layer not in sent)
+
+
+def merge_up_to(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
+    """omgs V-D, MGS-SGD: sizes of the merged layers, from the parameters in ready order.
+
+    Tensors accumulate until a merged layer has at least ``threshold`` elements; what is left at
+    the end travels by itself.
+    """
+    merged, pending = [], 0
+    for size in parameters:
+        pending += size
+        if pending >= threshold:
+            merged.append(pending)
+            pending = 0
+    return (*merged, pending) if pending else tuple(merged)
+
+
+def send_from(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
+    """The other reading of omgs V-D: a tensor below ``threshold`` joins what comes after it.
+
+    A message closes with a tensor that by itself has at least ``threshold`` elements.
+    """
+    merged, pending = [], 0
+    for size in parameters:
+        pending += size
+        if size >= threshold:
+            merged.append(pending)
+            pending = 0
+    return (*merged, pending) if pending else tuple(merged)

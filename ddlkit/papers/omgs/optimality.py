@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
-from ddlkit.papers.omgs.algorithms import find_merged_layers
-from ddlkit.papers.omgs.iteration import selection_s
-from ddlkit.papers.omgs.merging import Instance, Selection, combinations, merged_iteration_s
+from ddlkit.core.selection import Log, SelectionCost
+from ddlkit.papers.omgs import Instance, combinations, merged_iteration_s
+from ddlkit.papers.omgs.algorithms import PUBLISHED_GAMMA_S, find_merged_layers
 
 Bools = NDArray[np.bool_]
 Planner = Callable[[Instance], Bools]
@@ -34,23 +34,13 @@ def optimal(instance: Instance) -> tuple[Bools, float]:
     return every[best], float(times[best])
 
 
-def eq10(gamma: float, density: float = 1.0) -> Selection:
-    """The selection cost of omgs Eq 10, or without a density as the authors' published code has it."""
-    return lambda elements: np.asarray(selection_s(gamma, density, elements))
-
-
-def linear(start_s: float, per_element_s: float) -> Selection:
-    """t0 + b d: a start-up time and a time per element, as GPUs that read the input b/w bound have it."""
-    return lambda elements: start_s + per_element_s * elements
-
-
 def random_instances(
-    seed: int, count: int, layers: range, selection: Selection | None = None
+    seed: int, count: int, layers: range, selection: SelectionCost | None = None
 ) -> Iterator[Instance]:
     """Networks drawn at random, always the same for a seed; sizes and times spread over decades.
 
     Sizes 10^3 to 10^7 elements, backward 0.1 to 30 ms a layer, alpha 0.1 to 30 ms, beta 0.1 to 10 ns an
-    element. selection : Eq 10 without density and gamma = 2.2e-10 s by default.
+    element. selection : by default Eq 10 without density (`Log`), with the published gamma.
     """
     rng = np.random.default_rng(seed)
     for _ in range(count):
@@ -58,7 +48,7 @@ def random_instances(
         yield Instance(
             backward_s=10 ** rng.uniform(-4, -1.5, n),
             elements=np.rint(10 ** rng.uniform(3, 7, n)),
-            selection=selection or eq10(2.2e-10),
+            selection=selection or Log(PUBLISHED_GAMMA_S),
             alpha_s=10 ** rng.uniform(-4, -1.5),
             beta_s=10 ** rng.uniform(-10, -8),
         )
@@ -89,10 +79,5 @@ def audit(instances: Iterable[Instance], planner: Planner = find_merged_layers) 
         turned = merged_iteration_s(instance, merged ^ np.eye(instance.layers, dtype=bool)[1:])
         improvable.append(bool(np.any(turned < found * (1 - 1e-9))))
     gap = np.array(gaps)
-    return Audit(
-        len(gap),
-        float(np.mean(gap < 1e-9)),
-        float(gap.mean()),
-        float(gap.max()),
-        float(np.mean(improvable)),
-    )
+    shares = np.mean(gap < 1e-9), gap.mean(), gap.max(), np.mean(improvable)
+    return Audit(len(gap), *map(float, shares))

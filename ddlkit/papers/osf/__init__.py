@@ -1,79 +1,350 @@
 """osf: equations of Liu et al., Modeling and Optimizing the Scaling Performance (WWW 2022).
 
-    messages   Eqs 7, 18: what one all-reduce takes
-    scaling    Eqs 1-6, 8-10: scaling factors without tensor fusion
-    fusion     Eqs 11-17: tensor fusion, as printed and repaired
-    bounds     what Eqs 3, 4, 7 and 11 allow at most
-    planners   adaFusion and MG-WFBP as planners of ddlkit.core.plan
-    breakdown  Section 3.3: NEGOTIATE, ALLREDUCE, WAIT and MISC, simulated
-    audit      every planner against the best plan, over random instances and settings
-    cluster    the paper's cluster: which of its unstated settings agree with the numbers it states
+Here are Eqs 1-18: scaling factors, one all-reduce, tensor fusion; and what Eqs 3, 4, 7 and 11 allow
+at most, whatever the batch size and the network. Beside them:
+
+    planners    adaFusion and MG-WFBP as planners of ddlkit.core.plan
+    prediction  the iteration that the paper's formula gives for a plan
+    breakdown   Section 3.3: NEGOTIATE, ALLREDUCE, WAIT and MISC, simulated
+    audit       every planner against the best plan, over random instances and settings
+    cluster     the paper's cluster: which of its unstated settings agree with the numbers it states
 
 Layers are in forward order everywhere: index 0 is the paper's layer 1.
+``literal=True`` is what the paper prints. ``literal=False`` is what its prose needs:
+
+    Eq 13   the timeout concerns the layer that is waited for, i - 1, and its comparison is Eq 12's
+    Eq 14   a full buffer leaves at once: the next tensor's size is known before it is computed
+    Eq 15   the wait delays a message's own start, not the next message's
+    Eq 7    a layer that sends nothing takes no time, not delta
 """
 
-from ddlkit.papers.networks import RESNET_BLOCKS, VGG_CONVOLUTIONS
-from ddlkit.papers.networks import parameters as table2_parameters
-from ddlkit.papers.osf.bounds import (
-    largest_fusion_gain,
-    largest_scaling_loss,
-    least_iteration_s,
-    least_overhead_for_gain,
-)
-from ddlkit.papers.osf.fusion import (
-    adafusion_messages,
-    buffered_bytes,
-    fused_start_s,
-    fusing_pays,
-    osf_fused,
-    sent_bytes,
-    wait_s,
-)
-from ddlkit.papers.osf.messages import (
-    bandwidth_delay_bytes,
-    piecewise_update,
-    ring_from_ends,
-    update_s,
-)
-from ddlkit.papers.osf.planners import adafusion, mg_wfbp
-from ddlkit.papers.osf.scaling import (
-    backward_s,
-    compute_s,
-    csf,
-    osf,
-    overlap_s,
-    scaling_factor,
-    update_start_s,
-    utilisation,
-)
+from __future__ import annotations
 
-__all__ = [
-    "RESNET_BLOCKS",
-    "VGG_CONVOLUTIONS",
-    "adafusion",
-    "adafusion_messages",
-    "backward_s",
-    "bandwidth_delay_bytes",
-    "buffered_bytes",
-    "compute_s",
-    "csf",
-    "fused_start_s",
-    "fusing_pays",
-    "largest_fusion_gain",
-    "largest_scaling_loss",
-    "least_iteration_s",
-    "least_overhead_for_gain",
-    "mg_wfbp",
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ddlkit.core.cost import AlphaBeta, Piecewise, RingAllReduce
+from ddlkit.core.errors import UserError
+from ddlkit.core.workload import Workload
+from ddlkit.papers import Paper
+
+PAPER = Paper(
     "osf",
-    "osf_fused",
-    "overlap_s",
-    "piecewise_update",
-    "ring_from_ends",
-    "scaling_factor",
-    "sent_bytes",
-    "table2_parameters",
-    "update_s",
-    "update_start_s",
-    "utilisation",
-    "wait_s",
-]
+    1,
+    "Modeling and Optimizing the Scaling Performance in Distributed Deep Learning Training",
+)
+Floats = NDArray[np.float64]
+Update = Callable[[float], float]
+"""Bytes -> seconds of one all-reduce (osf Eq 7 or 18)."""
+
+
+def of_workload(workload: Workload) -> tuple[list[float], list[float]]:
+    """A workload's (sizes in bytes, backward times) in forward order, as the functions below take them.
+
+    >>> workload = Workload.from_arrays(1.0, [0.5, 1.5], [4_000_000, 8_000_000])
+    >>> sizes, backward_s = of_workload(workload)
+    >>> sent_s = [size / 1e7 for size in sizes]
+    >>> f"{osf(workload.forward_s, backward_s, sent_s, first=0):.3f}"
+    '0.789'
+    """
+    return workload.bytes[::-1].astype(float).tolist(), workload.backward_s[::-1].tolist()
+
+
+def scaling_factor(alone_s: float, together_s: float, workers: int) -> float:
+    """osf Eq 1: SF = T_1 / (T_N N); any unit of time, as long as both share it."""
+    return alone_s / (together_s * workers)
+
+
+def csf(compute_s: float, communication_s: float) -> float:
+    """osf Eq 2: the scaling factor when communication (T_comm) follows all computation (T_comp)."""
+    return compute_s / (compute_s + communication_s)
+
+
+def compute_s(forward_flops: ArrayLike, batch: int, c: float, flops_per_s: float) -> float:
+    """osf Eqs 4, 5: T_comp = 3 T_forward = sum over layers of 3 M C / (c pi).
+
+    Symbols: C = forward_flops, (n,) of *one sample* (Table 1 says of a mini-batch; then M would
+    count twice), M = batch, c = c, pi = flops_per_s.
+    """
+    return 3 * batch * float(np.sum(forward_flops)) / (c * flops_per_s)
+
+
+def backward_s(forward_flops: ArrayLike, batch: int, c: float, flops_per_s: float) -> Floats:
+    """osf Eq 6: (n,) t_backward = 2 t_forward = 2 M C / (c pi) of each layer; symbols as Eq 5."""
+    return 2 * batch * np.asarray(forward_flops, dtype=float) / (c * flops_per_s)
+
+
+def utilisation(forward_flops: float, compute_s: float, flops_per_s: float) -> float:
+    """osf Eq 5 solved for c: the share of a device's peak rate that an iteration reaches.
+
+    Symbols: M C summed over layers = forward_flops (of the whole mini-batch, 2 FLOP a multiply-add),
+    T_comp = compute_s (forward and backward, Eq 4: three times the forward FLOP), pi = flops_per_s.
+    """
+    return 3 * forward_flops / (compute_s * flops_per_s)
+
+
+def update_start_s(backward_s: Sequence[float], sent_s: Sequence[float], first: int = 1) -> Floats:
+    """osf Eq 8: (n,) start of every layer's update, counted from the end of layer n's backward.
+
+    Symbols: t_backward = backward_s, t_update(D) = sent_s, both (n,) in forward order. The sum over
+    the backward times starts at j = i + ``first``: 1 as printed, 0 as its prose and Eq 15 have it.
+    """
+    n = len(backward_s)
+    start = np.zeros(n)
+    for i in range(n - 2, -1, -1):
+        computed = math.fsum(backward_s[i + first : n - 1])
+        start[i] = max(start[i + 1] + sent_s[i + 1], computed)
+    return start
+
+
+def overlap_s(backward_s: Sequence[float]) -> float:
+    """osf Eq 10: T_overlap, the backward time of all layers but the last."""
+    return math.fsum(backward_s[:-1])
+
+
+def osf(
+    forward_s: float, backward_s: Sequence[float], sent_s: Sequence[float], first: int = 1
+) -> float:
+    """osf Eqs 3, 8-10: T_comp / (T_comp + T_update - T_overlap); ``first`` as in update_start_s."""
+    compute = forward_s + math.fsum(backward_s)
+    updated = update_start_s(backward_s, sent_s, first)[0] + sent_s[0]  # Eq 9
+    return compute / (compute + updated - overlap_s(backward_s))
+
+
+def update_s(
+    n_bytes: ArrayLike,
+    workers: int,
+    bytes_per_s: float,
+    *,
+    adds_per_s: float = math.inf,
+    bytes_per_parameter: int = 4,
+    overhead_s: float = 0.0,
+) -> Floats:
+    """osf Eq 7: time of a ring all-reduce of ``n_bytes`` (any shape), element by element.
+
+    Symbols: D = n_bytes, N = workers, beta = bytes_per_s, pi = adds_per_s,
+    s = bytes_per_parameter, delta = overhead_s. As printed, nothing to send still costs delta.
+    """
+    share = (workers - 1) / workers
+    per_byte = 2 * share / bytes_per_s + share / (adds_per_s * bytes_per_parameter)
+    return per_byte * np.asarray(n_bytes, dtype=float) + overhead_s
+
+
+def piecewise_update(
+    threshold_bytes: float, a1_s: float, b1_s: float, a2_s_per_byte: float, b2_s: float
+) -> Piecewise:
+    """osf Eq 18: logarithmic below D_Thresh = threshold_bytes, linear from there on.
+
+    Symbols: a1 = a1_s (per doubling), b1 = b1_s, a2 = a2_s_per_byte, b2 = b2_s. The paper sets the
+    threshold to the bandwidth-delay product; nothing there makes the two pieces meet.
+    """
+    return Piecewise(threshold_bytes, a1_s, b1_s, a2_s_per_byte, b2_s)
+
+
+def ring_from_ends(n_bytes: ArrayLike, seconds: ArrayLike, workers: int) -> RingAllReduce:
+    """osf Eq 7 with beta and delta from the smallest and the largest measured message, adding for free.
+
+    n_bytes, seconds : (n,) raw samples. The paper has delta "measured directly" and names no rate:
+    the line through the medians of the two ends is what that comes to. Raises UserError for one size.
+    """
+    sizes, times = np.asarray(n_bytes, dtype=float), np.asarray(seconds, dtype=float)
+    ends = np.array([sizes.min(), sizes.max()])
+    if ends[0] == ends[1]:
+        raise UserError(f"every message has {ends[0]:g} bytes: a rate needs two sizes")
+    first_s, last_s = (float(np.median(times[sizes == end])) for end in ends)
+    slope = (last_s - first_s) / float(ends[1] - ends[0])
+    line = AlphaBeta(first_s - slope * float(ends[0]), slope, workers=workers, algorithm="ring")
+    return RingAllReduce.from_alpha_beta(line)
+
+
+def bandwidth_delay_bytes(cost: RingAllReduce) -> float:
+    """The bandwidth-delay product of a ring's links, which osf Eq 18 takes for D_Thresh.
+
+    beta = cost.bytes_per_s, delta = cost.overhead_s. The paper gives only the product, 45 KB. Here the
+    delay of a round trip is taken from delta: N workers pass 2(N-1) messages one after the other, two of
+    them as long as a round trip.
+    """
+    assert cost.workers is not None  # checked when made
+    return cost.bytes_per_s * cost.overhead_s / (cost.workers - 1)
+
+
+def buffered_bytes(
+    sizes: Sequence[float], backward_s: Sequence[float], capacity: float, timeout_s: float
+) -> Floats:
+    """osf Eq 12: (n,) B, bytes in the buffer once layer i's tensors are in it.
+
+    Symbols: D = sizes, t_backward = backward_s, both (n,); Q = capacity in bytes, timeout = timeout_s.
+    """
+    filled = np.array(sizes, dtype=float)
+    for i in range(len(sizes) - 2, -1, -1):
+        if filled[i + 1] + sizes[i] <= capacity and backward_s[i] < timeout_s:
+            filled[i] += filled[i + 1]
+    return filled
+
+
+def sent_bytes(
+    sizes: Sequence[float],
+    backward_s: Sequence[float],
+    capacity: float,
+    timeout_s: float,
+    *,
+    literal: bool = True,
+) -> Floats:
+    """osf Eq 13: (n,) F, bytes sent after layer i's backward; symbols as Eq 12.
+
+    Printed, the timeout is compared with layer i's own backward time, so bytes may be lost or sent
+    twice; repaired, with that of layer i - 1, and F always sums to D.
+    """
+    filled = buffered_bytes(sizes, backward_s, capacity, timeout_s)
+    sent = np.zeros(len(sizes))
+    for i in range(len(sizes)):
+        late = backward_s[i] > timeout_s if literal else i > 0 and backward_s[i - 1] >= timeout_s
+        if i == 0 or late or filled[i] + sizes[i - 1] > capacity:
+            sent[i] = filled[i]
+    return sent
+
+
+def wait_s(
+    sizes: Sequence[float],
+    backward_s: Sequence[float],
+    capacity: float,
+    timeout_s: float,
+    *,
+    literal: bool = True,
+) -> Floats:
+    """osf Eq 14: (n,) t_wait, how long layer i's tensors stay in the buffer before they leave.
+
+    Printed, a full buffer still waits for the layer that no longer fits; repaired, it does not.
+    """
+    filled = buffered_bytes(sizes, backward_s, capacity, timeout_s)
+    waited = np.zeros(len(sizes))
+    for i in range(1, len(sizes)):
+        full = filled[i] + sizes[i - 1] > capacity
+        if literal:
+            late = backward_s[i - 1] > timeout_s
+            waited[i] = timeout_s if late else backward_s[i - 1] if full else 0.0
+        elif not full and backward_s[i - 1] >= timeout_s:
+            waited[i] = timeout_s
+    return waited
+
+
+def fused_start_s(
+    sizes: Sequence[float],
+    backward_s: Sequence[float],
+    update: Update,
+    capacity: float,
+    timeout_s: float,
+    *,
+    literal: bool = True,
+) -> Floats:
+    """osf Eq 15: (n,) tau, start of layer i's transfer, counted from the end of layer n's backward.
+
+    Symbols: t_update = update, F and t_wait as Eqs 13 and 14.
+    """
+    arguments = sizes, backward_s, capacity, timeout_s
+    waited = wait_s(*arguments, literal=literal)
+    sent = sent_bytes(*arguments, literal=literal)
+    taken = [update(size) if literal or size > 0 else 0.0 for size in sent.tolist()]
+    n = len(sizes)
+    start = np.zeros(n)
+    if not literal:
+        start[-1] = waited[-1]
+    for i in range(n - 2, -1, -1):
+        free, computed = start[i + 1] + taken[i + 1], math.fsum(backward_s[i : n - 1])
+        if literal:
+            start[i] = max(free + waited[i + 1], computed)
+        else:  # where nothing leaves, tau only carries on when the link is free
+            start[i] = max(free, computed + waited[i]) if sent[i] > 0 else free
+    return start
+
+
+def osf_fused(
+    forward_s: float,
+    sizes: Sequence[float],
+    backward_s: Sequence[float],
+    update: Update,
+    capacity: float,
+    timeout_s: float = math.inf,
+    *,
+    literal: bool = True,
+) -> float:
+    """osf Eqs 11, 16: OSF_fusion = T_comp / (T_comp + tau^(1) + t_update(F^(1)) - T_overlap).
+
+    Symbols: T_comp = forward_s + all backward_s; sizes, update, capacity, timeout_s as Eqs 12-15.
+    """
+    arguments = sizes, backward_s, capacity, timeout_s
+    first = float(sent_bytes(*arguments, literal=literal)[0])
+    start = fused_start_s(sizes, backward_s, update, capacity, timeout_s, literal=literal)
+    compute = forward_s + math.fsum(backward_s)
+    return compute / (compute + start[0] + update(first) - overlap_s(backward_s))
+
+
+def fusing_pays(update: Update, buffered: float, size: float, waited_s: float) -> bool:
+    """osf Eq 17, adaFusion: whether layer i's tensors join the buffer.
+
+    Symbols: B^(i+1) = buffered and D^(i) = size in bytes, t_wait = waited_s, t_update = update.
+    Printed, t_wait carries the index i; what the buffer waits for is layer i's own backward,
+    which is the wait of layer i + 1. Under Eq 7 the sizes cancel: fuse if t_wait < delta.
+    """
+    return update(buffered + size) + waited_s < update(buffered) + update(size)
+
+
+HIDDEN = 2 / 3
+"""Share of T_comp that overlap can hide: the backward pass (osf Eq 4)."""
+
+
+def largest_fusion_gain(constant_sf: float, saved_overhead: float = 0.0) -> float:
+    """Upper bound on T_constant / T_other - 1 over all fusion plans, under osf Eqs 4, 7 and 11.
+
+    Every plan sends the same bytes. Another plan hides at most the backward pass, 2/3 T_comp
+    (Eq 4), saves at most ``saved_overhead`` = (k - 1) delta / T_comp (Eq 7, k messages of the
+    constant plan), and never takes less than T_comp. ``constant_sf`` is the constant plan's
+    scaling factor, T_comp / T_constant (Eq 11).
+    """
+    if not 0 < constant_sf <= 1:
+        raise UserError(f"scaling factor is {constant_sf}: must be above 0 and at most 1")
+    constant = 1 / constant_sf
+    return constant / max(1.0, constant - HIDDEN - saved_overhead) - 1
+
+
+def least_iteration_s(
+    constant_s: float, compute_s: float, messages: int = 1, overhead_s: float = 0.0
+) -> float:
+    """Least time that any fusion plan takes, if a plan of ``messages`` takes ``constant_s``.
+
+    T >= max(T_comp, T_constant - 2/3 T_comp - (k - 1) delta), with T_comp = compute_s, k = messages,
+    delta = overhead_s, for every plan under osf Eqs 4, 7 and 11. Proof: let b be the time of all bytes.
+
+    * The constant plan never takes more than computing first, then sending everything (no overlap):
+      T_constant <= T_comp + k delta + b, since max(end, ready) <= end + (later of all ready - ready).
+    * No plan sends before forward is over, a third of T_comp (Eq 4), and it sends the same bytes in
+      at least one message: T >= T_comp / 3 + delta + b.
+
+    The difference of the two is the bound. A timeout changes neither: what waits for a tensor that is
+    too late still leaves before that tensor, so before backward ends.
+    """
+    return max(compute_s, constant_s - HIDDEN * compute_s - (messages - 1) * overhead_s)
+
+
+def least_overhead_for_gain(gain: float, constant_sf: float | None = None) -> float:
+    """Least (k - 1) delta / T_comp with which ``largest_fusion_gain`` reaches ``gain``.
+
+    For a constant plan of that scaling factor, or for the most favourable one, SF = 1 / (1 + gain).
+    Infinite where even perfect overlap gains less.
+    """
+    constant = 1 + gain if constant_sf is None else 1 / constant_sf
+    if constant < (1 + gain) * (1 - 1e-12):
+        return float("inf")
+    return max(0.0, constant * gain / (1 + gain) - HIDDEN)
+
+
+def largest_scaling_loss(communication_growth: float) -> float:
+    """Upper bound on the relative loss of SF when communication grows by a factor 1 + growth.
+
+    osf Eq 3: no iteration grows by more than its communication, so SF falls by at most
+    1 - 1 / (1 + growth).
+    """
+    return 1 - 1 / (1 + communication_growth)

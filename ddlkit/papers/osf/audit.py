@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +12,7 @@ from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import make_plan
 from ddlkit.core.workload import Workload
-from ddlkit.papers.osf import cluster
-from ddlkit.papers.osf.messages import piecewise_update, update_s
+from ddlkit.papers.osf import cluster, piecewise_update, update_s
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,19 +56,15 @@ def random_instance(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
 
 
 def random_audit(instances: int, seed: int = 0, planners: Sequence[str] = PLANNERS) -> pd.DataFrame:
-    """One row a random instance and planner: gap, and the instance's ratios to its compute time."""
+    """One row per random instance and planner: gap, and the instance's ratios to its compute time."""
     rng = np.random.default_rng(seed)
-    return _frame(_random_rows(instances, rng, planners))
-
-
-def _random_rows(
-    instances: int, rng: np.random.Generator, planners: Sequence[str]
-) -> Iterator[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
     for number in range(instances):
         workload, cost = random_instance(rng)
         where = {"instance": number, **ratios(workload, cost)}
-        for planner, gap in gaps(workload, cost, planners).items():
-            yield {**where, "planner": planner, "gap": gap}
+        found = gaps(workload, cost, planners)
+        rows += [{**where, "planner": planner, "gap": gap} for planner, gap in found.items()]
+    return _frame(rows)
 
 
 def ratios(workload: Workload, cost: AlphaBeta) -> dict[str, float]:
@@ -81,6 +77,15 @@ def ratios(workload: Workload, cost: AlphaBeta) -> dict[str, float]:
     }
 
 
+def _workloads(
+    networks: Sequence[str], images_over_c: Sequence[float]
+) -> Iterator[tuple[dict[str, Any], Workload]]:
+    """Every network at every compute speed (M / c of an RTX 2080 Ti), and its columns."""
+    for network, batch in product(networks, images_over_c):
+        compute_s = 3 * batch * cluster.network_flops(network) / cluster.PEAK_FLOPS
+        yield {"network": network, "images_over_c": batch}, cluster.workload(network, compute_s)
+
+
 def sweep(
     networks: Sequence[str] = cluster.FIVE,
     rates_bits_per_s: Sequence[float] = (1e9, 5e9, 25e9, 100e9),
@@ -89,36 +94,19 @@ def sweep(
     planners: Sequence[str] = PLANNERS,
     workers: int = cluster.WORKERS,
 ) -> pd.DataFrame:
-    """One row a network, link rate, overhead, compute speed (M / c of an RTX 2080 Ti) and planner."""
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for network in networks:
-            for batch in images_over_c:
-                compute_s = 3 * batch * cluster.network_flops(network) / cluster.PEAK_FLOPS
-                workload = cluster.workload(network, compute_s)
-                for rate in rates_bits_per_s:
-                    for overhead in overheads_s:
-                        cost = AlphaBeta(overhead, float(update_s(1.0, workers, rate / 8)))
-                        where = {
-                            "network": network,
-                            "images_over_c": batch,
-                            "rate_bits_per_s": rate,
-                            "overhead_s": overhead,
-                            **ratios(workload, cost),
-                        }
-                        best = predict(workload, make_plan("exact", workload, cost), cost)
-                        for planner in planners:
-                            found = predict(
-                                workload, make_plan(planner, workload, cost), cost
-                            ).iteration_s
-                            yield {
-                                **where,
-                                "planner": planner,
-                                "gap": found / best.iteration_s - 1,
-                                "best_scaling_factor": best.scaling_factor,
-                            }
-
-    return _frame(rows())
+    """One row per network, compute speed, link rate, overhead and planner."""
+    rows: list[dict[str, Any]] = []
+    for setting, workload in _workloads(networks, images_over_c):
+        for rate, overhead in product(rates_bits_per_s, overheads_s):
+            cost = AlphaBeta(overhead, float(update_s(1.0, workers, rate / 8)))
+            link = {"rate_bits_per_s": rate, "overhead_s": overhead}
+            where = {**setting, **link, **ratios(workload, cost)}
+            best = predict(workload, make_plan("exact", workload, cost), cost).scaling_factor
+            rows += [
+                {**where, "planner": planner, "gap": gap, "best_scaling_factor": best}
+                for planner, gap in gaps(workload, cost, planners).items()
+            ]
+    return _frame(rows)
 
 
 def misjudged(
@@ -132,48 +120,38 @@ def misjudged(
 
     True is osf Eq 18 at 25 Gbit/s: linear with a start-up from ``threshold_bytes`` on, and below it
     logarithmic, meeting the line there and half of that at 1 KB. MG-WFBP believes in the same line
-    with ``believed`` times its start-up. One row a setting; gains of adaFusion (Eq 17, repaired).
+    with ``believed`` times its start-up. One row per setting; gains of adaFusion (Eq 17, repaired).
     """
-
-    def rows() -> Iterator[dict[str, Any]]:
-        slope = float(update_s(1.0, cluster.WORKERS, cluster.NETWORK_BYTES_PER_S))
-        for network in networks:
-            for batch in images_over_c:
-                compute_s = 3 * batch * cluster.network_flops(network) / cluster.PEAK_FLOPS
-                workload = cluster.workload(network, compute_s)
-                for overhead in overheads_s:
-                    meeting = overhead + slope * threshold_bytes
-                    rise = meeting / 2 / np.log2(threshold_bytes / 1e3)
-                    start = meeting - rise * np.log2(threshold_bytes)
-                    true = piecewise_update(threshold_bytes, rise, start, slope, overhead)
-                    best = predict(workload, make_plan("exact", workload, true), true).iteration_s
-                    own = predict(
-                        workload, make_plan("adafusion:repaired", workload, true), true
-                    ).iteration_s
-                    for share in believed:
-                        plan = make_plan("mg_wfbp", workload, AlphaBeta(share * overhead, slope))
-                        other = predict(workload, plan, true).iteration_s
-                        yield {
-                            "network": network,
-                            "images_over_c": batch,
-                            "overhead_s": overhead,
-                            "believed": share,
-                            "gain": other / own - 1,
-                            "adafusion_gap": own / best - 1,
-                            "mg_wfbp_gap": other / best - 1,
-                        }
-
-    return _frame(rows())
+    rows: list[dict[str, Any]] = []
+    slope = float(update_s(1.0, cluster.WORKERS, cluster.NETWORK_BYTES_PER_S))
+    for setting, workload in _workloads(networks, images_over_c):
+        for overhead in overheads_s:
+            meeting = overhead + slope * threshold_bytes
+            rise = meeting / 2 / np.log2(threshold_bytes / 1e3)
+            start = meeting - rise * np.log2(threshold_bytes)
+            true = piecewise_update(threshold_bytes, rise, start, slope, overhead)
+            best, own = (
+                predict(workload, make_plan(planner, workload, true), true).iteration_s
+                for planner in ("exact", "adafusion:repaired")
+            )
+            for share in believed:
+                plan = make_plan("mg_wfbp", workload, AlphaBeta(share * overhead, slope))
+                other = predict(workload, plan, true).iteration_s
+                found = {
+                    "gain": other / own,
+                    "adafusion_gap": own / best,
+                    "mg_wfbp_gap": other / best,
+                }
+                relative = {name: ratio - 1 for name, ratio in found.items()}
+                rows.append({**setting, "overhead_s": overhead, "believed": share, **relative})
+    return _frame(rows)
 
 
 def summary(audit: pd.DataFrame) -> pd.DataFrame:
     """Per planner: share of instances where it is optimal, mean, 95th percentile and worst gap."""
-    import pandas as pd
-
     rows = []
     for planner, found in audit.groupby("planner", sort=False):
-        gap = found["gap"].to_numpy()
-        at_worst = found.loc[found["gap"].idxmax()]
+        gap, at_worst = found["gap"].to_numpy(), found.loc[found["gap"].idxmax()]
         rows.append(
             {
                 "planner": planner,
@@ -186,10 +164,10 @@ def summary(audit: pd.DataFrame) -> pd.DataFrame:
                 "worst_start_ups_over_compute": float(at_worst["start_ups_over_compute"]),
             }
         )
-    return pd.DataFrame(rows)
+    return _frame(rows)
 
 
 def _frame(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    import pandas as pd
+    import pandas as pd  # this room imports without it
 
     return pd.DataFrame(rows)

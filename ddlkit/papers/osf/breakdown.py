@@ -42,7 +42,7 @@ def breakdown(
 
     A message leaves when its last gradient is ready on the slowest rank (``slowest`` times slower) and
     its order has been agreed on (``negotiate_s``), after ``waited_s`` (G,) in vain for one more tensor.
-    Messages go one by one; ``link`` tells whether one that rested has saved credit.
+    Messages go one by one; ``link`` knows whether one that rested has saved credit.
 
     Raises UserError if the slowest rank is faster than the usual one, a time is negative, or messages are
     several at a time.

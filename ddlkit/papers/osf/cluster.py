@@ -2,7 +2,7 @@
 
 The paper leaves out batch size, c, delta and the timeout of the fusion buffer. Of Eqs 4 to 16 batch
 size and c only enter as T_comp, and multiplying T_comp, delta, the timeout and 1/beta by one factor changes
-no scaling factor. So an *effective* rate below the nominal one cannot be told from slower GPUs: everything
+no scaling factor. So an *effective* rate below the nominal one looks just like slower GPUs: everything
 here is at the nominal 25 Gbit/s, and a rate lower by a factor means times longer by it.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from ddlkit.core.plan import FusionPlan, buffer, none
 from ddlkit.core.units import GB, KB, MB
 from ddlkit.core.workload import Workload
 from ddlkit.papers import networks
-from ddlkit.papers.osf.messages import update_s
+from ddlkit.papers.osf import update_s
 from ddlkit.store import network_named
 
 if TYPE_CHECKING:
@@ -79,20 +79,16 @@ def workload(network: str, compute_s: float, unit: str = "tensor") -> Workload:
 @lru_cache(maxsize=32)
 def _shape(network: str, unit: str) -> tuple[Floats, Any, tuple[str, ...], tuple[str, ...]]:
     """Share of the backward pass, elements, tensor and layer names, all in ready order."""
-    shares: list[float] = []
-    sizes: list[int] = []
-    names: list[str] = []
-    owners: list[str] = []
     listed = network_layers(network)
     total = sum(layer.multiply_adds for layer in listed)
-    for number in range(len(listed) - 1, -1, -1):
-        layer = listed[number]
+    rows: list[tuple[float, int, str, str]] = []
+    for number, layer in reversed(list(enumerate(listed, 1))):
         parts = layer.tensors[::-1] if unit == "tensor" else (sum(layer.tensors),)
-        sizes += parts
-        shares += [layer.multiply_adds / total, *[0.0] * (len(parts) - 1)]
-        names += [f"{number + 1}.{len(parts) - k}" for k in range(len(parts))]
-        owners += [str(number + 1)] * len(parts)
-    return np.array(shares), np.array(sizes, dtype=np.int64), tuple(names), tuple(owners)
+        for k, size in enumerate(parts):
+            share = 0.0 if k else layer.multiply_adds / total
+            rows.append((share, size, f"{number}.{len(parts) - k}", str(number)))
+    shares, sizes, names, owners = zip(*rows, strict=True)
+    return np.array(shares), np.array(sizes, dtype=np.int64), names, owners
 
 
 def images_over_c(network: str, compute_s: float) -> float:
@@ -101,7 +97,7 @@ def images_over_c(network: str, compute_s: float) -> float:
 
 
 @dataclass(frozen=True)
-class Setting:
+class PaperSetting:
     """What the paper leaves out. ``compute_s`` is T_comp of ResNet-101 and of VGG-16.
 
     Within a family c is taken as equal, so T_comp follows the FLOP. ``overhead_s`` is delta at 32
@@ -116,12 +112,9 @@ class Setting:
 
     def compute_s(self, network: str) -> float:
         """T_comp of one of the five networks, or of VGG-16 with its layers replaced."""
-        known, reference = (
-            (self.vgg16_s, "VGG16")
-            if network.startswith("VGG")
-            else (self.resnet101_s, "ResNet101")
-        )
-        return known * network_flops(network) / network_flops(reference)
+        times = {"VGG16": self.vgg16_s, "ResNet101": self.resnet101_s}
+        reference = _reference(network)
+        return times[reference] * network_flops(network) / network_flops(reference)
 
     def workload(self, network: str) -> Workload:
         """The network's iteration in this setting."""
@@ -138,6 +131,11 @@ class Setting:
         overhead_s = self.overhead_s * (workers - 1) / (WORKERS - 1)
         slope = float(update_s(1.0, workers, rate))
         return AlphaBeta(overhead_s, slope, workers=workers, algorithm="ring")
+
+
+def _reference(network: str) -> str:
+    """The network of the family whose compute time a setting holds."""
+    return "VGG16" if network.startswith("VGG") else "ResNet101"
 
 
 def fused(
@@ -209,41 +207,34 @@ class Grid:
         return cls(times, times, np.geomspace(1e-5, 1e-2, points), timeouts)
 
     @property
+    def times(self) -> dict[str, Floats]:
+        """The scanned times by name, in the order of the axes after the units."""
+        names = "timeout_s", "overhead_s", "resnet101_s", "vgg16_s"
+        return {name: getattr(self, name) for name in names}
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Units, timeouts, overheads, compute times of ResNet-101, of VGG-16."""
-        axes = self.units, self.timeout_s, self.overhead_s, self.resnet101_s, self.vgg16_s
-        return tuple(len(axis) for axis in axes)
+        return (len(self.units), *(len(scanned) for scanned in self.times.values()))
 
-    def setting(self, index: Sequence[int]) -> Setting:
+    def setting(self, index: Sequence[int]) -> PaperSetting:
         """The setting at one place of the grid, given in the order of ``shape``."""
-        unit, timeout, overhead, resnet, vgg = index
-        return Setting(
-            float(self.resnet101_s[resnet]),
-            float(self.vgg16_s[vgg]),
-            float(self.overhead_s[overhead]),
-            float(self.timeout_s[timeout]),
-            self.units[unit],
-        )
+        times = zip(self.times.items(), index[1:], strict=True)
+        found = {name: float(scanned[place]) for (name, scanned), place in times}
+        return PaperSetting(**found, unit=self.units[index[0]])
 
 
 def quantities(grid: Grid) -> dict[str, Floats]:
     """What the paper states, computed for every setting; each array broadcasts to ``grid.shape``."""
     slope = float(update_s(1.0, WORKERS, NETWORK_BYTES_PER_S))
-    one = {  # scaling factor by network and buffer, (U, K, D, T) each
-        network: _family(network, grid, slope) for network in (*FIVE, REPLACED)
-    }
-    resnet = {name: values[..., None] for name, values in one["ResNet101"].items()}
-    vgg = {name: values[..., None, :] for name, values in one["VGG16"].items()}
-    replaced = one[REPLACED]["sf_0"][..., None, :]
-    errors = []
-    for network in FIVE:
-        relative = one[network]["csf"] / one[network]["sf_0"] - 1
-        errors.append(relative[..., None, :] if network.startswith("VGG") else relative[..., None])
+    one = {network: _family(network, grid, slope) for network in (*FIVE, REPLACED)}
+    resnet, vgg = one["ResNet101"], one["VGG16"]
+    errors = [one[network]["csf"] / one[network]["sf_0"] - 1 for network in FIVE]
     sizes = np.abs(np.stack(np.broadcast_arrays(*errors)))
     against = [resnet["csf"] / resnet[f"sf_{size}"] - 1 for size in BUFFERS]
     return {
         "VGG-16: scaling factor": vgg["sf_0"],
-        "VGG-16 replaced: scaling factor": replaced,
+        "VGG-16 replaced: scaling factor": one[REPLACED]["sf_0"],
         "VGG-16: change up to 100 MB": vgg[f"sf_{100 * MB}"] / vgg["sf_0"] - 1,
         "VGG-16: loss at 1 GB": 1 - vgg[f"sf_{GB}"] / vgg["sf_0"],
         "VGG-16: communication at 1 GB": vgg[f"update_{GB}"] / vgg["update_0"] - 1,
@@ -260,10 +251,10 @@ def quantities(grid: Grid) -> dict[str, Floats]:
 
 
 def _family(network: str, grid: Grid, slope: float) -> dict[str, Floats]:
-    """(units, timeouts, overheads, compute times) of SF by buffer, CSF, T_update and its busy share."""
-    resnet = network.startswith("ResNet")
-    times = grid.resnet101_s if resnet else grid.vgg16_s
-    ratio = network_flops(network) / network_flops("ResNet101" if resnet else "VGG16")
+    """SF by buffer, CSF, T_update and its busy share, over the grid; 1 wide along the other family's axis."""
+    reference = _reference(network)
+    times = grid.vgg16_s if reference == "VGG16" else grid.resnet101_s
+    ratio = network_flops(network) / network_flops(reference)
     capacities = (0, *BUFFERS) if network in ("ResNet101", "VGG16") else (0,)
     shape = len(grid.units), len(grid.timeout_s), len(grid.overhead_s), len(times)
     names = [f"{what}_{c}" for c in capacities for what in ("sf", "update", "share")]
@@ -282,11 +273,12 @@ def _family(network: str, grid: Grid, slope: float) -> dict[str, Floats]:
                     found[f"sf_{capacity}"][place] = compute_s / taken
                     found[f"update_{capacity}"][place] = update
                     found[f"share_{capacity}"][place] = busy / update
-    return found
+    other = -2 if reference == "VGG16" else -1
+    return {name: np.expand_dims(values, other) for name, values in found.items()}
 
 
 @dataclass(frozen=True, eq=False)
-class Calibration:
+class SettingSearch:
     """Which statements hold where: ``holds`` is (statements, *grid.shape).
 
     ``miss`` (*grid.shape): the statements' distances from their intervals, in half-widths, summed.
@@ -312,8 +304,7 @@ class Calibration:
 
         Raises UserError when these hold nowhere together.
         """
-        names = [one.name for one in self.stated]
-        allowed = np.all(self.holds[[names.index(name) for name in required]], axis=0)
+        allowed = np.all(self.holds[[self._number(name) for name in required]], axis=0)
         if not np.any(allowed):
             raise UserError(f"no scanned setting agrees with {' and '.join(required)}")
         mask: NDArray[np.bool_] = allowed & (self.count == self.count[allowed].max())
@@ -324,94 +315,78 @@ class Calibration:
         chosen = np.where(self.most(*required), self.miss, np.inf)
         return tuple(int(i) for i in np.unravel_index(int(np.argmin(chosen)), chosen.shape))
 
-    def best(self, *required: str) -> Setting:
+    def best(self, *required: str) -> PaperSetting:
         """The setting at ``best_index``."""
         return self.grid.setting(self.best_index(*required))
 
-    def without(
-        self, name: str, *required: str
-    ) -> tuple[tuple[int, ...], tuple[float, float, float]]:
-        """The best compromise of all *other* statements, and what it says of this one.
+    def without(self, name: str, *required: str) -> tuple[float, float, float]:
+        """What the best compromise of all *other* statements says of this one.
 
-        Returns its index, and (value there, least, largest value over all settings as good by count).
-        ``required`` as in ``most``; the statement itself is never required.
+        (value there, least, largest value over all settings as good by count). ``required`` as in
+        ``most``; the statement itself is never required.
         """
-        names = [one.name for one in self.stated]
-        k = names.index(name)
-        others = [names.index(other) for other in required if other != name]
-        allowed = np.all(self.holds[others], axis=0)
-        count = self.count - self.holds[k]
-        chosen = allowed & (count == count[allowed].max())
-        value = np.broadcast_to(self.values[name], self.grid.shape)
-        miss = np.where(chosen, self.miss - _miss(self.stated[k], value), np.inf)
-        index = tuple(int(i) for i in np.unravel_index(int(np.argmin(miss)), miss.shape))
-        seen = value[chosen]
-        return index, (float(value[index]), float(seen.min()), float(seen.max()))
+        k, value = self._number(name), np.broadcast_to(self.values[name], self.grid.shape)
+        others = SettingSearch(
+            self.grid,
+            (*self.stated[:k], *self.stated[k + 1 :]),
+            np.delete(self.holds, k, axis=0),
+            self.miss - _miss(self.stated[k], value),
+            self.values,
+        )
+        required = tuple(other for other in required if other != name)
+        seen = value[others.most(*required)]
+        return float(value[others.best_index(*required)]), float(seen.min()), float(seen.max())
+
+    def _number(self, name: str) -> int:
+        return [one.name for one in self.stated].index(name)
 
     def residuals(self, index: Sequence[int] | None = None) -> pd.DataFrame:
         """Every statement at one setting: allowed interval, computed value, whether it holds."""
-        import pandas as pd
-
         place = tuple(index or self.best_index())
         rows = []
-        for k, one in enumerate(self.stated):
+        for one, holds in zip(self.stated, self.holds, strict=True):
             value = float(np.broadcast_to(self.values[one.name], self.grid.shape)[place])
-            rows.append([one.name, one.low, one.high, value, bool(self.holds[(k, *place)])])
-        return pd.DataFrame(rows, columns=["statement", "low", "high", "computed", "holds"])
+            rows.append([one.name, one.low, one.high, value, bool(holds[place])])
+        return _frame(rows, "statement", "low", "high", "computed", "holds")
 
     def alone(self) -> pd.DataFrame:
         """For each statement: the share of settings that agree, and of the best ones."""
-        import pandas as pd
-
-        best = self.most()
-        rows = [[h.mean(), h[best].mean()] for h in self.holds]
-        frame = pd.DataFrame(rows, columns=["settings", "best_settings"])
-        return frame.assign(statement=[one.name for one in self.stated])[
-            ["statement", "settings", "best_settings"]
-        ]
+        best, stated = self.most(), zip(self.stated, self.holds, strict=True)
+        rows = [[one.name, holds.mean(), holds[best].mean()] for one, holds in stated]
+        return _frame(rows, "statement", "settings", "best_settings")
 
     def conflicts(self) -> pd.DataFrame:
         """Pairs of statements of which each holds somewhere, but both nowhere."""
-        import pandas as pd
-
-        flat = self.holds.reshape(len(self.stated), -1)
-        packed = np.packbits(flat, axis=1)
-        anywhere = np.asarray(flat.any(axis=1))
+        packed = np.packbits(self.holds.reshape(len(self.stated), -1), axis=1)
+        somewhere = [k for k, holds in enumerate(packed) if holds.any()]
         rows = [
-            (self.stated[i].name, self.stated[j].name)
-            for i in range(len(flat))
-            for j in range(i)
-            if anywhere[i] and anywhere[j] and not np.any(packed[i] & packed[j])
+            [self.stated[i].name, self.stated[j].name]
+            for i in somewhere
+            for j in somewhere
+            if j < i and not np.any(packed[i] & packed[j])
         ]
-        return pd.DataFrame(rows, columns=["statement", "contradicts"])
+        return _frame(rows, "statement", "contradicts")
 
     def ranges(self, wanted: NDArray[np.bool_] | None = None) -> pd.DataFrame:
         """Smallest and largest value of every free setting over the wanted ones (default: ``most()``).
 
         "scanned" is the range of the grid: a setting whose range is as wide is not determined.
         """
-        import pandas as pd
-
         chosen = np.argwhere(self.most() if wanted is None else wanted)
-        axes = {
-            "timeout_s": (1, self.grid.timeout_s),
-            "overhead_s": (2, self.grid.overhead_s),
-            "resnet101_s": (3, self.grid.resnet101_s),
-            "vgg16_s": (4, self.grid.vgg16_s),
-        }
         rows = []
-        for name, (axis, scanned) in axes.items():
+        for axis, (name, scanned) in enumerate(self.grid.times.items(), 1):
             seen = scanned[chosen[:, axis]]
             rows.append([name, seen.min(), seen.max(), scanned.min(), scanned.max()])
-        columns = ["free", "low", "high", "scanned_low", "scanned_high"]
-        return pd.DataFrame(rows, columns=columns)
-
-    def of_units(self) -> dict[str, int]:
-        """How many statements hold at most, if what travels alone is a tensor, or a layer."""
-        return {unit: int(self.count[k].max()) for k, unit in enumerate(self.grid.units)}
+        return _frame(rows, "free", "low", "high", "scanned_low", "scanned_high")
 
 
-def calibrate(stated: Sequence[Stated], grid: Grid | None = None) -> Calibration:
+def _frame(rows: list[list[Any]], *columns: str) -> pd.DataFrame:
+    import pandas as pd  # this room imports without it
+
+    return pd.DataFrame(rows, columns=list(columns))
+
+
+def search(stated: Sequence[Stated], grid: Grid | None = None) -> SettingSearch:
     """Every setting of the grid against every statement. Raises UserError for an unknown name."""
     grid = grid or Grid.default()
     values = quantities(grid)
@@ -424,7 +399,7 @@ def calibrate(stated: Sequence[Stated], grid: Grid | None = None) -> Calibration
         value = values[one.name]
         holds[k] = (value >= one.low) & (value <= one.high)
         miss += _miss(one, value)
-    return Calibration(grid, tuple(stated), holds, miss, values)
+    return SettingSearch(grid, tuple(stated), holds, miss, values)
 
 
 def _miss(one: Stated, value: Floats) -> NDArray[np.float32]:
@@ -432,13 +407,3 @@ def _miss(one: Stated, value: Floats) -> NDArray[np.float32]:
     outside = np.maximum(one.low - value, value - one.high)
     width = (one.high - one.low) / 2 if math.isfinite(one.high - one.low) else HALF_OPEN_WIDTH
     return (np.maximum(outside, 0.0) / width).astype(np.float32)
-
-
-def rescaled(setting: Setting, factor: float) -> Setting:
-    """The same scaling factors on a link ``factor`` times slower: all times longer by it."""
-    times = {
-        field.name: getattr(setting, field.name) * factor
-        for field in fields(setting)
-        if field.name != "unit"
-    }
-    return replace(setting, **times)

@@ -10,18 +10,19 @@ and differ only in what they take for the wait:
     adafusion            osf Eq 17 as printed: t_wait^(i) of Eq 14, without buffer limit and timeout
     adafusion:repaired   osf Eq 17 with the index i + 1: the backward time of the tensor that joins
     mg_wfbp              the published rule: from when the message could start, on a link that may be busy
-    mg_wfbp:osf          as osf Section 4.2 tells it: the backward time of the tensor that joins, but
+    mg_wfbp:osf          as osf Section 4.2 has it: the backward time of the tensor that joins, but
                          against the whole communication time of the message and one start-up
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.plan import FusionPlan, needed_cost, planner
 from ddlkit.core.workload import Workload
-from ddlkit.papers.osf.fusion import fusing_pays, wait_s
+from ddlkit.papers.osf import fusing_pays, of_workload, wait_s
 
 Rule = Callable[[int, float, float], bool]
 """(next tensor, bytes in the message so far, when it could start) -> whether the tensor joins."""
@@ -29,10 +30,8 @@ Rule = Callable[[int, float, float], bool]
 
 def adafusion(workload: Workload, cost: MessageCost, *, literal: bool = True) -> FusionPlan:
     """osf Eq 17 tensor by tensor; printed, its wait is zero without buffer limit and timeout."""
-    backward_s = workload.backward_s[::-1]
-    sizes = workload.bytes[::-1].astype(float).tolist()
-    waited = wait_s(sizes, backward_s.tolist(), float("inf"), float("inf")) if literal else None
-    waits = (backward_s if waited is None else waited)[::-1]
+    sizes, backward_s = of_workload(workload)
+    waits = wait_s(sizes, backward_s, math.inf, math.inf)[::-1] if literal else workload.backward_s
 
     def joins(i: int, filled: float, start_s: float) -> bool:
         return fusing_pays(cost, filled, float(workload.bytes[i]), float(waits[i]))
@@ -40,12 +39,12 @@ def adafusion(workload: Workload, cost: MessageCost, *, literal: bool = True) ->
     return _merged("adafusion" if literal else "adafusion:repaired", workload, cost, joins)
 
 
-def mg_wfbp(workload: Workload, cost: MessageCost, *, as_told_by_osf: bool = False) -> FusionPlan:
+def mg_wfbp(workload: Workload, cost: MessageCost, *, as_osf_says: bool = False) -> FusionPlan:
     """Merge while the next gradient is ready before the start-up of this message would be over.
 
     With tau_c the earliest start of the message (its gradients ready, the link free), a the start-up
     and ready the next gradient's readiness: merge if ready - tau_c < a (Shi, Chu and Li, INFOCOM 2019;
-    TPDS 2021). For a cost that is not linear, a is what merging saves. ``as_told_by_osf``: merge if the
+    TPDS 2021). For a cost that is not linear, a is what merging saves. ``as_osf_says``: merge if the
     next tensor's backward takes less than the message's communication plus one start-up.
     """
 
@@ -53,12 +52,12 @@ def mg_wfbp(workload: Workload, cost: MessageCost, *, as_told_by_osf: bool = Fal
         waited_s = float(workload.ready_s[i]) - start_s
         return fusing_pays(cost, filled, float(workload.bytes[i]), waited_s)
 
-    def told(i: int, filled: float, start_s: float) -> bool:
+    def described(i: int, filled: float, start_s: float) -> bool:
         size = float(workload.bytes[i])
         start_up_s = cost(filled) + cost(size) - cost(filled + size)
         return bool(workload.backward_s[i] < cost(filled) + start_up_s)
 
-    name, rule = ("mg_wfbp:osf", told) if as_told_by_osf else ("mg_wfbp", published)
+    name, rule = ("mg_wfbp:osf", described) if as_osf_says else ("mg_wfbp", published)
     return _merged(name, workload, cost, rule)
 
 
@@ -84,4 +83,4 @@ def _adafusion(workload: Workload, cost: MessageCost | None, text: str) -> Fusio
 
 @planner("mg_wfbp", label="MG-WFBP", variants=("osf",), look=("#7fc4ee", "^", "--", "\\\\\\"))
 def _mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    return mg_wfbp(workload, needed_cost(cost, "mg_wfbp"), as_told_by_osf=text == "osf")
+    return mg_wfbp(workload, needed_cost(cost, "mg_wfbp"), as_osf_says=text == "osf")

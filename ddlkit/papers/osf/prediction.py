@@ -6,8 +6,7 @@ import math
 
 from ddlkit.core.iteration import Iteration, Prediction
 from ddlkit.core.units import parse_bytes
-from ddlkit.papers.osf.fusion import osf_fused
-from ddlkit.papers.osf.scaling import osf
+from ddlkit.papers.osf import of_workload, osf, osf_fused
 
 
 def predict_osf(iteration: Iteration) -> Prediction:
@@ -17,7 +16,7 @@ def predict_osf(iteration: Iteration) -> Prediction:
     plans the paper has no formula: the times are NaN. The update comes after, as in our own model.
     """
     workload, cost = iteration.workload, iteration.cost
-    sizes, backward_s = workload.bytes[::-1].tolist(), workload.backward_s[::-1].tolist()
+    sizes, backward_s = of_workload(workload)
     planner, _, argument = iteration.plan.planner.partition(":")
 
     def update(n_bytes: float) -> float:

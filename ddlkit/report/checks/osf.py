@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 
 import numpy as np
+import pandas as pd
 
 from ddlkit.core.units import MIB
 from ddlkit.papers import networks, osf
-from ddlkit.report.claims import Result, check, claimed, not_attempted, paper_table, percent
-from ddlkit.report.figures import osf as figures_osf
+from ddlkit.report.claims import Result, check, claimed, paper_table, percent
+from ddlkit.report.figures import osf_fusion, osf_inputs
 
 
 @check("osf-sf-example")
@@ -46,35 +47,22 @@ def _vgg_loss() -> Result:
     return percent(bound), "at most, if communication time grows by 8% (Fig 7b) and nothing else"
 
 
-@check("osf-fig08-after")
-def _replacement() -> Result:
-    return (
-        _sf_after_replacement(),
-        "Eq 2 with the bytes of Table 3 and 0.25 before; Section 1: 0.75",
-    )
-
-
-@check("osf-fig08-intro")
-def _replacement_as_introduced() -> Result:
-    return (
-        _sf_after_replacement(),
-        "Eq 2 with the bytes of Table 3 and 0.25 before; Section 4.1: 0.72",
-    )
-
-
-def _sf_after_replacement() -> float:
+@check("osf-fig08-after", "Section 1: 0.75")
+@check("osf-fig08-intro", "Section 4.1: 0.72")
+def _sf_after_replacement(elsewhere: str) -> Result:
     """CSF when the three dense layers' bytes go and the new layers' come; computation unchanged."""
     whole = paper_table("osf", "tab02").set_index("network")["size_mb"]["VGG16"]
     layers = paper_table("osf", "tab03").groupby("model")["size_mb"].sum()
     before = claimed("osf-fig08-before")
     kept = whole - layers["VGG16"] + layers["VGG16 w/ layer replacement"]
     communication = (1 / before - 1) * kept / whole
-    return osf.csf(1.0, communication)
+    note = f"Eq 2 with the bytes of Table 3 and 0.25 before; {elsewhere}"
+    return osf.csf(1.0, communication), note
 
 
 @check("osf-tab2-resnet50-tensors")
 def _resnet_tensors() -> Result:
-    count = len(osf.table2_parameters("ResNet50"))
+    count = len(networks.parameters("ResNet50"))
     note = (
         "the published architecture; 10 x blocks + 16 as printed are the layers of Keras' network"
     )
@@ -83,14 +71,14 @@ def _resnet_tensors() -> Result:
 
 @check("osf-tab2-vgg16-tensors")
 def _vgg_tensors() -> Result:
-    more = len(osf.table2_parameters("VGG19")) - len(osf.table2_parameters("VGG16"))
+    more = len(networks.parameters("VGG19")) - len(networks.parameters("VGG16"))
     note = f"a weight and a bias for each of 16 layers; VGG-19 has {more} more, the table 2 more"
-    return len(osf.table2_parameters("VGG16")), note
+    return len(networks.parameters("VGG16")), note
 
 
 @check("osf-tab2-vgg16-size")
 def _vgg_size() -> Result:
-    return 4 * sum(osf.table2_parameters("VGG16")) / MIB, "float32; the table's MB are MiB"
+    return 4 * sum(networks.parameters("VGG16")) / MIB, "float32; the table's MB are MiB"
 
 
 @check("osf-tab3-dense1")
@@ -133,11 +121,14 @@ def _largest_gain_of_vgg() -> Result:
     return percent(osf.largest_fusion_gain(before)), note
 
 
-def _by_model(statement: str, scale: float = 1.0) -> Result:
+@check("osf-fig04a-csf", "ResNet-101: largest CSF error", 100)
+@check("osf-fig05-allreduce", "ResNet-101: ALLREDUCE share", 100)
+@check("osf-fig07-vgg16", "VGG-16: communication at 1 GB", 100)
+@check("osf-fig08-before", osf_inputs.ANCHOR, 1)
+def _by_model(statement: str, scale: float) -> Result:
     """The statement's value at the setting that agrees best with all *other* statements."""
-    found = figures_osf.calibration()
-    _, values = found.without(statement, figures_osf.ANCHOR)
-    value, low, high = (scale * one for one in values)
+    found = osf_inputs.setting_search().without(statement, osf_inputs.ANCHOR)
+    value, low, high = (scale * one for one in found)
     note = (
         "by model, at the setting that agrees with most of the paper's other statements; "
         f"{low:.3g} to {high:.3g} over all that agree with as many. Batch size, c, delta and timeout "
@@ -146,61 +137,14 @@ def _by_model(statement: str, scale: float = 1.0) -> Result:
     return value, note
 
 
-for _claim, (_statement, _scale) in {
-    "osf-fig04a-csf": ("ResNet-101: largest CSF error", 100),
-    "osf-fig05-allreduce": ("ResNet-101: ALLREDUCE share", 100),
-    "osf-fig07-vgg16": ("VGG-16: communication at 1 GB", 100),
-    "osf-fig08-before": (figures_osf.ANCHOR, 1),
-}.items():
-    check(_claim)(partial(_by_model, _statement, _scale))
-
-
-def _over_mg_wfbp() -> list[float]:
-    wide = figures_osf.fig11().pivot(index="network", columns="planner", values="model")
-    gains: list[float] = (wide["adafusion:repaired"] / wide["mg_wfbp"] - 1).tolist()
-    return gains
-
-
-_MG_WFBP_NOTE = (
-    "by model under Eq 7, Eq 17 with its index repaired, at the setting that agrees with most statements; "
-    "printed, Eq 17 fuses everything"
-)
-
-
-@check("osf-fig11-mgwfbp-min")
-def _least_over_mg_wfbp() -> Result:
-    return percent(min(_over_mg_wfbp())), _MG_WFBP_NOTE
-
-
-@check("osf-fig11-mgwfbp-max")
-def _most_over_mg_wfbp() -> Result:
-    return percent(max(_over_mg_wfbp())), _MG_WFBP_NOTE
-
-
-not_attempted(
-    "osf-fig03-osf-min",
-    "osf-fig03-osf-max",
-    "osf-fig04a-osf",
-    why="an error against measurements with 32 GPUs that are not printed; against a simulation of the "
-    "same model the repaired OSF has none",
-)
-not_attempted(
-    "osf-fig03-csf-min",
-    why="cannot be determined: settings that agree with most of the other statements give 0.2% to 11%",
-)
-not_attempted(
-    "osf-fig03-csf-max",
-    why="cannot be determined: settings that agree with most of the other statements give 11% to 53%",
-)
-not_attempted(
-    "osf-fig06-resnet101",
-    why="cannot be determined: settings that agree with most of the other statements give 11% to 62%. "
-    "Errors of at most 16.1% in Fig 4a allow 38.4% between 1 KB and 1 GB",
-)
-not_attempted(
-    "osf-fig09-before",
-    "osf-fig09-after",
-    why="needs 120 epochs of ImageNet; optimiser, learning rate and batch size are not stated. Figure "
-    "osf-fig09 trains both networks, an eighth as wide, on other data: no loss of it can be compared "
-    "with these two numbers, only which of the networks ends lower",
-)
+@check("osf-fig11-mgwfbp-min", min)
+@check("osf-fig11-mgwfbp-max", max)
+def _over_mg_wfbp(which: Callable[[pd.Series], float]) -> Result:
+    wide = osf_fusion.fig11(osf_inputs.setting()).pivot(
+        index="network", columns="planner", values="model"
+    )
+    note = (
+        "by model under Eq 7, Eq 17 with its index repaired, at the setting that agrees with most "
+        "statements; printed, Eq 17 fuses everything"
+    )
+    return percent(which(wide["adafusion:repaired"] / wide["mg_wfbp"] - 1)), note

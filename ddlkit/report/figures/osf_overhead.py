@@ -1,149 +1,174 @@
-"""osf's figures 5, 7 and 8 in the lab: each measured number beside what was predicted of it.
+"""osf's figures 5 and 7: where communication time goes, on the paper's cluster and in the lab.
 
-A prediction knows the layer profile and the collectives that were measured on their own, nothing of the
-runs. Columns ``model`` and ``measured`` are of one unit; ``repeatability`` is how far repeats of the same
-case differ, in that unit.
+A prediction of the lab knows the layer profile and the collectives that were measured on their own, nothing
+of the runs. ``repeatability_s`` is the mean difference of two repeats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ddlkit.core.case import Case
-from ddlkit.core.cost import MessageCost
-from ddlkit.core.iteration import Iteration, no_overlap, predict
-from ddlkit.core.link import Link
-from ddlkit.core.plan import single
-from ddlkit.core.timeline import COLUMNS, COMMUNICATION, Timeline
-from ddlkit.core.units import KIB, parse_bytes
-from ddlkit.core.workload import Workload
-from ddlkit.model.calibration import Calibration
+from ddlkit.core.timeline import COMMUNICATION, Timeline
+from ddlkit.core.units import KB, KIB, parse_bytes
 from ddlkit.model.predictor import plan_of
+from ddlkit.papers.osf import cluster
 from ddlkit.papers.osf.breakdown import PHASES, breakdown, of_timeline
-from ddlkit.papers.osf.cluster import osf_name
-from ddlkit.report.source import Source, campaign_dir
+from ddlkit.papers.osf.cluster import WORKERS, PaperSetting, osf_name
+from ddlkit.report.claims import claimed, prose
+from ddlkit.report.figures.osf_inputs import TWO, WORKER_COUNTS, Lab, mean_difference
 
-CAMPAIGN = "osf"
-
-
-@dataclass(frozen=True)
-class Lab:
-    """What the campaign recorded: iterations, spans, compute by its hash, and fitted costs."""
-
-    runs: pd.DataFrame
-    spans: pd.DataFrame
-    workloads: Mapping[str, Workload]
-    calibration: Calibration
-
-    def cases(self) -> list[Case]:
-        """Every case, in the order of the recording."""
-        return [Case.from_row(row) for row in self.runs.drop_duplicates("case").to_dict("records")]
-
-    def workload(self, case: Case) -> Workload:
-        """What a rank of usual speed computes."""
-        return self.workloads[case.profile_sha256].scaled(case.dilation)
-
-    def cost(self, case: Case) -> MessageCost:
-        """Of one message, as calibrated on that link with so many workers."""
-        cost: MessageCost = self.calibration.of_case(case).cost
-        return cost
-
-    def link(self, case: Case) -> Link:
-        """What its messages share."""
-        return self.calibration.of_case(case).link
-
-    def timelines(self, case: Case) -> Iterator[Timeline]:
-        """One a repeat."""
-        mine = self.spans[self.spans["case"] == case.key]
-        for _, rows in mine.groupby("repeat"):
-            yield Timeline(**{name: rows[name].to_numpy() for name in COLUMNS})
+SLOW_RANK = 1.1
+"""The unequal workers of the breakdown: one takes 10% longer to compute."""
+KEYS = ["network", "workers", "buffer_bytes", "slowest"]
+Phases = Mapping[tuple[Any, ...], Mapping[str, float]]
 
 
-def load(campaign: str = CAMPAIGN) -> Lab:
-    """The recorded campaign. Raises UserError where there is none."""
-    directory = campaign_dir(campaign)
-    own = Source((directory,))
-    # Profiles that the machine had already are not the campaign's own.
-    workloads = Source((directory, directory.parent)).workloads()
-    calibration = Calibration.of(own.table("collectives"))
-    return Lab(own.table("runs"), own.table("timeline"), workloads, calibration)
+def _by_phase(keys: list[str], **found: Phases) -> pd.DataFrame:
+    """One row per key and phase, one column per quantity."""
+    columns = {name: pd.DataFrame(phases).unstack() for name, phases in found.items()}
+    return pd.DataFrame(columns).rename_axis([*keys, "phase"]).reset_index()
 
 
-def predicted_phases(lab: Lab, case: Case) -> dict[str, float]:
-    """Seconds of each phase of a negotiated case.
+def _shares(found: Phases) -> dict[tuple[Any, ...], dict[str, float]]:
+    return {
+        key: {phase: seconds / sum(phases.values()) for phase, seconds in phases.items()}
+        for key, phases in found.items()
+    }
 
-    An agreement is taken to be as quick as the smallest message that was calibrated: everyone must have
-    heard from everyone.
+
+# -- the paper's cluster -------------------------------------------------------------------------
+
+
+def fig05(setting: PaperSetting, slow_rank: float = SLOW_RANK) -> pd.DataFrame:
+    """Communication time by phase against workers without fusion, all equal and one slower.
+
+    Columns: network, workers, slowest, phase, seconds, model (its share), paper.
     """
-    cost = lab.cost(case)
+    found = {
+        (network, workers, slowest): _phases(setting, network, slowest, workers=workers)
+        for network in TWO
+        for workers in WORKER_COUNTS[1:]
+        for slowest in (1.0, slow_rank)
+    }
+    keys = ["network", "workers", "slowest"]
+    frame = _by_phase(keys, seconds=found, model=_shares(found)).assign(paper=math.nan)
+    printed = frame[[*keys, "phase"]] == ["ResNet101", WORKERS, 1.0, "ALLREDUCE"]
+    frame.loc[printed.all(axis=1), "paper"] = claimed("osf-fig05-allreduce") / 100
+    return frame
+
+
+def fig07(setting: PaperSetting) -> pd.DataFrame:
+    """Communication time by phase against the buffer at 32 workers, all equal and one slower.
+
+    Columns: network, buffer_bytes (0: no fusion), slowest, phase, seconds, model (its share), paper.
+    """
+    found = {
+        (network, size, slowest): _phases(setting, network, slowest, buffer_bytes=size)
+        for network in TWO
+        for size in (0, *cluster.BUFFERS)
+        for slowest in (1.0, SLOW_RANK)
+    }
+    keys = ["network", "buffer_bytes", "slowest"]
+    return _by_phase(keys, seconds=found, model=_shares(found)).assign(paper=math.nan)
+
+
+def _phases(
+    setting: PaperSetting,
+    network: str,
+    slowest: float,
+    *,
+    workers: int = WORKERS,
+    buffer_bytes: int = 0,
+) -> dict[str, float]:
+    compute_s = setting.compute_s(network)
+    workload, plan, waited_s = cluster.fused(
+        network, compute_s, buffer_bytes, setting.timeout_s, setting.unit
+    )
     return breakdown(
-        lab.workload(case),
-        plan_of(case),
-        cost,
-        slowest=case.straggler,
-        negotiate_s=float(cost(KIB)),
-        link=lab.link(case),
+        workload,
+        plan,
+        setting.cost(workers),
+        waited_s=waited_s,
+        slowest=slowest,
+        negotiate_s=agreement_s(),
     )
 
 
-def phases(lab: Lab) -> pd.DataFrame:
-    """One row a negotiated case and phase, of rank 0: seconds, and shares of the communication time.
+def agreement_s() -> float:
+    """One round trip to the coordinator: the paper's bandwidth-delay product over its link rate."""
+    return prose("osf")["fig10-bdp"] * KB / cluster.NETWORK_BYTES_PER_S
 
-    Columns: network, workers, buffer_bytes (0: no fusion), slowest, phase, model_s, measured_s,
-    repeatability_s, model, measured.
+
+def panel_name(network: str, slowest: float) -> str:
+    """The heading of a panel.
+
+    >>> panel_name("VGG16", 1), panel_name("VGG16", 1.1)
+    ('VGG16, equal workers', 'VGG16, one takes 1.1 x')
     """
-    rows = []
-    for case in lab.cases():
-        if not case.negotiated:
-            continue
-        seen = pd.DataFrame([of_timeline(timeline) for timeline in lab.timelines(case)])
-        model, measured = predicted_phases(lab, case), seen.mean()
-        where = {
-            "network": osf_name(case.network),
-            "workers": case.workers,
-            "buffer_bytes": _buffer_bytes(case),
-            "slowest": case.straggler,
-        }
-        rows += [
-            {
-                **where,
-                "phase": phase,
-                "model_s": model[phase],
-                "measured_s": measured[phase],
-                "repeatability_s": _spread(seen[phase]),
-                "model": model[phase] / sum(model.values()),
-                "measured": measured[phase] / measured.sum(),
-            }
-            for phase in PHASES
-        ]
-    return pd.DataFrame(rows)
+    return f"{network}, " + ("equal workers" if slowest == 1 else f"one takes {slowest:g} x")
 
 
-def _buffer_bytes(case: Case) -> int:
+# -- the lab -------------------------------------------------------------------------------------
+
+
+def _key(case: Case) -> tuple[str, int, int, float]:
+    """The values of KEYS."""
     name, _, size = case.plan.partition(":")
-    return parse_bytes(size) if name == "buffer" else 0
+    buffer_bytes = parse_bytes(size) if name == "buffer" else 0
+    return osf_name(case.network), case.workers, buffer_bytes, case.straggler
 
 
-def _spread(values: pd.Series) -> float:
-    """Mean difference of two repeats; NaN for a single one."""
-    found = values.to_numpy()
-    apart = np.abs(found[:, None] - found)[np.triu_indices(len(found), 1)]
-    return float(apart.mean()) if len(apart) else float("nan")
+def phases(lab: Lab) -> pd.DataFrame:
+    """One row per negotiated case and phase, of rank 0: seconds, and shares of the communication time.
+
+    An agreement is taken to be as quick as the smallest message that was calibrated: everyone must have
+    heard from everyone. Columns: network, workers, buffer_bytes (0: no fusion), slowest, phase, model_s,
+    measured_s, repeatability_s, model, measured.
+    """
+    model, measured, apart = {}, {}, {}
+    for case in lab.cases(negotiated=True):
+        key, messages = _key(case), lab.calibration.of_case(case)
+        workload, plan, agreed_s = lab.workload(case), plan_of(case), float(messages.cost(KIB))
+        model[key] = breakdown(
+            workload,
+            plan,
+            messages.cost,
+            slowest=case.straggler,
+            negotiate_s=agreed_s,
+            link=messages.link,
+        )
+        seen = _seen(lab, case)
+        measured[key] = seen.mean().to_dict()
+        apart[key] = seen.agg(mean_difference).to_dict()
+    return _by_phase(
+        KEYS,
+        model_s=model,
+        measured_s=measured,
+        repeatability_s=apart,
+        model=_shares(model),
+        measured=_shares(measured),
+    )
+
+
+def _seen(lab: Lab, case: Case) -> pd.DataFrame:
+    """Seconds of each phase on rank 0, one row per repeat."""
+    return pd.DataFrame([of_timeline(timeline) for timeline in lab.timelines(case)])
 
 
 def totals(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of rows of `phases`: one a case, communication time in all and its relative error."""
-    keys = ["network", "workers", "buffer_bytes", "slowest"]
-    found = rows.groupby(keys)[["model_s", "measured_s"]].sum()
+    """Communication time in all and its relative error, one row per case of `phases`."""
+    found = rows.groupby(KEYS)[["model_s", "measured_s"]].sum()
     return found.assign(error=found["model_s"] / found["measured_s"] - 1).reset_index()
 
 
 def side_by_side(rows: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Phases in columns, for stacked bars: of each value of ``by`` the model's row and, beside it, the lab's.
+    """Phases in columns, for stacked bars: for each value of ``by`` the model's row and then the lab's.
 
     Labels are short, since bars may be many: the value, its unit below it, and "lab" under the second.
     """
@@ -158,31 +183,28 @@ def side_by_side(rows: pd.DataFrame, by: str) -> pd.DataFrame:
 def agreements(lab: Lab) -> pd.DataFrame:
     """How long an agreement takes where all workers are equal, from rank 0's report to its answer.
 
-    One row a case: network, workers, buffer_bytes, model_s (of each), and medians of those asked for
+    One row per case: network, workers, buffer_bytes, model_s (of each), and medians of those asked for
     on an idle and on a busy link: idle_s, busy_s, NaN where there are none.
     """
     rows = []
-    for case in lab.cases():
-        if not case.negotiated or case.straggler > 1:
+    for case in lab.cases(negotiated=True):
+        if case.straggler > 1:
             continue
-        asked: dict[str, list[float]] = {"idle_s": [], "busy_s": []}
-        for timeline in lab.timelines(case):
-            mine = timeline.select(timeline.rank == 0)
-            messages = mine.spans(COMMUNICATION)
-            spans = mine.select(mine.kind == "negotiate")
-            for start_s, end_s in zip(spans.start_s.tolist(), spans.end_s.tolist(), strict=True):
-                busy = np.any((messages[:, 0] < start_s) & (start_s < messages[:, 1]))
-                asked["busy_s" if busy else "idle_s"].append(end_s - start_s)
-        rows.append(
-            {
-                "network": osf_name(case.network),
-                "workers": case.workers,
-                "buffer_bytes": _buffer_bytes(case),
-                "model_s": float(lab.cost(case)(KIB)),
-                **{name: float(pd.Series(times).median()) for name, times in asked.items()},
-            }
-        )
+        spans = [_agreements(timeline) for timeline in lab.timelines(case)]
+        asked = pd.concat(spans).groupby("busy")["seconds"].median()
+        agreed_s = float(lab.calibration.of_case(case).cost(KIB))
+        times = {"model_s": agreed_s, "idle_s": asked.get(False), "busy_s": asked.get(True)}
+        rows.append({**dict(zip(KEYS[:3], _key(case), strict=False)), **times})
     return pd.DataFrame(rows)
+
+
+def _agreements(timeline: Timeline) -> pd.DataFrame:
+    """Seconds of each agreement of rank 0, and whether a message was on its way when it was asked for."""
+    mine = timeline.select(timeline.rank == 0)
+    messages, asked = mine.spans(COMMUNICATION), mine.select(mine.kind == "negotiate")
+    start_s = asked.start_s[:, None]
+    busy = np.any((messages[:, 0] < start_s) & (start_s < messages[:, 1]), axis=1)
+    return pd.DataFrame({"busy": busy, "seconds": asked.end_s - asked.start_s})
 
 
 def twins(lab: Lab) -> pd.DataFrame:
@@ -191,15 +213,13 @@ def twins(lab: Lab) -> pd.DataFrame:
     Columns: network, workers, slowest, negotiated, iteration_s (mean), repeatability_s, and measured
     seconds of each phase on rank 0.
     """
+    asked, plain = (
+        {_but_negotiated(case): case for case in lab.cases(negotiated=negotiated)}
+        for negotiated in (True, False)
+    )
     rows = []
-    cases = lab.cases()
-    plain = {_but_negotiated(case) for case in cases if not case.negotiated}
-    both = {_but_negotiated(case) for case in cases if case.negotiated} & plain
-    for case in cases:
-        if _but_negotiated(case) not in both:
-            continue
+    for case in (found[alike] for alike in asked if alike in plain for found in (plain, asked)):
         iterations_s = lab.runs.loc[lab.runs["case"] == case.key, "iteration_s"]
-        seen = pd.DataFrame([of_timeline(timeline) for timeline in lab.timelines(case)])
         rows.append(
             {
                 "network": osf_name(case.network),
@@ -207,8 +227,8 @@ def twins(lab: Lab) -> pd.DataFrame:
                 "slowest": case.straggler,
                 "negotiated": case.negotiated,
                 "iteration_s": iterations_s.mean(),
-                "repeatability_s": _spread(iterations_s),
-                **seen.mean(),
+                "repeatability_s": mean_difference(iterations_s),
+                **_seen(lab, case).mean(),
             }
         )
     keys = ["network", "workers", "slowest", "negotiated"]
@@ -217,36 +237,3 @@ def twins(lab: Lab) -> pd.DataFrame:
 
 def _but_negotiated(case: Case) -> tuple[object, ...]:
     return case.network, case.workers, case.ends, case.straggler, case.dilation
-
-
-def fig08(lab: Lab) -> pd.DataFrame:
-    """Scaling factor (osf Eq 1) of VGG-16, as it is and replaced, without fusion or negotiation.
-
-    Columns: network, workers, measured, repeatability, model (overlapped), csf (osf Eq 2), error,
-    processor_limited.
-    """
-    rows = []
-    for case in lab.cases():
-        if (
-            case.negotiated
-            or case.plan != "none"
-            or case.network not in ("vgg16", "vgg16_replaced")
-        ):
-            continue
-        runs = lab.runs[lab.runs["case"] == case.key]
-        factors = runs["compute_s"] / runs["iteration_s"]
-        workload, cost = lab.workload(case), lab.cost(case)
-        model = predict(workload, plan_of(case), cost, lab.link(case)).scaling_factor
-        rows.append(
-            {
-                "network": osf_name(case.network),
-                "workers": case.workers,
-                "measured": factors.mean(),
-                "repeatability": _spread(factors),
-                "model": model,
-                "csf": no_overlap(Iteration(workload, single(workload), cost)).scaling_factor,
-                "error": model / factors.mean() - 1,
-                "processor_limited": bool(runs["processor_limited"].any()),
-            }
-        )
-    return pd.DataFrame(rows).sort_values(["network", "workers"], ignore_index=True)

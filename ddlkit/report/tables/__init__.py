@@ -1,14 +1,17 @@
 """The papers' tables, rendered: as printed, beside what is computed here and the difference.
 
-One module a paper, one function a table, each a data frame: the columns as transcribed; after a
-column that can be recomputed, ``<column>_computed`` and ``<column>_difference`` (relative to print).
+One module per paper, one function per table of which something is computed, each a data frame: the columns
+as transcribed; after a column that can be recomputed, ``<column>_computed`` and ``<column>_difference``
+(relative to print). Of a table of symbols there is `symbols`; the others are `paper_table` as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
+
+from ddlkit.report.claims import paper_table
 
 
 def recomputed(frame: pd.DataFrame, column: str, values: Sequence[float]) -> pd.DataFrame:
@@ -20,6 +23,12 @@ def recomputed(frame: pd.DataFrame, column: str, values: Sequence[float]) -> pd.
     return result
 
 
-def named(frame: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
-    """A table of symbols with the name that each has in ddlkit. Raises KeyError for one without."""
-    return frame.assign(ddlkit=[names[symbol] for symbol in frame["symbol"]])
+def symbols(paper: str, name: str) -> pd.DataFrame:
+    """A table of symbols: symbol, meaning in our words, name in ddlkit (the paper's symbols.csv).
+
+    A name is module.function(parameter), or class attribute, below ``ddlkit``; of a phase's total, the name
+    of its layers'. Raises KeyError for a symbol without one.
+    """
+    names = paper_table(paper, "symbols").set_index("symbol")["ddlkit"].to_dict()
+    printed = paper_table(paper, name)
+    return printed.assign(ddlkit=[names[symbol] for symbol in printed["symbol"]])

@@ -6,42 +6,7 @@ import pandas as pd
 
 from ddlkit.papers import networks
 from ddlkit.report.claims import paper_table
-from ddlkit.report.tables import named, recomputed
-
-SYMBOLS = {
-    "N": "papers.dag.speedup(machines)",
-    "n_g": "papers.dag.speedup(gpus_per_machine)",
-    "N_g": "papers.dag.iteration_tasks(gpus)",
-    "M": "core.case.Case.batch",
-    "L": "papers.dag.iteration_tasks(layers)",
-    "t_iter": "papers.dag.iteration_s",
-    "t_io": "papers.dag.IterationTimes.io_s",
-    "t_h2d": "papers.dag.IterationTimes.h2d_s",
-    "t_f": "papers.dag.IterationTimes.forward_s",
-    "t_f^(l)": "papers.dag.IterationTimes.forward_s",
-    "t_b": "papers.dag.IterationTimes.backward_s",
-    "t_b^(l)": "papers.dag.IterationTimes.backward_s",
-    "t_u": "papers.dag.IterationTimes.update_s",
-    "t_c": "papers.dag.IterationTimes.communication_s",
-    "t_c^(l)": "papers.dag.IterationTimes.communication_s",
-    "t_c^no": "papers.dag.exposed_communication_s",
-}
-"""Symbol of Table I -> name below ``ddlkit``; a phase's total is the sum over its layers."""
-
-
-def table1() -> pd.DataFrame:
-    """dag Tab I: symbol, meaning in our words, name in ddlkit."""
-    return named(paper_table("dag", "tab01"), SYMBOLS)
-
-
-def table2() -> pd.DataFrame:
-    """dag Tab II: the two clusters; nothing to recompute."""
-    return paper_table("dag", "tab02")
-
-
-def table3() -> pd.DataFrame:
-    """dag Tab III: software versions; nothing to recompute."""
-    return paper_table("dag", "tab03")
+from ddlkit.report.tables import recomputed
 
 
 def table4() -> pd.DataFrame:
@@ -54,11 +19,6 @@ def table4() -> pd.DataFrame:
     millions = [sum(networks.parameters(name)) / 1e6 for name in names]
     frame = recomputed(frame, "parameters_millions", millions)
     return frame.assign(gflop_computed=[2 * networks.multiply_adds(name) / 1e9 for name in names])
-
-
-def table5() -> pd.DataFrame:
-    """dag Tab V: what the prediction needs, and how it was obtained; nothing to recompute."""
-    return paper_table("dag", "tab05")
 
 
 def table6() -> pd.DataFrame:

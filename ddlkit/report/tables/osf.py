@@ -7,26 +7,7 @@ import pandas as pd
 from ddlkit.core.units import MIB
 from ddlkit.papers import networks
 from ddlkit.report.claims import paper_table
-from ddlkit.report.tables import named, recomputed
-
-SYMBOLS = {
-    "N": "papers.osf.update_s(workers)",
-    "beta": "papers.osf.update_s(bytes_per_s)",
-    "delta": "papers.osf.update_s(overhead_s)",
-    "n": "core.workload.Workload.n",
-    "D^(i)": "papers.osf.sent_bytes(sizes)",
-    "M": "papers.osf.compute_s(batch)",
-    "C^(i)": "papers.osf.compute_s(forward_flops)",
-    "pi": "papers.osf.compute_s(flops_per_s)",
-    "c": "papers.osf.compute_s(c)",
-    "s": "papers.osf.update_s(bytes_per_parameter)",
-}
-"""Symbol of Table 1 -> module.function(parameter), or class attribute, below ``ddlkit``."""
-
-
-def table1() -> pd.DataFrame:
-    """osf Tab 1: symbol, meaning in our words, name in ddlkit."""
-    return named(paper_table("osf", "tab01"), SYMBOLS)
+from ddlkit.report.tables import recomputed
 
 
 def table2() -> pd.DataFrame:

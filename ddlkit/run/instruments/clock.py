@@ -13,8 +13,10 @@ Times of one action as a table, one row per sample:
 from __future__ import annotations
 
 import functools
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
 
@@ -22,6 +24,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from torch.profiler import ProfilerActivity, profile
 
 from ddlkit.core.errors import UserError
 
@@ -234,3 +237,17 @@ def timed(action: Action, device: torch.device | str) -> Callable[[], Marks]:
         return marks
 
     return run
+
+
+def chrome_trace(action: Action, device: torch.device | str) -> str:
+    """What `torch.profiler` sees of ``action`` until its work is done: a Chrome trace, as JSON."""
+    activities = [ProfilerActivity.CPU]
+    if torch.device(device).type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as profiler:
+        action()
+        synchronizer(device)()
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        return path.read_text()

@@ -1,6 +1,6 @@
 """Start a job on several ranks of this machine, watch over them, and leave none behind.
 
-Everything measured between ranks is a job: ``ddlkit.run.jobs.worker JOB CONFIG.json`` in every rank, with
+Everything measured between ranks is a `Job`: ``ddlkit.run.jobs.worker JOB CONFIG.json`` in every rank, with
 torchrun's variables in its environment, so that torchrun itself, or Slurm, starts the very same over
 several nodes. Here `ddlkit.run.jobs.zygote` forks them. No torch here.
 """
@@ -8,7 +8,6 @@ several nodes. Here `ddlkit.run.jobs.zygote` forks them. No torch here.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -17,109 +16,62 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
+
+import pandas as pd
 
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs import zygote
-from ddlkit.run.jobs.zygote import PACKAGES, PARENT
+from ddlkit.run.jobs.job import Job, S
+from ddlkit.run.jobs.place import LOCALHOST, Place
+from ddlkit.run.jobs.protocol import (
+    ERROR,
+    LOST_PEER,
+    MISTAKE,
+    PROGRESS,
+    child_environment,
+    ending,
+    sigterm_unwinds,
+)
 
-LOCALHOST = "127.0.0.1"
 LOGS = "rank-logs"
-PROGRESS = "ddlkit: "  # a line of rank 0 that begins so is shown to the user
-ERROR = "ddlkit: error: "
-MISTAKE, LOST_PEER = 2, 3  # exit statuses of a rank: a user's mistake; another rank went first
 POLL_S = 0.05
 SETTLE_S = 0.3  # ranks that die of one cause do so within this time
 GRACE_S = 3.0  # what a process has to end by itself before it is killed
-_PR_SET_PDEATHSIG = 1
 
 
-class Place(Protocol):
-    """Where ranks run and over which link they talk."""
+def launch(
+    job: Job[S],
+    settings: S,
+    *,
+    ranks: int,
+    place: Place,
+    join: Mapping[str, Any] | None = None,
+    timeout_s: float = 900.0,
+    out: Path | None = None,
+) -> dict[str, pd.DataFrame]:
+    """Run a job on ``ranks`` ranks to its end; returns the tables that it left.
 
-    @property
-    def name(self) -> str:
-        """The link as it appears in tables: "loopback", "lab:1gbit"."""
+    ::
 
-    @property
-    def link_bits_per_s(self) -> float:
-        """Rate that the link is shaped to; 0 if it is not."""
+        settings = CollectivesSettings(sizes=[1024, 4 * MIB])
+        table = launch(collectives_job, settings, ranks=2, place=Loopback())["collectives"]
 
-    def environment(self, rank: int, ranks: int) -> dict[str, str]:
-        """What that rank must find in its environment: see `rank_environment`."""
+    join : arguments of `ddlkit.run.jobs.rank.Rank.join`, e.g. {"gloo_threads": 2}
+    out : where the tables are also left, each as soon as there is something of it
+    ``attrs["job"]`` of each table are backend, device and threads.
 
-    def namespace(self, rank: int) -> Path | None:
-        """File of the network namespace that the rank lives in; None for this process's own."""
-
-
-def rank_environment(rank: int, ranks: int, address: str, port: int) -> dict[str, str]:
-    """torchrun's variables for a rank on a machine that holds them all; a port of 0 is any free one."""
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    meeting = {"MASTER_ADDR": address, "MASTER_PORT": port}
-    return {name: str(value) for name, value in (numbers | meeting).items()}
-
-
-@dataclass(frozen=True)
-class Loopback:
-    """All ranks on this machine, talking over its loopback interface; ``port`` 0 is any free one.
-
-    variables : what the ranks find in their environment besides
+    Raises UserError as `run_ranks` does.
     """
-
-    port: int = 0
-    name: str = "loopback"
-    link_bits_per_s: float = 0.0
-    variables: Mapping[str, str] = field(default_factory=dict)
-
-    def environment(self, rank: int, ranks: int) -> dict[str, str]:
-        """torchrun's variables, the interface, and ``variables``."""
-        interface = "lo0" if sys.platform == "darwin" else "lo"
-        numbers = rank_environment(rank, ranks, LOCALHOST, self.port)
-        return {**numbers, "GLOO_SOCKET_IFNAME": interface, **self.variables}
-
-    def namespace(self, rank: int) -> Path | None:
-        """Our own."""
-        return None
-
-
-def launch(job: str, config: dict[str, Any], *, ranks: int, place: Place, timeout_s: float) -> Path:
-    """Run ``job`` on ``ranks`` ranks to its end; returns the directory ``config["out"]``.
-
-    ``config`` is any JSON object; ``out`` is where rank 0 writes. Standard error of every rank goes to
-    ``out/rank-logs``, which stays only when the job failed.
-
-    Raises UserError, in one line, when a rank dies (all others are then ended at once), when the job
-    takes longer than ``timeout_s``, and when the port is taken. No rank outlives this call, nor this
-    process.
-    """
-    if ranks < 1:
-        raise UserError(f"{ranks} ranks for job {job}: ask for at least 1")
-    out = Path(config["out"])
-    logs = out / LOGS
-    config_file = logs / "config.json"
-    try:
-        shutil.rmtree(logs, ignore_errors=True)
-        logs.mkdir(parents=True)
-        config_file.write_text(json.dumps(config))
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {out}: {error.strerror}: choose another directory"
-        ) from error
-    group = _Group([job, str(config_file.resolve())], ranks, place, logs)
-    with _sigterm_unwinds():
-        try:
-            group.start()
-            _watch(group, job, timeout_s)
-        finally:
-            group.end()
-    shutil.rmtree(logs)
-    return out
+    link = {"link": place.name, "link_bits_per_s": place.link_bits_per_s}
+    with workspace(out) as directory:
+        config = {"out": str(directory), "join": dict(join or {}), **link, **asdict(settings)}
+        run_ranks(job.module, config, ranks=ranks, place=place, timeout_s=timeout_s)
+        return job.results(directory)
 
 
 @contextlib.contextmanager
@@ -132,21 +84,43 @@ def workspace(out: Path | None) -> Iterator[Path]:
         yield Path(directory)
 
 
+def run_ranks(
+    job: str, config: Mapping[str, Any], *, ranks: int, place: Place, timeout_s: float
+) -> None:
+    """Run `ddlkit.run.jobs.worker` with ``job`` and ``config``, any JSON object, in every rank to its end.
+
+    Standard error of every rank goes to ``rank-logs`` in ``config["out"]``, which stays only when the
+    job failed.
+
+    Raises UserError, in one line, when a rank dies (all others are then ended at once), when the job
+    takes longer than ``timeout_s``, and when the port is taken. No rank outlives this call, nor this
+    process.
+    """
+    name = job.rpartition(".")[2]
+    if ranks < 1:
+        raise UserError(f"{ranks} ranks for job {name}: ask for at least 1")
+    out = Path(config["out"])
+    logs = out / LOGS
+    config_file = logs / "config.json"
+    try:
+        shutil.rmtree(logs, ignore_errors=True)
+        logs.mkdir(parents=True)
+        config_file.write_text(json.dumps(config))
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {out}: {error.strerror}: choose another directory"
+        ) from error
+    group = _Group([job, str(config_file.resolve())], ranks, place, logs)
+    with sigterm_unwinds():
+        try:
+            group.start()
+            _watch(group, name, timeout_s)
+        finally:
+            end(group.processes)
+    shutil.rmtree(logs)
+
+
 # -- ranks as a group of processes -------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Death:
-    """A rank that ended badly; negative status: the signal that killed it."""
-
-    rank: int
-    status: int
-
-    @property
-    def how(self) -> str:
-        if self.status < 0:
-            return f"was killed by {signal.Signals(-self.status).name}"
-        return f"died with exit status {self.status}"
 
 
 class Process(Protocol):
@@ -161,63 +135,54 @@ class Process(Protocol):
         """Its exit status. Raises subprocess.TimeoutExpired."""
 
 
+@dataclass
 class _Group:
     """The processes that carry the ranks of one job; ``worker`` are the arguments of each."""
 
-    def __init__(self, worker: list[str], ranks: int, place: Place, logs: Path) -> None:
-        self.worker, self.ranks, self.place, self.logs = worker, ranks, place, logs
-        self.processes: list[Process] = []
+    worker: list[str]
+    ranks: int
+    place: Place
+    logs: Path
+    processes: list[Process] = field(default_factory=list)
 
     def start(self) -> None:
         """Start every rank; call `end` even if this fails half-way."""
         free_port = str(_free_port())
         for rank in range(self.ranks):
-            asked = self.place.environment(rank, self.ranks)
-            if asked["MASTER_PORT"] == "0":
-                asked["MASTER_PORT"] = free_port
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", **asked}
-            log, namespace = self.log(rank), self.place.namespace(rank)
-            if zygote.available():
-                start = zygote.zygote().start
-                self.processes.append(start(self.worker, environment, log, namespace))
-            else:
-                self.processes.append(_start(self.worker, environment, log))
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            environment |= self.place.environment(rank, self.ranks)
+            if environment["MASTER_PORT"] == "0":
+                environment["MASTER_PORT"] = free_port
+            self.processes.append(self._start(rank, environment))
+
+    def _start(self, rank: int, environment: Mapping[str, str]) -> Process:
+        """A rank in a session of its own: Ctrl-C in the terminal reaches only us."""
+        if zygote.available():
+            namespace = self.place.namespace(rank)
+            return zygote.zygote().start(self.worker, environment, self.log(rank), namespace)
+        with open(self.log(rank), "wb") as stream:
+            return subprocess.Popen(
+                # -u: the last words of a rank that is killed must have left its buffers.
+                [sys.executable, "-u", "-m", "ddlkit.run.jobs.worker", *self.worker],
+                env=child_environment(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
 
     def log(self, rank: int) -> Path:
         """Where the standard error of a rank goes."""
         return self.logs / f"rank{rank}.log"
 
-    def deaths(self) -> list[_Death]:
-        """The ranks that ended badly of themselves."""
-        statuses = [(rank, process.poll()) for rank, process in enumerate(self.processes)]
-        return [_Death(rank, status) for rank, status in statuses if status]
+    def deaths(self) -> dict[int, int]:
+        """Exit statuses of the ranks that ended badly of themselves, negative for a signal."""
+        statuses = {rank: process.poll() for rank, process in enumerate(self.processes)}
+        return {rank: status for rank, status in statuses.items() if status}
 
     def done(self) -> bool:
         """Whether all processes ended well."""
         return all(process.poll() == 0 for process in self.processes)
-
-    def end(self) -> None:
-        """End every rank that still runs, and wait until it has."""
-        end(self.processes)
-
-
-def _start(worker: list[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """A rank as a process of its own, in a session of its own: Ctrl-C in the terminal reaches only us."""
-    inherited = [path for path in [os.environ.get("PYTHONPATH", "")] if path]
-    ours = {
-        "PYTHONPATH": os.pathsep.join([str(PACKAGES), *inherited]),
-        PARENT: str(os.getpid()),
-    }
-    with open(log, "wb") as stream:
-        return subprocess.Popen(
-            # -u: the last words of a rank that is killed must have left its buffers.
-            [sys.executable, "-u", "-m", "ddlkit.run.jobs.worker", *worker],
-            env={**environment, **ours},
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-            start_new_session=True,
-        )
 
 
 def end(processes: Sequence[Process]) -> None:
@@ -255,12 +220,13 @@ def _watch(group: _Group, job: str, timeout_s: float) -> None:
 def _verdict(group: _Group, job: str) -> str:
     """One line on the rank that died first of all, as far as can be told."""
     # Ranks follow one another within milliseconds: those that say they lost a peer are not the cause.
-    first = min(group.deaths(), key=lambda death: (death.status == LOST_PEER, death.status >= 0))
-    line = _last_line(group.log(first.rank))
-    where = f"rank {first.rank} of {group.ranks}"
-    if first.status == MISTAKE and line.startswith(ERROR):
+    deaths = group.deaths()
+    first = min(deaths, key=lambda rank: (deaths[rank] == LOST_PEER, deaths[rank] >= 0))
+    line = _last_line(group.log(first))
+    where = f"rank {first} of {group.ranks}"
+    if deaths[first] == MISTAKE and line.startswith(ERROR):
         return f"{line.removeprefix(ERROR)} ({where}, job {job})"
-    return f"{where} {first.how} in job {job}; last line: {line}"
+    return f"{where} {ending(deaths[first])} in job {job}; last line: {line}"
 
 
 def _last_line(log: Path) -> str:
@@ -281,48 +247,8 @@ def _show_progress(log: Path, shown: int) -> int:
     return shown + len(complete) + len(newline)
 
 
-def port_taken(address: str, port: int | str) -> str:
-    """What a user reads when another program listens where the ranks want to meet."""
-    return f"port {port} on {address} is taken by another program: choose another port"
-
-
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((LOCALHOST, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-# -- no orphans --------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _sigterm_unwinds() -> Iterator[None]:
-    """SIGTERM ends this process by way of every ``finally``, unless someone else handles it."""
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    mine = threading.current_thread() is threading.main_thread()
-    if not mine or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies, whatever the parent dies of (Linux).
-
-    A rank started by `launch` knows its parent's pid from the environment, so that a parent that died
-    before this call is noticed too. Without one (srun, torchrun by hand) there is nothing to compare.
-    """
-    if sys.platform != "linux":
-        return
-    parent = int(os.environ.get(PARENT, os.getppid()))
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

@@ -12,8 +12,10 @@ sets, or by Slurm's variables. So one command serves on one machine and over sev
     export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) MASTER_PORT=29500
     srun --ntasks-per-node 8 python -m ddlkit.run.jobs.worker collectives config.json
 
+JOB is the module that declares a job; of those in ddlkit.run the last part of the name is enough.
+
 CONFIG.json holds the settings of the job; ``out``, a directory that rank 0 writes its tables to;
-``link``, a name for the network; and ``join``, the arguments of `ddlkit.run.jobs.ranks.join`, e.g.
+``link``, a name for the network; and ``join``, the arguments of `ddlkit.run.jobs.rank.Rank.join`, e.g.
 ``{"out": "results", "link": "infiniband", "join": {"backend": "nccl"}}``.
 
 A user's mistake is one line and exit status 2. A rank that fails because another one went away says
@@ -25,48 +27,57 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pkgutil
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ddlkit.run
 from ddlkit.core.errors import UserError
-from ddlkit.run.jobs.launch import ERROR, LOST_PEER, MISTAKE, die_with_parent
-
-JOBS = {
-    "layers": "ddlkit.run.measure.layers:run_job",
-    "collectives": "ddlkit.run.measure.collectives:run_job",
-    "channels": "ddlkit.run.measure.channels:run_job",
-    "contention": "ddlkit.run.measure.contention:run_job",
-    "training": "ddlkit.run.measure.training:run_job",
-    "replay": "ddlkit.run.lab.replay:run_job",
-}
+from ddlkit.run.jobs.job import JOB_FILE, Job
+from ddlkit.run.jobs.protocol import ERROR, LOST_PEER, MISTAKE, die_with_parent
 
 
-def run(job: str, config: dict[str, Any]) -> None:
+def find(name: str) -> Job[Any]:
+    """The job that a module declares; its name may be cut down to its last part, or parts.
+
+    Raises UserError where there is no such module or no job in it.
+    """
+    ours = pkgutil.walk_packages(ddlkit.run.__path__, f"{ddlkit.run.__name__}.")
+    whole = next((found.name for found in ours if found.name.endswith(f".{name}")), name)
+    try:
+        module = importlib.import_module(whole)
+    except ModuleNotFoundError as error:
+        if not f"{whole}.".startswith(f"{error.name}."):  # something that the module itself needs
+            raise
+        raise UserError(
+            f"unknown job {name!r}: name the module that declares it, e.g. collectives"
+        ) from None
+    jobs = [one for one in vars(module).values() if isinstance(one, Job) and one.module == whole]
+    if not jobs:
+        raise UserError(f"unknown job {name!r}: {whole} declares none")
+    return jobs[0]
+
+
+def run(name: str, config: dict[str, Any]) -> None:
     """Join the other ranks, do this rank's part of the job, and leave.
 
     Rank 0 adds ``out/job.json``: backend, device and threads, which decide how fast the run is.
     """
-    from ddlkit.run.jobs import ranks as peers
+    from ddlkit.run.jobs.rank import Rank  # torch takes seconds, in which a parent may die
 
-    if job not in JOBS:
-        raise UserError(f"unknown job {job!r}: use one of {', '.join(JOBS)}")
-    module, function = JOBS[job].split(":")
-    out = Path(config["out"])
-    ranks = peers.join(**config.get("join", {}))
-    if ranks.rank == 0:
+    job, out = find(name), Path(config["out"])
+    settings = job.read(config)
+    named = {key: config[key] for key in ("link", "link_bits_per_s") if key in config}
+    me = replace(Rank.join(**config.get("join", {})), out=out, **named)
+    if me.rank == 0:
         out.mkdir(parents=True, exist_ok=True)
-        (out / peers.JOB_FILE).write_text(json.dumps(ranks.describe()))
-    getattr(importlib.import_module(module), function)(ranks, config)
-    peers.leave()
-
-
-def preload(job: str) -> None:
-    """Import what a job needs before its ranks are forked; an unknown job is left to `run` to refuse."""
-    if job in JOBS:
-        importlib.import_module(JOBS[job].split(":")[0])
+        (out / JOB_FILE).write_text(json.dumps(me.describe()))
+    job.run(me, settings)
+    me.leave()
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -1,35 +1,26 @@
-"""A process that has imported torch and forks ranks: starting one takes milliseconds, not seconds.
+"""The owner's end of a process that has imported torch and forks ranks in milliseconds, not seconds.
 
 Importing torch costs seconds of processor time, in every rank anew: sixteen ranks on two cores would
-spend half a minute on it before the first message. So one process imports it once, never computes, opens
-no GPU, and every rank of every launch is its child. It ends when its owner's end of the pipe closes,
-however the owner ends, and its ranks with it. No torch in the owner.
+spend half a minute on it before the first message. So one process (`fork_server`) imports it once, and
+every rank of every launch is its child. It ends when its owner's end of the pipe closes, however the
+owner ends, and its ranks with it. No torch here.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
-import importlib
 import json
 import os
 import selectors
 import signal
 import subprocess
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NoReturn
 
 from ddlkit.core.errors import UserError
-
-PACKAGES = Path(__file__).resolve().parents[3]
-PARENT = "DDLKIT_PARENT"  # pid without which a rank must not live
-_CLONE_NEWNET = 0x40000000
-_PR_SET_NAME = 15
-_STARTED, _ENDED = "started", "ended"
+from ddlkit.run.jobs.protocol import STARTED, child_environment
 
 
 def available() -> bool:
@@ -37,10 +28,7 @@ def available() -> bool:
     return hasattr(os, "pidfd_open")
 
 
-# -- the owner's side --------------------------------------------------------------------------
-
-
-class Rank:
+class ForkedRank:
     """A forked rank, as `subprocess.Popen` would show it."""
 
     def __init__(self, zygote: Zygote, pid: int) -> None:
@@ -61,25 +49,23 @@ class Rank:
 
 
 class Zygote:
-    """The process, and what it has told of its ranks."""
+    """The process, and what it has reported of its ranks."""
 
     def __init__(self) -> None:
-        inherited = [path for path in [os.environ.get("PYTHONPATH", "")] if path]
-        ours = {
-            "PYTHONPATH": os.pathsep.join([str(PACKAGES), *inherited]),
-            "OMP_NUM_THREADS": "1",  # read when torch is loaded; each rank sets its own number
-        }
         self.owner = os.getpid()
-        self._running: dict[int, Rank] = {}
+        self._running: dict[int, ForkedRank] = {}
         self._heard = b""
         # A session of its own: Ctrl-C in the terminal reaches only the owner.
         self._process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "ddlkit.run.jobs.zygote"],
-            env={**os.environ, **ours},
+            [sys.executable, "-u", "-m", "ddlkit.run.jobs.fork_server"],
+            # Read when torch is loaded; each rank sets its own number.
+            env={**child_environment(), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
+        assert self._process.stdin and self._process.stdout
+        self._requests, self._reports = self._process.stdin, self._process.stdout
 
     @property
     def usable(self) -> bool:
@@ -88,7 +74,7 @@ class Zygote:
 
     def start(
         self, argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
-    ) -> Rank:
+    ) -> ForkedRank:
         """Fork a rank that runs ``ddlkit.run.jobs.worker`` with ``argv``.
 
         environment : all of it; log : where its output goes; namespace : the network namespace's file
@@ -101,10 +87,10 @@ class Zygote:
             "log": str(log),
             "namespace": str(namespace) if namespace else "",
         }
-        self._newest: Rank | None = None
+        self._newest: ForkedRank | None = None
         with contextlib.suppress(BrokenPipeError):
-            self._pipe(self._process.stdin).write(json.dumps(request).encode() + b"\n")
-            self._pipe(self._process.stdin).flush()
+            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.flush()
         while self._newest is None:
             if self._process.poll() is not None:
                 raise UserError(
@@ -115,12 +101,11 @@ class Zygote:
 
     def hear(self, timeout_s: float | None) -> bool:
         """Take in what the zygote says within the time; False if it said nothing."""
-        pipe = self._pipe(self._process.stdout)
         with selectors.DefaultSelector() as selector:
-            selector.register(pipe, selectors.EVENT_READ)
+            selector.register(self._reports, selectors.EVENT_READ)
             if not selector.select(timeout_s):
                 return False
-        said = os.read(pipe.fileno(), 65536)
+        said = os.read(self._reports.fileno(), 65536)
         if not said:
             for rank in self._running.values():  # they died with their parent
                 rank.returncode = -signal.SIGKILL
@@ -129,8 +114,8 @@ class Zygote:
             return True
         *lines, self._heard = (self._heard + said).split(b"\n")
         for event, pid, status in map(json.loads, lines):
-            if event == _STARTED:
-                self._newest = self._running[pid] = Rank(self, pid)
+            if event == STARTED:
+                self._newest = self._running[pid] = ForkedRank(self, pid)
             else:
                 self._running.pop(pid).returncode = status
         return True
@@ -138,14 +123,9 @@ class Zygote:
     def close(self) -> None:
         """End it, and every rank that still runs."""
         if self.owner == os.getpid():
-            self._pipe(self._process.stdin).close()
+            self._requests.close()
             self._process.wait()
-            self._pipe(self._process.stdout).close()
-
-    @staticmethod
-    def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
-        assert stream is not None
-        return stream
+            self._reports.close()
 
 
 _current: Zygote | None = None
@@ -158,83 +138,3 @@ def zygote() -> Zygote:
         _current = Zygote()
         atexit.register(_current.close)
     return _current
-
-
-# -- the zygote's side -------------------------------------------------------------------------
-
-
-def main() -> None:
-    """Serve requests from standard input until it closes."""
-    importlib.import_module("ddlkit.run.jobs.ranks")
-    told = os.dup(1)
-    os.dup2(2, 1)  # nobody but us writes to the owner
-    children: dict[int, int] = {}
-    with selectors.DefaultSelector() as chooser:
-        chooser.register(0, selectors.EVENT_READ)
-        while True:
-            for key, _ in chooser.select():
-                if key.fd in children:
-                    pid = children.pop(key.fd)
-                    chooser.unregister(key.fd)
-                    os.close(key.fd)
-                    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                    _tell(told, _ENDED, pid, status)
-                    continue
-                # The owner waits for each answer, so there is never more than one line to read.
-                line = sys.stdin.buffer.readline()
-                if not line:
-                    return
-                request = json.loads(line)
-                importlib.import_module("ddlkit.run.jobs.worker").preload(request["argv"][0])
-                pid = os.fork()
-                if not pid:
-                    chooser.close()
-                    _live(request, [told, *children])
-                with contextlib.suppress(OSError):
-                    os.setpgid(pid, pid)  # here and in the child: whoever is first
-                child = os.pidfd_open(pid)
-                children[child] = pid
-                chooser.register(child, selectors.EVENT_READ)
-                _tell(told, _STARTED, pid, None)
-
-
-def _tell(fd: int, event: str, pid: int, status: int | None) -> None:
-    os.write(fd, json.dumps([event, pid, status]).encode() + b"\n")
-
-
-def _live(request: Mapping[str, Any], to_close: Sequence[int]) -> NoReturn:
-    """What a rank does from fork to end."""
-    status = 1
-    try:
-        for fd in to_close:
-            os.close(fd)
-        _settle(request)
-        status = importlib.import_module("ddlkit.run.jobs.worker").main(request["argv"])
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not sys.exit: after a failure, threads of gloo and NCCL may wait for peers that never answer.
-    os._exit(status)
-
-
-def _settle(request: Mapping[str, Any]) -> None:
-    """Own group, files, environment, directory, name and network."""
-    os.setpgid(0, 0)
-    with open(request["log"], "wb", buffering=0) as log, open(os.devnull, "rb") as nothing:
-        for number, stream in ((0, nothing), (1, log), (2, log)):
-            os.dup2(stream.fileno(), number)
-    os.environ.clear()
-    os.environ.update({**request["environment"], PARENT: str(os.getppid())})
-    os.chdir(request["directory"])
-    sys.argv = ["ddlkit.run.jobs.worker", *request["argv"]]
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_NAME, f"ddlkit-rank{os.environ.get('RANK', '')}".encode())
-    if request["namespace"]:
-        with open(request["namespace"], "rb") as place:
-            if libc.setns(place.fileno(), _CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), "cannot enter", request["namespace"])
-
-
-if __name__ == "__main__":
-    main()

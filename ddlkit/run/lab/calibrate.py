@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import pandas as pd
 
 from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.jobs.launch import launch
 from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.replay import choose_join
-from ddlkit.run.measure.collectives import BUDGET, SIZES, measure_collectives
+from ddlkit.run.measure.collectives import BUDGET, SIZES, CollectivesSettings, collectives_job
 
 MESSAGES_PER_SAMPLE = 16  # small messages are posted together, as a replay posts its groups
 
@@ -30,18 +31,17 @@ def calibrate(
 ) -> pd.DataFrame:
     """Table ``collectives`` of all ranks of the lab; ``budget`` is for each size.
 
-    in_flight : messages carried at once; tries : as for `ddlkit.run.measure.collectives.measure_collectives`
+    in_flight : messages carried at once; tries : as for `ddlkit.run.measure.collectives.CollectivesSettings`
 
     Raises UserError when a value comes out wrong or a rank dies.
     """
-    return measure_collectives(
-        lab,
-        lab.ranks,
-        collectives=collectives,
-        sizes=sizes,
-        budget=budget,
-        messages_per_sample=MESSAGES_PER_SAMPLE,
-        tries=tries,
+    settings = CollectivesSettings(collectives, sizes, budget, MESSAGES_PER_SAMPLE, tries=tries)
+    tables = launch(
+        collectives_job,
+        settings,
+        ranks=lab.ranks,
+        place=lab,
         join=choose_join(in_flight),
         timeout_s=timeout_s,
     )
+    return tables["collectives"]

@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from ddlkit.run.jobs import ranks as peers
-from ddlkit.run.jobs.ranks import Ranks
+from ddlkit.run.jobs.exchange import everyones
+from ddlkit.run.jobs.rank import Rank
 
 PATIENCE_S = 30.0  # for the lines between the ranks to be made
 _GROUP = struct.Struct("!I")
@@ -46,7 +46,7 @@ class Tally:
         return True
 
 
-def meet(ranks: Ranks) -> Negotiator:
+def meet(ranks: Rank) -> Negotiator:
     """This rank's line to the coordinator, a thread of rank 0. All ranks must call it together.
 
     Raises OSError where no line can be made.
@@ -54,7 +54,7 @@ def meet(ranks: Ranks) -> Negotiator:
     address = os.environ["MASTER_ADDR"]
     first = ranks.rank == 0
     door = socket.create_server((address, 0), backlog=ranks.world_size) if first else None
-    ports = peers.everyones([door.getsockname()[1] if door else 0])
+    ports = everyones([door.getsockname()[1] if door else 0])
     line = socket.create_connection((address, int(ports[0, 0])), PATIENCE_S)
     line.settimeout(None)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

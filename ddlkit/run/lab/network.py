@@ -25,12 +25,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from types import TracebackType
+from typing import Any
 
 from ddlkit.core.bandwidth import burst_bytes
 from ddlkit.core.errors import UserError
-from ddlkit.run.jobs.launch import rank_environment
+from ddlkit.run.jobs import protocol
+from ddlkit.run.jobs.place import rank_environment
 
 NAMESPACES = Path("/run/netns")  # of iproute2
 STATE = Path("/run/ddlkit")
@@ -93,12 +94,20 @@ class LabShape:
 
     @property
     def link(self) -> str:
-        """The link as it appears in tables: ``"lab:1gbit"``, with nodes ``"lab:1gbit-g4-10gbit"``."""
+        """The link as it appears in tables.
+
+        >>> LabShape(4, 1e9).link
+        'lab:1gbit'
+        """
         return f"lab:{self.name.partition('-')[2]}"
 
     @property
     def name(self) -> str:
-        """As it appears in file names: ``"p4-1gbit"``, ``"p16-1gbit-g4-10gbit"``."""
+        """As it appears in file names.
+
+        >>> LabShape(16, 1e9, ranks_per_node=4, intra_rate_bits_per_s=1e10).name
+        'p16-1gbit-g4-10gbit'
+        """
         name = f"p{self.workers}-{_rate_text(self.rate_bits_per_s)}"
         if self.ranks_per_node == 1:
             return name
@@ -187,7 +196,7 @@ class Lab:
                 self._build()
             if not self.persistent:
                 _ours[self.label] = self
-                _trap_signals()
+                _trapped.extend(protocol.trap(*_TRAPPED))
         except BaseException:
             self.down()
             raise
@@ -210,7 +219,8 @@ class Lab:
             self._holder = 0
             _ours.pop(self.label, None)
         if not _ours:
-            _release_signals()
+            protocol.release(_trapped)
+            _trapped.clear()
 
     def __enter__(self) -> Lab:
         return self.up()
@@ -475,25 +485,8 @@ _ours: dict[str, Lab] = {}
 """Labs that this process has up and must take down."""
 
 _TRAPPED = (signal.SIGTERM, signal.SIGHUP)
-
-
-def _exit(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
-
-
-def _trap_signals() -> None:
-    """While a lab is up, SIGTERM unwinds the stack as Ctrl-C does, unless someone handles it."""
-    if threading.current_thread() is threading.main_thread():
-        for number in _TRAPPED:
-            if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, _exit)
-
-
-def _release_signals() -> None:
-    if threading.current_thread() is threading.main_thread():
-        for number in _TRAPPED:
-            if signal.getsignal(number) is _exit:
-                signal.signal(number, signal.SIG_DFL)
+_trapped: list[int] = []
+"""Those that unwind the stack while a lab is up, as Ctrl-C does."""
 
 
 @contextmanager

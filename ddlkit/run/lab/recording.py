@@ -161,16 +161,15 @@ def append_iteration(
     _append(out / ITERATIONS, key.assign(**_row(script, everyone, used)))
 
 
-def keep_complete(out: Path) -> list[list[Any]]:
-    """[case, repeat] of the iterations that are complete in ``out``; the rest of the files is removed."""
+def keep_complete(out: Path) -> list[tuple[str, int]]:
+    """(case's key, repeat) of the complete iterations in ``out``; the rest of the files is removed."""
     rows, spans = _read_complete(out)
     for name, frame in ((ITERATIONS, rows), (TIMELINE, spans)):
         if frame.empty:
             (out / name).unlink(missing_ok=True)
         else:
             frame.to_csv(out / name, index=False)
-    found: list[list[Any]] = rows[KEY].to_numpy(dtype=object).tolist()
-    return found
+    return list(zip(rows["case"].tolist(), rows["repeat"].tolist(), strict=True))
 
 
 def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,11 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import Selecting
 from ddlkit.run.instruments import processor
 from ddlkit.run.instruments.processor import Usage
-from ddlkit.run.jobs import ranks as peers
-from ddlkit.run.jobs.launch import Place, launch, workspace
-from ddlkit.run.jobs.ranks import Ranks
+from ddlkit.run.jobs import exchange as peers
+from ddlkit.run.jobs.job import Tables, job
+from ddlkit.run.jobs.launch import launch, workspace
+from ddlkit.run.jobs.place import Place
+from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.lab.negotiate import Negotiator, meet
 from ddlkit.run.lab.recording import (
     Recording,
@@ -49,27 +51,27 @@ HEAD_START_S = 0.01  # from the barrier to the common start: all ranks must have
 SAY_S = 10.0  # between two lines of progress
 
 
-def choose_join(in_flight: int = 1) -> dict[str, Any]:
+def choose_join(in_flight: int = 1, *, raise_priority: bool = True) -> dict[str, Any]:
     """How ranks join for a replay, and must for a calibration that is to predict one.
 
     One gloo thread carries the collectives one after the other, as NCCL would; torch's default is 2.
     """
-    return {"backend": "gloo", "gloo_threads": in_flight, "raise_priority": True}
+    return {"backend": "gloo", "gloo_threads": in_flight, "raise_priority": raise_priority}
 
 
 @dataclass(frozen=True)
 class ReplaySettings:
     """What CONFIG.json of the job "replay" holds.
 
-    scripts : those of the cases, as dictionaries
+    scripts : those of the cases
     rounds, tries, afterwards_s, timeline_rounds : as for `replay`
     done : (case's key, repeat) of the iterations that are not played
     """
 
-    scripts: Sequence[dict[str, Any]]
+    scripts: Sequence[Script]
     rounds: int
     timeline_rounds: int
-    done: Sequence[Sequence[Any]]
+    done: Sequence[tuple[str, int]]
     tries: int
     afterwards_s: float
 
@@ -82,6 +84,7 @@ def replay(
     *,
     selection: Selecting | None = None,
     timeline_rounds: int = 1,
+    raise_priority: bool = True,
     done: Collection[tuple[str, int]] = (),
     tries: int = 1,
     afterwards_s: float = 0.0,
@@ -93,6 +96,7 @@ def replay(
     come; what an interrupted replay left there is kept, and not played again.
 
     selection : recorded times of it, needed for cases with a ``selection_sha256``
+    raise_priority : as it was when the link was calibrated
     done : (case's key, repeat) of further iterations that need not be played
     tries : how often an iteration is played, at most, while the machine's host disturbs it
     afterwards_s : what is still to come after this replay, for the progress lines
@@ -106,51 +110,56 @@ def replay(
     scripts = [Script.from_case(planned, selection) for planned in cases]
     patience_s = 60 + 3 * tries * rounds * sum(script.expected_s for script in scripts)
     with workspace(out) as directory:
-        there = [*keep_complete(directory), *map(list, done)]
-        described = [asdict(script) for script in scripts]
-        settings = ReplaySettings(described, rounds, timeline_rounds, there, tries, afterwards_s)
-        join = choose_join(asked[0].in_flight)
-        config = {"out": str(directory), "join": join, **vars(settings)}
-        launch("replay", config, ranks=ranks, place=place, timeout_s=patience_s)
+        there = [*keep_complete(directory), *done]
+        settings = ReplaySettings(scripts, rounds, timeline_rounds, there, tries, afterwards_s)
+        launch(
+            replay_job,
+            settings,
+            ranks=ranks,
+            place=place,
+            join=choose_join(asked[0].in_flight, raise_priority=raise_priority),
+            timeout_s=patience_s,
+            out=directory,
+        )
         return read_replayed(directory, asked)
 
 
 # -- in each rank ------------------------------------------------------------------------------
 
 
-def run_job(ranks: Ranks, config: dict[str, Any]) -> None:
-    """The job "replay". Rank 0 appends to two files in ``out``."""
-    settings = peers.settings(ReplaySettings, config)
-    scripts = [Script.from_dict(described) for described in settings.scripts]
-    done = {(case, repeat) for case, repeat in settings.done}
-    messages = _Messages(ranks, scripts)
-    negotiator = meet(ranks) if any(script.case.negotiated for script in scripts) else None
+@job(ReplaySettings)
+def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
+    """The job "replay". Rank 0 appends to two files, which a kill leaves usable."""
+    scripts, done = settings.scripts, set(settings.done)
+    messages = _Messages(me, scripts)
+    negotiator = meet(me) if any(script.case.negotiated for script in scripts) else None
     turns = deque(
         (repeat, script, settings.tries)
         for repeat in range(settings.rounds)
         for script in scripts
         if (script.case.key, repeat) not in done
     )
-    progress = _Progress([script.expected_s for _, script, _ in turns], settings.afterwards_s)
+    progress = _Progress(me, [script.expected_s for _, script, _ in turns], settings.afterwards_s)
     while turns:
         repeat, script, tries = turns.popleft()
         line = negotiator if script.case.negotiated else None
-        recording, used = _iterate(ranks, script, messages, line)
+        recording, used = _iterate(me, script, messages, line)
         if used.disturbed and tries > 1:
             turns.append((repeat, script, tries - 1))
             continue
         everyone = [Recording.from_array(row) for row in peers.everyones(recording.to_array())]
-        if ranks.rank == 0:
+        if me.rank == 0:
             shown = repeat < settings.timeline_rounds
-            out = Path(config["out"])
-            append_iteration(out, script, repeat, everyone, used, with_timeline=shown)
+            append_iteration(me.out, script, repeat, everyone, used, with_timeline=shown)
         progress.step()
+    return ()
 
 
 class _Progress:
     """Says now and then how many iterations are done and how long the rest will take."""
 
-    def __init__(self, expected_s: Sequence[float], afterwards_s: float) -> None:
+    def __init__(self, me: Rank, expected_s: Sequence[float], afterwards_s: float) -> None:
+        self._me = me
         self._expected_s, self._afterwards_s = expected_s, afterwards_s
         self._done = 0
         self._begun_s = self._said_s = time.monotonic()
@@ -165,7 +174,7 @@ class _Progress:
         # The guess is generous, so what remains is scaled by how it went so far.
         pace = (now_s - self._begun_s) / sum(self._expected_s[: self._done])
         rest_s = pace * sum(self._expected_s[self._done :]) + self._afterwards_s
-        peers.say(f"replay: {self._done} of {total} iterations done, about {rest_s:.0f} s left")
+        self._me.say(f"replay: {self._done} of {total} iterations done, about {rest_s:.0f} s left")
 
 
 class _Messages:
@@ -177,12 +186,12 @@ class _Messages:
     flight one that overtakes another is noted with it.
     """
 
-    def __init__(self, ranks: Ranks, scripts: Sequence[Script]) -> None:
-        self._ranks = ranks
+    def __init__(self, me: Rank, scripts: Sequence[Script]) -> None:
+        self._me = me
         self._dense = torch.empty(max(0 if s.kept else sum(s.elements) for s in scripts))
         kept = max(sum(s.kept) for s in scripts)
         self._kept = [torch.empty(kept, dtype=kind) for kind in (torch.float32, torch.int32)]
-        self._gathered = [one.new_empty(kept * ranks.world_size) for one in self._kept]
+        self._gathered = [one.new_empty(kept * me.world_size) for one in self._kept]
         selecting = [max(s.elements) for s in scripts if s.kept and not s.selection_s]
         # Equal on all ranks, so that each knows what the others select.
         self._magnitudes = torch.rand(
@@ -194,16 +203,16 @@ class _Messages:
 
     def begin(self, script: Script) -> None:
         """Lay out the messages of this script, filled with what this rank sends."""
-        n = self._ranks.world_size
+        n = self._me.world_size
         self.script, self._works = script, list[dist.Work]()
         self.agreed_s = np.empty(len(script.elements))
         self._parts = _split([self._dense], [] if script.kept else script.elements)
         self._mine = _split(self._kept, script.kept)
         self._everyone = _split(self._gathered, [n * kept for kept in script.kept])
         for (part,) in self._parts:
-            part.fill_(self._ranks.rank + 1)
+            part.fill_(self._me.rank + 1)
         for (values, indices), everyone in zip(self._mine, self._everyone, strict=True):
-            values.fill_(self._ranks.rank + 1)
+            values.fill_(self._me.rank + 1)
             torch.arange(len(indices), out=indices)
             for gathered in everyone:
                 gathered.fill_(-1)
@@ -236,7 +245,7 @@ class _Messages:
 
     def check(self) -> None:
         """Raise RuntimeError unless every sum is right, and every gathered element where it belongs."""
-        n = self._ranks.world_size
+        n = self._me.world_size
         extremes = [torch.stack(part.aminmax()) for (part,) in self._parts]
         right = [bool((both == n * (n + 1) / 2).all()) for both in extremes]
         for (_, mine), everyone in zip(self._mine, self._everyone, strict=True):
@@ -263,14 +272,14 @@ def _split(whole: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[tuple[to
 
 
 def _iterate(
-    ranks: Ranks, script: Script, messages: _Messages, negotiator: Negotiator | None
+    me: Rank, script: Script, messages: _Messages, negotiator: Negotiator | None
 ) -> tuple[Recording, Usage]:
     """One iteration, started by all ranks at once, and how the cores were used; alike on all ranks.
 
     They count as busy from the first message to the last: where the link and not the processor should
     be at work. Over a whole iteration, in which ranks mostly sleep, their limit would not show.
     """
-    messages.begin(script.played_by(ranks.rank))
+    messages.begin(script.played_by(me.rank))
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
     begun = processor.reading()
     recording, sending = _play(messages, start_s, negotiator)

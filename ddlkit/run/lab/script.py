@@ -18,7 +18,7 @@ from ddlkit.core.sparse import (
     selected,
 )
 from ddlkit.core.workload import LayerProfile, Workload
-from ddlkit.run.jobs.launch import Place
+from ddlkit.run.jobs.place import Place
 
 REAL_SELECTION_S = 2e-8  # per element, generously, on a core
 SETTLE_S = 0.1  # around an iteration: checks, and the exchange of what was seen
@@ -96,7 +96,7 @@ def check_cases(cases: Sequence[Case], ranks: int, place: Place) -> None:
                 "(density 1) are all_reduced, sparsified ones all_gathered"
             )
         if case.in_flight != cases[0].in_flight:
-            raise UserError("replay: all cases of a launch must have as many messages in flight")
+            raise UserError("replay: all cases of a launch need one number of messages in flight")
         if case.straggler < 1:
             raise UserError(f"{named} has straggler {case.straggler}: at least 1")
         if (case.kind, case.workers, case.link) != ("replay", ranks, place.name):
@@ -164,11 +164,6 @@ class Script:
             kept=[selected(size, case.density) for size in elements] if sparse else [],
             selection_s=selection_s,
         )
-
-    @classmethod
-    def from_dict(cls, described: dict[str, Any]) -> Script:
-        """The script of which ``described`` is the ``asdict``, read back from JSON."""
-        return cls(**{**described, "case": Case.from_row(described["case"])})
 
     @property
     def compute_s(self) -> float:

@@ -11,28 +11,28 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from torch.profiler import ProfilerActivity, profile
 
-from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MB, format_bytes, format_seconds
-from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs import launch, ranks
-from ddlkit.run.measure.collectives import Exchange, measure_size, whole_size
+from ddlkit.run.instruments.clock import Budget, chrome_trace
+from ddlkit.run.jobs.job import Tables, job
+from ddlkit.run.jobs.launch import launch, workspace
+from ddlkit.run.jobs.place import Loopback
+from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.measure.collectives import CheckedCollective, measure_size, whole_size
 from ddlkit.run.sessions.session import Partial
 
 SIZES = (1 * MB, 25 * MB, 250 * MB)  # 25 MB is what DistributedDataParallel sends (sharing Fig 2)
 BLOCKS, THREADS = (1, 2, 3, 4, 8, 16, 32), (64, 128, 256, 512)
 COLLECTIVE = "all_reduce"
+TIMEOUT_S = 120.0  # for each setting
 LOG = "nccl.log"  # with the process id behind it
 DEFAULT = (0, 0)  # both left to NCCL
 
@@ -46,8 +46,6 @@ def measure_channels(
     *,
     sizes: Sequence[int] = SIZES,
     budget: Budget,
-    join: Mapping[str, Any] | None = None,
-    timeout_s: float = 120.0,
 ) -> pd.DataFrame:
     """Table ``channels``: all_reduce under each (blocks, threads), on the GPUs of this machine.
 
@@ -60,7 +58,7 @@ def measure_channels(
     frames, wrong = [], []
     for blocks, threads in settings:
         try:
-            frame = _one_setting(blocks, threads, n_ranks, sizes, budget, join or {}, timeout_s)
+            frame = _one_setting(ChannelsSettings(blocks, threads, sizes, budget), n_ranks)
         except UserError as error:
             wrong.append(f"{blocks}x{threads}: {error}")
             continue
@@ -76,47 +74,35 @@ def measure_channels(
     return table
 
 
-def _one_setting(
-    blocks: int,
-    threads: int,
-    n_ranks: int,
-    sizes: Sequence[int],
-    budget: Budget,
-    join: Mapping[str, Any],
-    timeout_s: float,
-) -> pd.DataFrame:
-    with launch.workspace(None) as out:
-        place = launch.Loopback(variables=environment(blocks, threads, out))
-        config = {
-            "out": str(out),
-            "join": dict(join),
-            **asdict(Settings(blocks, threads, list(sizes), asdict(budget))),
-        }
-        launch.launch("channels", config, ranks=n_ranks, place=place, timeout_s=timeout_s)
-        frame = ranks.load_result(out, "channels")
+def _one_setting(settings: ChannelsSettings, n_ranks: int) -> pd.DataFrame:
+    blocks, threads = settings.blocks, settings.threads
+    with workspace(None) as out:
+        place = Loopback(variables=environment(blocks, threads, out))
+        tables = launch(
+            channels_job, settings, ranks=n_ranks, place=place, timeout_s=TIMEOUT_S, out=out
+        )
         log = "".join(path.read_text(errors="replace") for path in out.glob(f"{LOG}*"))
     heeded, channels = read_log(log)
     for name, asked in (("NCCL_MAX_CTAS", blocks), ("NCCL_NTHREADS", threads)):
         if asked and channels and heeded.get(name) != asked:
             raise UserError(f"NCCL did not heed {name}={asked}: its log does not name it")
-    frame["taken_channels"] = channels
-    return frame
+    return tables["channels"].assign(taken_channels=channels)
 
 
 def environment(blocks: int, threads: int, out: Path) -> dict[str, str]:
-    """What NCCL is told: the setting, and to write down what it heeds."""
-    told = {
+    """What NCCL finds in its environment: the setting, and to write down what it heeds."""
+    variables = {
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV",
         "NCCL_DEBUG_FILE": str(out / f"{LOG}.%p"),
     }
     if blocks or threads:
-        told |= {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+        variables |= {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
     if blocks:
-        told |= {"NCCL_MIN_CTAS": str(blocks), "NCCL_MAX_CTAS": str(blocks)}
+        variables |= {"NCCL_MIN_CTAS": str(blocks), "NCCL_MAX_CTAS": str(blocks)}
     if threads:
-        told |= {"NCCL_NTHREADS": str(threads)}
-    return told
+        variables |= {"NCCL_NTHREADS": str(threads)}
+    return variables
 
 
 def read_log(text: str) -> tuple[dict[str, int], int]:
@@ -138,28 +124,26 @@ def kernel_shape(trace: Mapping[str, Any]) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ChannelsSettings:
     """What CONFIG.json of the job ``channels`` may hold; see `measure_channels`."""
 
     blocks: int
     threads: int
     sizes: Sequence[int]
-    budget: Mapping[str, Any]
+    budget: Budget
 
 
-def run_job(me: ranks.Ranks, config: Mapping[str, Any]) -> None:
-    """This rank's part of the job ``channels``; rank 0 writes the table."""
-    settings = ranks.settings(Settings, config)
-    out = Path(config["out"])
+@job(ChannelsSettings, "channels")
+def channels_job(me: Rank, settings: ChannelsSettings) -> Iterator[Tables]:
+    """One size after the other, after a look at the kernel of the largest."""
     sizes = [whole_size(size, me.world_size) for size in settings.sizes]
-    blocks, threads = _seen(me, max(sizes), out / f"trace-{me.rank}.json")
-    frames = []
+    blocks, threads = _seen(me, max(sizes))
     for number, size in enumerate(sizes):
-        seconds = measure_size(me, COLLECTIVE, size, Budget(**settings.budget), number, 1)
-        labels = {
+        seconds = measure_size(me, COLLECTIVE, size, settings.budget, number, 1)
+        columns = {
             "collective": COLLECTIVE,
             "backend": me.backend,
-            "link": "loopback",
+            "link": me.link,
             "ranks": me.world_size,
             "bytes": size,
             "asked_blocks": settings.blocks,
@@ -167,30 +151,23 @@ def run_job(me: ranks.Ranks, config: Mapping[str, Any]) -> None:
             "taken_channels": 0,
             "taken_blocks": blocks,
             "taken_threads": threads,
+            "sample": np.arange(len(seconds)),
+            "seconds": seconds,
         }
-        columns = {"sample": np.arange(len(seconds)), "seconds": seconds}
-        frames.append(pd.DataFrame({**labels, **columns}))
-        ranks.say(
+        me.say(
             f"{settings.blocks}x{settings.threads} (seen {blocks}x{threads}): {format_bytes(size)} "
             f"in {format_seconds(float(np.median(seconds)))}"
         )
-    if me.rank == 0:
-        table = pd.concat(frames, ignore_index=True)
-        store.save_table(table, out, "channels", schema="channels", command=sys.argv)
+        yield {"channels": pd.DataFrame(columns)}
 
 
-def _seen(me: ranks.Ranks, size: int, trace: Path) -> tuple[int, int]:
-    """(blocks, threads) of the kernel of one exchange of that size, as the profiler saw it."""
-    exchange = Exchange.of(COLLECTIVE, size, 0, me.rank, me.world_size, me.device)
-    exchange.reset()
-    exchange.run()
-    activities = [ProfilerActivity.CPU]
-    if me.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as profiler:
-        exchange.reset()
-        exchange.run()
-        if me.device.type == "cuda":
-            torch.cuda.synchronize(me.device)
-    profiler.export_chrome_trace(str(trace))
-    return kernel_shape(json.loads(trace.read_text()))
+def _seen(me: Rank, size: int) -> tuple[int, int]:
+    """(blocks, threads) of the kernel of one all-reduce of that size, as the profiler saw it."""
+    checked = CheckedCollective.of(COLLECTIVE, size, 0, me.rank, me.world_size, me.device)
+
+    def once() -> None:
+        checked.reset()
+        checked.run()
+
+    once()
+    return kernel_shape(json.loads(chrome_trace(once, me.device)))

@@ -6,24 +6,22 @@ What ``bytes`` means for each is said in `ddlkit.core.bandwidth`.
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import torch
 import torch.distributed as dist
 
-from ddlkit import store
 from ddlkit.core.bandwidth import bus_factor, busbw
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
 from ddlkit.run.instruments import processor
 from ddlkit.run.instruments.clock import Budget, measure, synchronizer
-from ddlkit.run.jobs import launch, ranks
+from ddlkit.run.jobs.exchange import Floats, agree_all, gather_single, scatter_single, slowest
+from ddlkit.run.jobs.job import Tables, job
+from ddlkit.run.jobs.rank import Rank
 
 COLLECTIVES = ("all_reduce", "all_gather")
 SIZES = tuple(KIB << power for power in range(17))  # 1 KiB .. 64 MiB
@@ -35,68 +33,23 @@ _LARGEST = 4096  # sums of up to 4096 such integers are exact in float32
 _SHIFT = 7919  # prime: ranks' shares of one random vector are that far apart
 
 
-def measure_collectives(
-    place: launch.Place,
-    n_ranks: int,
-    *,
-    collectives: Sequence[str] = COLLECTIVES,
-    sizes: Sequence[int] = SIZES,
-    budget: Budget = BUDGET,
-    messages_per_sample: int = 1,
-    seed: int = 0,
-    tries: int = 1,
-    join: Mapping[str, Any] | None = None,
-    timeout_s: float = 600.0,
-    out: Path | None = None,
-) -> pd.DataFrame:
-    """Table ``collectives``: one row a sample, ``seconds`` of the slowest rank.
+@dataclass(frozen=True)
+class CollectivesSettings:
+    """Which collectives to time at which sizes, and how.
 
-    sizes : bytes, rounded up to a whole number of elements a rank; budget : for each size
+    sizes : bytes, rounded up to a whole number of elements per rank; budget : for each size
     messages_per_sample : messages posted at once; a sample is their mean, as nccl-tests takes it.
         Training posts its groups so: what one message costs among others is less than a lone one, by the
         time in which ranks come together, and by TCP's after a pause. SAMPLE_BYTES at most in all.
         How many of them are carried at once, the column ``in_flight``, is for gloo the threads it joined with
     tries : how often a size is measured, at most, while the machine's host disturbs it
-    join : arguments of `ddlkit.run.jobs.ranks.join`, e.g. {"gloo_threads": 2}
-    out : where the table is also left, each collective as soon as it is done
-    ``frame.attrs["job"]`` tells backend and threads.
-
-    The ranks start each sample together, from a barrier. They leave it a little apart, by up to about
-    the time of one small message, and the slowest rank's time includes waiting for the last to start:
-    so times below a few small messages are too long by a fraction of one. Large sizes are not touched.
-
-    Raises UserError when an element comes out wrong, and as `launch` does.
     """
-    settings = Settings(
-        tuple(collectives),
-        tuple(sizes),
-        asdict(budget),
-        messages_per_sample,
-        seed,
-        place.name,
-        place.link_bits_per_s,
-        tries,
-    )
-    with launch.workspace(out) as directory:
-        config = {"out": str(directory), "join": dict(join or {}), **asdict(settings)}
-        launch.launch("collectives", config, ranks=n_ranks, place=place, timeout_s=timeout_s)
-        return ranks.load_result(directory, "collectives")
-
-
-# -- in the ranks ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What CONFIG.json of the job ``collectives`` may hold; ``budget`` are the fields of Budget."""
 
     collectives: Sequence[str] = COLLECTIVES
     sizes: Sequence[int] = SIZES
-    budget: Mapping[str, Any] = field(default_factory=lambda: asdict(BUDGET))
+    budget: Budget = BUDGET
     messages_per_sample: int = 1
     seed: int = 0
-    link: str = "unnamed"
-    link_bits_per_s: float = 0.0
     tries: int = 1
 
     def __post_init__(self) -> None:
@@ -109,40 +62,43 @@ class Settings:
             raise UserError(f"message sizes {list(self.sizes)}: give at least one, all above 0")
 
 
-def run_job(me: ranks.Ranks, config: Mapping[str, Any]) -> None:
-    """This rank's part of the job ``collectives``; rank 0 writes the table."""
-    settings = ranks.settings(Settings, config)
-    frames: list[pd.DataFrame] = []
+@job(CollectivesSettings, "collectives")
+def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]:
+    """One row per sample, ``seconds`` of the slowest rank; collectives in turn, small sizes first.
+
+    The ranks start each sample together, from a barrier. They leave it a little apart, by up to about
+    the time of one small message, and the slowest rank's time includes waiting for the last to start:
+    so times below a few small messages are too long by a fraction of one. Large sizes are not touched.
+
+    Raises UserError when an element comes out wrong.
+    """
+    # Sizes that round up to the same number of elements are one size.
+    sizes = sorted({whole_size(size, me.world_size) for size in settings.sizes})
     for collective in settings.collectives:
-        # Sizes that round up to the same number of elements are one size.
-        sizes = sorted({whole_size(size, me.world_size) for size in settings.sizes})
+        frames = []
         for number, size in enumerate(sizes):
             seconds, stolen = _undisturbed(me, settings, collective, size, settings.seed + number)
-            rows = _rows(me, settings, collective, size, seconds)
-            frames.append(rows.assign(stolen=stolen))
+            frames.append(_rows(me, settings, collective, size, seconds).assign(stolen=stolen))
             median_s = float(np.median(seconds))
             rate = busbw(collective, me.world_size, size, median_s) * 8 / 1e9
-            ranks.say(
+            me.say(
                 f"{collective} of {format_bytes(size)} on {me.world_size} ranks: "
                 f"{format_seconds(median_s)}, bus {rate:.3g} Gbit/s, {len(seconds)} samples"
             )
-        if me.rank == 0:
-            table = pd.concat(frames, ignore_index=True)
-            store.save_table(
-                table, Path(config["out"]), "collectives", schema="collectives", command=sys.argv
-            )
+        yield {"collectives": pd.concat(frames, ignore_index=True)}
 
 
 def _undisturbed(
-    me: ranks.Ranks, settings: Settings, collective: str, size: int, seed: int
-) -> tuple[ranks.Floats, float]:
+    me: Rank, settings: CollectivesSettings, collective: str, size: int, seed: int
+) -> tuple[Floats, float]:
     """`measure_size`, again while the host takes more than its share of the cores; and that share."""
-    budget = Budget(**settings.budget)
     for _ in range(settings.tries):
         before = processor.reading()
-        seconds = measure_size(me, collective, size, budget, seed, settings.messages_per_sample)
+        seconds = measure_size(
+            me, collective, size, settings.budget, seed, settings.messages_per_sample
+        )
         stolen = processor.usage(before, processor.reading()).stolen
-        used = processor.Usage(0.0, float(ranks.slowest([stolen])[0]))
+        used = processor.Usage(0.0, float(slowest([stolen])[0]))
         if not used.disturbed:
             break
     return seconds, used.stolen
@@ -160,15 +116,15 @@ def messages_at(size: int, messages_per_sample: int) -> int:
 
 
 def _rows(
-    me: ranks.Ranks, settings: Settings, collective: str, size: int, seconds: ranks.Floats
+    me: Rank, settings: CollectivesSettings, collective: str, size: int, seconds: Floats
 ) -> pd.DataFrame:
     labels = {
         "collective": collective,
         "backend": me.backend,
         # gloo's are rings; NCCL chooses by size unless it is told.
         "algorithm": "ring" if me.backend == "gloo" else os.environ.get("NCCL_ALGO", "auto"),
-        "link": settings.link,
-        "link_bits_per_s": settings.link_bits_per_s,
+        "link": me.link,
+        "link_bits_per_s": me.link_bits_per_s,
         "ranks": me.world_size,
         "messages_per_sample": messages_at(size, settings.messages_per_sample),
         "in_flight": max(1, me.gloo_threads),
@@ -179,32 +135,31 @@ def _rows(
 
 
 def measure_size(
-    me: ranks.Ranks, collective: str, size: int, budget: Budget, seed: int, messages_per_sample: int
-) -> ranks.Floats:
+    me: Rank, collective: str, size: int, budget: Budget, seed: int, messages_per_sample: int
+) -> Floats:
     """Seconds of every sample, of the slowest rank; the values of the last one are checked."""
     count = messages_at(size, messages_per_sample)
-    exchange = Exchange.of(collective, size, seed, me.rank, me.world_size, me.device, count)
+    checked = CheckedCollective.of(collective, size, seed, me.rank, me.world_size, me.device, count)
     synchronize = synchronizer(me.device)
 
     def together() -> None:
-        exchange.reset()
+        checked.reset()
         synchronize()
         dist.barrier()
 
     seconds = measure(
-        exchange.run,
+        checked.run,
         budget,
         synchronize=synchronize,
         setup=together,
-        # All or none: while one rank still measures, the others must take part.
-        agree=lambda done: not ranks.agree_any(not done),
+        agree=agree_all,
     )
-    exchange.check()
-    return ranks.slowest(seconds) / count
+    checked.check()
+    return slowest(seconds) / count
 
 
 @dataclass(frozen=True)
-class Exchange:
+class CheckedCollective:
     """One collective on one size, from fresh data, with its result known beforehand.
 
     mine : what this rank contributes; buffers : (count, n) where the results of ``count`` equal
@@ -227,27 +182,20 @@ class Exchange:
         world_size: int,
         device: torch.device,
         count: int = 1,
-    ) -> Exchange:
+    ) -> CheckedCollective:
         """Random integers in float32, different on every rank, whose sums are exact."""
         elements = size // _ELEMENT_BYTES
-        if collective == "all_reduce":
-            share = _shares(seed, elements)
-            mine = start = share(rank)
+        share = _shares(seed, elements // world_size if collective == "all_gather" else elements)
+        mine = share(rank)
+        if collective == "all_gather":
+            expected = torch.cat([share(number) for number in range(world_size)])
+        else:
             expected = torch.zeros(elements)
             for number in range(world_size):
                 expected += share(number)
-        elif collective == "reduce_scatter":
-            share = _shares(seed, elements)
-            mine = share(rank)
-            expected = torch.zeros(elements // world_size)
-            for number in range(world_size):
-                expected += share(number).chunk(world_size)[rank]
-            start = torch.full_like(expected, float("nan"))
-        else:
-            share = _shares(seed, elements // world_size)
-            mine = share(rank)
-            expected = torch.cat([share(number) for number in range(world_size)])
-            start = torch.full_like(expected, float("nan"))
+            if collective == "reduce_scatter":
+                expected = expected.chunk(world_size)[rank]
+        start = mine if collective == "all_reduce" else torch.full_like(expected, float("nan"))
         mine, start, expected = (tensor.to(device) for tensor in (mine, start, expected))
         buffers = expected.new_empty((count, expected.numel()))
         return cls(collective, mine, start, buffers, expected)
@@ -265,8 +213,8 @@ class Exchange:
         if self.collective == "all_reduce":
             return dist.all_reduce(buffer, async_op=True)
         if self.collective == "reduce_scatter":
-            return ranks.scatter_single(buffer, self.mine, async_op=True)
-        return ranks.gather_single(buffer, self.mine, async_op=True)
+            return scatter_single(buffer, self.mine, async_op=True)
+        return gather_single(buffer, self.mine, async_op=True)
 
     def check(self) -> None:
         """Raise UserError unless every element is exactly right."""

@@ -13,8 +13,7 @@ import functools
 import itertools
 import json
 import math
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,8 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
-from ddlkit import store
 from ddlkit.core.bandwidth import bus_factor
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import merge
@@ -36,17 +34,22 @@ from ddlkit.run.instruments.clock import (
     Budget,
     Floats,
     Marks,
+    chrome_trace,
     measure,
     measure_interleaved,
     sample_rows,
     synchronizer,
     timed,
 )
-from ddlkit.run.jobs import launch, ranks
+from ddlkit.run.jobs import launch
+from ddlkit.run.jobs.exchange import agree_all, slowest
+from ddlkit.run.jobs.job import job
+from ddlkit.run.jobs.place import Loopback
+from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure import channels, standin
 from ddlkit.run.measure.layers import arithmetic, device_named, memory_for
 from ddlkit.run.measure.standin import Compute, Footprint, Passage, StandIn
-from ddlkit.run.sessions.session import Partial, Point, Tables, Unavailable
+from ddlkit.run.sessions.session import Partial, Point, Tables, TableSet, Unavailable
 
 Shape = tuple[int, ...]
 
@@ -269,19 +272,20 @@ def measure_beside_all_reduce(
     frames, wrong = [], []
     for threads in thread_counts:
         with launch.workspace(None) as out:
-            place = launch.Loopback(variables=channels.environment(blocks, threads, out))
-            own = Settings(
-                list(names or kernels(scale)),
-                asdict(scale),
-                blocks,
-                threads,
-                message_bytes,
-                asdict(budget),
+            place = Loopback(variables=channels.environment(blocks, threads, out))
+            own = ContentionSettings(
+                tuple(names or kernels(scale)), scale, blocks, threads, message_bytes, budget
             )
-            config = {"out": str(out), **asdict(own)}
             try:
-                launch.launch("contention", config, ranks=n_ranks, place=place, timeout_s=timeout_s)
-                frames.append(ranks.load_result(out, "contention"))
+                tables = launch.launch(
+                    contention_job,
+                    own,
+                    ranks=n_ranks,
+                    place=place,
+                    timeout_s=timeout_s,
+                    out=out,
+                )
+                frames.append(tables["contention"])
             except UserError as error:
                 wrong.append(f"{blocks}x{threads}: {error}")
     if not frames:
@@ -293,34 +297,30 @@ def measure_beside_all_reduce(
 
 
 @dataclass(frozen=True)
-class Settings:
+class ContentionSettings:
     """What CONFIG.json of the job ``contention`` may hold; see `measure_beside_all_reduce`."""
 
     names: Sequence[str]
-    scale: Mapping[str, Any]
+    scale: Scale
     blocks: int
     threads: int
     message_bytes: int
-    budget: Mapping[str, Any]
+    budget: Budget
 
 
-def run_job(me: ranks.Ranks, config: Mapping[str, Any]) -> None:
-    """This rank's part of the job ``contention``; rank 0 writes the table."""
-    settings = ranks.settings(Settings, config)
-    out = Path(config["out"])
-    frames = []
+@job(ContentionSettings, "contention")
+def contention_job(me: Rank, settings: ContentionSettings) -> Iterator[Tables]:
+    """One kernel after the other."""
     with arithmetic("fp32", me.device, None), torch.no_grad():
         for name in settings.names:
             with memory_for(f"{name} beside all-reduces"):
-                frames.append(_beside(me, name, settings, out / f"trace-{me.rank}.json"))
-    if me.rank == 0:
-        table = pd.concat(frames, ignore_index=True)
-        store.save_table(table, out, "contention", schema="contention", command=sys.argv)
+                rows = _beside(me, name, settings)
+            yield {"contention": rows}
 
 
-def _beside(me: ranks.Ranks, name: str, settings: Settings, trace: Path) -> pd.DataFrame:
+def _beside(me: Rank, name: str, settings: ContentionSettings) -> pd.DataFrame:
     """Rows of one kernel, alone and beside all-reduces that outlast it."""
-    kernel = _known(name, Scale(**settings.scale))
+    kernel = _known(name, settings.scale)
     if kernel is None:
         raise UserError("all-reduces by themselves are in the table collectives: name a kernel")
     pair = _Pair(me, kernel, settings.message_bytes)
@@ -329,10 +329,10 @@ def _beside(me: ranks.Ranks, name: str, settings: Settings, trace: Path) -> pd.D
     samples = {
         company: seconds / pair.calls
         for company, seconds in pair.measure(
-            {"none": pair.alone, me.backend: beside}, Budget(**settings.budget)
+            {"none": pair.alone, me.backend: beside}, settings.budget
         ).items()
     }
-    seen = asdict(pair.profile(beside, trace))
+    seen = asdict(pair.profile(beside))
     sent_bytes = count * settings.message_bytes * bus_factor("all_reduce", me.world_size)
     seen |= {"communication": me.backend, "bytes_per_s": sent_bytes / seen.pop("messages_s")}
     # Alone or not: a table holds several settings, each with times of its own.
@@ -342,7 +342,7 @@ def _beside(me: ranks.Ranks, name: str, settings: Settings, trace: Path) -> pd.D
         _rows(name, kernel, me.device, both | seen, samples[me.backend]),
     ]
     alone_s, beside_s = (float(frame["seconds"].median()) for frame in frames)
-    ranks.say(
+    me.say(
         f"{name}: {format_seconds(alone_s)} alone, {format_seconds(beside_s)} beside {me.backend}, "
         f"which ran {100 * seen['overlap_share']:.0f}% of that time"
     )
@@ -356,12 +356,12 @@ class _Pair:
     slice, gloo's thread would not get the processor at all.
     """
 
-    def __init__(self, me: ranks.Ranks, kernel: Kernel, message_bytes: int) -> None:
+    def __init__(self, me: Rank, kernel: Kernel, message_bytes: int) -> None:
         self.device = me.device
         once = kernel.on(me.device)
         least_s = 0.0 if me.device.type == "cuda" else standin.CpuStandIn.least_s
         calls = _calls(once, me.device, least_s)
-        self.calls = int(ranks.slowest([calls])[0])
+        self.calls = int(slowest([calls])[0])
         self.alone = timed(lambda: [once() for _ in range(self.calls)], me.device)
         self._start = torch.randn(message_bytes // 4, device=me.device)
         self._message = self._start.clone()
@@ -393,22 +393,14 @@ class _Pair:
             budget,
             synchronize=self._synchronize,
             setup=self._together,
-            # All or none: while one rank still measures, the others must take part.
-            agree=lambda done: not ranks.agree_any(not done),
+            agree=agree_all,
         )
-        return {name: ranks.slowest(seconds) for name, seconds in samples.items()}
+        return {name: slowest(seconds) for name, seconds in samples.items()}
 
-    def profile(self, action: Compute, trace: Path) -> Seen:
+    def profile(self, action: Compute) -> Seen:
         """What the profiler sees of the action here; all ranks profile, so that all are equally slow."""
-        activities = [ProfilerActivity.CPU]
-        if self.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
         self._together()
-        with profile(activities=activities) as profiler:
-            action()
-            self._synchronize()
-        profiler.export_chrome_trace(str(trace))
-        return read_trace(json.loads(trace.read_text()))
+        return read_trace(json.loads(chrome_trace(action, self.device)))
 
     def _together(self) -> None:
         self._message.copy_(self._start)  # sums of sums grow
@@ -550,4 +542,4 @@ def _point(
         return {"contention": measure_table(*arguments)}
 
     packed = ("contention",)
-    return Point("contention", name, packed, run, estimate_s, packed)
+    return Point(TableSet("contention", name, packed, packed), run, estimate_s)

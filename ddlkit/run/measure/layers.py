@@ -1,18 +1,30 @@
-"""What each parameter tensor of a network costs in one training iteration, measured without slowing it."""
+"""What each parameter tensor of a network costs in one training iteration, measured without slowing it.
+
+Iterations with and without hooks are run in turn. Hooks take a mark (CPU: the clock; CUDA: an event,
+nobody waits) when a layer starts and when a gradient has been accumulated:
+
+* forward: the time from a layer's start to the next layer's start belongs to the layer, so that
+  activations, pooling and the like count to the layer before them, and the loss to the last one; of its
+  tensors the first, usually the weight, carries it all, and the layer's FLOPs (2 per multiply-add).
+* backward: the time from one gradient to the next belongs to the latter; the loss's share to the first.
+  The profile's order is the exact reverse of the order in which gradients became ready, the one that
+  DistributedDataParallel fills its buckets in. It is forward order by layer; within a convolution or a
+  normalisation the bias stands before the weight, whose gradient comes first. Gradients that one
+  operation makes together (a recurrent layer's) are ready together: the first to be accumulated carries
+  the time, the others none.
+* update: SGD with momentum, and clearing the gradients.
+"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from ddlkit import store
@@ -20,12 +32,12 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.workload import LayerProfile
 from ddlkit.run.instruments import flops as flop_counting
 from ddlkit.run.instruments.clock import Budget, Marks, measure_interleaved, synchronizer
-from ddlkit.run.jobs import ranks as peers
+from ddlkit.run.jobs import exchange
+from ddlkit.run.jobs.exchange import Floats
+from ddlkit.run.jobs.job import Tables, job
+from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.nets import registry as networks
-from ddlkit.run.sessions.outcomes import ran_out_of_memory
-
-Floats = NDArray[np.float64]
-Combine = Callable[[Floats], Floats]
+from ddlkit.run.sessions.session import ran_out_of_memory
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 
@@ -61,21 +73,17 @@ class Training:
         A layer is a module that owns parameters; it goes by its first tensor, usually the weight. Both
         callbacks get the name of a tensor; one that several layers share has the first one's name.
         """
-        handles = []
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        for module in self.model.modules():
-            own = [names[p] for p in module.parameters(recurse=False) if p.requires_grad]
-            if own:
-                handles.append(module.register_forward_pre_hook(_hook(on_layer, own[0])))
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:
-                hook = _hook(on_gradient, name)
-                handles.append(parameter.register_post_accumulate_grad_hook(hook))
-        try:
+        names = {p: name for name, p in self.model.named_parameters() if p.requires_grad}
+        with ExitStack() as hooks:
+            for module in self.model.modules():
+                own = [names[p] for p in module.parameters(recurse=False) if p in names]
+                if own:
+                    handle = module.register_forward_pre_hook(_hook(on_layer, own[0]))
+                    hooks.callback(handle.remove)
+            for parameter, name in names.items():
+                handle = parameter.register_post_accumulate_grad_hook(_hook(on_gradient, name))
+                hooks.callback(handle.remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def _hook(callback: Callable[[str], object], name: str) -> Callable[..., None]:
@@ -158,17 +166,13 @@ def arithmetic(precision: str, device: torch.device, threads: int | None) -> Ite
     if threads is not None and threads < 1:
         raise UserError(f"{threads} threads: must be at least 1")
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [switch.allow_tf32 for switch in switches]
-    threads_before = torch.get_num_threads()
-    for switch in switches:
-        switch.allow_tf32 = precision == "tf32"
-    torch.set_num_threads(threads or threads_before)
-    try:
+    with ExitStack() as before:
+        before.callback(torch.set_num_threads, torch.get_num_threads())
+        for switch in switches:
+            before.callback(setattr, switch, "allow_tf32", switch.allow_tf32)
+            switch.allow_tf32 = precision == "tf32"
+        torch.set_num_threads(threads or torch.get_num_threads())
         yield
-    finally:
-        for switch, allowed in zip(switches, before, strict=True):
-            switch.allow_tf32 = allowed
-        torch.set_num_threads(threads_before)
 
 
 @contextmanager
@@ -182,7 +186,7 @@ def memory_for(what: str) -> Iterator[None]:
         raise UserError(f"out of memory: {what}; choose a smaller batch") from None
 
 
-def _slowest_line(spans: Floats, slowest: Combine) -> Floats:
+def _slowest_line(spans: Floats, slowest: Callable[[Floats], Floats]) -> Floats:
     """(..., k) consecutive spans of the time line on which each point is that of the last rank to reach it.
 
     A synchronous step waits for whoever comes last, at every point anew; the slowest time of each span
@@ -190,11 +194,6 @@ def _slowest_line(spans: Floats, slowest: Combine) -> Floats:
     """
     ends = np.cumsum(spans, axis=-1)
     return np.diff(slowest(ends.ravel()).reshape(ends.shape), prepend=0.0, axis=-1)
-
-
-def _alone(values: Floats) -> Floats:
-    """The slowest of one rank."""
-    return values
 
 
 def profile_layers(
@@ -205,88 +204,80 @@ def profile_layers(
     precision: str = "fp32",
     budget: Budget | None = None,
     threads: int | None = None,
-    ranks: int = 1,
-    slowest: Combine = _alone,
-    agree: Callable[[bool], bool] | None = None,
+    me: Rank | None = None,
 ) -> tuple[LayerProfile, pd.DataFrame]:
     """Time forward, backward and update of one training iteration, tensor by tensor.
-
-    Iterations with and without hooks are run in turn. Hooks take a mark (CPU: the clock; CUDA: an event,
-    nobody waits) when a layer starts and when a gradient has been accumulated:
-
-    * forward: the time from a layer's start to the next layer's start belongs to the layer, so that
-      activations, pooling and the like count to the layer before them, and the loss to the last one;
-      of its tensors the first, usually the weight, carries it all, and the layer's FLOPs (2 per
-      multiply-add).
-    * backward: the time from one gradient to the next belongs to the latter; the loss's share to the
-      first. The profile's order is the exact reverse of the order in which gradients became ready, the
-      one that DistributedDataParallel fills its buckets in. It is forward order by layer; within a
-      convolution or a normalisation the bias stands before the weight, whose gradient comes first.
-      Gradients that one operation makes together (a recurrent layer's) are ready together: the first
-      to be accumulated carries the time, the others none.
-    * update: SGD with momentum, and clearing the gradients.
 
     Medians over the repeats, forward and backward each rescaled to the median of the iterations without
     hooks: the sums of the profile are the medians in the samples.
 
     budget, threads : how long, and with how many CPU threads (None: torch's default)
-    ranks, slowest, agree : how many ranks profile at this same time, how they find the elementwise
-        slowest of an array, and how they agree to stop; with these, the profile is that of a step which
-        always waits for the slowest rank
+    me : where all ranks of a job profile at this same time; the profile is then that of a step which
+        always waits for the slowest of them
 
-    Returns the profile, and the samples as a table: one row a quantity (hooked_iteration,
+    Returns the profile, and the samples as a table: one row per quantity (hooked_iteration,
     unhooked_iteration, forward, backward, update) and repeat. Raises UserError for an unknown network,
     device or precision, a batch or thread count below 1, and when memory runs out.
     """
+    slowest = exchange.slowest if me else np.asarray
     place = device_named(device)
     what = f"{network} at batch {batch} on {device}"
     with arithmetic(precision, place, threads), memory_for(what):
         training = Training(network, batch, place, precision)
         order = _Order.of(training)
-        plain, watched = _measure(training, place, budget or Budget(), agree)
-        sizes = {n: (p.numel(), p.element_size()) for n, p in training.model.named_parameters()}
-
+        plain, watched = _measure(training, budget or Budget(), me)
     phases = _slowest_line(np.diff(plain), slowest)
     spans = _slowest_line(np.array([order.spans(marks) for marks in watched]), slowest)
+    profile = _profile(network, batch, training, order, phases, spans)
+    quantities = {
+        "hooked_iteration": slowest(watched[:, -1]),
+        "unhooked_iteration": phases.sum(axis=1),
+        **dict(zip(("forward", "backward", "update"), phases.T, strict=True)),
+    }
+    labels = {
+        "network": network,
+        "device": place.type,
+        "batch": batch,
+        "precision": precision,
+        "ranks": me.world_size if me else 1,
+    }
+    frames = [
+        pd.DataFrame(
+            {**labels, "quantity": name, "sample": np.arange(len(seconds)), "seconds": seconds}
+        )
+        for name, seconds in quantities.items()
+    ]
+    return profile, pd.concat(frames, ignore_index=True)
+
+
+def _profile(
+    network: str, batch: int, training: Training, order: _Order, phases: Floats, spans: Floats
+) -> LayerProfile:
+    """Medians of (repeats, 3) phases without hooks, shared out by those of (repeats, s + n) spans."""
     forward_s, backward_s, update_s = np.median(phases, axis=0)
     forward, backward = np.split(np.median(spans, axis=0), [len(order.starts)])
+    named = dict(training.model.named_parameters())
     tensors = order.ready[::-1]
-    parameters = np.array([sizes[tensor][0] for tensor in tensors])
-    profile = LayerProfile(
+    parameters = np.array([named[tensor].numel() for tensor in tensors])
+    return LayerProfile(
         network=network,
-        device=place.type,
+        device=training.labels.device.type,
         batch=batch,
         tensor=tensors,
         layer=tuple(tensor.rpartition(".")[0] or tensor for tensor in tensors),
         parameters=parameters,
-        gradient_bytes=parameters * [sizes[tensor][1] for tensor in tensors],
+        gradient_bytes=parameters * [named[tensor].element_size() for tensor in tensors],
         forward_s=order.by_tensor(forward * (forward_s / forward.sum())),
         backward_s=(backward * (backward_s / backward.sum()))[::-1],
         flops=order.by_tensor(order.flops),
         update_s=float(update_s),
     )
-    quantities = {
-        "hooked_iteration": slowest(watched[:, -1]),
-        "unhooked_iteration": phases.sum(axis=1),
-        "forward": phases[:, 0],
-        "backward": phases[:, 1],
-        "update": phases[:, 2],
-    }
-    frames = [
-        pd.DataFrame({"quantity": quantity, "sample": np.arange(len(seconds)), "seconds": seconds})
-        for quantity, seconds in quantities.items()
-    ]
-    return profile, _labelled(pd.concat(frames, ignore_index=True), profile, precision, ranks)
 
 
-def _measure(
-    training: Training,
-    device: torch.device,
-    budget: Budget,
-    agree: Callable[[bool], bool] | None,
-) -> tuple[Floats, Floats]:
+def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Floats, Floats]:
     """(repeats, 4) marks of iterations without hooks, (repeats, 4 + s + n) marks of those with."""
     runs: dict[str, list[Marks]] = {"plain": [], "watched": []}
+    device = training.labels.device
 
     def plain() -> None:
         marks = Marks(device)
@@ -303,7 +294,7 @@ def _measure(
         {"plain": plain, "watched": watched},
         budget,
         synchronize=synchronizer(device),
-        agree=agree,
+        agree=exchange.agree_all if me else None,
     )
     seconds = {
         name: np.array([marks.seconds() for marks in runs[name][-len(kept) :]])
@@ -312,51 +303,36 @@ def _measure(
     return seconds["plain"], seconds["watched"]
 
 
-def _labelled(
-    frame: pd.DataFrame, profile: LayerProfile, precision: str, ranks: int
-) -> pd.DataFrame:
-    """The frame with the columns in front that say what was measured."""
-    labels = {
-        "network": profile.network,
-        "device": profile.device,
-        "batch": profile.batch,
-        "precision": precision,
-        "ranks": ranks,
-    }
-    for position, (name, value) in enumerate(labels.items()):
-        frame.insert(position, name, value)
-    return frame
+# -- on several ranks at once ------------------------------------------------------------------
 
 
-def run_job(ranks: peers.Ranks, config: dict[str, Any]) -> None:
-    """Job ``layers``: profile networks on every rank at the same time, as they will train.
+@dataclass(frozen=True)
+class LayersSettings:
+    """What CONFIG.json of the job ``layers`` may hold; see `profile_layers`.
 
-    config : ``networks`` (name -> batch), ``out`` (directory), and optionally ``precision``, ``budget``
-        (fields of Budget), ``threads`` (of each rank; else as the rank has joined)
-
-    Rank 0 writes the tables ``layers`` and ``samples`` into ``out``, anew after every network, so that
-    what is measured outlives a later failure. Raises UserError like `profile_layers`.
+    networks : batch by network; threads : of each rank, by default as many as it has joined with
     """
-    precision = config.get("precision", "fp32")
-    threads = config.get("threads", ranks.torch_threads)
-    tables: dict[str, list[pd.DataFrame]] = {"layers": [], "samples": []}
-    for network, batch in config["networks"].items():
+
+    networks: Mapping[str, int]
+    precision: str = "fp32"
+    budget: Budget = Budget()
+    threads: int | None = None
+
+
+@job(LayersSettings, "layers", "samples")
+def layers_job(me: Rank, settings: LayersSettings) -> Iterator[Tables]:
+    """One network after the other, each on all ranks at the same time, as they train."""
+    threads = settings.threads or me.torch_threads
+    for network, batch in settings.networks.items():
         profile, samples = profile_layers(
             network,
             batch,
-            device=str(ranks.device),
-            precision=precision,
-            budget=Budget(**config.get("budget", {})),
+            device=str(me.device),
+            precision=settings.precision,
+            budget=settings.budget,
             threads=threads,
-            ranks=ranks.world_size,
-            slowest=peers.slowest,
-            # Stop when all are content: while one still measures, the others must load the machine.
-            agree=lambda done: not peers.agree_any(not done),
+            me=me,
         )
-        peers.say(f"{network}, batch {batch}: {profile.workload().compute_s:.3f} s an iteration")
-        tables["layers"].append(store.profile_frame(profile, precision, ranks.world_size, threads))
-        tables["samples"].append(samples)
-        if ranks.rank == 0:
-            for name, frames in tables.items():
-                table = pd.concat(frames, ignore_index=True)
-                store.save_table(table, Path(config["out"]), name, schema=name, command=sys.argv)
+        layers = store.profile_frame(profile, settings.precision, me.world_size, threads)
+        yield {"layers": layers, "samples": samples}
+        me.say(f"{network}, batch {batch}: {profile.workload().compute_s:.3f} s an iteration")

@@ -9,11 +9,8 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,24 +19,24 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
-from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB, format_seconds
-from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, read_kineto, timeline
+from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
 from ddlkit.run.instruments import processor
-from ddlkit.run.instruments.clock import Budget, measure, synchronizer
+from ddlkit.run.instruments.clock import Budget, chrome_trace, measure, synchronizer
 from ddlkit.run.instruments.processor import Usage
-from ddlkit.run.jobs import launch, ranks
+from ddlkit.run.jobs.exchange import Floats, everyones, slowest
+from ddlkit.run.jobs.job import Tables, job
+from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.nets import registry as networks
 
-TABLES = ("runs", "buckets", "timeline")
 OWN_PLAN = "ddp"  # DistributedDataParallel's own rule: nothing is imposed
 COPIES = Budget(warmup=2, min_repeats=20, max_repeats=20, max_s=float("inf"))
-WARMUP = 3  # DDP rebuilds its buckets in the second iteration, and tells in the third
+WARMUP = 3  # DDP rebuilds its buckets in the second iteration, and reports them in the third
 
 _OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
 _SYNC_BUFFERS = (  # the later name where both exist
@@ -47,23 +44,9 @@ _SYNC_BUFFERS = (  # the later name where both exist
 )
 
 
-def measure_training(
-    place: launch.Place,
-    n_ranks: int,
-    network: str,
-    batch: int,
-    plans: Mapping[str, Sequence[int]],
-    *,
-    repeats: int = 2,
-    iterations: int = 5,
-    sync_buffers: bool = False,
-    seed: int = 0,
-    profile_sha256: str = "",
-    join: Mapping[str, Any] | None = None,
-    timeout_s: float = 900.0,
-    out: Path | None = None,
-) -> dict[str, pd.DataFrame]:
-    """Train ``network`` with ``batch`` samples a rank under each plan; tables runs, buckets, timeline.
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Training of ``network`` with ``batch`` samples per rank under each of ``plans``.
 
     plans : spec -> bytes of each bucket in the order in which gradients become ready. For "ddp" nothing
         is imposed: bytes given there are what DDP's own rule is expected to do, and may be empty.
@@ -71,45 +54,9 @@ def measure_training(
     sync_buffers : broadcast the buffers (of batch normalisation) before each forward pass, as DDP does
         by default; a message that belongs to no bucket
     seed, profile_sha256 : go into the Case of every row, and seed the weights
-    join : arguments of `ddlkit.run.jobs.ranks.join`. Note that torch's DDP has 2 gloo_threads, ours 1.
-    out : where the tables are also left, round by round
 
-    runs : one row an iteration. ``iteration_s`` is that of the slowest rank; ranks start each round
-        together, not each iteration. ``compute_s`` is the median iteration of the same round without
-        exchanging gradients (``no_sync``), ``exposed_communication_s`` the difference, in which the
-        copying of gradients into and out of buckets is included. ``copy_s_per_byte`` is what that takes,
-        measured on its own: the gradients copied into one buffer, on all ranks at once.
-    buckets : bytes asked and rebuilt. A plan whose buckets came out otherwise keeps its rows here, has
-        none in ``runs``, and is reported on standard error.
-    timeline : one profiled iteration a plan, on rank 0.
-
-    Raises UserError for buckets that do not add up to the network's gradients, ranks that do not hold
-    the same gradients afterwards, a torch without ``bucket_cap_mb_list``, and as `launch` does.
+    Raises UserError where there is nothing to measure, or no ``bucket_cap_mb_list`` in torch.
     """
-    settings = Settings(
-        network=network,
-        batch=batch,
-        plans={spec: [int(size) for size in sizes] for spec, sizes in plans.items()},
-        repeats=repeats,
-        iterations=iterations,
-        sync_buffers=sync_buffers,
-        link=place.name,
-        link_bits_per_s=place.link_bits_per_s,
-        seed=seed,
-        profile_sha256=profile_sha256,
-    )
-    with launch.workspace(out) as directory:
-        config = {"out": str(directory), "join": dict(join or {}), **asdict(settings)}
-        launch.launch("training", config, ranks=n_ranks, place=place, timeout_s=timeout_s)
-        return {name: ranks.load_result(directory, name) for name in TABLES}
-
-
-# -- in the ranks ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What CONFIG.json of the job ``training`` may hold; see `measure_training`."""
 
     network: str
     batch: int
@@ -117,8 +64,6 @@ class Settings:
     repeats: int = 2
     iterations: int = 5
     sync_buffers: bool = False
-    link: str = "unnamed"
-    link_bits_per_s: float = 0.0
     seed: int = 0
     profile_sha256: str = ""
 
@@ -135,44 +80,40 @@ class Settings:
             )
 
 
-def run_job(me: ranks.Ranks, config: Mapping[str, Any]) -> None:
-    """This rank's part of the job ``training``; rank 0 writes the tables after every round."""
-    settings = ranks.settings(Settings, config)
+@job(TrainingSettings, "runs", "buckets", "timeline")
+def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
+    """Every plan once per round, without those whose buckets came out otherwise in the first.
+
+    runs : one row per iteration. ``iteration_s`` is that of the slowest rank; ranks start each round
+        together, not each iteration. ``compute_s`` is the median iteration of the same round without
+        exchanging gradients (``no_sync``), ``exposed_communication_s`` the difference, in which the
+        copying of gradients into and out of buckets is included. ``copy_s_per_byte`` is what that takes,
+        measured on its own: the gradients copied into one buffer, on all ranks at once.
+    buckets : bytes asked and rebuilt. A plan whose buckets came out otherwise keeps its rows here, has
+        none in ``runs``, and is reported on standard error.
+    timeline : one profiled iteration per plan, on rank 0.
+
+    Note that torch's own DDP has 2 gloo_threads, ours 1. Raises UserError for buckets that do not add up
+    to the network's gradients, and for ranks that do not hold the same gradients afterwards.
+    """
     torch.manual_seed(settings.seed)
     network = networks.build(settings.network).to(me.device)
     _check_plans(settings, network)
     copy_s_per_byte = _copying(me, network)
-    tables: dict[str, list[pd.DataFrame]] = {name: [] for name in TABLES}
     refused: set[str] = set()
     for repeat in range(settings.repeats):
-        for spec, asked in settings.plans.items():
-            if spec in refused:
-                continue
-            block = _Block(me, settings, network, [] if spec == OWN_PLAN else asked)
-            seconds, load = block.train(settings.iterations)
-            case = _case(me, settings, spec, block.ends)
-            if repeat == 0:
-                tables["buckets"].append(_bucket_rows(case, asked, block.buckets))
-                tables["timeline"].append(_labelled(block.profile().to_frame(), case, repeat))
-                if asked and list(asked) != block.buckets:
-                    refused.add(spec)
-                    ranks.say(
-                        f"plan {spec} is not measured: asked {asked}, DDP made {block.buckets}"
-                    )
-                    continue
-            compute_s = float(np.median(block.compute(settings.iterations)))
-            rows = _run_rows(case, repeat, seconds, compute_s, load)
-            tables["runs"].append(rows.assign(copy_s_per_byte=copy_s_per_byte))
-            ranks.say(
-                f"{settings.network}, plan {spec}, {len(block.buckets)} buckets, round {repeat + 1} of "
-                f"{settings.repeats}: {format_seconds(float(np.median(seconds)))} an iteration, "
-                f"compute alone {format_seconds(compute_s)}"
-            )
-        if me.rank == 0:
-            _save(tables, Path(config["out"]))
+        for spec in [spec for spec in settings.plans if spec not in refused]:
+            tables = _Block(me, settings, network, spec).measure(repeat)
+            if "runs" in tables:
+                tables["runs"]["copy_s_per_byte"] = copy_s_per_byte
+            else:
+                refused.add(spec)
+            yield tables
+        if len(refused) == len(settings.plans):
+            raise UserError("training: DDP made other buckets than asked for under every plan")
 
 
-def _copying(me: ranks.Ranks, network: nn.Module) -> float:
+def _copying(me: Rank, network: nn.Module) -> float:
     """Seconds a byte to copy the gradients of ``network`` into one buffer, of the slowest rank."""
     gradients = [torch.zeros_like(p).view(-1) for p in network.parameters() if p.requires_grad]
     sizes = [gradient.numel() for gradient in gradients]
@@ -184,18 +125,10 @@ def _copying(me: ranks.Ranks, network: nn.Module) -> float:
 
     seconds = measure(copy_all, COPIES, synchronize=synchronizer(me.device), setup=dist.barrier)
     n_bytes = sum(gradient.numel() * gradient.element_size() for gradient in gradients)
-    return float(np.median(ranks.slowest(seconds))) / n_bytes
+    return float(np.median(slowest(seconds))) / n_bytes
 
 
-def _save(tables: Mapping[str, list[pd.DataFrame]], out: Path) -> None:
-    if not tables["runs"]:
-        raise UserError("training: DDP made other buckets than asked for under every plan")
-    for name, frames in tables.items():
-        frame = pd.concat(frames, ignore_index=True)
-        store.save_table(frame, out, name, schema=name, command=sys.argv)
-
-
-def _check_plans(settings: Settings, network: nn.Module) -> None:
+def _check_plans(settings: TrainingSettings, network: nn.Module) -> None:
     held = sum(p.numel() * p.element_size() for p in network.parameters() if p.requires_grad)
     for spec, sizes in settings.plans.items():
         if sum(sizes) != held and (sizes or spec != OWN_PLAN):
@@ -208,19 +141,16 @@ def _check_plans(settings: Settings, network: nn.Module) -> None:
 class _Block:
     """One plan in one round: a fresh copy of the network, wrapped and warmed up."""
 
-    def __init__(
-        self, me: ranks.Ranks, settings: Settings, network: nn.Module, asked: Sequence[int]
-    ) -> None:
+    def __init__(self, me: Rank, settings: TrainingSettings, network: nn.Module, spec: str) -> None:
         gc.collect()  # the last block's reducer goes with a cycle of references, and its memory
-        self.me = me
-        on_gpu = me.device.type == "cuda"
+        self.me, self.settings, self.spec, self.asked = me, settings, spec, settings.plans[spec]
         options: dict[str, Any] = {_SYNC_BUFFERS: settings.sync_buffers}
-        if asked:
+        if spec != OWN_PLAN:
             # A bucket closes on reaching its cap, so each cap is what the bucket shall hold.
-            options["bucket_cap_mb_list"] = [size / MIB for size in asked]
+            options["bucket_cap_mb_list"] = [size / MIB for size in self.asked]
         self.model = DistributedDataParallel(
             copy.deepcopy(network),
-            device_ids=[me.device.index] if on_gpu else None,
+            device_ids=[me.device.index] if me.device.type == "cuda" else None,
             init_sync=False,  # equal seeds made equal weights
             **options,
         )
@@ -234,44 +164,71 @@ class _Block:
         log = self.model._get_ddp_logging_data()
         self.buckets = [int(text) for text in log["rebuilt_bucket_sizes"].split(",")]
         tensors = [len(text.split()) for text in log["rebuilt_per_bucket_param_indices"].split(",")]
-        self.ends = [int(end) for end in np.cumsum(tensors)]
+        self.case = Case(
+            kind="training",
+            network=settings.network,
+            device=me.device.type,
+            batch=settings.batch,
+            workers=me.world_size,
+            link=me.link,
+            link_bits_per_s=me.link_bits_per_s,
+            collective="all_reduce",
+            plan=spec,
+            ends=";".join(str(int(end)) for end in np.cumsum(tensors)),
+            seed=settings.seed,
+            profile_sha256=settings.profile_sha256,
+        )
 
-    def train(self, iterations: int) -> tuple[ranks.Floats, Usage]:
-        """(iterations,) seconds of the slowest rank, and the processor's load meanwhile (0..1)."""
-        seconds, load = self._timed(iterations)
+    def measure(self, repeat: int) -> dict[str, pd.DataFrame]:
+        """Rows of this round; in the first also of the buckets, which may be all there is to measure."""
+        seconds, load = self._timed()
         self._check_equal_gradients()
-        return seconds, load
-
-    def compute(self, iterations: int) -> ranks.Floats:
-        """(iterations,) seconds of the slowest rank when no gradients are exchanged."""
-        with self.model.no_sync():
-            return self._timed(iterations)[0]
+        tables = {}
+        if repeat == 0:
+            tables["buckets"] = self._bucket_rows()
+            key = pd.DataFrame({"case": [self.case.key], "repeat": [repeat]})
+            tables["timeline"] = key.merge(self.profile().to_frame(), how="cross")
+            if self.asked and list(self.asked) != self.buckets:
+                made = f"asked {self.asked}, DDP made {self.buckets}"
+                self.me.say(f"plan {self.spec} is not measured: {made}")
+                return tables
+        with self.model.no_sync():  # when no gradients are exchanged
+            compute_s = float(np.median(self._timed()[0]))
+        tables["runs"] = _run_rows(self.case, repeat, seconds, compute_s, load)
+        self.me.say(
+            f"{self.settings.network}, plan {self.spec}, {len(self.buckets)} buckets, round "
+            f"{repeat + 1} of {self.settings.repeats}: {format_seconds(float(np.median(seconds)))} an "
+            f"iteration, compute alone {format_seconds(compute_s)}"
+        )
+        return tables
 
     def profile(self) -> Timeline:
         """One iteration as this rank saw it; all ranks profile, so that all are equally slow."""
-        activities = [ProfilerActivity.CPU]
-        if self.me.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
         dist.barrier()
-        with profile(activities=activities) as profiler:
-            self._iterate(self.synchronize)
-        with tempfile.TemporaryDirectory() as directory:
-            trace = Path(directory) / "trace.json"
-            profiler.export_chrome_trace(str(trace))
-            seen = timeline(read_kineto(trace), self.buckets)
+        trace = chrome_trace(lambda: self._iterate(self.synchronize), self.me.device)
+        seen = timeline(parse_kineto(trace, "profile of an iteration"), self.buckets)
         messages = int(np.sum(seen.kind == "all_reduce"))
         if messages != len(self.buckets):
-            ranks.say(f"the profiler saw {messages} all-reduces of {len(self.buckets)} buckets")
+            self.me.say(f"the profiler saw {messages} all-reduces of {len(self.buckets)} buckets")
         return seen
 
-    def _timed(self, iterations: int) -> tuple[ranks.Floats, Usage]:
+    def _bucket_rows(self) -> pd.DataFrame:
+        rows = [
+            {"case": self.case.key, "bucket": number, "bytes": size, "source": source}
+            for source, sizes in (("asked", self.asked), ("rebuilt", self.buckets))
+            for number, size in enumerate(sizes)
+        ]
+        return pd.DataFrame(rows)
+
+    def _timed(self) -> tuple[Floats, Usage]:
         """Seconds of each iteration, of the slowest rank, and how the cores were used meanwhile."""
+        iterations = self.settings.iterations
         exactly = Budget(0, iterations, iterations, max_s=float("inf"), relative_halfwidth=0.0)
         dist.barrier()
         before = processor.reading()
         seconds = measure(self._iterate, exactly, synchronize=self.synchronize)
         used = processor.usage(before, processor.reading())
-        return ranks.slowest(seconds), Usage(*ranks.slowest([used.busy, used.stolen]).tolist())
+        return slowest(seconds), Usage(*slowest([used.busy, used.stolen]).tolist())
 
     def _iterate(self, settle: Callable[[], object] | None = None) -> None:
         """One iteration; ``settle`` ends each phase when the device has done its work."""
@@ -290,35 +247,15 @@ class _Block:
     def _check_equal_gradients(self) -> None:
         """The optimizer's momentum is a sum of averaged gradients: equal on all ranks to the last bit."""
         momenta = [state["momentum_buffer"] for state in self.optimizer.state.values()]
-        sums = ranks.everyones([float(momentum.double().sum()) for momentum in momenta])
+        sums = everyones([float(momentum.double().sum()) for momentum in momenta])
         if not np.isfinite(sums).all() or (sums != sums[0]).any():
             raise UserError(
                 "training: ranks hold different gradients after an all-reduce: no time is recorded"
             )
 
 
-# -- rows --------------------------------------------------------------------------------------
-
-
-def _case(me: ranks.Ranks, settings: Settings, spec: str, ends: Sequence[int]) -> Case:
-    return Case(
-        kind="training",
-        network=settings.network,
-        device=me.device.type,
-        batch=settings.batch,
-        workers=me.world_size,
-        link=settings.link,
-        link_bits_per_s=settings.link_bits_per_s,
-        collective="all_reduce",
-        plan=spec,
-        ends=";".join(map(str, ends)),
-        seed=settings.seed,
-        profile_sha256=settings.profile_sha256,
-    )
-
-
 def _run_rows(
-    case: Case, repeat: int, seconds: ranks.Floats, compute_s: float, used: Usage
+    case: Case, repeat: int, seconds: Floats, compute_s: float, used: Usage
 ) -> pd.DataFrame:
     columns = {
         **asdict(case),
@@ -334,18 +271,3 @@ def _run_rows(
         "stolen": used.stolen,
     }
     return pd.DataFrame(columns)
-
-
-def _bucket_rows(case: Case, asked: Sequence[int], rebuilt: Sequence[int]) -> pd.DataFrame:
-    rows = [
-        {"case": case.key, "bucket": number, "bytes": size, "source": source}
-        for source, sizes in (("asked", asked), ("rebuilt", rebuilt))
-        for number, size in enumerate(sizes)
-    ]
-    return pd.DataFrame(rows)
-
-
-def _labelled(timeline: pd.DataFrame, case: Case, repeat: int) -> pd.DataFrame:
-    timeline.insert(0, "repeat", repeat)
-    timeline.insert(0, "case", case.key)
-    return timeline

@@ -22,7 +22,7 @@ BUDGET = Budget(warmup=1, min_repeats=5, max_repeats=50, max_s=2.0)
 PLANNED = "ResNet152"
 SPECS = (
     "none", "single", "cuts:100,300", "random:0:20", "buffer:25MB", "buffer:25MB:5ms", "ddp",
-    "mg_wfbp", "mg_wfbp:osf", "adafusion", "adafusion:repaired", "exact",
+    "mg_wfbp", "mg_wfbp:osf", "adafusion", "adafusion:repaired", "omgs", "exact",
 )  # fmt: skip
 """What is planned for PLANNED: every planner, with each variant that decides in another way."""
 

@@ -1,0 +1,111 @@
+"""Figures and typeset tables, and the files in which they are kept."""
+
+from __future__ import annotations
+
+import io
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from ddlkit.report import outputs
+from ddlkit.report.plots.theme import INK, WIDTH, theme
+from ddlkit.store.files import atomic_write
+
+HEADER_WIDTH = 14  # letters in a line of a table's head
+LINE = 0.19  # inches from line to line
+
+
+@theme()
+def canvas(
+    columns: int = 1, rows: int = 1, width: float = WIDTH, height: float = 3.2, **options: Any
+) -> tuple[Figure, Any]:
+    """A themed figure and its axes (as ``plt.subplots`` gives them); sizes in inches."""
+    return plt.subplots(rows, columns, figsize=(width, height), **options)
+
+
+def save_figure(
+    figure: Figure, name: str, numbers: pd.DataFrame, reports: Path | None = None
+) -> Path:
+    """Write ``figures/<name>.png`` and beside it ``.csv``, the numbers plotted; show it in a notebook.
+
+    The bytes depend on nothing but the figure: no date, no version is written. Returns the PNG.
+    """
+    path = _write(figure, name, numbers, reports)
+    _show(figure, path)
+    return path
+
+
+def _write(
+    figure: Figure, name: str, numbers: pd.DataFrame, reports: Path | None, **options: Any
+) -> Path:
+    buffer = io.BytesIO()
+    with theme():
+        figure.savefig(buffer, format="png", metadata={"Software": None}, **options)
+    outputs.write_numbers(name, numbers, reports)
+    path = outputs.figure_path(name, ".png", reports)
+    atomic_write(path, buffer.getvalue())
+    return path
+
+
+def _show(figure: Figure, path: Path) -> None:
+    """In a notebook, what was written: its own showing at a cell's end ends with the first theme."""
+    if "IPython" not in sys.modules:
+        return
+    from IPython import get_ipython
+    from IPython.display import Image, display
+
+    if get_ipython() is not None:
+        plt.close(figure)
+        display(Image(path.read_bytes(), width=round(100 * figure.get_figwidth())))
+
+
+@theme()
+def heading(ax: Axes, text: str) -> None:
+    """The bold title of a panel, at its left."""
+    ax.set_title(text)
+
+
+@theme()
+def pictures(axes: Sequence[Axes], images: NDArray[np.uint8], names: Sequence[str]) -> None:
+    """Images (n, 3, side, side) in bytes, one on each axes, each with its name above it."""
+    for ax, image, name in zip(axes, images, names, strict=True):
+        ax.imshow(image.transpose(1, 2, 0))
+        ax.set_title(name, fontsize=6, fontweight="normal", loc="center", pad=2)
+        ax.axis("off")
+
+
+@theme()
+def table(frame: pd.DataFrame, name: str, reports: Path | None = None) -> Figure:
+    """A typeset table as ``figures/<name>.png`` and ``.csv``. Returns the figure, to show it.
+
+    Numbers stand right, words left; up to four significant digits in print, all of them in the CSV.
+    Names of columns are broken into lines of about HEADER_WIDTH letters.
+    """
+    names = [str(column).replace("_", " ") for column in frame.columns]
+    head = [textwrap.fill(one, HEADER_WIDTH, break_long_words=False) for one in names]
+    text = [[outputs.format_number(value) for value in row] for row in frame.to_numpy(object)]
+    figure, ax = plt.subplots(figsize=(1.0, 0.3))  # what is kept is the table's extent
+    figure.set_layout_engine("none")
+    ax.axis("off")
+    drawn = ax.table(text, colLabels=head, loc="center")
+    drawn.auto_set_font_size(False)
+    drawn.set_fontsize(7.5)
+    drawn.auto_set_column_width(range(frame.shape[1]))
+    n_lines = 1 + max(name.count("\n") for name in head)
+    line = LINE / (0.3 * ax.get_position().height)
+    for (row, column), cell in drawn.get_celld().items():
+        side = "right" if pd.api.types.is_numeric_dtype(frame.dtypes.iloc[column]) else "left"
+        cell.set_text_props(ha=side, weight="normal" if row else "bold", color=INK)
+        cell.set(height=line * (1 if row else n_lines + 0.5), edgecolor=INK, linewidth=0.8)
+        cell.visible_edges = "TB" if row == 0 else "B" if row == len(frame) else "open"
+    _write(figure, name, frame, reports, bbox_inches="tight")
+    return figure

@@ -1,0 +1,104 @@
+"""Jobs, each declared once: what runs in every rank, the settings it reads, and the tables it leaves."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hints
+
+import pandas as pd
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+
+if TYPE_CHECKING:  # those who only start ranks load no torch
+    from _typeshed import DataclassInstance
+
+    from ddlkit.run.jobs.rank import Rank
+
+S = TypeVar("S", bound="DataclassInstance")
+Tables = Mapping[str, pd.DataFrame]
+Part = Callable[["Rank", S], Iterable[Tables]]
+
+JOB_FILE = "job.json"  # in the directory of the results: what `Rank.describe` says
+FRAME = ("out", "join", "link", "link_bits_per_s")
+"""What CONFIG.json says to any job, besides the job's own settings."""
+
+
+@dataclass(frozen=True)
+class Job(Generic[S]):
+    """A program for every rank; made by `job`.
+
+    settings : dataclass of what its CONFIG.json may hold besides FRAME
+    tables : names of the tables that it leaves, which are also their schemas
+    part : what each rank does. It yields new rows by table; rank 0 saves after each yield what there is.
+    """
+
+    settings: type[S]
+    tables: tuple[str, ...]
+    part: Part[S]
+
+    @property
+    def module(self) -> str:
+        """Where it is declared: by this name the ranks find it."""
+        return self.part.__module__
+
+    def run(self, me: Rank, settings: S) -> None:
+        """This rank's part of the job, and on rank 0 its tables, into ``me.out``."""
+        frames: dict[str, list[pd.DataFrame]] = {name: [] for name in self.tables}
+        for found in self.part(me, settings):
+            for name, frame in found.items():
+                frames[name].append(frame)
+            for name in found if me.rank == 0 else ():
+                table = pd.concat(frames[name], ignore_index=True)
+                store.save_table(table, me.out, name, schema=name, command=sys.argv)
+
+    def read(self, config: Mapping[str, Any]) -> S:
+        """The job's own settings.
+
+        Raises UserError for one that is unknown or missing: nothing is ignored silently.
+        """
+        own = {name: value for name, value in config.items() if name not in FRAME}
+        try:
+            settings: S = _made(self.settings, own)
+        except TypeError as error:
+            reason = str(error).rpartition("__init__() ")[2]
+            raise UserError(f"job settings: {reason}") from error
+        return settings
+
+    def results(self, out: Path) -> dict[str, pd.DataFrame]:
+        """The tables that it left; ``attrs["job"]`` are backend, device and threads."""
+        found = {name: store.load_table(out / f"{name}.csv", name) for name in self.tables}
+        for frame in found.values():
+            frame.attrs["job"] = json.loads((out / JOB_FILE).read_text())
+        return found
+
+
+def job(settings: type[S], *tables: str) -> Callable[[Part[S]], Job[S]]:
+    """Declare a function as what every rank does in a job; it becomes a `Job`, one in each module.
+
+    ::
+
+        @job(GreetingSettings, "greetings")
+        def greetings_job(me: Rank, settings: GreetingSettings) -> Iterator[Tables]:
+            yield {"greetings": pd.DataFrame({"rank": [me.rank]})}
+    """
+
+    def declare(part: Part[S]) -> Job[S]:
+        return Job(settings, tables, part)
+
+    return declare
+
+
+def _made(kind: Any, value: Any) -> Any:
+    """What JSON holds as what a field's type says: dataclasses of objects, tuples of lists."""
+    if isinstance(value, list):
+        inner = next(iter(get_args(kind)), None)
+        return tuple(_made(inner, one) for one in value)
+    if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
+        hints = get_type_hints(kind)
+        return kind(**{name: _made(hints.get(name), inside) for name, inside in value.items()})
+    return value

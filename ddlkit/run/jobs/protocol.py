@@ -1,0 +1,98 @@
+"""What a measuring process and the one that starts it agree on: words, statuses, environment, signals."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+PROGRESS = "ddlkit: "  # a line of rank 0 that begins so is shown to the user
+ERROR = "ddlkit: error: "
+MISTAKE, LOST_PEER = 2, 3  # exit statuses: a user's mistake; another rank went first
+PARENT = "DDLKIT_PARENT"  # pid without which a process must not live
+STARTED, ENDED = "started", "ended"  # what a process that forks ranks reports of them
+PACKAGES = Path(__file__).resolve().parents[3]
+_PR_SET_PDEATHSIG = 1
+
+
+def port_taken(address: str, port: int | str) -> str:
+    """What a user reads when another program listens where the ranks want to meet."""
+    return f"port {port} on {address} is taken by another program: choose another port"
+
+
+def ending(status: int) -> str:
+    """How a process came to an end with that exit status; negative: the signal that killed it.
+
+    >>> ending(-9)
+    'was killed by SIGKILL'
+    """
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with exit status {status}"
+
+
+def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """``environment`` for a process that imports this very ddlkit and dies with us."""
+    paths = [str(PACKAGES), environment.get("PYTHONPATH", "")]
+    ours = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), PARENT: str(os.getpid())}
+    return {**environment, **ours}
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, whatever the parent dies of (Linux).
+
+    A child of ours knows its parent's pid from `child_environment`, so that a parent that died before
+    this call is noticed too. Without one (srun, torchrun by hand) there is nothing to compare.
+    """
+    if sys.platform != "linux":
+        return
+    parent = int(os.environ.get(PARENT, os.getppid()))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+# -- signals that unwind -----------------------------------------------------------------------
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def trap(*numbers: int) -> list[int]:
+    """Let signals end this process by way of every ``finally``; returns those that now do.
+
+    A signal that someone else handles is left to them, and to the main thread, which alone gets signals,
+    everything is left if this is another one.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    trapped = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in trapped:
+        signal.signal(number, _leave)
+    return trapped
+
+
+def release(trapped: list[int]) -> None:
+    """Undo `trap` for the signals that it returned, unless someone else has taken them over."""
+    if threading.current_thread() is threading.main_thread():
+        for number in trapped:
+            if signal.getsignal(number) is _leave:
+                signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def sigterm_unwinds() -> Iterator[None]:
+    """Within the block SIGTERM unwinds the stack, as Ctrl-C does."""
+    trapped = trap(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        release(trapped)
