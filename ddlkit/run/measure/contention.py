@@ -38,7 +38,7 @@ from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure import channels, standin
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.standin import Compute, Footprint, Passage, StandIn
-from ddlkit.run.sessions.session import Point, Tables, Unavailable
+from ddlkit.run.sessions.session import Point, Tables, TableSet, Unavailable
 
 # -- kernels -----------------------------------------------------------------------------------
 
@@ -452,4 +452,4 @@ def _point(
         return {"contention": measure_table(*arguments)}
 
     packed = ("contention",)
-    return Point("contention", name, packed, run, estimate_s, packed)
+    return Point(TableSet("contention", name, packed, packed), run, estimate_s)
