@@ -34,15 +34,10 @@ from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.replay import choose_join, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure import channels, contention, copies, selection
+from ddlkit.run.measure import throughput as speed
 from ddlkit.run.measure.collectives import SIZES, CollectivesSettings, collectives_job
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
 from ddlkit.run.measure.layers import LayersSettings, layers_job, profile_layers
-from ddlkit.run.measure.throughput import (
-    efficiency,
-    measure_drift,
-    measure_peaks,
-    measure_throughput,
-)
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions import reader
 from ddlkit.run.sessions.reader import Key, count, number, one_of
@@ -188,20 +183,20 @@ def facts(here: Here) -> Iterator[Point]:
 
 @kind("drift")
 def drift(here: Here, moment: str, side: int, size: Sizes) -> Iterator[Point]:
-    measure = partial(measure_drift, moment, here.device, side, *size)
+    measure = partial(speed.measure_drift, moment, here.device, side, *size)
     yield _point("drift", f"s{here.session}-{moment}", measure, 4)
 
 
 @kind("efficiency")
 def efficiency(here: Here) -> Iterator[Point]:
-    yield _point("efficiency", f"s{here.session}", partial(efficiency, here.out), 1)
+    yield _point("efficiency", f"s{here.session}", partial(speed.efficiency, here.out), 1)
 
 
 @kind("peaks")
 def matrix_products(here: Here, sides: Sides, budget: Budget) -> Iterator[Point]:
     def measure() -> pd.DataFrame:
         pairs = [([precision], many) for precision, many in sides.items()]
-        frames = [measure_peaks(here.device, *pair, budget) for pair in pairs]
+        frames = [speed.measure_peaks(here.device, *pair, budget) for pair in pairs]
         return pd.concat(frames, ignore_index=True)
 
     estimate_s = 1 + 1.5 * budget.max_s * sum(map(len, sides.values()))
@@ -310,7 +305,7 @@ def throughput(
     for precision in precisions:
         how: dict[str, Any] = {"device": device, "precision": precision, "budget": budget}
         for name in networks:
-            measure = partial(measure_throughput, name, batches, iterations=iterations, **how)
+            measure = partial(speed.measure_throughput, name, batches, iterations=iterations, **how)
             samples_s = [iterations * _iteration_s(name, n, precision, device) for n in batches]
             estimate_s = sum(BUILD_S / 2 + _timed_s(budget, sample_s) for sample_s in samples_s)
             yield _point("throughput", f"{name}-{precision}", measure, estimate_s)
