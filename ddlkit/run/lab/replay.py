@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import Selecting
-from ddlkit.run.instruments import processor
-from ddlkit.run.instruments.processor import Usage
+from ddlkit.run.instruments import vitals
+from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs import exchange as peers
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.launch import launch, workspace
@@ -281,9 +281,9 @@ def _iterate(
     """
     messages.begin(script.played_by(me.rank))
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
-    begun = processor.reading()
+    begun = vitals.processor_times()
     recording, sending = _play(messages, start_s, negotiator)
-    stolen = processor.usage(begun, processor.reading()).stolen
+    stolen = vitals.processor_usage(begun, vitals.processor_times()).stolen
     busy, stolen = peers.slowest([sending.busy, stolen]).tolist()
     messages.check()
     return recording, Usage(busy, stolen)
@@ -311,7 +311,7 @@ def _play(
             selected_s[group] = time.perf_counter()
             spent_s += selected_s[group] - awake_s[group]
         if group == 0:
-            before = processor.reading()
+            before = vitals.processor_times()
         hand_over(group)
         posted_s[group] = time.perf_counter()
     wait_s = time.perf_counter()
@@ -319,7 +319,7 @@ def _play(
         negotiator.finish()
     messages.wait()
     waited_s = time.perf_counter()
-    sending = processor.usage(before, processor.reading())
+    sending = vitals.processor_usage(before, vitals.processor_times())
     end_s = _sleep_until(waited_s + script.update_s)
     done_s = np.minimum(messages.complete_s(), waited_s)
     groups = (awake_s, selected_s, messages.agreed_s, posted_s, done_s)
