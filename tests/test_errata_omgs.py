@@ -17,8 +17,8 @@ from ddlkit.core.units import MIB
 from ddlkit.papers import networks, omgs, osf, sharing
 from ddlkit.papers.omgs import algorithms, optimality
 from ddlkit.report import claims
-from ddlkit.report.checks.omgs import speedup_range, tensors
 from ddlkit.report.claims import paper_table
+from ddlkit.report.papers.omgs import speedup_range, tensors
 
 RESNET50 = networks.parameters("ResNet50")
 LINK_BYTES_PER_S = 1e9 / 8

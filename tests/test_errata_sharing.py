@@ -10,8 +10,8 @@ import pytest
 
 from ddlkit.papers import sharing
 from ddlkit.report import claims
-from ddlkit.report.checks.sharing import DEFAULT, slowdowns, throughput
 from ddlkit.report.claims import paper_table
+from ddlkit.report.papers.sharing import DEFAULT, slowdowns, throughput
 
 BATCHES = (16, 32, 64, 128)
 

@@ -1,4 +1,4 @@
-"""The papers' claims as transcribed, and the register of the checks that compute them anew.
+"""What the papers print, as transcribed: claims, tables, prose; and the register of the claims' checks.
 
 A claim is one number of a paper, a row of data/papers/<key>/claims.csv. A check computes that number
 from the paper's own other numbers, its equations or a count; it never sees the claimed value. A claim
@@ -8,7 +8,7 @@ is *reproduced* when |computed - value| <= tolerance x |value|.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -115,6 +115,32 @@ def paper_table(paper: str, name: str) -> pd.DataFrame:
     if not path.is_file():
         raise UserError(f"{path} is missing: restore it from the repository")
     return pd.read_csv(io.BytesIO(transcribed.read(path)))
+
+
+def recomputed(frame: pd.DataFrame, **columns: Iterable[float]) -> pd.DataFrame:
+    """A copy of ``frame`` with what was computed, and its difference relative to print, after each column.
+
+    >>> recomputed(pd.DataFrame({"a": [2.0], "b": [1]}), a=[3.0]).to_dict("list")
+    {'a': [2.0], 'a_computed': [3.0], 'a_difference': [0.5], 'b': [1]}
+    """
+    result = frame.copy()
+    for column, values in columns.items():
+        place = result.columns.get_loc(column) + 1
+        result.insert(place, f"{column}_computed", list(values))
+        difference = result[f"{column}_computed"] / frame[column] - 1
+        result.insert(place + 1, f"{column}_difference", difference)
+    return result
+
+
+def symbols(paper: str, name: str) -> pd.DataFrame:
+    """A table of symbols: symbol, meaning in our words, name in ddlkit (the paper's symbols.csv).
+
+    A name is module.function(parameter), or class attribute, below ``ddlkit``; of a phase's total, the name
+    of its layers'. Raises KeyError for a symbol without one.
+    """
+    names = paper_table(paper, "symbols").set_index("symbol")["ddlkit"].to_dict()
+    printed = paper_table(paper, name)
+    return printed.assign(ddlkit=[names[symbol] for symbol in printed["symbol"]])
 
 
 def claimed(claim: str) -> float:

@@ -4,7 +4,6 @@ Here are Eqs 1-18: scaling factors, one all-reduce, tensor fusion; and what Eqs 
 at most, whatever the batch size and the network. Beside them:
 
     planners    adaFusion and MG-WFBP as planners of ddlkit.core.plan
-    prediction  the iteration that the paper's formula gives for a plan
     breakdown   Section 3.3: NEGOTIATE, ALLREDUCE, WAIT and MISC, simulated
     audit       every planner against the best plan, over random instances and settings
     cluster     the paper's cluster: which of its unstated settings agree with the numbers it states
@@ -28,6 +27,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core.cost import AlphaBeta, Piecewise, RingAllReduce
 from ddlkit.core.errors import UserError
+from ddlkit.core.iteration import Iteration, Prediction
+from ddlkit.core.units import parse_bytes
 from ddlkit.core.workload import Workload
 from ddlkit.papers import Paper
 
@@ -282,6 +283,31 @@ def osf_fused(
     return compute / (compute + start[0] + update(first) - overlap_s(backward_s))
 
 
+def predict_osf(iteration: Iteration) -> Prediction:
+    """The iteration by OSF (osf Eqs 3, 8-10; i as Eq 8's prose has it) or OSF_fusion (Eqs 11-16, printed).
+
+    Of a plan without fusion, with one message, or with a constant buffer and no timeout. For other
+    plans the paper has no formula: the times are NaN. The update comes after, as in our own model.
+    """
+    workload, cost = iteration.workload, iteration.cost
+    sizes, backward_s = of_workload(workload)
+    planner, _, argument = iteration.plan.planner.partition(":")
+
+    def update(n_bytes: float) -> float:
+        return float(cost(n_bytes)) if n_bytes > 0 else 0.0
+
+    if planner == "none":
+        factor = osf(workload.forward_s, backward_s, [update(size) for size in sizes], first=0)
+    elif planner == "single" or (planner == "buffer" and ":" not in argument):
+        capacity = math.inf if planner == "single" else parse_bytes(argument)
+        factor = osf_fused(workload.forward_s, sizes, backward_s, update, capacity)
+    else:
+        factor = math.nan
+    sent_s = float(iteration.communication_s.sum())
+    alone_s = workload.compute_s - workload.update_s
+    return Prediction(alone_s / factor + workload.update_s, workload.compute_s, sent_s)
+
+
 def fusing_pays(update: Update, buffered: float, size: float, waited_s: float) -> bool:
     """osf Eq 17, adaFusion: whether layer i's tensors join the buffer.
 
@@ -297,26 +323,12 @@ HIDDEN = 2 / 3
 
 
 def largest_fusion_gain(constant_sf: float, saved_overhead: float = 0.0) -> float:
-    """Upper bound on T_constant / T_other - 1 over all fusion plans, under osf Eqs 4, 7 and 11.
+    """Upper bound on T_constant / T - 1 over all fusion plans, under osf Eqs 4, 7 and 11.
 
-    Every plan sends the same bytes. Another plan hides at most the backward pass, 2/3 T_comp
-    (Eq 4), saves at most ``saved_overhead`` = (k - 1) delta / T_comp (Eq 7, k messages of the
-    constant plan), and never takes less than T_comp. ``constant_sf`` is the constant plan's
-    scaling factor, T_comp / T_constant (Eq 11).
-    """
-    if not 0 < constant_sf <= 1:
-        raise UserError(f"scaling factor is {constant_sf}: must be above 0 and at most 1")
-    constant = 1 / constant_sf
-    return constant / max(1.0, constant - HIDDEN - saved_overhead) - 1
+    constant_sf : T_comp / T_constant, the scaling factor of the constant plan (Eq 11)
+    saved_overhead : (k - 1) delta / T_comp, for the k messages of the constant plan
 
-
-def least_iteration_s(
-    constant_s: float, compute_s: float, messages: int = 1, overhead_s: float = 0.0
-) -> float:
-    """Least time that any fusion plan takes, if a plan of ``messages`` takes ``constant_s``.
-
-    T >= max(T_comp, T_constant - 2/3 T_comp - (k - 1) delta), with T_comp = compute_s, k = messages,
-    delta = overhead_s, for every plan under osf Eqs 4, 7 and 11. Proof: let b be the time of all bytes.
+    T >= max(T_comp, T_constant - 2/3 T_comp - (k - 1) delta). Proof: let b be the time of all bytes.
 
     * The constant plan never takes more than computing first, then sending everything (no overlap):
       T_constant <= T_comp + k delta + b, since max(end, ready) <= end + (later of all ready - ready).
@@ -326,7 +338,10 @@ def least_iteration_s(
     The difference of the two is the bound. A timeout changes neither: what waits for a tensor that is
     too late still leaves before that tensor, so before backward ends.
     """
-    return max(compute_s, constant_s - HIDDEN * compute_s - (messages - 1) * overhead_s)
+    if not 0 < constant_sf <= 1:
+        raise UserError(f"scaling factor is {constant_sf}: must be above 0 and at most 1")
+    constant = 1 / constant_sf
+    return constant / max(1.0, constant - HIDDEN - saved_overhead) - 1
 
 
 def least_overhead_for_gain(gain: float, constant_sf: float | None = None) -> float:

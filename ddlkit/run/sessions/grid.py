@@ -13,7 +13,7 @@ from typing import Any
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import parse_bits_per_s
-from ddlkit.papers.planners import PLANNERS
+from ddlkit.model.planning import planners
 from ddlkit.run.lab.network import LabShape
 
 LENGTHS = ("quick", "full")
@@ -170,8 +170,8 @@ def _rate(value: Any) -> float:
 
 
 def _plan(value: Any) -> str:
-    if not isinstance(value, str) or value.partition(":")[0] not in PLANNERS:
-        raise ValueError(f"must be a plan: {', '.join(PLANNERS)}")
+    if not isinstance(value, str) or value.partition(":")[0] not in planners():
+        raise ValueError(f"must be a plan: {', '.join(planners())}")
     return value
 
 
