@@ -10,7 +10,6 @@ from math import prod
 from ddlkit.papers import Paper
 
 PAPER = Paper("sharing", 2, "Resource Sharing between Computation and Communication")
-WARP_THREADS = 32
 
 
 def gain(throughput: float, default_throughput: float) -> float:
@@ -41,14 +40,6 @@ def saved_s(batch: int, images_per_s: float, default_images_per_s: float) -> flo
     return iteration_s(batch, default_images_per_s) - iteration_s(batch, images_per_s)
 
 
-def occupied_s(computation_s: float, communication_s: float, overlap_s: float) -> float:
-    """Time in which a GPU computes or communicates or both (sharing Figs 5 to 7).
-
-    An iteration that is never idle takes this long; idle time, which the figures do not show, adds.
-    """
-    return computation_s + communication_s - overlap_s
-
-
 def model_intensity(forward_flops: float, parameters: float) -> float:
     """sharing 4.4.1, first equation: I = C / D.
 
@@ -66,22 +57,6 @@ def compute_to_communication(batch: int, forward_flops: float, parameters: float
     Symbols: B = batch, C = forward_flops of one image, D = parameters.
     """
     return 3 * batch * forward_flops / (2 * parameters)
-
-
-def ring_sent(parameters: float, gpus: int) -> float:
-    """Parameters that each GPU of a ring all-reduce sends; as many arrive.
-
-    sharing 4.4.1 says 2 D, which is this in the limit of many GPUs.
-    """
-    return 2 * (gpus - 1) / gpus * parameters
-
-
-def instructions_per_warp(total: float, blocks: int, threads: int, extra_warps: int = 1) -> float:
-    """Instructions of each warp when ``total`` are shared evenly (sharing 4.2.1).
-
-    extra_warps : warps a block has beyond its threads; NCCL's ring with the Simple protocol adds one.
-    """
-    return total / (blocks * (threads // WARP_THREADS + extra_warps))
 
 
 def vit_flops(
