@@ -5,8 +5,6 @@ The paper numbers no equation: its two displayed ones (4.4.1) and what its prose
 
 from __future__ import annotations
 
-from math import prod
-
 from ddlkit.papers import Paper
 
 PAPER = Paper("sharing", 2, "Resource Sharing between Computation and Communication")
@@ -77,40 +75,3 @@ def vit_flops(
     embed = patches * 3 * patch * patch * width
     layer = tokens * (4 * width * width + 2 * width * mlp + 2 * tokens * width)
     return 2.0 * (embed + layers * layer + width * classes)
-
-
-Shape = tuple[int, ...]
-
-
-def convolution_work(shape: Shape, outputs: int, kernel: int, stride: int, padding: int) -> Work:
-    """Forward FLOP (2 per multiply-add) and least bytes of a square convolution without bias.
-
-    shape : (batch, channels, height, width). Bytes: input read, weights read, output written once.
-    """
-    batch, channels, *sides = shape
-    out = (batch, outputs, *((side + 2 * padding - kernel) // stride + 1 for side in sides))
-    weights = outputs * channels * kernel * kernel
-    return 2.0 * prod(out) * channels * kernel * kernel, _float_bytes(shape, out, (weights,))
-
-
-def linear_work(shape: Shape, outputs: int) -> Work:
-    """Forward FLOP (2 per multiply-add) and least bytes of a linear layer with bias.
-
-    shape : (..., inputs). Bytes: input read, weights and bias read, output written once.
-    """
-    *rows, inputs = shape
-    out = (*rows, outputs)
-    return 2.0 * prod(out) * inputs, _float_bytes(shape, out, (inputs * outputs + outputs,))
-
-
-def elementwise_bytes(shape: Shape, passes: int = 2) -> float:
-    """Bytes of a kernel that does no matrix product and goes ``passes`` times over its float32 input."""
-    return passes * _float_bytes(shape)
-
-
-Work = tuple[float, float]
-"""(FLOP, bytes)."""
-
-
-def _float_bytes(*shapes: Shape) -> float:
-    return 4.0 * sum(map(prod, shapes))

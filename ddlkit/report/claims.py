@@ -19,13 +19,12 @@ import pandas as pd
 from ddlkit import papers, store
 from ddlkit.core.errors import UserError
 from ddlkit.store import files, transcribed
-from ddlkit.store.sheet import read_sheet
+from ddlkit.store.sheet import Sheet, read_sheet
 
 PAPERS = tuple(papers.load())
 VERDICTS = ("reproduced", "differs", "not attempted")
 
 Result = tuple[float, str]
-Check = Callable[[], Result]
 Checking = TypeVar("Checking", bound=Callable[..., Result])
 
 
@@ -73,20 +72,28 @@ def load_claims(folder: Path | None = None) -> tuple[Claim, ...]:
     Raises UserError naming file, line and field for a row that is incomplete, not a number or of another
     paper, and for a file that was edited since it was transcribed.
     """
-    folder = folder or store.DATA / "papers"
-    return tuple(claim for key in PAPERS for claim in _read(folder / key / "claims.csv", key))
+    claims = []
+    for key in PAPERS:
+        sheet = transcribed_sheet(key, "claims", folder)
+        for row, fields_of in enumerate(_SCHEMA.frame(sheet).to_dict("records")):
+            claims.append(Claim(**fields_of))
+            if claims[-1].paper != key:
+                sheet.fail(
+                    row, "paper", f"is {claims[-1].paper!r}, but this is the file of {key!r}"
+                )
+    return tuple(claims)
 
 
-def _read(path: Path, paper: str) -> list[Claim]:
-    sheet = read_sheet(files.text_of(transcribed.read(path), path), str(path))
-    claims = [Claim(**row) for row in _SCHEMA.frame(sheet).to_dict("records")]
-    for row, claim in enumerate(claims):
-        if claim.paper != paper:
-            sheet.fail(row, "paper", f"is {claim.paper!r}, but this is the file of {paper!r}")
-    return claims
+def transcribed_sheet(paper: str, name: str, folder: Path | None = None) -> Sheet:
+    """Checked cells of <paper>/<name>.csv below ``folder`` (data/papers by default).
+
+    Raises UserError if the file is missing, or was edited since it was transcribed.
+    """
+    path = (folder or store.DATA / "papers") / paper / f"{name}.csv"
+    return read_sheet(files.text_of(transcribed.read(path), path), str(path))
 
 
-CHECKS: dict[str, Check] = {}
+CHECKS: dict[str, Callable[[], Result]] = {}
 """Claim id -> function that computes (value in the claim's unit, note)."""
 
 

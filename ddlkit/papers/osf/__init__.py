@@ -38,6 +38,8 @@ PAPER = Paper(
     "Modeling and Optimizing the Scaling Performance in Distributed Deep Learning Training",
 )
 Floats = NDArray[np.float64]
+Values = Sequence[float]
+"""One number per layer."""
 Update = Callable[[float], float]
 """Bytes -> seconds of one all-reduce (osf Eq 7 or 18)."""
 
@@ -87,7 +89,7 @@ def utilisation(forward_flops: float, compute_s: float, flops_per_s: float) -> f
     return 3 * forward_flops / (compute_s * flops_per_s)
 
 
-def update_start_s(backward_s: Sequence[float], sent_s: Sequence[float], first: int = 1) -> Floats:
+def update_start_s(backward_s: Values, sent_s: Values, first: int = 1) -> Floats:
     """osf Eq 8: (n,) start of every layer's update, counted from the end of layer n's backward.
 
     Symbols: t_backward = backward_s, t_update(D) = sent_s, both (n,) in forward order. The sum over
@@ -101,14 +103,12 @@ def update_start_s(backward_s: Sequence[float], sent_s: Sequence[float], first: 
     return start
 
 
-def overlap_s(backward_s: Sequence[float]) -> float:
+def overlap_s(backward_s: Values) -> float:
     """osf Eq 10: T_overlap, the backward time of all layers but the last."""
     return math.fsum(backward_s[:-1])
 
 
-def osf(
-    forward_s: float, backward_s: Sequence[float], sent_s: Sequence[float], first: int = 1
-) -> float:
+def osf(forward_s: float, backward_s: Values, sent_s: Values, first: int = 1) -> float:
     """osf Eqs 3, 8-10: T_comp / (T_comp + T_update - T_overlap); ``first`` as in update_start_s."""
     compute = forward_s + math.fsum(backward_s)
     updated = update_start_s(backward_s, sent_s, first)[0] + sent_s[0]  # Eq 9
@@ -172,9 +172,7 @@ def bandwidth_delay_bytes(cost: RingAllReduce) -> float:
     return cost.bytes_per_s * cost.overhead_s / (cost.workers - 1)
 
 
-def buffered_bytes(
-    sizes: Sequence[float], backward_s: Sequence[float], capacity: float, timeout_s: float
-) -> Floats:
+def buffered_bytes(sizes: Values, backward_s: Values, capacity: float, timeout_s: float) -> Floats:
     """osf Eq 12: (n,) B, bytes in the buffer once layer i's tensors are in it.
 
     Symbols: D = sizes, t_backward = backward_s, both (n,); Q = capacity in bytes, timeout = timeout_s.
@@ -187,12 +185,7 @@ def buffered_bytes(
 
 
 def sent_bytes(
-    sizes: Sequence[float],
-    backward_s: Sequence[float],
-    capacity: float,
-    timeout_s: float,
-    *,
-    literal: bool = True,
+    sizes: Values, backward_s: Values, capacity: float, timeout_s: float, *, literal: bool = True
 ) -> Floats:
     """osf Eq 13: (n,) F, bytes sent after layer i's backward; symbols as Eq 12.
 
@@ -209,12 +202,7 @@ def sent_bytes(
 
 
 def wait_s(
-    sizes: Sequence[float],
-    backward_s: Sequence[float],
-    capacity: float,
-    timeout_s: float,
-    *,
-    literal: bool = True,
+    sizes: Values, backward_s: Values, capacity: float, timeout_s: float, *, literal: bool = True
 ) -> Floats:
     """osf Eq 14: (n,) t_wait, how long layer i's tensors stay in the buffer before they leave.
 
@@ -233,8 +221,8 @@ def wait_s(
 
 
 def fused_start_s(
-    sizes: Sequence[float],
-    backward_s: Sequence[float],
+    sizes: Values,
+    backward_s: Values,
     update: Update,
     capacity: float,
     timeout_s: float,
@@ -264,8 +252,8 @@ def fused_start_s(
 
 def osf_fused(
     forward_s: float,
-    sizes: Sequence[float],
-    backward_s: Sequence[float],
+    sizes: Values,
+    backward_s: Values,
     update: Update,
     capacity: float,
     timeout_s: float = math.inf,

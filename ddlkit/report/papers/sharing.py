@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pandas as pd
 
 from ddlkit.papers import sharing
@@ -125,16 +128,20 @@ def table1() -> pd.DataFrame:
     Average pooling is not defined, so only the bytes that it reads are counted; what does no matrix
     product has no FLOP here. float32 is assumed: the paper states no precision.
     """
-    work = {
-        "Average Pooling": (float("nan"), sharing.elementwise_bytes(SHAPE, passes=1)),
-        "Batch Norm": (float("nan"), sharing.elementwise_bytes(SHAPE)),
-        "Convolution": sharing.convolution_work(SHAPE, outputs=64, kernel=7, stride=2, padding=3),
-        "Linear": sharing.linear_work((*SHAPE[:2], SHAPE[2] * SHAPE[3]), outputs=64),
-        "ReLU": (float("nan"), sharing.elementwise_bytes(SHAPE)),
+    rows, channels, *sides = SHAPE
+    elements, pixels, kernel, outputs = math.prod(SHAPE), math.prod(sides), 7 * 7, 64
+    convolved, weights = elements / 4, outputs * channels * kernel  # stride 2 in both directions
+    summed = rows * channels * outputs
+    work = {  # multiply-adds, and elements read or written
+        "Average Pooling": (math.nan, elements),
+        "Batch Norm": (math.nan, 2 * elements),
+        "Convolution": (convolved * channels * kernel, elements + convolved + weights),
+        "Linear": (summed * pixels, elements + summed + pixels * outputs + outputs),
+        "ReLU": (math.nan, 2 * elements),
     }
     printed = paper_table("sharing", "tab01")
-    flops, moved = zip(*(work[kernel] for kernel in printed["kernel"]), strict=True)
-    return printed.assign(flops_computed=flops, bytes_computed=moved)
+    multiply_adds, moved = np.array([work[kernel] for kernel in printed["kernel"]]).T
+    return printed.assign(flops_computed=2 * multiply_adds, bytes_computed=4 * moved)
 
 
 def table2() -> pd.DataFrame:
