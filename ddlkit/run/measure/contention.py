@@ -49,7 +49,7 @@ from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure import channels, standin
 from ddlkit.run.measure.layers import arithmetic, device_named, memory_for
 from ddlkit.run.measure.standin import Compute, Footprint, Passage, StandIn
-from ddlkit.run.sessions.session import Partial, Point, Tables, Unavailable
+from ddlkit.run.sessions.session import Partial, Point, Tables, TableSet, Unavailable
 
 Shape = tuple[int, ...]
 
@@ -542,4 +542,4 @@ def _point(
         return {"contention": measure_table(*arguments)}
 
     packed = ("contention",)
-    return Point("contention", name, packed, run, estimate_s, packed)
+    return Point(TableSet("contention", name, packed, packed), run, estimate_s)

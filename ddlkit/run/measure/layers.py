@@ -37,7 +37,7 @@ from ddlkit.run.jobs.exchange import Floats
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.nets import registry as networks
-from ddlkit.run.sessions.outcomes import ran_out_of_memory
+from ddlkit.run.sessions.session import ran_out_of_memory
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 

@@ -26,7 +26,7 @@ from ddlkit.core.sparse import selected
 from ddlkit.core.units import MIB
 from ddlkit.run.instruments.clock import Budget, measure_each_on, sample_rows
 from ddlkit.run.measure.layers import device_named, memory_for
-from ddlkit.run.sessions.session import Point, Tables, all_or_partial
+from ddlkit.run.sessions.session import Point, Tables, TableSet, all_or_partial
 
 Selector = Callable[[Tensor, int], Tensor]
 Actions = Mapping[str, Callable[[int], object]]
@@ -296,6 +296,6 @@ def points(device: str, smoke: bool) -> list[Point]:
         # On a CPU the repeats end small sizes early, and the least number of rounds the large ones late.
         estimate_s = groups * most_s / 2 if on_gpu else 2 + size * 2.3e-6
         packed = ("selection",)
-        return Point("selection", f"d{size}", packed, run, estimate_s, packed)
+        return Point(TableSet("selection", f"d{size}", packed, packed), run, estimate_s)
 
     return [point(size) for size in sizes]
