@@ -11,7 +11,7 @@ import pytest
 from ddlkit.core.cost import Table
 from ddlkit.core.iteration import Iteration, no_overlap, predict
 from ddlkit.core.plan import make_plan
-from ddlkit.papers.osf.prediction import predict_osf
+from ddlkit.papers.osf import predict_osf
 from ddlkit.report import accuracy, compare
 from strategies import random_workload
 

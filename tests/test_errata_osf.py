@@ -16,7 +16,6 @@ from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.units import MB, MIB
 from ddlkit.core.workload import Workload
 from ddlkit.papers import networks, osf
-from ddlkit.papers.osf.planners import adafusion
 from ddlkit.report.claims import paper_table, prose
 
 TABLE_2 = paper_table("osf", "tab02").set_index("network")
@@ -228,8 +227,11 @@ def test_eq17_under_eq7_forgets_the_sizes(
 def test_eq17_with_eq14_always_fuses() -> None:
     workload = Workload.from_arrays(2.0, [100.0] * 4, [4] * 4)
     sizes, backward_s = osf.of_workload(workload)
-    assert adafusion(workload, SLOW_TO_START).ends == (4,)
-    assert adafusion(workload, SLOW_TO_START, literal=False).ends == (1, 2, 3, 4)
+    ends = {
+        spec: plan.make_plan(spec, workload, SLOW_TO_START).ends
+        for spec in ("adafusion", "adafusion:repaired")
+    }
+    assert ends == {"adafusion": (4,), "adafusion:repaired": (1, 2, 3, 4)}
     apart, together = (
         osf.osf_fused(2.0, sizes, backward_s, SLOW_TO_START, capacity=capacity, literal=False)
         for capacity in (0, math.inf)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from ddlkit.core.errors import UserError
 from ddlkit.core.selection import Log, Scan
 from ddlkit.papers import omgs
-from ddlkit.papers.omgs import algorithms, optimality
+from ddlkit.papers.omgs import algorithms
+from mergings import optimal
 
 
 @st.composite
@@ -71,7 +72,7 @@ def test_many_mergings_at_once_are_eqs_5_to_9_of_the_merged_network(
 
 @given(instances(smallest=2, largest=2))
 def test_two_layers_are_merged_optimally(instance: omgs.Instance) -> None:
-    best_s = optimality.optimal(instance)[1]
+    best_s = optimal(instance)[1]
     for planner in (algorithms.find_merged_layers, omgs.merge_by_theorem):
         found = float(omgs.merged_iteration_s(instance, planner(instance)))
         assert found == pytest.approx(best_s, rel=1e-9)
@@ -79,7 +80,7 @@ def test_two_layers_are_merged_optimally(instance: omgs.Instance) -> None:
 
 @given(instances())
 def test_the_best_merging_is_no_worse_than_any_algorithm(instance: omgs.Instance) -> None:
-    best, best_s = optimality.optimal(instance)
+    best, best_s = optimal(instance)
     assert best_s == pytest.approx(float(omgs.merged_iteration_s(instance, best)))
     for repairs in (algorithms.REPAIRS, frozenset[str]()):
         merged = algorithms.find_merged_layers(instance, repairs)
@@ -90,7 +91,7 @@ def test_the_best_merging_is_no_worse_than_any_algorithm(instance: omgs.Instance
 def test_without_start_up_time_no_merging_helps(instance: omgs.Instance) -> None:
     free = replace(instance, alpha_s=0.0)
     apart_s = float(omgs.merged_iteration_s(free, np.zeros(free.layers, bool)))
-    assert optimality.optimal(free)[1] == pytest.approx(apart_s)
+    assert optimal(free)[1] == pytest.approx(apart_s)
 
 
 def test_free_selection_and_a_long_start_up_time_merge_everything() -> None:
@@ -133,4 +134,4 @@ def test_a_merged_first_layer_and_too_many_layers_are_refused() -> None:
     with pytest.raises(UserError, match="needs 21 layers, the first not merged"):
         omgs.merged_iteration_s(instance, np.ones(21, bool))
     with pytest.raises(UserError, match="21 layers: trying every merging is for 20 at most"):
-        optimality.optimal(instance)
+        optimal(instance)

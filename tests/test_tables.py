@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ddlkit.report.claims import paper_table
-from ddlkit.report.tables import dag, omgs, osf, recomputed, sharing, symbols
+from ddlkit.report.claims import paper_table, recomputed, symbols
+from ddlkit.report.papers import dag, omgs, osf, sharing
 
 
 def sharing_table_2() -> pd.DataFrame:
@@ -43,7 +43,7 @@ def test_a_rendered_table_holds_all_that_was_printed(paper: str, number: int) ->
 
 
 def test_what_was_computed_stands_after_what_was_printed() -> None:
-    frame = recomputed(pd.DataFrame({"a": [2.0, 4.0], "b": [1, 1]}), "a", [3.0, 4.0])
+    frame = recomputed(pd.DataFrame({"a": [2.0, 4.0], "b": [1, 1]}), a=[3.0, 4.0])
     assert list(frame) == ["a", "a_computed", "a_difference", "b"]
     assert frame["a_difference"].tolist() == [0.5, 0.0]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ddlkit.report.tables import omgs, sharing
+from ddlkit.report.papers import omgs, sharing
 
 
 def test_sharing_table_2_follows_from_figure_8() -> None:

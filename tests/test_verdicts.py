@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import catalog, checks, claims, verdicts
+from ddlkit.report import catalog, claims, verdicts
 
 HEADER = "id,paper,place,quantity,value,unit,tolerance,condition,figure\n"
 CLAIM = claims.Claim("osf-x", "osf", "Section 1", "a number", 2.0, "%", 0.1, "", "")
@@ -30,7 +30,7 @@ def test_all_four_papers_have_attempted_claims() -> None:
 
 def test_every_check_belongs_to_a_claim_and_every_claim_to_the_catalog() -> None:
     known = {claim.id: claim for claim in claims.load_claims()}
-    assert set(checks.CHECKS) <= set(known)
+    assert set(claims.CHECKS) <= set(known)
     listed = {entry.id: set(entry.claims) for entry in catalog.load()}
     for claim in known.values():
         assert claim.id.startswith(claim.paper)
@@ -45,7 +45,7 @@ def test_every_claim_has_either_a_check_or_a_reason(paper: str) -> None:
     known = {claim.id for claim in claims.load_claims() if claim.paper == paper}
     reasons = claims.reasons()
     checked, excused = (
-        {id for id in ids if id.startswith(paper)} for ids in (checks.CHECKS, reasons)
+        {id for id in ids if id.startswith(paper)} for ids in (claims.CHECKS, reasons)
     )
     assert checked | excused == known
     assert not checked & excused

@@ -163,23 +163,6 @@ def speedup(
     return gpus * max(read_s(1) + h2d_s, alone_s) / max(reading + h2d_s, together_s)
 
 
-def pipelined_period_s(io_s: float, h2d_s: float, gpu_s: float, iterations: int = 200) -> float:
-    """Time between two updates when reading, copying and computing each run ahead as Fig 1 allows.
-
-    dag IV-C: T36-T39 follow T0-T3 at once, and T40-T43 follow them; the disk need not wait for the
-    copy. Counted over the second half of ``iterations``, when the pipeline is full.
-    """
-    read = copied = computed = 0.0
-    ends = []
-    for _ in range(iterations):
-        read += io_s
-        copied = max(read, copied) + h2d_s
-        computed = max(copied, computed) + gpu_s
-        ends.append(computed)
-    half = iterations // 2
-    return (ends[-1] - ends[half - 1]) / (iterations - half)
-
-
 def algorithm1_share(samples: float, workers: int) -> float:
     """dag Algorithm 1, line 3: samples that each worker gets of an iteration's ``samples``."""
     return samples / workers

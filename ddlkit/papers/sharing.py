@@ -5,12 +5,9 @@ The paper numbers no equation: its two displayed ones (4.4.1) and what its prose
 
 from __future__ import annotations
 
-from math import prod
-
 from ddlkit.papers import Paper
 
 PAPER = Paper("sharing", 2, "Resource Sharing between Computation and Communication")
-WARP_THREADS = 32
 
 
 def gain(throughput: float, default_throughput: float) -> float:
@@ -41,14 +38,6 @@ def saved_s(batch: int, images_per_s: float, default_images_per_s: float) -> flo
     return iteration_s(batch, default_images_per_s) - iteration_s(batch, images_per_s)
 
 
-def occupied_s(computation_s: float, communication_s: float, overlap_s: float) -> float:
-    """Time in which a GPU computes or communicates or both (sharing Figs 5 to 7).
-
-    An iteration that is never idle takes this long; idle time, which the figures do not show, adds.
-    """
-    return computation_s + communication_s - overlap_s
-
-
 def model_intensity(forward_flops: float, parameters: float) -> float:
     """sharing 4.4.1, first equation: I = C / D.
 
@@ -66,22 +55,6 @@ def compute_to_communication(batch: int, forward_flops: float, parameters: float
     Symbols: B = batch, C = forward_flops of one image, D = parameters.
     """
     return 3 * batch * forward_flops / (2 * parameters)
-
-
-def ring_sent(parameters: float, gpus: int) -> float:
-    """Parameters that each GPU of a ring all-reduce sends; as many arrive.
-
-    sharing 4.4.1 says 2 D, which is this in the limit of many GPUs.
-    """
-    return 2 * (gpus - 1) / gpus * parameters
-
-
-def instructions_per_warp(total: float, blocks: int, threads: int, extra_warps: int = 1) -> float:
-    """Instructions of each warp when ``total`` are shared evenly (sharing 4.2.1).
-
-    extra_warps : warps a block has beyond its threads; NCCL's ring with the Simple protocol adds one.
-    """
-    return total / (blocks * (threads // WARP_THREADS + extra_warps))
 
 
 def vit_flops(
@@ -102,40 +75,3 @@ def vit_flops(
     embed = patches * 3 * patch * patch * width
     layer = tokens * (4 * width * width + 2 * width * mlp + 2 * tokens * width)
     return 2.0 * (embed + layers * layer + width * classes)
-
-
-Shape = tuple[int, ...]
-
-
-def convolution_work(shape: Shape, outputs: int, kernel: int, stride: int, padding: int) -> Work:
-    """Forward FLOP (2 per multiply-add) and least bytes of a square convolution without bias.
-
-    shape : (batch, channels, height, width). Bytes: input read, weights read, output written once.
-    """
-    batch, channels, *sides = shape
-    out = (batch, outputs, *((side + 2 * padding - kernel) // stride + 1 for side in sides))
-    weights = outputs * channels * kernel * kernel
-    return 2.0 * prod(out) * channels * kernel * kernel, _float_bytes(shape, out, (weights,))
-
-
-def linear_work(shape: Shape, outputs: int) -> Work:
-    """Forward FLOP (2 per multiply-add) and least bytes of a linear layer with bias.
-
-    shape : (..., inputs). Bytes: input read, weights and bias read, output written once.
-    """
-    *rows, inputs = shape
-    out = (*rows, outputs)
-    return 2.0 * prod(out) * inputs, _float_bytes(shape, out, (inputs * outputs + outputs,))
-
-
-def elementwise_bytes(shape: Shape, passes: int = 2) -> float:
-    """Bytes of a kernel that does no matrix product and goes ``passes`` times over its float32 input."""
-    return passes * _float_bytes(shape)
-
-
-Work = tuple[float, float]
-"""(FLOP, bytes)."""
-
-
-def _float_bytes(*shapes: Shape) -> float:
-    return 4.0 * sum(map(prod, shapes))

@@ -20,7 +20,7 @@ from ddlkit.core.sparse import Selecting
 from ddlkit.core.workload import Workload
 from ddlkit.model.calibration import Calibration
 from ddlkit.model.predictor import STEADY, forecast_case
-from ddlkit.papers.osf.prediction import predict_osf
+from ddlkit.papers.osf import predict_osf
 
 OTHERS: dict[str, Callable[[Iteration], Prediction]] = {
     "no_overlap": no_overlap,

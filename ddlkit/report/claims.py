@@ -1,4 +1,4 @@
-"""The papers' claims as transcribed, and the register of the checks that compute them anew.
+"""What the papers print, as transcribed: claims, tables, prose; and the register of the claims' checks.
 
 A claim is one number of a paper, a row of data/papers/<key>/claims.csv. A check computes that number
 from the paper's own other numbers, its equations or a count; it never sees the claimed value. A claim
@@ -8,7 +8,7 @@ is *reproduced* when |computed - value| <= tolerance x |value|.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -19,13 +19,12 @@ import pandas as pd
 from ddlkit import papers, store
 from ddlkit.core.errors import UserError
 from ddlkit.store import files, transcribed
-from ddlkit.store.sheet import read_sheet
+from ddlkit.store.sheet import Sheet, read_sheet
 
 PAPERS = tuple(papers.load())
 VERDICTS = ("reproduced", "differs", "not attempted")
 
 Result = tuple[float, str]
-Check = Callable[[], Result]
 Checking = TypeVar("Checking", bound=Callable[..., Result])
 
 
@@ -73,20 +72,28 @@ def load_claims(folder: Path | None = None) -> tuple[Claim, ...]:
     Raises UserError naming file, line and field for a row that is incomplete, not a number or of another
     paper, and for a file that was edited since it was transcribed.
     """
-    folder = folder or store.DATA / "papers"
-    return tuple(claim for key in PAPERS for claim in _read(folder / key / "claims.csv", key))
+    claims = []
+    for key in PAPERS:
+        sheet = transcribed_sheet(key, "claims", folder)
+        for row, fields_of in enumerate(_SCHEMA.frame(sheet).to_dict("records")):
+            claims.append(Claim(**fields_of))
+            if claims[-1].paper != key:
+                sheet.fail(
+                    row, "paper", f"is {claims[-1].paper!r}, but this is the file of {key!r}"
+                )
+    return tuple(claims)
 
 
-def _read(path: Path, paper: str) -> list[Claim]:
-    sheet = read_sheet(files.text_of(transcribed.read(path), path), str(path))
-    claims = [Claim(**row) for row in _SCHEMA.frame(sheet).to_dict("records")]
-    for row, claim in enumerate(claims):
-        if claim.paper != paper:
-            sheet.fail(row, "paper", f"is {claim.paper!r}, but this is the file of {paper!r}")
-    return claims
+def transcribed_sheet(paper: str, name: str, folder: Path | None = None) -> Sheet:
+    """Checked cells of <paper>/<name>.csv below ``folder`` (data/papers by default).
+
+    Raises UserError if the file is missing, or was edited since it was transcribed.
+    """
+    path = (folder or store.DATA / "papers") / paper / f"{name}.csv"
+    return read_sheet(files.text_of(transcribed.read(path), path), str(path))
 
 
-CHECKS: dict[str, Check] = {}
+CHECKS: dict[str, Callable[[], Result]] = {}
 """Claim id -> function that computes (value in the claim's unit, note)."""
 
 
@@ -115,6 +122,32 @@ def paper_table(paper: str, name: str) -> pd.DataFrame:
     if not path.is_file():
         raise UserError(f"{path} is missing: restore it from the repository")
     return pd.read_csv(io.BytesIO(transcribed.read(path)))
+
+
+def recomputed(frame: pd.DataFrame, **columns: Iterable[float]) -> pd.DataFrame:
+    """A copy of ``frame`` with what was computed, and its difference relative to print, after each column.
+
+    >>> recomputed(pd.DataFrame({"a": [2.0], "b": [1]}), a=[3.0]).to_dict("list")
+    {'a': [2.0], 'a_computed': [3.0], 'a_difference': [0.5], 'b': [1]}
+    """
+    result = frame.copy()
+    for column, values in columns.items():
+        place = result.columns.get_loc(column) + 1
+        result.insert(place, f"{column}_computed", list(values))
+        difference = result[f"{column}_computed"] / frame[column] - 1
+        result.insert(place + 1, f"{column}_difference", difference)
+    return result
+
+
+def symbols(paper: str, name: str) -> pd.DataFrame:
+    """A table of symbols: symbol, meaning in our words, name in ddlkit (the paper's symbols.csv).
+
+    A name is module.function(parameter), or class attribute, below ``ddlkit``; of a phase's total, the name
+    of its layers'. Raises KeyError for a symbol without one.
+    """
+    names = paper_table(paper, "symbols").set_index("symbol")["ddlkit"].to_dict()
+    printed = paper_table(paper, name)
+    return printed.assign(ddlkit=[names[symbol] for symbol in printed["symbol"]])
 
 
 def claimed(claim: str) -> float:

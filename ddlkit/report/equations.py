@@ -10,16 +10,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 
 import ddlkit
 from ddlkit import store
 from ddlkit.papers import load
-from ddlkit.report.claims import PAPERS
-from ddlkit.store import files, transcribed
-from ddlkit.store.sheet import read_sheet
+from ddlkit.report.claims import PAPERS, transcribed_sheet
 
 PACKAGE = Path(ddlkit.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "EQUATIONS.md"
@@ -61,8 +58,7 @@ def equations(folder: Path | None = None) -> pd.DataFrame:
     """
     frames = []
     for paper in PAPERS:
-        path = (folder or store.DATA / "papers") / paper / "equations.csv"
-        sheet = read_sheet(files.text_of(transcribed.read(path), path), str(path))
+        sheet = transcribed_sheet(paper, "equations", folder)
         frames.append(_SCHEMA.frame(sheet).assign(paper=paper))
     return pd.concat(frames, ignore_index=True)[["paper", "equation", "defines"]]
 
@@ -131,9 +127,9 @@ def _of_module(path: Path, root: Path) -> Iterator[Citation]:
         text = " ".join((ast.get_docstring(node) or "").split())
         first = re.split(r"(?<=\.) ", text, maxsplit=1)[0]
         cited = list(_cited(first, own))
-        in_full = [one for one in cited if one.in_full] or (cited if own else [])
-        it_is = [one.key for one in in_full if one.stands]
-        for key in dict.fromkeys([*it_is, *(one.key for one in _cited(text, own))]):
+        in_full = [one for one in cited if one[1]] or (cited if own else [])
+        it_is = [key for key, _, stands in in_full if stands]
+        for key in dict.fromkeys([*it_is, *(key for key, _, _ in _cited(text, own))]):
             role = "is" if key in it_is else "names"
             place = f"{file.as_posix()}:{node.lineno}"
             yield Citation(*key, name, role, first.replace("`", ""), place)
@@ -152,23 +148,18 @@ def _documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, Documented]]:
                 yield from _documented(child, name)
 
 
-class _Cited(NamedTuple):
-    """(paper, equation); whether the paper stands before it; whether it is no mere remark."""
+def _cited(text: str, own: str) -> Iterator[tuple[tuple[str, str], bool, bool]]:
+    """(paper, equation); whether the paper stands before it; whether it is no mere remark.
 
-    key: tuple[str, str]
-    in_full: bool
-    stands: bool
-
-
-def _cited(text: str, own: str) -> Iterator[_Cited]:
-    """Without a paper before it, an equation is that of the paper last named, at first of ``own``."""
+    Without a paper before it, an equation is that of the paper last named, at first of ``own``.
+    """
     paper = own
     for match in _CITED.finditer(text):
         paper = match[1] or paper
         stands = bool(re.search(r"(?:^|[(,:] ?|\bof )$", text[: match.start()]))
         for one in re.finditer(_ONE, match[2]) if paper else ():
             for equation in _expanded(one[0]):
-                yield _Cited((paper, equation), bool(match[1]), stands)
+                yield (paper, equation), bool(match[1]), stands
 
 
 def _expanded(citation: str) -> list[str]:

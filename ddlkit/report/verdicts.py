@@ -1,16 +1,21 @@
-"""The verdict on every claim: reproduced, differs, or not attempted."""
+"""The verdict on every claim: reproduced, differs, or not attempted; checks are found in report.papers."""
 
 from __future__ import annotations
 
+import importlib
 import math
+import pkgutil
 from collections.abc import Sequence
 from dataclasses import asdict
 
 import pandas as pd
 
-from ddlkit.report import checks
-from ddlkit.report.claims import VERDICTS, Claim, load_claims, reasons
+from ddlkit.report import papers
+from ddlkit.report.claims import CHECKS, VERDICTS, Claim, load_claims, reasons
 from ddlkit.report.outputs import format_quantity
+
+for _module in pkgutil.iter_modules(papers.__path__):
+    importlib.import_module(f"{papers.__name__}.{_module.name}")
 
 
 def evaluate(claims: Sequence[Claim] | None = None) -> pd.DataFrame:
@@ -18,7 +23,7 @@ def evaluate(claims: Sequence[Claim] | None = None) -> pd.DataFrame:
     ``verdict`` and ``note`` (why not, if not attempted)."""
     rows, why = [], reasons()
     for claim in load_claims() if claims is None else claims:
-        check = checks.CHECKS.get(claim.id)
+        check = CHECKS.get(claim.id)
         computed, note = check() if check else (None, why.get(claim.id, ""))
         shown = math.nan if computed is None else float(computed)
         difference = (shown - claim.value) / claim.value if claim.value else shown

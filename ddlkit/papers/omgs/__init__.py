@@ -4,7 +4,6 @@ Here are Eqs 1-11, timelines of SGD, TopK-SGD and LAGS-SGD and what selecting an
 Eqs 12-25, what merging a layer changes and the rule of Theorem 1. Beside them:
 
     algorithms   Algorithm 1 (which layers to merge), also as a planner; Algorithm 2 (what is sent when)
-    optimality   the best of all mergings, and how near Algorithm 1 comes to it
 
 Layers are numbered 1 to L as in the paper; arrays hold them in that (forward) order, layer l at index
 l - 1. Where the paper prints something that cannot be meant, ``literal=True`` gives what it prints.
@@ -267,135 +266,104 @@ def timeline(instance: Instance) -> tuple[Floats, Floats, Floats, Floats, Floats
     return begun, computed, computed + selecting, sending, sent
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """omgs Eqs 20-24: layer l and the one before it, of which Section IV-A asks whether to merge l.
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """omgs Eqs 20-24: layers l = 2 to L, each with the one before: whether to merge l (Section IV-A).
 
-    Symbols: tau_b(l) = backward_start_s, t_b(l) = backward_s, t_b(l-1) = previous_backward_s,
-    tau_c(l) = communication_start_s, d(l) = elements, d(l-1) = previous_elements; instance holds
-    gamma, rho, alpha and beta.
+    No layer is merged yet. All values are (L-1,). Symbols: u(l) = u_s, when the gradients of both would be
+    computed if nothing were selected between; t_s(l) = own_s, t_s(l-1) = before_s; together_s selects from
+    both at once; tau_c(l) = sending_s; tau_c(l) + t_c(l) = free_s; d(l) = elements.
     """
 
     instance: Instance
-    backward_start_s: float
-    backward_s: float
-    previous_backward_s: float
-    communication_start_s: float
-    elements: float
-    previous_elements: float
+    u_s: Floats
+    own_s: Floats
+    before_s: Floats
+    together_s: Floats
+    sending_s: Floats
+    free_s: Floats
+    elements: Floats
 
-    @property
-    def u_s(self) -> float:
-        """u(l): when both layers' gradients are computed, if nothing were selected between."""
-        return self.backward_start_s + self.backward_s + self.previous_backward_s
+    @classmethod
+    def of(cls, instance: Instance) -> Candidates:
+        """The layers above the first, where no layer is merged."""
+        _, computed, _, sending, sent = timeline(instance)
+        elements, selecting = instance.elements, instance.selection_s(instance.elements)
+        return cls(
+            instance,
+            u_s=computed[1:] + instance.backward_s[:-1],
+            own_s=selecting[1:],
+            before_s=selecting[:-1],
+            together_s=instance.selection_s(elements[1:] + elements[:-1]),
+            sending_s=sending[1:],
+            free_s=sending[1:] + sent[1:],
+            elements=elements[1:],
+        )
 
-    def _selecting(self, elements: float) -> float:
-        return float(self.instance.selection_s(elements))
-
-    @property
-    def apart_s(self) -> float:
-        """Time to select from the two layers one after the other."""
-        return self._selecting(self.elements) + self._selecting(self.previous_elements)
-
-    @property
-    def together_s(self) -> float:
-        """Time to select from both layers at once."""
-        return self._selecting(self.elements + self.previous_elements)
-
-    @property
-    def free_s(self) -> float:
-        """tau_c(l) + t_c(l): when the message of layer l has been sent."""
-        instance = self.instance
-        return self.communication_start_s + instance.alpha_s + instance.beta_s * self.elements
-
-    def completion_s(self, line: int = 6) -> float:
+    def completion_s(self, line: int = 6) -> Floats:
         """mu(l-1), the end of layer l-1's message when l is normal, by one of the lines 2 to 6.
 
         Line 3 drops t_s(l-1), and line 4 has tau_b(l) where tau_b(l-1) is meant; 2, 5 and 6 agree.
         """
-        own = self._selecting(self.elements)
-        before = self._selecting(self.previous_elements)
-        computed = self.backward_start_s + self.backward_s
-        ready = {
-            3: computed + own + self.previous_backward_s,
-            4: self.backward_start_s + self.previous_backward_s + before,
-        }.get(line, computed + own + self.previous_backward_s + before)
-        instance = self.instance
-        return max(ready, self.free_s) + instance.alpha_s + instance.beta_s * self.previous_elements
+        ready = self.u_s + self.own_s + self.before_s
+        if line == 3:
+            ready = ready - self.before_s
+        if line == 4:
+            ready = ready - self.own_s - self.instance.backward_s[1:]
+        return np.maximum(ready, self.free_s) + self._sent_s(self.instance.elements[:-1])
 
     @property
-    def merged_completion_s(self) -> float:
-        """mu~(l-1), the end of layer l-1's message when l is merged into it."""
-        ready = max(self.u_s + self.together_s, self.communication_start_s)
-        instance = self.instance
-        return ready + instance.alpha_s + instance.beta_s * (self.elements + self.previous_elements)
+    def gain_s(self) -> Floats:
+        """t_gain = mu(l-1) - mu~(l-1): how much earlier layer l-1's message ends when l is merged into it."""
+        ready = np.maximum(self.u_s + self.together_s, self.sending_s)
+        both = self.elements + self.instance.elements[:-1]
+        return self.completion_s() - (ready + self._sent_s(both))
+
+    def _sent_s(self, elements: Floats) -> Floats:
+        return self.instance.communication_s(elements)
 
     @property
-    def gain_s(self) -> float:
-        """t_gain = mu(l-1) - mu~(l-1): what merging layer l saves."""
-        return self.completion_s() - self.merged_completion_s
-
-    @property
-    def q3(self) -> bool:
+    def q3(self) -> Bools:
         """Q3: apart, the second message waits for the first. Its contrary is Q1."""
-        return self.u_s + self.apart_s < self.free_s
+        return self.u_s + self.own_s + self.before_s < self.free_s
 
     @property
-    def q4(self) -> bool:
+    def q4(self) -> Bools:
         """Q4: together, the message is selected before layer l's could have started."""
-        return self.u_s + self.together_s < self.communication_start_s
+        return self.u_s + self.together_s < self.sending_s
 
     @property
-    def q5(self) -> bool:
+    def q5(self) -> Bools:
         """Q5: together, the message is selected within a start-up time after that."""
-        return self.communication_start_s + self.instance.alpha_s > self.u_s + self.together_s
+        return self.sending_s + self.instance.alpha_s > self.u_s + self.together_s
 
-    def case_gain_s(self, *, literal: bool = False) -> float:
+    def case_gain_s(self, *, literal: bool = False) -> Floats:
         """t_gain by case: C1 (Eq 21), C2 (Eq 22), or C3.
 
         literal : Eq 21 as printed, where gamma rho multiplies only the first of its three products.
         Raises UserError when the costs are not those of Eq 10, which alone says what a product is.
         """
         instance = self.instance
-        if self.q3:
-            if self.q4:
-                return instance.alpha_s
-            return self.communication_start_s + instance.alpha_s - self.u_s - self.together_s
-        saved = self.apart_s - self.together_s
+        saved = self.own_s + self.before_s - self.together_s
         if literal:
-            unit = self._selecting(2.0) / 2.0  # gamma rho, as 2 log2 2 = 2
+            unit = float(instance.selection_s(2.0)) / 2.0  # gamma rho, as 2 log2 2 = 2
             if unit <= 0:
                 raise UserError("Eq 21 needs the selection cost of Eq 10")
-            bare = self._selecting(self.previous_elements) - self.together_s
-            saved = self._selecting(self.elements) + bare / unit
-        return saved - instance.beta_s * self.elements
+            saved = self.own_s + (self.before_s - self.together_s) / unit
+        late = self.sending_s + instance.alpha_s - self.u_s - self.together_s
+        bound = np.where(self.q4, instance.alpha_s, late)
+        return np.where(self.q3, bound, saved - instance.beta_s * self.elements)
 
-    def rule(self, *, equation: int = 24) -> bool:
+    def rule(self, *, equation: int = 24) -> Bools:
         """omgs Eq 23 or 24: whether layer l should be merged; the two say the same."""
         if equation == 23:
-            return (self.q3 and self.q4) or (self.q3 and not self.q4 and self.q5)
-        return self.q3 and self.q5
-
-
-def candidate(instance: Instance, layer: int) -> Candidate:
-    """Layer ``layer`` (2 to L) of a network in which no layer is merged."""
-    begun, _, _, sending, _ = timeline(instance)
-    i = layer - 1
-    return Candidate(
-        instance,
-        float(begun[i]),
-        float(instance.backward_s[i]),
-        float(instance.backward_s[i - 1]),
-        float(sending[i]),
-        float(instance.elements[i]),
-        float(instance.elements[i - 1]),
-    )
+            return (self.q3 & self.q4) | (self.q3 & ~self.q4 & self.q5)
+        return self.q3 & self.q5
 
 
 def merge_by_theorem(instance: Instance) -> Bools:
     """omgs Eq 25, Theorem 1: (L,) merged layers, each judged in the network without merged layers."""
-    rules = [candidate(instance, layer).rule() for layer in range(2, instance.layers + 1)]
-    return np.array([False, *rules])
+    return np.array([False, *Candidates.of(instance).rule()])
 
 
 def _flags(instance: Instance, merged: ArrayLike) -> Bools:

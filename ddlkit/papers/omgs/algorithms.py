@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.plan import FusionPlan, needed_cost, planner
 from ddlkit.core.selection import Log
 from ddlkit.core.units import parse_seconds
 from ddlkit.core.workload import Workload
-from ddlkit.papers.omgs import Instance
+from ddlkit.papers.omgs import Bools, Floats, Instance, communication_start_s
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 PUBLISHED_GAMMA_S = 2.2e-10
 """gamma of the authors' published code, whose selection takes gamma d log2 d."""
 
@@ -40,7 +37,7 @@ def find_merged_layers(instance: Instance, repairs: frozenset[str] = REPAIRS) ->
     backward, size = instance.backward_s.copy(), instance.elements.copy()
     merged = np.zeros(instance.layers, bool)
     begun, computed, selecting = _compute_start(instance, backward, size, 0.0, repairs)
-    sending = _communication_start(instance, selecting, computed, size, repairs)
+    sending = communication_start_s(computed + selecting, _send(instance, size, repairs))
     for i in range(instance.layers - 1, 0, -1):
         ready = begun[i] + backward[i] + backward[i - 1]
         own, before, both = _select(
@@ -58,7 +55,7 @@ def find_merged_layers(instance: Instance, repairs: frozenset[str] = REPAIRS) ->
         begun[upto], computed[upto], _ = _compute_start(
             instance, backward[upto], size[upto], begun[i] + backward[i], repairs
         )
-        sending = _communication_start(instance, selecting, computed, size, repairs)
+        sending = communication_start_s(computed + selecting, _send(instance, size, repairs))
         merged[i] = True
     return merged
 
@@ -87,17 +84,6 @@ def _compute_start(
         begun[i] = computed[i + 1] + selecting[i + 1]
         computed[i] = begun[i] + backward[i]
     return begun, computed, selecting
-
-
-def _communication_start(
-    instance: Instance, selecting: Floats, computed: Floats, size: Floats, repairs: frozenset[str]
-) -> Floats:
-    """CalculateCommStart, lines 19-26: tau_c."""
-    sent = _send(instance, size, repairs)
-    sending = computed + selecting
-    for i in range(len(sending) - 2, -1, -1):
-        sending[i] = max(sending[i + 1] + sent[i + 1], sending[i])
-    return sending
 
 
 def merged_plan(
@@ -155,12 +141,6 @@ def messages(
     return tuple(sent)
 
 
-def never_sent(merged: Sequence[bool] | Bools, *, literal: bool = False) -> tuple[int, ...]:
-    """Layers whose gradient no message of Algorithm 2 holds."""
-    sent = {layer for message in messages(merged, literal=literal) for layer in message}
-    return tuple(layer for layer in range(1, len(merged) + 1) if layer not in sent)
-
-
 def merge_up_to(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
     """omgs V-D, MGS-SGD: sizes of the merged layers, from the parameters in ready order.
 
@@ -171,20 +151,6 @@ def merge_up_to(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
     for size in parameters:
         pending += size
         if pending >= threshold:
-            merged.append(pending)
-            pending = 0
-    return (*merged, pending) if pending else tuple(merged)
-
-
-def send_from(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
-    """The other reading of omgs V-D: a tensor below ``threshold`` joins what comes after it.
-
-    A message closes with a tensor that by itself has at least ``threshold`` elements.
-    """
-    merged, pending = [], 0
-    for size in parameters:
-        pending += size
-        if size >= threshold:
             merged.append(pending)
             pending = 0
     return (*merged, pending) if pending else tuple(merged)

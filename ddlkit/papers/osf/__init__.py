@@ -4,7 +4,6 @@ Here are Eqs 1-18: scaling factors, one all-reduce, tensor fusion; and what Eqs 
 at most, whatever the batch size and the network. Beside them:
 
     planners    adaFusion and MG-WFBP as planners of ddlkit.core.plan
-    prediction  the iteration that the paper's formula gives for a plan
     breakdown   Section 3.3: NEGOTIATE, ALLREDUCE, WAIT and MISC, simulated
     audit       every planner against the best plan, over random instances and settings
     cluster     the paper's cluster: which of its unstated settings agree with the numbers it states
@@ -28,6 +27,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core.cost import AlphaBeta, Piecewise, RingAllReduce
 from ddlkit.core.errors import UserError
+from ddlkit.core.iteration import Iteration, Prediction
+from ddlkit.core.units import parse_bytes
 from ddlkit.core.workload import Workload
 from ddlkit.papers import Paper
 
@@ -37,6 +38,8 @@ PAPER = Paper(
     "Modeling and Optimizing the Scaling Performance in Distributed Deep Learning Training",
 )
 Floats = NDArray[np.float64]
+Values = Sequence[float]
+"""One number per layer."""
 Update = Callable[[float], float]
 """Bytes -> seconds of one all-reduce (osf Eq 7 or 18)."""
 
@@ -86,7 +89,7 @@ def utilisation(forward_flops: float, compute_s: float, flops_per_s: float) -> f
     return 3 * forward_flops / (compute_s * flops_per_s)
 
 
-def update_start_s(backward_s: Sequence[float], sent_s: Sequence[float], first: int = 1) -> Floats:
+def update_start_s(backward_s: Values, sent_s: Values, first: int = 1) -> Floats:
     """osf Eq 8: (n,) start of every layer's update, counted from the end of layer n's backward.
 
     Symbols: t_backward = backward_s, t_update(D) = sent_s, both (n,) in forward order. The sum over
@@ -100,14 +103,12 @@ def update_start_s(backward_s: Sequence[float], sent_s: Sequence[float], first: 
     return start
 
 
-def overlap_s(backward_s: Sequence[float]) -> float:
+def overlap_s(backward_s: Values) -> float:
     """osf Eq 10: T_overlap, the backward time of all layers but the last."""
     return math.fsum(backward_s[:-1])
 
 
-def osf(
-    forward_s: float, backward_s: Sequence[float], sent_s: Sequence[float], first: int = 1
-) -> float:
+def osf(forward_s: float, backward_s: Values, sent_s: Values, first: int = 1) -> float:
     """osf Eqs 3, 8-10: T_comp / (T_comp + T_update - T_overlap); ``first`` as in update_start_s."""
     compute = forward_s + math.fsum(backward_s)
     updated = update_start_s(backward_s, sent_s, first)[0] + sent_s[0]  # Eq 9
@@ -171,9 +172,7 @@ def bandwidth_delay_bytes(cost: RingAllReduce) -> float:
     return cost.bytes_per_s * cost.overhead_s / (cost.workers - 1)
 
 
-def buffered_bytes(
-    sizes: Sequence[float], backward_s: Sequence[float], capacity: float, timeout_s: float
-) -> Floats:
+def buffered_bytes(sizes: Values, backward_s: Values, capacity: float, timeout_s: float) -> Floats:
     """osf Eq 12: (n,) B, bytes in the buffer once layer i's tensors are in it.
 
     Symbols: D = sizes, t_backward = backward_s, both (n,); Q = capacity in bytes, timeout = timeout_s.
@@ -186,12 +185,7 @@ def buffered_bytes(
 
 
 def sent_bytes(
-    sizes: Sequence[float],
-    backward_s: Sequence[float],
-    capacity: float,
-    timeout_s: float,
-    *,
-    literal: bool = True,
+    sizes: Values, backward_s: Values, capacity: float, timeout_s: float, *, literal: bool = True
 ) -> Floats:
     """osf Eq 13: (n,) F, bytes sent after layer i's backward; symbols as Eq 12.
 
@@ -208,12 +202,7 @@ def sent_bytes(
 
 
 def wait_s(
-    sizes: Sequence[float],
-    backward_s: Sequence[float],
-    capacity: float,
-    timeout_s: float,
-    *,
-    literal: bool = True,
+    sizes: Values, backward_s: Values, capacity: float, timeout_s: float, *, literal: bool = True
 ) -> Floats:
     """osf Eq 14: (n,) t_wait, how long layer i's tensors stay in the buffer before they leave.
 
@@ -232,8 +221,8 @@ def wait_s(
 
 
 def fused_start_s(
-    sizes: Sequence[float],
-    backward_s: Sequence[float],
+    sizes: Values,
+    backward_s: Values,
     update: Update,
     capacity: float,
     timeout_s: float,
@@ -263,8 +252,8 @@ def fused_start_s(
 
 def osf_fused(
     forward_s: float,
-    sizes: Sequence[float],
-    backward_s: Sequence[float],
+    sizes: Values,
+    backward_s: Values,
     update: Update,
     capacity: float,
     timeout_s: float = math.inf,
@@ -282,6 +271,31 @@ def osf_fused(
     return compute / (compute + start[0] + update(first) - overlap_s(backward_s))
 
 
+def predict_osf(iteration: Iteration) -> Prediction:
+    """The iteration by OSF (osf Eqs 3, 8-10; i as Eq 8's prose has it) or OSF_fusion (Eqs 11-16, printed).
+
+    Of a plan without fusion, with one message, or with a constant buffer and no timeout. For other
+    plans the paper has no formula: the times are NaN. The update comes after, as in our own model.
+    """
+    workload, cost = iteration.workload, iteration.cost
+    sizes, backward_s = of_workload(workload)
+    planner, _, argument = iteration.plan.planner.partition(":")
+
+    def update(n_bytes: float) -> float:
+        return float(cost(n_bytes)) if n_bytes > 0 else 0.0
+
+    if planner == "none":
+        factor = osf(workload.forward_s, backward_s, [update(size) for size in sizes], first=0)
+    elif planner == "single" or (planner == "buffer" and ":" not in argument):
+        capacity = math.inf if planner == "single" else parse_bytes(argument)
+        factor = osf_fused(workload.forward_s, sizes, backward_s, update, capacity)
+    else:
+        factor = math.nan
+    sent_s = float(iteration.communication_s.sum())
+    alone_s = workload.compute_s - workload.update_s
+    return Prediction(alone_s / factor + workload.update_s, workload.compute_s, sent_s)
+
+
 def fusing_pays(update: Update, buffered: float, size: float, waited_s: float) -> bool:
     """osf Eq 17, adaFusion: whether layer i's tensors join the buffer.
 
@@ -297,26 +311,12 @@ HIDDEN = 2 / 3
 
 
 def largest_fusion_gain(constant_sf: float, saved_overhead: float = 0.0) -> float:
-    """Upper bound on T_constant / T_other - 1 over all fusion plans, under osf Eqs 4, 7 and 11.
+    """Upper bound on T_constant / T - 1 over all fusion plans, under osf Eqs 4, 7 and 11.
 
-    Every plan sends the same bytes. Another plan hides at most the backward pass, 2/3 T_comp
-    (Eq 4), saves at most ``saved_overhead`` = (k - 1) delta / T_comp (Eq 7, k messages of the
-    constant plan), and never takes less than T_comp. ``constant_sf`` is the constant plan's
-    scaling factor, T_comp / T_constant (Eq 11).
-    """
-    if not 0 < constant_sf <= 1:
-        raise UserError(f"scaling factor is {constant_sf}: must be above 0 and at most 1")
-    constant = 1 / constant_sf
-    return constant / max(1.0, constant - HIDDEN - saved_overhead) - 1
+    constant_sf : T_comp / T_constant, the scaling factor of the constant plan (Eq 11)
+    saved_overhead : (k - 1) delta / T_comp, for the k messages of the constant plan
 
-
-def least_iteration_s(
-    constant_s: float, compute_s: float, messages: int = 1, overhead_s: float = 0.0
-) -> float:
-    """Least time that any fusion plan takes, if a plan of ``messages`` takes ``constant_s``.
-
-    T >= max(T_comp, T_constant - 2/3 T_comp - (k - 1) delta), with T_comp = compute_s, k = messages,
-    delta = overhead_s, for every plan under osf Eqs 4, 7 and 11. Proof: let b be the time of all bytes.
+    T >= max(T_comp, T_constant - 2/3 T_comp - (k - 1) delta). Proof: let b be the time of all bytes.
 
     * The constant plan never takes more than computing first, then sending everything (no overlap):
       T_constant <= T_comp + k delta + b, since max(end, ready) <= end + (later of all ready - ready).
@@ -326,7 +326,10 @@ def least_iteration_s(
     The difference of the two is the bound. A timeout changes neither: what waits for a tensor that is
     too late still leaves before that tensor, so before backward ends.
     """
-    return max(compute_s, constant_s - HIDDEN * compute_s - (messages - 1) * overhead_s)
+    if not 0 < constant_sf <= 1:
+        raise UserError(f"scaling factor is {constant_sf}: must be above 0 and at most 1")
+    constant = 1 / constant_sf
+    return constant / max(1.0, constant - HIDDEN - saved_overhead) - 1
 
 
 def least_overhead_for_gain(gain: float, constant_sf: float | None = None) -> float:

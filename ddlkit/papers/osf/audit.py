@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +32,30 @@ OPTIMAL = 1e-9
 """Largest relative gap that still counts as optimal: rounding."""
 
 
-def gaps(workload: Workload, cost: MessageCost, planners: Sequence[str]) -> dict[str, float]:
-    """How much longer each planner's iteration takes than the best plan's, relative to it."""
-    best = predict(workload, make_plan("exact", workload, cost), cost).iteration_s
-    return {
-        p: predict(workload, make_plan(p, workload, cost), cost).iteration_s / best - 1
-        for p in planners
+def iteration_s(planner: str, workload: Workload, cost: MessageCost) -> float:
+    """How long an iteration takes under the planner's plan."""
+    return predict(workload, make_plan(planner, workload, cost), cost).iteration_s
+
+
+def _compared(
+    where: dict[str, Any], workload: Workload, cost: AlphaBeta
+) -> Iterator[dict[str, Any]]:
+    """A row per planner: ``where``; what decides, by scale invariance; and how far from the best plan.
+
+    Deciding are all bytes, and all start-ups, over the compute time. A gap is how much longer the iteration
+    takes than under the best plan.
+    """
+    sending_s = cost.beta_s_per_byte * float(workload.bytes.sum())
+    ratios = {
+        "tensors": workload.n,
+        "bytes_over_compute": sending_s / workload.compute_s,
+        "start_ups_over_compute": workload.n * cost.alpha_s / workload.compute_s,
     }
+    best_s = iteration_s("exact", workload, cost)
+    best = {"best_scaling_factor": workload.compute_s / best_s}
+    for planner in PLANNERS:
+        gap = iteration_s(planner, workload, cost) / best_s - 1
+        yield {**where, **ratios, "planner": planner, "gap": gap, **best}
 
 
 def random_instance(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
@@ -55,26 +72,11 @@ def random_instance(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
     return Workload.from_arrays(1 / 3, backward, sizes), AlphaBeta(float(overhead), float(slope))
 
 
-def random_audit(instances: int, seed: int = 0, planners: Sequence[str] = PLANNERS) -> pd.DataFrame:
+def random_audit(instances: int, seed: int = 0) -> pd.DataFrame:
     """One row per random instance and planner: gap, and the instance's ratios to its compute time."""
     rng = np.random.default_rng(seed)
-    rows: list[dict[str, Any]] = []
-    for number in range(instances):
-        workload, cost = random_instance(rng)
-        where = {"instance": number, **ratios(workload, cost)}
-        found = gaps(workload, cost, planners)
-        rows += [{**where, "planner": planner, "gap": gap} for planner, gap in found.items()]
-    return _frame(rows)
-
-
-def ratios(workload: Workload, cost: AlphaBeta) -> dict[str, float]:
-    """What decides, by scale invariance: all bytes, and all start-ups, over the compute time."""
-    transmission = cost.beta_s_per_byte * float(workload.bytes.sum())
-    return {
-        "tensors": workload.n,
-        "bytes_over_compute": transmission / workload.compute_s,
-        "start_ups_over_compute": workload.n * cost.alpha_s / workload.compute_s,
-    }
+    drawn = ({"instance": number} for number in range(instances))
+    return cluster.frame([row for one in drawn for row in _compared(one, *random_instance(rng))])
 
 
 def _workloads(
@@ -91,22 +93,15 @@ def sweep(
     rates_bits_per_s: Sequence[float] = (1e9, 5e9, 25e9, 100e9),
     overheads_s: Sequence[float] = (2e-5, 1e-4, 5e-4, 2e-3, 1e-2),
     images_over_c: Sequence[float] = (16, 64, 256),
-    planners: Sequence[str] = PLANNERS,
-    workers: int = cluster.WORKERS,
 ) -> pd.DataFrame:
     """One row per network, compute speed, link rate, overhead and planner."""
     rows: list[dict[str, Any]] = []
     for setting, workload in _workloads(networks, images_over_c):
         for rate, overhead in product(rates_bits_per_s, overheads_s):
-            cost = AlphaBeta(overhead, float(update_s(1.0, workers, rate / 8)))
-            link = {"rate_bits_per_s": rate, "overhead_s": overhead}
-            where = {**setting, **link, **ratios(workload, cost)}
-            best = predict(workload, make_plan("exact", workload, cost), cost).scaling_factor
-            rows += [
-                {**where, "planner": planner, "gap": gap, "best_scaling_factor": best}
-                for planner, gap in gaps(workload, cost, planners).items()
-            ]
-    return _frame(rows)
+            cost = AlphaBeta(overhead, float(update_s(1.0, cluster.WORKERS, rate / 8)))
+            where = {**setting, "rate_bits_per_s": rate, "overhead_s": overhead}
+            rows += _compared(where, workload, cost)
+    return cluster.frame(rows)
 
 
 def misjudged(
@@ -131,43 +126,34 @@ def misjudged(
             start = meeting - rise * np.log2(threshold_bytes)
             true = piecewise_update(threshold_bytes, rise, start, slope, overhead)
             best, own = (
-                predict(workload, make_plan(planner, workload, true), true).iteration_s
-                for planner in ("exact", "adafusion:repaired")
+                iteration_s(planner, workload, true) for planner in ("exact", "adafusion:repaired")
             )
             for share in believed:
                 plan = make_plan("mg_wfbp", workload, AlphaBeta(share * overhead, slope))
                 other = predict(workload, plan, true).iteration_s
-                found = {
-                    "gain": other / own,
-                    "adafusion_gap": own / best,
-                    "mg_wfbp_gap": other / best,
-                }
-                relative = {name: ratio - 1 for name, ratio in found.items()}
-                rows.append({**setting, "overhead_s": overhead, "believed": share, **relative})
-    return _frame(rows)
+                rows.append(
+                    {
+                        **setting,
+                        "overhead_s": overhead,
+                        "believed": share,
+                        "gain": other / own - 1,
+                        "adafusion_gap": own / best - 1,
+                        "mg_wfbp_gap": other / best - 1,
+                    }
+                )
+    return cluster.frame(rows)
 
 
 def summary(audit: pd.DataFrame) -> pd.DataFrame:
     """Per planner: share of instances where it is optimal, mean, 95th percentile and worst gap."""
-    rows = []
-    for planner, found in audit.groupby("planner", sort=False):
-        gap, at_worst = found["gap"].to_numpy(), found.loc[found["gap"].idxmax()]
-        rows.append(
-            {
-                "planner": planner,
-                "instances": len(gap),
-                "optimal": float(np.mean(gap <= OPTIMAL)),
-                "mean_gap": float(gap.mean()),
-                "gap_95": float(np.quantile(gap, 0.95)),
-                "worst_gap": float(gap.max()),
-                "worst_bytes_over_compute": float(at_worst["bytes_over_compute"]),
-                "worst_start_ups_over_compute": float(at_worst["start_ups_over_compute"]),
-            }
-        )
-    return _frame(rows)
-
-
-def _frame(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    import pandas as pd  # this room imports without it
-
-    return pd.DataFrame(rows)
+    by_planner = audit.groupby("planner", sort=False)["gap"]
+    worst = audit.loc[by_planner.idxmax()].set_index("planner")
+    shares = by_planner.agg(
+        instances="size",
+        optimal=lambda gap: np.mean(gap <= OPTIMAL),
+        mean_gap=lambda gap: gap.to_numpy().mean(),
+        gap_95=lambda gap: np.quantile(gap, 0.95),
+        worst_gap="max",
+    )
+    ratios = worst[["bytes_over_compute", "start_ups_over_compute"]]
+    return shares.join(ratios.add_prefix("worst_")).reset_index()

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -188,40 +189,45 @@ class Stated:
         middle, half = (self.low + self.high) / 2, (self.high - self.low) / 2
         return Stated(self.name, middle - factor * half, middle + factor * half)
 
+    def miss(self, value: Floats) -> NDArray[np.float32]:
+        """Distance from the interval in half-widths, 0 inside."""
+        outside = np.maximum(self.low - value, value - self.high)
+        half = (self.high - self.low) / 2
+        width = half if math.isfinite(half) else HALF_OPEN_WIDTH
+        return (np.maximum(outside, 0.0) / width).astype(np.float32)
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True)
 class Grid:
-    """Settings to scan: every combination of compute times, overheads, timeouts and units."""
+    """Settings to scan: every unit with every combination of ``times``.
 
-    resnet101_s: Floats
-    vgg16_s: Floats
-    overhead_s: Floats
-    timeout_s: Floats
-    units: tuple[str, ...] = UNITS
+    Computing takes 10 ms to 3 s and delta is 10 us to 10 ms, ``points`` of each; timeouts are 1 to 100 ms
+    and none.
+    """
 
-    @classmethod
-    def default(cls, points: int = 61) -> Grid:
-        """Computing 10 ms to 3 s, delta 10 us to 10 ms, timeouts 1 to 100 ms and none."""
-        times = np.geomspace(0.01, 3.0, points)
-        timeouts = np.append(np.geomspace(1e-3, 0.1, 7), math.inf)
-        return cls(times, times, np.geomspace(1e-5, 1e-2, points), timeouts)
+    points: int = 61
 
-    @property
+    @cached_property
     def times(self) -> dict[str, Floats]:
         """The scanned times by name, in the order of the axes after the units."""
-        names = "timeout_s", "overhead_s", "resnet101_s", "vgg16_s"
-        return {name: getattr(self, name) for name in names}
+        compute_s = np.geomspace(0.01, 3.0, self.points)
+        return {
+            "timeout_s": np.append(np.geomspace(1e-3, 0.1, 7), math.inf),
+            "overhead_s": np.geomspace(1e-5, 1e-2, self.points),
+            "resnet101_s": compute_s,
+            "vgg16_s": compute_s,
+        }
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Units, timeouts, overheads, compute times of ResNet-101, of VGG-16."""
-        return (len(self.units), *(len(scanned) for scanned in self.times.values()))
+        return (len(UNITS), *(len(scanned) for scanned in self.times.values()))
 
     def setting(self, index: Sequence[int]) -> PaperSetting:
         """The setting at one place of the grid, given in the order of ``shape``."""
         times = zip(self.times.items(), index[1:], strict=True)
         found = {name: float(scanned[place]) for (name, scanned), place in times}
-        return PaperSetting(**found, unit=self.units[index[0]])
+        return PaperSetting(**found, unit=UNITS[index[0]])
 
 
 def quantities(grid: Grid) -> dict[str, Floats]:
@@ -253,26 +259,26 @@ def quantities(grid: Grid) -> dict[str, Floats]:
 def _family(network: str, grid: Grid, slope: float) -> dict[str, Floats]:
     """SF by buffer, CSF, T_update and its busy share, over the grid; 1 wide along the other family's axis."""
     reference = _reference(network)
-    times = grid.vgg16_s if reference == "VGG16" else grid.resnet101_s
+    times = grid.times["vgg16_s" if reference == "VGG16" else "resnet101_s"]
+    timeouts_s, overheads_s = grid.times["timeout_s"], grid.times["overhead_s"]
     ratio = network_flops(network) / network_flops(reference)
     capacities = (0, *BUFFERS) if network in ("ResNet101", "VGG16") else (0,)
-    shape = len(grid.units), len(grid.timeout_s), len(grid.overhead_s), len(times)
+    shape = len(UNITS), len(timeouts_s), len(overheads_s), len(times)
     names = [f"{what}_{c}" for c in capacities for what in ("sf", "update", "share")]
     found = {name: np.empty(shape) for name in (*names, "csf")}
-    for u, unit in enumerate(grid.units):
-        for t, compute_s in enumerate(ratio * times):
-            single = grid.overhead_s + slope * workload(network, compute_s, unit).bytes.sum()
-            found["csf"][u, :, :, t] = compute_s / (compute_s + single)
-            for capacity in capacities:
-                for k, timeout_s in enumerate(grid.timeout_s if capacity else grid.timeout_s[:1]):
-                    place = (u, k if capacity else slice(None), slice(None), t)
-                    work, plan, waited = fused(network, compute_s, capacity, timeout_s, unit)
-                    taken = fused_iteration_s(work, plan, waited, grid.overhead_s, slope)
-                    update = taken - work.ready_s[0]
-                    busy = len(plan.ends) * grid.overhead_s + slope * work.bytes.sum()
-                    found[f"sf_{capacity}"][place] = compute_s / taken
-                    found[f"update_{capacity}"][place] = update
-                    found[f"share_{capacity}"][place] = busy / update
+    for (u, unit), (t, compute_s) in product(enumerate(UNITS), enumerate(ratio * times)):
+        sending_s = slope * workload(network, compute_s, unit).bytes.sum()
+        found["csf"][u, :, :, t] = compute_s / (compute_s + (overheads_s + sending_s))
+        for capacity in capacities:
+            for k, timeout_s in enumerate(timeouts_s if capacity else timeouts_s[:1]):
+                place = (u, k if capacity else slice(None), slice(None), t)
+                work, plan, waited = fused(network, compute_s, capacity, timeout_s, unit)
+                taken = fused_iteration_s(work, plan, waited, overheads_s, slope)
+                update = taken - work.ready_s[0]
+                found[f"sf_{capacity}"][place] = compute_s / taken
+                found[f"update_{capacity}"][place] = update
+                busy = len(plan.ends) * overheads_s + sending_s
+                found[f"share_{capacity}"][place] = busy / update
     other = -2 if reference == "VGG16" else -1
     return {name: np.expand_dims(values, other) for name, values in found.items()}
 
@@ -297,7 +303,7 @@ class SettingSearch:
 
     def fits_all(self) -> bool:
         """Whether some setting agrees with every statement."""
-        return bool((self.count == len(self.stated)).any())
+        return bool(self.holds.all(axis=0).any())
 
     def most(self, *required: str) -> NDArray[np.bool_]:
         """Mask of the settings with the most statements, among those where ``required`` hold.
@@ -326,12 +332,11 @@ class SettingSearch:
         ``most``; the statement itself is never required.
         """
         k, value = self._number(name), np.broadcast_to(self.values[name], self.grid.shape)
-        others = SettingSearch(
-            self.grid,
-            (*self.stated[:k], *self.stated[k + 1 :]),
-            np.delete(self.holds, k, axis=0),
-            self.miss - _miss(self.stated[k], value),
-            self.values,
+        others = replace(
+            self,
+            stated=(*self.stated[:k], *self.stated[k + 1 :]),
+            holds=np.delete(self.holds, k, axis=0),
+            miss=self.miss - self.stated[k].miss(value),
         )
         required = tuple(other for other in required if other != name)
         seen = value[others.most(*required)]
@@ -340,55 +345,58 @@ class SettingSearch:
     def _number(self, name: str) -> int:
         return [one.name for one in self.stated].index(name)
 
-    def residuals(self, index: Sequence[int] | None = None) -> pd.DataFrame:
+    def residuals(self, index: tuple[int, ...]) -> pd.DataFrame:
         """Every statement at one setting: allowed interval, computed value, whether it holds."""
-        place = tuple(index or self.best_index())
-        rows = []
-        for one, holds in zip(self.stated, self.holds, strict=True):
-            value = float(np.broadcast_to(self.values[one.name], self.grid.shape)[place])
-            rows.append([one.name, one.low, one.high, value, bool(holds[place])])
-        return _frame(rows, "statement", "low", "high", "computed", "holds")
+        values = [np.broadcast_to(self.values[one.name], self.grid.shape) for one in self.stated]
+        return frame(
+            [
+                (one.name, one.low, one.high, float(value[index]), bool(holds[index]))
+                for one, value, holds in zip(self.stated, values, self.holds, strict=True)
+            ],
+            ["statement", "low", "high", "computed", "holds"],
+        )
 
     def alone(self) -> pd.DataFrame:
         """For each statement: the share of settings that agree, and of the best ones."""
         best, stated = self.most(), zip(self.stated, self.holds, strict=True)
-        rows = [[one.name, holds.mean(), holds[best].mean()] for one, holds in stated]
-        return _frame(rows, "statement", "settings", "best_settings")
+        rows = [(one.name, holds.mean(), holds[best].mean()) for one, holds in stated]
+        return frame(rows, ["statement", "settings", "best_settings"])
 
     def conflicts(self) -> pd.DataFrame:
         """Pairs of statements of which each holds somewhere, but both nowhere."""
         packed = np.packbits(self.holds.reshape(len(self.stated), -1), axis=1)
-        somewhere = [k for k, holds in enumerate(packed) if holds.any()]
+        each = [(one, holds) for one, holds in zip(self.stated, packed, strict=True) if holds.any()]
         rows = [
-            [self.stated[i].name, self.stated[j].name]
-            for i in somewhere
-            for j in somewhere
-            if j < i and not np.any(packed[i] & packed[j])
+            (one.name, other.name)
+            for k, (one, holds) in enumerate(each)
+            for other, also in each[:k]
+            if not np.any(holds & also)
         ]
-        return _frame(rows, "statement", "contradicts")
+        return frame(rows, ["statement", "contradicts"])
 
-    def ranges(self, wanted: NDArray[np.bool_] | None = None) -> pd.DataFrame:
-        """Smallest and largest value of every free setting over the wanted ones (default: ``most()``).
+    def ranges(self, wanted: NDArray[np.bool_]) -> pd.DataFrame:
+        """Smallest and largest value of every free setting over the ``wanted`` ones.
 
         "scanned" is the range of the grid: a setting whose range is as wide is not determined.
         """
-        chosen = np.argwhere(self.most() if wanted is None else wanted)
         rows = []
-        for axis, (name, scanned) in enumerate(self.grid.times.items(), 1):
-            seen = scanned[chosen[:, axis]]
-            rows.append([name, seen.min(), seen.max(), scanned.min(), scanned.max()])
-        return _frame(rows, "free", "low", "high", "scanned_low", "scanned_high")
+        for places, (name, scanned) in zip(
+            np.nonzero(wanted)[1:], self.grid.times.items(), strict=True
+        ):
+            seen = scanned[places]
+            rows.append((name, seen.min(), seen.max(), scanned.min(), scanned.max()))
+        return frame(rows, ["free", "low", "high", "scanned_low", "scanned_high"])
 
 
-def _frame(rows: list[list[Any]], *columns: str) -> pd.DataFrame:
-    import pandas as pd  # this room imports without it
+def frame(rows: Sequence[Any], columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """These rows as a data frame; pandas is loaded only now, as this room imports without it."""
+    import pandas as pd
 
-    return pd.DataFrame(rows, columns=list(columns))
+    return pd.DataFrame(rows, columns=columns)
 
 
-def search(stated: Sequence[Stated], grid: Grid | None = None) -> SettingSearch:
+def search(stated: Sequence[Stated], grid: Grid = Grid()) -> SettingSearch:
     """Every setting of the grid against every statement. Raises UserError for an unknown name."""
-    grid = grid or Grid.default()
     values = quantities(grid)
     unknown = [one.name for one in stated if one.name not in values]
     if unknown:
@@ -398,12 +406,5 @@ def search(stated: Sequence[Stated], grid: Grid | None = None) -> SettingSearch:
     for k, one in enumerate(stated):
         value = values[one.name]
         holds[k] = (value >= one.low) & (value <= one.high)
-        miss += _miss(one, value)
+        miss += one.miss(value)
     return SettingSearch(grid, tuple(stated), holds, miss, values)
-
-
-def _miss(one: Stated, value: Floats) -> NDArray[np.float32]:
-    """Distance from the interval in half-widths, 0 inside."""
-    outside = np.maximum(one.low - value, value - one.high)
-    width = (one.high - one.low) / 2 if math.isfinite(one.high - one.low) else HALF_OPEN_WIDTH
-    return (np.maximum(outside, 0.0) / width).astype(np.float32)

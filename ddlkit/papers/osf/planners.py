@@ -28,37 +28,41 @@ Rule = Callable[[int, float, float], bool]
 """(next tensor, bytes in the message so far, when it could start) -> whether the tensor joins."""
 
 
-def adafusion(workload: Workload, cost: MessageCost, *, literal: bool = True) -> FusionPlan:
+@planner("adafusion", label="adaFusion", variants=("repaired",), look=("#d55e00", "h", ":", "+++"))
+def adafusion(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     """osf Eq 17 tensor by tensor; printed, its wait is zero without buffer limit and timeout."""
+    known = needed_cost(cost, "adafusion")
     sizes, backward_s = of_workload(workload)
-    waits = wait_s(sizes, backward_s, math.inf, math.inf)[::-1] if literal else workload.backward_s
+    waits = workload.backward_s if text else wait_s(sizes, backward_s, math.inf, math.inf)[::-1]
 
     def joins(i: int, filled: float, start_s: float) -> bool:
-        return fusing_pays(cost, filled, float(workload.bytes[i]), float(waits[i]))
+        return fusing_pays(known, filled, float(workload.bytes[i]), float(waits[i]))
 
-    return _merged("adafusion" if literal else "adafusion:repaired", workload, cost, joins)
+    return _merged(f"adafusion:{text}" if text else "adafusion", workload, known, joins)
 
 
-def mg_wfbp(workload: Workload, cost: MessageCost, *, as_osf_says: bool = False) -> FusionPlan:
+@planner("mg_wfbp", label="MG-WFBP", variants=("osf",), look=("#7fc4ee", "^", "--", "\\\\\\"))
+def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     """Merge while the next gradient is ready before the start-up of this message would be over.
 
     With tau_c the earliest start of the message (its gradients ready, the link free), a the start-up
     and ready the next gradient's readiness: merge if ready - tau_c < a (Shi, Chu and Li, INFOCOM 2019;
-    TPDS 2021). For a cost that is not linear, a is what merging saves. ``as_osf_says``: merge if the
-    next tensor's backward takes less than the message's communication plus one start-up.
+    TPDS 2021). For a cost that is not linear, a is what merging saves. "osf": merge if the next tensor's
+    backward takes less than the message's communication plus one start-up.
     """
+    known = needed_cost(cost, "mg_wfbp")
 
     def published(i: int, filled: float, start_s: float) -> bool:
         waited_s = float(workload.ready_s[i]) - start_s
-        return fusing_pays(cost, filled, float(workload.bytes[i]), waited_s)
+        return fusing_pays(known, filled, float(workload.bytes[i]), waited_s)
 
     def described(i: int, filled: float, start_s: float) -> bool:
         size = float(workload.bytes[i])
-        start_up_s = cost(filled) + cost(size) - cost(filled + size)
-        return bool(workload.backward_s[i] < cost(filled) + start_up_s)
+        start_up_s = known(filled) + known(size) - known(filled + size)
+        return bool(workload.backward_s[i] < known(filled) + start_up_s)
 
-    name, rule = ("mg_wfbp:osf", described) if as_osf_says else ("mg_wfbp", published)
-    return _merged(name, workload, cost, rule)
+    name, rule = ("mg_wfbp:osf", described) if text else ("mg_wfbp", published)
+    return _merged(name, workload, known, rule)
 
 
 def _merged(name: str, workload: Workload, cost: MessageCost, joins: Rule) -> FusionPlan:
@@ -74,13 +78,3 @@ def _merged(name: str, workload: Workload, cost: MessageCost, joins: Rule) -> Fu
             ends.append(i)
             free_s, filled = start_s + cost(filled), float(sizes[i])
     return FusionPlan(name, (*ends, workload.n))
-
-
-@planner("adafusion", label="adaFusion", variants=("repaired",), look=("#d55e00", "h", ":", "+++"))
-def _adafusion(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    return adafusion(workload, needed_cost(cost, "adafusion"), literal=text != "repaired")
-
-
-@planner("mg_wfbp", label="MG-WFBP", variants=("osf",), look=("#7fc4ee", "^", "--", "\\\\\\"))
-def _mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    return mg_wfbp(workload, needed_cost(cost, "mg_wfbp"), as_osf_says=text == "osf")

@@ -1,12 +1,19 @@
-"""Checks of the claims of `sharing`."""
+"""sharing: Tables 1 and 2 counted anew, and the checks of its claims."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pandas as pd
 
 from ddlkit.papers import sharing
-from ddlkit.report.claims import Result, check, paper_table, percent
+from ddlkit.report.claims import Result, check, paper_table, percent, recomputed
+from ddlkit.store import network_named
 
+BATCHES = (16, 32, 64, 128)
+SHAPE = (64, 64, 224, 224)
+"""Of every kernel's input; Tab 1 leaves batch norm's out, and flattens the last two for the linear layer."""
 DEFAULT = "2x256"
 _CONFIGURATION = r"^\d+x\d+$"
 
@@ -113,3 +120,66 @@ def _best_gain() -> Result:
 def _vit_flops() -> Result:
     note = "count of all matrix products; the printed value is 5/3 of it"
     return sharing.vit_flops() / 1e9, note
+
+
+def table1() -> pd.DataFrame:
+    """Five kernels: as printed, with the FLOP of matrix products (2 per multiply-add) and least bytes.
+
+    Average pooling is not defined, so only the bytes that it reads are counted; what does no matrix
+    product has no FLOP here. float32 is assumed: the paper states no precision.
+    """
+    rows, channels, *sides = SHAPE
+    elements, pixels, kernel, outputs = math.prod(SHAPE), math.prod(sides), 7 * 7, 64
+    convolved, weights = elements / 4, outputs * channels * kernel  # stride 2 in both directions
+    summed = rows * channels * outputs
+    work = {  # multiply-adds, and elements read or written
+        "Average Pooling": (math.nan, elements),
+        "Batch Norm": (math.nan, 2 * elements),
+        "Convolution": (convolved * channels * kernel, elements + convolved + weights),
+        "Linear": (summed * pixels, elements + summed + pixels * outputs + outputs),
+        "ReLU": (math.nan, 2 * elements),
+    }
+    printed = paper_table("sharing", "tab01")
+    multiply_adds, moved = np.array([work[kernel] for kernel in printed["kernel"]]).T
+    return printed.assign(flops_computed=2 * multiply_adds, bytes_computed=4 * moved)
+
+
+def table2() -> pd.DataFrame:
+    """Seven networks at four batch sizes: best configuration and gain, as printed and from Fig 8.
+
+    best_from_fig08 names all configurations that share the largest throughput.
+    """
+    printed = paper_table("sharing", "tab02")
+    grid = throughput()
+    rows = []
+    for network in printed.to_dict("records"):
+        for batch in BATCHES:
+            row = grid.loc[(network["network"], batch)]
+            rows.append(
+                {
+                    "network": network["network"],
+                    "batch": batch,
+                    "best": network[f"best_{batch}"],
+                    "best_from_fig08": " = ".join(row.index[row == row.max()]),
+                    "gain_percent": network[f"gain_{batch}_percent"],
+                    "gain_percent_computed": percent(sharing.gain(row.max(), row[DEFAULT])),
+                }
+            )
+    table = pd.DataFrame(rows)
+    return recomputed(table, gain_percent=table.pop("gain_percent_computed"))
+
+
+def table2_networks() -> pd.DataFrame:
+    """Size, FLOP and intensity of the seven networks, as printed and of the zoo's."""
+    printed = paper_table("sharing", "tab02")
+    from ddlkit.run.nets import registry  # needs torch
+
+    sizes = [registry.size(network_named(network)) for network in printed["network"]]
+    counted = {
+        "parameters_millions": [size.parameters / 1e6 for size in sizes],
+        "gflop": [size.forward_flops / 1e9 for size in sizes],
+        "intensity": [
+            sharing.model_intensity(size.forward_flops, size.parameters) for size in sizes
+        ],
+    }
+    return recomputed(printed[["network", *counted]], **counted)

@@ -1,0 +1,1 @@
+"""The papers, computed anew: per paper, its tables beside print, and one check for each claim that can be."""
