@@ -479,16 +479,13 @@ def _run_lab(arguments: argparse.Namespace) -> int:
         say = campaign.estimate if arguments.dry_run else campaign.run
         print(say(arguments.file, arguments.out))
     elif arguments.action == "up":
-        lab = network.Lab(
+        shape = network.LabShape(
             arguments.ranks,
             units.parse_bits_per_s(arguments.rate),
-            arguments.label,
-            ranks_per_node=arguments.ranks_per_node,
-            intra_rate_bits_per_s=(
-                units.parse_bits_per_s(arguments.intra_rate) if arguments.intra_rate else 0.0
-            ),
-            persistent=True,
-        ).up()
+            arguments.ranks_per_node,
+            units.parse_bits_per_s(arguments.intra_rate) if arguments.intra_rate else 0.0,
+        )
+        lab = network.Lab(shape, arguments.label, persistent=True).up()
         print(
             f"{lab.label}: {lab.ranks} ranks over {lab.name}; namespaces {' '.join(lab.namespaces)}"
         )

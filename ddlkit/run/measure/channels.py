@@ -23,8 +23,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import MB, format_bytes, format_seconds
 from ddlkit.run.instruments.clock import Budget, chrome_trace
 from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.launch import launch, workspace
-from ddlkit.run.jobs.place import Loopback
+from ddlkit.run.jobs.launch import Loopback, launch, workspace
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure.collectives import CheckedCollective, measure_size, whole_size
 from ddlkit.run.sessions.session import Partial

@@ -42,10 +42,8 @@ from ddlkit.run.instruments.clock import (
     timed,
 )
 from ddlkit.run.jobs import launch
-from ddlkit.run.jobs.exchange import agree_all, slowest
 from ddlkit.run.jobs.job import job
-from ddlkit.run.jobs.place import Loopback
-from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.jobs.rank import Rank, agree_all, slowest
 from ddlkit.run.measure import channels, standin
 from ddlkit.run.measure.layers import arithmetic, device_named, memory_for
 from ddlkit.run.measure.standin import Compute, Footprint, Passage, StandIn
@@ -272,7 +270,7 @@ def measure_beside_all_reduce(
     frames, wrong = [], []
     for threads in thread_counts:
         with launch.workspace(None) as out:
-            place = Loopback(variables=channels.environment(blocks, threads, out))
+            place = launch.Loopback(variables=channels.environment(blocks, threads, out))
             own = ContentionSettings(
                 tuple(names or kernels(scale)), scale, blocks, threads, message_bytes, budget
             )

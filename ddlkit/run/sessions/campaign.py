@@ -42,10 +42,9 @@ from ddlkit.core.workload import LayerProfile
 from ddlkit.run.instruments import processor
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.lab import network
-from ddlkit.run.lab.calibrate import MESSAGES_PER_SAMPLE, calibrate
-from ddlkit.run.lab.network import LabShape
+from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.recording import read_replayed
-from ddlkit.run.lab.replay import replay
+from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure.collectives import messages_at, whole_size
 from ddlkit.run.measure.selection import measure_selection
@@ -173,7 +172,7 @@ class _Session:
         )
         later = self.labs[number + 1 :]
         try:
-            with setting.lab() as lab:
+            with Lab(setting) as lab:
                 # How many are in flight is settled when ranks are started.
                 for in_flight in dict.fromkeys(one.case.in_flight for one in wanted):
                     alike = [one for one in wanted if one.case.in_flight == in_flight]
@@ -261,7 +260,7 @@ class _Session:
     def _asked(self, setting: LabShape, wishes: Sequence[Wish]) -> list[PlannedCase]:
         """Distinct cases: of plans that come out the same for a network, the first."""
         found: dict[tuple[object, ...], PlannedCase] = {}
-        place = setting.lab()
+        place = Lab(setting)
         for wish in wishes:
             profile = self._profile(wish.network, wish.batch)
             cost = self._cost(setting, wish)
@@ -425,7 +424,7 @@ def _calibration_point(here: _Calibrated, budget: Budget, sizes: Sequence[int]) 
     estimate_s = LAUNCH_S + check_s + sum(_calibration_s(guess, size, budget) for size in sizes)
 
     def measure(_: Path) -> Tables:
-        with setting.lab() as lab:
+        with Lab(setting) as lab:
             rows = calibrate(
                 lab,
                 sizes,

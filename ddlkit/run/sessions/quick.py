@@ -24,11 +24,9 @@ from ddlkit.core.workload import LayerProfile
 from ddlkit.formats import messages
 from ddlkit.papers import networks as published
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs.launch import launch
-from ddlkit.run.jobs.place import Loopback, Place
+from ddlkit.run.jobs.launch import Loopback, Place, launch
 from ddlkit.run.lab import network as lab
-from ddlkit.run.lab.calibrate import calibrate
-from ddlkit.run.lab.replay import choose_join, replay
+from ddlkit.run.lab.replay import calibrate, choose_join, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure import convergence
 from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
@@ -215,7 +213,7 @@ def _loopback(n_ranks: int, length: Length) -> Tables:
 
 def _calibration(n_ranks: int, rate: str, length: Length) -> Point:
     def run(_: Path) -> Tables:
-        with lab.Lab(n_ranks, parse_bits_per_s(rate)) as place:
+        with lab.Lab(lab.LabShape(n_ranks, parse_bits_per_s(rate))) as place:
             collectives = length.lab_collectives
             return {
                 "collectives": calibrate(place, collectives=collectives, budget=length.messages)
@@ -230,7 +228,7 @@ def _tensors(n_ranks: int, rate: str, length: Length) -> Point:
 
     def run(_: Path) -> Tables:
         if rate:
-            with lab.Lab(n_ranks, parse_bits_per_s(rate)) as place:
+            with lab.Lab(lab.LabShape(n_ranks, parse_bits_per_s(rate))) as place:
                 found = calibrate(place, sizes, budget=length.tensors, tries=TRIES)
         else:
             settings = CollectivesSettings(["all_reduce"], sizes, length.tensors, tries=TRIES)
@@ -266,7 +264,7 @@ def _training(out: Path, length: Length) -> Tables:
     cost = _cost(out, TRAINING_RANKS, TRAINING_RATE)
     workload = profile.workload()
     plans = {spec: make_plan(spec, workload, cost) for spec in length.training_plans}
-    with lab.Lab(TRAINING_RANKS, parse_bits_per_s(TRAINING_RATE)) as place:
+    with lab.Lab(lab.LabShape(TRAINING_RANKS, parse_bits_per_s(TRAINING_RATE))) as place:
         settings = TrainingSettings(
             TRAINING_NETWORK,
             batch,
@@ -281,7 +279,7 @@ def _training(out: Path, length: Length) -> Tables:
 
 def _replay(out: Path, length: Length) -> Tables:
     cost = _cost(out, REPLAY_RANKS, REPLAY_RATE)
-    with lab.Lab(REPLAY_RANKS, parse_bits_per_s(REPLAY_RATE)) as place:
+    with lab.Lab(lab.LabShape(REPLAY_RANKS, parse_bits_per_s(REPLAY_RATE))) as place:
         cases = [
             case
             for network in length.replays

@@ -17,8 +17,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs.launch import launch
-from ddlkit.run.jobs.place import Loopback
+from ddlkit.run.jobs.launch import Loopback, launch
 from ddlkit.run.measure import contention, selection
 from ddlkit.run.measure.channels import BLOCKS, DEFAULT, THREADS, measure_channels
 from ddlkit.run.measure.channels import SIZES as CHANNEL_SIZES
