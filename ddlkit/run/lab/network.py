@@ -179,7 +179,7 @@ class Lab:
         if self._holder != os.getpid():  # never up, already down, or a forked copy
             return
         with _registry():
-            owner = _read(self.label).get("owner")
+            owner = _states().get(self.label, {}).get("owner")
             if owner and owner["pid"] != os.getpid() and _alive(owner):
                 raise UserError(
                     f"lab {self.label} belongs to running process {owner['pid']}: end that first"
@@ -205,7 +205,7 @@ class Lab:
 
     def _take_label(self) -> None:
         """Write the state file before anything exists, so that every leftover has an owner."""
-        taken = {row["label"] for row in _states()} | {name.split("-")[0] for name in _listed()}
+        taken = {*_states(), *(name.split("-")[0] for name in _listed())}
         if not self.label:
             self.label = next(name for n in count() if (name := f"ddl{n}") not in taken)
         elif self.label in taken:
@@ -257,10 +257,11 @@ class Lab:
 
 def attach(label: str) -> Lab:
     """The lab of that label that is up, to run in or to take down. Raises UserError if none is."""
-    row = _read(label)
-    if not row:
-        names = ", ".join(state["label"] for state in _states()) or "none"
+    states = _states()
+    if label not in states:
+        names = ", ".join(states) or "none"
         raise UserError(f"there is no lab {label!r}; labs that are up: {names}")
+    row = states[label]
     lab = Lab(_described(row), label, persistent=not row["owner"])
     lab._holder = os.getpid()
     return lab
@@ -269,7 +270,7 @@ def attach(label: str) -> Lab:
 def status() -> list[dict[str, Any]]:
     """One row per lab on this machine: label, ranks, link, rate_bits_per_s, owner, alive."""
     rows = []
-    for row in _states():
+    for row in _states().values():
         owner = f"process {row['owner']['pid']}" if row["owner"] else "persistent"
         alive = _alive(row["owner"])
         rows.append({**row, "link": _described(row).link, "owner": owner, "alive": alive})
@@ -383,18 +384,13 @@ def _state_file(label: str) -> Path:
     return STATE / f"{label}.json"
 
 
-def _read(label: str) -> dict[str, Any]:
-    """State of a lab; empty where there is none."""
-    try:
-        row: dict[str, Any] = json.loads(_state_file(label).read_text())
-    except FileNotFoundError:
-        return {}
-    return row
-
-
-def _states() -> list[dict[str, Any]]:
-    rows = (_read(path.stem) for path in sorted(STATE.glob("[a-z]*.json")))
-    return [row for row in rows if row]
+def _states() -> dict[str, dict[str, Any]]:
+    """State of each lab by its label."""
+    found = {}
+    for path in sorted(STATE.glob("[a-z]*.json")):
+        with suppress(FileNotFoundError):  # it came down meanwhile
+            found[path.stem] = json.loads(path.read_text())
+    return found
 
 
 def _start_ticks(pid: int) -> int | None:
@@ -416,7 +412,7 @@ def _alive(owner: dict[str, int]) -> bool:
 
 
 def _remove_dead() -> list[str]:
-    dead = [row["label"] for row in _states() if not _alive(row["owner"])]
+    dead = [label for label, row in _states().items() if not _alive(row["owner"])]
     for label in dead:
         attach(label)._remove()
     return dead
