@@ -177,16 +177,11 @@ def _network_links() -> list[dict[str, Any]]:
         hardware = (path / "device").exists() or path.name.startswith(("eth", "en", "ib"))
         if not hardware or content(path / "operstate") == "down":
             continue
-        megabits, mtu = content(path / "speed"), content(path / "mtu")
-        links.append(
-            {
-                "name": path.name,
-                "kind": "network",
-                # Virtual interfaces say -1 or refuse to say.
-                "bits_per_s": int(megabits) * 1e6 if megabits.isdigit() else 0.0,
-                "mtu_bytes": int(mtu) if mtu.isdigit() else 0,
-            }
-        )
+        # Virtual interfaces say -1 or refuse to say.
+        said = [content(path / name) for name in ("speed", "mtu")]
+        megabits, mtu_bytes = (int(text) if text.isdigit() else 0 for text in said)
+        link = {"name": path.name, "kind": "network", "bits_per_s": megabits * 1e6}
+        links.append(link | {"mtu_bytes": mtu_bytes})
     return links
 
 
@@ -227,12 +222,10 @@ def _cuda_and_nccl() -> tuple[str, str]:
     """Versions that torch uses, from torch where loaded, else from what lies beside it on disk."""
     torch = sys.modules.get("torch")
     if torch is not None:
-        cuda = torch.version.cuda or "none"
-        distributed = torch.distributed
-        has_nccl = (
-            torch.version.cuda and distributed.is_available() and distributed.is_nccl_available()
-        )
-        return cuda, ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "none"
+        cuda, distributed = torch.version.cuda, torch.distributed
+        has_nccl = cuda and distributed.is_available() and distributed.is_nccl_available()
+        nccl = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "none"
+        return cuda or "none", nccl
     spec = importlib.util.find_spec("torch")
     text = content(Path(spec.origin).with_name("version.py")) if spec and spec.origin else ""
     found = re.search(r"^cuda\b.*=\s*'([\d.]+)'", text, re.MULTILINE)

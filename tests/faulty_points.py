@@ -1,4 +1,4 @@
-"""Plans of points that go wrong, each in its own way, for `ddlkit.run.sessions.supervisor`.
+"""Lists of points that go wrong, each in its own way, for `ddlkit.run.sessions.engine`.
 
 Most need no torch, and a process that measures only these loads none.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.sessions.session import Partial, Plan, Point, Tables, Unavailable
+from ddlkit.run.sessions.session import Partial, Point, PointList, Tables, TableSet, Unavailable
 
 
 def drift(moment: str = "now") -> Tables:
@@ -25,7 +25,7 @@ def drift(moment: str = "now") -> Tables:
 
 
 def point(name: str, measure: Callable[[Path], Tables], estimate_s: float = 0.1) -> Point:
-    return Point("test", name, ["drift"], measure, estimate_s)
+    return Point(TableSet("test", name, ["drift"]), measure, estimate_s)
 
 
 def fine(name: str, estimate_s: float = 0.1) -> Point:
@@ -96,26 +96,26 @@ FAULTS = {
 }
 
 
-def faults(suite: str, profile: str, session: int) -> Plan:
+def faults(out: Path, session: int) -> PointList:
     """Every fault, a fine point after each."""
     body = []
     for name, measure in FAULTS.items():
         body += [point(name, measure), fine(f"after-{name}")]
-    return Plan([fine(f"s{session}-start")], body, [fine(f"s{session}-end")])
+    return PointList(body, [fine(f"s{session}-start")], [fine(f"s{session}-end")])
 
 
-def deadly(suite: str, profile: str, session: int) -> Plan:
+def deadly(out: Path, session: int) -> PointList:
     """A point that kills its process and one that hangs, among fine ones."""
     body = [fine("first"), point("killed", _killed), fine("next"), point("hung", _slow)]
-    return Plan([], body, [fine(f"s{session}-end")])
+    return PointList(body, closing=[fine(f"s{session}-end")])
 
 
-def long(suite: str, profile: str, session: int) -> Plan:
+def long(out: Path, session: int) -> PointList:
     """Two quick points around one that takes a minute and says so."""
-    return Plan([], [fine("first"), point("slow", _slow, 60.0), fine("last")], [])
+    return PointList([fine("first"), point("slow", _slow, 60.0), fine("last")])
 
 
-def stillborn(suite: str, profile: str, session: int) -> Plan:
-    """A process that dies before it has a plan."""
+def stillborn(out: Path, session: int) -> PointList:
+    """A process that dies before it has any points."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("still alive")

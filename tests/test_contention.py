@@ -21,7 +21,6 @@ from torch.profiler import ProfilerActivity, profile
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
-from ddlkit.run.instruments import nvrtc
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.job import Tables
@@ -185,14 +184,9 @@ def test_trace_of_gpu_kernels_shows_overlap_and_footprint() -> None:
         {"ph": "M", "name": "process_name"},
     ]
     seen = read_trace({"traceEvents": events})
-    assert seen.overlap_share == pytest.approx((10 + 8) / 20)
-    assert seen.messages_s == pytest.approx(42e-6)
-    assert (seen.taken_blocks, seen.taken_threads, seen.registers, seen.shared_bytes) == (
-        8,
-        288,
-        96,
-        9,
-    )
+    assert seen.pop("overlap_share") == pytest.approx((10 + 8) / 20)
+    assert seen.pop("messages_s") == pytest.approx(42e-6)
+    assert seen == {"taken_blocks": 8, "taken_threads": 288, "registers": 96, "shared_bytes": 9}
 
 
 def test_trace_without_either_proves_nothing() -> None:
@@ -203,9 +197,8 @@ def test_trace_without_either_proves_nothing() -> None:
 
 @pytest.mark.alone
 def test_kernels_beside_all_reduces_of_real_ranks() -> None:
-    table = measure_beside_all_reduce(
-        0, [0], 2, TINY, TWICE, names=["convolution"], message_bytes=MIB
-    )
+    asked = ContentionSettings(0, TINY, TWICE, ["convolution"], MIB)
+    table = measure_beside_all_reduce(asked, [0], 2)
     assert table.groupby("communication").size().to_dict() == {"none": 2, "gloo": 2}
     beside = table[table["communication"] == "gloo"].iloc[0]
     assert beside["ranks"] == 2
@@ -224,11 +217,12 @@ def test_ranks_that_fail_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     row = measure_beside_standin("cpu", "relu", TINY, [], TWICE)
     monkeypatch.setattr(launch, "launch", start)
+    asked = ContentionSettings(1, TINY, TWICE, ["relu"])
     with pytest.raises(Partial, match="1x64: rank 1 of 2 died") as raised:
-        measure_beside_all_reduce(1, [64, 128], 2, TINY, TWICE)
+        measure_beside_all_reduce(asked, [64, 128], 2)
     assert done == [64, 128] and len(raised.value.tables["contention"]) == len(row)
     with pytest.raises(UserError, match="died"):
-        measure_beside_all_reduce(1, [64], 2, TINY, TWICE)
+        measure_beside_all_reduce(asked, [64], 2)
 
 
 # -- points ------------------------------------------------------------------------------------
@@ -260,7 +254,7 @@ def test_points_of_a_gpu_cover_the_grid(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_launch_records_lie_as_in_cuda_h() -> None:
-    record, attribute = nvrtc._Launch, nvrtc._Attribute
+    record, attribute = standin._Launch, standin._Attribute
     names = ("grid", "block", "shared_bytes", "stream", "attributes", "n_attributes")
     assert [getattr(record, name).offset for name in names] == [0, 12, 24, 32, 40, 48]
     assert ctypes.sizeof(record) == 56
@@ -282,7 +276,7 @@ def test_compiler_gives_the_stand_in_the_registers_of_nccl(tmp_path: Path) -> No
 def test_without_cuda_the_stand_in_says_so() -> None:
     if torch.version.cuda is None:
         with pytest.raises(UserError, match="no CUDA"):
-            nvrtc.cubin(standin.SOURCE, "sm_90")
+            standin.cubin(standin.SOURCE, "sm_90")
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,7 @@ from ddlkit.papers import networks as published
 from ddlkit.run.measure import convergence
 from ddlkit.run.measure.convergence import NETWORKS, Recipe
 from ddlkit.run.nets import pictures, registry, zoo
-from ddlkit.run.sessions import quick as suite
-from ddlkit.run.sessions.session import Point
+from ddlkit.run.sessions.engine import measure
 
 TINY = Recipe(epochs=2, batch=8, training_images=24, held_out_images=8)
 
@@ -155,29 +155,27 @@ def test_a_loss_that_is_no_number_ends_in_one_line() -> None:
 def test_trainings_are_stamped_and_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    short = replace(suite.LENGTHS["quick"], recipe=TINY)
-    monkeypatch.setitem(suite.LENGTHS, "quick", short)
     monkeypatch.setattr(machine, "cores", lambda: 1)
-    suite.measure("convergence", "quick", tmp_path)
-    names = {path.name for path in tmp_path.glob("*.csv")}
+    suite = tmp_path / "tiny.json"
+    points = [{"measure": "convergences", "recipe": asdict(TINY), "seeds": 0}]
+    suite.write_text(json.dumps({"points": points}))
+    out = tmp_path / "out"
+    measure(str(suite), out=out)
+    names = {path.name for path in out.glob("*.csv")}
     assert names == {f"convergence-{network}-e2-s0.csv" for network in NETWORKS}
-    tables = [store.load_table(tmp_path / name, "convergence") for name in names]
+    tables = [store.load_table(out / name, "convergence") for name in names]
     assert len({table["data_sha256"].iloc[0] for table in tables}) == 1
     capsys.readouterr()
-    suite.measure("convergence", "quick", tmp_path)
-    assert capsys.readouterr().err.count("already measured") == len(NETWORKS)
+    measure(str(suite), out=out)
+    said = capsys.readouterr().err
+    assert all(f"convergence/{network}-e2-s0" in said for network in NETWORKS)
+    assert "already measured" in said
 
 
-def test_all_leaves_out_what_is_measured_by_name_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[str] = []
-
-    def point(what: str) -> Point:
-        return Point(what, what, ["facts"], lambda _: called.append(what) or {})  # type: ignore[func-returns-value]
-
-    monkeypatch.setattr(suite, "_points", lambda *_, **__: map(point, ("layers", "convergence")))
-    suite.measure("all", "quick", tmp_path)
-    assert called == ["layers"]
-    suite.measure("convergence", "quick", tmp_path)
-    assert called == ["layers", "convergence"]
+def test_all_leaves_out_what_is_measured_by_name_only(tmp_path: Path) -> None:
+    everything = str(measure("all", out=tmp_path, dry_run=True))
+    assert "layers/" in everything
+    assert "convergence/" not in everything and "tensors/" not in everything
+    by_name = str(measure("convergence", out=tmp_path, dry_run=True)).splitlines()
+    assert len(by_name) == len(NETWORKS) + 1
+    assert all(line.startswith("convergence/") for line in by_name[:-1])

@@ -20,7 +20,10 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.run.lab import network
 from ddlkit.run.lab.network import LabShape
-from ddlkit.run.sessions import campaign, grid
+from ddlkit.run.lab.script import PlannedCase
+from ddlkit.run.sessions import campaign
+from ddlkit.run.sessions.engine import measure
+from ddlkit.run.sessions.reader import Campaign, read_campaign
 from places import ROOT, alive, ranks_below, wait_for
 
 WHOLE = {
@@ -51,12 +54,12 @@ def test_a_grid_is_the_product_of_its_lists_grouped_by_lab(tmp_path: Path) -> No
       - {networks: lenet5, workers: 4, rates: 1gbit, plans: [none, ddp]}
       - {networks: lenet5, workers: 4, rates: 1gbit, ranks_per_node: [1, 2], intra_rates: 5gbit}
     """
-    found = grid.read(written(tmp_path, text, "some.yml"))
+    found = read_campaign(written(tmp_path, text, "some.yml"))
     assert (found.name, found.rounds, found.calibration) == ("some", 2, "full")
-    assert [setting.name for setting in found.labs] == ["p2-1gbit", "p4-1gbit", "p4-1gbit-g2-5gbit"]
-    sizes = [len(wishes) for wishes in found.labs.values()]
-    assert sizes == [16, 16 + 4, 8], "a wish that two grids share is there once"
-    assert {wish.batch for wish in found.labs[LabShape(2, 1e9)]} == {4, 8}
+    assert [shape.name for shape in found.labs] == ["p2-1gbit", "p4-1gbit", "p4-1gbit-g2-5gbit"]
+    sizes = [len(requests) for requests in found.labs.values()]
+    assert sizes == [16, 16 + 4, 8], "a request that two grids share is there once"
+    assert {request.case.batch for request in found.labs[LabShape(2, 1e9)]} == {4, 8}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +104,7 @@ def test_a_wrong_value_is_one_line_that_names_file_and_key(
 ) -> None:
     file = written(tmp_path, {**WHOLE, **change})
     with pytest.raises(UserError, match=told) as caught:
-        grid.read(file)
+        read_campaign(file)
     assert str(caught.value).startswith(f"{file}: ")
     assert "\n" not in str(caught.value)
 
@@ -117,10 +120,17 @@ def test_a_wrong_value_is_one_line_that_names_file_and_key(
 )
 def test_what_is_no_campaign_is_told(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(UserError, match=told) as caught:
-        grid.read(written(tmp_path, text, "bad.yml"))
+        read_campaign(written(tmp_path, text, "bad.yml"))
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="cannot be read"):
-        grid.read(tmp_path / "nowhere.yml")
+        read_campaign(tmp_path / "nowhere.yml")
+
+
+def planned(found: Campaign, out: Path) -> list[PlannedCase]:
+    """Every case of a campaign, as its labs would replay it."""
+    inputs = campaign._Inputs(found, out, "")
+    labs = [campaign._LabPoints(shape, asked, inputs) for shape, asked in found.labs.items()]
+    return [one for lab in labs for one in lab.planned()]
 
 
 def test_a_wished_compute_time_dilates_every_network_and_number_of_workers_to_it(
@@ -134,8 +144,7 @@ def test_a_wished_compute_time_dilates_every_network_and_number_of_workers_to_it
         "negotiated": [True, False],
         "grids": [{"workers": [2, 4], "rates": "1gbit"}],
     }
-    labs = campaign._Session(grid.read(written(tmp_path, described)), tmp_path / "out").labs
-    asked = [one for lab in labs for one in lab.asked]
+    asked = planned(read_campaign(written(tmp_path, described)), tmp_path / "out")
     assert len(asked) == len({one.case.key for one in asked}) == 2 * 2 * 2 * 2 * 2
     assert sum(one.case.negotiated for one in asked) == len(asked) / 2
     wished = [one.workload.compute_s * one.case.dilation for one in asked]
@@ -146,9 +155,9 @@ def test_a_campaign_knows_the_papers_planners_by_itself(tmp_path: Path) -> None:
     plans = ["mg_wfbp", "adafusion:repaired", "exact"]
     file = written(tmp_path, {**WHOLE, "plans": plans})
     script = (
-        "import sys; from pathlib import Path; from ddlkit.run.sessions import grid; "
-        "labs = grid.read(Path(sys.argv[1])).labs; "
-        "print(*(wish.plan for wishes in labs.values() for wish in wishes))"
+        "import sys; from pathlib import Path; from ddlkit.run.sessions import reader; "
+        "labs = reader.read_campaign(Path(sys.argv[1])).labs; "
+        "print(*(request.case.plan for requests in labs.values() for request in requests))"
     )
     # In a process of its own: here another test may have imported the papers already.
     found = subprocess.run(
@@ -162,8 +171,8 @@ def test_without_pyyaml_one_line_says_what_to_do(
 ) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(UserError, match="PyYAML: install it, or write the file as JSON"):
-        grid.read(written(tmp_path, "rounds: 1", "some.yml"))
-    assert grid.read(written(tmp_path, WHOLE)).rounds == 2  # JSON needs nothing
+        read_campaign(written(tmp_path, "rounds: 1", "some.yml"))
+    assert read_campaign(written(tmp_path, WHOLE)).rounds == 2  # JSON needs nothing
 
 
 @pytest.mark.parametrize(
@@ -179,7 +188,7 @@ def test_a_wrong_network_or_plan_is_told_before_anything_is_measured(
 ) -> None:
     file = written(tmp_path, {**WHOLE, **change})
     with pytest.raises(UserError) as caught:
-        campaign.estimate(file, tmp_path / "out")
+        measure(str(file), out=tmp_path / "out", dry_run=True)
     assert str(caught.value).startswith(f"{file}: {told}")
 
 
@@ -202,11 +211,14 @@ def test_the_examples_are_as_large_as_they_say(
     """On a machine of which nothing is recorded, so that its speed says nothing."""
     monkeypatch.setattr(store.paths, "RECORDED", tmp_path / "recorded")
     file = ROOT / "examples" / f"{name}.yml"
-    labs = campaign._Session(grid.read(file), tmp_path).labs
-    assert grid.read(file).rounds >= 2
-    assert sum(len(lab.asked) for lab in labs) >= fewest
-    assert least_s < sum(lab.calibration_s + lab.replay_s for lab in labs) < most_s
-    assert campaign.estimate(file, tmp_path).count("\n") == len(labs)
+    found = read_campaign(file)
+    assert found.rounds >= 2
+    points = campaign.campaign_points(found, tmp_path)
+    cases = [point.note.split()[-2] for point in points if point.tables.what == "replay"]
+    assert sum(map(int, cases)) >= fewest
+    assert least_s < sum(point.estimate_s for point in points) < most_s
+    said = str(measure(str(file), out=tmp_path, dry_run=True)).splitlines()
+    assert len(said) == len(points) + 1 and not [*tmp_path.iterdir()]
 
 
 def test_the_command_refuses_a_file_where_none_belongs() -> None:
@@ -257,7 +269,7 @@ class TestLab:
         out = tmp_path / "out"
         runs_file = out / "runs-p2-1gbit.csv"
         with pytest.raises(KeyboardInterrupt), interrupted_when(lambda: rows_so_far(out) > 8):
-            campaign.run(file, out)
+            measure(str(file), out=out)
         mine = f"process {os.getpid()}"
         assert not ranks_below(os.getpid())
         assert mine not in [row["owner"] for row in network.status()]
@@ -274,7 +286,7 @@ class TestLab:
         network.clean()
         finished = rows_so_far(out) - 1  # less the header; the last line may be cut short
         assert rows_of(runs_file) == kept
-        assert campaign.run(file, out) == out
+        assert measure(str(file), out=out) == out
         runs = store.load_table(runs_file, "runs")
         assert len(runs) == runs[["case", "repeat"]].drop_duplicates().shape[0] == 2 * rounds
         assert kept <= rows_of(runs_file)
@@ -287,5 +299,5 @@ class TestLab:
         assert set(spans["case"]) == set(runs["case"])
         assert not spans.duplicated(["case", "repeat", "rank", "task"]).any()
         before = {path: path.stat().st_mtime_ns for path in out.glob("*.csv*")}
-        campaign.run(file, out)
+        measure(str(file), out=out)
         assert {path: path.stat().st_mtime_ns for path in out.glob("*.csv*")} == before

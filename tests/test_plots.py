@@ -23,7 +23,7 @@ from PIL import Image
 
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import fit, fit_selection
+from ddlkit.core.fit import fit
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import make_plan
 from ddlkit.core.timeline import KINDS, Timeline
@@ -92,7 +92,7 @@ def test_the_theme_is_left_behind() -> None:
 
 PREDICTED = {"model": [0.51, 1.9], "no_overlap": [0.7, 3.0]}
 FITS = fit("alpha_beta", SIZES, SECONDS, draws=10), fit("table", SIZES, SECONDS, draws=0)
-SELECTED = fit_selection(
+SELECTED = fit(
     "scan", np.repeat([1e3, 1e4, 1e5], 3), np.full(9, 0.01), np.repeat([1e-6, 1e-5, 1e-4], 3)
 )
 SAMPLES = pd.DataFrame({"bytes": SIZES, "seconds": SECONDS, "collective": "all_reduce"})

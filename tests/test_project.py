@@ -293,8 +293,8 @@ def test_what_starts_and_watches_others_loads_no_torch() -> None:
         "cli",
         "run.lab.network",
         "run.jobs.launch",
-        "run.sessions.supervisor",
-        "run.sessions.recorder",
+        "run.sessions.engine",
+        "run.sessions.child",
         "report.book",
     ]
     loaded = loaded_by([f"ddlkit.{name}" for name in watching])

@@ -22,10 +22,11 @@ import faulty_points
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.run.instruments import vitals
-from ddlkit.run.sessions import outcomes, recorder
-from ddlkit.run.sessions import suites as points
-from ddlkit.run.sessions import supervisor as record
-from ddlkit.run.sessions.session import Plan, Point
+from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.sessions import engine, kinds, loop, suites
+from ddlkit.run.sessions import session as outcomes
+from ddlkit.run.sessions.engine import measure, run_session
+from ddlkit.run.sessions.session import Point, PointList, Source, TableSet
 from faulty_points import FAULTS, fine
 from places import ROOT, alive, family, wait_for
 
@@ -54,15 +55,21 @@ def valid_tables(out: Path) -> dict[str, str]:
 # -- in this process ---------------------------------------------------------------------------
 
 
-def work(plan: Plan, out: Path, **options: Any) -> dict[str, dict[str, Any]]:
-    """What became of each point, as the recorder tells it."""
+def work(points: PointList, out: Path, **options: Any) -> dict[str, dict[str, Any]]:
+    """What became of each point, as the loop reports it."""
     events: list[dict[str, Any]] = []
-    assert recorder.work(plan, out, events.append, **options)
-    return {event["point"]: event for event in events if "outcome" in event}
+    assert loop.measure_points(points, out, events.append, **options)
+    found = {event["point"]: event for event in events if "outcome" in event}
+    return {**events[0]["before"], **found}
+
+
+def record(points: str, out: Path, budget_s: float = math.inf) -> Path:
+    source = Source(f"faulty_points:{points}")
+    return run_session(source, out, budget_s=budget_s, isolate=True)
 
 
 def test_a_fault_is_an_outcome_of_its_point_alone(tmp_path: Path) -> None:
-    found = work(faulty_points.faults("cpu", "standard", 1), tmp_path)
+    found = work(faulty_points.faults(tmp_path, 1), tmp_path)
     told = {
         name: (found[f"test/{name}"]["outcome"], found[f"test/{name}"]["reason"]) for name in FAULTS
     }
@@ -95,26 +102,27 @@ def test_what_is_there_is_not_measured_again_and_what_failed_comes_last(tmp_path
 
         return faulty_points.point(name, measure)
 
-    plan = Plan([noted("open")], [noted(name) for name in "abcd"], [noted("close")])
+    plan = PointList([noted(name) for name in "abcd"], [noted("open")], [noted("close")])
     work(plan, tmp_path, skip=["test/b", "test/d"])
     assert order == ["open", "a", "c", "close"]
     hashes = valid_tables(tmp_path)
     order.clear()
-    plan = Plan([noted("open2")], plan.body, [noted("close2")])
+    plan = PointList(plan.body, [noted("open2")], [noted("close2")])
     found = work(plan, tmp_path, last=["test/b"])
     assert order == ["open2", "d", "b", "close2"]
-    assert found["test/a"] == {"point": "test/a", "outcome": outcomes.MEASURED, "before": True}
+    assert found["test/a"] == {"outcome": outcomes.MEASURED}
     assert hashes.items() <= valid_tables(tmp_path).items()
     order.clear()
     lacking = faulty_points.point("lacking", FAULTS["lacking"], 0.0)
     events: list[dict[str, Any]] = []
-    recorder.work(Plan(plan.opening, [*plan.body, lacking], plan.closing), tmp_path, events.append)
+    plan = PointList([*plan.body, lacking], plan.opening, plan.closing)
+    loop.measure_points(plan, tmp_path, events.append)
     assert not order, "nothing can be measured, so nothing is opened or closed either"
-    assert [point["point"] for point in events[0]["plan"]] == [*"abcd", "lacking"]
+    assert [point["point"] for point in events[0]["points"]] == [*"abcd", "lacking"]
 
 
 def test_a_damaged_table_is_told_and_not_measured_over(tmp_path: Path) -> None:
-    plan = Plan([], [fine("a"), fine("b")], [])
+    plan = PointList([fine("a"), fine("b")])
     work(plan, tmp_path)
     (tmp_path / "drift-a.csv").write_text("moment,work\n")
     (tmp_path / "drift-b.csv").unlink()
@@ -127,7 +135,7 @@ def test_a_damaged_table_is_told_and_not_measured_over(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_into_the_budget_makes_room_for_what_does(tmp_path: Path) -> None:
     body = [fine("a", 5.0), fine("b", 500.0), fine("c", 5.0)]
-    plan = Plan([], body, [fine("close", 20.0)])
+    plan = PointList(body, closing=[fine("close", 20.0)])
     found = work(plan, tmp_path, deadline_s=time.time() + 60)
     assert {key: event["outcome"] for key, event in found.items()} == {
         "test/a": outcomes.MEASURED,
@@ -136,7 +144,7 @@ def test_what_does_not_fit_into_the_budget_makes_room_for_what_does(tmp_path: Pa
         "test/close": outcomes.MEASURED,
     }
     # Time for the last is set aside: 30 s are enough for it, not for it and one more of 15.
-    plan = Plan([], [fine("d", 15.0)], [fine("close2", 20.0)])
+    plan = PointList([fine("d", 15.0)], closing=[fine("close2", 20.0)])
     found = work(plan, tmp_path, deadline_s=time.time() + 30)
     assert found["test/d"]["outcome"] == outcomes.NO_TIME
     assert found["test/close2"]["outcome"] == outcomes.MEASURED
@@ -149,9 +157,9 @@ def test_a_machine_that_is_slower_throughout_is_more_and_more_expected_to_stay_s
     estimates: list[tuple[str, float]], slowness: float
 ) -> None:
     def point(what: str, estimate_s: float) -> Point:
-        return Point(what, "x", ["drift"], lambda _: {}, estimate_s)
+        return Point(TableSet(what, "x", ["drift"]), lambda _: {}, estimate_s)
 
-    pace = recorder.Pace()
+    pace = loop.Pace()
     assert pace.expected_s(point("a", 10.0)) == 10.0
     for what, estimate_s in estimates:
         pace.note(point(what, estimate_s), slowness * estimate_s)
@@ -165,7 +173,7 @@ def test_a_machine_that_is_slower_throughout_is_more_and_more_expected_to_stay_s
 
 @given(st.text(max_size=2000))
 def test_any_reason_fits_into_a_cell(text: str) -> None:
-    line = recorder.one_line(ValueError(text))
+    line = loop.one_line(ValueError(text))
     assert len(line) <= 300 and line.isprintable()
 
 
@@ -173,9 +181,10 @@ def test_torchvision_missing_leaves_what_needs_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    extent = points._EXTENTS["cpu", "smoke"]
-    body = [points._layers((name, 1, "fp32"), "cpu", extent) for name in ("resnet18", "lenet5")]
-    found = work(Plan([], body, []), tmp_path)
+    here = kinds.Here("cpu", 1, tmp_path)
+    once = Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
+    body = [*kinds.layers(here, [("resnet18", 1), ("lenet5", 1)], once)]
+    found = work(PointList(body), tmp_path)
     assert found["layers/resnet18-b1-fp32"]["outcome"] == outcomes.FAILED
     assert "torchvision cannot be imported" in found["layers/resnet18-b1-fp32"]["reason"]
     assert found["layers/lenet5-b1-fp32"]["outcome"] == outcomes.MEASURED
@@ -184,24 +193,41 @@ def test_torchvision_missing_leaves_what_needs_none(
 # -- plans -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("profile", ["standard", "smoke"])
-def test_every_point_has_a_place_of_its_own(device: str, profile: str) -> None:
-    body = list(points._body(device, profile == "smoke", points._EXTENTS[device, profile]))
-    assert len({recorder.key_of(point) for point in body}) == len(body)
-    paths = [point.path(Path(), table) for point in body for table in point.tables]
-    assert len(set(paths)) == len(paths)
-    assert {table for point in body for table in point.tables} <= store.SCHEMAS.keys()
-    assert all(0 <= point.estimate_s < 600 for point in body)
+@pytest.fixture
+def any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Points of a GPU can be made here, too."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
-def test_eight_minutes_on_a_gpu_hold_what_matters_most() -> None:
-    body = list(points._body("cuda", False, points._EXTENTS["cuda", "standard"]))
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("cpu", "cpu"),
+        ("gpu", "cuda"),
+        *((name, device) for name in ("smoke", "quick", "full") for device in ("cpu", "cuda")),
+    ],
+)
+def test_every_point_has_a_place_of_its_own(name: str, device: str, any_device: None) -> None:
+    points = suites.points(out=Path(), session=1, name=name, device=device)
+    everything = [*points.opening, *points.body, *points.closing]
+    assert len({point.key for point in everything}) == len(everything)
+    paths = {
+        (point.tables.path(Path(), table), point.moment)
+        for point in everything
+        for table in point.tables.schemas
+    }
+    assert len(paths) == sum(len(point.tables.schemas) for point in everything)
+    assert {table for point in everything for table in point.tables.schemas} <= set(store.SCHEMAS)
+    assert all(0 <= point.estimate_s < 600 for point in everything)
+
+
+def test_eight_minutes_on_a_gpu_hold_what_matters_most(any_device: None) -> None:
+    body = suites.points(out=Path(), session=1, name="gpu").body
     ends_s: dict[str, float] = {}
     spent_s = 0.0
     for point in body:
         spent_s += point.estimate_s
-        ends_s[recorder.key_of(point)] = spent_s
+        ends_s[point.key] = spent_s
     first = [
         f"layers/{name}-{p}"
         for p in ("fp32", "bf16")
@@ -231,7 +257,8 @@ def test_smoke_runs_every_code_path_on_the_machine_at_hand(tmp_path: Path) -> No
     assert done.stdout.strip() == str(tmp_path)
     assert set(outcomes_in(tmp_path).values()) == {outcomes.MEASURED}, done.stderr
     found = {store.load_stamp(tmp_path / name)["schema"] for name in valid_tables(tmp_path)}
-    elsewhere = {"channels", "convergence", "tensors"}  # of GPUs only, and of `ddlkit measure` only
+    # Of GPUs only, of the suites quick and full only, and of data/specs.
+    elsewhere = {"channels", "convergence", "tensors", "devices", "networks"}
     assert found == store.SCHEMAS.keys() - elsewhere
     efficiency = store.load_table(tmp_path / "efficiency-s1.csv", "efficiency")
     assert set(efficiency["network"]) == {"lenet5"}
@@ -242,8 +269,8 @@ def test_smoke_runs_every_code_path_on_the_machine_at_hand(tmp_path: Path) -> No
 def test_a_process_that_dies_or_hangs_costs_one_point(
     tmp_path: Path, with_tests: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record, "HUNG_S", 3.0)
-    record.record("cpu", out=tmp_path, points="faulty_points:deadly")
+    monkeypatch.setattr(engine, "HUNG_S", 3.0)
+    record("deadly", tmp_path)
     table = store.load_table(tmp_path / "outcomes.csv", "outcomes").set_index("point")
     assert table["outcome"].to_dict() == {
         "first": outcomes.MEASURED,
@@ -260,9 +287,10 @@ def test_a_process_that_dies_or_hangs_costs_one_point(
 SCRIPT = """
 import signal, sys
 from pathlib import Path
-from ddlkit.run.sessions.supervisor import record
+from ddlkit.run.sessions.engine import run_session
+from ddlkit.run.sessions.session import Source
 signal.signal(signal.SIGINT, signal.default_int_handler)
-record("cpu", out=Path(sys.argv[1]), points="faulty_points:long")
+run_session(Source("faulty_points:long"), Path(sys.argv[1]), isolate=True)
 """
 
 
@@ -288,7 +316,7 @@ def test_a_run_that_is_killed_leaves_nothing_behind_and_goes_on_later(
     assert outcomes_in(tmp_path)["test/first"] == outcomes.MEASURED
     if number == signal.SIGINT:
         return
-    record.record("cpu", out=tmp_path, budget_s=30.0, points="faulty_points:long")
+    record("long", tmp_path, budget_s=30.0)
     assert outcomes_in(tmp_path) == {
         "test/first": outcomes.MEASURED,
         "test/last": outcomes.MEASURED,
@@ -299,20 +327,20 @@ def test_a_run_that_is_killed_leaves_nothing_behind_and_goes_on_later(
 
 def test_a_process_that_cannot_start_is_one_line(tmp_path: Path, with_tests: None) -> None:
     with pytest.raises(UserError, match="was killed by SIGKILL before its first point$"):
-        record.record("cpu", out=tmp_path, points="faulty_points:stillborn")
+        record("stillborn", tmp_path)
 
 
 @pytest.mark.skipif(bool(machine.describe()["gpus"]), reason="there is a GPU")
 def test_no_gpu_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="^no GPU here: .*use --suite cpu$"):
-        record.record("gpu", out=tmp_path / "new")
+        measure("gpu", out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
-def test_a_torch_without_cuda_is_one_line() -> None:
+def test_a_torch_without_cuda_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="^torch .* sees no GPU: .*use --suite cpu$"):
-        points.session_plan("gpu", "standard", 1)
+        suites.points(out=tmp_path, session=1, name="gpu")
 
 
 def test_a_gpu_in_use_by_others_is_left_alone(
@@ -322,7 +350,7 @@ def test_a_gpu_in_use_by_others_is_left_alone(
     monkeypatch.setattr(machine, "describe", lambda: described)
     monkeypatch.setattr(vitals, "gpu_vitals", lambda: [("gpu0", "utilisation", 0.97)])
     with pytest.raises(UserError, match="^nothing is measured: gpu0 is in use by others"):
-        record.record("gpu", out=tmp_path)
+        measure("gpu", out=tmp_path)
 
 
 def test_another_machines_recording_and_another_writer_are_refused(tmp_path: Path) -> None:
@@ -332,24 +360,24 @@ def test_another_machines_recording_and_another_writer_are_refused(tmp_path: Pat
         frame, tmp_path, "outcomes", schema="outcomes", command=[], machine={"name": "another"}
     )
     with pytest.raises(UserError, match="holds a recording of another, this is .*: choose another"):
-        record.record("cpu", out=tmp_path)
+        measure("cpu", out=tmp_path)
     with (
         store.Lock(tmp_path / ".lock"),
         pytest.raises(UserError, match=f"is held by process {os.getpid()}"),
     ):
-        record.record("cpu", out=tmp_path)
+        measure("cpu", out=tmp_path)
 
 
 def test_a_budget_of_nothing_is_told_as_such(tmp_path: Path, with_tests: None) -> None:
     with pytest.raises(UserError, match="^nothing could be measured; test/first: no time left"):
-        record.record("cpu", out=tmp_path, budget_s=0.0, points="faulty_points:long")
+        record("long", tmp_path, budget_s=0.0)
     assert math.isfinite(store.load_table(tmp_path / "outcomes.csv")["estimate_s"].sum())
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_every_code_path_on_a_gpu(tmp_path: Path) -> None:
-    record.record("gpu", profile="smoke", out=tmp_path)
+    measure("smoke", device="cuda", out=tmp_path)
     found = outcomes_in(tmp_path)
     wrong = {
         key: outcome

@@ -179,7 +179,7 @@ def test_smoke_points_can_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (name, frame), *_ = point.measure(tmp_path).items()
         path = store.save_table(frame, tmp_path, f"{name}-{point.name}", schema=name, command=[])
         assert np.isfinite(store.load_table(path, "selection")["seconds"]).all()
-        assert list(point.tables) == [name]
+        assert list(point.tables.schemas) == [name]
 
 
 def test_full_points_span_the_papers_range() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -17,9 +19,10 @@ from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
 from ddlkit.report.source import default_recording, open_source
 from ddlkit.run.jobs.launch import Loopback
-from ddlkit.run.sessions import quick as suite
+from ddlkit.run.sessions import kinds, reader
+from ddlkit.run.sessions.engine import measure
 
-TINY = {"lenet5": 4}
+TINY = ["lenet5:4"]
 SIZES = np.geomspace(1e3, 1e8, 12)
 RING = Table(SIZES, 1e-3 + 12.6e-9 * SIZES, workers=4, algorithm="ring")
 
@@ -27,7 +30,7 @@ RING = Table(SIZES, 1e-3 + 12.6e-9 * SIZES, workers=4, algorithm="ring")
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("measured")
-    suite.measure("layers", "quick", out, TINY)
+    measure("layers", networks=TINY, out=out)
     return out
 
 
@@ -44,8 +47,8 @@ def test_a_second_run_measures_nothing_again(
     measured: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in measured.iterdir() if path.suffix == ".csv"}
-    suite.measure("layers", "quick", measured, TINY)
-    assert "lenet5-b4-r1: already measured" in capsys.readouterr().err
+    measure("layers", networks=TINY, out=measured)
+    assert "already measured: layers/lenet5-b4-r1" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
@@ -55,12 +58,66 @@ def test_a_damaged_table_is_told_not_measured_over(measured: Path, tmp_path: Pat
     damaged = tmp_path / "layers-lenet5-b4-r1.csv"
     damaged.write_text(damaged.read_text().replace("conv1", "conv9"))
     with pytest.raises(UserError, match="differs from its stamp"):
-        suite.measure("layers", "quick", tmp_path, TINY)
+        measure("layers", networks=TINY, out=tmp_path)
+
+
+def test_a_dry_run_says_what_is_missing_and_measures_nothing(
+    measured: Path, tmp_path: Path
+) -> None:
+    there = measure("layers", networks=TINY, out=measured, dry_run=True)
+    assert str(there).startswith("1 of 1 points are there")
+    lines = str(measure("layers", networks=TINY, out=tmp_path, dry_run=True)).splitlines()
+    assert lines[0].split()[0] == "layers/lenet5-b4-r1"
+    assert lines[1].startswith("0 of 1 points are there; the rest takes about")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_budget_that_is_over_measures_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="^nothing could be measured; .*: no time left"):
+        measure("layers", networks=TINY, out=tmp_path, budget_s=0.0)
+    assert not [*tmp_path.glob("*.csv")]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in reader.SUITES.glob("*.json")))
+def test_a_file_like_ours_is_read_as_ours(name: str, tmp_path: Path) -> None:
+    """What a suite's name stands for is a file that a user could have written."""
+    described = json.loads((reader.SUITES / f"{name}.json").read_text())
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(described))
+    mine, ours = reader.read(file), reader.read(name)
+    assert mine == dataclasses.replace(ours, file=file)
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ([], "points: an empty list"),
+        (["layers"], "points: 'layers': must be a mapping"),
+        ([{"measure": "speed"}], "points[0]: measure: 'speed': must be"),
+        ([{"measure": "facts", "more": 1}], "points[0]: more: unknown key"),
+        ([{"measure": "throughput", "networks": "lenet5"}], "points[0]: batches: missing"),
+        ([{"measure": "facts"}, {"measure": "facts", "device": "tpu"}], "points[1]: device: 'tpu'"),
+        ([{"measure": "disk_copies", "budget": {"max": 1}}], "budget: {'max': 1}: must be a map"),
+        (
+            [{"measure": "collectives", "sizes": "4Kb", "budget": {}}],
+            "sizes: '4Kb': size '4Kb' has unit",
+        ),
+    ],
+)
+def test_a_wrong_suite_is_one_line_that_names_file_and_key(
+    points: object, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"points": points}))
+    with pytest.raises(UserError) as caught:
+        measure(str(file), out=tmp_path)
+    assert str(caught.value).startswith(f"{file}: points")
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_two_runs_into_one_directory_do_not_mix(tmp_path: Path) -> None:
     with store.Lock(tmp_path / ".lock"), pytest.raises(UserError, match=f"process {os.getpid()}"):
-        suite.measure("layers", "quick", tmp_path, TINY)
+        measure("layers", networks=TINY, out=tmp_path)
 
 
 def test_ctrl_c_ends_in_one_line_and_leaves_no_half_table(tmp_path: Path) -> None:
@@ -87,9 +144,12 @@ def test_ctrl_c_ends_in_one_line_and_leaves_no_half_table(tmp_path: Path) -> Non
 
 def test_replay_cases_are_distinct_and_weigh_communication_as_much_as_compute() -> None:
     profile = open_source(default_recording().name).profile("resnet50")
-    cases = suite.replay_cases(profile, RING, Loopback())
+    quick = reader.read("quick")
+    assert isinstance(quick, reader.Suite)
+    (replays,) = [one for one in quick.points if one["measure"] == "replays"]
+    cases = kinds.replay_cases(profile, replays["plans"], RING, Loopback())
     plans = {one.plan.ends for one in cases}
-    assert len(plans) == len(cases) == suite.DISTINCT_PLANS
+    assert len(plans) == len(cases) == kinds.DISTINCT_PLANS
     case, workload = cases[0].case, cases[0].workload
     whole_s = float(RING(workload.bytes.sum()))
     assert workload.scaled(case.dilation).compute_s == pytest.approx(whole_s, rel=1e-2)

@@ -17,7 +17,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.papers import osf
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.jobs.rank import Rank
-from ddlkit.run.measure import channels, peaks, throughput
+from ddlkit.run.measure import channels, throughput
 from ddlkit.run.measure.layers import profile_layers
 from ddlkit.run.nets import registry
 from ddlkit.run.sessions.session import Partial
@@ -74,19 +74,19 @@ def test_memory_that_runs_out_costs_the_larger_batches_only(counted: Counted) ->
 
 
 def test_peaks_are_products_at_a_rate_that_is_possible(tmp_path: Path) -> None:
-    frame = peaks.measure_peaks("cpu", ["fp32", "bf16"], [64, 128], ONCE)
+    frame = throughput.measure_peaks("cpu", ["fp32", "bf16"], [64, 128], ONCE)
     store.save_table(frame, tmp_path, "peaks", schema="peaks", command=[])
     assert set(frame["kernel"]) == {"product", "convolution"}
     rate = 2 * frame["side"] ** 3 / frame["seconds"]
     assert (rate > 1e6).all() and (rate < 1e15).all()
     with pytest.raises(UserError, match="^out of memory"):
-        peaks.measure_peaks("cpu", ["fp32"], [10**8], ONCE)
+        throughput.measure_peaks("cpu", ["fp32"], [10**8], ONCE)
 
 
 @pytest.mark.parametrize("side", [1, 7, 64, 96])
 def test_the_convolution_is_the_product(side: int) -> None:
     left, right = torch.randn(2, side, side, dtype=torch.float64)
-    found = peaks._convolution(left, right, torch.empty(0))
+    found = throughput._convolution(left, right, torch.empty(0))
     torch.testing.assert_close(found, left @ right)
 
 
@@ -107,7 +107,7 @@ def test_efficiency_is_osf_eq_5_on_what_was_recorded(tmp_path: Path) -> None:
     measured = pd.DataFrame({**rows, "seconds": [1e-6, 4e-6, 4e-6]})  # 2 and 4 GFLOP/s
     store.save_table(measured, tmp_path, "peaks-x", schema="peaks", command=[])
 
-    found = peaks.efficiency(tmp_path).set_index("device")
+    found = throughput.efficiency(tmp_path).set_index("device")
     store.save_table(found.reset_index(), tmp_path, "efficiency", schema="efficiency", command=[])
     flops, compute_s = profile.flops.sum(), (profile.forward_s + profile.backward_s).sum()
     assert found["measured_flops_per_s"].to_dict() == {"cpu": pytest.approx(4e9), "cuda": 0}
@@ -131,7 +131,7 @@ def test_datasheets_are_read_by_the_name_that_the_driver_gives() -> None:
 
 
 def test_drift_is_the_same_work_at_both_moments(tmp_path: Path) -> None:
-    frames = [peaks.measure_drift(moment, "cpu", 64, 2**16) for moment in ("start", "end")]
+    frames = [throughput.measure_drift(moment, "cpu", 64, 2**16) for moment in ("start", "end")]
     frame = pd.concat(frames, ignore_index=True)
     store.save_table(frame, tmp_path, "drift", schema="drift", command=[])
     assert set(frames[0]["work"]) == set(frames[1]["work"]) and frame["work"].nunique() == 2
@@ -194,13 +194,21 @@ def test_gloo_takes_no_blocks_and_the_table_says_so(tmp_path: Path) -> None:
 def test_a_setting_that_did_not_take_effect_is_not_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def one_setting(settings: channels.ChannelsSettings, n_ranks: int) -> pd.DataFrame:
+    def launched(
+        job: object, settings: channels.ChannelsSettings, *_: object
+    ) -> tuple[pd.DataFrame, str]:
         blocks = settings.blocks
-        if blocks == 8:
-            raise UserError("NCCL did not heed NCCL_MAX_CTAS=8: its log does not name it")
-        return pd.DataFrame({"asked_blocks": [blocks], "taken_blocks": [min(blocks, 2)]})
+        log = LOG if blocks else ""
+        heeded = log.replace(
+            "MAX_CTAS set by environment to 2", f"MAX_CTAS set by environment to {blocks}"
+        )
+        heeded = heeded.replace(
+            "NTHREADS set by environment to 256", "NTHREADS set by environment to 64"
+        )
+        frame = pd.DataFrame({"asked_blocks": [blocks], "taken_blocks": [min(blocks, 2)]})
+        return frame, log if blocks == 8 else heeded
 
-    monkeypatch.setattr(channels, "_one_setting", one_setting)
+    monkeypatch.setattr(channels, "launch_under", launched)
     whole = channels.measure_channels([(0, 0), (1, 64), (2, 64)], 2, budget=ONCE)
     assert list(whole["taken_blocks"]) == [0, 1, 2]
     with pytest.raises(Partial, match="^4x64: seen with 2 blocks; 8x64: NCCL did not heed") as some:
@@ -228,7 +236,7 @@ def test_gpu_throughput_and_peaks_are_possible() -> None:
         "resnet18", [16], device="cuda", precision="bf16", iterations=5, budget=FEW
     )
     assert 10 < 16 / frame["seconds"].median() < 1e6
-    found = peaks.measure_peaks("cuda", ["fp32", "tf32", "bf16"], [4096], FEW)
+    found = throughput.measure_peaks("cuda", ["fp32", "tf32", "bf16"], [4096], FEW)
     rate = (2 * 4096**3 / found["seconds"]).groupby(found["precision"]).median()
     assert rate["bf16"] > rate["fp32"]
     told = store.datasheet(torch.cuda.get_device_name(), "bf16_flops_per_s")

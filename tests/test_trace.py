@@ -20,9 +20,8 @@ from ddlkit.formats.trace import (
     check_trace,
     looks_like_one,
     parse_trace,
-    read_trace,
 )
-from ddlkit.store import DATA
+from ddlkit.store import DATA, files
 
 TABLE_VI = DATA / "papers" / "dag" / "tab06.csv"
 
@@ -45,6 +44,10 @@ def same(one: LayerTrace, other: LayerTrace) -> bool:
     )
 
 
+def read(path: Path) -> LayerTrace:
+    return parse_trace(files.read_text(path), str(path))
+
+
 def write_trace(trace: LayerTrace, path: Path) -> None:
     """In the format of dag Table VI: microseconds as the shortest decimals that say them exactly."""
     lines = ["Id\tName\tForward\tBackward\tComm.\tSize"]
@@ -63,7 +66,7 @@ def test_a_trace_reads_back_equal_to_the_last_bit(
     path = tmp_path_factory.getbasetemp() / "trace.txt"
     write_trace(trace, path)
     assert looks_like_one(path.read_text())
-    assert same(read_trace(path), trace)
+    assert same(read(path), trace)
 
 
 @given(traces())
@@ -115,9 +118,9 @@ def test_activations_count_to_the_layer_before_them() -> None:
 
 
 def test_table_vi_from_trace_to_iteration() -> None:
-    trace = read_trace(TABLE_VI)
+    trace = read(TABLE_VI)
     workload, cost = (
-        trace.profile("alexnet-caffe", device="k80").workload(),
+        trace.profile("alexnet-caffe").workload(),
         fit("table", *trace.messages()).cost,
     )
     plan = make_plan("none", workload, cost)
@@ -131,7 +134,7 @@ def test_table_vi_from_trace_to_iteration() -> None:
 
 
 def test_table_vi_is_told_to_contradict_itself() -> None:
-    found = {(f.what, f.layers): f.text for f in check_trace(read_trace(TABLE_VI))}
+    found = {(f.what, f.layers): f.text for f in check_trace(read(TABLE_VI))}
     convolutions = tuple(f"conv{i}" for i in range(1, 6))
     assert set(found) == {
         ("totals", ()),
@@ -197,7 +200,7 @@ def test_a_mistake_names_file_and_line(lines: list[str], message: str, tmp_path:
     with pytest.raises(
         UserError, match=rf"mine\.trace: .*{message}|mine\.trace: {message}"
     ) as error:
-        read_trace(path)
+        read(path)
     assert "\n" not in str(error.value)
 
 

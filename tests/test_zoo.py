@@ -12,7 +12,6 @@ from ddlkit.core.errors import UserError
 from ddlkit.papers import networks as published
 from ddlkit.papers.omgs import algorithms
 from ddlkit.report.claims import paper_table
-from ddlkit.run.instruments import flops
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.measure.layers import profile_layers
 from ddlkit.run.nets import registry, zoo
@@ -136,10 +135,10 @@ def test_a_tensor_that_layers_share_is_one_tensor(monkeypatch: pytest.MonkeyPatc
 
 def test_recurrent_kernels_count_alike_on_every_device() -> None:
     lstm, words = nn.LSTM(6, 5, num_layers=2), torch.randn(7, 3, 6)
-    with flops.counter() as counter:
+    with registry.flop_counter() as counter:
         lstm(words)
     assert counter.get_total_flops() == 2 * 7 * 3 * 4 * 5 * (6 + 5 + 5 + 5)
-    on_cuda = flops._rnn_of_cuda((7, 3, 6), [(20, 6), (20, 5), (20,), (20,)])
+    on_cuda = registry._rnn_of_cuda((7, 3, 6), [(20, 6), (20, 5), (20,), (20,)])
     assert on_cuda == 2 * 7 * 3 * 20 * (6 + 5)
 
 

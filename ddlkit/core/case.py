@@ -5,7 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Axis(NamedTuple):
+    """How a campaign's file may vary a field of Case.
+
+    key : what stands in the file; low, high : range of a number, both included
+    """
+
+    key: str
+    low: float = 1
+    high: float = float("inf")
+
 
 NAMED = {"check": "named"}
 POSITIVE = {"check": "positive"}
@@ -39,14 +51,16 @@ class Case:
     collective: str = field(metadata=NAMED)
     plan: str = field(metadata=NAMED)
     ends: str
-    density: float = field(default=1.0, metadata=POSITIVE)
+    density: float = field(default=1.0, metadata=POSITIVE | {"axis": Axis("density", 1e-6, 1.0)})
     dilation: float = field(default=1.0, metadata=POSITIVE)
     seed: int = 0
     profile_sha256: str = ""
-    straggler: float = field(default=1.0, metadata=POSITIVE | CAME_LATER)
+    straggler: float = field(
+        default=1.0, metadata=POSITIVE | CAME_LATER | {"axis": Axis("stragglers", 1.0, 100.0)}
+    )
     selection_sha256: str = field(default="", metadata=CAME_LATER)
-    negotiated: bool = field(default=False, metadata=CAME_LATER)
-    in_flight: int = field(default=1, metadata=POSITIVE | CAME_LATER)
+    negotiated: bool = field(default=False, metadata=CAME_LATER | {"axis": Axis("negotiated")})
+    in_flight: int = field(default=1, metadata=POSITIVE | CAME_LATER | {"axis": Axis("in_flight")})
 
     @property
     def key(self) -> str:
@@ -65,3 +79,5 @@ class Case:
 _TYPES = {"str": str, "int": int, "float": float, "bool": bool}
 _LATER = {f.name: f.default for f in fields(Case) if f.metadata.get("later")}
 CASE_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Case))
+AXES: dict[str, Axis] = {f.name: f.metadata["axis"] for f in fields(Case) if "axis" in f.metadata}
+"""Fields that a campaign may vary."""

@@ -91,9 +91,6 @@ class AlphaBeta(MessageCost):
     alpha_s: float
     beta_s_per_byte: float
 
-    def __post_init__(self) -> None:
-        self._require_finite("alpha_s", "beta_s_per_byte")
-
     def _seconds(self, sizes: Floats) -> Floats:
         return self.alpha_s + self.beta_s_per_byte * sizes
 
@@ -119,26 +116,21 @@ class AlphaBeta(MessageCost):
 
 @dataclass(frozen=True, eq=False)
 class RingAllReduce(MessageCost):
-    """osf Eq 7: t = 2(N-1)/N D/beta + (N-1)/N D/(pi s) + delta, from what a ring is made of.
+    """osf Eq 7: t = 2(N-1)/N D/beta + delta, from what a ring is made of; adding takes no time.
 
     D = bytes, N = workers, beta = bytes_per_s between neighbours, delta = overhead_s of one all-reduce
-    of N workers, pi = adds_per_s of a worker (None: adding takes no time), s = bytes_per_parameter.
+    of N workers. `ddlkit.papers.osf.update_s` has the term for adding too.
     """
 
     form: ClassVar[str] = "ring_all_reduce"
     bytes_per_s: float
     overhead_s: float
-    adds_per_s: float | None = field(default=None, kw_only=True)
-    bytes_per_parameter: int = field(default=4, kw_only=True)
     algorithm: str | None = field(default="ring", kw_only=True)
 
     def __post_init__(self) -> None:
-        given = {"adds_per_s"} if self.adds_per_s is not None else set()
-        rates = ("bytes_per_s", "bytes_per_parameter", *given)
-        self._require_finite("overhead_s", *rates)
-        for name in rates:
-            if getattr(self, name) <= 0:
-                raise UserError(f"ring_all_reduce cost: {name} must be above zero")
+        super().__post_init__()
+        if self.bytes_per_s <= 0:
+            raise UserError("ring_all_reduce cost: bytes_per_s must be above zero")
         if (self.collective, self.algorithm) != ("all_reduce", "ring"):
             raise UserError(
                 f"ring_all_reduce cost: not of {self.collective} by {self.algorithm}: use alpha_beta"
@@ -147,8 +139,7 @@ class RingAllReduce(MessageCost):
             raise UserError(f"ring_all_reduce cost: workers is {self.workers}: must be at least 2")
 
     def _seconds(self, sizes: Floats) -> Floats:
-        line = self.alpha_beta()
-        return line.alpha_s + line.beta_s_per_byte * sizes
+        return self.alpha_beta()._seconds(sizes)
 
     def at_workers(self, workers: int) -> RingAllReduce:
         """The same links with more or fewer workers: each of the 2(N-1) steps has its share of delta.
@@ -161,19 +152,12 @@ class RingAllReduce(MessageCost):
     def alpha_beta(self) -> AlphaBeta:
         """The straight line that it is at its number of workers."""
         assert self.workers is not None  # checked when made
-        share = (self.workers - 1) / self.workers
-        return AlphaBeta(
-            self.overhead_s,
-            share * (2 / self.bytes_per_s + _adding_s(self.adds_per_s, self.bytes_per_parameter)),
-            workers=self.workers,
-            algorithm="ring",
-        )
+        beta_s_per_byte = (self.workers - 1) / self.workers * (2 / self.bytes_per_s)
+        return AlphaBeta(self.overhead_s, beta_s_per_byte, workers=self.workers, algorithm="ring")
 
     @classmethod
-    def from_alpha_beta(
-        cls, cost: AlphaBeta, *, adds_per_s: float | None = None, bytes_per_parameter: int = 4
-    ) -> RingAllReduce:
-        """The ring behind a fitted line, when adding takes what is given; undoes `alpha_beta`.
+    def from_alpha_beta(cls, cost: AlphaBeta) -> RingAllReduce:
+        """The ring behind a fitted line; undoes `alpha_beta`.
 
         Raises UserError for a line that is not a ring's, and for one that leaves no time to the links.
         """
@@ -182,25 +166,13 @@ class RingAllReduce(MessageCost):
                 "this alpha_beta cost does not name a ring all_reduce and its workers: "
                 "no bandwidth follows from it"
             )
-        share = (cost.workers - 1) / cost.workers
-        adding_s = share * _adding_s(adds_per_s, bytes_per_parameter)
-        if cost.workers < 2 or cost.beta_s_per_byte <= adding_s:
+        if cost.workers < 2 or cost.beta_s_per_byte <= 0:
             raise UserError(
                 f"alpha_beta cost of {cost.workers} workers: its {cost.beta_s_per_byte:g} s a byte "
-                f"leave no time for links beside {adding_s:g} s of adding"
+                "leave no time for links"
             )
-        return cls(
-            2 * share / (cost.beta_s_per_byte - adding_s),
-            cost.alpha_s,
-            adds_per_s=adds_per_s,
-            bytes_per_parameter=bytes_per_parameter,
-            workers=cost.workers,
-        )
-
-
-def _adding_s(adds_per_s: float | None, bytes_per_parameter: int) -> float:
-    """Seconds that a worker takes to add the numbers in one byte."""
-    return 0.0 if adds_per_s is None else 1 / (adds_per_s * bytes_per_parameter)
+        share = (cost.workers - 1) / cost.workers
+        return cls(2 * share / cost.beta_s_per_byte, cost.alpha_s, workers=cost.workers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,13 +213,7 @@ class Piecewise(MessageCost):
     intercept_s: float
 
     def __post_init__(self) -> None:
-        self._require_finite(
-            "threshold_bytes",
-            "log_slope_s",
-            "log_intercept_s",
-            "slope_s_per_byte",
-            "intercept_s",
-        )
+        super().__post_init__()
         if self.threshold_bytes <= 0:
             raise UserError(
                 f"piecewise cost: threshold_bytes is {self.threshold_bytes}: must be above zero"

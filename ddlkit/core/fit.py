@@ -8,10 +8,10 @@ found by trying every gap between measured sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import combinations
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import combinations, pairwise
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,7 +22,6 @@ from ddlkit.core.cost import (
     AlphaBeta,
     MessageCost,
     Piecewise,
-    Samples,
     Segments,
     Table,
     cost_from_dict,
@@ -101,88 +100,36 @@ def costs_from_dict(description: dict[str, Any]) -> tuple[MessageCost, list[Mess
     return cost_from_dict(description), [cost_from_dict(draw) for draw in fitted.get("draws", [])]
 
 
-@dataclass(frozen=True, eq=False)
-class _Line:
-    """A weighted linear least squares: design (n, k), values (k,), covariance (k, k), leverage (n,)."""
+class _Line(NamedTuple):
+    """A weighted linear least squares: (k,) values and their standard errors, loss, (n,) leverage."""
 
-    design: Floats
     values: Floats
-    loss: float
-    covariance: Floats
+    standard_errors: Floats
     leverage: Floats
+    loss: float
 
 
 def _least_squares(design: Floats, seconds: Floats) -> _Line:
-    """Minimise sum(((design @ values - seconds) / seconds)**2)."""
+    """Minimise sum(((design @ values - seconds) / seconds)**2); ``design`` is (n, k)."""
     weighted = design / seconds[:, None]
     scale = np.linalg.norm(weighted, axis=0)
-    if np.any(scale == 0):
-        raise UserError("the sizes do not determine the parameters: measure more distinct sizes")
-    basis, _, rank, _ = np.linalg.lstsq(weighted / scale, np.ones(len(seconds)), rcond=None)
+    basis, rank = np.zeros(0), 0
+    if np.all(scale > 0):
+        basis, _, rank, _ = np.linalg.lstsq(weighted / scale, np.ones(len(seconds)), rcond=None)
     if rank < design.shape[1]:
         raise UserError("the sizes do not determine the parameters: measure more distinct sizes")
     values = basis / scale
     loss = float(np.sum((weighted @ values - 1) ** 2))
     inverse = np.linalg.inv((weighted / scale).T @ (weighted / scale)) / np.outer(scale, scale)
     leverage = np.einsum("ij,jk,ik->i", weighted, inverse, weighted)
-    freedom = max(len(seconds) - design.shape[1], 1)
-    return _Line(design, values, loss, inverse * loss / freedom, leverage)
+    variance = np.diag(inverse * loss / max(len(seconds) - design.shape[1], 1))
+    return _Line(values, np.sqrt(np.maximum(variance, 0)), leverage, loss)
 
 
 Fitted = tuple[dict[str, Any], tuple[str, ...], Floats, Floats, Floats]
 """cost parameters, names, values, standard errors, leverage"""
 Fitter = Callable[..., Fitted]
 """Columns of what the cost is a function of, then seconds, to the fitted parameters."""
-
-
-@dataclass(frozen=True)
-class _Method:
-    """How the form ``kind`` is fitted: by a fitter, from at least ``least`` distinct sizes.
-
-    options : keywords of the fitter by the text after the form's colon; None if there must be none
-    """
-
-    kind: Callable[..., Any]
-    fitter: Fitter
-    least: int
-    options: Callable[[str], dict[str, Any]] | None = None
-
-
-_METHODS: dict[type[Form], _Method] = {}
-
-
-def fits(
-    kind: type[Form], least: int, options: Callable[[str], dict[str, Any]] | None = None
-) -> Callable[[Fitter], Fitter]:
-    """Decorate the function that fits the form ``kind``: see `_Method`."""
-
-    def register(fitter: Fitter) -> Fitter:
-        _METHODS[kind] = _Method(kind, fitter, least, options)
-        return fitter
-
-    return register
-
-
-def fitted_forms(forms: Mapping[str, type[Form]]) -> tuple[str, ...]:
-    """Names of those forms that can be fitted to measured times."""
-    return tuple(name for name, kind in forms.items() if kind in _METHODS)
-
-
-def _method(form: str, forms: Mapping[str, Any]) -> _Method:
-    """The method that a form's name asks for, what stands behind its colon included."""
-    name, colon, text = form.partition(":")
-    if name not in fitted_forms(forms):
-        raise UserError(f"unknown cost form {form!r}: use one of {', '.join(fitted_forms(forms))}")
-    method = _METHODS[forms[name]]
-    if not colon:
-        return method
-    if method.options is None:
-        raise UserError(f"cost form {form!r}: write {name}, nothing behind it")
-    return replace(method, fitter=partial(method.fitter, **method.options(text)))
-
-
-def _straight(sizes: Floats) -> Floats:
-    return np.column_stack([np.ones_like(sizes), sizes])
 
 
 def _linear_in_parameters(kind: type[Form]) -> Fitter:
@@ -195,52 +142,48 @@ def _linear_in_parameters(kind: type[Form]) -> Fitter:
             kind(**dict(zip(names, unit, strict=True))) for unit in np.eye(len(names))
         ]
         line = _least_squares(np.column_stack([unit(*at) for unit in units]), seconds)
-        values = dict(zip(names, line.values.tolist(), strict=True))
-        return values, names, line.values, np.sqrt(np.diag(line.covariance)), line.leverage
+        return dict(zip(names, line.values.tolist(), strict=True)), names, *line[:3]
 
     return fitter
 
 
-for _kind in (AlphaBeta, DensityLog, Log, Scan):
-    fits(_kind, least=3)(_linear_in_parameters(_kind))
-
-
-def _medians(points: Floats, seconds: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """(n, k) points to those that differ, (k', k), with their medians, standard errors, and (n,) leverage."""
+def _grouped(points: Floats, seconds: Floats) -> tuple[Floats, list[Floats], NDArray[np.int64]]:
+    """(n, k) points to those that differ, (k', k), the times at each, and which one each row is at."""
     distinct, which = np.unique(points, axis=0, return_inverse=True)
-    groups = [seconds[which.ravel() == k] for k in range(len(distinct))]
-    medians = np.array([np.median(group) for group in groups])
-    # The median of a normal sample spreads 1.2533 times as much as its mean.
-    errors = np.array(
-        [1.2533 * group.std(ddof=min(1, group.size - 1)) / group.size**0.5 for group in groups]
-    )
-    leverage = 1.0 / np.array([group.size for group in groups])[which.ravel()]
-    return distinct, medians, errors, leverage
+    return distinct, [seconds[which.ravel() == k] for k in range(len(distinct))], which.ravel()
 
 
-@fits(Table, least=2)
-def _fit_table(sizes: Floats, seconds: Floats) -> Fitted:
-    """The median of each size; its standard error from the spread of the repeats."""
-    points, medians, errors, leverage = _medians(sizes[:, None], seconds)
-    grid = points[:, 0].tolist()
-    names = tuple(f"seconds[{int(size)}]" for size in grid)
-    return {"bytes": grid, "seconds": medians.tolist()}, names, medians, errors, leverage
+def _full_grid(kind: type[Form]) -> Fitter:
+    """Of a table: medians at each point, which must make a full grid; errors from the spread of repeats."""
+
+    def fitter(*columns: Floats) -> Fitted:
+        *at, seconds = columns
+        points, groups, which = _grouped(np.column_stack(at[::-1]), seconds)
+        axes = [np.unique(column) for column in points.T]
+        shape = [axis.size for axis in axes]
+        if len(points) != np.prod(shape):
+            raise UserError(
+                f"{len(points)} points are not the {shape[0]} densities x {shape[1]} sizes of a "
+                "table: measure every size at every density"
+            )
+        medians = np.array([np.median(group) for group in groups])
+        count = np.array([group.size for group in groups])
+        # The median of a normal sample spreads 1.2533 times as much as its mean.
+        spread = [1.2533 * group.std(ddof=min(1, group.size - 1)) for group in groups]
+        names = tuple(f"seconds[{','.join(f'{x:.15g}' for x in point)}]" for point in points)
+        grid = (axis.tolist() for axis in (*axes[::-1], medians.reshape(shape)))
+        values = dict(zip(parameters(kind), grid, strict=True))
+        return values, names, medians, spread / count**0.5, 1.0 / count[which]
+
+    return fitter
 
 
-@fits(SelectionTable, least=2)
-def _fit_selection_table(elements: Floats, density: Floats, seconds: Floats) -> Fitted:
-    """The median at each size and density, which must make a full grid."""
-    points, medians, errors, leverage = _medians(np.column_stack([density, elements]), seconds)
-    rows, columns = np.unique(points[:, 0]), np.unique(points[:, 1])
-    if len(points) != rows.size * columns.size:
-        raise UserError(
-            f"{len(points)} points are not the {rows.size} densities x {columns.size} sizes of a table: "
-            "measure every size at every density"
-        )
-    names = tuple(f"seconds[{rho:g},{int(d)}]" for rho, d in points)
-    grid = medians.reshape(rows.size, columns.size).tolist()
-    values = {"elements": columns.tolist(), "density": rows.tolist(), "seconds": grid}
-    return values, names, medians, errors, leverage
+Design = Callable[[Floats], Floats]
+"""(n,) sizes to the (n, 2) matrix whose product with the parameters is the time."""
+
+
+def _straight(sizes: Floats) -> Floats:
+    return np.column_stack([np.ones_like(sizes), sizes])
 
 
 def _log2(sizes: Floats) -> Floats:
@@ -251,91 +194,134 @@ def _linear(sizes: Floats) -> Floats:
     return np.column_stack([sizes, np.ones_like(sizes)])
 
 
-def _best_pieces(
-    designs: Sequence[Callable[[Floats], Floats]], sizes: Floats, seconds: Floats, minimum: int
-) -> tuple[Floats, list[_Line]]:
-    """The breakpoints (geometric means between neighbouring sizes) of least total loss, and the pieces."""
+def _best_breaks(
+    designs: Sequence[Design], sizes: Floats, seconds: Floats, minimum: int
+) -> list[float]:
+    """The breakpoints of least total loss, geometric means between neighbouring sizes."""
     grid = np.unique(sizes)
-    cache: dict[tuple[Callable[[Floats], Floats], int, int], _Line] = {}
 
-    def piece(which: int, start: int, end: int) -> _Line:
-        key = (designs[which], start, end)
-        if key not in cache:
-            inside = (sizes >= grid[start]) & (sizes <= grid[end - 1])
-            cache[key] = _least_squares(designs[which](sizes[inside]), seconds[inside])
-        return cache[key]
+    @cache
+    def loss(design: Design, start: int, end: int) -> float:
+        inside = (sizes >= grid[start]) & (sizes <= grid[end - 1])
+        return _least_squares(design(sizes[inside]), seconds[inside]).loss
 
-    best: tuple[float, tuple[int, ...], list[_Line]] | None = None
-    for cuts in combinations(range(minimum, grid.size - minimum + 1), len(designs) - 1):
-        bounds = (0, *cuts, grid.size)
-        if min(np.diff(bounds)) < minimum:
-            continue
-        lines = [piece(k, bounds[k], bounds[k + 1]) for k in range(len(designs))]
-        loss = sum(line.loss for line in lines)
-        if best is None or loss < best[0]:
-            best = (loss, cuts, lines)
-    if best is None:
+    def total(cuts: tuple[int, ...]) -> float:
+        bounds = pairwise((0, *cuts, grid.size))
+        return sum(loss(design, *ends) for design, ends in zip(designs, bounds, strict=True))
+
+    every = combinations(range(minimum, grid.size - minimum + 1), len(designs) - 1)
+    wide = [cuts for cuts in every if min(np.diff((0, *cuts, grid.size))) >= minimum]
+    if not wide:
         needed = minimum * len(designs)
         raise UserError(
             f"{len(designs)} pieces need at least {needed} distinct sizes, got {grid.size}"
         )
-    breaks = np.array([np.sqrt(grid[cut - 1] * grid[cut]) for cut in best[1]])
-    return breaks, best[2]
+    return [float(np.sqrt(grid[cut - 1] * grid[cut])) for cut in min(wide, key=total)]
 
 
-def _joined(lines: Sequence[_Line]) -> tuple[Floats, Floats, Floats]:
-    """Values, standard errors and leverage of several pieces, one after the other."""
-    values = np.concatenate([line.values for line in lines])
-    errors = np.concatenate([np.sqrt(np.maximum(np.diag(line.covariance), 0)) for line in lines])
-    return values, errors, np.concatenate([line.leverage for line in lines])
+def _pieces(
+    designs: Sequence[Design], breaks: Sequence[float], sizes: Floats, seconds: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Values, standard errors and leverage of the pieces between the breaks, one after the other."""
+    which = np.searchsorted(breaks, sizes, side="right")
+    lines = [
+        _least_squares(design(sizes[which == k]), seconds[which == k])
+        for k, design in enumerate(designs)
+    ]
+    values, errors, leverage, _ = zip(*lines, strict=True)
+    return np.concatenate(values), np.concatenate(errors), np.concatenate(leverage)
 
 
-@fits(Piecewise, least=5, options=lambda text: {"threshold_bytes": float(units.parse_bytes(text))})
-def _fit_piecewise(sizes: Floats, seconds: Floats, threshold_bytes: float | None = None) -> Fitted:
+def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> Fitted:
     """With the threshold that is given, or else with the one of least loss."""
-    if threshold_bytes is None:
-        breaks, lines = _best_pieces((_log2, _linear), sizes, seconds, 2)
-    else:
-        breaks, small = np.array([threshold_bytes]), sizes < threshold_bytes
-        counts = np.unique(sizes[small]).size, np.unique(sizes[~small]).size
-        if min(counts) < 2:
+    designs = _log2, _linear
+    if threshold:
+        threshold_bytes = float(units.parse_bytes(threshold))
+        below = int(np.searchsorted(np.unique(sizes), threshold_bytes))
+        above = np.unique(sizes).size - below
+        if min(below, above) < 2:
             raise UserError(
-                f"a threshold of {units.format_bytes(threshold_bytes)} has {counts[0]} sizes below and "
-                f"{counts[1]} above: each piece needs 2"
+                f"a threshold of {units.format_bytes(threshold_bytes)} has {below} sizes below and "
+                f"{above} above: each piece needs 2"
             )
-        pieces = (_log2, small), (_linear, ~small)
-        lines = [_least_squares(design(sizes[here]), seconds[here]) for design, here in pieces]
-    values, errors, leverage = _joined(lines)
-    names = ("log_slope_s", "log_intercept_s", "slope_s_per_byte", "intercept_s")
-    parameters = dict(zip(names, values.tolist(), strict=True))
-    return {"threshold_bytes": float(breaks[0]), **parameters}, names, values, errors, leverage
+    else:
+        (threshold_bytes,) = _best_breaks(designs, sizes, seconds, 2)
+    values, errors, leverage = _pieces(designs, (threshold_bytes,), sizes, seconds)
+    _, *names = parameters(Piecewise)
+    known = dict(zip(names, values.tolist(), strict=True))
+    return {"threshold_bytes": threshold_bytes, **known}, tuple(names), values, errors, leverage
 
 
-@fits(Segments, least=MIN_SIZES_PER_PIECE)
 def _fit_segments(sizes: Floats, seconds: Floats) -> Fitted:
     """As many pieces as the sizes can carry, at most PIECES."""
     pieces = max(1, min(PIECES, np.unique(sizes).size // MIN_SIZES_PER_PIECE))
-    breaks, lines = _best_pieces((_straight,) * pieces, sizes, seconds, MIN_SIZES_PER_PIECE)
-    values, errors, leverage = _joined(lines)
+    designs = (_straight,) * pieces
+    breaks = _best_breaks(designs, sizes, seconds, MIN_SIZES_PER_PIECE)
+    values, errors, leverage = _pieces(designs, breaks, sizes, seconds)
     names = tuple(f"{name}[{k}]" for k in range(pieces) for name in ("alpha_s", "beta_s_per_byte"))
-    parameters = {"breaks_bytes": breaks.tolist(), "alpha_s": values[::2].tolist()}
-    return {**parameters, "beta_s_per_byte": values[1::2].tolist()}, names, values, errors, leverage
+    known = {"breaks_bytes": breaks, "alpha_s": values[::2].tolist()}
+    return {**known, "beta_s_per_byte": values[1::2].tolist()}, names, values, errors, leverage
 
 
-def _require_sizes(form: str, method: _Method, sizes: Floats) -> None:
-    distinct = np.unique(sizes).size
-    if distinct < method.least:
-        raise UserError(
-            f"a {form} fit needs at least {method.least} distinct sizes, got {distinct}"
-        )
+_METHODS: dict[type[Form], tuple[Fitter, int]] = {
+    **{kind: (_linear_in_parameters(kind), 3) for kind in (AlphaBeta, DensityLog, Log, Scan)},
+    **{kind: (_full_grid(kind), 2) for kind in (Table, SelectionTable)},
+    Piecewise: (_fit_piecewise, 5),
+    Segments: (_fit_segments, MIN_SIZES_PER_PIECE),
+}
+"""How each form is fitted, and from how many distinct sizes at least."""
 
 
-def _checked(
-    form: str, method: _Method, *given: tuple[str, str, ArrayLike]
-) -> tuple[Columns, Floats]:
-    """(singular, plural, values) of each column, times last; sorted by the columns before the times."""
-    columns = [np.asarray(values, dtype=float).ravel() for _, _, values in given]
-    for (one, many, _), column in zip(given, columns, strict=True):
+def fitted_forms(forms: Mapping[str, type[Form]]) -> tuple[str, ...]:
+    """Names of those forms that can be fitted to measured times."""
+    return tuple(name for name, kind in forms.items() if kind in _METHODS)
+
+
+def fit(form: str, *rows: ArrayLike, draws: int = 200, seed: int = 0, **known: Any) -> Fit[Any]:
+    """Fit ``form`` to raw samples (repeats allowed) of messages or of selections.
+
+    form : of messages "alpha_beta", "piecewise", "segments", "table"; "piecewise:45KB" has its threshold
+        there, "piecewise" where the loss is least; of selections "density_log", "log", "scan", "table"
+    rows : bytes, seconds of messages, or elements, density, seconds of selections, (n,) each
+    known : what the cost holds for: collective, workers, algorithm, samples as of `MessageCost`, or
+        operation, device as of `SelectionCost`
+
+    >>> found = fit("alpha_beta", [0.5e6, 1e6, 2e6], [0.75, 1.0, 1.5])
+    >>> round(found.cost.alpha_s, 6), round(found.cost.beta_s_per_byte * 1e6, 6)
+    (0.5, 0.5)
+
+    Raises UserError for degenerate data: too few distinct sizes, zero, negative or non-finite entries,
+    a density above 1, and a table without a full grid.
+    """
+    forms: Mapping[str, type[Form]] = FORMS if len(rows) == 2 else SELECTION_FORMS
+    name, colon, text = form.partition(":")
+    if name not in fitted_forms(forms):
+        raise UserError(f"unknown cost form {form!r}: use one of {', '.join(fitted_forms(forms))}")
+    kind: Callable[..., Any] = forms[name]
+    fitter, least = _METHODS[forms[name]]
+    if colon:
+        if kind is not Piecewise or not text:
+            raise UserError(f"cost form {form!r}: write {name}, nothing behind it")
+        fitter = partial(_fit_piecewise, threshold=text)
+    *at, times = _checked(rows)
+    distinct = np.unique(at[0]).size
+    if distinct < least:
+        raise UserError(f"a {form} fit needs at least {least} distinct sizes, got {distinct}")
+    values, names, estimates, errors, leverage = fitter(*at, times)
+    cost = kind(**values, **known)
+    costs = tuple(
+        kind(**fitter(*at, times[drawn])[0], **known)
+        for drawn in _resamples(at, draws, np.random.default_rng(seed))
+    )
+    residuals = cost(*at) / times - 1
+    return Fit(cost, names, estimates, errors, costs, tuple(at), times, residuals, leverage)
+
+
+def _checked(given: Sequence[ArrayLike]) -> list[Floats]:
+    """Columns, times last, sorted by those before the times."""
+    columns = [np.asarray(values, dtype=float).ravel() for values in given]
+    named = [("size", "sizes"), ("density", "densities")][: len(columns) - 1]
+    for (one, many), column in zip((*named, ("time", "times")), columns, strict=True):
         if column.shape != columns[-1].shape:
             raise UserError(
                 f"{column.size} {many} but {columns[-1].size} times: give one time a {one}"
@@ -345,88 +331,22 @@ def _checked(
             raise UserError(
                 f"row {wrong[0]}: {one} is {column[wrong[0]]:g}: must be finite and above zero"
             )
-    _require_sizes(form, method, columns[0])
+        if one == "density" and np.any(column > 1):
+            raise UserError(f"density is {column.max():g}: must be at most 1")
     order = np.lexsort(columns[-2::-1])
-    *at, times = (column[order] for column in columns)
-    return tuple(at), times
+    return [column[order] for column in columns]
 
 
-def fit(
-    form: str,
-    n_bytes: ArrayLike,
-    seconds: ArrayLike,
-    *,
-    collective: str = "all_reduce",
-    workers: int | None = None,
-    algorithm: str | None = None,
-    samples: Samples | None = None,
-    draws: int = 200,
-    seed: int = 0,
-) -> Fit[MessageCost]:
-    """Fit ``form`` ("alpha_beta", "piecewise", "segments", "table") to raw samples (repeats allowed).
-
-    "piecewise:45KB" has its threshold there, "piecewise" where the loss is least.
-    samples : of how many messages in a row each sample is the mean, by size; None: of one
-
-    >>> found = fit("alpha_beta", [0.5e6, 1e6, 2e6], [0.75, 1.0, 1.5])
-    >>> round(found.cost.alpha_s, 6), round(found.cost.beta_s_per_byte * 1e6, 6)
-    (0.5, 0.5)
-
-    Raises UserError for degenerate data: too few distinct sizes, zero, negative or non-finite entries.
-    """
-    method = _method(form, FORMS)
-    at, times = _checked(form, method, ("size", "sizes", n_bytes), ("time", "times", seconds))
-    known: dict[str, Any] = {"collective": collective, "workers": workers, "algorithm": algorithm}
-    return _fit(method, at, times, {**known, "samples": samples}, draws, seed)
-
-
-def fit_selection(
-    form: str,
-    elements: ArrayLike,
-    density: ArrayLike,
-    seconds: ArrayLike,
-    *,
-    operation: str | None = None,
-    device: str | None = None,
-    draws: int = 200,
-    seed: int = 0,
-) -> Fit[SelectionCost]:
-    """Fit ``form`` ("density_log", "log", "scan", "table") to raw samples of selections, as `fit` does.
-
-    Raises UserError for degenerate data, for a density above 1, and for a table without a full grid.
-    """
-    method = _method(form, SELECTION_FORMS)
-    at, times = _checked(
-        form,
-        method,
-        ("size", "sizes", elements),
-        ("density", "densities", density),
-        ("time", "times", seconds),
-    )
-    if at[1].max() > 1:
-        raise UserError(f"density is {at[1].max():g}: must be at most 1")
-    return _fit(method, at, times, {"operation": operation, "device": device}, draws, seed)
-
-
-def _fit(
-    method: _Method, at: Columns, times: Floats, known: dict[str, Any], draws: int, seed: int
-) -> Fit[Any]:
-    """``at``, ``times`` : checked and sorted; ``known`` : what the cost holds for."""
-    values, names, estimates, errors, leverage = method.fitter(*at, times)
-    cost = method.kind(**values, **known)
-    drawn = tuple(
-        method.kind(**method.fitter(*at, times[rows])[0], **known)
-        for rows in _resamples(at, draws, np.random.default_rng(seed))
-    )
-    residuals = cost(*at) / times - 1
-    return Fit(cost, names, estimates, errors, drawn, at, times, residuals, leverage)
-
-
-def _resamples(at: Columns, draws: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+def _resamples(
+    at: Sequence[Floats], draws: int, rng: np.random.Generator
+) -> list[NDArray[np.int64]]:
     """Row numbers of bootstrap samples, drawn with replacement at each point so that none is lost."""
     _, starts, counts = np.unique(np.stack(at), axis=1, return_index=True, return_counts=True)
     first, count = np.repeat(starts, counts), np.repeat(counts, counts)
     return [first + rng.integers(0, count) for _ in range(draws)]
+
+
+# -- where it was not fitted -------------------------------------------------------------------
 
 
 def held_out_errors(form: str, n_bytes: ArrayLike, seconds: ArrayLike) -> tuple[Floats, Floats]:
@@ -434,8 +354,7 @@ def held_out_errors(form: str, n_bytes: ArrayLike, seconds: ArrayLike) -> tuple[
 
     Only inner sizes are left out: at the ends a fit would have to extrapolate.
     """
-    found = fit(form, n_bytes, seconds, draws=0)
-    (sizes,), errors = _held_out(form, _method(form, FORMS), found)
+    (sizes,), errors = _held_out(form, n_bytes, seconds)
     return sizes, errors
 
 
@@ -453,35 +372,33 @@ def unseen_errors(
 
     Returns (k,) the other run's distinct sizes, and the signed relative error of its median at each.
     """
-    sizes, times = np.asarray(n_bytes, float), np.asarray(seconds, float)
-    others, other_times = np.asarray(at_bytes, float), np.asarray(at_seconds, float)
-    distinct = np.unique(others)
-    whole = make(sizes, times)
-    errors = []
-    for size in distinct:
-        kept = sizes != size
-        cost = whole if kept.all() else make(sizes[kept], times[kept])
-        errors.append(cost(float(size)) / np.median(other_times[others == size]) - 1)
-    return distinct, np.array(errors)
+    rows, others = (n_bytes, seconds), (at_bytes, at_seconds)
+    (sizes,), errors = _unseen(make, rows, others, np.unique(np.asarray(at_bytes, float)))
+    return sizes, errors
 
 
-def _held_out(form: str, method: _Method, found: Fit[Any]) -> tuple[Columns, Floats]:
-    """Leave one size (the first column) out at a time: the inner points, and the error at each."""
-    sizes = found.at[0]
-    points, medians, _, _ = _medians(np.column_stack(found.at), found.seconds)
-    inner = np.unique(sizes)[1:-1]
-    errors = [np.empty(0)]
-    for size in inner:
-        rest, here = sizes != size, points[:, 0] == size
-        _require_sizes(form, method, sizes[rest])
-        kept = (column[rest] for column in (*found.at, found.seconds))
-        cost = method.kind(**method.fitter(*kept)[0])
+def _unseen(
+    make: Callable[..., Any], rows: Sequence[ArrayLike], others: Sequence[ArrayLike], sizes: Floats
+) -> tuple[Columns, Floats]:
+    """Points of those sizes (the first column), and the error at each of a cost made without its size."""
+    known = [np.asarray(column, float) for column in rows]
+    *at, times = (np.asarray(column, float) for column in others)
+    points, groups, _ = _grouped(np.column_stack(at), times)
+    medians = np.array([np.median(group) for group in groups])
+    whole, errors = make(*known), [np.empty(0)]
+    for size in sizes:
+        kept, here = known[0] != size, points[:, 0] == size
+        cost = whole if kept.all() else make(*(column[kept] for column in known))
         errors.append(cost(*points[here].T) / medians[here] - 1)
-    return tuple(points[np.isin(points[:, 0], inner)].T), np.concatenate(errors)
+    return tuple(points[np.isin(points[:, 0], sizes)].T), np.concatenate(errors)
 
 
-@dataclass(frozen=True, eq=False)
-class Judged:
+def _held_out(form: str, *rows: ArrayLike) -> tuple[Columns, Floats]:
+    inner = np.unique(np.asarray(rows[0], float))[1:-1]
+    return _unseen(lambda *kept: fit(form, *kept, draws=0).cost, rows, rows, inner)
+
+
+class Judged(NamedTuple):
     """A fit of a selection cost, and how it does where it was not fitted.
 
     elements, density, held_out : (k,) each inner size at each density, and the signed relative error
@@ -504,11 +421,11 @@ def judge_selections(
     """Every form fitted to the same measured selections, with its held-out error by size.
 
     elements, density, seconds : (n,) raw samples; forms : by default all that can be fitted
-    options : go to `fit_selection`, which raises
+    options : go to `fit`, which raises
     """
-    judged = {}
+    rows, judged = (elements, density, seconds), {}
     for form in forms or fitted_forms(SELECTION_FORMS):
-        found = fit_selection(form, elements, density, seconds, **options)
-        (sizes, densities), errors = _held_out(form, _method(form, SELECTION_FORMS), found)
+        found = fit(form, *rows, **options)
+        (sizes, densities), errors = _held_out(form, *rows)
         judged[form] = Judged(found, sizes, densities, errors)
     return judged

@@ -21,21 +21,18 @@ class Form(ABC):
 
     form: ClassVar[str]
 
+    def __post_init__(self) -> None:
+        for name in parameters(type(self)):
+            value = getattr(self, name)
+            real = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+            if not real or not np.isfinite(value):
+                raise UserError(f"{self.form} cost: {name} is {value!r}: must be a finite number")
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: ``form``, its unit-named parameters, and what is known of what it holds for."""
         values = {f.name: getattr(self, f.name) for f in _described(type(self))}
         plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
         return {"form": self.form, **{k: v for k, v in plain.items() if v is not None}}
-
-    def _require_finite(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float, np.number))
-                or not np.isfinite(value)
-            ):
-                raise UserError(f"{self.form} cost: {name} is {value!r}: must be a finite number")
 
     def _freeze(self, *names: str) -> None:
         """Make the named fields read-only float vectors of one common length."""

@@ -77,31 +77,8 @@ class FusionPlan:
 
     def to_dict(self, iteration_s: float | None = None) -> dict[str, Any]:
         """JSON-ready: planner, groups in forward-order indices, predicted iteration."""
-        return {
-            "planner": self.planner,
-            "groups": self.forward_groups(),
-            "iteration_s": iteration_s,
-        }
-
-    @classmethod
-    def from_dict(cls, description: dict[str, Any]) -> FusionPlan:
-        """The plan that ``to_dict`` described. Raises UserError when it is not contiguous in ready order."""
-        try:
-            planner, groups = (
-                str(description["planner"]),
-                [list(map(int, g)) for g in description["groups"]],
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"plan: needs 'planner' and 'groups' of tensor indices ({error})"
-            ) from error
-        ends = tuple(np.cumsum([len(g) for g in groups]).tolist())
-        plan = cls(planner, ends)
-        if plan.forward_groups() != groups:
-            raise UserError(
-                f"plan {planner!r}: groups must hold every tensor once, last layer first"
-            )
-        return plan
+        groups = self.forward_groups()
+        return {"planner": self.planner, "groups": groups, "iteration_s": iteration_s}
 
 
 def none(workload: Workload) -> FusionPlan:
@@ -185,16 +162,6 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
     return FusionPlan("exact", tuple(reversed(cuts)))
 
 
-def random_plan(workload: Workload, seed: int, groups: int) -> FusionPlan:
-    """Cuts drawn at random: plans that no planner would choose, to test a model with."""
-    if not 1 <= groups <= workload.n:
-        raise UserError(f"random plan of {groups} groups: the workload has {workload.n} tensors")
-    inner = np.random.default_rng(seed).choice(
-        np.arange(1, workload.n), size=groups - 1, replace=False
-    )
-    return FusionPlan(f"random:{seed}:{groups}", (*sorted(inner.tolist()), workload.n))
-
-
 MakePlan = Callable[[Workload, "MessageCost | None", str], FusionPlan]
 """(workload, cost or None, the text after the colon) -> plan."""
 
@@ -203,41 +170,38 @@ MakePlan = Callable[[Workload, "MessageCost | None", str], FusionPlan]
 class Planner:
     """A planner as it is registered: what makes its plans, how it is written, how it is drawn.
 
-    label : its name in a figure; look : its colour, marker, line and hatch there
+    label : its name in a figure, by default its own; look : its colour, marker, line and hatch there
     variants : all that may stand after the colon; empty if ``make`` reads the text itself, or none
     examples : specs that show how it is written, by default its name and its variants
     """
 
     name: str
     make: MakePlan
-    label: str
-    look: tuple[str, str, str, str]
+    label: str = ""
+    look: tuple[str, str, str, str] = ("#8f8f8f", "", "-", "")
     variants: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        written = (self.name, *(f"{self.name}:{variant}" for variant in self.variants))
+        object.__setattr__(self, "label", self.label or self.name)
+        object.__setattr__(self, "examples", self.examples or written)
 
 
 PLANNERS: dict[str, Planner] = {}
 """Every planner that is registered, by name."""
 
 
-def planner(
-    name: str,
-    *,
-    label: str = "",
-    look: tuple[str, str, str, str] = ("#8f8f8f", "", "-", ""),
-    variants: tuple[str, ...] = (),
-    examples: tuple[str, ...] = (),
-) -> Callable[[MakePlan], MakePlan]:
-    """Register the decorated function as the planner ``name``; arguments as of `Planner`.
+def planner(name: str, **known: Any) -> Callable[[MakePlan], MakePlan]:
+    """Register the decorated function as the planner ``name``; ``known`` : label, look, ... as of `Planner`.
 
     Raises UserError when the name is taken.
     """
-    written = examples or (name, *(f"{name}:{variant}" for variant in variants))
 
     def register(make: MakePlan) -> MakePlan:
         if name in PLANNERS:
             raise UserError(f"planner {name!r} is registered already")
-        PLANNERS[name] = Planner(name, make, label or name, look, variants, written)
+        PLANNERS[name] = Planner(name, make, **known)
         return make
 
     return register
@@ -269,10 +233,15 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
 
 @planner("random", look=("#c4c4c4", "X", ":", "---"), examples=("random:7:12",))
 def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    """Cuts drawn at random: plans that no planner would choose, to test a model with."""
     numbers = _integers(text, f"random:{text}")
     if len(numbers) != 2:
         raise UserError(f"plan 'random:{text}': write random:SEED:GROUPS")
-    return random_plan(workload, *numbers)
+    seed, groups = numbers
+    if not 1 <= groups <= workload.n:
+        raise UserError(f"random plan of {groups} groups: the workload has {workload.n} tensors")
+    inner = np.random.default_rng(seed).choice(np.arange(1, workload.n), groups - 1, replace=False)
+    return FusionPlan(f"random:{seed}:{groups}", (*sorted(inner.tolist()), workload.n))
 
 
 planner("none", look=("#b3568a", "v", "-", "\\\\\\"))(lambda workload, *_: none(workload))

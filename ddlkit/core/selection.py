@@ -19,10 +19,6 @@ from ddlkit.core.cost import Floats
 from ddlkit.core.errors import UserError
 from ddlkit.core.form import Form
 
-BYTES_PER_ELEMENT = 4
-"""Of a magnitude, fp32."""
-
-
 SELECTION_FORMS: dict[str, type[SelectionCost]] = {}
 """Every form of a selection cost by its name; a class with a ``form`` enters it when it is defined."""
 
@@ -60,9 +56,6 @@ class DensityLog(SelectionCost):
     form: ClassVar[str] = "density_log"
     gamma_s: float
 
-    def __post_init__(self) -> None:
-        self._require_finite("gamma_s")
-
     def _seconds(self, d: Floats, rho: Floats) -> Floats:
         return self.gamma_s * rho * d * np.log2(d)
 
@@ -73,9 +66,6 @@ class Log(SelectionCost):
 
     form: ClassVar[str] = "log"
     gamma_s: float
-
-    def __post_init__(self) -> None:
-        self._require_finite("gamma_s")
 
     def _seconds(self, d: Floats, rho: Floats) -> Floats:
         return self.gamma_s * d * np.log2(d)
@@ -88,13 +78,6 @@ class Scan(SelectionCost):
     form: ClassVar[str] = "scan"
     start_s: float
     s_per_element: float
-
-    def __post_init__(self) -> None:
-        self._require_finite("start_s", "s_per_element")
-
-    def passes(self, bytes_per_s: float) -> float:
-        """How many times a memory of that bandwidth could read the tensor meanwhile."""
-        return self.s_per_element * bytes_per_s / BYTES_PER_ELEMENT
 
     def _seconds(self, d: Floats, rho: Floats) -> Floats:
         return self.start_s + self.s_per_element * d

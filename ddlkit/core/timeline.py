@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -18,26 +18,8 @@ KINDS = (
 COMPUTE = ("forward", "backward", "sparsify", "update")
 COMMUNICATION = ("all_reduce", "all_gather")
 ORIGINS = ("simulated", "replayed", "measured", "recorded")
-COLUMNS = (
-    "task",
-    "kind",
-    "stream",
-    "rank",
-    "iteration",
-    "group",
-    "origin",
-    "start_s",
-    "end_s",
-    "bytes",
-)
-_DTYPES = {
-    "rank": np.int64,
-    "iteration": np.int64,
-    "group": np.int64,
-    "bytes": np.int64,
-    "start_s": float,
-    "end_s": float,
-}
+_WHOLE = ("rank", "iteration", "group", "bytes")
+_DTYPES = {**dict.fromkeys(_WHOLE, np.int64), "start_s": float, "end_s": float}
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,21 +62,9 @@ class Timeline:
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> Timeline:
         """A timeline of mappings; ``rank``, ``iteration`` and ``bytes`` default to 0, ``group`` to -1."""
-        listed = list(rows)
         default = {"rank": 0, "iteration": 0, "bytes": 0, "group": -1}
-        return cls(
-            **{
-                name: np.array([row.get(name, default.get(name)) for row in listed])
-                for name in COLUMNS
-            }
-        )
-
-    @classmethod
-    def concat(cls, parts: Sequence[Timeline]) -> Timeline:
-        """Several timelines one after the other."""
-        return cls(
-            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS}
-        )
+        listed = [{**default, **row} for row in rows]
+        return cls(**{name: np.array([row[name] for row in listed]) for name in COLUMNS})
 
     @property
     def n(self) -> int:
@@ -128,17 +98,6 @@ class Timeline:
     def duration_s(self) -> float:
         """From the first start to the last end."""
         return float(self.end_s.max() - self.start_s.min()) if self.n else 0.0
-
-    def breakdown(self) -> dict[str, float]:
-        """Seconds of every kind present, of overlap, of exposed communication and in all."""
-        kinds = {kind: self.busy_s((kind,)) for kind in KINDS if np.any(self.kind == kind)}
-        exposed = self.exposed_communication_s()
-        return {
-            **kinds,
-            "overlap": self.overlap_s(),
-            "exposed_communication": exposed,
-            "iteration": self.duration_s,
-        }
 
     def to_frame(self) -> Any:
         """The columns as a pandas DataFrame."""
@@ -206,6 +165,9 @@ class Timeline:
             tracks[row] = fits[0] if fits else len(ends)
             ends[tracks[row] : tracks[row] + 1] = [float(end_s[row])]
         return tracks
+
+
+COLUMNS = tuple(column.name for column in fields(Timeline))
 
 
 def merge(spans: NDArray[np.float64]) -> NDArray[np.float64]:

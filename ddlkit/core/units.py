@@ -16,7 +16,7 @@ KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
 _NUMBER = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-zµ/]*)\s*$")
 
-_BYTES = {"": 1, "B": 1, "KB": KB, "MB": MB, "GB": GB, "KIB": KIB, "MIB": MIB, "GIB": GIB}
+BYTES = {"": 1, "B": 1, "KB": KB, "MB": MB, "GB": GB, "KIB": KIB, "MIB": MIB, "GIB": GIB}
 _BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _SECONDS = {
     "": 1.0,
@@ -46,7 +46,7 @@ def parse_bytes(text: str) -> int:
     (25000000, 1024)
     """
     value, unit = _split(text, "size", "25MB or 64MiB")
-    factor = None if unit.endswith("b") else _BYTES.get(unit.upper())
+    factor = None if unit.endswith("b") else BYTES.get(unit.upper())
     if factor is None:
         raise UserError(f"size {text!r} has unit {unit!r}: use B, KB, MB, GB, KiB, MiB or GiB")
     return round(value * factor)
@@ -64,7 +64,13 @@ def parse_bits_per_s(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """``"8m"``, ``"90s"`` or ``"250ms"`` in seconds. Raises UserError."""
+    """``"8m"``, ``"250ms"`` or ``"8m30s"`` in seconds. Raises UserError.
+
+    >>> parse_seconds("8m30s")
+    510.0
+    """
+    if len(parts := re.split(r"(?<=[hms])(?=[0-9])", text)) > 1:
+        return sum(map(parse_seconds, parts))
     value, unit = _split(text, "time", "8m or 90s")
     factor = _SECONDS.get(unit)
     if factor is None:

@@ -16,16 +16,19 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def _frozen(values: Any, dtype: type, what: str, n: int, minimum: float) -> NDArray[Any]:
-    """A read-only copy of ``values`` of length ``n``, all finite and at least ``minimum``."""
-    array: NDArray[Any] = np.array(values, dtype=dtype)
-    if array.shape != (n,):
-        raise UserError(f"{what} has shape {array.shape}, but there are {n} tensors")
-    wrong = np.flatnonzero(~np.isfinite(array.astype(float)) | (array < minimum))
-    if wrong.size:
-        raise UserError(f"{what} of tensor {wrong[0]} is {array[wrong[0]]}: must be >= {minimum:g}")
-    array.setflags(write=False)
-    return array
+def _freeze(owner: Any, n: int, **least: int) -> None:
+    """Make columns read-only copies of length ``n``, finite and not below ``least``; 1: whole numbers."""
+    for name, minimum in least.items():
+        array: NDArray[Any] = np.array(getattr(owner, name), np.int64 if minimum else float)
+        if array.shape != (n,):
+            raise UserError(f"{name} has shape {array.shape}, but there are {n} tensors")
+        wrong = np.flatnonzero(~np.isfinite(array.astype(float)) | (array < minimum))
+        if wrong.size:
+            raise UserError(
+                f"{name} of tensor {wrong[0]} is {array[wrong[0]]}: must be >= {minimum}"
+            )
+        array.setflags(write=False)
+        object.__setattr__(owner, name, array)
 
 
 def _check_time(seconds: float, what: str) -> None:
@@ -63,12 +66,7 @@ class Workload:
             raise UserError(f"layer has {len(self.layer)} names, but there are {n} tensors")
         _check_time(self.forward_s, "forward_s")
         _check_time(self.update_s, "update_s")
-        for name, dtype, minimum in (
-            ("backward_s", float, 0),
-            ("bytes", np.int64, 1),
-            ("parameters", np.int64, 1),
-        ):
-            object.__setattr__(self, name, _frozen(getattr(self, name), dtype, name, n, minimum))
+        _freeze(self, n, backward_s=0, bytes=1, parameters=1)
 
     @property
     def n(self) -> int:
@@ -107,15 +105,8 @@ class Workload:
         """A workload of float32 gradients without names: for teaching examples and tests."""
         sizes = np.asarray(n_bytes, dtype=np.int64)
         names = tuple(f"t{i}" for i in range(sizes.size))
-        return cls(
-            forward_s,
-            np.asarray(backward_s, float),
-            sizes,
-            np.maximum(sizes // 4, 1),
-            names,
-            names,
-            update_s,
-        )
+        times, elements = np.asarray(backward_s, float), np.maximum(sizes // 4, 1)
+        return cls(forward_s, times, sizes, elements, names, names, update_s)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,15 +130,9 @@ class LayerProfile:
     update_s: float = 0.0
 
     def __post_init__(self) -> None:
-        n = len(self.tensor)
         _check_time(self.update_s, "update_s")
-        fields = (
-            ("parameters", np.int64, 1),
-            ("gradient_bytes", np.int64, 1),
-            ("forward_s", float, 0),
-        )
-        for name, dtype, minimum in (*fields, ("backward_s", float, 0), ("flops", float, 0)):
-            object.__setattr__(self, name, _frozen(getattr(self, name), dtype, name, n, minimum))
+        n = len(self.tensor)
+        _freeze(self, n, parameters=1, gradient_bytes=1, forward_s=0, backward_s=0, flops=0)
 
     @classmethod
     def from_flops(
@@ -162,7 +147,6 @@ class LayerProfile:
         utilisation: float,
         layer: Sequence[str] | None = None,
         bytes_per_parameter: int = 4,
-        device: str = "estimated",
     ) -> LayerProfile:
         """A profile by count instead of clock: work over the rate at which a device does it (osf Eqs 4-6).
 
@@ -186,7 +170,7 @@ class LayerProfile:
         counts = np.asarray(parameters)
         return cls(
             network=network,
-            device=device,
+            device="estimated",
             batch=batch,
             tensor=tuple(tensor),
             layer=tuple(tensor if layer is None else layer),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,6 @@ from ddlkit.formats.kineto import (
 )
 
 Floats = NDArray[np.float64]
-Clock = Callable[[float], float]
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 NO_LAYER = "unmatched"
@@ -54,7 +53,9 @@ def layer_profile(trace: KinetoTrace, network: str, *, batch: int = 1) -> LayerP
         network=network,
         device=trace.device,
         batch=batch,
-        tensor=tuple(_numbered(first.layer)),
+        tensor=tuple(
+            f"{name}.{first.layer[:row].count(name)}" for row, name in enumerate(first.layer)
+        ),
         layer=first.layer,
         parameters=parameters,
         gradient_bytes=gradient_bytes,
@@ -119,7 +120,7 @@ def _gradients(trace: KinetoTrace, iteration: TracedIteration) -> list[Event]:
     return ready
 
 
-def _clock(iteration: TracedIteration) -> Clock:
+def _clock(iteration: TracedIteration) -> Callable[[float], float]:
     """When all that was launched until some instant was done; without a GPU, that very instant."""
     if not iteration.kernels:
         return lambda instant_s: instant_s
@@ -165,14 +166,6 @@ def _layers(iteration: TracedIteration) -> list[Event | None]:
         elif event.name.startswith(EVALUATE) and not event.name.endswith(ACCUMULATE):
             node[event.thread] = event.args.get("Sequence number")
     return layers
-
-
-def _numbered(layers: Sequence[str]) -> Iterator[str]:
-    """A name for each tensor: its layer's, and a number in it."""
-    count: dict[str, int] = {}
-    for layer in layers:
-        count[layer] = count.get(layer, -1) + 1
-        yield f"{layer}.{count[layer]}"
 
 
 def _typical(rows: Floats) -> Floats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,8 +38,7 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class Imported:
+class Imported(NamedTuple):
     """What a file gave: messages as (bytes, seconds), and what its user should know."""
 
     kind: str
@@ -75,13 +75,19 @@ def import_file(
     kind = guess_kind(text, str(path)) if kind is None else kind
     if kind not in KINDS:
         raise UserError(f"unknown kind {kind!r}: use one of {', '.join(KINDS)}")
-    network = options.network or path.name.partition(".")[0]
     read = {"trace": _import_trace, "kineto": _import_kineto, "flops": _import_flops}[kind]
-    found = read(text, str(path), replace(options, network=network, batch=options.batch or 1))
-    if options.batch is not None:
-        return found
-    assumed = Finding("batch", (), "the file does not tell the batch size, and 1 is taken")
-    return replace(found, findings=(*found.findings, assumed))
+    found = read(text, str(path), options)
+    profile = replace(
+        found.profile,
+        network=options.network or path.name.partition(".")[0],
+        batch=options.batch or 1,
+        device=options.device or found.profile.device,
+    )
+    findings = found.findings
+    if options.batch is None:
+        text = "the file does not tell the batch size, and 1 is taken"
+        findings = (*findings, Finding("batch", (), text))
+    return found._replace(profile=profile, findings=findings)
 
 
 def guess_kind(text: str, source: str) -> str:
@@ -113,8 +119,7 @@ def save_profile(profile: LayerProfile, path: Path) -> None:
 
     Raises UserError where a recorded table is in the way, and as writing does.
     """
-    text = write_sheet(profile_frame(profile), SCHEMAS["layers"], str(path))
-    _write_own(path, text)
+    _write_own(path, write_sheet(profile_frame(profile), SCHEMAS["layers"], str(path)))
 
 
 def save_messages(messages: Sequence[tuple[int, float]], path: Path) -> None:
@@ -135,12 +140,7 @@ def _write_own(path: Path, text: str) -> None:
 def _import_trace(text: str, source: str, options: ImportOptions) -> Imported:
     found = trace.parse_trace(text, source)
     try:
-        profile = found.profile(
-            options.network or "",
-            batch=options.batch or 1,
-            device=options.device or "unnamed",
-            with_input=options.with_input,
-        )
+        profile = found.profile("", with_input=options.with_input)
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
     sizes, seconds = found.messages()
@@ -163,11 +163,8 @@ def _iterations(found: trace.LayerTrace) -> Finding:
 
 def _import_kineto(text: str, source: str, options: ImportOptions) -> Imported:
     found = kineto.parse_kineto(text, source)
-    profile = autograd.layer_profile(found, options.network or "", batch=options.batch or 1)
-    if options.device:
-        profile = replace(profile, device=options.device)
-    messages = tuple(kineto.message_times(found))
-    return Imported("kineto", profile, messages, tuple(autograd.check_profile(found)))
+    profile, findings = autograd.layer_profile(found, ""), autograd.check_profile(found)
+    return Imported("kineto", profile, tuple(kineto.message_times(found)), tuple(findings))
 
 
 def _import_flops(text: str, source: str, options: ImportOptions) -> Imported:
@@ -178,7 +175,7 @@ def _import_flops(text: str, source: str, options: ImportOptions) -> Imported:
     frame = FLOPS.frame(read_sheet(text, source), exact=False)
     sample_flops = (frame["flops"] / frame["batch"]).to_numpy()
     profile = LayerProfile.from_flops(
-        options.network or "",
+        "",
         options.batch or 1,
         frame["tensor"].tolist(),
         frame["parameters"].to_numpy(),
@@ -186,7 +183,6 @@ def _import_flops(text: str, source: str, options: ImportOptions) -> Imported:
         peak_flops_per_s=options.peak_flops_per_s,
         utilisation=options.utilisation,
         layer=frame["layer"].where(frame["layer"] != "", frame["tensor"]).tolist(),
-        device=options.device or "estimated",
     )
     text = (
         f"{sample_flops.sum():.4g} forward FLOP a sample at {options.utilisation:g} of "

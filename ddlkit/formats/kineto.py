@@ -28,9 +28,7 @@ HOW = (
     "torch.profiler.profile(activities=[CPU, and CUDA on a GPU], record_shapes=True) and export_chrome_trace"
 )
 
-_STEP = re.compile(r"ProfilerStep#\d+")
-_OPTIMIZER = re.compile(r"Optimizer\.step#")
-_LOADER = re.compile(r"enumerate\(DataLoader\)")
+_OPTIMIZER = "Optimizer.step#"
 _NCCL = re.compile(
     r"^nccl.*?(AllReduce|AllGather|ReduceScatter|Reduce|Broadcast|SendRecv|AllToAll|$)"
 )
@@ -137,32 +135,27 @@ def spans(document: Any, source: str = "trace") -> list[Event]:
     listed = document.get("traceEvents") if isinstance(document, dict) else None
     if not isinstance(listed, list):
         raise UserError(f"{source}: not a Chrome trace: it has no list traceEvents")
-    found = [(number, event) for number, event in enumerate(listed) if _is_span(event)]
-    for number, event in found:
-        times = [event.get(name) for name in ("ts", "dur")]
+    found = []
+    for number, event in enumerate(listed):
+        # The GPU's copy of a marked range, from its first kernel on: the processor's is the one to use.
+        copied = ("gpu_user_annotation", "Trace")
+        if not isinstance(event, dict) or event.get("ph") != "X" or event.get("cat") in copied:
+            continue
+        times: list[Any] = [event.get(name) for name in ("ts", "dur")]
         good = all(isinstance(t, (int, float)) and math.isfinite(t) for t in times)
         if not (good and times[1] >= 0 and isinstance(event.get("name"), str)):
             raise UserError(
                 f"{source}: traceEvents[{number}] ({event.get('name')}): ts {times[0]} and dur "
                 f"{times[1]} must be microseconds: export the trace again"
             )
-    first_us = min((event["ts"] for _, event in found), default=0.0)
-    events = [_event(event, first_us) for _, event in found]
+        found.append(event)
+    first_us = min((event["ts"] for event in found), default=0.0)
+    events = [_event(event, event["ts"] - first_us) for event in found]
     return sorted(events, key=lambda event: (event.start_s, -event.end_s))
 
 
-def _is_span(event: Any) -> bool:
-    # The GPU's copy of a marked range, from its first kernel on: the processor's is the one to use.
-    return (
-        isinstance(event, dict)
-        and event.get("ph") == "X"
-        and event.get("cat") not in ("gpu_user_annotation", "Trace")
-    )
-
-
-def _event(event: Mapping[str, Any], first_us: float) -> Event:
-    start_us, category = event["ts"] - first_us, str(event.get("cat", ""))
-    args = event.get("args")
+def _event(event: Mapping[str, Any], start_us: float) -> Event:
+    category, args = str(event.get("cat", "")), event.get("args")
     return Event(
         event["name"],
         start_us / 1e6,
@@ -257,11 +250,11 @@ def iterations(trace: KinetoTrace) -> list[TracedIteration]:
 
 
 def _windows(events: Sequence[Event]) -> list[tuple[float, float]]:
-    steps = [e.at_s for e in events if _STEP.fullmatch(e.name)]
+    steps = [e.at_s for e in events if e.name.startswith("ProfilerStep#")]
     if steps:
         return steps
     ends = [e.end_s for e in events if _is_mark(e, "update")]
-    ends = ends or [e.end_s for e in events if _OPTIMIZER.match(e.name)]
+    ends = ends or [e.end_s for e in events if e.name.startswith(_OPTIMIZER)]
     ends = sorted(ends) or [math.inf]
     return list(zip([-math.inf, *ends[:-1]], ends, strict=True))
 
@@ -271,13 +264,11 @@ def _is_mark(event: Event, kind: str) -> bool:
 
 
 def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
-    phases = {}
-    for kind, find in _FIND.items():
-        marked = [e.at_s for e in events if _is_mark(e, kind)]
-        found = marked[0] if marked else find(events)
-        if found:
-            phases[kind] = found
-    return phases
+    found = {
+        kind: next((e.at_s for e in events if _is_mark(e, kind)), None) or find(events)
+        for kind, find in _FIND.items()
+    }
+    return {kind: at_s for kind, at_s in found.items() if at_s}
 
 
 def _find_forward(events: Sequence[Event]) -> tuple[float, float] | None:
@@ -305,7 +296,7 @@ def _find_backward(events: Sequence[Event]) -> tuple[float, float] | None:
 
 
 def _find_update(events: Sequence[Event]) -> tuple[float, float] | None:
-    steps = [e.at_s for e in events if _OPTIMIZER.match(e.name)]
+    steps = [e.at_s for e in events if e.name.startswith(_OPTIMIZER)]
     return (steps[0][0], steps[-1][1]) if steps else None
 
 
@@ -336,11 +327,16 @@ def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:
 
     Raises UserError as ``iterations`` does.
     """
-    rows = [
-        {**row, "iteration": number, "rank": trace.rank}
-        for number, iteration in enumerate(iterations(trace))
-        for row in _rows(iteration, buckets)
-    ]
+    rows = []
+    for number, iteration in enumerate(iterations(trace)):
+        computing = _kernel_spans if iteration.kernels else _phase_spans
+        events, origin_s = iteration.events, iteration.phases["forward"][0]
+        spans = [*_message_spans(events, buckets), *_loading_spans(events), *computing(iteration)]
+        for span in spans:
+            span["start_s"] -= origin_s
+            span["end_s"] -= origin_s
+        known = {"origin": "measured", "iteration": number, "rank": trace.rank}
+        rows += [{**span, **known} for span in sorted(spans, key=lambda span: span["start_s"])]
     return Timeline.from_rows(rows)
 
 
@@ -353,24 +349,12 @@ def message_times(trace: KinetoTrace, collective: str = "all_reduce") -> list[tu
     ]
 
 
-def _rows(iteration: TracedIteration, buckets: Sequence[int]) -> list[dict[str, Any]]:
-    computing = _kernel_spans(iteration) if iteration.kernels else _phase_spans(iteration)
-    sent, loaded = _message_spans(iteration.events, buckets), _loading_spans(iteration.events)
-    rows = [*sent, *loaded, *computing]
-    origin_s = iteration.phases["forward"][0]
-    for row in rows:
-        row["start_s"] -= origin_s
-        row["end_s"] -= origin_s
-    return sorted(rows, key=lambda row: row["start_s"])
-
-
 def _span(
     task: str, kind: str, at: tuple[float, float], stream: str = "compute", **more: int
 ) -> dict[str, Any]:
     """A row of the timeline, ``at`` start and end in seconds."""
-    start_s, end_s = at
-    span = {"task": task, "kind": kind, "stream": stream, "origin": "measured"}
-    return {**span, "start_s": start_s, "end_s": end_s, **more}
+    span = {"task": task, "kind": kind, "stream": stream, "start_s": at[0], "end_s": at[1]}
+    return {**span, **more}
 
 
 def _message_spans(events: Sequence[Event], buckets: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -386,7 +370,7 @@ def _message_spans(events: Sequence[Event], buckets: Sequence[int]) -> Iterator[
 
 def _loading_spans(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
     for event in events:
-        if _LOADER.match(event.name):
+        if event.name.startswith("enumerate(DataLoader)"):
             yield _span("load", "io", event.at_s, "input")
         if event.on_gpu and event.name.startswith("Memcpy HtoD"):
             yield _span("copy", "h2d", event.at_s, "input")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
-from ddlkit.formats import nccl_log
+from ddlkit.core.units import BYTES
 from ddlkit.store import files
 from ddlkit.store.readers import choose
 from ddlkit.store.schema import SCHEMAS
@@ -27,12 +27,7 @@ _MESSAGES = (Column("bytes", "int", "positive"), Column("seconds", "float", "pos
 _UNITS = {
     "bytes": {
         "bits": "divide by 8",
-        "kb": "multiply by 1000",
-        "mb": "multiply by 1000000",
-        "gb": "multiply by 1000000000",
-        "kib": "multiply by 1024",
-        "mib": "multiply by 1048576",
-        "gib": "multiply by 1073741824",
+        **{unit.lower(): f"multiply by {size}" for unit, size in BYTES.items() if size > 1},
     },
     "seconds": {
         **dict.fromkeys(("ms", "msec", "millis", "milliseconds"), "divide by 1000"),
@@ -44,22 +39,16 @@ _UNITS = {
 
 
 def read_bytes_seconds(
-    path: Path,
-    *,
-    collective: str | None = None,
-    ranks: int | None = None,
-    link: str | None = None,
-    backend: str | None = None,
-    algorithm: str | None = None,
+    path: Path, **wanted: Any
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], dict[str, Any]]:
     """Message sizes (n,) in bytes, times (n,) in seconds, and what is known of them.
 
     Reads a recorded ``collectives`` table, a CSV with columns ``bytes`` and ``seconds``, or a log
     as nccl-tests prints it (out-of-place times).
 
-    collective, ranks, link, backend, algorithm : which rows; taken as said where the file is silent
-    meta : ``source`` (recorded, csv or nccl-tests) and those of collective, backend, algorithm,
-    link, link_bits_per_s, ranks that are known
+    wanted : which rows, by collective, backend, algorithm, link, link_bits_per_s, ranks; taken as
+        said where the file is silent
+    meta : ``source`` (recorded, csv or nccl-tests) and those of them that are known
 
     Raises UserError for a wrong file, naming row and column, for times in another unit, and where
     rows of several collectives, links or numbers of ranks remain.
@@ -68,13 +57,6 @@ def read_bytes_seconds(
         source, frame = "recorded", load_table(path, "collectives")
     else:
         source, frame = _own_messages(path)
-    wanted = {
-        "collective": collective,
-        "backend": backend,
-        "algorithm": algorithm,
-        "link": link,
-        "ranks": ranks,
-    }
     frame, chosen = choose(frame, _MESSAGE_KEYS, wanted, path)
     said = {name: value for name, value in wanted.items() if value is not None}
     meta = {"source": source, **said, **chosen}
@@ -103,8 +85,8 @@ def read_collectives(path: Path, *, ranks: int | None = None, link: str | None =
 def _own_messages(path: Path) -> tuple[str, DataFrame]:
     """Where a file without a stamp comes from, and its rows."""
     text = files.read_text(path)
-    if nccl_log.looks_like_one(text):
-        return "nccl-tests", nccl_log.read_log(text, str(path))
+    if _looks_like_log(text):
+        return "nccl-tests", _read_log(text, str(path))
     sheet = read_sheet(text, str(path))
     _check_units(sheet)
     known = {column.name: column for column in SCHEMAS["collectives"].columns}
@@ -135,3 +117,107 @@ def _check_rate(sheet: Sheet, frame: DataFrame) -> None:
         rate = f"{size[row]} bytes in {seconds[row]:g} s is {size[row] / seconds[row]:.3g} bytes a second"
         advice = "not seconds? divide microseconds by 1000000, milliseconds by 1000"
         sheet.fail(row, "seconds", f"{rate}: {advice}")
+
+
+# -- logs as nccl-tests (all_reduce_perf and its sisters) print them ------------------------------
+
+# Launchers label lines: mpirun --tag-output "[1,0]<stdout>:", srun -l "0: ".
+_LABEL = re.compile(r"^\s*(\[\d+,\d+\]<\w+>:|\d+:\s)?\s*")
+_HEADER = re.compile(r"^#\s*size\s+count\s.*\balgbw\b")
+_ROW = re.compile(r"^\d+(\s|$)")
+_RANK = re.compile(r"^#\s+Rank\s+(\d+)\b")
+_END = re.compile(r"^#\s*Out of bounds values")
+_PROGRAM = re.compile(
+    r"\b(all_reduce|all_gather|reduce_scatter|alltoallv?|broadcast|reduce|gather|scatter|sendrecv)_perf\b"
+)
+
+_LOG = Schema(
+    "an nccl-tests log",
+    (
+        Column("size", "int", "positive"),
+        Column("time", "float", "positive"),
+        Column("#wrong", "float", "non_negative"),
+        Column("collective", "str"),
+        Column("ranks", "int", "non_negative"),
+    ),
+)
+
+
+def _looks_like_log(text: str) -> bool:
+    """Whether the table header of nccl-tests stands in the text."""
+    return any(_HEADER.match(_LABEL.sub("", line)) for line in text.splitlines())
+
+
+def _read_log(text: str, file: str) -> DataFrame:
+    """Columns bytes, seconds (out of place), and collective and ranks where the log tells them.
+
+    Rows of size 0 are left out: all_gather prints them where a message is too small to be divided
+    among the ranks. Raises UserError naming file, row and column for truncated rows, wrong values,
+    and times that are not of the GPU.
+    """
+    sheet = _log_sheet(text, file)
+    frame = _LOG.frame(sheet)
+    for row, wrong in enumerate(frame["#wrong"]):
+        if wrong:
+            sheet.fail(
+                row, "#wrong", f"{wrong:g} wrong values: mend the collective before timing it"
+            )
+    frame["seconds"] = frame["time"] / 1e6
+    frame = frame.rename(columns={"size": "bytes"})
+    known = [name for name in ("collective", "ranks") if frame[name].all()]
+    return frame[["bytes", "seconds", *known]]
+
+
+def _log_sheet(text: str, file: str) -> Sheet:
+    """The rows of the log, each with the program and the number of ranks printed above it."""
+    after: list[str] = []  # header names from the out-of-place time on; empty outside the table
+    collective, ranks = "", 0
+    lines, rows = [], []
+    for number, labelled in enumerate(text.splitlines(), start=1):
+        line = _LABEL.sub("", labelled)
+        if _HEADER.match(line):
+            after = _after_time(line, file, number)
+        elif rank := _RANK.match(line):
+            ranks = max(ranks, int(rank[1]) + 1)
+        elif line.startswith("# Using devices"):
+            ranks = 0
+        elif _END.match(line):
+            after = []
+        elif after and _ROW.match(line):
+            size, time, wrong = _log_cells(line.split(), after, file, number)
+            if size != "0":
+                lines.append(number)
+                rows.append((size, time, wrong, collective, str(ranks)))
+        elif program := _PROGRAM.search(line):
+            collective = program[1]
+    if not rows:
+        raise UserError(
+            f"{file}: a header of nccl-tests but no rows: truncated log, or the run failed"
+        )
+    return Sheet(file, _LOG.names, tuple(lines), tuple(rows))
+
+
+def _after_time(header: str, file: str, number: int) -> list[str]:
+    names = header.lstrip("# ").split()
+    if "time" not in names:
+        raise UserError(
+            f"{file}: row at line {number}, column cputime: not GPU time: run without -C"
+        )
+    return names[names.index("time") :]
+
+
+def _log_cells(words: list[str], after: list[str], file: str, number: int) -> tuple[str, str, str]:
+    """Size, out-of-place time and number of wrong values of a row.
+
+    The words in front of the time vary (all_gather prints no redop, old versions no root), those
+    behind do not, so they are counted from the end. A time stamp is one name but two words.
+    """
+    start = len(words) - len(after) - ("timestamp" in after)
+    if not 3 <= start <= 5:
+        raise UserError(
+            f"{file}: row at line {number}, column time: truncated after {len(words)} words"
+        )
+    measured = dict(zip(reversed(after), reversed(words[start : start + len(after)]), strict=True))
+    # Old versions print the largest deviation as "error"; N/A means that values were not checked.
+    wrong = measured.get("#wrong", "N/A")
+    return words[0], measured["time"], "0" if wrong == "N/A" else wrong

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
@@ -20,7 +19,6 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_bytes, format_seconds
 from ddlkit.core.workload import LayerProfile
 from ddlkit.formats import Finding
-from ddlkit.store import files
 from ddlkit.store.readers import BYTES_PER_PARAMETER
 from ddlkit.store.sheet import Column, Schema, Sheet
 
@@ -62,21 +60,17 @@ class LayerTrace:
     communication_s: Floats
 
     def __post_init__(self) -> None:
-        n_bytes = np.array(self.n_bytes, dtype=np.int64)
-        if not self.name or n_bytes.shape != (len(self.name),) or np.any(n_bytes < 0):
+        n = len(self.name)
+        if not n or self.n_bytes.shape != (n,) or np.any(self.n_bytes < 0):
             raise UserError(
                 "trace: n_bytes must be one size >= 0 per layer, and there must be a layer"
             )
-        object.__setattr__(self, "n_bytes", n_bytes)
         for column in TIMES:
-            times = np.array(getattr(self, column), dtype=float)
-            if times.ndim != 2 or times.shape[0] == 0 or times.shape[1] != len(self.name):
-                raise UserError(
-                    f"trace: {column} has shape {times.shape}, not (k, {len(self.name)})"
-                )
+            times: Floats = getattr(self, column)
+            if times.ndim != 2 or not len(times) or times.shape[1] != n:
+                raise UserError(f"trace: {column} has shape {times.shape}, not (k, {n})")
             if not np.all((times >= 0) & (times < np.inf)):
                 raise UserError(f"trace: {column} has an entry that is not a time >= 0")
-            object.__setattr__(self, column, times)
 
     @property
     def iterations(self) -> int:
@@ -99,21 +93,14 @@ class LayerTrace:
             return {column: np.full(len(self.name), np.nan) for column in TIMES}
         return {column: getattr(self, column).std(axis=0, ddof=1) for column in TIMES}
 
-    def profile(
-        self,
-        network: str,
-        *,
-        batch: int = 1,
-        device: str = "unnamed",
-        with_input: bool = True,
-    ) -> LayerProfile:
+    def profile(self, network: str, *, with_input: bool = True) -> LayerProfile:
         """The mean iteration as a profile of the layers with parameters.
 
         A layer without parameters counts to the one with parameters before it, in forward (it runs until
         the next one starts) and in backward (it runs between the next one's gradient and this one's).
         What stands before the first counts to the first; ``with_input`` false leaves it out: reading
         data is no computation, and overlaps with it where the framework prefetches. The trace tells
-        neither network, batch and device, nor FLOP and update: these are 0.
+        neither batch nor device (1 and "unnamed"), nor FLOP and update (0).
 
         Raises UserError when no layer has parameters.
         """
@@ -132,8 +119,8 @@ class LayerTrace:
         n_bytes = self.n_bytes[self.learnable]
         return LayerProfile(
             network=network,
-            device=device,
-            batch=batch,
+            device="unnamed",
+            batch=1,
             tensor=names,
             layer=names,
             parameters=np.maximum(n_bytes // BYTES_PER_PARAMETER, 1),
@@ -162,18 +149,12 @@ def looks_like_one(text: str) -> bool:
     return _is_header(first) or (len(first) == len(_FILE.names) and first[0] == "0")
 
 
-def read_trace(path: Path) -> LayerTrace:
-    """The trace in a file of blank- or comma-separated columns, with or without a header (also .gz).
-
-    Raises UserError naming file and line for an empty or binary file, a wrong number of columns or a
-    wrong header, ids that do not count from 0, entries that are no numbers or negative, and iterations
-    that differ in names, sizes or length.
-    """
-    return parse_trace(files.read_text(path), str(path))
-
-
 def parse_trace(text: str, file: str) -> LayerTrace:
-    """``read_trace`` of a text; ``file`` names it in errors.
+    """The trace in blank- or comma-separated columns, with or without a header; ``file`` names it in errors.
+
+    Raises UserError naming file and line for a wrong number of columns or a wrong header, ids that do
+    not count from 0, entries that are no numbers or negative, and iterations that differ in names, sizes
+    or length.
 
     >>> trace = parse_trace("0 conv 20 40 5 400\\n1 relu 3 3 0 0", "my trace")
     >>> trace.name, trace.forward_s[0].tolist()
@@ -243,6 +224,9 @@ def _check_repeats(sheet: Sheet, frame: DataFrame, count: int) -> None:
 
 # -- what does not fit -------------------------------------------------------------------------
 
+Found = tuple[str, Iterable[SupportsIndex], str]
+"""What a finding is called, rows of its layers, its text."""
+
 USUAL_RATIO = 0.5  # forward over backward: two products against one (osf Eq 6)
 FIRST_RATIO = 1.0  # the first layer needs no gradient of its input: one against one
 SUSPECT = 3.0  # times the usual ratio
@@ -266,11 +250,10 @@ def check_trace(trace: LayerTrace) -> list[Finding]:
     """
     mean = trace.mean()
     checks = (_totals, _large_forward, _large_backward, _not_monotone, _waiting, _odd_messages)
-    return [finding for check in checks for finding in check(mean)]
-
-
-def _finding(mean: LayerTrace, what: str, rows: Iterable[SupportsIndex], text: str) -> Finding:
-    return Finding(what, tuple(mean.name[row] for row in rows), text)
+    found = (one for check in checks for one in check(mean))
+    return [
+        Finding(what, tuple(mean.name[row] for row in rows), text) for what, rows, text in found
+    ]
 
 
 def _input_s(mean: LayerTrace) -> float:
@@ -278,7 +261,7 @@ def _input_s(mean: LayerTrace) -> float:
     return float(mean.forward_s[0, : mean.learnable[:1].sum()].sum())
 
 
-def _totals(mean: LayerTrace) -> Iterator[Finding]:
+def _totals(mean: LayerTrace) -> Iterator[Found]:
     input_s = _input_s(mean)
     forward, backward, sent = (float(getattr(mean, column).sum()) for column in TIMES)
     forward -= input_s
@@ -289,13 +272,13 @@ def _totals(mean: LayerTrace) -> Iterator[Finding]:
         f"communication {format_seconds(sent)}, gradients {size} bytes = "
         f"{size // BYTES_PER_PARAMETER} parameters"
     )
-    yield Finding("totals", (), text)
+    yield "totals", (), text
     if input_s:
         text = f"{format_seconds(input_s)} before the first layer with parameters: input, not computation"
-        yield _finding(mean, "input", range(mean.learnable[0]), text)
+        yield "input", range(mean.learnable[0]), text
 
 
-def _large_forward(mean: LayerTrace) -> Iterator[Finding]:
+def _large_forward(mean: LayerTrace) -> Iterator[Found]:
     rows = mean.learnable
     forward, backward = mean.forward_s[0, rows], mean.backward_s[0, rows]
     usual = np.where(np.arange(len(rows)) == 0, FIRST_RATIO, USUAL_RATIO)
@@ -315,10 +298,10 @@ def _large_forward(mean: LayerTrace) -> Iterator[Finding]:
         f"in the median; divided by {power}, backward / forward of the whole is {mended:.2f}, not "
         f"{found:.2f}"
     )
-    yield _finding(mean, "forward", rows[wrong], text)
+    yield "forward", rows[wrong], text
 
 
-def _large_backward(mean: LayerTrace) -> Iterator[Finding]:
+def _large_backward(mean: LayerTrace) -> Iterator[Found]:
     forward, backward = mean.forward_s[0], mean.backward_s[0]
     plain = (mean.n_bytes == 0) & (forward > 0) & (backward > SUSPECT_PLAIN * forward)
     for row in np.flatnonzero(plain):
@@ -326,10 +309,10 @@ def _large_backward(mean: LayerTrace) -> Iterator[Finding]:
             f"{format_seconds(backward[row])} is {backward[row] / forward[row]:.0f} times forward"
         )
         text = f"backward {times}, in a layer without parameters"
-        yield _finding(mean, "backward", [int(row)], text)
+        yield "backward", [int(row)], text
 
 
-def _not_monotone(mean: LayerTrace) -> Iterator[Finding]:
+def _not_monotone(mean: LayerTrace) -> Iterator[Found]:
     """Reported once, of the pair where it is worst."""
     rows = mean.learnable[np.argsort(mean.n_bytes[mean.learnable], kind="stable")]
     n_bytes, seconds = mean.n_bytes[rows], mean.communication_s[0, rows]
@@ -345,10 +328,10 @@ def _not_monotone(mean: LayerTrace) -> Iterator[Finding]:
         f"{int(slower.any(axis=1).sum())} of {len(rows)} messages take longer than a larger one: the "
         "column is not the cost of a message of that size"
     )
-    yield _finding(mean, "monotone", rows[[small, large]], text)
+    yield "monotone", rows[[small, large]], text
 
 
-def _waiting(mean: LayerTrace) -> Iterator[Finding]:
+def _waiting(mean: LayerTrace) -> Iterator[Found]:
     for row in mean.learnable:
         sent = mean.communication_s[0, row]
         apart = np.abs(mean.backward_s[0, :row] - sent)
@@ -359,17 +342,17 @@ def _waiting(mean: LayerTrace) -> Iterator[Finding]:
                 f"agree within {format_seconds(apart[other])} of {format_seconds(sent)}: it seems to "
                 "include waiting for it"
             )
-            yield _finding(mean, "waiting", (row, other), text)
+            yield "waiting", (row, other), text
 
 
-def _odd_messages(mean: LayerTrace) -> Iterator[Finding]:
+def _odd_messages(mean: LayerTrace) -> Iterator[Found]:
     for row in np.flatnonzero(mean.n_bytes % BYTES_PER_PARAMETER):
         text = f"{mean.n_bytes[row]} bytes is not a whole number of single-precision parameters"
-        yield _finding(mean, "size", [int(row)], text)
+        yield "size", [int(row)], text
     has_gradient, is_sent = mean.n_bytes > 0, mean.communication_s[0] > 0
     for odd, text in (
         (has_gradient & ~is_sent, "a gradient, but no communication time"),
         (~has_gradient & is_sent, "communication time, but no gradient"),
     ):
         if odd.any():
-            yield _finding(mean, "message", np.flatnonzero(odd), text)
+            yield "message", np.flatnonzero(odd), text

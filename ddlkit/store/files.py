@@ -10,7 +10,6 @@ import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 from ddlkit.core.errors import UserError
 
@@ -126,12 +125,7 @@ class Lock:
         self._descriptor = descriptor
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.truncate(self._descriptor, 0)
         os.close(self._descriptor)
 

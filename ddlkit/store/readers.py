@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 BYTES_PER_PARAMETER = 4  # of a gradient in single precision
+PROFILE_KEYS = ("network", "device", "batch", "precision", "ranks", "threads")
 SELECTOR = "topk_unsorted"  # of the table selection: what a replay that really selects does
 # What a user's own layer profile may leave out, and what is then assumed.
 _ASSUMED = {
@@ -41,18 +42,16 @@ def read_profile(
     network: str | None = None,
     batch: int | None = None,
     *,
-    device: str | None = None,
-    precision: str | None = None,
-    ranks: int | None = None,
-    threads: int | None = None,
     forward_s: float | None = None,
     assumed: list[str] | None = None,
+    **wanted: Any,
 ) -> LayerProfile:
     """The one profile in a ``layers`` table, or the one chosen.
 
     A table without a stamp is a user's own: it needs only columns tensor, gradient_bytes, backward_s
     and forward_s. What else it leaves out is assumed (a network named as the file, gradients of four
     bytes per parameter, no update).
+    wanted : which profile, by device, precision, ranks, threads
     forward_s : seconds of the whole forward pass, in place of the column of that name
     assumed : a list to which every assumption is added, one phrase each
 
@@ -62,15 +61,8 @@ def read_profile(
         frame = load_table(path, "layers")
     else:
         frame = _own_profile(path, forward_s is not None, [] if assumed is None else assumed)
-    wanted = {
-        "network": network,
-        "device": device,
-        "batch": batch,
-        "precision": precision,
-        "ranks": ranks,
-        "threads": threads,
-    }
-    frame, chosen = choose(frame, tuple(wanted), wanted, path)
+    wanted |= {"network": network, "batch": batch}
+    frame, chosen = choose(frame, PROFILE_KEYS, wanted, path)
     if forward_s is not None:
         if not 0 < forward_s < math.inf:
             raise UserError(f"forward_s is {forward_s}: must be a time above zero")
@@ -155,6 +147,7 @@ def choose(
     frame: DataFrame, keys: tuple[str, ...], wanted: dict[str, Any], path: Path
 ) -> tuple[DataFrame, dict[str, Any]]:
     """Rows that are as wanted, and the one value that each key then has."""
+    assert wanted.keys() <= set(keys), wanted
     chosen = {}
     for key in keys:
         if key not in frame.columns:

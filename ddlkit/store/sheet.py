@@ -201,8 +201,9 @@ class Schema:
                 rows = ((column.default,),) * len(sheet.rows)
                 filled = Sheet(sheet.file, (column.name,), sheet.lines, rows)
                 values[column.name] = column.values(filled)
-        self._check_key(sheet, values)
-        return DataFrame(values)
+        frame = DataFrame(values)
+        self._check_key(sheet, frame[list(self.key)])
+        return frame
 
     def _renamed(self, sheet: Sheet) -> Sheet:
         """The sheet with today's names of its columns."""
@@ -211,17 +212,11 @@ class Schema:
             return sheet
         return replace(sheet, header=tuple(names.get(name, name) for name in sheet.header))
 
-    def _check_key(self, sheet: Sheet, values: dict[str, np.ndarray]) -> None:
-        seen: dict[tuple[Any, ...], int] = {}
-        for row, key in enumerate(zip(*(values[name].tolist() for name in self.key), strict=True)):
-            first = seen.setdefault(key, row)
-            if first != row:
-                same = ", ".join(
-                    f"{name} {value}" for name, value in zip(self.key, key, strict=True)
-                )
-                sheet.fail(
-                    row, self.key[-1], f"repeats the row at line {sheet.lines[first]} ({same})"
-                )
+    def _check_key(self, sheet: Sheet, keys: DataFrame) -> None:
+        for row in np.flatnonzero(keys.duplicated())[:1] if self.key else ():
+            first = sheet.lines[int(np.argmax((keys == keys.iloc[row]).all(axis=1)))]
+            same = ", ".join(f"{name} {keys[name][row]}" for name in self.key)
+            sheet.fail(row, self.key[-1], f"repeats the row at line {first} ({same})")
 
 
 def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:

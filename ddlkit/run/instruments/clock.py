@@ -53,15 +53,11 @@ class Budget:
     relative_halfwidth: float = 0.02
 
     def __post_init__(self) -> None:
-        if self.warmup < 0 or not 1 <= self.min_repeats <= self.max_repeats:
+        repeats = self.warmup >= 0 and 1 <= self.min_repeats <= self.max_repeats
+        if not (repeats and self.max_s > 0 and self.relative_halfwidth >= 0):
             raise UserError(
-                f"budget of {self.warmup} warm-up and {self.min_repeats} to {self.max_repeats} "
-                "repeats: needs warm-up >= 0 and 1 <= fewest <= most"
-            )
-        if not (self.max_s > 0 and self.relative_halfwidth >= 0):
-            raise UserError(
-                f"budget of {self.max_s} s for a half-width of {self.relative_halfwidth}: "
-                "needs a time above zero and a share of at least zero"
+                f"budget {self}: needs warm-up >= 0, 1 <= fewest <= most repeats, a time above zero, "
+                "and a half-width of at least zero"
             )
 
 
@@ -99,7 +95,7 @@ def _narrow(samples: list[float], relative_halfwidth: float) -> bool:
 
 
 def _nothing() -> None:
-    """Wait for nothing: a CPU has done its work when the call returns."""
+    """A CPU has done its work when the call returns."""
 
 
 def synchronizer(device: torch.device | str) -> Action:
@@ -129,17 +125,16 @@ def measure_interleaved(
     Returns raw seconds, arrays of equal length. Stops when every action's interval is narrow, or the
     budget ends.
     """
-    wait = synchronize or _nothing
-    prepare = setup or _nothing
+    wait, prepare = synchronize or _nothing, setup or _nothing
 
     def once(action: Action) -> float:
         prepare()
         wait()
-        start = perf_counter()
+        start_s = perf_counter()
         result = action()
         wait()
-        taken = perf_counter() - start
-        return float(result.seconds()[-1]) if isinstance(result, Marks) else taken
+        taken_s = perf_counter() - start_s
+        return float(result.seconds()[-1]) if isinstance(result, Marks) else taken_s
 
     for _ in range(budget.warmup):
         for action in actions.values():
@@ -172,28 +167,25 @@ def measure(
     )[""]
 
 
-def measure_each_on(
-    device: torch.device,
-    actions: Mapping[Key, Action],
-    budget: Budget,
-    *,
-    setup: Action | None = None,
-) -> dict[Key, Floats]:
-    """Raw seconds of several actions in turn by the device's own clock; see `measure_interleaved`."""
-    by_marks = {name: timed(action, device) for name, action in actions.items()}
-    return measure_interleaved(by_marks, budget, synchronize=synchronizer(device), setup=setup)
-
-
 def measure_on(
     device: torch.device, action: Action, budget: Budget, *, setup: Action | None = None
 ) -> Floats:
     """Raw seconds of one action by the device's own clock."""
-    return measure_each_on(device, {"": action}, budget, setup=setup)[""]
+    by_marks = timed(action, device)
+    return measure(by_marks, budget, synchronize=synchronizer(device), setup=setup)
 
 
 def sample_rows(labels: Mapping[str, object], seconds: Floats) -> pd.DataFrame:
     """Table of one row per sample: the labels (each one value, or one per sample), sample, seconds."""
     return pd.DataFrame({**labels, "sample": np.arange(len(seconds)), "seconds": seconds})
+
+
+def rows_by(
+    column: str, samples: Mapping[str, Floats], labels: Mapping[str, object]
+) -> pd.DataFrame:
+    """`sample_rows` of several measurements, one below the other; ``column`` holds their names."""
+    frames = [sample_rows({**labels, column: name}, seconds) for name, seconds in samples.items()]
+    return pd.concat(frames, ignore_index=True)
 
 
 class Marks:

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,11 @@ PERIOD_S = 1.0
 PACKAGES = ("torch", "torchvision", "triton", "numpy", "pandas", "scipy", "psutil", "tqdm")
 BUSY = 0.1  # an idle GPU's utilisation is 0; somebody who measures or trains is far above this
 LOOKS, LOOK_PERIOD_S = 3, 0.4
+BUSY_LIMIT = (
+    0.9  # above this share of all cores in use, the processor may set the pace, not the link
+)
+STOLEN_LIMIT = 0.02  # with more of all cores' time taken by the host, a measurement is taken again
+TRIES = 3  # how often at most in a campaign; the last one stays, and is marked
 _SAMPLE = ("device", "quantity", "value")
 
 # What nvidia-smi calls it, what it is called here, and the factor to its unit.
@@ -134,12 +140,10 @@ def gpu_in_use() -> str:
 def busy_gpu(looks: list[list[tuple[str, str, float]]]) -> str:
     """The GPU that is busy in every look, in words; "" if there is none."""
     seen = pd.DataFrame(itertools.chain(*looks), columns=_SAMPLE)
-    loads = seen[seen["quantity"] == "utilisation"].groupby("device")["value"]
-    for device, load in loads:
+    for device, load in seen[seen["quantity"] == "utilisation"].groupby("device")["value"]:
         if len(load) == len(looks) and load.min() >= BUSY:
-            return (
-                f"{device} is in use by others: utilisation {100 * load.min():.0f}% while we rest"
-            )
+            share = f"{100 * load.min():.0f}%"
+            return f"{device} is in use by others: utilisation {share} while we rest"
     return ""
 
 
@@ -151,17 +155,12 @@ def facts() -> pd.DataFrame:
     import torch
 
     rows = [*_host_facts(), *_library_facts(torch), *_nvidia_facts()]
-    if torch.cuda.is_available():
-        for number in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(number)
-            rows += [
-                (f"gpu{number}", name, str(getattr(properties, name)))
-                for name in _TORCH_FACTS
-                if hasattr(properties, name)
-            ]
-    return pd.DataFrame(rows, columns=["subject", "fact", "value"]).drop_duplicates(
-        ["subject", "fact"]
-    )
+    for number in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(number)
+        found = {name: getattr(properties, name, None) for name in _TORCH_FACTS}
+        rows += [(f"gpu{number}", name, str(one)) for name, one in found.items() if one is not None]
+    table = pd.DataFrame(rows, columns=["subject", "fact", "value"])
+    return table.drop_duplicates(["subject", "fact"])
 
 
 def _host_facts() -> list[tuple[str, str, str]]:
@@ -180,18 +179,18 @@ def _host_facts() -> list[tuple[str, str, str]]:
 
 
 def _library_facts(torch: Any) -> list[tuple[str, str, str]]:
-    found = [("library", name, machine.installed(name)) for name in PACKAGES]
-    found += [
-        ("torch", "threads", str(torch.get_num_threads())),
-        ("torch", "cpu_capability", str(torch.backends.cpu.get_cpu_capability())),
-        ("torch", "cuda", str(torch.version.cuda)),
-        ("torch", "cudnn", str(torch.backends.cudnn.version())),
-        ("torch", "cudnn_benchmark", str(torch.backends.cudnn.benchmark)),
-        ("torch", "mkldnn", str(torch.backends.mkldnn.is_available())),
-    ]
+    found = {
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "mkldnn": torch.backends.mkldnn.is_available(),
+    }
     if torch.cuda.is_available() and torch.distributed.is_nccl_available():
-        found.append(("torch", "nccl", ".".join(map(str, torch.cuda.nccl.version()))))
-    return found
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    libraries = [("library", name, machine.installed(name)) for name in PACKAGES]
+    return libraries + [("torch", name, str(value)) for name, value in found.items()]
 
 
 def _nvidia_facts() -> list[tuple[str, str, str]]:
@@ -208,3 +207,47 @@ def _ask_visible(fields: list[str]) -> str:
     """What nvidia-smi prints of the GPUs that CUDA may see."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return machine.ask_gpus(fields, *(("-i", visible) if visible else ()))
+
+
+# -- the processor -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Shares of all cores' time between two readings. busy : not idle, stolen included.
+
+    A virtual machine's clock goes on while another one has its cores: times then depend on the
+    neighbours. Linux counts such moments ("steal"), so a disturbed measurement can be taken again.
+    """
+
+    busy: float
+    stolen: float
+
+    @property
+    def limited(self) -> bool:
+        """Whether the processor, not the link, may have set the pace."""
+        return self.busy >= BUSY_LIMIT or self.disturbed
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the host took more than STOLEN_LIMIT."""
+        return self.stolen > STOLEN_LIMIT
+
+
+def processor_times() -> Any:
+    """What `processor_usage` compares; takes some 20 us."""
+    return psutil.cpu_times()
+
+
+def processor_usage(before: Any, after: Any) -> Usage:
+    """What happened between two readings.
+
+    The kernel already counts guests in user time; a core that waits for a disk is idle.
+    """
+    names = [name for name in before._fields if not name.startswith("guest")]
+    spent = {name: getattr(after, name) - getattr(before, name) for name in names}
+    total_s = sum(spent.values())
+    if total_s <= 0:
+        return Usage(0.0, 0.0)
+    idle_s = spent["idle"] + spent.get("iowait", 0.0)
+    return Usage(1.0 - idle_s / total_s, max(0.0, spent.get("steal", 0.0)) / total_s)

@@ -20,7 +20,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import turn_s
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
-from ddlkit.run.instruments.processor import Usage
+from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.lab.script import Script
 
 Floats = NDArray[np.float64]

@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import Selecting
-from ddlkit.run.instruments import processor
+from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.instruments.processor import Usage
+from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.launch import Place, launch, workspace
@@ -308,9 +308,9 @@ def _iterate(
     """
     messages.begin(script.played_by(me.rank))
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
-    begun = processor.reading()
+    begun = vitals.processor_times()
     seen_s, sending = _play(messages, start_s, negotiator)
-    stolen = processor.usage(begun, processor.reading()).stolen
+    stolen = vitals.processor_usage(begun, vitals.processor_times()).stolen
     busy, stolen = peers.slowest([sending.busy, stolen]).tolist()
     messages.check()
     return seen_s, Usage(busy, stolen)
@@ -338,7 +338,7 @@ def _play(
             selected_s[group] = time.perf_counter()
             spent_s += selected_s[group] - awake_s[group]
         if group == 0:
-            before = processor.reading()
+            before = vitals.processor_times()
         hand_over(group)
         posted_s[group] = time.perf_counter()
     wait_s = time.perf_counter()
@@ -346,7 +346,7 @@ def _play(
         negotiator.finish()
     messages.wait()
     waited_s = time.perf_counter()
-    sending = processor.usage(before, processor.reading())
+    sending = vitals.processor_usage(before, vitals.processor_times())
     end_s = _sleep_until(waited_s + script.update_s)
     done_s = np.minimum(messages.complete_s(), waited_s)
     groups = (awake_s, selected_s, messages.agreed_s, posted_s, done_s)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ import pandas as pd
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MB, format_bytes, format_seconds
-from ddlkit.run.instruments.clock import Budget, chrome_trace
-from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.launch import Loopback, launch, workspace
+from ddlkit.run.instruments.clock import Budget, chrome_trace, sample_rows
+from ddlkit.run.jobs import launch
+from ddlkit.run.jobs.job import Job, Tables, job
+from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure.collectives import CheckedCollective, measure_size, whole_size
 from ddlkit.run.sessions.session import Partial
@@ -51,41 +52,60 @@ def measure_channels(
     settings : 0 for what is left to NCCL; each is measured in fresh processes
     taken_channels, taken_blocks, taken_threads : what the witnesses saw, 0 if they saw nothing
 
-    Raises Partial, with all that was measured, when a setting failed or did not take effect, and
-    UserError when every one failed.
+    Raises as `measure_settings` does, also for a setting that did not take effect.
+    """
+
+    def measure_one(blocks: int, threads: int) -> pd.DataFrame:
+        own = ChannelsSettings(blocks, threads, sizes, budget)
+        frame, log = launch_under(channels_job, own, n_ranks, TIMEOUT_S)
+        heeded, taken_channels = read_log(log)
+        for name, asked in (("NCCL_MAX_CTAS", blocks), ("NCCL_NTHREADS", threads)):
+            if asked and taken_channels and heeded.get(name) != asked:
+                raise UserError(f"NCCL did not heed {name}={asked}: its log does not name it")
+        frame = frame.assign(taken_channels=taken_channels)
+        taken = frame["taken_blocks"].iloc[0]
+        if blocks and blocks != taken:
+            raise Partial({"channels": frame}, f"seen with {taken} blocks")
+        return frame
+
+    return measure_settings("channels", settings, measure_one)
+
+
+def measure_settings(
+    table: str,
+    settings: Iterable[tuple[int, int]],
+    measure_one: Callable[[int, int], pd.DataFrame],
+) -> pd.DataFrame:
+    """What ``measure_one`` gives of each (blocks, threads), one below the other, whichever fail.
+
+    Raises Partial, with all that was measured, when some failed, and UserError when every one did.
     """
     frames, wrong = [], []
     for blocks, threads in settings:
         try:
-            frame = _one_setting(ChannelsSettings(blocks, threads, sizes, budget), n_ranks)
+            frames.append(measure_one(blocks, threads))
         except UserError as error:
             wrong.append(f"{blocks}x{threads}: {error}")
-            continue
-        frames.append(frame)
-        taken = frame.iloc[0]
-        if blocks and blocks != taken["taken_blocks"]:
-            wrong.append(f"{blocks}x{threads}: seen with {taken['taken_blocks']} blocks")
+            frames += error.tables.values() if isinstance(error, Partial) else ()
     if not frames:
         raise UserError("; ".join(wrong))
-    table = pd.concat(frames, ignore_index=True)
+    whole = pd.concat(frames, ignore_index=True)
     if wrong:
-        raise Partial({"channels": table}, "; ".join(wrong))
-    return table
+        raise Partial({table: whole}, "; ".join(wrong))
+    return whole
 
 
-def _one_setting(settings: ChannelsSettings, n_ranks: int) -> pd.DataFrame:
-    blocks, threads = settings.blocks, settings.threads
-    with workspace(None) as out:
-        place = Loopback(variables=environment(blocks, threads, out))
-        tables = launch(
-            channels_job, settings, ranks=n_ranks, place=place, timeout_s=TIMEOUT_S, out=out
+def launch_under(
+    job: Job[Any], settings: Any, n_ranks: int, timeout_s: float
+) -> tuple[pd.DataFrame, str]:
+    """The table of a job under the blocks and threads of its ``settings``, and NCCL's log."""
+    with launch.workspace(None) as out:
+        place = Loopback(variables=environment(settings.blocks, settings.threads, out))
+        tables = launch.launch(
+            job, settings, ranks=n_ranks, place=place, timeout_s=timeout_s, out=out
         )
         log = "".join(path.read_text(errors="replace") for path in out.glob(f"{LOG}*"))
-    heeded, channels = read_log(log)
-    for name, asked in (("NCCL_MAX_CTAS", blocks), ("NCCL_NTHREADS", threads)):
-        if asked and channels and heeded.get(name) != asked:
-            raise UserError(f"NCCL did not heed {name}={asked}: its log does not name it")
-    return tables["channels"].assign(taken_channels=channels)
+    return tables[job.tables[0]], log
 
 
 def environment(blocks: int, threads: int, out: Path) -> dict[str, str]:
@@ -139,7 +159,7 @@ def channels_job(me: Rank, settings: ChannelsSettings) -> Iterator[Tables]:
     blocks, threads = _seen(me, max(sizes))
     for number, size in enumerate(sizes):
         seconds = measure_size(me, COLLECTIVE, size, settings.budget, number, 1)
-        columns = {
+        labels = {
             "collective": COLLECTIVE,
             "backend": me.backend,
             "link": me.link,
@@ -150,19 +170,17 @@ def channels_job(me: Rank, settings: ChannelsSettings) -> Iterator[Tables]:
             "taken_channels": 0,
             "taken_blocks": blocks,
             "taken_threads": threads,
-            "sample": np.arange(len(seconds)),
-            "seconds": seconds,
         }
         me.say(
             f"{settings.blocks}x{settings.threads} (seen {blocks}x{threads}): {format_bytes(size)} "
             f"in {format_seconds(float(np.median(seconds)))}"
         )
-        yield {"channels": pd.DataFrame(columns)}
+        yield {"channels": sample_rows(labels, seconds)}
 
 
 def _seen(me: Rank, size: int) -> tuple[int, int]:
     """(blocks, threads) of the kernel of one all-reduce of that size, as the profiler saw it."""
-    checked = CheckedCollective.of(COLLECTIVE, size, 0, me.rank, me.world_size, me.device)
+    checked = CheckedCollective.of(me, COLLECTIVE, size, 0)
 
     def once() -> None:
         checked.reset()

@@ -17,17 +17,10 @@ import torch.distributed as dist
 from ddlkit.core.bandwidth import bus_factor, busbw
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
-from ddlkit.run.instruments import processor
-from ddlkit.run.instruments.clock import Budget, measure, synchronizer
+from ddlkit.run.instruments import vitals
+from ddlkit.run.instruments.clock import Budget, measure, sample_rows, synchronizer
 from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.rank import (
-    Floats,
-    Rank,
-    agree_all,
-    gather_single,
-    scatter_single,
-    slowest,
-)
+from ddlkit.run.jobs.rank import Floats, Rank, agree_all, gather_single, scatter_single, slowest
 
 COLLECTIVES = ("all_reduce", "all_gather")
 SIZES = tuple(KIB << power for power in range(17))  # 1 KiB .. 64 MiB
@@ -78,13 +71,27 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
 
     Raises UserError when an element comes out wrong.
     """
+    gloo = me.backend == "gloo"
     # Sizes that round up to the same number of elements are one size.
     sizes = sorted({whole_size(size, me.world_size) for size in settings.sizes})
     for collective in settings.collectives:
         frames = []
         for number, size in enumerate(sizes):
             seconds, stolen = _undisturbed(me, settings, collective, size, settings.seed + number)
-            frames.append(_rows(me, settings, collective, size, seconds).assign(stolen=stolen))
+            labels = {
+                "collective": collective,
+                "backend": me.backend,
+                # gloo's are rings; NCCL chooses by size unless it is told.
+                "algorithm": "ring" if gloo else os.environ.get("NCCL_ALGO", "auto"),
+                "link": me.link,
+                "link_bits_per_s": me.link_bits_per_s,
+                "ranks": me.world_size,
+                "messages_per_sample": messages_at(size, settings.messages_per_sample),
+                "in_flight": max(1, me.gloo_threads),
+                "bytes": size,
+                "stolen": stolen,
+            }
+            frames.append(sample_rows(labels, seconds))
             median_s = float(np.median(seconds))
             rate = busbw(collective, me.world_size, size, median_s) * 8 / 1e9
             me.say(
@@ -99,15 +106,15 @@ def _undisturbed(
 ) -> tuple[Floats, float]:
     """`measure_size`, again while the host takes more than its share of the cores; and that share."""
     for _ in range(settings.tries):
-        before = processor.reading()
+        before = vitals.processor_times()
         seconds = measure_size(
             me, collective, size, settings.budget, seed, settings.messages_per_sample
         )
-        stolen = processor.usage(before, processor.reading()).stolen
-        used = processor.Usage(0.0, float(slowest([stolen])[0]))
-        if not used.disturbed:
+        here = vitals.processor_usage(before, vitals.processor_times()).stolen
+        stolen = float(slowest([here])[0])
+        if stolen <= vitals.STOLEN_LIMIT:
             break
-    return seconds, used.stolen
+    return seconds, stolen
 
 
 def whole_size(size: int, world_size: int) -> int:
@@ -121,31 +128,12 @@ def messages_at(size: int, messages_per_sample: int) -> int:
     return max(1, min(messages_per_sample, SAMPLE_BYTES // size))
 
 
-def _rows(
-    me: Rank, settings: CollectivesSettings, collective: str, size: int, seconds: Floats
-) -> pd.DataFrame:
-    labels = {
-        "collective": collective,
-        "backend": me.backend,
-        # gloo's are rings; NCCL chooses by size unless it is told.
-        "algorithm": "ring" if me.backend == "gloo" else os.environ.get("NCCL_ALGO", "auto"),
-        "link": me.link,
-        "link_bits_per_s": me.link_bits_per_s,
-        "ranks": me.world_size,
-        "messages_per_sample": messages_at(size, settings.messages_per_sample),
-        "in_flight": max(1, me.gloo_threads),
-        "bytes": size,
-    }
-    columns = {"sample": np.arange(len(seconds)), "seconds": seconds}
-    return pd.DataFrame({**labels, **columns})
-
-
 def measure_size(
     me: Rank, collective: str, size: int, budget: Budget, seed: int, messages_per_sample: int
 ) -> Floats:
     """Seconds of every sample, of the slowest rank; the values of the last one are checked."""
     count = messages_at(size, messages_per_sample)
-    checked = CheckedCollective.of(collective, size, seed, me.rank, me.world_size, me.device, count)
+    checked = CheckedCollective.of(me, collective, size, seed, count)
     synchronize = synchronizer(me.device)
 
     def together() -> None:
@@ -153,13 +141,7 @@ def measure_size(
         synchronize()
         dist.barrier()
 
-    seconds = measure(
-        checked.run,
-        budget,
-        synchronize=synchronize,
-        setup=together,
-        agree=agree_all,
-    )
+    seconds = measure(checked.run, budget, synchronize=synchronize, setup=together, agree=agree_all)
     checked.check()
     return slowest(seconds) / count
 
@@ -180,29 +162,22 @@ class CheckedCollective:
 
     @classmethod
     def of(
-        cls,
-        collective: str,
-        size: int,
-        seed: int,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        count: int = 1,
+        cls, me: Rank, collective: str, size: int, seed: int, count: int = 1
     ) -> CheckedCollective:
         """Random integers in float32, different on every rank, whose sums are exact."""
         elements = size // _ELEMENT_BYTES
-        share = _shares(seed, elements // world_size if collective == "all_gather" else elements)
-        mine = share(rank)
+        share = _shares(seed, elements // me.world_size if collective == "all_gather" else elements)
+        mine = share(me.rank)
         if collective == "all_gather":
-            expected = torch.cat([share(number) for number in range(world_size)])
+            expected = torch.cat([share(number) for number in range(me.world_size)])
         else:
             expected = torch.zeros(elements)
-            for number in range(world_size):
+            for number in range(me.world_size):
                 expected += share(number)
             if collective == "reduce_scatter":
-                expected = expected.chunk(world_size)[rank]
+                expected = expected.chunk(me.world_size)[me.rank]
         start = mine if collective == "all_reduce" else torch.full_like(expected, float("nan"))
-        mine, start, expected = (tensor.to(device) for tensor in (mine, start, expected))
+        mine, start, expected = (tensor.to(me.device) for tensor in (mine, start, expected))
         buffers = expected.new_empty((count, expected.numel()))
         return cls(collective, mine, start, buffers, expected)
 

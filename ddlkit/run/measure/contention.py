@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,26 +30,14 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import merge
 from ddlkit.core.units import MIB, format_seconds
 from ddlkit.formats import kineto
-from ddlkit.run.instruments.clock import (
-    Budget,
-    Floats,
-    Marks,
-    chrome_trace,
-    measure,
-    measure_interleaved,
-    sample_rows,
-    synchronizer,
-    timed,
-)
-from ddlkit.run.jobs import launch
+from ddlkit.run.instruments import clock
+from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure_interleaved, sample_rows
 from ddlkit.run.jobs.job import job
 from ddlkit.run.jobs.rank import Rank, agree_all, slowest
 from ddlkit.run.measure import channels, standin
-from ddlkit.run.measure.layers import arithmetic, device_named, memory_for
+from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.standin import Compute, Footprint, Passage, StandIn
-from ddlkit.run.sessions.session import Partial, Point, Tables, Unavailable
-
-Shape = tuple[int, ...]
+from ddlkit.run.sessions.session import Point, Tables, TableSet, Unavailable
 
 # -- kernels -----------------------------------------------------------------------------------
 
@@ -77,7 +65,7 @@ IDLE = "idle"  # no kernel: what the communication does by itself
 class Kernel:
     """What computes: its input's shape and type, and how to make the call for an input on a device."""
 
-    shape: Shape
+    shape: tuple[int, ...]
     dtype: torch.dtype
     build: Callable[[torch.Tensor], Compute]
 
@@ -97,21 +85,17 @@ def kernels(scale: Scale) -> dict[str, Kernel]:
     image = (scale.images, 64, scale.side, scale.side)
     pixels = scale.side**2
     square = (scale.product, scale.product)
+    convolve = _module(nn.Conv2d, 64, 64, 7, stride=2, padding=3, bias=False)
+    attend = functools.partial(nn.functional.scaled_dot_product_attention, is_causal=True)
     return {
         "average_pooling": Kernel(image, fp32, _module(nn.AvgPool2d, 3, stride=2, padding=1)),
         "batch_norm": Kernel(image, fp32, _module(nn.BatchNorm2d, 64)),
-        "convolution": Kernel(
-            image, fp32, _module(nn.Conv2d, 64, 64, 7, stride=2, padding=3, bias=False)
-        ),
+        "convolution": Kernel(image, fp32, convolve),
         "linear": Kernel((scale.images, 64, pixels), fp32, _module(nn.Linear, pixels, 64)),
         "relu": Kernel(image, fp32, _module(nn.ReLU, inplace=True)),
         "matrix_product": Kernel(square, bf16, lambda x: functools.partial(torch.mm, x, x.clone())),
         "attention": Kernel(
-            scale.attention,
-            bf16,
-            lambda x: functools.partial(
-                nn.functional.scaled_dot_product_attention, x, x.clone(), x.clone(), is_causal=True
-            ),
+            scale.attention, bf16, lambda x: functools.partial(attend, x, x.clone(), x.clone())
         ),
     }
 
@@ -141,13 +125,11 @@ def measure_beside_standin(
     Raises UserError for an unknown device or kernel, a stand-in that does not compile, and when memory
     runs out.
     """
-    place = device_named(device)
-    kernel = _known(name, scale)
-    with (
-        arithmetic("fp32", place, None),
-        memory_for(f"{name} beside the stand-in"),
-        torch.no_grad(),
-    ):
+    known = kernels(scale)
+    if name not in (*known, IDLE):
+        raise UserError(f"unknown kernel {name!r}: use one of {', '.join(known)}, {IDLE}")
+    kernel = known.get(name)
+    with computing(f"{name} beside the stand-in", device) as place, torch.no_grad():
         stand_in = standin.make(place)
         once = kernel.on(place) if kernel else stand_in.idle
         calls = _calls(once, place, stand_in.least_s)
@@ -162,7 +144,7 @@ def measure_beside_standin(
         samples = measure_interleaved(
             {footprint: functools.partial(run, footprint) for footprint in passages},
             budget,
-            synchronize=synchronizer(place),
+            synchronize=clock.synchronizer(place),
         )
     frames = []
     for footprint, seconds in samples.items():
@@ -176,7 +158,7 @@ def _beside_standin(
 ) -> dict[str, Any]:
     """Columns that say what ran beside a kernel, by what was asked and by what was seen."""
     traffic = [passage.traffic() for passage in passages]
-    seen = {
+    seen: dict[str, Any] = {
         "ranks": 1,
         "bytes_per_s": [passed.bytes_per_s for passed in traffic],
         "overlap_share": [passed.overlap_share for passed in traffic],
@@ -185,10 +167,8 @@ def _beside_standin(
         return seen
     return seen | {
         "communication": "standin",
-        "blocks": footprint.blocks,
-        "threads": footprint.threads,
-        "taken_blocks": footprint.blocks,
-        "taken_threads": footprint.threads,
+        **dict.fromkeys(("blocks", "taken_blocks"), footprint.blocks),
+        **dict.fromkeys(("threads", "taken_threads"), footprint.threads),
         "registers": stand_in.registers,
         "shared_bytes": stand_in.shared_bytes,
         "cluster": stand_in.cluster(footprint.blocks),
@@ -223,16 +203,8 @@ def _rows(
 
 def _calls(once: Compute, device: torch.device, least_s: float) -> int:
     """How often to call ``once`` so that all together last at least ``least_s``."""
-    once_s = float(measure(once, _ONCE, synchronize=synchronizer(device))[0])
+    once_s = float(clock.measure(once, _ONCE, synchronize=clock.synchronizer(device))[0])
     return max(1, math.ceil(least_s / once_s))
-
-
-def _known(name: str, scale: Scale) -> Kernel | None:
-    """The kernel of that name; None for "idle"."""
-    known = kernels(scale)
-    if name not in (*known, IDLE):
-        raise UserError(f"unknown kernel {name!r}: use one of {', '.join(known)}, {IDLE}")
-    return known.get(name)
 
 
 # -- beside real all-reduces -------------------------------------------------------------------
@@ -241,103 +213,71 @@ MESSAGE_BYTES = 256 * MIB
 AS_LONG = 4.0  # how long messages beside a kernel last, over its time alone
 HOLD_CYCLES = 600_000  # of the GPU, 0.3 ms: until the first message's kernel has started
 COMPUTE = "ddlkit.compute"
-
-
-def measure_beside_all_reduce(
-    blocks: int,
-    thread_counts: Sequence[int],
-    n_ranks: int,
-    scale: Scale,
-    budget: Budget,
-    *,
-    names: Sequence[str] | None = None,
-    message_bytes: int = MESSAGE_BYTES,
-    timeout_s: float = 300.0,
-) -> pd.DataFrame:
-    """Table ``contention``: kernels alone and beside all-reduces between ``n_ranks`` ranks of this machine.
-
-    blocks, thread_counts : what NCCL is asked for, each pair in processes of its own; 0 leaves it to
-        NCCL. What it took, as the profiler saw it, is in taken_blocks, taken_threads, registers and
-        shared_bytes (0 where there is no such kernel, as with gloo).
-    names : of `kernels`; by default all
-    budget : for each kernel
-
-    ``seconds`` are of the slowest rank. ``overlap_share`` and ``bytes_per_s`` (what each rank sends while
-    messages are under way) are seen once a kernel, by profiling one more repeat.
-
-    Raises Partial with what was measured when a setting failed, UserError when all did.
-    """
-    frames, wrong = [], []
-    for threads in thread_counts:
-        with launch.workspace(None) as out:
-            place = launch.Loopback(variables=channels.environment(blocks, threads, out))
-            own = ContentionSettings(
-                tuple(names or kernels(scale)), scale, blocks, threads, message_bytes, budget
-            )
-            try:
-                tables = launch.launch(
-                    contention_job,
-                    own,
-                    ranks=n_ranks,
-                    place=place,
-                    timeout_s=timeout_s,
-                    out=out,
-                )
-                frames.append(tables["contention"])
-            except UserError as error:
-                wrong.append(f"{blocks}x{threads}: {error}")
-    if not frames:
-        raise UserError("; ".join(wrong))
-    table = pd.concat(frames, ignore_index=True)
-    if wrong:
-        raise Partial({"contention": table}, "; ".join(wrong))
-    return table
+TIMEOUT_S = 300.0  # for each setting
 
 
 @dataclass(frozen=True)
 class ContentionSettings:
-    """What CONFIG.json of the job ``contention`` may hold; see `measure_beside_all_reduce`."""
+    """What CONFIG.json of the job ``contention`` may hold.
 
-    names: Sequence[str]
-    scale: Scale
+    blocks, threads : what NCCL is asked for; 0 leaves it to NCCL
+    names : of `kernels`; budget : for each of them
+    """
+
     blocks: int
-    threads: int
-    message_bytes: int
+    scale: Scale
     budget: Budget
+    names: Sequence[str]
+    message_bytes: int = MESSAGE_BYTES
+    threads: int = 0
+
+
+def measure_beside_all_reduce(
+    settings: ContentionSettings, thread_counts: Sequence[int], n_ranks: int
+) -> pd.DataFrame:
+    """Table ``contention``: kernels alone and beside all-reduces between ``n_ranks`` ranks of this machine.
+
+    Each of ``thread_counts`` is measured in processes of its own. What NCCL took, as the profiler saw
+    it, is in taken_blocks, taken_threads, registers and shared_bytes (0 where there is no such kernel,
+    as with gloo). ``seconds`` are of the slowest rank. ``overlap_share`` and ``bytes_per_s`` (what each
+    rank sends while messages are under way) are seen once a kernel, by profiling one more repeat.
+
+    Raises as `channels.measure_settings` does.
+    """
+
+    def measure_one(_: int, threads: int) -> pd.DataFrame:
+        own = replace(settings, threads=threads)
+        return channels.launch_under(contention_job, own, n_ranks, TIMEOUT_S)[0]
+
+    pairs = [(settings.blocks, threads) for threads in thread_counts]
+    return channels.measure_settings("contention", pairs, measure_one)
 
 
 @job(ContentionSettings, "contention")
 def contention_job(me: Rank, settings: ContentionSettings) -> Iterator[Tables]:
     """One kernel after the other."""
-    with arithmetic("fp32", me.device, None), torch.no_grad():
-        for name in settings.names:
-            with memory_for(f"{name} beside all-reduces"):
-                rows = _beside(me, name, settings)
-            yield {"contention": rows}
+    for name in settings.names:
+        with computing(f"{name} beside all-reduces", me.device), torch.no_grad():
+            rows = _beside(me, name, settings)
+        yield {"contention": rows}
 
 
 def _beside(me: Rank, name: str, settings: ContentionSettings) -> pd.DataFrame:
     """Rows of one kernel, alone and beside all-reduces that outlast it."""
-    kernel = _known(name, settings.scale)
-    if kernel is None:
-        raise UserError("all-reduces by themselves are in the table collectives: name a kernel")
+    kernel = kernels(settings.scale)[name]
     pair = _Pair(me, kernel, settings.message_bytes)
     count = pair.enough()
     beside = functools.partial(pair.both, count)
-    samples = {
-        company: seconds / pair.calls
-        for company, seconds in pair.measure(
-            {"none": pair.alone, me.backend: beside}, settings.budget
-        ).items()
-    }
-    seen = asdict(pair.profile(beside))
+    companies: dict[str, Compute] = {"none": pair.alone, me.backend: beside}
+    samples = pair.measure(companies, settings.budget)
+    seen = pair.profile(beside)
     sent_bytes = count * settings.message_bytes * bus_factor("all_reduce", me.world_size)
     seen |= {"communication": me.backend, "bytes_per_s": sent_bytes / seen.pop("messages_s")}
     # Alone or not: a table holds several settings, each with times of its own.
     both = {"ranks": me.world_size, "blocks": settings.blocks, "threads": settings.threads}
     frames = [
-        _rows(name, kernel, me.device, both, samples["none"]),
-        _rows(name, kernel, me.device, both | seen, samples[me.backend]),
+        _rows(name, kernel, me.device, both, samples["none"] / pair.calls),
+        _rows(name, kernel, me.device, both | seen, samples[me.backend] / pair.calls),
     ]
     alone_s, beside_s = (float(frame["seconds"].median()) for frame in frames)
     me.say(
@@ -360,10 +300,10 @@ class _Pair:
         least_s = 0.0 if me.device.type == "cuda" else standin.CpuStandIn.least_s
         calls = _calls(once, me.device, least_s)
         self.calls = int(slowest([calls])[0])
-        self.alone = timed(lambda: [once() for _ in range(self.calls)], me.device)
+        self.alone = clock.timed(lambda: [once() for _ in range(self.calls)], me.device)
         self._start = torch.randn(message_bytes // 4, device=me.device)
         self._message = self._start.clone()
-        self._synchronize = synchronizer(me.device)
+        self._wait = clock.synchronizer(me.device)
 
     def both(self, count: int) -> Marks:
         """Post ``count`` all-reduces, compute while they run, and wait for all."""
@@ -387,47 +327,29 @@ class _Pair:
     def measure(self, actions: Mapping[str, Compute], budget: Budget) -> dict[str, Floats]:
         """Seconds of the actions in turn, of the slowest rank."""
         samples = measure_interleaved(
-            actions,
-            budget,
-            synchronize=self._synchronize,
-            setup=self._together,
-            agree=agree_all,
+            actions, budget, synchronize=self._wait, setup=self._together, agree=agree_all
         )
         return {name: slowest(seconds) for name, seconds in samples.items()}
 
-    def profile(self, action: Compute) -> Seen:
+    def profile(self, action: Compute) -> dict[str, Any]:
         """What the profiler sees of the action here; all ranks profile, so that all are equally slow."""
         self._together()
-        return read_trace(json.loads(chrome_trace(action, self.device)))
+        return read_trace(json.loads(clock.chrome_trace(action, self.device)))
 
     def _together(self) -> None:
         self._message.copy_(self._start)  # sums of sums grow
-        self._synchronize()
+        self._wait()
         dist.barrier()
 
 
 # -- what the profiler saw ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Seen:
-    """Messages beside a computation in a profile, as the columns of ``contention`` but for messages_s.
+def read_trace(trace: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of ``contention`` from a Chrome trace of a computation and the messages beside it.
 
-    overlap_share : of the computation's time
-    messages_s : from the first message's start to the last one's end
-    the rest : of the messages' kernel, 0 where they have none
-    """
-
-    overlap_share: float
-    messages_s: float
-    taken_blocks: int
-    taken_threads: int
-    registers: int
-    shared_bytes: int
-
-
-def read_trace(trace: Mapping[str, Any]) -> Seen:
-    """What a Chrome trace of `torch.profiler` says of a computation and the messages beside it.
+    Also messages_s, from the first message's start to the last one's end. overlap_share is of the
+    computation's time; the rest is of the messages' kernel, 0 where they have none.
 
     Computation: all GPU kernels but NCCL's and the one that only waits; without a GPU, the span named
     COMPUTE. Messages: NCCL's kernels, or gloo's spans on its own threads.
@@ -437,8 +359,7 @@ def read_trace(trace: Mapping[str, Any]) -> Seen:
     kernels = [event for event in events if event.category == "kernel"]
     if kernels:
         messages = [event for event in kernels if event.collective]
-        others = [event for event in kernels if not event.collective]
-        computing = [event for event in others if "spin_kernel" not in event.name]
+        computing = [one for one in kernels if not one.collective and "spin_kernel" not in one.name]
     else:
         messages = [event for event in events if event.collective == "all_reduce"]
         computing = [event for event in events if event.name == COMPUTE]
@@ -447,25 +368,21 @@ def read_trace(trace: Mapping[str, Any]) -> Seen:
             f"the profiler saw {len(messages)} messages and {len(computing)} computations: "
             "that they ran together is not proven, so no time is recorded"
         )
-    message, compute = _spans(messages), _spans(computing)
+    message, compute = (np.array([event.at_s for event in seen]) for seen in (messages, computing))
     both_s = _length(message) + _length(compute) - _length(np.concatenate([message, compute]))
     how = messages[0].args if kernels else {}
-    return Seen(
-        overlap_share=max(0.0, both_s / _length(compute)),
-        messages_s=float(message[:, 1].max() - message[:, 0].min()),
-        taken_blocks=math.prod(how.get("grid", [0])),
-        taken_threads=math.prod(how.get("block", [0])),
-        registers=int(how.get("registers per thread", 0)),
-        shared_bytes=int(how.get("shared memory", 0)),
-    )
-
-
-def _spans(events: Sequence[kineto.Event]) -> Floats:
-    """(n, 2) starts and ends in seconds."""
-    return np.array([(event.start_s, event.end_s) for event in events])
+    return {
+        "overlap_share": max(0.0, both_s / _length(compute)),
+        "messages_s": float(message[:, 1].max() - message[:, 0].min()),
+        "taken_blocks": math.prod(how.get("grid", [0])),
+        "taken_threads": math.prod(how.get("block", [0])),
+        "registers": int(how.get("registers per thread", 0)),
+        "shared_bytes": int(how.get("shared memory", 0)),
+    }
 
 
 def _length(spans: Floats) -> float:
+    """Of the union of (n, 2) starts and ends."""
     return float(np.sum(np.diff(merge(spans))))
 
 
@@ -489,30 +406,24 @@ def points(device: str, smoke: bool) -> list[Point]:
         budget = Budget(warmup=1, min_repeats=6, max_repeats=15, max_s=6.0 if on_gpu else 20.0)
     few = ("convolution", "attention") if smoke else tuple(kernels(scale))
     footprints = _footprints(on_gpu, smoke)
+    each_s = 3.0 + 1.5 * budget.max_s
     alone = [
-        _point(
-            name,
-            3.0 + 1.5 * budget.max_s,
-            measure_beside_standin,
-            device,
-            name,
-            scale,
-            footprints,
-            budget,
-        )
+        _point(name, each_s, measure_beside_standin, device, name, scale, footprints, budget)
         for name in (*few, IDLE)
     ]
     budget = replace(budget, max_s=budget.max_s / 4)  # two cases in turn, not tens
     if not on_gpu:
         each_s = 10.0 + len(few) * (1 + budget.max_s)
-        measure_all = functools.partial(measure_beside_all_reduce, names=few, message_bytes=4 * MIB)
-        return [*alone, _point("gloo-p2", each_s, measure_all, 0, [0], 2, scale, budget)]
+        own = ContentionSettings(0, scale, budget, few, 4 * MIB)
+        return [*alone, _point("gloo-p2", each_s, measure_beside_all_reduce, own, [0], 2)]
     gpus = torch.cuda.device_count()
-    each_s = 10.0 + len(kernels(scale)) * (1 + budget.max_s)
+    names = tuple(kernels(scale))
+    each_s = 10.0 + len(names) * (1 + budget.max_s)
+    blocks = channels.BLOCKS[: 1 if smoke else None]
+    settings = [ContentionSettings(count, scale, budget, names) for count in blocks]
     estimate_s = len(channels.THREADS) * each_s if gpus > 1 else 0.0
     return alone + [
-        _point(f"nccl-b{blocks}", estimate_s, _between_gpus, blocks, gpus, scale, budget)
-        for blocks in channels.BLOCKS[: 1 if smoke else None]
+        _point(f"nccl-b{own.blocks}", estimate_s, _between_gpus, own, gpus) for own in settings
     ]
 
 
@@ -526,11 +437,11 @@ def _footprints(on_gpu: bool, smoke: bool) -> list[Footprint]:
     return [Footprint(blocks, threads, rate) for rate, blocks, threads in grid]
 
 
-def _between_gpus(blocks: int, gpus: int, scale: Scale, budget: Budget) -> pd.DataFrame:
-    """All kernels beside all-reduces between all GPUs of this machine."""
+def _between_gpus(settings: ContentionSettings, gpus: int) -> pd.DataFrame:
+    """Kernels beside all-reduces between all GPUs of this machine."""
     if gpus < 2:
         raise Unavailable(f"needs 2 GPUs, here {'is 1' if gpus == 1 else f'are {gpus}'}")
-    return measure_beside_all_reduce(blocks, channels.THREADS, gpus, scale, budget)
+    return measure_beside_all_reduce(settings, channels.THREADS, gpus)
 
 
 def _point(
@@ -540,4 +451,4 @@ def _point(
         return {"contention": measure_table(*arguments)}
 
     packed = ("contention",)
-    return Point("contention", name, packed, run, estimate_s, packed)
+    return Point(TableSet("contention", name, packed, packed), run, estimate_s)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.measure.layers import arithmetic, device_named
+from ddlkit.run.measure.layers import computing
 from ddlkit.run.nets import pictures, zoo
 
 NETWORKS: dict[str, Callable[[int], nn.Module]] = {
@@ -63,14 +63,10 @@ class Recipe:
         return falling * min(1.0, (step + 1) / self.steps)
 
 
-@lru_cache(maxsize=2)
-def _drawn(count: int, seed: int) -> pictures.Pictures:
-    return pictures.draw(count, seed)
-
-
+@lru_cache(maxsize=1)
 def data(recipe: Recipe) -> tuple[pictures.Pictures, pictures.Pictures]:
     """The pictures to train on, and those that no training sees."""
-    return _drawn(recipe.training_images, 0), _drawn(recipe.held_out_images, 1)
+    return pictures.draw(recipe.training_images, 0), pictures.draw(recipe.held_out_images, 1)
 
 
 def _on_device(drawn: pictures.Pictures, device: torch.device) -> TensorDataset:
@@ -127,11 +123,10 @@ def train(
 
     Raises UserError for an unknown network or device, and when the loss is no longer a number.
     """
-    place = device_named(device)
-    shown, unseen = data(recipe)
-    training, held_out = _on_device(shown, place), _on_device(unseen, place)
+    what = f"{network}, seed {seed}"
     rows: list[tuple[int, str, float, float, float]] = []
-    with arithmetic("fp32", place, threads), torch.random.fork_rng():
+    with computing(what, device, threads=threads) as place, torch.random.fork_rng():
+        training, held_out = (_on_device(drawn, place) for drawn in data(recipe))
         torch.manual_seed(seed)  # of dropout
         model = started(network, seed).to(place)
         for epoch, (running, seconds) in enumerate(_epochs(model, training, recipe, seed)):
@@ -139,36 +134,30 @@ def train(
             found[TRAINING] = _evaluate(model, *training[: len(held_out)])
             found[HELD_OUT] = _evaluate(model, *held_out[:])
             if not all(math.isfinite(loss) for loss, _ in found.values()):
-                raise UserError(
-                    f"{network}, seed {seed}: diverged in epoch {epoch}: lower the rate"
-                )
-            rows += [
-                (epoch, on, *loss_and_accuracy, seconds) for on, loss_and_accuracy in found.items()
-            ]
+                raise UserError(f"{what}: diverged in epoch {epoch}: lower the rate")
+            rows += [(epoch, on, loss, right, seconds) for on, (loss, right) in found.items()]
             if epoch % max(1, recipe.epochs // 8) == 0:
                 loss, right = found[HELD_OUT]
-                say(
-                    f"{network}, seed {seed}, epoch {epoch}: held out {loss:.3f}, {right:.0%} right"
-                )
-        labels = _labels(network, model, seed, recipe, place, shown.sha256)
+                say(f"{what}, epoch {epoch}: held out {loss:.3f}, {right:.0%} right")
+        labels = _labels(network, model, seed, recipe)
     columns = ["epoch", "measured_on", "loss", "accuracy", "seconds"]
     return pd.DataFrame({**labels, **pd.DataFrame(rows, columns=columns)})
 
 
-def _labels(
-    network: str, model: nn.Module, seed: int, recipe: Recipe, device: torch.device, digest: str
-) -> dict[str, Any]:
+def _labels(network: str, model: nn.Module, seed: int, recipe: Recipe) -> dict[str, Any]:
+    device = next(model.parameters()).device.type
     whole, dense = parameter_counts(model)
+    shown, _ = data(recipe)
     return {
         "network": network,
-        "device": device.type,
+        "device": device,
         "seed": seed,
-        "threads": torch.get_num_threads() if device.type == "cpu" else 0,
+        "threads": torch.get_num_threads() if device == "cpu" else 0,
         "parameters": whole,
         "dense_parameters": dense,
         "classes": len(pictures.CLASSES),
         "images": recipe.training_images,
-        "data_sha256": digest,
+        "data_sha256": shown.sha256,
         "batch": recipe.batch,
         "learning_rate": recipe.learning_rate,
         "epochs": recipe.epochs,

@@ -19,7 +19,7 @@ import torch
 
 from ddlkit.core.units import KIB, MIB, format_bytes
 from ddlkit.run.instruments.clock import Action, Budget, Floats, measure, measure_on, sample_rows
-from ddlkit.run.measure.layers import device_named, memory_for
+from ddlkit.run.measure.layers import computing
 from ddlkit.run.sessions.session import Unavailable, all_or_partial
 
 SIZES = tuple(4 * KIB << power for power in range(0, 19, 2))  # 4 KiB .. 1 GiB
@@ -47,19 +47,16 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
 
     Raises UserError for an unknown device and when memory runs out.
     """
-    place = device_named(device)
     largest = psutil.virtual_memory().available // _MEMORY_SHARE
     sizes = [size for size in sizes if size <= largest]
-    with memory_for(f"pools of {format_bytes(max(sizes))} to copy between"):
+    with computing(f"pools of {format_bytes(max(sizes))} to copy between", device) as place:
         pools = _pools(place, max(sizes))
-        return pd.concat(
-            [
-                _rows(kind, place.type, size, *_copy_s(kind, target, source, size, place, budget))
-                for kind, (target, source) in pools.items()
-                for size in sizes
-            ],
-            ignore_index=True,
-        )
+        frames = []
+        for (kind, (target, source)), size in itertools.product(pools.items(), sizes):
+            count, seconds = _copy_s(kind, target, source, size, place, budget)
+            labels = {"copy": kind, "device": place.type, "bytes": size, "copies_per_sample": count}
+            frames.append(sample_rows(labels, seconds))
+    return pd.concat(frames, ignore_index=True)
 
 
 def _random(n_bytes: int, *, pinned: bool = False) -> Pool:
@@ -145,8 +142,12 @@ def measure_disk(directory: Path, sizes: Sequence[int], budget: Budget) -> pd.Da
             rest = rest[file.write(rest) :]
         os.fsync(file.fileno())
         buffer = memoryview(bytearray(max(sizes)))
+        labels = {"device": "disk", "copies_per_sample": 1}
         frames = (
-            _rows(kind, "disk", size, 1, _read_s(file, buffer[:size], budget, setup))
+            sample_rows(
+                labels | {"copy": kind, "bytes": size},
+                _read_s(file, buffer[:size], budget, setup),
+            )
             for kind, setup in (("disk_cached", None), ("disk_cold", lambda: evict(file)))
             for size in sizes
         )
@@ -190,10 +191,3 @@ def resident_share(file: FileIO) -> float:
         if failed:
             raise Unavailable("no cold reads: the kernel does not say what it holds in memory")
     return float(np.mean(np.frombuffer(bytes(flags), dtype=np.uint8) & 1))
-
-
-def _rows(
-    kind: str, device: str, size: int, copies_per_sample: int, seconds: Floats
-) -> pd.DataFrame:
-    labels = {"copy": kind, "device": device, "bytes": size, "copies_per_sample": copies_per_sample}
-    return sample_rows(labels, seconds)

@@ -30,13 +30,12 @@ from torch import nn
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import LayerProfile
-from ddlkit.run.instruments import flops as flop_counting
-from ddlkit.run.instruments.clock import Budget, Marks, measure_interleaved, synchronizer
+from ddlkit.run.instruments.clock import Budget, Marks, measure_interleaved, rows_by, synchronizer
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank
 from ddlkit.run.nets import registry as networks
-from ddlkit.run.sessions.outcomes import ran_out_of_memory
+from ddlkit.run.sessions.session import ran_out_of_memory
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 
@@ -112,7 +111,7 @@ class _Order:
         flops: list[int] = []
         ready: list[str] = []
         borders: list[int] = []
-        with flop_counting.counter() as counter:
+        with networks.flop_counter() as counter:
 
             def start(tensor: str) -> None:
                 starts.append(tensor)
@@ -120,17 +119,15 @@ class _Order:
 
             with training.watched(start, ready.append):
                 training.iterate(lambda: borders.append(counter.get_total_flops()))
-        forward_end = borders[1]
-        return cls(tuple(starts), np.diff([*flops, forward_end]).astype(float), tuple(ready))
+        forward_flops = np.diff([*flops, borders[1]]).astype(float)
+        return cls(tuple(starts), forward_flops, tuple(ready))
 
     def spans(self, seconds: Floats) -> Floats:
         """(s + n,) time from each layer's start to the next, then from each gradient to the next.
 
         seconds : the marks of a watched iteration. The first layer starts with the iteration.
         """
-        s, n = len(self.starts), len(self.ready)
-        forward_end = s + 1
-        return np.diff(np.delete(seconds[: forward_end + n + 1], 1))
+        return np.diff(np.delete(seconds[: len(self.starts) + len(self.ready) + 2], 1))
 
     def by_tensor(self, by_start: Floats) -> Floats:
         """(n,) in forward order from (s,): all of a layer goes to its first tensor."""
@@ -140,7 +137,7 @@ class _Order:
         return shares
 
 
-def device_named(name: str) -> torch.device:
+def device_named(name: str | torch.device) -> torch.device:
     """cpu or a CUDA device that is there. Raises UserError for any other name."""
     try:
         device = torch.device(name)
@@ -156,11 +153,17 @@ def device_named(name: str) -> torch.device:
 
 
 @contextmanager
-def arithmetic(precision: str, device: torch.device, threads: int | None) -> Iterator[None]:
-    """Compute with this precision and this many CPU threads; afterwards as before."""
+def computing(
+    what: str, device: str | torch.device, precision: str = "fp32", threads: int | None = None
+) -> Iterator[torch.device]:
+    """Compute on a device with this precision and this many CPU threads; afterwards as before.
+
+    Raises UserError for what cannot be had, and where memory runs out while computing ``what``.
+    """
+    place = device_named(device)
     if precision not in PRECISIONS:
         raise UserError(f"unknown precision {precision!r}: use {', '.join(PRECISIONS)}")
-    if precision == "tf32" and device.type != "cuda":
+    if precision == "tf32" and place.type != "cuda":
         raise UserError("precision 'tf32' needs a CUDA device: use fp32 or bf16 on the CPU")
     if threads is not None and threads < 1:
         raise UserError(f"{threads} threads: must be at least 1")
@@ -171,18 +174,12 @@ def arithmetic(precision: str, device: torch.device, threads: int | None) -> Ite
             before.callback(setattr, switch, "allow_tf32", switch.allow_tf32)
             switch.allow_tf32 = precision == "tf32"
         torch.set_num_threads(threads or torch.get_num_threads())
-        yield
-
-
-@contextmanager
-def memory_for(what: str) -> Iterator[None]:
-    """Running out of memory is a mistake of the user: one line."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:  # torch's CUDA out-of-memory is a RuntimeError
-        if not ran_out_of_memory(error):
-            raise
-        raise UserError(f"out of memory: {what}; choose a smaller batch") from None
+        try:
+            yield place
+        except (MemoryError, RuntimeError) as error:  # torch's CUDA out-of-memory is a RuntimeError
+            if not ran_out_of_memory(error):
+                raise
+            raise UserError(f"out of memory: {what}; choose a smaller batch") from None
 
 
 def _slowest_line(spans: Floats, slowest: Callable[[Floats], Floats]) -> Floats:
@@ -219,9 +216,8 @@ def profile_layers(
     device or precision, a batch or thread count below 1, and when memory runs out.
     """
     slowest = peers.slowest if me else np.asarray
-    place = device_named(device)
     what = f"{network} at batch {batch} on {device}"
-    with arithmetic(precision, place, threads), memory_for(what):
+    with computing(what, device, precision, threads) as place:
         training = Training(network, batch, place, precision)
         order = _Order.of(training)
         plain, watched = _measure(training, budget or Budget(), me)
@@ -240,13 +236,7 @@ def profile_layers(
         "precision": precision,
         "ranks": me.world_size if me else 1,
     }
-    frames = [
-        pd.DataFrame(
-            {**labels, "quantity": name, "sample": np.arange(len(seconds)), "seconds": seconds}
-        )
-        for name, seconds in quantities.items()
-    ]
-    return profile, pd.concat(frames, ignore_index=True)
+    return profile, rows_by("quantity", quantities, labels)
 
 
 def _profile(

@@ -24,9 +24,10 @@ from torch import Tensor
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import selected
 from ddlkit.core.units import MIB
-from ddlkit.run.instruments.clock import Budget, measure_each_on, sample_rows
-from ddlkit.run.measure.layers import device_named, memory_for
-from ddlkit.run.sessions.session import Point, Tables, all_or_partial
+from ddlkit.run.instruments import clock
+from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.measure.layers import computing
+from ddlkit.run.sessions.session import Point, Tables, TableSet, all_or_partial
 
 Selector = Callable[[Tensor, int], Tensor]
 Actions = Mapping[str, Callable[[int], object]]
@@ -211,11 +212,21 @@ class _Tensors:
         self, actions: Actions, density: float, flush: Tensor, budget: Budget
     ) -> pd.DataFrame:
         """Rows of each action in turn, each sample the mean over the tensors; ``flush`` is written before."""
+
+        def on_each(action: Callable[[int], object]) -> None:
+            for i in range(self.count):
+                action(i)
+
         device = flush.device
-        on_each = {
-            name: functools.partial(self._on_each, action) for name, action in actions.items()
-        }
-        samples = measure_each_on(device, on_each, budget, setup=lambda: flush.fill_(1.0))
+        samples = clock.measure_interleaved(
+            {
+                name: clock.timed(functools.partial(on_each, actions[name]), device)
+                for name in actions
+            },
+            budget,
+            synchronize=clock.synchronizer(device),
+            setup=lambda: flush.fill_(1.0),
+        )
         labels = {
             "device": device.type,
             "dtype": "float32",
@@ -224,15 +235,8 @@ class _Tensors:
             "density": density,
             "distribution": self.distribution,
         }
-        frames = [
-            sample_rows({"operation": name, **labels}, seconds / self.count)
-            for name, seconds in samples.items()
-        ]
-        return pd.concat(frames, ignore_index=True)
-
-    def _on_each(self, action: Callable[[int], object]) -> None:
-        for i in range(self.count):
-            action(i)
+        means = {name: seconds / self.count for name, seconds in samples.items()}
+        return clock.rows_by("operation", means, labels)
 
 
 def measure_selection(
@@ -258,11 +262,10 @@ def measure_selection(
 
     Raises UserError for an unknown device, and when memory runs out: Partial if something was measured.
     """
-    place = device_named(device)
-    flush = torch.empty(FLUSH_BYTES[place.type] // 4, device=place)
 
     def frames() -> Iterator[pd.DataFrame]:
-        with memory_for(f"selecting from {elements} elements on {device}"):
+        with computing(f"selecting from {elements} elements on {device}", device) as place:
+            flush = torch.empty(FLUSH_BYTES[place.type] // 4, device=place)
             for number, distribution in enumerate(distributions):
                 tensors = _Tensors(elements, distribution, place, seed + number)
                 if number:
@@ -296,6 +299,6 @@ def points(device: str, smoke: bool) -> list[Point]:
         # On a CPU the repeats end small sizes early, and the least number of rounds the large ones late.
         estimate_s = groups * most_s / 2 if on_gpu else 2 + size * 2.3e-6
         packed = ("selection",)
-        return Point("selection", f"d{size}", packed, run, estimate_s, packed)
+        return Point(TableSet("selection", f"d{size}", packed, packed), run, estimate_s)
 
     return [point(size) for size in sizes]

@@ -12,20 +12,22 @@ bytes would be; memory moves three times as many.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from ctypes import byref, c_char, c_char_p, c_double, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
-from ddlkit.run.instruments import nvrtc
 from ddlkit.run.instruments.clock import Marks
 
 Compute = Callable[[], object]
@@ -42,80 +44,8 @@ HOLD_S = 300e-6  # meanwhile the host gives the GPU all that is to follow, so th
 # 16 bytes a load, 2 x 10 loads under way: the compiler keeps these 80 words and little else, 94 registers
 # on sm_90 (nvcc and NVRTC 13.0), handed out by eights. What it gives is read back and recorded.
 UNROLL = 10
-OPTIONS = ("--maxrregcount=96",)
-SOURCE = r"""
-typedef unsigned long long u64;
-
-// The record, in 64-bit words: whether to stop, how many blocks have begun; when the gate opened and
-// closed, and how many chunks had been sent by then; then for each block its begin, end, and chunks sent.
-enum { STOP, BEGUN, OPENED, SENT_BEFORE, CLOSED, SENT_AFTER, HEAD };
-
-static __device__ __forceinline__ u64 now_ns() {
-  u64 t;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-  return t;
-}
-
-// c = a + b, chunk by chunk: block i takes the chunks i, i + blocks, ... of the buffers, round and round.
-// It waits for nothing but the time at which its next chunk is due, and ends on the flag, after
-// most_chunks, and after most_ns in any case. Buffers hold buffer_chunks >= blocks chunks.
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
-standin(const float4* __restrict__ a, const float4* __restrict__ b, float4* __restrict__ c,
-        u64 buffer_chunks, u64 most_chunks, double chunk_ns, u64 most_ns, volatile u64* record) {
-  volatile u64* begins = record + HEAD;
-  volatile u64* ends = begins + gridDim.x;
-  volatile u64* sent = ends + gridDim.x;
-  const u64 begin = now_ns();
-  if (threadIdx.x == 0) {
-    begins[blockIdx.x] = begin;
-    atomicAdd((u64*)record + BEGUN, 1ULL);
-  }
-  u64 chunk = blockIdx.x;
-  for (u64 done = 0;; ++done) {
-    bool halt = false;
-    if (threadIdx.x == 0) {
-      sent[blockIdx.x] = done;
-      const double due_ns = done * chunk_ns;
-      u64 passed;
-      do {
-        passed = now_ns() - begin;
-        halt = record[STOP] || passed >= most_ns || done >= most_chunks;
-      } while (!halt && passed < due_ns);
-    }
-    if (__syncthreads_or(halt)) break;
-    const u64 first = chunk * UNROLL * blockDim.x + threadIdx.x;
-    float4 x[UNROLL], y[UNROLL];
-#pragma unroll
-    for (int i = 0; i < UNROLL; ++i) x[i] = a[first + i * blockDim.x];
-#pragma unroll
-    for (int i = 0; i < UNROLL; ++i) y[i] = b[first + i * blockDim.x];
-#pragma unroll
-    for (int i = 0; i < UNROLL; ++i)
-      c[first + i * blockDim.x] =
-          make_float4(x[i].x + y[i].x, x[i].y + y[i].y, x[i].z + y[i].z, x[i].w + y[i].w);
-    chunk += gridDim.x;
-    if (chunk >= buffer_chunks) chunk -= buffer_chunks;
-  }
-  if (threadIdx.x == 0) ends[blockIdx.x] = now_ns();
-}
-
-// One thread, before and after the computation and in its stream: waits at least hold_ns, and until
-// `blocks` blocks have begun or most_ns are over; notes the time and what has been sent; may set the flag.
-extern "C" __global__ void gate(volatile u64* record, u64 slot, u64 blocks, u64 hold_ns, u64 most_ns,
-                                u64 stop) {
-  const u64 begin = now_ns();
-  u64 passed;
-  do {
-    passed = now_ns() - begin;
-  } while (passed < hold_ns || (record[BEGUN] < blocks && passed < most_ns));
-  volatile u64* sent = record + HEAD + 2 * blocks;
-  u64 chunks = 0;
-  for (u64 i = 0; i < blocks; ++i) chunks += sent[i];
-  record[slot] = now_ns();
-  record[slot + 1] = chunks;
-  if (stop) record[STOP] = 1;
-}
-""".replace("UNROLL", str(UNROLL)).replace("MOST_THREADS", str(MOST_THREADS))
+OPTIONS = ("--maxrregcount=96", f"-DUNROLL={UNROLL}", f"-DMOST_THREADS={MOST_THREADS}")
+SOURCE = Path(__file__).with_suffix(".cu").read_text()
 
 _OPENED, _CLOSED, _HEAD = 2, 4, 6  # as in the source
 _NS = 1e9
@@ -133,14 +63,12 @@ class Footprint:
     bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.blocks < 1 or not 1 <= self.threads <= MOST_THREADS:
+        possible = self.blocks >= 1 and 1 <= self.threads <= MOST_THREADS
+        if not (possible and 0 <= self.bytes_per_s < float("inf")):
             raise UserError(
-                f"a communication kernel of {self.blocks} blocks of {self.threads} threads: "
-                f"needs at least one of each and at most {MOST_THREADS} threads"
-            )
-        if not 0 <= self.bytes_per_s < float("inf"):
-            raise UserError(
-                f"communication at {self.bytes_per_s} bytes/s: give a rate, or 0 for any"
+                f"a communication kernel of {self.blocks} blocks of {self.threads} threads at "
+                f"{self.bytes_per_s} bytes/s: needs at least one of each, at most {MOST_THREADS} "
+                "threads, and a rate, or 0 for any"
             )
 
     def chunk_s(self, chunk_bytes: int) -> float:
@@ -195,13 +123,12 @@ class GpuStandIn:
     least_s = 0.0
 
     def __init__(self, buffer_bytes: int = BUFFER_BYTES) -> None:
-        self._send, self._gate = nvrtc.load(SOURCE, ("standin", "gate"), OPTIONS)
+        self._send, self._gate = load(SOURCE, ("standin", "gate"), OPTIONS)
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
         self._clusters = gpu.major >= 9
         self.registers = self._send.registers
-        self.shared_bytes = min(
-            SHARED_BYTES, getattr(gpu, "shared_memory_per_block_optin", 48 * KIB)
-        )
+        most_bytes = getattr(gpu, "shared_memory_per_block_optin", 48 * KIB)
+        self.shared_bytes = min(SHARED_BYTES, most_bytes)
         self._send.allow_shared(self.shared_bytes)
         self.a, self.b, self.c = torch.randn(3, buffer_bytes // 16 * 4, device="cuda")
         self._stream = torch.cuda.Stream()
@@ -219,14 +146,14 @@ class GpuStandIn:
 
         chunks : of each block; record : (6 + 3 blocks,) zeros, int64
         """
-        if record is None:
-            record = self._record(footprint.blocks)
-        in_buffer = self.c.nbytes // self.chunk_bytes(footprint.threads)
+        record = self._record(footprint.blocks) if record is None else record
+        chunk_bytes = self.chunk_bytes(footprint.threads)
+        in_buffer = self.c.nbytes // chunk_bytes
         if in_buffer < footprint.blocks:
             raise UserError(
                 f"stand-in of {footprint.blocks} blocks: its buffers hold {in_buffer} chunks"
             )
-        chunk_ns = footprint.chunk_s(self.chunk_bytes(footprint.threads)) * _NS
+        chunk_ns = footprint.chunk_s(chunk_bytes) * _NS
         limits = (in_buffer, chunks, chunk_ns, int(LONGEST_S * _NS))
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -374,3 +301,159 @@ StandIn = GpuStandIn | CpuStandIn
 def make(device: torch.device) -> StandIn:
     """The stand-in of that device. Raises UserError where it cannot be compiled or loaded."""
     return GpuStandIn() if device.type == "cuda" else CpuStandIn()
+
+
+# -- CUDA compiled while the program runs, launched through the driver ---------------------------
+#
+# It needs what every CUDA build of torch brings along (NVRTC) and the driver, no toolkit and no headers.
+# torch's own ``torch.cuda._compile_kernel`` (2.9 and later) insists on a toolkit, passes whole numbers
+# as 32 bits, and cannot ask for a cluster.
+
+Argument = torch.Tensor | int | float
+"""A tensor goes as its address, an int as 64 bits without sign, a float as double."""
+
+_REGISTERS, _DYNAMIC_SHARED_BYTES = 4, 8  # CUfunction_attribute
+_CLUSTER, _CLUSTER_POLICY, _SPREAD = 4, 5, 1  # CUlaunchAttributeID, CUclusterSchedulingPolicy
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: a number, and a value of up to 64 bytes."""
+
+    _fields_ = (("id", c_int), ("pad", c_int), ("value", c_uint * 16))
+
+
+class _Launch(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("stream", c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("n_attributes", c_uint),
+    )
+
+
+class CudaFunction:
+    """A function that runs on the current GPU.
+
+    registers : that the compiler gave to each thread
+    """
+
+    def __init__(self, module: c_void_p, name: str) -> None:
+        self._function, found = c_void_p(), c_int()
+        _driver("cuModuleGetFunction", byref(self._function), module, c_char_p(name.encode()))
+        _driver("cuFuncGetAttribute", byref(found), _REGISTERS, self._function)
+        self.registers = found.value
+
+    def allow_shared(self, n_bytes: int) -> None:
+        """Let a block ask for up to ``n_bytes`` of dynamic shared memory: without this, for 48 KiB."""
+        _driver("cuFuncSetAttribute", self._function, _DYNAMIC_SHARED_BYTES, n_bytes)
+
+    def launch(
+        self,
+        blocks: int,
+        threads: int,
+        arguments: Sequence[Argument],
+        *,
+        shared_bytes: int = 0,
+        cluster: int = 1,
+    ) -> None:
+        """Put ``blocks`` blocks of ``threads`` threads into torch's current stream.
+
+        cluster : blocks that must run at the same time and near each other, yet spread over
+            multiprocessors, as NCCL asks for; divides ``blocks``, above 1 from Hopper on
+
+        Tensors must live until the kernel has ended. Raises UserError when the driver refuses.
+        """
+        attributes = (_Attribute * 2)()
+        attributes[0].id, attributes[0].value[:3] = _CLUSTER, (cluster, 1, 1)
+        attributes[1].id, attributes[1].value[0] = _CLUSTER_POLICY, _SPREAD
+        how = _Launch(
+            grid=(blocks, 1, 1),
+            block=(threads, 1, 1),
+            shared_bytes=shared_bytes,
+            stream=torch.cuda.current_stream().cuda_stream,
+            attributes=attributes,
+            n_attributes=len(attributes) if cluster > 1 else 0,
+        )
+        values = [_c_value(argument) for argument in arguments]
+        places = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        _driver("cuLaunchKernelEx", byref(how), self._function, places, None)
+
+
+def _c_value(argument: Argument) -> c_void_p | c_uint64 | c_double:
+    if isinstance(argument, torch.Tensor):
+        return c_void_p(argument.data_ptr())
+    return c_uint64(argument) if isinstance(argument, int) else c_double(argument)
+
+
+def load(source: str, names: Sequence[str], options: Sequence[str] = ()) -> list[CudaFunction]:
+    """Compile ``source`` for the current GPU and load its ``extern "C"`` kernels of these names.
+
+    Raises UserError for a torch without CUDA, source that does not compile, and a driver that refuses.
+    """
+    torch.cuda.synchronize()  # makes torch's context the current one, where modules belong
+    major, minor = torch.cuda.get_device_capability()
+    image = cubin(source, f"sm_{major}{minor}", options)
+    module = c_void_p()
+    _driver("cuModuleLoadData", byref(module), c_char_p(image))
+    return [CudaFunction(module, name) for name in names]
+
+
+def cubin(source: str, architecture: str, options: Sequence[str] = ()) -> bytes:
+    """Machine code for an architecture such as "sm_90"; no GPU is needed to make it.
+
+    Raises UserError, with the compiler's first complaint, when the source does not compile.
+    """
+    nvrtc = _nvrtc()
+    words = [f"--gpu-architecture={architecture}", *options]
+    program, size = c_void_p(), c_size_t()
+    named = c_char_p(source.encode()), c_char_p(b"ddlkit.cu")
+    _check_nvrtc(nvrtc.nvrtcCreateProgram(byref(program), *named, 0, None, None))
+    try:
+        given = (c_char_p * len(words))(*(word.encode() for word in words))
+        failed = nvrtc.nvrtcCompileProgram(program, len(words), given)
+        nvrtc.nvrtcGetProgramLogSize(program, byref(size))
+        log = (c_char * size.value)()
+        nvrtc.nvrtcGetProgramLog(program, log)
+        _check_nvrtc(failed, log.value.decode(errors="replace"))
+        _check_nvrtc(nvrtc.nvrtcGetCUBINSize(program, byref(size)))
+        image = (c_char * size.value)()
+        _check_nvrtc(nvrtc.nvrtcGetCUBIN(program, image))
+    finally:
+        nvrtc.nvrtcDestroyProgram(byref(program))
+    return image.raw
+
+
+def _check_nvrtc(status: int, log: str = "") -> None:
+    if status:
+        complaint = next((line for line in log.splitlines() if "error" in line), f"status {status}")
+        raise UserError(f"CUDA source does not compile: {complaint}")
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL:
+    """NVRTC of torch's CUDA version: where the loader finds it, or as torch's wheels bring it along."""
+    if torch.version.cuda is None:
+        raise UserError("this torch has no CUDA, so no NVRTC: install a CUDA build of torch")
+    name = f"libnvrtc.so.{torch.version.cuda.partition('.')[0]}"
+    home = Path(torch.__file__).parent
+    brought = (*home.parent.glob(f"nvidia/*/lib/{name}"), *home.glob("lib/libnvrtc-[0-9]*.so*"))
+    for candidate in (name, *map(str, brought)):
+        try:
+            return ctypes.CDLL(candidate)
+        except OSError:
+            continue
+    raise UserError(f"{name} is neither where the loader looks nor beside torch in {home.parent}")
+
+
+def _driver(call: str, *arguments: object) -> None:
+    """One call of the CUDA driver. Raises UserError with the driver's words when it fails."""
+    library = ctypes.CDLL("libcuda.so.1")
+    status = getattr(library, call)(*arguments)
+    if status:
+        words = c_char_p()
+        library.cuGetErrorString(status, byref(words))
+        raise UserError(f"{call}: {(words.value or b'unknown error').decode()} ({status})")

@@ -1,18 +1,146 @@
-"""Images per second: whole training iterations in a row, forward to optimizer, on one device."""
+"""How fast a device multiplies matrices, how much of that networks reach, and images per second."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
+import torch
+from torch import Tensor, nn
 
-from ddlkit.run.instruments.clock import Budget, measure_on, sample_rows
-from ddlkit.run.measure.layers import Training, arithmetic, device_named, memory_for
+from ddlkit import store
+from ddlkit.core.units import MIB
+from ddlkit.papers import osf
+from ddlkit.run.instruments.clock import Budget, Floats, measure_on, rows_by, sample_rows
+from ddlkit.run.measure.layers import Training, computing, device_named
 from ddlkit.run.sessions.session import all_or_partial
 
+CACHE_BYTES = 256 * MIB  # more than the caches of a device hold: operands in turn come from memory
+MOST_SETS = 16
+DRIFT_BUDGET = Budget(warmup=3, min_repeats=10, max_repeats=20, max_s=2.0)
+DRIFT_COPY_BYTES = 256 * MIB
 SHARING_TABLE_2 = ("alexnet", "vgg16", "vgg19", "resnet18", "resnet50", "resnet101", "vit_b_16")
-INPUTS = 4  # batches that take turns
+INPUTS = 4  # batches that take turns in whole iterations
+KERNELS = {"cpu": ("product", "convolution"), "cuda": ("product",)}
+
+
+def _product(left: Tensor, right: Tensor, result: Tensor) -> Tensor:
+    return torch.mm(left, right, out=result)
+
+
+def _convolution(left: Tensor, right: Tensor, _: Tensor) -> Tensor:
+    """The same product as a 1 x 1 convolution: rows of ``right`` are channels, its columns pixels."""
+    side = len(left)
+    height = 2 ** (side.bit_length() // 2)
+    height = height if side % height == 0 else 1
+    pixels = right.view(1, side, height, side // height)
+    return nn.functional.conv2d(pixels, left.view(side, side, 1, 1)).view(side, side)
+
+
+_MULTIPLY = {"product": _product, "convolution": _convolution}
+
+
+def measure_peaks(
+    device: str, precisions: Sequence[str], sides: Sequence[int], budget: Budget
+) -> pd.DataFrame:
+    """Table ``peaks``: products of square matrices of random numbers, 2 side^3 FLOP each.
+
+    Once as such, and on a CPU also as the convolution that is the same sum: the two go to different
+    libraries, and on some processors the one for convolutions is twice as fast. Each sample is the mean
+    of products of several sets of matrices in a row, so that the operands have left the caches; on CUDA
+    by the device's own clock.
+
+    Raises UserError for an unknown device or precision, and when memory runs out.
+    """
+    place = device_named(device)
+    frames = []
+    for precision, side, kernel in itertools.product(precisions, sides, KERNELS[place.type]):
+        seconds = product_s(place, precision, side, budget, kernel)
+        labels = {"device": place.type, "precision": precision, "kernel": kernel, "side": side}
+        frames.append(sample_rows(labels, seconds))
+    return pd.concat(frames, ignore_index=True)
+
+
+def product_s(
+    device: torch.device, precision: str, side: int, budget: Budget, kernel: str = "product"
+) -> Floats:
+    """(repeats,) seconds of one product of two side x side matrices, computed by ``kernel``."""
+    kind = torch.bfloat16 if precision == "bf16" else torch.float32
+    set_bytes = 3 * side * side * kind.itemsize
+    count = min(MOST_SETS, max(2, -(-CACHE_BYTES // set_bytes)))
+    multiply_by = _MULTIPLY[kernel]
+    what = f"{count} x 3 matrices of {side} x {side} on {device}"
+    with computing(what, device, precision):
+        sets = [
+            [torch.randn(side, side, device=device, dtype=kind) for _ in range(3)]
+            for _ in range(count)
+        ]
+
+        def multiply() -> None:
+            for left, right, result in sets:
+                multiply_by(left, right, result)
+
+        return measure_on(device, multiply, budget) / count
+
+
+def measure_drift(
+    moment: str, device: str, side: int, copy_bytes: int = DRIFT_COPY_BYTES
+) -> pd.DataFrame:
+    """Table ``drift``: one product in fp32 and one copy in memory, the same at every ``moment``.
+
+    Taken at the start and at the end of a session: where the two differ, so may what lies between.
+    """
+    place = device_named(device)
+    source = torch.randn(copy_bytes // 4, device=place)
+    target = torch.empty_like(source)
+    work = {
+        f"fp32 product {side}": product_s(place, "fp32", side, DRIFT_BUDGET),
+        f"copy {copy_bytes} bytes": measure_on(place, lambda: target.copy_(source), DRIFT_BUDGET),
+    }
+    return rows_by("work", work, {"moment": moment, "device": place.type})
+
+
+def efficiency(directory: Path) -> pd.DataFrame:
+    """Table ``efficiency`` of every layer profile in ``directory``: c = achieved / peak (osf Eq 5).
+
+    The peak is once that of the fastest product in that precision on that kind of device, once the
+    maker's datasheet (0, and c 0, where there is none). Iterations in tf32 and bf16 compute in part in
+    fp32, so their c is a lower bound of what their products reach.
+
+    Raises UserError for a damaged table.
+    """
+    tables = [store.load_table(path, "peaks") for path in sorted(directory.glob("peaks-*.csv*"))]
+    measured = store.measured_peaks(pd.concat(tables)) if tables else {}
+    rows = []
+    for path in sorted(directory.glob("layers-*.csv*")):
+        gpus = store.load_stamp(path)["machine"].get("gpus", [])
+        keys = ["network", "device", "batch", "precision", "ranks"]
+        for names, layers in store.load_table(path, "layers").groupby(keys, sort=False):
+            case = dict(zip(keys, names, strict=True))
+            flops = float(layers["flops"].sum())
+            compute_s = float(layers["forward_s"].sum() + layers["backward_s"].sum())
+            peak = measured.get((case["device"], case["precision"]), 0.0)
+            on_gpu = case["device"] == "cuda" and gpus
+            quantity = f"{case['precision']}_flops_per_s"
+            printed = store.datasheet(gpus[0]["model"], quantity) if on_gpu else 0.0
+            rows.append(
+                {
+                    **case,
+                    "forward_flops": flops,
+                    "compute_s": compute_s,
+                    "achieved_flops_per_s": 3 * flops / compute_s,
+                    "measured_flops_per_s": peak,
+                    "measured_c": osf.utilisation(flops, compute_s, peak) if peak else 0.0,
+                    "datasheet_flops_per_s": printed,
+                    "datasheet_c": osf.utilisation(flops, compute_s, printed) if printed else 0.0,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+# -- whole iterations ------------------------------------------------------------------------
 
 
 def measure_throughput(
@@ -47,9 +175,8 @@ def measure_throughput(
 def _one_batch(
     network: str, batch: int, device: str, precision: str, iterations: int, budget: Budget
 ) -> pd.DataFrame:
-    place = device_named(device)
     what = f"{network} at batch {batch} in {precision} on {device}"
-    with arithmetic(precision, place, None), memory_for(what):
+    with computing(what, device, precision) as place:
         training = Training(network, batch, place, precision)
         inputs = itertools.cycle([training.inputs.roll(n, dims=-1) for n in range(INPUTS)])
 

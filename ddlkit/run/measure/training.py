@@ -26,9 +26,9 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB, format_seconds
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
-from ddlkit.run.instruments import processor
+from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget, chrome_trace, measure, synchronizer
-from ddlkit.run.instruments.processor import Usage
+from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank, everyones, slowest
 from ddlkit.run.nets import registry as networks
@@ -97,8 +97,9 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     """
     torch.manual_seed(settings.seed)
     network = networks.build(settings.network).to(me.device)
-    _check_plans(settings, network)
-    copy_s_per_byte = _copying(me, network)
+    held_bytes = sum(p.nbytes for p in network.parameters() if p.requires_grad)
+    _check_plans(settings, held_bytes)
+    copy_s_per_byte = _copy_s(me, network) / held_bytes
     refused: set[str] = set()
     for repeat in range(settings.repeats):
         for spec in [spec for spec in settings.plans if spec not in refused]:
@@ -112,8 +113,8 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
             raise UserError("training: DDP made other buckets than asked for under every plan")
 
 
-def _copying(me: Rank, network: nn.Module) -> float:
-    """Seconds a byte to copy the gradients of ``network`` into one buffer, of the slowest rank."""
+def _copy_s(me: Rank, network: nn.Module) -> float:
+    """Seconds to copy the gradients of ``network`` into one buffer, of the slowest rank."""
     gradients = [torch.zeros_like(p).view(-1) for p in network.parameters() if p.requires_grad]
     sizes = [gradient.numel() for gradient in gradients]
     parts = torch.empty(sum(sizes), device=me.device).split(sizes)
@@ -123,17 +124,15 @@ def _copying(me: Rank, network: nn.Module) -> float:
             part.copy_(gradient)
 
     seconds = measure(copy_all, COPIES, synchronize=synchronizer(me.device), setup=dist.barrier)
-    n_bytes = sum(gradient.numel() * gradient.element_size() for gradient in gradients)
-    return float(np.median(slowest(seconds))) / n_bytes
+    return float(np.median(slowest(seconds)))
 
 
-def _check_plans(settings: TrainingSettings, network: nn.Module) -> None:
-    held = sum(p.numel() * p.element_size() for p in network.parameters() if p.requires_grad)
+def _check_plans(settings: TrainingSettings, held_bytes: int) -> None:
     for spec, sizes in settings.plans.items():
-        if sum(sizes) != held and (sizes or spec != OWN_PLAN):
+        if sum(sizes) != held_bytes and (sizes or spec != OWN_PLAN):
             raise UserError(
                 f"plan {spec!r}: its buckets hold {sum(sizes)} bytes, "
-                f"the gradients of {settings.network} {held}"
+                f"the gradients of {settings.network} {held_bytes}"
             )
 
 
@@ -180,7 +179,7 @@ class _Block:
 
     def measure(self, repeat: int) -> dict[str, pd.DataFrame]:
         """Rows of this round; in the first also of the buckets, which may be all there is to measure."""
-        seconds, load = self._timed()
+        seconds, used = self._timed()
         self._check_equal_gradients()
         tables = {}
         if repeat == 0:
@@ -193,7 +192,20 @@ class _Block:
                 return tables
         with self.model.no_sync():  # when no gradients are exchanged
             compute_s = float(np.median(self._timed()[0]))
-        tables["runs"] = _run_rows(self.case, repeat, seconds, compute_s, load)
+        columns = {
+            **asdict(self.case),
+            "case": self.case.key,
+            "origin": "measured",
+            "repeat": repeat,
+            "iteration": np.arange(len(seconds)),
+            "iteration_s": seconds,
+            "compute_s": compute_s,
+            "exposed_communication_s": seconds - compute_s,
+            "processor_load": used.busy,
+            "processor_limited": used.limited,
+            "stolen": used.stolen,
+        }
+        tables["runs"] = pd.DataFrame(columns)
         self.me.say(
             f"{self.settings.network}, plan {self.spec}, {len(self.buckets)} buckets, round "
             f"{repeat + 1} of {self.settings.repeats}: {format_seconds(float(np.median(seconds)))} an "
@@ -212,21 +224,22 @@ class _Block:
         return seen
 
     def _bucket_rows(self) -> pd.DataFrame:
+        made = {"asked": self.asked, "rebuilt": self.buckets}
         rows = [
-            {"case": self.case.key, "bucket": number, "bytes": size, "source": source}
-            for source, sizes in (("asked", self.asked), ("rebuilt", self.buckets))
+            (self.case.key, number, size, source)
+            for source, sizes in made.items()
             for number, size in enumerate(sizes)
         ]
-        return pd.DataFrame(rows)
+        return pd.DataFrame(rows, columns=["case", "bucket", "bytes", "source"])
 
     def _timed(self) -> tuple[Floats, Usage]:
         """Seconds of each iteration, of the slowest rank, and how the cores were used meanwhile."""
         iterations = self.settings.iterations
         exactly = Budget(0, iterations, iterations, max_s=float("inf"), relative_halfwidth=0.0)
         dist.barrier()
-        before = processor.reading()
+        before = vitals.processor_times()
         seconds = measure(self._iterate, exactly, synchronize=self.synchronize)
-        used = processor.usage(before, processor.reading())
+        used = vitals.processor_usage(before, vitals.processor_times())
         return slowest(seconds), Usage(*slowest([used.busy, used.stolen]).tolist())
 
     def _iterate(self, settle: Callable[[], object] | None = None) -> None:
@@ -251,22 +264,3 @@ class _Block:
             raise UserError(
                 "training: ranks hold different gradients after an all-reduce: no time is recorded"
             )
-
-
-def _run_rows(
-    case: Case, repeat: int, seconds: Floats, compute_s: float, used: Usage
-) -> pd.DataFrame:
-    columns = {
-        **asdict(case),
-        "case": case.key,
-        "origin": "measured",
-        "repeat": repeat,
-        "iteration": np.arange(len(seconds)),
-        "iteration_s": seconds,
-        "compute_s": compute_s,
-        "exposed_communication_s": seconds - compute_s,
-        "processor_load": used.busy,
-        "processor_limited": used.limited,
-        "stolen": used.stolen,
-    }
-    return pd.DataFrame(columns)

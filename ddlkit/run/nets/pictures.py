@@ -27,17 +27,13 @@ SIDE = 56
 NOISE = 0.06  # standard deviation; brightness goes from 0 to 1
 
 
-def _distance(u: Floats, v: Floats) -> Floats:
-    return np.hypot(u, v)
-
-
 SHAPES: dict[str, Pattern] = {
-    "disc": lambda u, v: _distance(u, v) < 0.9,
+    "disc": lambda u, v: np.hypot(u, v) < 0.9,
     "square": lambda u, v: np.maximum(abs(u), abs(v)) < 0.8,
     "triangle": lambda u, v: (v > -0.5) & (v < 1 - np.sqrt(3) * abs(u)),
     "cross": lambda u, v: (np.minimum(abs(u), abs(v)) < 0.3) & (np.maximum(abs(u), abs(v)) < 1),
-    "ring": lambda u, v: (_distance(u, v) < 1) & (_distance(u, v) > 0.55),
-    "star": lambda u, v: _distance(u, v) < 0.62 + 0.38 * np.cos(5 * np.arctan2(v, u)),
+    "ring": lambda u, v: (np.hypot(u, v) < 1) & (np.hypot(u, v) > 0.55),
+    "star": lambda u, v: np.hypot(u, v) < 0.62 + 0.38 * np.cos(5 * np.arctan2(v, u)),
 }
 """Which points belong to a shape of radius about 1 around the origin."""
 

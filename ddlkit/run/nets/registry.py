@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.instruments import flops
 from ddlkit.run.nets import zoo
 from ddlkit.store import network_named
 
@@ -86,7 +87,6 @@ def _words(batch: int, generator: torch.Generator) -> Batch:
 
 NETWORKS: dict[str, Network] = {
     "lenet5": Network(zoo.lenet5, _images(channels=1, side=28, classes=10)),
-    "alexnet": _torchvision("alexnet"),
     "alexnet_caffe": Network(zoo.alexnet_caffe, _images(channels=3, side=227, classes=1000)),
     # Without the auxiliary heads: they help training to converge and are no part of what it leaves.
     "googlenet": _torchvision("googlenet", aux_logits=False, init_weights=False),
@@ -94,16 +94,12 @@ NETWORKS: dict[str, Network] = {
     "googlenet_aux": Network(_googlenet_with_heads, _for_each_head),
     "inception_v4": Network(zoo.inception_v4, _images(channels=3, side=299, classes=1000)),
     "lstm_ptb": Network(zoo.LanguageModel, _words),
-    "resnet18": _torchvision("resnet18"),
-    "resnet50": _torchvision("resnet50"),
-    "resnet101": _torchvision("resnet101"),
-    "resnet152": _torchvision("resnet152"),
-    # Layers come with random weights; drawing VGG's 138 million once more takes two seconds.
-    "vgg16": _torchvision("vgg16", init_weights=False),
     "vgg16_cifar": Network(zoo.vgg16_cifar, _images(channels=3, side=32, classes=10)),
     "vgg16_replaced": Network(zoo.vgg16_replaced, _IMAGENET),
-    "vgg19": _torchvision("vgg19", init_weights=False),
-    "vit_b_16": _torchvision("vit_b_16"),
+    # Layers come with random weights; drawing VGG's 138 million once more takes two seconds.
+    **{name: _torchvision(name, init_weights=False) for name in ("vgg16", "vgg19")},
+    **{name: _torchvision(name) for name in ("alexnet", "vit_b_16")},
+    **{name: _torchvision(name) for name in ("resnet18", "resnet50", "resnet101", "resnet152")},
 }
 
 
@@ -147,7 +143,7 @@ def size(name: str) -> Size:
     with torch.device("meta"):
         network = build(name)
     inputs, _ = sample_batch(name, 1, "meta")
-    with torch.no_grad(), flops.counter() as counter:
+    with torch.no_grad(), flop_counter() as counter:
         network(inputs)
     tensors = [parameter.numel() for parameter in network.parameters()]
     return Size(sum(tensors), len(tensors), counter.get_total_flops())
@@ -163,3 +159,39 @@ def sample_batch(name: str, batch: int, device: torch.device | str = "cpu") -> B
         raise UserError(f"batch {batch} of {name}: must be at least 1")
     inputs, labels = network.sample(batch, torch.Generator().manual_seed(0))
     return inputs.to(device), labels.to(device)
+
+
+# -- FLOP of a forward pass, 2 per multiply-add, alike on every device ---------------------------
+
+Shape = tuple[int, ...]
+
+
+def _attention(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
+    flops: int = sdpa_flop_count(query, key, value)
+    return flops
+
+
+def _recurrence(inputs: Shape, weights: Sequence[Shape]) -> int:
+    """Each weight matrix is applied once to every sample of every time step."""
+    return 2 * math.prod(inputs[:2]) * sum(math.prod(w) for w in weights if len(w) == 2)
+
+
+def _rnn_of_cpu(inputs: Shape, w_inputs: Shape, w_states: Shape, *_: object, **__: object) -> int:
+    return _recurrence(inputs, (w_inputs, w_states))
+
+
+def _rnn_of_cuda(inputs: Shape, weights: Sequence[Shape], *_: object, **__: object) -> int:
+    return _recurrence(inputs, weights)
+
+
+# torch has no formula for these kernels, and counts 0: the same work must count alike everywhere.
+_FORMULAS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten.mkldnn_rnn_layer: _rnn_of_cpu,
+    torch.ops.aten._cudnn_rnn: _rnn_of_cuda,
+}
+
+
+def flop_counter() -> Any:
+    """A context in which the FLOP of every operation add up; ask it with ``get_total_flops``."""
+    return FlopCounterMode(display=False, custom_mapping=_FORMULAS)

@@ -5,7 +5,12 @@ Layers carry the names that the publication or its tables give them; weights are
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,29 +46,29 @@ def alexnet_caffe() -> nn.Module:
 
     Its layers are those of dag Tab VI by name and size; as there, without response normalisation.
     """
-    return _named(
-        conv1=nn.Conv2d(3, 96, 11, stride=4),
-        relu1=nn.ReLU(),
-        pool1=nn.MaxPool2d(3, stride=2),
-        conv2=nn.Conv2d(96, 256, 5, padding=2, groups=2),
-        relu2=nn.ReLU(),
-        pool2=nn.MaxPool2d(3, stride=2),
-        conv3=nn.Conv2d(256, 384, 3, padding=1),
-        relu3=nn.ReLU(),
-        conv4=nn.Conv2d(384, 384, 3, padding=1, groups=2),
-        relu4=nn.ReLU(),
-        conv5=nn.Conv2d(384, 256, 3, padding=1, groups=2),
-        relu5=nn.ReLU(),
-        pool5=nn.MaxPool2d(3, stride=2),
-        flatten=nn.Flatten(),
-        fc6=nn.Linear(256 * 6 * 6, 4096),
-        relu6=nn.ReLU(),
-        drop6=nn.Dropout(),
-        fc7=nn.Linear(4096, 4096),
-        relu7=nn.ReLU(),
-        drop7=nn.Dropout(),
-        fc8=nn.Linear(4096, 1000),
+    convolutions = (
+        nn.Conv2d(3, 96, 11, stride=4),
+        nn.Conv2d(96, 256, 5, padding=2, groups=2),
+        nn.Conv2d(256, 384, 3, padding=1),
+        nn.Conv2d(384, 384, 3, padding=1, groups=2),
+        nn.Conv2d(384, 256, 3, padding=1, groups=2),
     )
+    layers: dict[str, nn.Module] = {}
+    for number, convolution in enumerate(convolutions, start=1):
+        layers |= {f"conv{number}": convolution, f"relu{number}": nn.ReLU()}
+        if number in (1, 2, 5):
+            layers[f"pool{number}"] = nn.MaxPool2d(3, stride=2)
+    return _named(**layers, **_dense(256 * 6 * 6, 4096, 4096, 1000, first=6))
+
+
+def _dense(*widths: int, first: int = 1, dropout: float = 0.5) -> dict[str, nn.Module]:
+    """Linear layers, numbered from ``first``, with ReLU and dropout in between."""
+    layers: dict[str, nn.Module] = {"flatten": nn.Flatten()}
+    for number, (inputs, outputs) in enumerate(pairwise(widths), start=first):
+        if number > first:
+            layers |= {f"relu{number - 1}": nn.ReLU(), f"drop{number - 1}": nn.Dropout(dropout)}
+        layers[f"fc{number}"] = nn.Linear(inputs, outputs)
+    return layers
 
 
 # -- VGG-16 ------------------------------------------------------------------------------------
@@ -129,14 +134,7 @@ def vgg16_eighth(classes: int, dropout: float = 0.5) -> nn.Module:
     width, units = 512 // _EIGHTH, 4096 // _EIGHTH
     return _named(
         features=_eighth_features(),
-        flatten=nn.Flatten(),
-        fc1=nn.Linear(width * _MAP_SIDE**2, units),
-        relu1=nn.ReLU(),
-        drop1=nn.Dropout(dropout),
-        fc2=nn.Linear(units, units),
-        relu2=nn.ReLU(),
-        drop2=nn.Dropout(dropout),
-        fc3=nn.Linear(units, classes),
+        **_dense(width * _MAP_SIDE**2, units, units, classes, dropout=dropout),
     )
 
 
@@ -158,8 +156,9 @@ class _Concat(nn.ModuleList):
         return torch.cat([branch(x) for branch in self], dim=1)
 
 
-Kernel = int | tuple[int, int]
-Unit = tuple[int, Kernel] | tuple[int, Kernel, int]
+_INCEPTION = Path(__file__).with_name("inception_v4.json")
+_TIMES = {"inception_a": 4, "inception_b": 7, "inception_c": 3}
+Unit = Sequence[Any]
 
 
 def _chain(inputs: int, *units: Unit) -> nn.Sequential:
@@ -181,85 +180,48 @@ def _chain(inputs: int, *units: Unit) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def _pooled(inputs: int, outputs: int) -> nn.Sequential:
-    mean = nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False)
-    return nn.Sequential(mean, _chain(inputs, (outputs, 1)))
+def _branch(inputs: int, units: list[Any]) -> tuple[nn.Module, int]:
+    """A row of units, and the number of channels that it puts out."""
+    if units == ["halve"]:
+        return nn.MaxPool2d(3, stride=2), inputs
+    if units[0] == "mean":
+        mean = nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False)
+        chain, outputs = _branch(inputs, units[1:])
+        return nn.Sequential(mean, chain), outputs
+    if isinstance(units[-1], dict):
+        fork, outputs = _block(units[-2][0], units[-1]["side_by_side"])
+        return nn.Sequential(_chain(inputs, *units[:-1]), fork), outputs
+    return _chain(inputs, *units), units[-1][0]
 
 
-def _halved() -> nn.Module:
-    return nn.MaxPool2d(3, stride=2)
-
-
-def _split(inputs: int, *units: Unit) -> nn.Sequential:
-    """A chain whose end goes through a 1x3 and a 3x1 convolution side by side."""
-    width = units[-1][0]
-    fork = _Concat(*(_chain(width, (256, kernel)) for kernel in ((1, 3), (3, 1))))
-    return nn.Sequential(_chain(inputs, *units), fork)
-
-
-def _stem() -> nn.Sequential:
-    return nn.Sequential(
-        _chain(3, (32, 3, 2), (32, 3, 1), (64, 3)),
-        _Concat(_halved(), _chain(64, (96, 3, 2))),
-        _Concat(
-            _chain(160, (64, 1), (96, 3, 1)),
-            _chain(160, (64, 1), (64, (7, 1)), (64, (1, 7)), (96, 3, 1)),
-        ),
-        _Concat(_chain(192, (192, 3, 2)), _halved()),
-    )
-
-
-def _inception_a() -> nn.Module:
-    n = 384
-    return _Concat(
-        _pooled(n, 96),
-        _chain(n, (96, 1)),
-        _chain(n, (64, 1), (96, 3)),
-        _chain(n, (64, 1), (96, 3), (96, 3)),
-    )
-
-
-def _inception_b() -> nn.Module:
-    n, row, column = 1024, (1, 7), (7, 1)
-    return _Concat(
-        _pooled(n, 128),
-        _chain(n, (384, 1)),
-        _chain(n, (192, 1), (224, row), (256, column)),
-        _chain(n, (192, 1), (192, row), (224, column), (224, row), (256, column)),
-    )
-
-
-def _inception_c() -> nn.Module:
-    n = 1536
-    return _Concat(
-        _pooled(n, 256),
-        _chain(n, (256, 1)),
-        _split(n, (384, 1)),
-        _split(n, (384, 1), (448, (1, 3)), (512, (3, 1))),
-    )
+def _block(inputs: int, branches: list[Any]) -> tuple[nn.Module, int]:
+    """Branches side by side, and the number of channels that they put out together."""
+    built = [_branch(inputs, units) for units in branches]
+    if len(built) == 1:
+        return built[0]
+    return _Concat(*(module for module, _ in built)), sum(outputs for _, outputs in built)
 
 
 def inception_v4() -> nn.Module:
-    """Inception-v4 of Szegedy et al. (2017), Figures 3 to 9, for 299x299 images: 149 convolutions."""
+    """Inception-v4 of Szegedy et al. (2017), Figures 3 to 9, for 299x299 images: 149 convolutions.
+
+    inception_v4.json : stage -> blocks -> branches -> units as of `_chain`; "mean" averages over 3x3
+        places, "halve" takes the maximum of 3x3 places at every other one
+    """
+    channels = 3
+    stages: dict[str, nn.Module] = {}
+    for name, blocks in json.loads(_INCEPTION.read_text()).items():
+        built = []
+        for branches in blocks * _TIMES.get(name, 1):
+            block, channels = _block(channels, branches)
+            built.append(block)
+        stages[name] = nn.Sequential(*built) if len(built) > 1 else built[0]
     return _named(
-        stem=_stem(),
-        inception_a=nn.Sequential(*(_inception_a() for _ in range(4))),
-        reduction_a=_Concat(
-            _halved(),
-            _chain(384, (384, 3, 2)),
-            _chain(384, (192, 1), (224, 3), (256, 3, 2)),
-        ),
-        inception_b=nn.Sequential(*(_inception_b() for _ in range(7))),
-        reduction_b=_Concat(
-            _halved(),
-            _chain(1024, (192, 1), (192, 3, 2)),
-            _chain(1024, (256, 1), (256, (1, 7)), (320, (7, 1)), (320, 3, 2)),
-        ),
-        inception_c=nn.Sequential(*(_inception_c() for _ in range(3))),
+        **stages,
         pool=nn.AdaptiveAvgPool2d(1),
         flatten=nn.Flatten(),
         drop=nn.Dropout(0.2),
-        fc=nn.Linear(1536, 1000),
+        fc=nn.Linear(channels, 1000),
     )
 
 

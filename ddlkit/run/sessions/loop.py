@@ -1,19 +1,12 @@
-"""The process that measures for ``ddlkit record``: ``python -m ddlkit.run.sessions.recorder CONFIG``.
-
-It measures point after point and tells its parent, line by line, what became of each. When a fault
-leaves the GPU unusable it ends, and its parent starts another one for the rest.
-"""
+"""The one loop that measures: what is there is left out, the rest saved point by point. No torch here."""
 
 from __future__ import annotations
 
 import gc
-import importlib
-import json
-import os
-import signal
 import sys
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +15,7 @@ from typing import Any
 from ddlkit import machine
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import GIB, format_bytes
-from ddlkit.run.jobs.protocol import MISTAKE, die_with_parent, trap
-from ddlkit.run.sessions.outcomes import (
+from ddlkit.run.sessions.session import (
     FAILED,
     IN_USE,
     MEASURED,
@@ -31,12 +23,16 @@ from ddlkit.run.sessions.outcomes import (
     OUT_OF_MEMORY,
     PARTIAL,
     STARTED,
+    THERE,
     UNAVAILABLE,
+    Partial,
+    Point,
+    PointList,
+    Tables,
+    Unavailable,
     ran_out_of_memory,
 )
-from ddlkit.run.sessions.session import Partial, Plan, Point, Tables, Unavailable
 
-SPENT = 75  # exit status: the GPU cannot be used any more by this process
 PRIOR_S = 30.0
 COMPANY_BYTES = 2 * GIB  # others that take more GPU memory than this are at work, not just there
 
@@ -50,24 +46,25 @@ class Pace:
     Estimates count as if they had held for PRIOR_S seconds: one point proves little.
     """
 
-    estimated_s: dict[str, float] = field(default_factory=dict)
-    taken_s: dict[str, float] = field(default_factory=dict)
+    estimated_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    taken_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def note(self, point: Point, seconds: float) -> None:
         """A point took that long."""
-        for name in (point.what, ""):
-            self.estimated_s[name] = self.estimated_s.get(name, 0.0) + point.estimate_s
-            self.taken_s[name] = self.taken_s.get(name, 0.0) + seconds
+        for what in (point.tables.what, ""):
+            self.estimated_s[what] += point.estimate_s
+            self.taken_s[what] += seconds
 
     def expected_s(self, point: Point) -> float:
         """How long it will take if it differs from its estimate as those of its kind did so far."""
-        known = point.what if self.estimated_s.get(point.what) else ""
-        taken_s = self.taken_s.get(known, 0.0) + PRIOR_S
-        return point.estimate_s * taken_s / (self.estimated_s.get(known, 0.0) + PRIOR_S)
+        known = point.tables.what if self.estimated_s[point.tables.what] else ""
+        return (
+            point.estimate_s * (self.taken_s[known] + PRIOR_S) / (self.estimated_s[known] + PRIOR_S)
+        )
 
 
-def work(
-    plan: Plan,
+def measure_points(
+    points: PointList,
     out: Path,
     emit: Emit,
     *,
@@ -77,57 +74,67 @@ def work(
 ) -> bool:
     """Measure what is not there yet; returns whether this process can still use the GPU.
 
+    emit : called with the list of all points and what of them is there, then with what becomes of each
     deadline_s : by `time.time`; a point that will probably not end before it is left out, and so are
         all but the shorter ones after it
     skip, last : keys of points that are not tried (again), and that are tried after all others
     """
-    body = sorted(plan.body, key=lambda point: key_of(point) in last)
-    known = {key_of(p): found for p in body if key_of(p) not in skip if (found := _there(p, out))}
-    missing = [point for point in body if key_of(point) not in {*skip, *known}]
+    body = sorted(points.body, key=lambda point: point.key in last)
+    before = {point.key: found for point in body if (found := look(point, out))}
+    missing = [point for point in body if point.key not in {*skip, *before}]
     # What can only be refused, such as a second GPU's points where there is one, makes no session.
     session = bool(skip) or any(point.estimate_s > 0 for point in missing)
-    opening, closing = (plan.opening, plan.closing) if session else ((), ())
-    emit({"plan": [_described(point) for point in (*opening, *body, *closing)]})
-    for key, found in known.items():
-        emit({"point": key, **found})
+    opening, closing = (points.opening, points.closing) if session else ((), ())
+    described = [_described(point) for point in (*opening, *body, *closing)]
+    emit(
+        {"points": described, "before": {k: found for k, found in before.items() if k not in skip}}
+    )
+    damaged = {key for key, found in before.items() if found["outcome"] == FAILED}
     rest_s = deadline_s - sum(point.estimate_s for point in closing)
-    described, pace = machine.describe(), Pace()
-    for point in (*opening, *missing, *closing):
-        if key_of(point) in skip or point.done(out):
+    here, pace = machine.describe(), Pace()
+    for point in (*opening, *body, *closing):
+        if point.key in {*skip, *damaged}:
             continue
-        left_s = (deadline_s if point in closing else rest_s) - time.time()
-        expected_s = pace.expected_s(point)
-        if expected_s > left_s:
-            reason = f"would take about {expected_s:.0f} s, {max(0.0, left_s):.0f} s were left"
-            emit({"point": key_of(point), "outcome": NO_TIME, "reason": reason, "seconds": 0.0})
+        if point.done(out):  # which may depend on what has just been measured
+            if point.key not in before:
+                emit({"point": point.key, "outcome": MEASURED, "reason": "", "seconds": 0.0})
             continue
-        emit({"point": key_of(point), "outcome": STARTED, "expected_s": expected_s})
-        start_s = time.monotonic()
-        outcome, reason = attempt(point, out, described)
-        seconds = time.monotonic() - start_s
-        if outcome in (MEASURED, PARTIAL):
-            pace.note(point, seconds)
-        emit({"point": key_of(point), "outcome": outcome, "reason": reason, "seconds": seconds})
+        until_s = deadline_s if point in closing else rest_s
+        _take(point, out, emit, pace, until_s, here)
         if not _gpu_is_usable():
             return False
     return True
 
 
-def key_of(point: Point) -> str:
-    """A point's name among all points of a recording."""
-    return f"{point.what}/{point.name}"
+def _take(
+    point: Point, out: Path, emit: Emit, pace: Pace, until_s: float, here: dict[str, Any]
+) -> None:
+    """Measure one point, if it will probably end in time."""
+    left_s = until_s - time.time()
+    expected_s = pace.expected_s(point)
+    if expected_s > left_s:
+        reason = f"would take about {expected_s:.0f} s, {max(0.0, left_s):.0f} s were left"
+        emit({"point": point.key, "outcome": NO_TIME, "reason": reason, "seconds": 0.0})
+        return
+    emit({"point": point.key, "outcome": STARTED, "expected_s": expected_s})
+    start_s = time.monotonic()
+    outcome, reason = attempt(point, out, here)
+    seconds = time.monotonic() - start_s
+    if outcome in THERE:
+        pace.note(point, seconds)
+    emit({"point": point.key, "outcome": outcome, "reason": reason, "seconds": seconds})
 
 
 def _described(point: Point) -> dict[str, Any]:
-    return {"what": point.what, "point": point.name, "estimate_s": point.estimate_s}
+    return {"what": point.tables.what, "point": point.name, "estimate_s": point.estimate_s}
 
 
-def _there(point: Point, out: Path) -> dict[str, Any]:
-    """What to tell of a point that is there, or whose table is damaged and must be looked at first."""
+def look(point: Point, out: Path) -> dict[str, Any]:
+    """What to say of a point that is there, or whose table is damaged and must be looked at first."""
     try:
-        return {"outcome": MEASURED, "before": True} if point.done(out) else {}
+        return {"outcome": MEASURED} if point.done(out) else {}
     except UserError as error:
-        return {"outcome": FAILED, "reason": one_line(error), "seconds": 0.0}
+        return {"outcome": FAILED, "reason": one_line(error)}
 
 
 def attempt(point: Point, out: Path, described: dict[str, Any] | None = None) -> tuple[str, str]:
@@ -208,42 +215,3 @@ def _foreign_bytes() -> int:
         return 0
     free, total = cuda.mem_get_info()
     return int(total - free - cuda.memory_reserved())
-
-
-# -- as a process ------------------------------------------------------------------------------
-
-
-def main(argv: Sequence[str]) -> int:
-    """Exit status: 0, SPENT, or MISTAKE with the reason told to the parent."""
-    die_with_parent()
-    trap(signal.SIGTERM)
-    config = json.loads(argv[0])
-    with os.fdopen(config["events"], "w") as stream:
-
-        def emit(event: dict[str, Any]) -> None:
-            stream.write(json.dumps(event) + "\n")
-            stream.flush()
-
-        try:
-            module, function = config["points"].split(":")
-            make = getattr(importlib.import_module(module), function)
-            plan = make(config["suite"], config["profile"], config["session"])
-            usable = work(
-                plan,
-                Path(config["out"]),
-                emit,
-                deadline_s=config["deadline_s"],
-                skip=config["skip"],
-                last=config["last"],
-            )
-        except UserError as error:
-            emit({"failure": one_line(error)})
-            return MISTAKE
-    return 0 if usable else SPENT
-
-
-if __name__ == "__main__":
-    status = main(sys.argv[1:])
-    sys.stderr.flush()
-    # Not sys.exit: after a fault, CUDA's own clean-up may hang.
-    os._exit(status)

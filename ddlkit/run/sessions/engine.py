@@ -1,0 +1,364 @@
+"""The engine that measures: a session of points, in this process or in one whose death costs one point.
+
+This process keeps the list of outcomes and says how things go. Where points are isolated, it starts the
+process that measures (`ddlkit.run.sessions.child`), samples the machine's vitals beside it and saves the
+table of outcomes; when the other one dies, the point that it died of is marked and a new one goes on with
+the rest. No torch here: nothing must disturb what is measured.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ddlkit import machine, store
+from ddlkit.core.errors import UserError
+from ddlkit.core.units import format_seconds
+from ddlkit.run.instruments import vitals
+from ddlkit.run.jobs.protocol import ending
+from ddlkit.run.lab import network
+from ddlkit.run.sessions.child import Child
+from ddlkit.run.sessions.loop import look, measure_points
+from ddlkit.run.sessions.reader import Campaign, Suite, read
+from ddlkit.run.sessions.session import (
+    FAILED,
+    KILLED,
+    NO_TIME,
+    PENDING,
+    STARTED,
+    THERE,
+    Source,
+    say,
+)
+
+POINTS = "ddlkit.run.sessions.suites:points"
+PARTS = ("layers", "collectives", "training", "replay", "campaign", "convergence", "tensors", "all")
+"""What can be asked for by itself, of the suites quick and full."""
+
+OVERTIME_S = 20.0  # what a point may run over the budget
+HUNG_FACTOR = 10.0  # a point that takes so many times what was expected hangs,
+HUNG_S = 120.0  # but not before this long
+LISTED = 8
+VITALS_SAVED_S = 30.0  # how often what was sampled so far is saved
+
+
+def measure(
+    what: str,
+    *,
+    profile: str = "quick",
+    device: str = "",
+    networks: Sequence[str] = (),
+    budget_s: float = math.inf,
+    out: Path | None = None,
+    dry_run: bool = False,
+) -> Path | str:
+    """Measure a suite, a campaign, or a part of a suite; returns the directory.
+
+    what : name of a suite, file of a suite or a campaign, or one of PARTS of the suite ``profile``
+    device, networks : in place of the suite's own, as for `ddlkit.run.sessions.suites.points`
+    dry_run : only return what is missing, and about how long it will take
+
+    Raises UserError as `run_session` does, for a wrong file, and where there is no lab or GPU for what
+    needs one.
+    """
+    name, part = (profile, what) if what in PARTS else (what, "all")
+    found = read(name)
+    suite = found if isinstance(found, Suite) else None
+    gpus = bool(machine.describe()["gpus"])
+    if suite and suite.isolate:
+        device = device or suite.device or ("cuda" if gpus else "cpu")
+    if device == "cuda" and not gpus:
+        raise UserError("no GPU here: nvidia-smi lists none; use --suite cpu")
+    described = {"name": str(found.file), "part": part, "device": device, "networks": networks}
+    source = Source(POINTS, described)
+    out = out or _default_out(found, device)
+    if dry_run:
+        return estimate(source, out)
+    if (not suite or part == "campaign") and (reason := network.available()):
+        raise UserError(f"no campaign here: {reason}")
+    isolate, gpu = bool(suite and suite.isolate), device == "cuda"
+    return run_session(source, out, budget_s=budget_s, isolate=isolate, gpu=gpu)
+
+
+def _default_out(found: Suite | Campaign, device: str) -> Path:
+    """By default a recording has its GPU's name or, since the lab's has the processor's, one of its own."""
+    if isinstance(found, Campaign):
+        return store.recorded_dir() / found.folder
+    if found.out != "recorded":
+        return store.BUILD / found.out
+    gpu = device == "cuda"
+    return store.recorded_dir(machine.name() if gpu else f"{machine.name()}-suite")
+
+
+def run_session(
+    source: Source,
+    out: Path,
+    *,
+    budget_s: float = math.inf,
+    isolate: bool = False,
+    gpu: bool = False,
+) -> Path:
+    """Measure what of the points is not in ``out`` yet; returns the directory.
+
+    budget_s : seconds from now after which nothing new is started; an isolated point that runs far over
+        is ended
+    isolate : whether points run in a child process, and what becomes of each is kept in ``outcomes.csv``:
+        one that is missing is tried again by the next call, after those that never failed. If not, the
+        first point that fails ends the session
+    gpu : whether the GPU is measured, which nobody else may use meanwhile
+
+    Tables are saved point by point: whatever ends this call, what was measured stays.
+
+    Raises UserError when others use the GPU, when a point fails that is not isolated, when nothing at all
+    could be measured, and when the directory holds another machine's recording or is being written
+    elsewhere.
+    """
+    with store.Lock(out / ".lock"):
+        if in_use := vitals.gpu_in_use() if gpu else "":
+            raise UserError(f"nothing is measured: {in_use}; wait, or choose another GPU")
+        _Session(source, out.resolve(), time.time() + budget_s, isolate, gpu).run()
+    return out
+
+
+def estimate(source: Source, out: Path) -> str:
+    """What is not in ``out`` yet, point by point, and about how long each will take.
+
+    Raises UserError for a table there that is damaged.
+    """
+    points = source.points(out.resolve(), 1)
+    everything = [*points.opening, *points.body, *points.closing]
+    missing = [point for point in everything if not look(point, out.resolve())]
+    total_s = sum(point.estimate_s for point in missing)
+    lines = [f"{point.key:<50} {point.estimate_s:>7.0f} s  {point.note}" for point in missing]
+    there = len(everything) - len(missing)
+    lines.append(
+        f"{there} of {len(everything)} points are there; the rest takes about {total_s / 60:.1f} min"
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+@dataclass
+class _Row:
+    """What is known of a point."""
+
+    what: str
+    point: str
+    outcome: str = PENDING
+    reason: str = ""
+    estimate_s: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def key(self) -> str:
+        return f"{self.what}/{self.point}"
+
+
+@dataclass
+class _Session:
+    """One call of `run_session`.
+
+    rows : every point; tried : keys of those that this call has come to an end with
+    running : the one being measured, since when, and how long that was expected to take
+    """
+
+    source: Source
+    out: Path
+    deadline_s: float
+    isolate: bool
+    gpu: bool
+    rows: dict[str, _Row] = field(default_factory=dict)
+    tried: list[str] = field(default_factory=list)
+    running: tuple[_Row, float, float] | None = None
+
+    def __post_init__(self) -> None:
+        self.machine = machine.describe()
+        self.earlier = _earlier_rows(self.out, self.machine["name"])
+        self.number = 1 + max(_session_numbers(self.out), default=0)
+
+    def run(self) -> None:
+        """Measure, in one process after the other, until nothing is left to do or time is over."""
+        start_s = time.monotonic()
+        if self.isolate:
+            with vitals.Sampler(gpu=self.gpu) as sampler:
+                try:
+                    while self._in_child(sampler):
+                        say("a new process goes on with the rest")
+                finally:
+                    self._save_vitals(sampler)
+                    self._save()
+        else:
+            points = self.source.points(self.out, self.number)
+            measure_points(points, self.out, self._note, deadline_s=self.deadline_s)
+        self._report(time.monotonic() - start_s)
+
+    def _in_child(self, sampler: vitals.Sampler) -> bool:
+        """Let a process measure until it ends; returns whether there may be more for another one."""
+        tried, saved_s, overdue = len(self.tried), time.monotonic(), ""
+        with Child(self._config()) as child:
+            for event in child.events():
+                self._note(event)
+                if time.monotonic() - saved_s > VITALS_SAVED_S:
+                    self._save_vitals(sampler)
+                    saved_s = time.monotonic()
+                if overdue := self._overdue():
+                    break
+            else:
+                if child.status == 0:
+                    return False
+        how = overdue or f"the process that measured it {ending(child.status)}"
+        if self.running:
+            row = self.running[0]
+            self._close(row, NO_TIME if self._late() else KILLED, how)
+        elif len(self.tried) == tried:
+            raise UserError(f"nothing is measured: {how} before its first point")
+        return not self._late()
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            "source": asdict(self.source),
+            "session": self.number,
+            "out": str(self.out),
+            "deadline_s": self.deadline_s,
+            "skip": self.tried,
+            "last": [row.key for row in self.earlier.values() if row.outcome not in THERE],
+        }
+
+    # -- what is reported ------------------------------------------------------------------
+
+    def _note(self, event: dict[str, Any]) -> None:
+        """What the loop reports, if it reports anything."""
+        if not event:
+            return
+        if "failure" in event:
+            raise UserError(event["failure"])
+        if "points" in event:
+            self._begin([_Row(**described) for described in event["points"]], event["before"])
+            return
+        row = self.rows[event["point"]]
+        if event["outcome"] == STARTED:
+            row.outcome = STARTED
+            self.running = row, time.monotonic(), event["expected_s"]
+            self._save()  # whatever happens to us, this point was begun
+        else:
+            self._close(row, event["outcome"], event["reason"], event["seconds"])
+
+    def _begin(self, rows: list[_Row], before: dict[str, dict[str, Any]]) -> None:
+        """All points are known, and what an earlier call left of them."""
+        first = not self.rows
+        for row in rows:
+            self.rows.setdefault(row.key, row)
+        there = [self.rows[key] for key, found in before.items() if found["outcome"] in THERE]
+        for row in there:
+            known = self.earlier.get(row.key, row)
+            row.outcome = known.outcome if known.outcome in THERE else before[row.key]["outcome"]
+            row.reason, row.seconds = known.reason, known.seconds
+        self._save()
+        if first and there:
+            say(f"already measured: {_listed(there)}")
+        if first and len(there) < len(rows):
+            to_go_s = sum(row.estimate_s for row in rows if row.key not in before)
+            say(f"{len(rows) - len(there)} points to measure, about {to_go_s / 60:.1f} min")
+        for key, found in before.items():
+            if found["outcome"] not in THERE:
+                self._close(self.rows[key], found["outcome"], found["reason"])
+
+    def _close(self, row: _Row, outcome: str, reason: str, seconds: float = 0.0) -> None:
+        """A point has come to an end."""
+        row.outcome, row.reason, row.seconds = outcome, reason, seconds
+        self.tried.append(row.key)
+        if outcome == NO_TIME and not self.running:
+            return  # it was not begun: there may be many, and the report lists them
+        self.running = None
+        self._save()
+        if outcome == FAILED and not self.isolate:
+            raise UserError(f"{row.key}: {reason}")
+        there = sum(other.outcome in THERE for other in self.rows.values())
+        left_s = self.deadline_s - time.time()
+        left = f", {format_seconds(max(0.0, left_s))} left" if math.isfinite(left_s) else ""
+        took = f" in {format_seconds(seconds)}" if seconds else ""
+        why = f": {reason}" if reason else ""
+        say(f"[{there}/{len(self.rows)}{left}] {row.key}: {outcome}{took}{why}")
+
+    def _late(self) -> bool:
+        return time.time() > self.deadline_s + OVERTIME_S
+
+    def _overdue(self) -> str:
+        """Why the other process must not go on; "" if it may."""
+        if self._late():
+            return "still ran when the budget was over"
+        if self.running:
+            _, since_s, expected_s = self.running
+            allowed_s = max(HUNG_S, HUNG_FACTOR * expected_s)
+            if time.monotonic() - since_s > allowed_s:
+                return f"did not end within {format_seconds(allowed_s)}"
+        return ""
+
+    # -- what is kept ----------------------------------------------------------------------
+
+    def _save(self) -> None:
+        if self.rows and self.isolate:
+            frame = pd.DataFrame([asdict(row) for row in self.rows.values()])
+            self._save_table(frame, "outcomes", "outcomes")
+
+    def _save_vitals(self, sampler: vitals.Sampler) -> None:
+        frame = sampler.frame()
+        if self.tried and len(frame):
+            self._save_table(frame, f"vitals-s{self.number}.csv.gz", "vitals")
+
+    def _save_table(self, frame: pd.DataFrame, name: str, schema: str) -> None:
+        store.save_table(
+            frame, self.out, name, schema=schema, command=sys.argv, machine=self.machine
+        )
+
+    def _report(self, seconds: float) -> None:
+        """What is there and what is missing, on standard error."""
+        missing: dict[str, list[_Row]] = {}
+        for row in self.rows.values():
+            if row.outcome not in THERE:
+                missing.setdefault(row.outcome, []).append(row)
+        there = len(self.rows) - sum(map(len, missing.values()))
+        say(f"{there} of {len(self.rows)} points are there after {format_seconds(seconds)}")
+        for outcome, rows in missing.items():
+            say(f"missing, {outcome}: {_listed(rows)}")
+        if self.rows and not there:
+            row = next(iter(self.rows.values()))
+            raise UserError(f"nothing could be measured; {row.key}: {row.outcome}, {row.reason}")
+
+
+def _listed(rows: Iterable[_Row]) -> str:
+    """Which points, or if they are many, how many of each kind."""
+    listed = list(rows)
+    if len(listed) <= LISTED:
+        return ", ".join(row.key for row in listed)
+    kinds = Counter(row.what for row in listed)
+    return ", ".join(f"{count} of {what}" for what, count in kinds.items())
+
+
+def _earlier_rows(out: Path, name: str) -> dict[str, _Row]:
+    """What the last call left as outcomes. Raises UserError for another machine's recording."""
+    path = out / "outcomes.csv"
+    if not path.exists():
+        return {}
+    recorded_on = store.load_stamp(path)["machine"]["name"]
+    if recorded_on != name:
+        raise UserError(
+            f"{out} holds a recording of {recorded_on}, this is {name}: choose another directory"
+        )
+    found = [_Row(**cells) for cells in store.load_table(path, "outcomes").to_dict("records")]
+    return {row.key: row for row in found}
+
+
+def _session_numbers(out: Path) -> Iterator[int]:
+    """Numbers of the calls that left tables of their own."""
+    for path in out.glob("*-s*.csv*"):
+        if found := re.search(r"-s(\d+)[-.]", path.name):
+            yield int(found[1])

@@ -1,0 +1,508 @@
+"""The kinds of points that a suite may hold: what each measures, its name, and about how long it takes.
+
+A kind is a function here: its name is what the suite's file says under "measure", its arguments are the
+other keys there, and their types say how these are checked. A new measurement is one more such function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_type_hints
+
+import pandas as pd
+import torch
+
+from ddlkit import machine, store
+from ddlkit.core.bandwidth import KNOWN
+from ddlkit.core.cost import MessageCost
+from ddlkit.core.errors import UserError
+from ddlkit.core.fit import fit
+from ddlkit.core.plan import make_plan
+from ddlkit.core.units import parse_bits_per_s
+from ddlkit.core.workload import LayerProfile
+from ddlkit.formats import messages
+from ddlkit.papers import networks as published
+from ddlkit.run.instruments import vitals
+from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.jobs.launch import Loopback, Place, launch
+from ddlkit.run.lab.network import Lab, LabShape
+from ddlkit.run.lab.replay import calibrate, choose_join, replay
+from ddlkit.run.lab.script import PlannedCase, plan_case
+from ddlkit.run.measure import channels, contention, copies, selection
+from ddlkit.run.measure import throughput as speed
+from ddlkit.run.measure.collectives import SIZES, CollectivesSettings, collectives_job
+from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
+from ddlkit.run.measure.layers import LayersSettings, layers_job, profile_layers
+from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
+from ddlkit.run.sessions import reader
+from ddlkit.run.sessions.reader import Key, count, number, one_of
+from ddlkit.run.sessions.session import Point, Tables, TableSet, Unavailable, say
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+DISTINCT_PLANS = 8
+LAUNCH_S = 10.0  # starting ranks
+BUILD_S = 2.0  # building a network, moving it to the device, counting its FLOP
+TRIES = 3  # of each size, while the host disturbs
+
+# GFLOP of a forward pass on one image, to know how long a point will take.
+_GFLOP = {
+    **{"lenet5": 0.001, "alexnet": 1.4, "googlenet": 3.0, "vgg16": 31.0, "vgg19": 39.3},
+    **{"resnet18": 3.6, "resnet50": 8.2, "resnet101": 15.7, "resnet152": 23.1, "vit_b_16": 35.1},
+}
+_OTHER_GFLOP = 10.0
+# FLOP/s that networks reach, cautiously: on an H200, and on two cores.
+_RATE = {"fp32": 25e12, "tf32": 80e12, "bf16": 150e12}
+_CPU_RATE = 80e9
+_EXPOSED_S = 2.0  # an iteration in the lab: computation about as long as communication
+
+
+# -- what a file may say -------------------------------------------------------------------------
+
+
+class Here(NamedTuple):
+    """Where a session measures: the device, the number that marks its own tables, and the directory."""
+
+    device: str
+    session: int
+    out: Path
+
+
+Maker = Callable[..., Iterator[Point]]
+Measure = Callable[[], pd.DataFrame | Tables]
+
+
+class Kind(NamedTuple):
+    """How to make points of what a suite says.
+
+    what : they belong to; lab : whether they need one; keys : of the file, each an argument of ``make``
+    """
+
+    what: str
+    lab: bool
+    keys: Mapping[str, Key]
+    make: Maker
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def _mapping_of(make: Callable[..., Any]) -> reader.Check:
+    """A check for a mapping of the arguments of ``make``."""
+
+    def check(value: Any) -> Any:
+        try:
+            return make(**value)
+        except TypeError as error:
+            raise ValueError(
+                f"must be a mapping of {', '.join(signature(make).parameters)}"
+            ) from error
+
+    return check
+
+
+def _sides(value: Any) -> dict[str, list[int]]:
+    if not isinstance(value, dict) or not value.keys() <= set(PRECISIONS):
+        raise ValueError(f"must be a mapping of {', '.join(PRECISIONS)} to sides of matrices")
+    return {precision: [count(side) for side in sides] for precision, sides in value.items()}
+
+
+def _rate(value: Any) -> str:
+    """A rate as it is written; "" for none."""
+    return str(value) if value == "" or reader.rate(value) else ""
+
+
+Batched = Annotated[Sequence[tuple[str, int]], Key(reader.network, many=True)]
+Precisions = Annotated[Sequence[str], Key(one_of(PRECISIONS), many=True)]
+Collectives = Annotated[Sequence[str], Key(one_of(KNOWN), many=True)]
+Plans = Annotated[Sequence[str], Key(reader.plan, many=True)]
+Names = Annotated[Sequence[str], Key(str, many=True)]
+Counts = Annotated[Sequence[int], Key(count, many=True)]
+Numbers = Annotated[Sequence[float], Key(number(0, 1e9), many=True)]
+Sizes = Annotated[Sequence[int], Key(reader.sizes)]
+Sides = Annotated[dict[str, list[int]], Key(_sides)]
+Rate = Annotated[str, Key(_rate)]
+_PLAIN = {
+    **{int: Key(count), str: Key(str), bool: Key(reader.truth)},
+    **{Budget: Key(_mapping_of(Budget)), Recipe: Key(_mapping_of(Recipe))},
+}
+
+
+def kind(what: str, *, lab: bool = False) -> Callable[[Maker], Maker]:
+    """Register a function as the kind of its own name; its arguments are the keys."""
+
+    def register(make: Maker) -> Maker:
+        keys = {}
+        hints = get_type_hints(make, include_extras=True)
+        for name, parameter in list(signature(make).parameters.items())[1:]:
+            annotated = getattr(hints[name], "__metadata__", None)
+            key = annotated[0] if annotated else _PLAIN[hints[name]]
+            if parameter.default is not parameter.empty:
+                key = key._replace(default=parameter.default)
+            keys[name] = key
+        KINDS[make.__name__] = Kind(what, lab, keys, make)
+        return make
+
+    return register
+
+
+def _point(
+    what: str,
+    name: str,
+    measure: Measure,
+    estimate_s: float,
+    *,
+    schemas: Sequence[str] = (),
+    folder: str = "",
+    gpus: int = 0,
+) -> Point:
+    """A point of one table, ``what``, or of several; where there are fewer GPUs than it needs, it says so."""
+    there = torch.cuda.device_count()
+
+    def run(_: Path) -> Tables:
+        if there < gpus:
+            raise Unavailable(f"needs {gpus} GPUs, here {'is 1' if there == 1 else f'are {there}'}")
+        found = measure()
+        return {what: found} if isinstance(found, pd.DataFrame) else found
+
+    tables = TableSet(what, name, schemas or [what], folder=folder)
+    return Point(tables, run, estimate_s if there >= gpus else 0.0)
+
+
+# -- this machine --------------------------------------------------------------------------------
+
+
+@kind("facts")
+def facts(here: Here) -> Iterator[Point]:
+    yield _point("facts", f"s{here.session}", vitals.facts, 3)
+
+
+@kind("drift")
+def drift(here: Here, moment: str, side: int, size: Sizes) -> Iterator[Point]:
+    measure = partial(speed.measure_drift, moment, here.device, side, *size)
+    yield _point("drift", f"s{here.session}-{moment}", measure, 4)
+
+
+@kind("efficiency")
+def efficiency(here: Here) -> Iterator[Point]:
+    yield _point("efficiency", f"s{here.session}", partial(speed.efficiency, here.out), 1)
+
+
+@kind("peaks")
+def matrix_products(here: Here, sides: Sides, budget: Budget) -> Iterator[Point]:
+    def measure() -> pd.DataFrame:
+        pairs = [([precision], many) for precision, many in sides.items()]
+        frames = [speed.measure_peaks(here.device, *pair, budget) for pair in pairs]
+        return pd.concat(frames, ignore_index=True)
+
+    estimate_s = 1 + 1.5 * budget.max_s * sum(map(len, sides.values()))
+    yield _point("peaks", here.device, measure, estimate_s)
+
+
+@kind("copies")
+def memory_copies(here: Here, budget: Budget, sizes: Sizes = copies.SIZES) -> Iterator[Point]:
+    measure = partial(copies.measure_copies, here.device, sizes, budget)
+    ways = 5 if here.device == "cuda" else 1
+    yield _point("copies", here.device, measure, 3 + ways * len(sizes) * budget.max_s)
+
+
+@kind("copies")
+def disk_copies(here: Here, budget: Budget, sizes: Sizes = copies.DISK_SIZES) -> Iterator[Point]:
+    measure = partial(copies.measure_disk, here.out, sizes, budget)
+    yield _point("copies", "disk", measure, 3 + 2 * len(sizes) * budget.max_s)
+
+
+@kind("selection")
+def selections(here: Here, brief: bool = False) -> Iterator[Point]:
+    yield from selection.points(here.device, brief)
+
+
+@kind("contention")
+def kernels_beside_messages(here: Here, brief: bool = False) -> Iterator[Point]:
+    yield from contention.points(here.device, brief)
+
+
+# -- networks ------------------------------------------------------------------------------------
+
+
+def _iteration_s(name: str, batch: int, precision: str, device: str) -> float:
+    rate = _RATE[precision] if device == "cuda" else _CPU_RATE
+    return 3e9 * _GFLOP.get(name, _OTHER_GFLOP) * batch / rate
+
+
+def _timed_s(budget: Budget, repeat_s: float) -> float:
+    """About how long a measurement of something that takes ``repeat_s`` goes on."""
+    longest_s = min(budget.max_s, budget.max_repeats * repeat_s)
+    return budget.warmup * repeat_s + max(longest_s, budget.min_repeats * repeat_s)
+
+
+@kind("layers")
+def layers(
+    here: Here, networks: Batched, budget: Budget, precisions: Precisions = ("fp32",)
+) -> Iterator[Point]:
+    for precision in precisions:
+        for name, batch in networks:
+            measure = partial(_profile_tables, name, batch, here.device, precision, budget, None)
+            # Each round is one iteration with hooks and one without.
+            repeat_s = 2 * _iteration_s(name, batch, precision, here.device)
+            estimate_s = BUILD_S + _timed_s(budget, repeat_s)
+            key = f"{name}-b{batch}-{precision}"
+            yield _point("layers", key, measure, estimate_s, schemas=["layers", "samples"])
+
+
+@kind("layers")
+def layers_by_ranks(here: Here, networks: Batched, ranks: int, budget: Budget) -> Iterator[Point]:
+    for name, batch in networks:
+        yield layers_point(name, batch, ranks, budget)
+
+
+def layers_point(name: str, batch: int, ranks: int, budget: Budget, *, folder: str = "") -> Point:
+    """A network's layers, on all cores, by ``ranks`` ranks at the same time; one needs no launch."""
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    measure: Measure = partial(
+        _profile_tables, name, batch, device, "fp32", budget, machine.cores()
+    )
+    if ranks > 1:
+        settings = LayersSettings({name: batch}, budget=budget)
+        measure = partial(launch, layers_job, settings, ranks=ranks, place=Loopback())
+    repeat_s = 2 * ranks * _iteration_s(name, batch, "fp32", device)
+    return _point(
+        "layers",
+        f"{name}-b{batch}-r{ranks}",
+        measure,
+        BUILD_S + LAUNCH_S * (ranks > 1) + _timed_s(budget, repeat_s),
+        schemas=["layers", "samples"],
+        folder=folder,
+    )
+
+
+def _profile_tables(
+    name: str, batch: int, device: str, precision: str, budget: Budget, threads: int | None
+) -> Tables:
+    found, samples = profile_layers(
+        name, batch, device=device, precision=precision, budget=budget, threads=threads
+    )
+    threads = threads or torch.get_num_threads()
+    frame = store.profile_frame(found, precision, ranks=1, threads=threads)
+    return {"layers": frame, "samples": samples}
+
+
+@kind("throughput")
+def throughput(
+    here: Here,
+    networks: Names,
+    batches: Counts,
+    precisions: Precisions,
+    iterations: int,
+    budget: Budget,
+) -> Iterator[Point]:
+    device = here.device
+    for precision in precisions:
+        how: dict[str, Any] = {"device": device, "precision": precision, "budget": budget}
+        for name in networks:
+            measure = partial(speed.measure_throughput, name, batches, iterations=iterations, **how)
+            samples_s = [iterations * _iteration_s(name, n, precision, device) for n in batches]
+            estimate_s = sum(BUILD_S / 2 + _timed_s(budget, sample_s) for sample_s in samples_s)
+            yield _point("throughput", f"{name}-{precision}", measure, estimate_s)
+
+
+@kind("convergence")
+def convergences(here: Here, recipe: Recipe, seeds: Numbers) -> Iterator[Point]:
+    """All networks of one seed before the next seed."""
+    how: dict[str, Any] = {"device": here.device, "threads": machine.cores(), "say": say}
+    for seed in map(int, seeds):
+        for name in NETWORKS:
+            measure = partial(train, name, seed, recipe, **how)
+            key = f"{name}-e{recipe.epochs}-s{seed}"
+            yield _point("convergence", key, measure, 5.0 * recipe.epochs)
+
+
+# -- several ranks -------------------------------------------------------------------------------
+
+
+def _rank_counts(device: str) -> list[int]:
+    """Two ranks, as in `sharing`, and where there are more GPUs, one on each of them."""
+    return sorted({2, torch.cuda.device_count()} - {0, 1}) if device == "cuda" else [2]
+
+
+# What collectives can show where there is one device is labelled as a link of its own.
+_LINKS: dict[str, tuple[int, Loopback, dict[str, Any]]] = {
+    "loopback-p2": (2, Loopback(), {}),
+    "one-rank": (1, Loopback(name="one-rank"), {}),
+    "gloo-cuda-p2": (2, Loopback(name="host"), {"backend": "gloo", "on_gpu": True}),
+}
+
+
+@kind("collectives")
+def collectives(
+    here: Here,
+    budget: Budget,
+    link: str = "",
+    collectives: Collectives = KNOWN,
+    sizes: Sizes = SIZES,
+) -> Iterator[Point]:
+    """By one of _LINKS, or else as the devices are joined: by NCCL between GPUs, gloo between CPUs."""
+    gpus = here.device == "cuda" and not link
+    links = {link: _LINKS[link]} if link else {}
+    for ranks in _rank_counts(here.device) if not link else ():
+        links[f"nccl-p{ranks}" if gpus else f"loopback-p{ranks}"] = (ranks, Loopback(), {})
+    estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
+    settings = CollectivesSettings(collectives, sizes, budget)
+    for name, (ranks, place, join) in links.items():
+        measure = partial(launch, collectives_job, settings, ranks=ranks, place=place, join=join)
+        yield _point("collectives", name, measure, estimate_s, gpus=ranks * gpus)
+
+
+@kind("training")
+def trainings(here: Here, networks: Batched, repeats: int, iterations: int) -> Iterator[Point]:
+    """Training as DDP itself sends, on several ranks."""
+    rounds = repeats * (2 * iterations + 5)  # half of them without exchange
+    for ranks in _rank_counts(here.device):
+        for name, batch in networks:
+            settings = TrainingSettings(name, batch, {OWN_PLAN: []}, repeats, iterations)
+            yield _point(
+                "training",
+                f"{name}-b{batch}-p{ranks}",
+                partial(launch, training_job, settings, ranks=ranks, place=Loopback()),
+                LAUNCH_S + 2 * rounds * _iteration_s(name, batch, "fp32", here.device),
+                schemas=training_job.tables,
+                gpus=ranks if here.device == "cuda" else 0,
+            )
+
+
+@kind("channels")
+def nccl_channels(
+    here: Here, blocks: Numbers, budget: Budget, sizes: Sizes = channels.SIZES
+) -> Iterator[Point]:
+    """NCCL by blocks and threads; 0 blocks leave both to NCCL."""
+    for ranks in _rank_counts(here.device):
+        for n in map(int, blocks):
+            settings = [(n, threads) for threads in channels.THREADS] if n else [channels.DEFAULT]
+            how: dict[str, Any] = {"sizes": sizes, "budget": budget}
+            measure = partial(channels.measure_channels, settings, ranks, **how)
+            name = f"p{ranks}-{f'{n}-blocks' if n else 'default'}"
+            estimate_s = len(settings) * (LAUNCH_S + len(sizes) * budget.max_s)
+            yield _point("channels", name, measure, estimate_s, gpus=ranks)
+
+
+# -- the lab -------------------------------------------------------------------------------------
+
+
+def _lab(ranks: int, rate: str) -> Lab:
+    return Lab(LabShape(ranks, parse_bits_per_s(rate)))
+
+
+def _send(ranks: int, rate: str, how: Mapping[str, Any]) -> pd.DataFrame:
+    """Collectives over a link of the lab or, without a rate, over loopback."""
+    if not rate:
+        settings = CollectivesSettings(**how)
+        return launch(collectives_job, settings, ranks=ranks, place=Loopback())["collectives"]
+    with _lab(ranks, rate) as place:
+        return calibrate(place, **how)
+
+
+def _link(ranks: int, rate: str) -> str:
+    return f"lab-p{ranks}-{rate}" if rate else f"loopback-p{ranks}"
+
+
+@kind("collectives", lab=True)
+def collectives_in_lab(
+    here: Here, ranks: int, rate: Rate, collectives: Collectives, budget: Budget
+) -> Iterator[Point]:
+    measure = partial(_send, ranks, rate, {"collectives": collectives, "budget": budget})
+    estimate_s = LAUNCH_S + len(collectives) * len(SIZES) * budget.max_s
+    yield _point("collectives", _link(ranks, rate), measure, estimate_s)
+
+
+@kind("tensors")
+def tensors(
+    here: Here, network: str, ranks: int, budget: Budget, rate: Rate = ""
+) -> Iterator[Point]:
+    """All-reduces of each size that a network's tensors have."""
+    sizes = sorted({4 * elements for elements in published.parameters(network)})  # float32
+    how = {"collectives": ["all_reduce"], "sizes": sizes, "budget": budget, "tries": TRIES}
+
+    def measure() -> pd.DataFrame:
+        found = _send(ranks, rate, how)
+        found.insert(0, "network", network)
+        return found
+
+    estimate_s = LAUNCH_S + len(sizes) * budget.max_s
+    yield _point("tensors", f"{network.lower()}-{_link(ranks, rate)}", measure, estimate_s)
+
+
+@kind("training", lab=True)
+def training_in_lab(
+    here: Here,
+    networks: Batched,
+    ranks: int,
+    rate: Rate,
+    plans: Plans,
+    repeats: int,
+    iterations: int,
+) -> Iterator[Point]:
+    """Real training under plans made for the profile and the calibration at hand."""
+
+    def measure(name: str, batch: int) -> Tables:
+        profile, cost = _profile(here.out, name, batch, ranks), _cost(here.out, ranks, rate)
+        workload = profile.workload()
+        made = {spec: make_plan(spec, workload, cost) for spec in plans}
+        group_bytes = {spec: plan.group_bytes(workload).tolist() for spec, plan in made.items()}
+        settings = TrainingSettings(
+            name, batch, group_bytes, repeats, iterations, profile_sha256=profile.sha256
+        )
+        with _lab(ranks, rate) as place:
+            return launch(training_job, settings, ranks=ranks, place=place, join=choose_join())
+
+    estimate_s = LAUNCH_S + len(plans) * repeats * (iterations + 2) * 2 * _EXPOSED_S
+    for name, batch in networks:
+        key, run = f"training-{name}-p{ranks}-{rate}", partial(measure, name, batch)
+        yield _point("training", key, run, estimate_s, schemas=training_job.tables)
+
+
+@kind("replay", lab=True)
+def replays(
+    here: Here, networks: Batched, ranks: int, rate: Rate, plans: Plans, rounds: int
+) -> Iterator[Point]:
+    """Replays of the profiles and the calibration at hand."""
+
+    def measure() -> Tables:
+        cost = _cost(here.out, ranks, rate)
+        profiles = [_profile(here.out, name, batch, 1) for name, batch in networks]
+        with _lab(ranks, rate) as place:
+            cases = [case for one in profiles for case in replay_cases(one, plans, cost, place)]
+            found = replay(place, ranks, cases, rounds)
+        return {"runs": found.runs, "timeline": found.timeline[found.timeline["rank"] == 0]}
+
+    estimate_s = LAUNCH_S + len(networks) * DISTINCT_PLANS * rounds * _EXPOSED_S
+    tables = ["runs", "timeline"]
+    yield _point("replay", f"replay-p{ranks}-{rate}", measure, estimate_s, schemas=tables)
+
+
+def replay_cases(
+    profile: LayerProfile, plans: Sequence[str], cost: MessageCost, place: Place
+) -> list[PlannedCase]:
+    """The profile under DISTINCT_PLANS different plans, compute as long as one message of everything."""
+    asked = [plan_case(profile, spec, cost, place) for spec in plans]
+    distinct = {one.plan.ends: one for one in asked}
+    return list(distinct.values())[:DISTINCT_PLANS]
+
+
+def _profile(out: Path, name: str, batch: int, ranks: int) -> LayerProfile:
+    path = out / f"layers-{name}-b{batch}-r{ranks}.csv"
+    if not path.exists():
+        raise UserError(f"{path} is missing: run ddlkit measure layers --out {out} first")
+    return store.read_profile(path)
+
+
+def _cost(out: Path, ranks: int, rate: str) -> MessageCost:
+    """The measured table of all-reduce times in the lab."""
+    path = out / f"collectives-lab-p{ranks}-{rate}.csv"
+    if not path.exists():
+        raise UserError(f"{path} is missing: run ddlkit measure collectives --out {out} first")
+    sizes, seconds, known = messages.read_bytes_seconds(path, collective="all_reduce")
+    algorithm = known.get("algorithm")
+    return fit("table", sizes, seconds, workers=ranks, algorithm=algorithm, draws=0).cost

@@ -1,0 +1,406 @@
+"""What is to be measured, read from a file and checked: suites of points, and campaigns, grids of cases.
+
+No torch here. Every mistake is a UserError in one line that names file and key.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddlkit.core.case import AXES, Case
+from ddlkit.core.errors import UserError
+from ddlkit.core.units import parse_bits_per_s, parse_bytes
+from ddlkit.papers.planners import PLANNERS
+from ddlkit.run.lab.network import LabShape
+
+SUITES = Path(__file__).parent / "suites"
+DEVICES = ("cpu", "cuda")
+CALIBRATIONS = ("quick", "full")
+SELECTIONS = ("recorded", "real")
+DEFAULT_BATCH = 4
+BALANCED = (
+    "balanced"  # compute takes as long as one message of everything, at each number of workers
+)
+Check = Callable[[Any], Any]
+
+
+# -- values ------------------------------------------------------------------------------------
+
+
+def count(value: Any) -> int:
+    """A whole number, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError("must be a whole number, at least 1")
+    return value
+
+
+def number(low: float, high: float) -> Check:
+    """A check for a number from ``low`` to ``high``, both included."""
+
+    def check(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError("must be a number")
+        if not low <= value <= high:
+            raise ValueError(f"must lie between {low:g} and {high:g}")
+        return float(value)
+
+    return check
+
+
+def truth(value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+def one_of(names: Sequence[str]) -> Check:
+    """A check for one of these words."""
+
+    def check(value: Any) -> str:
+        if value not in names:
+            raise ValueError(f"must be {' or '.join(names)}")
+        return str(value)
+
+    return check
+
+
+def network(value: Any) -> tuple[str, int]:
+    """Name and batch size of a network as a file has it, the batch size being optional.
+
+    >>> network("resnet50:8"), network("resnet50")
+    (('resnet50', 8), ('resnet50', 4))
+    """
+    name, separator, batch = str(value).partition(":")
+    if not name or (separator and not batch.isdecimal()):
+        raise ValueError("must be a network, with its batch size as in resnet50:4 or without")
+    return name, count(int(batch or DEFAULT_BATCH))
+
+
+def plan(value: Any) -> str:
+    """What a planner is called by, as ``"buffer:4MB"``."""
+    if not isinstance(value, str) or value.partition(":")[0] not in PLANNERS:
+        raise ValueError(f"must be a plan: {', '.join(PLANNERS)}")
+    return value
+
+
+def rate(value: Any) -> float:
+    """Bits per second of ``"1gbit"``."""
+    if not isinstance(value, str):
+        raise ValueError("must be a rate with its unit, as 1gbit")
+    return parse_bits_per_s(value)
+
+
+def sizes(value: Any) -> tuple[int, ...]:
+    """Bytes of ``"4KiB"``, of ``"1KiB..64MiB"`` (each size twice the one before), or of a list of such.
+
+    >>> sizes("1KiB..4KiB")
+    (1024, 2048, 4096)
+    """
+    if isinstance(value, (list, tuple)):
+        return tuple(size for one in value for size in sizes(one))
+    if isinstance(value, int):
+        return (count(value),)
+    if not isinstance(value, str):
+        raise ValueError("must be a size as 4KiB, or a range of doubling sizes as 1KiB..64MiB")
+    first, _, last = value.partition("..")
+    low, high = parse_bytes(first), parse_bytes(last or first)
+    return tuple(low << power for power in range(64) if low << power <= high)
+
+
+def _compute_s(value: Any) -> float | None:
+    if isinstance(value, str) and value != BALANCED:
+        raise ValueError(f"must be seconds, or {BALANCED}")
+    return None if value == BALANCED else number(1e-3, 1e3)(value)
+
+
+# -- keys --------------------------------------------------------------------------------------
+
+_MISSING = object()
+
+
+class Key(NamedTuple):
+    """What may stand at a key of a file.
+
+    check : turns a value into what is meant, or raises ValueError or UserError
+    default : what is checked where nothing stands; without one, the key must be there
+    many : whether a list of values may stand there: the result is then a list
+    """
+
+    check: Check
+    default: Any = _MISSING
+    many: bool = False
+
+
+def read_keys(described: Mapping[Any, Any], keys: Mapping[str, Key], where: str) -> dict[str, Any]:
+    """Every key of ``keys`` with its checked value. Raises UserError for any other, and for a wrong one."""
+    _check_known(described, keys, where)
+    return {
+        name: _value(described.get(name, key.default), key, f"{where}: {name}")
+        for name, key in keys.items()
+    }
+
+
+def _check_known(described: Mapping[Any, Any], known: Collection[str], where: str) -> None:
+    for name in described:
+        if name not in known:
+            raise UserError(f"{where}: {name}: unknown key: use {', '.join(sorted(known))}")
+
+
+def _value(given: Any, key: Key, where: str) -> Any:
+    if given is _MISSING:
+        more = " or a list of them" if key.many else ""
+        raise UserError(f"{where}: missing: give one value{more}")
+    if not key.many:
+        return checked(given, key.check, where)
+    listed = given if isinstance(given, (list, tuple)) else [given]
+    if not listed and key.default != []:
+        raise UserError(f"{where}: an empty list: give at least one value")
+    return [checked(one, key.check, where) for one in listed]
+
+
+def checked(value: Any, check: Check, where: str) -> Any:
+    """What ``check`` makes of the value; what it raises, with where it stands."""
+    try:
+        return check(value)
+    except (ValueError, UserError) as error:
+        raise UserError(f"{where}: {value!r}: {error}") from None
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Points of a machine, in order of value: what comes first is there when time runs out.
+
+    device : "cpu" or "cuda"; "" for a GPU where there is one
+    isolate : whether points run in a child process
+    out : default directory in build, or "recorded": one of this machine's in data/recorded
+    opening, points, closing : descriptions of points, as `ddlkit.run.sessions.suites` reads them
+    """
+
+    file: Path
+    device: str
+    isolate: bool
+    out: str
+    opening: tuple[Mapping[str, Any], ...]
+    points: tuple[Mapping[str, Any], ...]
+    closing: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class CaseRequest:
+    """A case whose lab has not been calibrated yet, so that its link, its plan and its dilation are open.
+
+    case : as far as it is known; its ``plan`` is what a planner is called by
+    compute_s : of an iteration; None: as long as communication
+    """
+
+    case: Case
+    compute_s: float | None
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What is asked, case by case.
+
+    rounds : repeats of every case
+    calibration : one of CALIBRATIONS: how long labs are calibrated, and networks measured that were not yet
+    selection : one of SELECTIONS: how selection passes in a replay of sparse cases
+    labs : requests by lab, in the file's order
+    """
+
+    file: Path
+    rounds: int
+    calibration: str
+    selection: str
+    labs: Mapping[LabShape, tuple[CaseRequest, ...]]
+
+    @property
+    def name(self) -> str:
+        """The file's, without what it ends on."""
+        return self.file.stem
+
+    @property
+    def folder(self) -> str:
+        """The directory's name in which its tables lie, "campaign-osf" for campaign_osf.yml."""
+        words = self.name.lower().replace("_", "-").removeprefix("campaign").strip("-")
+        return "-".join(["campaign", *words.split()])
+
+
+def read(name: str | Path) -> Suite | Campaign:
+    """The suite or campaign that a YAML or JSON file describes, or the suite of that name.
+
+    Raises UserError for a wrong file, and for a name that is neither a file nor a suite.
+    """
+    file = Path(name)
+    if (SUITES / f"{name}.json").exists():
+        file = SUITES / f"{name}.json"
+    elif not file.suffix:
+        known = ", ".join(sorted(path.stem for path in SUITES.glob("*.json")))
+        raise UserError(f"{name}: no such suite: use {known}, or a file .yml or .json")
+    described = _parsed(file)
+    return _suite(file, described) if "points" in described else _campaign(file, described)
+
+
+def read_campaign(file: Path) -> Campaign:
+    """The campaign in ``file``. Raises UserError if there is none."""
+    found = read(file)
+    if isinstance(found, Suite):
+        raise UserError(f"{file}: is a suite of points, not a campaign: it has no grids")
+    return found
+
+
+def _parsed(file: Path) -> dict[str, Any]:
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file"
+        raise UserError(f"{file}: cannot be read: {reason}") from error
+    try:
+        found = json.loads(text) if file.suffix == ".json" else _parsed_yaml(file, text)
+    except ValueError as error:
+        raise UserError(f"{file}: is not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise UserError(
+            f"{file}: must be a mapping with a list of grids: see examples/campaign.yml"
+        )
+    return found
+
+
+def _parsed_yaml(file: Path, text: str) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise UserError(
+            f"{file}: reading YAML needs PyYAML: install it, or write the file as JSON (.json)"
+        ) from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" at line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "unreadable"
+        raise UserError(f"{file}: is not YAML{line}: {problem}") from None
+
+
+# -- suites ------------------------------------------------------------------------------------
+
+
+def _description(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict) or "measure" not in value:
+        raise ValueError('must be a mapping with the key "measure"')
+    return value
+
+
+_SUITE = {
+    "about": Key(str, ""),
+    "device": Key(one_of(("", *DEVICES)), ""),
+    "isolate": Key(truth, False),
+    "out": Key(str, "measured"),
+    "opening": Key(_description, [], many=True),
+    "points": Key(_description, many=True),
+    "closing": Key(_description, [], many=True),
+}
+
+
+def _suite(file: Path, described: Mapping[str, Any]) -> Suite:
+    found = read_keys(described, _SUITE, str(file))
+    lists = {name: tuple(found[name]) for name in ("opening", "points", "closing")}
+    return Suite(file, found["device"], found["isolate"], found["out"], **lists)
+
+
+# -- campaigns ---------------------------------------------------------------------------------
+
+_SINGLE = {
+    "rounds": Key(count, 2),
+    "calibration": Key(one_of(CALIBRATIONS), "full"),
+    "selection": Key(one_of(SELECTIONS), "recorded"),
+}
+_LAB = {
+    "workers": Key(count, many=True),
+    "rates": Key(rate, many=True),
+    "ranks_per_node": Key(count, 1, many=True),
+    "intra_rates": Key(rate, [], many=True),
+}
+
+
+def _axis_key(name: str) -> Key:
+    """What may stand for a field of Case: by its default's type, and the range declared beside it."""
+    default = getattr(Case, name)
+    by_type = {float: number(AXES[name].low, AXES[name].high), bool: truth, int: count}
+    return Key(by_type[type(default)], default, many=True)
+
+
+_REQUEST = {
+    "networks": Key(network, many=True),
+    "plans": Key(plan, many=True),
+    "compute_s": Key(_compute_s, BALANCED, many=True),
+    **{axis.key: _axis_key(name) for name, axis in AXES.items()},
+}
+_GRID = {**_LAB, **_REQUEST}
+
+
+def _campaign(file: Path, described: dict[str, Any]) -> Campaign:
+    """A campaign. Top-level keys: ``rounds``, ``calibration``, ``selection``, and ``grids``, a list.
+
+    Each grid is the product of its lists: those of _LAB and of _REQUEST. A grid's key that stands at the
+    top level holds for all grids that do not have it.
+    """
+    _check_known(described, {*_SINGLE, *_GRID, "grids"}, str(file))
+    shared = {key: value for key, value in described.items() if key in _GRID}
+    grids = described.get("grids", [{}])
+    if not isinstance(grids, list) or not grids or not all(isinstance(g, dict) for g in grids):
+        raise UserError(f"{file}: grids: must be a list of mappings, at least one")
+    labs: dict[LabShape, dict[CaseRequest, None]] = {}
+    for position, grid in enumerate(grids):
+        where = f"{file}: grids[{position}]"
+        values = read_keys({**shared, **grid}, _GRID, where)
+        for shape in _shapes(values, where):
+            labs.setdefault(shape, {}).update(dict.fromkeys(_requests(values)))
+    chosen = {key: value for key, value in described.items() if key in _SINGLE}
+    single = read_keys(chosen, _SINGLE, str(file))
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", file.stem):
+        raise UserError(
+            f"{file}: the file's name names the campaign: use letters, digits and dashes"
+        )
+    return Campaign(file, labs={lab: tuple(asked) for lab, asked in labs.items()}, **single)
+
+
+def _shapes(values: Mapping[str, list[Any]], where: str) -> list[LabShape]:
+    """Every lab of a grid, in the order of its lists."""
+    found: list[LabShape] = []
+    labs = itertools.product(values["workers"], values["rates"], values["ranks_per_node"])
+    for workers, rate_bits_per_s, per_node in labs:
+        intra_rates = values["intra_rates"] if per_node > 1 else [0.0]
+        if not intra_rates:
+            raise UserError(f"{where}: intra_rates: missing: nodes of {per_node} ranks need one")
+        for intra_rate in intra_rates:
+            shape = partial(_shape, rate_bits_per_s, per_node, intra_rate)
+            found.append(checked(workers, shape, f"{where}: workers"))
+    return found
+
+
+def _shape(rate_bits_per_s: float, per_node: int, intra_rate: float, workers: int) -> LabShape:
+    if workers < 2:
+        raise ValueError("one worker alone sends nothing: use at least 2")
+    return LabShape(workers, rate_bits_per_s, per_node, intra_rate)
+
+
+def _requests(values: Mapping[str, list[Any]]) -> list[CaseRequest]:
+    """Every combination of what a grid asks of each of its labs."""
+    found = []
+    for (name, batch), spec, compute_s, *axes in itertools.product(*(values[k] for k in _REQUEST)):
+        varied = dict(zip(AXES, axes, strict=True))
+        collective = "all_gather" if varied["density"] < 1 else "all_reduce"
+        case = Case("replay", name, "", batch, 0, "", 0.0, collective, spec, "", **varied)
+        found.append(CaseRequest(case, compute_s))
+    return found
