@@ -455,16 +455,13 @@ def lab(arguments: argparse.Namespace) -> None:
     if arguments.action == "campaign":
         _measured(arguments, str(arguments.file))
     elif arguments.action == "up":
-        made = network.Lab(
+        shape = network.LabShape(
             arguments.ranks,
             units.parse_bits_per_s(arguments.rate),
-            arguments.label,
-            ranks_per_node=arguments.ranks_per_node,
-            intra_rate_bits_per_s=(
-                units.parse_bits_per_s(arguments.intra_rate) if arguments.intra_rate else 0.0
-            ),
-            persistent=True,
-        ).up()
+            arguments.ranks_per_node,
+            units.parse_bits_per_s(arguments.intra_rate) if arguments.intra_rate else 0.0,
+        )
+        made = network.Lab(shape, arguments.label, persistent=True).up()
         print(
             f"{made.label}: {made.ranks} ranks over {made.name}; namespaces {' '.join(made.namespaces)}"
         )

@@ -18,7 +18,7 @@ from ddlkit.core.case import Case
 from ddlkit.core.plan import make_plan
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import Workload
-from ddlkit.run.jobs.place import Place
+from ddlkit.run.jobs.launch import Place
 from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.script import PlannedCase
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,8 @@ from hypothesis import strategies as st
 from ddlkit.core.bandwidth import bus_factor, busbw
 from ddlkit.core.errors import UserError
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs import exchange, gloo
-from ddlkit.run.jobs.launch import launch
-from ddlkit.run.jobs.place import Loopback
+from ddlkit.run.jobs import rank as peers
+from ddlkit.run.jobs.launch import Loopback, launch
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure.collectives import (
     CheckedCollective,
@@ -112,7 +112,7 @@ def test_two_real_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     columns = ["backend", "algorithm", "link", "link_bits_per_s", "ranks"]
     labels = frame[columns].drop_duplicates()
     assert labels.to_numpy().tolist() == [["gloo", "ring", "loopback", 0.0, 2]]
-    assert frame.attrs["job"] == {
+    assert json.loads((tmp_path / "out" / "job.json").read_text()) == {
         "device": "cpu",
         "world_size": 2,
         "backend": "gloo",
@@ -146,16 +146,15 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_gloo_gets_the_threads_that_were_asked(alone: None, threads: int) -> None:
     """Besides each that runs collectives, gloo has one that serves its sockets."""
-    assert wait_for(lambda: not gloo.threads_here(), 5), "an earlier group is gone"
+    assert wait_for(lambda: not peers.threads_here(), 5), "an earlier group is gone"
     me = Rank.join("gloo", gloo_threads=threads)
     try:
-        assert len(gloo.threads_here(at_least=2 * threads)) == 2 * threads
+        assert len(peers.threads_here(at_least=2 * threads)) == 2 * threads
         assert me.gloo_threads == threads and me.torch_threads >= 1
         numbers = np.arange(6.0).reshape(2, 3)
-        assert np.array_equal(exchange.everyones(numbers), numbers[None])
-        assert np.array_equal(exchange.slowest(numbers), numbers)
-        assert exchange.agree_any(True) and not exchange.agree_any(False)
-        assert exchange.agree_all(True) and not exchange.agree_all(False)
+        assert np.array_equal(peers.everyones(numbers), numbers[None])
+        assert np.array_equal(peers.slowest(numbers), numbers)
+        assert peers.agree_all(True) and not peers.agree_all(False)
     finally:
         me.leave()
 
@@ -163,7 +162,7 @@ def test_gloo_gets_the_threads_that_were_asked(alone: None, threads: int) -> Non
 def test_raised_priority_is_for_gloo_only_and_is_told(alone: None) -> None:
     me = Rank.join("gloo", raise_priority=True)
     try:
-        threads = gloo.threads_here()
+        threads = peers.threads_here()
         policies = {os.sched_getscheduler(thread) for thread in threads}
         raised = policies == {os.SCHED_RR}
         assert raised or policies == {os.SCHED_OTHER}

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from ddlkit.core.case import Case
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.papers.osf.breakdown import of_timeline
-from ddlkit.run.jobs.place import Loopback, Place
+from ddlkit.run.jobs.launch import Loopback, Place
 from ddlkit.run.lab import negotiate, replay
-from ddlkit.run.lab.negotiate import Negotiator, Tally, coordinate
-from ddlkit.run.lab.network import Lab
+from ddlkit.run.lab.negotiate import Negotiator, coordinate
+from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.recording import Replayed
 from places import TINY, planned
 
@@ -58,19 +58,24 @@ def test_a_group_is_answered_once_when_the_last_rank_has_reported_it(
     ranks: int, groups: int, chance: Random
 ) -> None:
     """Whatever the ranks' reports are interleaved like; and so again in the next iteration."""
-    tally = Tally(ranks)
-    for _ in range(2):
-        turns = [rank for rank in range(ranks) for _ in range(groups)]
-        chance.shuffle(turns)
-        reported = [0] * ranks
-        answered = []
-        for rank in turns:
-            group = reported[rank]
-            reported[rank] += 1
-            if tally.report(group):
-                assert min(reported) == group + 1, "some rank has not reported it"
-                answered.append(group)
-        assert answered == list(range(groups))
+    with coordinated(ranks) as lines:
+        for _ in range(2):
+            turns = [rank for rank in range(ranks) for _ in range(groups)]
+            chance.shuffle(turns)
+            reported = [0] * ranks
+            answered = 0
+            for rank in turns:
+                with pytest.raises(BlockingIOError):  # no answer but those already heard
+                    lines[rank].recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                group = reported[rank]
+                reported[rank] += 1
+                lines[rank].sendall(negotiate._GROUP.pack(group))
+                if min(reported) > answered:  # the last that this group needed
+                    for line in lines:
+                        answer = line.recv(negotiate._GROUP.size, socket.MSG_WAITALL)
+                        assert negotiate._GROUP.unpack(answer) == (group,)
+                    answered += 1
+            assert answered == groups
 
 
 @given(
@@ -191,5 +196,5 @@ def test_a_negotiated_case_is_another_case_that_its_row_gives_back() -> None:
 @pytest.mark.lab
 @pytest.mark.usefixtures("require_lab")
 def test_in_the_lab_nothing_leaves_before_all_are_ready() -> None:
-    with Lab(3, 1e9) as lab:
+    with Lab(LabShape(3, 1e9)) as lab:
         check_laws(replayed(lab, 3), 3)

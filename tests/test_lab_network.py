@@ -41,9 +41,10 @@ print((n - skipped) / (time.perf_counter() - start))
 # An owner that says which lab it has up, with a process inside it, and then waits.
 OWNER = """
 import subprocess, sys, time
-from ddlkit.run.lab.network import Lab
-with Lab(2, 1e9) as lab:
-    inside = subprocess.Popen(lab.command(1, ["sleep", "60"]), start_new_session=True)
+from ddlkit.run.lab.network import Lab, LabShape
+with Lab(LabShape(2, 1e9)) as lab:
+    sleep = ["ip", "netns", "exec", lab.namespaces[1], "sleep", "60"]
+    inside = subprocess.Popen(sleep, start_new_session=True)
     time.sleep(0.1)
     print(lab.label, inside.pid, flush=True)
     time.sleep(60)
@@ -78,13 +79,20 @@ def start(code: str) -> subprocess.Popen[str]:
     )
 
 
+def entering(lab: Lab, rank: int, *argv: str) -> list[str]:
+    """``argv`` as it must be called to run in the namespace of ``rank``."""
+    return ["ip", "netns", "exec", lab.namespace(rank).name, *argv]
+
+
 def send(lab: Lab, sender: int, receiver: int, n_bytes: int) -> float:
     """Bits per second on the wire, framing included, of one TCP connection between two ranks."""
     receive = [sys.executable, "-c", RECEIVER, str(n_bytes)]
-    receiving = subprocess.Popen(lab.command(receiver, receive), stdout=subprocess.PIPE, text=True)
+    receiving = subprocess.Popen(
+        entering(lab, receiver, *receive), stdout=subprocess.PIPE, text=True
+    )
     assert receiving.stdout is not None and receiving.stdout.readline() == "ready\n"
     sending = [sys.executable, "-c", SENDER, f"10.77.0.{receiver + 1}", str(n_bytes)]
-    subprocess.run(lab.command(sender, sending), check=True, timeout=20)
+    subprocess.run(entering(lab, sender, *sending), check=True, timeout=20)
     return float(receiving.communicate(timeout=20)[0]) * 8 * FRAME
 
 
@@ -105,12 +113,12 @@ class TestEverywhere:
     @pytest.mark.parametrize("rate_bits_per_s", [1.0, 0.0, -1e9, float("nan"), float("inf"), 1e12])
     def test_a_rate_without_its_unit_is_refused(self, rate_bits_per_s: float) -> None:
         with pytest.raises(UserError, match="1gbit"):
-            Lab(2, rate_bits_per_s)
+            LabShape(2, rate_bits_per_s)
 
     @pytest.mark.parametrize("ranks", [0, -1, 1000])
     def test_impossible_numbers_of_ranks_are_refused(self, ranks: int) -> None:
         with pytest.raises(UserError, match="ranks"):
-            Lab(ranks, 1e9)
+            LabShape(ranks, 1e9)
 
     @pytest.mark.parametrize(
         "wrong",
@@ -119,39 +127,39 @@ class TestEverywhere:
     def test_nodes_that_cannot_be_are_refused(self, wrong: tuple[int, float]) -> None:
         per_node, intra = wrong
         with pytest.raises(UserError, match="divides it|one has none|10gbit|1gbit"):
-            Lab(4, 1e9, ranks_per_node=per_node, intra_rate_bits_per_s=intra)
+            LabShape(4, 1e9, per_node, intra)
 
     @pytest.mark.parametrize("label", ["A", "a-b", "../x", "a b", "x" * 40])
     def test_a_label_that_cannot_name_a_namespace_is_refused(self, label: str) -> None:
         with pytest.raises(UserError, match="label"):
-            Lab(2, 1e9, label)
+            Lab(LabShape(2, 1e9), label)
 
     @pytest.mark.parametrize("text", ["1gbit", "200mbit", "2.5gbit", "12.5mbit"])
     def test_the_name_reads_back_as_the_rate(self, text: str) -> None:
-        lab = Lab(2, parse_bits_per_s(text))
+        lab = Lab(LabShape(2, parse_bits_per_s(text)))
         assert lab.name == f"lab:{text}"
         assert LabShape(2, parse_bits_per_s(text)).name == f"p2-{text}"
         assert lab.link_bits_per_s == parse_bits_per_s(text)
 
     def test_every_rank_finds_the_same_meeting_point(self) -> None:
-        lab = Lab(4, 1e9)
+        lab = Lab(LabShape(4, 1e9))
         environments = [lab.environment(rank, 4) for rank in range(4)]
         assert [env["RANK"] for env in environments] == ["0", "1", "2", "3"]
         assert len({(env["MASTER_ADDR"], env["MASTER_PORT"]) for env in environments}) == 1
         with pytest.raises(UserError, match="do not fit"):
             lab.environment(0, 5)
         with pytest.raises(UserError, match="no rank 4"):
-            lab.command(4, ["true"])
+            lab.namespace(4)
 
     def test_what_is_not_up_comes_down_without_complaint(self) -> None:
-        Lab(2, 1e9, "never").down()
+        Lab(LabShape(2, 1e9), "never").down()
         assert "never" not in [row["label"] for row in status()]
 
     def test_without_root_the_reason_is_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
         assert "root" in network.available.__wrapped__()
         with pytest.raises(UserError, match="root"):
-            Lab(2, 1e9).up()
+            Lab(LabShape(2, 1e9)).up()
 
     def test_without_iproute2_the_reason_names_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -164,11 +172,11 @@ class TestNetwork:
 
     def test_a_lab_leaves_nothing_and_never_shows_on_the_host(self) -> None:
         before = links()
-        with Lab(3, 1e9) as lab:
-            inside = subprocess.Popen(lab.command(0, ["sleep", "60"]))
+        with Lab(LabShape(3, 1e9)) as lab:
+            sleeper = subprocess.Popen(entering(lab, 0, "sleep", "60"))
             assert len([t for t in traces(lab.label) if t.startswith(f"{lab.label}-")]) == 4
             assert links() == before
-        assert inside.wait(timeout=5) == -signal.SIGKILL
+        assert sleeper.wait(timeout=5) == -signal.SIGKILL
         assert traces(lab.label) == []
         assert links() == before
 
@@ -176,7 +184,7 @@ class TestNetwork:
     def test_the_rate_is_the_one_asked_for(self, rate: str) -> None:
         rate_bits_per_s = parse_bits_per_s(rate)
         n_bytes = int(rate_bits_per_s / 8 * 0.5)
-        with Lab(2, rate_bits_per_s) as lab:
+        with Lab(LabShape(2, rate_bits_per_s)) as lab:
             assert send(lab, 0, 1, n_bytes) == pytest.approx(rate_bits_per_s, rel=0.05)
             sent = sent_by(lab)
         assert sent["drops"] == 0
@@ -186,7 +194,7 @@ class TestNetwork:
         """Nodes of two ranks: ranks 0, 1 and ranks 2, 3."""
         inside, between = 5e8, 1e8
         before = links()
-        with Lab(4, between, ranks_per_node=2, intra_rate_bits_per_s=inside) as lab:
+        with Lab(LabShape(4, between, 2, inside)) as lab:
             assert lab.name == "lab:100mbit-g2-500mbit"
             assert {row["label"]: row["link"] for row in status()}[lab.label] == lab.name
             assert len(traces(lab.label)) == 4 + 1 + 1  # ranks, switch, state file
@@ -215,12 +223,12 @@ class TestNetwork:
             "    try: s.connect((host, 9))\n"
             "    except OSError as error: print(type(error).__name__, error.errno)"
         )
-        with Lab(2, 1e9) as lab:
-            found = lines(*lab.command(0, [sys.executable, "-c", reach]))
+        with Lab(LabShape(2, 1e9)) as lab:
+            found = lines(*entering(lab, 0, sys.executable, "-c", reach))
         assert found == ["ConnectionRefusedError 111"] * 3 + ["OSError 101"]
 
     def test_down_twice_is_down_once(self) -> None:
-        lab = Lab(2, 1e9).up()
+        lab = Lab(LabShape(2, 1e9)).up()
         lab.down()
         lab.down()
         assert traces(lab.label) == []
@@ -229,26 +237,26 @@ class TestNetwork:
         assert traces(lab.label) == []
 
     def test_an_error_inside_takes_the_lab_down(self) -> None:
-        with pytest.raises(ZeroDivisionError), Lab(2, 1e9) as lab:
+        with pytest.raises(ZeroDivisionError), Lab(LabShape(2, 1e9)) as lab:
             raise ZeroDivisionError
         assert traces(lab.label) == []
 
     def test_a_build_that_fails_leaves_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Lab, "_shape", lambda self, rate: "root nonsense")
-        lab = Lab(2, 1e9)
+        monkeypatch.setattr(network, "_shape", lambda device, rate: "root nonsense")
+        lab = Lab(LabShape(2, 1e9))
         with pytest.raises(UserError, match="tc -n"):
             lab.up()
         assert traces(lab.label) == []
 
     def test_several_labs_stand_side_by_side(self) -> None:
-        with Lab(2, 1e9) as one, Lab(2, 1e8) as two:
+        with Lab(LabShape(2, 1e9)) as one, Lab(LabShape(2, 1e8)) as two:
             assert one.label != two.label
             rows = {row["label"]: row for row in status()}
             assert rows[one.label]["link"] == "lab:1gbit"
             assert rows[two.label]["link"] == "lab:100mbit"
             assert all(rows[lab.label]["alive"] for lab in (one, two))
             with pytest.raises(UserError, match="choose another label"):
-                Lab(2, 1e9, one.label).up()
+                Lab(LabShape(2, 1e9), one.label).up()
             two.down()
             assert traces(one.label) and not traces(two.label)
 
@@ -256,7 +264,7 @@ class TestNetwork:
         lines("ip", "netns", "add", "foreign-rank0")
         try:
             with pytest.raises(UserError, match="choose another label"):
-                Lab(1, 1e9, "foreign").up()
+                Lab(LabShape(1, 1e9), "foreign").up()
             assert "foreign-rank0" in [line.split()[0] for line in lines("ip", "netns")]
         finally:
             lines("ip", "netns", "del", "foreign-rank0")
@@ -280,8 +288,8 @@ class TestOwner:
     def test_a_signal_during_up_or_down_leaves_nothing(self) -> None:
         """Ctrl-C at eight moments of an endless up and down; it must stop, clean, every time."""
         code = (
-            "from ddlkit.run.lab.network import Lab\nprint('go', flush=True)\n"
-            "while True:\n    with Lab(2, 1e9, 'crossing'): pass\n"
+            "from ddlkit.run.lab.network import Lab, LabShape\nprint('go', flush=True)\n"
+            "while True:\n    with Lab(LabShape(2, 1e9), 'crossing'): pass\n"
         )
         for moment in range(8):
             process = start(code)
@@ -308,11 +316,11 @@ class TestOwner:
         process, label, _ = owner
         process.kill()
         process.wait()
-        with Lab(1, 1e9):
+        with Lab(LabShape(1, 1e9)):
             assert label not in [row["label"] for row in status() if not row["alive"]]
 
     def test_a_recycled_process_number_is_not_mistaken_for_the_owner(self) -> None:
-        with Lab(1, 1e9) as lab:
+        with Lab(LabShape(1, 1e9)) as lab:
             owner = json.loads((network.STATE / f"{lab.label}.json").read_text())["owner"]
             assert network._alive(owner)
             assert not network._alive({**owner, "start": owner["start"] + 1})
@@ -325,13 +333,16 @@ class TestOwner:
         assert traces(label)
 
     def test_a_persistent_lab_stays_until_it_is_taken_down(self) -> None:
-        code = "from ddlkit.run.lab.network import Lab; Lab(2, 1e9, 'stays', persistent=True).up()"
+        code = (
+            "from ddlkit.run.lab.network import Lab, LabShape\n"
+            "Lab(LabShape(2, 1e9), 'stays', persistent=True).up()\n"
+        )
         subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=20)
         try:
             assert "stays" not in clean()
             rows = {row["label"]: row for row in status()}
             assert rows["stays"]["owner"] == "persistent" and rows["stays"]["ranks"] == 2
-            hello = attach("stays").command(1, ["ip", "-br", "addr", "show", "eth0"])
+            hello = entering(attach("stays"), 1, "ip", "-br", "addr", "show", "eth0")
             assert "10.77.0.2/24" in lines(*hello)[0]
         finally:
             attach("stays").down()
@@ -340,7 +351,7 @@ class TestOwner:
             attach("stays")
 
     def test_a_forked_child_does_not_take_its_parents_lab_down(self) -> None:
-        with Lab(1, 1e9) as lab:
+        with Lab(LabShape(1, 1e9)) as lab:
             child = os.fork()
             if child == 0:
                 lab.down()

@@ -20,7 +20,7 @@ import pytest
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs import launch, protocol, worker, zygote
-from ddlkit.run.jobs.place import Loopback, Place
+from ddlkit.run.jobs.launch import Loopback, Place
 from places import ROOT, alive, family, free_port, listening, ranks_below, wait_for
 
 ENDLESS = {
@@ -79,7 +79,7 @@ def test_so_does_one_that_was_not_forked_killed_at_its_start(
 SCRIPT = """
 import signal, sys
 from ddlkit.run.jobs import launch, zygote
-from ddlkit.run.jobs.place import Loopback
+from ddlkit.run.jobs.launch import Loopback
 from test_launch import ENDLESS
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.argv[1] == "started":
@@ -270,9 +270,9 @@ def refuse(*_):
     raise AssertionError("a GPU was asked for")
 for name in ("is_available", "device_count", "get_device_properties", "current_device"):
     setattr(torch.cuda, name, refuse)
-from ddlkit.run.jobs import fork_server
+from ddlkit.run.jobs import zygote
 for job in sys.argv[1:]:
-    fork_server.preload(job)
+    zygote.preload(job)
     assert job in sys.modules
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.run.instruments.clock import Budget, Marks
-from ddlkit.run.jobs.launch import launch
-from ddlkit.run.jobs.place import Loopback
+from ddlkit.run.jobs.launch import Loopback, launch
 from ddlkit.run.measure import layers
 from ddlkit.run.measure.layers import LayersSettings, layers_job, profile_layers
 from ddlkit.run.nets import registry as networks

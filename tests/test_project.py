@@ -223,7 +223,7 @@ def test_rooms_import_only_from_the_rooms_before_them(module: str) -> None:
 
 def test_no_import_goes_round_in_a_circle() -> None:
     graph = {module: own_modules(module) for module in SOURCES}
-    assert "ddlkit.run.jobs.fork_server" in graph["ddlkit.run.jobs.zygote"], "started by its name"
+    assert "ddlkit.run.jobs.worker" in graph["ddlkit.run.jobs.launch"], "started by its name"
     order = list(graphlib.TopologicalSorter(graph).static_order())
     assert len(order) >= len(FLOORS)
 

@@ -18,7 +18,7 @@ from ddlkit import store
 from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
 from ddlkit.report.source import default_recording, open_source
-from ddlkit.run.jobs.place import Loopback
+from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.sessions import kinds, reader
 from ddlkit.run.sessions.engine import measure
 

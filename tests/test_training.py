@@ -12,8 +12,7 @@ from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs.launch import LOGS, launch
-from ddlkit.run.jobs.place import Loopback
+from ddlkit.run.jobs.launch import LOGS, Loopback, launch
 from ddlkit.run.measure.layers import profile_layers
 from ddlkit.run.measure.training import (
     OWN_PLAN,

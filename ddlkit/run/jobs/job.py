@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
@@ -23,7 +22,6 @@ S = TypeVar("S", bound="DataclassInstance")
 Tables = Mapping[str, pd.DataFrame]
 Part = Callable[["Rank", S], Iterable[Tables]]
 
-JOB_FILE = "job.json"  # in the directory of the results: what `Rank.describe` says
 FRAME = ("out", "join", "link", "link_bits_per_s")
 """What CONFIG.json says to any job, besides the job's own settings."""
 
@@ -70,11 +68,8 @@ class Job(Generic[S]):
         return settings
 
     def results(self, out: Path) -> dict[str, pd.DataFrame]:
-        """The tables that it left; ``attrs["job"]`` are backend, device and threads."""
-        found = {name: store.load_table(out / f"{name}.csv", name) for name in self.tables}
-        for frame in found.values():
-            frame.attrs["job"] = json.loads((out / JOB_FILE).read_text())
-        return found
+        """The tables that it left in ``out``."""
+        return {name: store.load_table(out / f"{name}.csv", name) for name in self.tables}
 
 
 def job(settings: type[S], *tables: str) -> Callable[[Part[S]], Job[S]]:

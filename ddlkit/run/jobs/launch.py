@@ -27,7 +27,6 @@ import pandas as pd
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs import zygote
 from ddlkit.run.jobs.job import Job, S
-from ddlkit.run.jobs.place import LOCALHOST, Place
 from ddlkit.run.jobs.protocol import (
     ERROR,
     LOST_PEER,
@@ -35,13 +34,56 @@ from ddlkit.run.jobs.protocol import (
     PROGRESS,
     child_environment,
     ending,
-    sigterm_unwinds,
+    rank_environment,
+    unwinding,
 )
 
+LOCALHOST = "127.0.0.1"
 LOGS = "rank-logs"
 POLL_S = 0.05
 SETTLE_S = 0.3  # ranks that die of one cause do so within this time
 GRACE_S = 3.0  # what a process has to end by itself before it is killed
+
+
+class Place(Protocol):
+    """Where ranks run and over which link they talk."""
+
+    @property
+    def name(self) -> str:
+        """The link as it appears in tables: "loopback", "lab:1gbit"."""
+
+    @property
+    def link_bits_per_s(self) -> float:
+        """Rate that the link is shaped to; 0 if it is not."""
+
+    def environment(self, rank: int, ranks: int) -> dict[str, str]:
+        """What that rank must find in its environment: see `rank_environment`; port 0 is any free one."""
+
+    def namespace(self, rank: int) -> Path | None:
+        """File of the network namespace that the rank lives in; None for this process's own."""
+
+
+@dataclass(frozen=True)
+class Loopback:
+    """All ranks on this machine, talking over its loopback interface; ``port`` 0 is any free one.
+
+    variables : what the ranks find in their environment besides
+    """
+
+    port: int = 0
+    name: str = "loopback"
+    link_bits_per_s: float = 0.0
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def environment(self, rank: int, ranks: int) -> dict[str, str]:
+        """torchrun's variables, the interface, and ``variables``."""
+        interface = "lo0" if sys.platform == "darwin" else "lo"
+        numbers = rank_environment(rank, ranks, LOCALHOST, self.port)
+        return {**numbers, "GLOO_SOCKET_IFNAME": interface, **self.variables}
+
+    def namespace(self, rank: int) -> Path | None:
+        """Our own."""
+        return None
 
 
 def launch(
@@ -63,7 +105,6 @@ def launch(
 
     join : arguments of `ddlkit.run.jobs.rank.Rank.join`, e.g. {"gloo_threads": 2}
     out : where the tables are also left, each as soon as there is something of it
-    ``attrs["job"]`` of each table are backend, device and threads.
 
     Raises UserError as `run_ranks` does.
     """
@@ -96,12 +137,12 @@ def run_ranks(
     takes longer than ``timeout_s``, and when the port is taken. No rank outlives this call, nor this
     process.
     """
-    name = job.rpartition(".")[2]
-    if ranks < 1:
-        raise UserError(f"{ranks} ranks for job {name}: ask for at least 1")
     out = Path(config["out"])
     logs = out / LOGS
     config_file = logs / "config.json"
+    group = _Group([job, str(config_file.resolve())], ranks, place, logs)
+    if ranks < 1:
+        raise UserError(f"{ranks} ranks for job {group.job}: ask for at least 1")
     try:
         shutil.rmtree(logs, ignore_errors=True)
         logs.mkdir(parents=True)
@@ -110,11 +151,10 @@ def run_ranks(
         raise UserError(
             f"cannot write to {out}: {error.strerror}: choose another directory"
         ) from error
-    group = _Group([job, str(config_file.resolve())], ranks, place, logs)
-    with sigterm_unwinds():
+    with unwinding(signal.SIGTERM):
         try:
             group.start()
-            _watch(group, name, timeout_s)
+            group.watch(timeout_s)
         finally:
             end(group.processes)
     shutil.rmtree(logs)
@@ -122,17 +162,8 @@ def run_ranks(
 
 # -- ranks as a group of processes -------------------------------------------------------------
 
-
-class Process(Protocol):
-    """A process that carries a rank."""
-
-    pid: int
-
-    def poll(self) -> int | None:
-        """Its exit status, None while it runs."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit status. Raises subprocess.TimeoutExpired."""
+Process = subprocess.Popen[bytes] | zygote.ForkedRank
+"""A process that carries a rank."""
 
 
 @dataclass
@@ -144,6 +175,15 @@ class _Group:
     place: Place
     logs: Path
     processes: list[Process] = field(default_factory=list)
+
+    @property
+    def job(self) -> str:
+        """As it appears in messages."""
+        return self.worker[0].rpartition(".")[2]
+
+    def log(self, rank: int) -> Path:
+        """Where the standard error of a rank goes."""
+        return self.logs / f"rank{rank}.log"
 
     def start(self) -> None:
         """Start every rank; call `end` even if this fails half-way."""
@@ -171,18 +211,37 @@ class _Group:
                 start_new_session=True,
             )
 
-    def log(self, rank: int) -> Path:
-        """Where the standard error of a rank goes."""
-        return self.logs / f"rank{rank}.log"
+    def watch(self, timeout_s: float) -> None:
+        """Return when all ranks are done; raise UserError when one dies or time is up."""
+        shown = 0
+        give_up = time.monotonic() + timeout_s
+        while None in (statuses := self._statuses()) or any(statuses):
+            if any(statuses):
+                time.sleep(SETTLE_S)
+                raise UserError(self._verdict())
+            if time.monotonic() > give_up:
+                raise UserError(
+                    f"job {self.job} on {self.ranks} ranks over {self.place.name} was not done after "
+                    f"{timeout_s:g} s and was ended; last line of rank 0: {_last_line(self.log(0))}"
+                )
+            time.sleep(POLL_S)
+            shown = _show_progress(self.log(0), shown)
+        _show_progress(self.log(0), shown)
 
-    def deaths(self) -> dict[int, int]:
-        """Exit statuses of the ranks that ended badly of themselves, negative for a signal."""
-        statuses = {rank: process.poll() for rank, process in enumerate(self.processes)}
-        return {rank: status for rank, status in statuses.items() if status}
+    def _statuses(self) -> list[int | None]:
+        """Exit statuses of the ranks, negative for a signal, None while one runs."""
+        return [process.poll() for process in self.processes]
 
-    def done(self) -> bool:
-        """Whether all processes ended well."""
-        return all(process.poll() == 0 for process in self.processes)
+    def _verdict(self) -> str:
+        """One line on the rank that died first of all, as far as can be told."""
+        deaths = {rank: status for rank, status in enumerate(self._statuses()) if status}
+        # Ranks follow one another within milliseconds: those that lost a peer are not the cause.
+        first = min(deaths, key=lambda rank: (deaths[rank] == LOST_PEER, deaths[rank] >= 0))
+        line = _last_line(self.log(first))
+        where = f"rank {first} of {self.ranks}"
+        if deaths[first] == MISTAKE and line.startswith(ERROR):
+            return f"{line.removeprefix(ERROR)} ({where}, job {self.job})"
+        return f"{where} {ending(deaths[first])} in job {self.job}; last line: {line}"
 
 
 def end(processes: Sequence[Process]) -> None:
@@ -197,36 +256,6 @@ def end(processes: Sequence[Process]) -> None:
             rest_s = None if give_up is None else max(0.0, give_up - time.monotonic())
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(rest_s)
-
-
-def _watch(group: _Group, job: str, timeout_s: float) -> None:
-    """Return when all ranks are done; raise UserError when one dies or time is up."""
-    shown = 0
-    give_up = time.monotonic() + timeout_s
-    while not group.done():
-        if group.deaths():
-            time.sleep(SETTLE_S)
-            raise UserError(_verdict(group, job))
-        if time.monotonic() > give_up:
-            raise UserError(
-                f"job {job} on {group.ranks} ranks over {group.place.name} was not done after "
-                f"{timeout_s:g} s and was ended; last line of rank 0: {_last_line(group.log(0))}"
-            )
-        time.sleep(POLL_S)
-        shown = _show_progress(group.log(0), shown)
-    _show_progress(group.log(0), shown)
-
-
-def _verdict(group: _Group, job: str) -> str:
-    """One line on the rank that died first of all, as far as can be told."""
-    # Ranks follow one another within milliseconds: those that say they lost a peer are not the cause.
-    deaths = group.deaths()
-    first = min(deaths, key=lambda rank: (deaths[rank] == LOST_PEER, deaths[rank] >= 0))
-    line = _last_line(group.log(first))
-    where = f"rank {first} of {group.ranks}"
-    if deaths[first] == MISTAKE and line.startswith(ERROR):
-        return f"{line.removeprefix(ERROR)} ({where}, job {job})"
-    return f"{where} {ending(deaths[first])} in job {job}; last line: {line}"
 
 
 def _last_line(log: Path) -> str:
@@ -248,7 +277,5 @@ def _show_progress(log: Path, shown: int) -> int:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOCALHOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    with socket.create_server((LOCALHOST, 0)) as probe:
+        return int(probe.getsockname()[1])

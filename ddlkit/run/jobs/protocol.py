@@ -17,14 +17,8 @@ PROGRESS = "ddlkit: "  # a line of rank 0 that begins so is shown to the user
 ERROR = "ddlkit: error: "
 MISTAKE, LOST_PEER = 2, 3  # exit statuses: a user's mistake; another rank went first
 PARENT = "DDLKIT_PARENT"  # pid without which a process must not live
-STARTED, ENDED = "started", "ended"  # what a process that forks ranks reports of them
 PACKAGES = Path(__file__).resolve().parents[3]
 _PR_SET_PDEATHSIG = 1
-
-
-def port_taken(address: str, port: int | str) -> str:
-    """What a user reads when another program listens where the ranks want to meet."""
-    return f"port {port} on {address} is taken by another program: choose another port"
 
 
 def ending(status: int) -> str:
@@ -36,6 +30,17 @@ def ending(status: int) -> str:
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"ended with exit status {status}"
+
+
+def rank_environment(rank: int, ranks: int, address: str, port: int) -> dict[str, str]:
+    """torchrun's variables for a rank on a machine that holds them all.
+
+    >>> rank_environment(1, 2, "127.0.0.1", 29500)["WORLD_SIZE"]
+    '2'
+    """
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    meeting = {"MASTER_ADDR": address, "MASTER_PORT": port}
+    return {name: str(value) for name, value in (numbers | meeting).items()}
 
 
 def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -80,19 +85,14 @@ def trap(*numbers: int) -> list[int]:
     return trapped
 
 
-def release(trapped: list[int]) -> None:
-    """Undo `trap` for the signals that it returned, unless someone else has taken them over."""
-    if threading.current_thread() is threading.main_thread():
-        for number in trapped:
-            if signal.getsignal(number) is _leave:
-                signal.signal(number, signal.SIG_DFL)
-
-
 @contextmanager
-def sigterm_unwinds() -> Iterator[None]:
-    """Within the block SIGTERM unwinds the stack, as Ctrl-C does."""
-    trapped = trap(signal.SIGTERM)
+def unwinding(*numbers: int) -> Iterator[None]:
+    """Within the block signals unwind, as by `trap`; those that others take over meanwhile stay theirs."""
+    trapped = trap(*numbers)
     try:
         yield
     finally:
-        release(trapped)
+        if threading.current_thread() is threading.main_thread():
+            for number in trapped:
+                if signal.getsignal(number) is _leave:
+                    signal.signal(number, signal.SIG_DFL)

@@ -1,21 +1,33 @@
-"""This process as one rank of a job: meeting the others, speaking for them, and parting from them."""
+"""This process as one rank of a job: it meets the others by NCCL or our gloo, exchanges numbers, parts."""
 
 from __future__ import annotations
 
 import datetime
 import os
 import sys
+import threading
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from ddlkit import machine
 from ddlkit.core.errors import UserError
-from ddlkit.run.jobs import gloo
-from ddlkit.run.jobs.protocol import PROGRESS, port_taken
+from ddlkit.run.jobs.protocol import PROGRESS
+
+Floats = NDArray[np.float64]
+
+# The later names of two calls: the earlier ones warn where both exist.
+gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+PRIORITY_CHECKS = 20  # barriers that must pass soon after gloo's threads are raised
 
 
 @dataclass(frozen=True)
@@ -24,7 +36,7 @@ class Rank:
 
     gloo_threads : how many collectives gloo carries at once; torch's own default is 2, and then two
         share the link. 1 carries them one after the other, as NCCL does. 0 without gloo.
-    raised_threads : gloo threads that preempt computation (see `gloo.raise_priority`); 0 if none
+    raised_threads : gloo threads that preempt computation (see `raise_priority_of_gloo`); 0 if none
     out : where rank 0 leaves the job's results
     link, link_bits_per_s : the network as it appears in tables, and the rate it is shaped to, 0 if not
     """
@@ -69,18 +81,10 @@ class Rank:
         device = _device(local_rank, backend == "nccl" if on_gpu is None else on_gpu)
         torch.set_num_threads(torch_threads or max(1, machine.cores() // neighbours))
         _meet(rank, world_size, backend, device, timeout_s, gloo_threads)
-        with_gloo = backend == "gloo"
-        me = cls(
-            rank,
-            world_size,
-            local_rank,
-            device,
-            backend,
-            gloo_threads if with_gloo else 0,
-            torch.get_num_threads(),
-            gloo.raise_priority(gloo_threads) if raise_priority and with_gloo else 0,
-        )
-        if raise_priority and with_gloo and not me.raised_threads:
+        carrying, threads = gloo_threads if backend == "gloo" else 0, torch.get_num_threads()
+        raised = raise_priority_of_gloo(carrying) if raise_priority and carrying else 0
+        me = cls(rank, world_size, local_rank, device, backend, carrying, threads, raised)
+        if raise_priority and carrying and not raised:
             me.say("gloo's threads keep their priority: raising it was not allowed, or not helpful")
         return me
 
@@ -144,7 +148,7 @@ def _meet(
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group(
-            "nccl" if nccl else gloo.register(threads, device),
+            "nccl" if nccl else register_gloo(threads, device),
             timeout=datetime.timedelta(seconds=timeout_s),
             rank=rank,
             world_size=world_size,
@@ -153,6 +157,126 @@ def _meet(
         dist.barrier()
     except RuntimeError as error:
         if "EADDRINUSE" in str(error):
-            raise UserError(port_taken(address, port)) from error
+            raise UserError(
+                f"port {port} on {address} is taken by another program: choose another port"
+            ) from error
         reason = str(error).splitlines()[0]
         raise UserError(f"ranks did not meet at {address} port {port}: {reason}") from error
+
+
+# -- exchange of numbers: as float64 tensors, nothing is pickled ---------------------------------
+
+
+def everyones(values: Sequence[float] | Floats) -> Floats:
+    """``values`` (any shape) of every rank, stacked: (world_size, ...). All ranks must call it alike."""
+    home = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    mine = torch.as_tensor(np.asarray(values, dtype=np.float64)).to(home)
+    flat = mine.new_empty(dist.get_world_size() * mine.numel())
+    gather_single(flat, mine.reshape(-1).contiguous())
+    stacked: Floats = flat.cpu().numpy().reshape(dist.get_world_size(), *mine.shape)
+    return stacked
+
+
+def slowest(values: Sequence[float] | Floats) -> Floats:
+    """Elementwise maximum of ``values`` (any shape) over all ranks."""
+    largest: Floats = everyones(values).max(axis=0)
+    return largest
+
+
+def agree_all(flag: bool) -> bool:
+    """Whether every rank says yes: the same answer on all of them.
+
+    A measurement ends so: while one rank still measures, the others must take part.
+    """
+    return not slowest([not flag]).any()
+
+
+# -- gloo with a chosen number of threads, ahead of computation on their cores -------------------
+
+
+def register_gloo(threads: int, device: torch.device) -> str:
+    """Make gloo with ``threads`` threads known to torch; returns the name of that backend.
+
+    It serves tensors of the CPU, and those of ``device``. Each thread has connections of its own, so that
+    messages in flight together meet on the link only. (torch's own default gives its two threads one
+    set of connections, for which they then have to wait, too.)
+
+    torch ignores the options given to `init_process_group` for gloo, but lets a backend be registered
+    whose maker is ours. Interfaces come from GLOO_SOCKET_IFNAME, as gloo itself does it.
+    """
+    if threads < 1:
+        raise UserError(f"gloo_threads {threads}: at least 1 must carry the collectives")
+    gloo: Any = dist.ProcessGroupGloo  # its options are not in the type stubs
+    served = sorted({"cpu", device.type})
+    name = "_".join(["ddlkit", f"gloo{threads}", *served])
+
+    def make(wanted: Any, _: object) -> Any:
+        options = gloo._Options()
+        options._threads = threads
+        options._timeout = wanted.timeout
+        interfaces = [text for text in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if text]
+        options._devices = [
+            gloo.create_device(interface=interface) for interface in interfaces * threads
+        ] or [gloo.create_default_device() for _ in range(threads)]
+        return gloo(wanted.store, wanted.group_rank, wanted.group_size, options)
+
+    if not hasattr(dist.Backend, name.upper()):
+        dist.Backend.register_backend(name, make, extended_api=True, devices=served)
+    return name
+
+
+def raise_priority_of_gloo(carrying: int, deadline_s: float = 10.0) -> int:
+    """Let gloo's threads preempt everything else on their cores (SCHED_RR); returns how many.
+
+    carrying : how many of them carry messages; each has another at its sockets
+
+    With more ranks than cores, messages wait for a time slice: milliseconds in place of tens of
+    microseconds. Only gloo's own threads are raised: a whole process would stop overlapping. It is
+    done after a barrier, since raised threads have been seen to hang the start, and taken back on
+    every rank, with 0 returned, if any rank may not (no root) or if a few barriers take longer than
+    ``deadline_s``.
+
+    Not SCHED_FIFO: gloo's thread at the sockets only *tries* to lock a connection, and polls again at once
+    while a thread that carries a message holds it. Raised alike, and with more of them than cores, pollers
+    would keep the holder from its core for ever; in turns, they end with a slice.
+    """
+    if sys.platform != "linux":
+        return 0
+    dist.barrier()
+    threads = threads_here(at_least=2 * carrying)
+    watchdog = threading.Timer(deadline_s, _schedule, (threads, os.SCHED_OTHER, 0))
+    watchdog.daemon = True
+    watchdog.start()
+    raised = _schedule(threads, os.SCHED_RR, 1)
+    for _ in range(PRIORITY_CHECKS):
+        dist.barrier()
+    in_time = watchdog.is_alive()
+    watchdog.cancel()
+    if agree_all(raised and in_time):
+        return len(threads)
+    _schedule(threads, os.SCHED_OTHER, 0)
+    return 0
+
+
+def threads_here(at_least: int = 0, patience_s: float = 2.0) -> list[int]:
+    """Ids of this process's threads that gloo named.
+
+    A thread names itself once it runs: on a busy machine, ``at_least`` that number are waited for.
+    """
+    give_up = time.monotonic() + patience_s
+    while True:
+        tasks = sorted(Path("/proc/self/task").iterdir())
+        found = [int(task.name) for task in tasks if "gloo" in (task / "comm").read_text()]
+        if len(found) >= at_least or time.monotonic() > give_up:
+            return found
+        time.sleep(0.005)
+
+
+def _schedule(threads: list[int], policy: int, priority: int) -> bool:
+    """Whether all ``threads`` could be given that scheduling."""
+    try:
+        for thread in threads:
+            os.sched_setscheduler(thread, policy, os.sched_param(priority))
+    except PermissionError:
+        return False
+    return True

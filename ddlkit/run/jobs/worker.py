@@ -33,11 +33,11 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import ddlkit.run
 from ddlkit.core.errors import UserError
-from ddlkit.run.jobs.job import JOB_FILE, Job
+from ddlkit.run.jobs.job import Job
 from ddlkit.run.jobs.protocol import ERROR, LOST_PEER, MISTAKE, die_with_parent
 
 
@@ -75,7 +75,7 @@ def run(name: str, config: dict[str, Any]) -> None:
     me = replace(Rank.join(**config.get("join", {})), out=out, **named)
     if me.rank == 0:
         out.mkdir(parents=True, exist_ok=True)
-        (out / JOB_FILE).write_text(json.dumps(me.describe()))
+        (out / "job.json").write_text(json.dumps(me.describe()))
     job.run(me, settings)
     me.leave()
 
@@ -116,8 +116,12 @@ def _lost_peer(error: Exception) -> bool:
     )
 
 
-if __name__ == "__main__":
-    status = main(sys.argv[1:])
+def leave(status: int) -> NoReturn:
+    """End this process now: after a failure, threads of gloo and NCCL may wait for peers for ever."""
+    sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: after a failure, threads of gloo and NCCL may wait for peers that never answer.
     os._exit(status)
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

@@ -1,31 +1,41 @@
-"""The owner's end of a process that has imported torch and forks ranks in milliseconds, not seconds.
+"""A process that has imported torch and forks ranks in milliseconds: its owner's end, and its own.
 
 Importing torch costs seconds of processor time, in every rank anew: sixteen ranks on two cores would
-spend half a minute on it before the first message. So one process (`fork_server`) imports it once, and
-every rank of every launch is its child. It ends when its owner's end of the pipe closes, however the
-owner ends, and its ranks with it. No torch here.
+spend half a minute on it before the first message. So one process, which runs this module, imports it
+once and computes nothing, and every rank of every launch is its child. It ends when its owner's end of
+the pipe closes, however the owner ends, and its ranks with it. No torch here before a job needs it.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import json
 import os
 import selectors
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.jobs.protocol import STARTED, child_environment
+from ddlkit.run.jobs import worker
+from ddlkit.run.jobs.protocol import PARENT, child_environment
+
+_CLONE_NEWNET = 0x40000000
+_PR_SET_NAME = 15
 
 
 def available() -> bool:
     """Whether this system can do it; elsewhere each rank is a process that imports torch itself."""
     return hasattr(os, "pidfd_open")
+
+
+# -- the owner's end ---------------------------------------------------------------------------
 
 
 class ForkedRank:
@@ -53,11 +63,11 @@ class Zygote:
 
     def __init__(self) -> None:
         self.owner = os.getpid()
-        self._running: dict[int, ForkedRank] = {}
+        self._ranks: dict[int, ForkedRank] = {}  # those that run
         self._heard = b""
         # A session of its own: Ctrl-C in the terminal reaches only the owner.
         self._process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "ddlkit.run.jobs.fork_server"],
+            [sys.executable, "-u", "-m", "ddlkit.run.jobs.zygote"],
             # Read when torch is loaded; each rank sets its own number.
             env={**child_environment(), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
@@ -100,24 +110,23 @@ class Zygote:
         return self._newest
 
     def hear(self, timeout_s: float | None) -> bool:
-        """Take in what the zygote says within the time; False if it said nothing."""
+        """Take in what the zygote reports within the time; False if that is nothing."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._reports, selectors.EVENT_READ)
             if not selector.select(timeout_s):
                 return False
-        said = os.read(self._reports.fileno(), 65536)
-        if not said:
-            for rank in self._running.values():  # they died with their parent
+        heard = os.read(self._reports.fileno(), 65536)
+        if not heard:
+            for rank in self._ranks.values():  # they died with their parent
                 rank.returncode = -signal.SIGKILL
-            self._running.clear()
+            self._ranks.clear()
             self._process.wait()
-            return True
-        *lines, self._heard = (self._heard + said).split(b"\n")
-        for event, pid, status in map(json.loads, lines):
-            if event == STARTED:
-                self._newest = self._running[pid] = ForkedRank(self, pid)
+        *lines, self._heard = (self._heard + heard).split(b"\n")
+        for pid, status in map(json.loads, lines):
+            if status is None:
+                self._newest = self._ranks[pid] = ForkedRank(self, pid)
             else:
-                self._running.pop(pid).returncode = status
+                self._ranks.pop(pid).returncode = status
         return True
 
     def close(self) -> None:
@@ -138,3 +147,84 @@ def zygote() -> Zygote:
         _current = Zygote()
         atexit.register(_current.close)
     return _current
+
+
+# -- its own end -------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Serve requests from standard input until it closes; report [pid, exit status or None] of each rank."""
+    owner = os.dup(1)
+    os.dup2(2, 1)  # nobody but us writes to the owner
+    children: dict[int, int] = {}
+    with selectors.DefaultSelector() as chooser:
+        chooser.register(0, selectors.EVENT_READ)
+        while True:
+            for key, _ in chooser.select():
+                if key.fd in children:
+                    pid = children.pop(key.fd)
+                    chooser.unregister(key.fd)
+                    os.close(key.fd)
+                    _report(owner, pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                    continue
+                # The owner waits for each answer, so there is never more than one line to read.
+                line = sys.stdin.buffer.readline()
+                if not line:
+                    return
+                request = json.loads(line)
+                preload(request["argv"][0])
+                pid = os.fork()
+                if not pid:
+                    chooser.close()
+                    _live(request, [owner, *children])
+                with contextlib.suppress(OSError):
+                    os.setpgid(pid, pid)  # here and in the child: whoever is first
+                child = os.pidfd_open(pid)
+                children[child] = pid
+                chooser.register(child, selectors.EVENT_READ)
+                _report(owner, pid, None)
+
+
+def preload(job: str) -> None:
+    """Import what a job needs before its ranks are forked; an unknown job is left to them to refuse."""
+    with contextlib.suppress(UserError):
+        worker.find(job)
+
+
+def _report(fd: int, pid: int, status: int | None) -> None:
+    os.write(fd, json.dumps([pid, status]).encode() + b"\n")
+
+
+def _live(request: Mapping[str, Any], to_close: Sequence[int]) -> NoReturn:
+    """What a rank does from fork to end."""
+    status = 1
+    try:
+        for fd in to_close:
+            os.close(fd)
+        _settle(request)
+        status = worker.main(request["argv"])
+    except BaseException:
+        traceback.print_exc()
+    worker.leave(status)
+
+
+def _settle(request: Mapping[str, Any]) -> None:
+    """Own group, files, environment, directory, name and network."""
+    os.setpgid(0, 0)
+    with open(request["log"], "wb", buffering=0) as log, open(os.devnull, "rb") as nothing:
+        for number, stream in ((0, nothing), (1, log), (2, log)):
+            os.dup2(stream.fileno(), number)
+    os.environ.clear()
+    os.environ.update({**request["environment"], PARENT: str(os.getppid())})
+    os.chdir(request["directory"])
+    sys.argv = [worker.__name__, *request["argv"]]
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_NAME, f"ddlkit-rank{os.environ.get('RANK', '')}".encode())
+    if request["namespace"]:
+        with open(request["namespace"], "rb") as place:
+            if libc.setns(place.fileno(), _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "cannot enter", request["namespace"])
+
+
+if __name__ == "__main__":
+    main()

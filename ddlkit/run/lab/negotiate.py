@@ -20,30 +20,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from ddlkit.run.jobs.exchange import everyones
-from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.jobs.rank import Rank, everyones
 
 PATIENCE_S = 30.0  # for the lines between the ranks to be made
 _GROUP = struct.Struct("!I")
-
-
-class Tally:
-    """How many ranks have reported each group: the coordinator's whole memory."""
-
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
-        self._reports: Counter[int] = Counter()
-
-    def report(self, group: int) -> bool:
-        """Note one more rank's report; whether it was the last that this group needed.
-
-        A complete group is forgotten, so that the next iteration may report it again.
-        """
-        self._reports[group] += 1
-        if self._reports[group] < self._ranks:
-            return False
-        del self._reports[group]
-        return True
 
 
 def meet(ranks: Rank) -> Negotiator:
@@ -52,18 +32,17 @@ def meet(ranks: Rank) -> Negotiator:
     Raises OSError where no line can be made.
     """
     address = os.environ["MASTER_ADDR"]
-    first = ranks.rank == 0
-    door = socket.create_server((address, 0), backlog=ranks.world_size) if first else None
+    door = socket.create_server((address, 0), backlog=ranks.world_size) if not ranks.rank else None
     ports = everyones([door.getsockname()[1] if door else 0])
     line = socket.create_connection((address, int(ports[0, 0])), PATIENCE_S)
     line.settimeout(None)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    lines = []
     if door:
         with door:
             lines = [door.accept()[0] for _ in range(ranks.world_size)]
-        for one in lines:
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         threading.Thread(target=coordinate, args=(lines,), daemon=True).start()
+    for one in (line, *lines):
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Negotiator(line)
 
 
@@ -113,7 +92,7 @@ def coordinate(lines: Sequence[socket.socket]) -> None:
 
     The groups of a rank that dies stay open: `launch` ends the others.
     """
-    tally = Tally(len(lines))
+    reports: Counter[bytes] = Counter()  # of each group
     with selectors.DefaultSelector() as desk, suppress(ConnectionError):
         for line in lines:
             desk.register(line, selectors.EVENT_READ, line)
@@ -123,7 +102,10 @@ def coordinate(lines: Sequence[socket.socket]) -> None:
                 report = key.data.recv(_GROUP.size, socket.MSG_WAITALL)
                 if len(report) < _GROUP.size:
                     desk.unregister(key.data)
-                elif tally.report(*_GROUP.unpack(report)):
+                    continue
+                reports[report] += 1
+                if reports[report] == len(lines):
+                    del reports[report]  # the next iteration may report it again
                     answers += report
             for line in lines if answers else ():
                 line.sendall(answers)

@@ -20,18 +20,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ddlkit.core.bandwidth import burst_bytes
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs import protocol
-from ddlkit.run.jobs.place import rank_environment
 
 NAMESPACES = Path("/run/netns")  # of iproute2
 STATE = Path("/run/ddlkit")
@@ -42,6 +40,7 @@ MIN_RATE_BITS_PER_S, MAX_RATE_BITS_PER_S = 1e6, 1e11
 MAX_PACKET_BYTES = 65536  # Linux hands TCP data down in packets of this size, to be cut on the wire
 QUEUE_BYTES = 256 * 1024**2  # far above what TCP keeps in flight, so that nothing is dropped
 INTERFACE = "eth0"
+UP = "addrgenmode none up"
 SUBNET = "10.77.0.0/24"
 # A window that is open from the start and stays so: Linux's default, cubic, mistakes the shaper's
 # queue for congestion, and one 12 MB message in fifty then takes up to twice as long as the others.
@@ -118,72 +117,42 @@ class LabShape:
         """Numbers of the nodes that ranks share; none where each rank has a link of its own."""
         return range(self.workers // self.ranks_per_node if self.ranks_per_node > 1 else 0)
 
-    def lab(self) -> Lab:
-        """The lab of this shape, still to be brought up."""
-        return Lab(
-            self.workers,
-            self.rate_bits_per_s,
-            ranks_per_node=self.ranks_per_node,
-            intra_rate_bits_per_s=self.intra_rate_bits_per_s,
-        )
-
 
 class Lab:
-    """``ranks`` namespaces joined by a bridge, each link shaped as a `LabShape` of that many says.
+    """Namespaces joined by a bridge, each link shaped as ``shape`` says.
 
     A context manager, and a place that ``ddlkit.run.jobs.launch`` can start ranks in. ``label`` names
     the namespaces (``ddl0-rank0``, ``ddl0-switch``); left out, the first free ``ddlN`` is taken.
     A persistent lab outlives this process and is removed by ``attach(label).down()``.
 
-    Raises UserError as `LabShape` does, and for a label that cannot name a namespace or is in use.
+    Raises UserError for a label that cannot name a namespace or is in use.
     """
 
-    def __init__(
-        self,
-        ranks: int,
-        rate_bits_per_s: float,
-        label: str = "",
-        *,
-        ranks_per_node: int = 1,
-        intra_rate_bits_per_s: float = 0.0,
-        persistent: bool = False,
-    ) -> None:
-        self.shape = LabShape(ranks, rate_bits_per_s, ranks_per_node, intra_rate_bits_per_s)
+    def __init__(self, shape: LabShape, label: str = "", *, persistent: bool = False) -> None:
         if label and not re.fullmatch(r"[a-z][a-z0-9]{0,15}", label):
             raise UserError(f"lab label {label!r} must be a few small letters and digits, as ddl0")
-        self.ranks = ranks
-        self.label = label
-        self.persistent = persistent
+        self.shape, self.label, self.persistent = shape, label, persistent
+        self.ranks, self.name = shape.workers, shape.link
+        # Of each link in each direction, framing included; with nodes that of a node's.
+        self.link_bits_per_s = shape.rate_bits_per_s
         self._holder = 0  # the process whose ``down`` counts; 0 while the lab is not up
 
     # -- the place -------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """The link as it appears in tables."""
-        return self.shape.link
-
-    @property
-    def link_bits_per_s(self) -> float:
-        """Rate of each link in each direction, framing included; with nodes that of a node's."""
-        return self.shape.rate_bits_per_s
-
-    def command(self, rank: int, argv: list[str]) -> list[str]:
-        """``argv`` as it must be called to run in the namespace of ``rank``."""
-        return ["ip", "netns", "exec", self._namespace(rank), *argv]
 
     def environment(self, rank: int, ranks: int) -> dict[str, str]:
         """What a rank of a job of ``ranks`` must find in its environment."""
         if ranks > self.ranks:
             raise UserError(f"{ranks} ranks do not fit into lab {self.label} of {self.ranks}")
         return {
-            **rank_environment(rank, ranks, _address(0), PORT),
+            **protocol.rank_environment(rank, ranks, _address(0), PORT),
             "GLOO_SOCKET_IFNAME": INTERFACE,
         }
 
     def namespace(self, rank: int) -> Path:
-        """File of the namespace of ``rank``."""
-        return NAMESPACES / self._namespace(rank)
+        """File of the namespace of ``rank``. Raises UserError for a rank that the lab does not have."""
+        if not 0 <= rank < self.ranks:
+            raise UserError(f"lab {self.label} has ranks 0 to {self.ranks - 1}, but no rank {rank}")
+        return NAMESPACES / self.namespaces[rank]
 
     # -- up and down -----------------------------------------------------------------------
 
@@ -196,7 +165,7 @@ class Lab:
                 self._build()
             if not self.persistent:
                 _ours[self.label] = self
-                _trapped.extend(protocol.trap(*_TRAPPED))
+                _trapped.enter_context(protocol.unwinding(*_TRAPPED))
         except BaseException:
             self.down()
             raise
@@ -210,7 +179,7 @@ class Lab:
         if self._holder != os.getpid():  # never up, already down, or a forked copy
             return
         with _registry():
-            owner = _read(self.label).get("owner")
+            owner = _states().get(self.label, {}).get("owner")
             if owner and owner["pid"] != os.getpid() and _alive(owner):
                 raise UserError(
                     f"lab {self.label} belongs to running process {owner['pid']}: end that first"
@@ -219,18 +188,12 @@ class Lab:
             self._holder = 0
             _ours.pop(self.label, None)
         if not _ours:
-            protocol.release(_trapped)
-            _trapped.clear()
+            _trapped.close()
 
     def __enter__(self) -> Lab:
         return self.up()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.down()
 
     # -- how -------------------------------------------------------------------------------
@@ -238,20 +201,11 @@ class Lab:
     @property
     def namespaces(self) -> list[str]:
         """Names of all namespaces of this lab, the bridge's last."""
-        return [*(self._namespace(rank) for rank in range(self.ranks)), self._switch]
-
-    @property
-    def _switch(self) -> str:
-        return f"{self.label}-switch"
-
-    def _namespace(self, rank: int) -> str:
-        if not 0 <= rank < self.ranks:
-            raise UserError(f"lab {self.label} has ranks 0 to {self.ranks - 1}, but no rank {rank}")
-        return f"{self.label}-rank{rank}"
+        return [*(f"{self.label}-rank{rank}" for rank in range(self.ranks)), f"{self.label}-switch"]
 
     def _take_label(self) -> None:
         """Write the state file before anything exists, so that every leftover has an owner."""
-        taken = {row["label"] for row in _states()} | {name.split("-")[0] for name in _listed()}
+        taken = {*_states(), *(name.split("-")[0] for name in _listed())}
         if not self.label:
             self.label = next(name for n in count() if (name := f"ddl{n}") not in taken)
         elif self.label in taken:
@@ -265,65 +219,50 @@ class Lab:
         self._holder = os.getpid()
 
     def _build(self) -> None:
-        _batch(["ip"], (f"netns add {name}" for name in self.namespaces))
-        _batch(["ip", "-n", self._switch], self._switching())
-        shape, ranks = self.shape, self.namespaces[:-1]
-        shaped = [(f"port{rank}", shape.own_rate_bits_per_s) for rank in range(self.ranks)]
-        ends = [f"{end}{node}" for node in shape.nodes for end in ("up", "down")]
-        shaped += [(end, shape.rate_bits_per_s) for end in ends]
-        _batch(
-            ["tc", "-n", self._switch],
-            (f"qdisc add dev {device} {self._shape(rate)}" for device, rate in shaped),
-        )
-        # A packet larger than a burst is cut up in software, which 16 ranks have no time for.
-        smallest = burst_bytes(min(shape.own_rate_bits_per_s, shape.rate_bits_per_s))
-        packet = min(MAX_PACKET_BYTES, round(0.9 * smallest))
-        own = self._shape(shape.own_rate_bits_per_s)
+        """Bridges, the links between them and to the ranks, and their rates; each end sends shaped."""
+        *ranks, switch = self.namespaces
+        _ip([f"netns add {name}" for name in self.namespaces])
+        links, rates = ["link set lo up", *_bridge("bridge")], []
+        for node in self.shape.nodes:
+            ends = {f"up{node}": f"node{node}", f"down{node}": "bridge"}
+            links += [*_bridge(f"node{node}"), "link add {} type veth peer name {}".format(*ends)]
+            links += [f"link set {end} master {home} {UP}" for end, home in ends.items()]
+            rates += [_shape(end, self.shape.rate_bits_per_s) for end in ends]
         for rank, name in enumerate(ranks):
-            _batch(["tc", "-n", name], [f"qdisc add dev {INTERFACE} {own}"])
+            home = f"node{rank // self.shape.ranks_per_node}" if self.shape.nodes else "bridge"
+            links += [f"link add port{rank} type veth peer name {INTERFACE} netns {name}"]
+            links += [f"link set port{rank} master {home} {UP}"]
+            rates += [_shape(f"port{rank}", self.shape.own_rate_bits_per_s)]
+        _ip(links, switch)
+        _ip(rates, switch, tool="tc")
+        # A packet larger than a burst is cut up in software, which 16 ranks have no time for.
+        smallest = burst_bytes(min(self.shape.own_rate_bits_per_s, self.shape.rate_bits_per_s))
+        packet = min(MAX_PACKET_BYTES, round(0.9 * smallest))
+        for rank, name in enumerate(ranks):
+            _ip([_shape(INTERFACE, self.shape.own_rate_bits_per_s)], name, tool="tc")
             addressing = [
                 "link set lo up",
                 f"addr add {_address(rank)}/24 dev {INTERFACE} noprefixroute",
-                f"link set {INTERFACE} gso_max_size {packet} addrgenmode none up",
+                f"link set {INTERFACE} gso_max_size {packet} {UP}",
                 f"route add {SUBNET} dev {INTERFACE} {TCP}",
             ]
-            _batch(["ip", "-n", name], addressing)
-
-    def _switching(self) -> Iterator[str]:
-        """What makes the bridges, and the links between them and to the ranks."""
-        nodes = self.shape.nodes
-        yield "link set lo up"
-        for bridge in ("bridge", *(f"node{node}" for node in nodes)):
-            yield f"link add {bridge} type bridge"
-            yield f"link set {bridge} addrgenmode none up"
-        for node in nodes:
-            yield f"link add up{node} type veth peer name down{node}"
-            yield f"link set up{node} master node{node} addrgenmode none up"
-            yield f"link set down{node} master bridge addrgenmode none up"
-        for rank in range(self.ranks):
-            home = f"node{rank // self.shape.ranks_per_node}" if nodes else "bridge"
-            yield f"link add port{rank} type veth peer name {INTERFACE} netns {self._namespace(rank)}"
-            yield f"link set port{rank} master {home} addrgenmode none up"
-
-    def _shape(self, rate_bits_per_s: float) -> str:
-        rate, burst = round(rate_bits_per_s), burst_bytes(rate_bits_per_s)
-        return f"root tbf rate {rate}bit burst {burst} limit {QUEUE_BYTES}"
+            _ip(addressing, name)
 
     def _remove(self) -> None:
         present = [name for name in self.namespaces if name in _listed()]
         _end_processes(present)
-        # Links and queues go with their namespaces.
-        _batch(["ip"], (f"netns del {name}" for name in present))
+        _ip([f"netns del {name}" for name in present])  # links and queues go with them
         _state_file(self.label).unlink(missing_ok=True)
 
 
 def attach(label: str) -> Lab:
     """The lab of that label that is up, to run in or to take down. Raises UserError if none is."""
-    row = _read(label)
-    if not row:
-        names = ", ".join(state["label"] for state in _states()) or "none"
+    states = _states()
+    if label not in states:
+        names = ", ".join(states) or "none"
         raise UserError(f"there is no lab {label!r}; labs that are up: {names}")
-    lab = _described(row)
+    row = states[label]
+    lab = Lab(_described(row), label, persistent=not row["owner"])
     lab._holder = os.getpid()
     return lab
 
@@ -331,10 +270,10 @@ def attach(label: str) -> Lab:
 def status() -> list[dict[str, Any]]:
     """One row per lab on this machine: label, ranks, link, rate_bits_per_s, owner, alive."""
     rows = []
-    for row in _states():
+    for row in _states().values():
         owner = f"process {row['owner']['pid']}" if row["owner"] else "persistent"
         alive = _alive(row["owner"])
-        rows.append({**row, "link": _described(row).name, "owner": owner, "alive": alive})
+        rows.append({**row, "link": _described(row).link, "owner": owner, "alive": alive})
     return rows
 
 
@@ -355,22 +294,16 @@ def available() -> str:
     if missing:
         return f"the lab needs {missing} (iproute2), not found on the PATH"
     try:
-        with Lab(1, 1e9):
+        with Lab(LabShape(1, 1e9)):
             return ""
     except (UserError, OSError) as error:
         return f"the lab does not work here: {error}"
 
 
-def _described(row: dict[str, Any]) -> Lab:
-    """The lab that a state file describes."""
-    return Lab(
-        row["ranks"],
-        row["rate_bits_per_s"],
-        row["label"],
-        ranks_per_node=row.get("ranks_per_node", 1),  # a lab of an earlier version has no nodes
-        intra_rate_bits_per_s=row.get("intra_rate_bits_per_s", 0.0),
-        persistent=not row["owner"],
-    )
+def _described(row: dict[str, Any]) -> LabShape:
+    """The shape of the lab that a state file describes."""
+    names = ("ranks", "rate_bits_per_s", "ranks_per_node", "intra_rate_bits_per_s")
+    return LabShape(*(row[name] for name in names))
 
 
 def _rate_text(bits_per_s: float) -> str:
@@ -399,10 +332,21 @@ def _run(argv: list[str], script: str = "") -> str:
     return done.stdout
 
 
-def _batch(argv: list[str], commands: Iterable[str]) -> None:
-    script = "".join(f"{command}\n" for command in commands)
-    if script:
-        _run([*argv, "-batch", "-"], script)
+def _ip(commands: Sequence[str], namespace: str = "", *, tool: str = "ip") -> None:
+    """Commands of ``tool``, one by one, in that namespace."""
+    if commands:
+        inside = ["-n", namespace] if namespace else []
+        _run([tool, *inside, "-batch", "-"], "".join(f"{command}\n" for command in commands))
+
+
+def _bridge(name: str) -> list[str]:
+    return [f"link add {name} type bridge", f"link set {name} {UP}"]
+
+
+def _shape(device: str, rate_bits_per_s: float) -> str:
+    """What limits what leaves by a device."""
+    rate, burst = round(rate_bits_per_s), burst_bytes(rate_bits_per_s)
+    return f"qdisc add dev {device} root tbf rate {rate}bit burst {burst} limit {QUEUE_BYTES}"
 
 
 def _listed() -> list[str]:
@@ -440,18 +384,13 @@ def _state_file(label: str) -> Path:
     return STATE / f"{label}.json"
 
 
-def _read(label: str) -> dict[str, Any]:
-    """State of a lab; empty where there is none."""
-    try:
-        row: dict[str, Any] = json.loads(_state_file(label).read_text())
-    except FileNotFoundError:
-        return {}
-    return row
-
-
-def _states() -> list[dict[str, Any]]:
-    rows = (_read(path.stem) for path in sorted(STATE.glob("[a-z]*.json")))
-    return [row for row in rows if row]
+def _states() -> dict[str, dict[str, Any]]:
+    """State of each lab by its label."""
+    found = {}
+    for path in sorted(STATE.glob("[a-z]*.json")):
+        with suppress(FileNotFoundError):  # it came down meanwhile
+            found[path.stem] = json.loads(path.read_text())
+    return found
 
 
 def _start_ticks(pid: int) -> int | None:
@@ -473,7 +412,7 @@ def _alive(owner: dict[str, int]) -> bool:
 
 
 def _remove_dead() -> list[str]:
-    dead = [row["label"] for row in _states() if not _alive(row["owner"])]
+    dead = [label for label, row in _states().items() if not _alive(row["owner"])]
     for label in dead:
         attach(label)._remove()
     return dead
@@ -485,8 +424,8 @@ _ours: dict[str, Lab] = {}
 """Labs that this process has up and must take down."""
 
 _TRAPPED = (signal.SIGTERM, signal.SIGHUP)
-_trapped: list[int] = []
-"""Those that unwind the stack while a lab is up, as Ctrl-C does."""
+_trapped = ExitStack()
+"""What has them unwind the stack while a lab is up, as Ctrl-C does."""
 
 
 @contextmanager

@@ -50,13 +50,9 @@ class Recording:
     waited_s: float
     end_s: float
 
-    def to_array(self) -> Floats:
-        """(5 G + 4,) for the exchange between ranks."""
-        return np.hstack(list(vars(self).values()))
-
     @classmethod
     def from_array(cls, values: Floats) -> Recording:
-        """The recording that `to_array` wrote down."""
+        """The recording whose fields follow one another in an array (5 G + 4,): so ranks exchange them."""
         return cls(*values[:-4].reshape(5, -1), *values[-4:].tolist())
 
 

@@ -7,7 +7,8 @@ coordinator must first say that all ranks are ready (`ddlkit.run.lab.negotiate`)
 machine: they share its clock.
 
 Waiting is sleeping. A spinning rank would be on time to the microsecond, but with more ranks than
-cores it would take the processor from gloo's threads.
+cores it would take the processor from gloo's threads. What a message costs is measured (`calibrate`) with
+the same threads at the same priority, for both decide how long a small message takes then.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
@@ -29,13 +31,14 @@ from numpy.typing import NDArray
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import Selecting
 from ddlkit.run.instruments import vitals
+from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.instruments.vitals import Usage
-from ddlkit.run.jobs import exchange as peers
+from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.launch import launch, workspace
-from ddlkit.run.jobs.place import Place
+from ddlkit.run.jobs.launch import Place, launch, workspace
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.lab.negotiate import Negotiator, meet
+from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.recording import (
     Recording,
     Replayed,
@@ -44,11 +47,15 @@ from ddlkit.run.lab.recording import (
     read_replayed,
 )
 from ddlkit.run.lab.script import PlannedCase, Script, check_cases
+from ddlkit.run.measure.collectives import BUDGET, SIZES, CollectivesSettings, collectives_job
 
 Floats = NDArray[np.float64]
 
 HEAD_START_S = 0.01  # from the barrier to the common start: all ranks must have heard of it
 SAY_S = 10.0  # between two lines of progress
+MESSAGES_PER_SAMPLE = (
+    16  # small messages of a calibration are posted together, as a replay posts its groups
+)
 
 
 def choose_join(in_flight: int = 1, *, raise_priority: bool = True) -> dict[str, Any]:
@@ -57,6 +64,30 @@ def choose_join(in_flight: int = 1, *, raise_priority: bool = True) -> dict[str,
     One gloo thread carries the collectives one after the other, as NCCL would; torch's default is 2.
     """
     return {"backend": "gloo", "gloo_threads": in_flight, "raise_priority": raise_priority}
+
+
+def calibrate(
+    lab: Lab,
+    sizes: Sequence[int] = SIZES,
+    *,
+    collectives: Sequence[str] = ("all_reduce",),
+    budget: Budget = BUDGET,
+    in_flight: int = 1,
+    tries: int = 1,
+    timeout_s: float = 600.0,
+) -> pd.DataFrame:
+    """Table ``collectives`` of all ranks of the lab; ``budget`` is for each size.
+
+    in_flight : messages carried at once; tries : as for `CollectivesSettings`
+
+    Raises UserError when a value comes out wrong or a rank dies.
+    """
+    settings = CollectivesSettings(collectives, sizes, budget, MESSAGES_PER_SAMPLE, tries=tries)
+    join = choose_join(in_flight)
+    tables = launch(
+        collectives_job, settings, ranks=lab.ranks, place=lab, join=join, timeout_s=timeout_s
+    )
+    return tables["collectives"]
 
 
 @dataclass(frozen=True)
@@ -139,42 +170,38 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
         for script in scripts
         if (script.case.key, repeat) not in done
     )
-    progress = _Progress(me, [script.expected_s for _, script, _ in turns], settings.afterwards_s)
+    progress = _progress(me, [script.expected_s for _, script, _ in turns], settings.afterwards_s)
+    next(progress)  # its clock starts
     while turns:
         repeat, script, tries = turns.popleft()
         line = negotiator if script.case.negotiated else None
-        recording, used = _iterate(me, script, messages, line)
+        seen_s, used = _iterate(me, script, messages, line)
         if used.disturbed and tries > 1:
             turns.append((repeat, script, tries - 1))
             continue
-        everyone = [Recording.from_array(row) for row in peers.everyones(recording.to_array())]
+        everyone = [Recording.from_array(row) for row in peers.everyones(seen_s)]
         if me.rank == 0:
             shown = repeat < settings.timeline_rounds
             append_iteration(me.out, script, repeat, everyone, used, with_timeline=shown)
-        progress.step()
+        next(progress)
     return ()
 
 
-class _Progress:
-    """Says now and then how many iterations are done and how long the rest will take."""
-
-    def __init__(self, me: Rank, expected_s: Sequence[float], afterwards_s: float) -> None:
-        self._me = me
-        self._expected_s, self._afterwards_s = expected_s, afterwards_s
-        self._done = 0
-        self._begun_s = self._said_s = time.monotonic()
-
-    def step(self) -> None:
-        """One more iteration is done."""
-        self._done += 1
-        now_s, total = time.monotonic(), len(self._expected_s)
-        if self._done < total and now_s - self._said_s < SAY_S:
-            return
-        self._said_s = now_s
-        # The guess is generous, so what remains is scaled by how it went so far.
-        pace = (now_s - self._begun_s) / sum(self._expected_s[: self._done])
-        rest_s = pace * sum(self._expected_s[self._done :]) + self._afterwards_s
-        self._me.say(f"replay: {self._done} of {total} iterations done, about {rest_s:.0f} s left")
+def _progress(me: Rank, expected_s: Sequence[float], afterwards_s: float) -> Iterator[None]:
+    """Each step but the first is one more iteration done; says now and then how long the rest will take."""
+    begun_s = said_s = time.monotonic()
+    yield
+    for done in range(1, len(expected_s) + 1):
+        now_s = time.monotonic()
+        if done == len(expected_s) or now_s - said_s >= SAY_S:
+            said_s = now_s
+            # The guess is generous, so what remains is scaled by how it went so far.
+            pace = (now_s - begun_s) / sum(expected_s[:done])
+            rest_s = pace * sum(expected_s[done:]) + afterwards_s
+            me.say(
+                f"replay: {done} of {len(expected_s)} iterations done, about {rest_s:.0f} s left"
+            )
+        yield
 
 
 class _Messages:
@@ -273,8 +300,8 @@ def _split(whole: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[tuple[to
 
 def _iterate(
     me: Rank, script: Script, messages: _Messages, negotiator: Negotiator | None
-) -> tuple[Recording, Usage]:
-    """One iteration, started by all ranks at once, and how the cores were used; alike on all ranks.
+) -> tuple[Floats, Usage]:
+    """One iteration, started by all ranks at once, as a `Recording`'s array; and how the cores were used.
 
     They count as busy from the first message to the last: where the link and not the processor should
     be at work. Over a whole iteration, in which ranks mostly sleep, their limit would not show.
@@ -282,16 +309,16 @@ def _iterate(
     messages.begin(script.played_by(me.rank))
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
     begun = vitals.processor_times()
-    recording, sending = _play(messages, start_s, negotiator)
+    seen_s, sending = _play(messages, start_s, negotiator)
     stolen = vitals.processor_usage(begun, vitals.processor_times()).stolen
     busy, stolen = peers.slowest([sending.busy, stolen]).tolist()
     messages.check()
-    return recording, Usage(busy, stolen)
+    return seen_s, Usage(busy, stolen)
 
 
 def _play(
     messages: _Messages, start_s: float, negotiator: Negotiator | None
-) -> tuple[Recording, Usage]:
+) -> tuple[Floats, Usage]:
     script = messages.script
     awake_s, selected_s, posted_s = np.empty((3, len(script.ready_s)))
     spent_s = 0.0  # by the selections so far: all that follows is later by it
@@ -323,8 +350,7 @@ def _play(
     end_s = _sleep_until(waited_s + script.update_s)
     done_s = np.minimum(messages.complete_s(), waited_s)
     groups = (awake_s, selected_s, messages.agreed_s, posted_s, done_s)
-    seen = np.hstack([*groups, forward_end_s, wait_s, waited_s, end_s]) - start_s
-    return Recording.from_array(seen), sending
+    return np.hstack([*groups, forward_end_s, wait_s, waited_s, end_s]) - start_s, sending
 
 
 def _sleep_until(deadline_s: float) -> float:

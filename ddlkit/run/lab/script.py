@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
@@ -18,7 +20,7 @@ from ddlkit.core.sparse import (
     selected,
 )
 from ddlkit.core.workload import LayerProfile, Workload
-from ddlkit.run.jobs.place import Place
+from ddlkit.run.jobs.launch import Place
 
 REAL_SELECTION_S = 2e-8  # per element, generously, on a core
 SETTLE_S = 0.1  # around an iteration: checks, and the exchange of what was seen
@@ -192,11 +194,6 @@ class Script:
         slower = self.case.straggler if rank == self.case.workers - 1 else 1.0
         if slower == 1.0:
             return self
-        return replace(
-            self,
-            forward_s=slower * self.forward_s,
-            ready_s=[slower * ready_s for ready_s in self.ready_s],
-            buffered_s=[slower * buffered_s for buffered_s in self.buffered_s],
-            selection_s=[slower * select_s for select_s in self.selection_s],
-            update_s=slower * self.update_s,
-        )
+        times = ("forward_s", "ready_s", "buffered_s", "selection_s", "update_s")
+        slow: Any = {name: np.multiply(slower, getattr(self, name)).tolist() for name in times}
+        return replace(self, **slow)

@@ -24,7 +24,7 @@ from ddlkit.core.units import MB, format_bytes, format_seconds
 from ddlkit.run.instruments.clock import Budget, chrome_trace, sample_rows
 from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.job import Job, Tables, job
-from ddlkit.run.jobs.place import Loopback
+from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure.collectives import CheckedCollective, measure_size, whole_size
 from ddlkit.run.sessions.session import Partial

@@ -19,9 +19,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget, measure, sample_rows, synchronizer
-from ddlkit.run.jobs.exchange import Floats, agree_all, gather_single, scatter_single, slowest
 from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.jobs.rank import Floats, Rank, agree_all, gather_single, scatter_single, slowest
 
 COLLECTIVES = ("all_reduce", "all_gather")
 SIZES = tuple(KIB << power for power in range(17))  # 1 KiB .. 64 MiB

@@ -32,9 +32,8 @@ from ddlkit.core.units import MIB, format_seconds
 from ddlkit.formats import kineto
 from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure_interleaved, sample_rows
-from ddlkit.run.jobs.exchange import agree_all, slowest
 from ddlkit.run.jobs.job import job
-from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.jobs.rank import Rank, agree_all, slowest
 from ddlkit.run.measure import channels, standin
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.standin import Compute, Footprint, Passage, StandIn

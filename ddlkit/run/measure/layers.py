@@ -31,10 +31,9 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import LayerProfile
 from ddlkit.run.instruments.clock import Budget, Marks, measure_interleaved, rows_by, synchronizer
-from ddlkit.run.jobs import exchange
-from ddlkit.run.jobs.exchange import Floats
+from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.jobs.rank import Floats, Rank
 from ddlkit.run.nets import registry as networks
 from ddlkit.run.sessions.session import ran_out_of_memory
 
@@ -216,7 +215,7 @@ def profile_layers(
     unhooked_iteration, forward, backward, update) and repeat. Raises UserError for an unknown network,
     device or precision, a batch or thread count below 1, and when memory runs out.
     """
-    slowest = exchange.slowest if me else np.asarray
+    slowest = peers.slowest if me else np.asarray
     what = f"{network} at batch {batch} on {device}"
     with computing(what, device, precision, threads) as place:
         training = Training(network, batch, place, precision)
@@ -284,7 +283,7 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Float
         {"plain": plain, "watched": watched},
         budget,
         synchronize=synchronizer(device),
-        agree=exchange.agree_all if me else None,
+        agree=peers.agree_all if me else None,
     )
     seconds = {
         name: np.array([marks.seconds() for marks in runs[name][-len(kept) :]])

@@ -29,9 +29,8 @@ from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timel
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget, chrome_trace, measure, synchronizer
 from ddlkit.run.instruments.vitals import Usage
-from ddlkit.run.jobs.exchange import Floats, everyones, slowest
 from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.jobs.rank import Floats, Rank, everyones, slowest
 from ddlkit.run.nets import registry as networks
 
 OWN_PLAN = "ddp"  # DistributedDataParallel's own rule: nothing is imposed

@@ -41,10 +41,9 @@ from ddlkit.core.units import KIB
 from ddlkit.core.workload import LayerProfile, Workload
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.lab.calibrate import MESSAGES_PER_SAMPLE, calibrate
-from ddlkit.run.lab.network import LabShape
+from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.recording import read_replayed
-from ddlkit.run.lab.replay import replay
+from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure.collectives import messages_at, whole_size
 from ddlkit.run.measure.selection import measure_selection
@@ -224,7 +223,7 @@ class _LabPoints:
             return [n for n in wanted if whole_size(n, self.shape.workers) not in there]
 
         def measure(_: Path) -> Tables:
-            with self.shape.lab() as lab:
+            with Lab(self.shape) as lab:
                 rows = calibrate(
                     lab,
                     missing(),
@@ -279,7 +278,7 @@ class _LabPoints:
                 inputs.profile(asked.network, asked.batch),
                 asked.plan,
                 self._cost(asked),
-                self.shape.lab(),
+                Lab(self.shape),
                 compute_s=request.compute_s,
                 selection_sha256=inputs.selection_times(asked.density).sha256 if waited else "",
                 **{name: getattr(asked, name) for name in AXES},
@@ -352,7 +351,7 @@ class _LabPoints:
 
     def _play(self, wanted: Sequence[PlannedCase]) -> None:
         rounds = self.inputs.campaign.rounds
-        with self.shape.lab() as lab:
+        with Lab(self.shape) as lab:
             # How many are in flight is settled when ranks are started.
             for in_flight in dict.fromkeys(one.case.in_flight for one in wanted):
                 alike = [one for one in wanted if one.case.in_flight == in_flight]

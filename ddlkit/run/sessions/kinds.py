@@ -27,11 +27,9 @@ from ddlkit.formats import messages
 from ddlkit.papers import networks as published
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs.launch import launch
-from ddlkit.run.jobs.place import Loopback, Place
-from ddlkit.run.lab.calibrate import calibrate
-from ddlkit.run.lab.network import Lab
-from ddlkit.run.lab.replay import choose_join, replay
+from ddlkit.run.jobs.launch import Loopback, Place, launch
+from ddlkit.run.lab.network import Lab, LabShape
+from ddlkit.run.lab.replay import calibrate, choose_join, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure import channels, contention, copies, selection
 from ddlkit.run.measure import throughput as speed
@@ -394,7 +392,7 @@ def nccl_channels(
 
 
 def _lab(ranks: int, rate: str) -> Lab:
-    return Lab(ranks, parse_bits_per_s(rate))
+    return Lab(LabShape(ranks, parse_bits_per_s(rate)))
 
 
 def _send(ranks: int, rate: str, how: Mapping[str, Any]) -> pd.DataFrame:
