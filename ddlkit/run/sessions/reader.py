@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ddlkit.core.case import AXES, Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import parse_bits_per_s, parse_bytes
-from ddlkit.papers.planners import PLANNERS
+from ddlkit.model.planning import planners
 from ddlkit.run.lab.network import LabShape
 
 SUITES = Path(__file__).parent / "suites"
@@ -86,8 +86,8 @@ def network(value: Any) -> tuple[str, int]:
 
 def plan(value: Any) -> str:
     """What a planner is called by, as ``"buffer:4MB"``."""
-    if not isinstance(value, str) or value.partition(":")[0] not in PLANNERS:
-        raise ValueError(f"must be a plan: {', '.join(PLANNERS)}")
+    if not isinstance(value, str) or value.partition(":")[0] not in planners():
+        raise ValueError(f"must be a plan: {', '.join(planners())}")
     return value
 
 
@@ -184,7 +184,7 @@ class Suite:
     device : "cpu" or "cuda"; "" for a GPU where there is one
     isolate : whether points run in a child process
     out : default directory in build, or "recorded": one of this machine's in data/recorded
-    opening, points, closing : descriptions of points, as `ddlkit.run.sessions.suites` reads them
+    opening, points, closing : descriptions of points, as `ddlkit.run.sessions.kinds` reads them
     """
 
     file: Path
