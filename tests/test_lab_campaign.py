@@ -58,7 +58,7 @@ def test_a_grid_is_the_product_of_its_lists_grouped_by_lab(tmp_path: Path) -> No
       - {networks: lenet5, workers: 4, rates: 1gbit, ranks_per_node: [1, 2], intra_rates: 5gbit}
     """
     found = read_campaign(written(tmp_path, text, "some.yml"))
-    assert (found.name, found.rounds, found.calibration) == ("some", 2, "full")
+    assert (found.folder, found.rounds, found.calibration) == ("campaign-some", 2, "full")
     assert [shape.name for shape in found.labs] == ["p2-1gbit", "p4-1gbit", "p4-1gbit-g2-5gbit"]
     sizes = [len(requests) for requests in found.labs.values()]
     assert sizes == [16, 16 + 4, 8], "a request that two grids share is there once"

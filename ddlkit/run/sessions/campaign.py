@@ -261,7 +261,7 @@ class _LabPoints:
         found: dict[tuple[CaseRequest, tuple[int, ...]], PlannedCase] = {}
         for request in self.requests:
             one = self._planned(request)
-            nameless = replace(request, case=replace(request.case, plan=""))
+            nameless = request._replace(case=replace(request.case, plan=""))
             found.setdefault((nameless, one.plan.ends), one)
         return list(found.values())
 

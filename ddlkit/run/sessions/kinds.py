@@ -42,7 +42,7 @@ from ddlkit.run.measure.throughput import measure_throughput
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions import reader
 from ddlkit.run.sessions.reader import Key, count, number, one_of
-from ddlkit.run.sessions.session import Point, Tables, Unavailable, say
+from ddlkit.run.sessions.session import Point, Tables, Unavailable, say, table_path
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 DISTINCT_PLANS = 8
@@ -233,7 +233,8 @@ def layers(
 ) -> Iterator[Point]:
     for precision in precisions:
         for name, batch in networks:
-            measure = partial(_profile_tables, name, batch, here.device, precision, budget, None)
+            how: dict[str, Any] = {"precision": precision, "budget": budget}
+            measure = partial(_profile_tables, name, batch, device=here.device, **how)
             # Each round is one iteration with hooks and one without.
             repeat_s = 2 * _iteration_s(name, batch, precision, here.device)
             estimate_s = BUILD_S + _timed_s(budget, repeat_s)
@@ -250,7 +251,9 @@ def layers_by_ranks(here: Here, networks: Batched, ranks: int, budget: Budget) -
 def layers_point(name: str, batch: int, ranks: int, budget: Budget, *, folder: str = "") -> Point:
     """A network's layers, on all cores, by ``ranks`` ranks at the same time; one needs no launch."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    measure = partial(_profile_tables, name, batch, device, "fp32", budget, machine.cores())
+    how: dict[str, Any] = {"device": device, "precision": "fp32", "budget": budget}
+    measure: Callable[[], Tables]
+    measure = partial(_profile_tables, name, batch, threads=machine.cores(), **how)
     if ranks > 1:
         settings = LayersSettings({name: batch}, budget=budget)
         measure = partial(launch, layers_job, settings, ranks=ranks, place=Loopback())
@@ -260,14 +263,11 @@ def layers_point(name: str, batch: int, ranks: int, budget: Budget, *, folder: s
     return Point("layers", key, measure, estimate_s, ["layers", "samples"], folder)
 
 
-def _profile_tables(
-    name: str, batch: int, device: str, precision: str, budget: Budget, threads: int | None
-) -> Tables:
-    found, samples = profile_layers(
-        name, batch, device=device, precision=precision, budget=budget, threads=threads
-    )
+def _profile_tables(*network: Any, threads: int | None = None, **how: Any) -> Tables:
+    """What `profile_layers` measures, as tables."""
+    found, samples = profile_layers(*network, threads=threads, **how)
     threads = threads or torch.get_num_threads()
-    frame = store.profile_frame(found, precision, ranks=1, threads=threads)
+    frame = store.profile_frame(found, how["precision"], ranks=1, threads=threads)
     return {"layers": frame, "samples": samples}
 
 
@@ -374,7 +374,7 @@ def _lab(ranks: int, rate: str) -> Lab:
     return Lab(ranks, parse_bits_per_s(rate))
 
 
-def _send(ranks: int, rate: str, how: Mapping[str, Any]) -> pd.DataFrame:
+def _send(ranks: int, rate: str, **how: Any) -> pd.DataFrame:
     """Collectives over a link of the lab or, without a rate, over loopback."""
     if not rate:
         settings = CollectivesSettings(**how)
@@ -383,17 +383,13 @@ def _send(ranks: int, rate: str, how: Mapping[str, Any]) -> pd.DataFrame:
         return calibrate(place, **how)
 
 
-def _link(ranks: int, rate: str) -> str:
-    return f"lab-p{ranks}-{rate}" if rate else f"loopback-p{ranks}"
-
-
 @kind("collectives", lab=True)
 def collectives_in_lab(
     here: Here, ranks: int, rate: Rate, collectives: Collectives, budget: Budget
 ) -> Iterator[Point]:
-    measure = partial(_send, ranks, rate, {"collectives": collectives, "budget": budget})
+    measure = partial(_send, ranks, rate, collectives=collectives, budget=budget)
     estimate_s = LAUNCH_S + len(collectives) * len(SIZES) * budget.max_s
-    yield Point("collectives", _link(ranks, rate), measure, estimate_s)
+    yield Point("collectives", f"lab-p{ranks}-{rate}", measure, estimate_s)
 
 
 @kind("tensors")
@@ -402,15 +398,16 @@ def tensors(
 ) -> Iterator[Point]:
     """All-reduces of each size that a network's tensors have."""
     sizes = sorted({4 * elements for elements in published.parameters(network)})  # float32
-    how = {"collectives": ["all_reduce"], "sizes": sizes, "budget": budget, "tries": TRIES}
+    how: dict[str, Any] = {"collectives": ["all_reduce"], "sizes": sizes, "budget": budget}
 
     def measure() -> pd.DataFrame:
-        found = _send(ranks, rate, how)
+        found = _send(ranks, rate, tries=TRIES, **how)
         found.insert(0, "network", network)
         return found
 
+    link = f"lab-p{ranks}-{rate}" if rate else f"loopback-p{ranks}"
     estimate_s = LAUNCH_S + len(sizes) * budget.max_s
-    yield Point("tensors", f"{network.lower()}-{_link(ranks, rate)}", measure, estimate_s)
+    yield Point("tensors", f"{network.lower()}-{link}", measure, estimate_s)
 
 
 @kind("training", lab=True)
@@ -471,17 +468,20 @@ def replay_cases(
 
 
 def _profile(out: Path, name: str, batch: int, ranks: int) -> LayerProfile:
-    path = out / f"layers-{name}-b{batch}-r{ranks}.csv"
-    if not path.exists():
-        raise UserError(f"{path} is missing: run ddlkit measure layers --out {out} first")
-    return store.read_profile(path)
+    return store.read_profile(_measured(out, "layers", f"{name}-b{batch}-r{ranks}"))
 
 
 def _cost(out: Path, ranks: int, rate: str) -> MessageCost:
     """The measured table of all-reduce times in the lab."""
-    path = out / f"collectives-lab-p{ranks}-{rate}.csv"
-    if not path.exists():
-        raise UserError(f"{path} is missing: run ddlkit measure collectives --out {out} first")
+    path = _measured(out, "collectives", f"lab-p{ranks}-{rate}")
     sizes, seconds, known = messages.read_bytes_seconds(path, collective="all_reduce")
     algorithm = known.get("algorithm")
     return fit("table", sizes, seconds, workers=ranks, algorithm=algorithm, draws=0).cost
+
+
+def _measured(out: Path, schema: str, name: str) -> Path:
+    """A table that other points gave. Raises UserError where it is not there."""
+    path = table_path(out, schema, name)
+    if not path.exists():
+        raise UserError(f"{path} is missing: run ddlkit measure {schema} --out {out} first")
+    return path
