@@ -182,8 +182,8 @@ def efficiency(here: Here) -> Iterator[Point]:
 @kind("peaks")
 def matrix_products(here: Here, sides: Sides, budget: Budget) -> Iterator[Point]:
     def measure() -> pd.DataFrame:
-        pairs = [([precision], many) for precision, many in sides.items()]
-        frames = [peaks.measure_peaks(here.device, *pair, budget) for pair in pairs]
+        pairs = sides.items()
+        frames = (peaks.measure_peaks(here.device, [one], many, budget) for one, many in pairs)
         return pd.concat(frames, ignore_index=True)
 
     estimate_s = 1 + 1.5 * budget.max_s * sum(map(len, sides.values()))
