@@ -29,16 +29,16 @@ from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.lab import network, replay
 from ddlkit.run.lab.network import Lab, LabShape, clean
-from ddlkit.run.lab.recording import (
+from ddlkit.run.lab.script import (
     ITERATIONS,
     TIMELINE,
     Recording,
+    Script,
     append_iteration,
     keep_complete,
     make_timeline,
     read_replayed,
 )
-from ddlkit.run.lab.script import Script
 from places import ROOT, TINY, alive, planned, ranks_below, sent_by, wait_for
 from strategies import plans, workloads
 
@@ -171,7 +171,7 @@ class TestLoopback:
             planned("single", place),
             planned("buffer:512KiB", place, dilation=2.0),
         ]
-        runs, spans = replay.replay(place, 2, cases, 2, raise_priority=False)
+        runs, spans = replay.replay(place, 2, cases, 2)
         # Every case once per round, in turn.
         assert list(runs["case"]) == [one.case.key for one in cases] * 2
         assert list(runs["repeat"]) == [0, 0, 0, 1, 1, 1]
@@ -204,7 +204,7 @@ class TestLoopback:
         place = Loopback()
         sizes = Workload.from_arrays(0.01, [0.001] * 2, [64 * 1024 * KIB, 4 * KIB])
         cases = [planned("none", place, sizes, in_flight=2)]
-        runs, spans = replay.replay(place, 2, cases, 1, raise_priority=False)
+        runs, spans = replay.replay(place, 2, cases, 1)
         assert (runs["in_flight"] == 2).all()
         large, small = (part for _, part in spans[spans["kind"] == "all_reduce"].groupby("group"))
         assert (small["start_s"].to_numpy() < large["end_s"].to_numpy()).all()
@@ -229,7 +229,6 @@ class TestLoopback:
             cases,
             rounds=2,
             selection=waited,
-            raise_priority=False,
             done=[(cases[2].case.key, 1)],
             out=tmp_path,
         )
@@ -246,9 +245,7 @@ class TestLoopback:
         assert kinds["all_gather"] == 2 * sum(script.sent_bytes)
         assert kinds["sparsify"] == 2 * TINY.bytes.sum()
         assert "all_reduce" not in kinds
-        again = replay.replay(
-            place, 2, cases, 2, selection=waited, raise_priority=False, out=tmp_path
-        )
+        again = replay.replay(place, 2, cases, 2, selection=waited, out=tmp_path)
         assert len(again.runs) == 8 and len(again.timeline) > len(spans) - 1
         pd.testing.assert_frame_equal(again.runs.head(7), runs)
 

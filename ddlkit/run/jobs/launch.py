@@ -2,14 +2,16 @@
 
 Everything measured between ranks is a `Job`: ``ddlkit.run.jobs.worker JOB CONFIG.json`` in every rank, with
 torchrun's variables in its environment, so that torchrun itself, or Slurm, starts the very same over
-several nodes. Here `ddlkit.run.jobs.zygote` forks them. No torch here.
+several nodes. Here one process that has imported torch, the zygote, forks them. No torch here.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
+import selectors
 import shutil
 import signal
 import socket
@@ -25,10 +27,10 @@ from typing import Any, Protocol
 import pandas as pd
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.jobs import zygote
 from ddlkit.run.jobs.job import Job, S
 from ddlkit.run.jobs.protocol import (
     ERROR,
+    FORK,
     LOST_PEER,
     MISTAKE,
     PROGRESS,
@@ -40,6 +42,8 @@ from ddlkit.run.jobs.protocol import (
 
 LOCALHOST = "127.0.0.1"
 LOGS = "rank-logs"
+# -u: the last words of a rank that is killed must have left its buffers.
+WORKER = [sys.executable, "-u", "-m", "ddlkit.run.jobs.worker"]
 POLL_S = 0.05
 SETTLE_S = 0.3  # ranks that die of one cause do so within this time
 GRACE_S = 3.0  # what a process has to end by itself before it is killed
@@ -160,9 +164,132 @@ def run_ranks(
     shutil.rmtree(logs)
 
 
+# -- ranks that are forked -----------------------------------------------------------------------
+
+# Importing torch costs seconds of processor time, in every rank anew: sixteen ranks on two cores would
+# spend half a minute on it before the first message. So one process imports it once, and every rank of
+# every launch is its child. It ends when our end of the pipe closes, however we end, and its ranks with it.
+
+
+def can_fork() -> bool:
+    """Whether this system can do it; elsewhere each rank is a process that imports torch itself."""
+    return hasattr(os, "pidfd_open")
+
+
+class ForkedRank:
+    """A forked rank, as `subprocess.Popen` would show it."""
+
+    def __init__(self, zygote: Zygote, pid: int) -> None:
+        self._zygote, self.pid = zygote, pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit status, negative for a signal; None while it runs."""
+        self._zygote.hear(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status once it is there. Raises subprocess.TimeoutExpired."""
+        while self.returncode is None:
+            if not self._zygote.hear(timeout):
+                raise subprocess.TimeoutExpired(f"rank {self.pid}", timeout or 0.0)
+        return self.returncode
+
+
+class Zygote:
+    """The process, and what it has reported of its ranks."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._ranks: dict[int, ForkedRank] = {}  # those that run
+        self._heard = b""
+        # A session of its own: Ctrl-C in the terminal reaches only the owner.
+        self._process = subprocess.Popen(
+            [*WORKER, FORK],
+            # Read when torch is loaded; each rank sets its own number.
+            env={**child_environment(), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdin and self._process.stdout
+        self._requests, self._reports = self._process.stdin, self._process.stdout
+
+    @property
+    def usable(self) -> bool:
+        """Whether it lives and is ours: a fork of the owner must not talk to it."""
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    def start(
+        self, argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
+    ) -> ForkedRank:
+        """Fork a rank that runs ``ddlkit.run.jobs.worker`` with ``argv``.
+
+        environment : all of it; log : where its output goes; namespace : the network namespace's file
+        Raises UserError when the zygote died.
+        """
+        request = {
+            "argv": list(argv),
+            "environment": dict(environment),
+            "directory": os.getcwd(),
+            "log": str(log),
+            "namespace": str(namespace) if namespace else "",
+        }
+        self._newest: ForkedRank | None = None
+        with contextlib.suppress(BrokenPipeError):
+            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.flush()
+        while self._newest is None:
+            if self._process.poll() is not None:
+                raise UserError(
+                    "ranks cannot be started: importing torch failed in the process that forks them"
+                )
+            self.hear(1.0)
+        return self._newest
+
+    def hear(self, timeout_s: float | None) -> bool:
+        """Take in what the zygote reports within the time; False if that is nothing."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._reports, selectors.EVENT_READ)
+            if not selector.select(timeout_s):
+                return False
+        heard = os.read(self._reports.fileno(), 65536)
+        if not heard:
+            for rank in self._ranks.values():  # they died with their parent
+                rank.returncode = -signal.SIGKILL
+            self._ranks.clear()
+            self._process.wait()
+        *lines, self._heard = (self._heard + heard).split(b"\n")
+        for pid, status in map(json.loads, lines):
+            if status is None:
+                self._newest = self._ranks[pid] = ForkedRank(self, pid)
+            else:
+                self._ranks.pop(pid).returncode = status
+        return True
+
+    def close(self) -> None:
+        """End it, and every rank that still runs."""
+        if self.owner == os.getpid():
+            self._requests.close()
+            self._process.wait()
+            self._reports.close()
+
+
+_current: Zygote | None = None
+
+
+def zygote() -> Zygote:
+    """This process's zygote, started at the first call."""
+    global _current
+    if _current is None or not _current.usable:
+        _current = Zygote()
+        atexit.register(_current.close)
+    return _current
+
+
 # -- ranks as a group of processes -------------------------------------------------------------
 
-Process = subprocess.Popen[bytes] | zygote.ForkedRank
+Process = subprocess.Popen[bytes] | ForkedRank
 """A process that carries a rank."""
 
 
@@ -197,13 +324,12 @@ class _Group:
 
     def _start(self, rank: int, environment: Mapping[str, str]) -> Process:
         """A rank in a session of its own: Ctrl-C in the terminal reaches only us."""
-        if zygote.available():
+        if can_fork():
             namespace = self.place.namespace(rank)
-            return zygote.zygote().start(self.worker, environment, self.log(rank), namespace)
+            return zygote().start(self.worker, environment, self.log(rank), namespace)
         with open(self.log(rank), "wb") as stream:
             return subprocess.Popen(
-                # -u: the last words of a rank that is killed must have left its buffers.
-                [sys.executable, "-u", "-m", "ddlkit.run.jobs.worker", *self.worker],
+                [*WORKER, *self.worker],
                 env=child_environment(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
