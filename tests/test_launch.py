@@ -72,7 +72,7 @@ def test_so_does_one_that_was_not_forked_killed_at_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks as any system can start them; these take seconds until they have imported torch."""
-    monkeypatch.setattr(launch, "can_fork", lambda: False)
+    monkeypatch.setattr(launch, "CAN_FORK", False)
     check_a_killed_rank(tmp_path, lambda: len(workers()) == 2)
 
 
@@ -83,7 +83,7 @@ from ddlkit.run.jobs.launch import Loopback
 from test_launch import ENDLESS
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.argv[1] == "started":
-    launch.can_fork = lambda: False
+    launch.CAN_FORK = False
 def run():
     with launch.workspace(None) as out:
         config = {"out": str(out), **ENDLESS}

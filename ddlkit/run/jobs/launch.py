@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs.job import Job, S
 from ddlkit.run.jobs.protocol import (
@@ -47,6 +48,7 @@ WORKER = [sys.executable, "-u", "-m", "ddlkit.run.jobs.worker"]
 POLL_S = 0.05
 SETTLE_S = 0.3  # ranks that die of one cause do so within this time
 GRACE_S = 3.0  # what a process has to end by itself before it is killed
+FOR_EVER_S = 1e6
 
 
 class Place(Protocol):
@@ -116,16 +118,14 @@ def launch(
     with workspace(out) as directory:
         config = {"out": str(directory), "join": dict(join or {}), **link, **asdict(settings)}
         run_ranks(job.module, config, ranks=ranks, place=place, timeout_s=timeout_s)
-        return job.results(directory)
+        return {name: store.load_table(directory / f"{name}.csv", name) for name in job.tables}
 
 
 @contextlib.contextmanager
 def workspace(out: Path | None) -> Iterator[Path]:
     """``out``, or a directory that lasts as long as the block."""
-    if out is not None:
-        yield out
-        return
-    with tempfile.TemporaryDirectory(prefix="ddlkit-") as directory:
+    kept = contextlib.nullcontext(out) if out else tempfile.TemporaryDirectory(prefix="ddlkit-")
+    with kept as directory:
         yield Path(directory)
 
 
@@ -152,9 +152,8 @@ def run_ranks(
         logs.mkdir(parents=True)
         config_file.write_text(json.dumps(config))
     except OSError as error:
-        raise UserError(
-            f"cannot write to {out}: {error.strerror}: choose another directory"
-        ) from error
+        complaint = f"cannot write to {out}: {error.strerror}: choose another directory"
+        raise UserError(complaint) from error
     with unwinding(signal.SIGTERM):
         try:
             group.start()
@@ -170,10 +169,8 @@ def run_ranks(
 # spend half a minute on it before the first message. So one process imports it once, and every rank of
 # every launch is its child. It ends when our end of the pipe closes, however we end, and its ranks with it.
 
-
-def can_fork() -> bool:
-    """Whether this system can do it; elsewhere each rank is a process that imports torch itself."""
-    return hasattr(os, "pidfd_open")
+CAN_FORK = hasattr(os, "pidfd_open")
+"""Whether this system can do it; elsewhere each rank is a process that imports torch itself."""
 
 
 class ForkedRank:
@@ -221,29 +218,22 @@ class Zygote:
         return self.owner == os.getpid() and self._process.poll() is None
 
     def start(
-        self, argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
+        self, argv: list[str], environment: dict[str, str], log: Path, namespace: Path | None
     ) -> ForkedRank:
         """Fork a rank that runs ``ddlkit.run.jobs.worker`` with ``argv``.
 
         environment : all of it; log : where its output goes; namespace : the network namespace's file
         Raises UserError when the zygote died.
         """
-        request = {
-            "argv": list(argv),
-            "environment": dict(environment),
-            "directory": os.getcwd(),
-            "log": str(log),
-            "namespace": str(namespace) if namespace else "",
-        }
+        request = {"argv": argv, "environment": environment, "directory": os.getcwd()}
+        request |= {"log": str(log), "namespace": str(namespace or "")}
         self._newest: ForkedRank | None = None
         with contextlib.suppress(BrokenPipeError):
             self._requests.write(json.dumps(request).encode() + b"\n")
             self._requests.flush()
         while self._newest is None:
             if self._process.poll() is not None:
-                raise UserError(
-                    "ranks cannot be started: importing torch failed in the process that forks them"
-                )
+                raise UserError("ranks cannot be started: importing torch failed in their zygote")
             self.hear(1.0)
         return self._newest
 
@@ -314,7 +304,8 @@ class _Group:
 
     def start(self) -> None:
         """Start every rank; call `end` even if this fails half-way."""
-        free_port = str(_free_port())
+        with socket.create_server((LOCALHOST, 0)) as probe:
+            free_port = str(probe.getsockname()[1])
         for rank in range(self.ranks):
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             environment |= self.place.environment(rank, self.ranks)
@@ -322,9 +313,9 @@ class _Group:
                 environment["MASTER_PORT"] = free_port
             self.processes.append(self._start(rank, environment))
 
-    def _start(self, rank: int, environment: Mapping[str, str]) -> Process:
+    def _start(self, rank: int, environment: dict[str, str]) -> Process:
         """A rank in a session of its own: Ctrl-C in the terminal reaches only us."""
-        if can_fork():
+        if CAN_FORK:
             namespace = self.place.namespace(rank)
             return zygote().start(self.worker, environment, self.log(rank), namespace)
         with open(self.log(rank), "wb") as stream:
@@ -341,7 +332,7 @@ class _Group:
         """Return when all ranks are done; raise UserError when one dies or time is up."""
         shown = 0
         give_up = time.monotonic() + timeout_s
-        while None in (statuses := self._statuses()) or any(statuses):
+        while any(statuses := [process.poll() for process in self.processes]) or None in statuses:
             if any(statuses):
                 time.sleep(SETTLE_S)
                 raise UserError(self._verdict())
@@ -354,13 +345,10 @@ class _Group:
             shown = _show_progress(self.log(0), shown)
         _show_progress(self.log(0), shown)
 
-    def _statuses(self) -> list[int | None]:
-        """Exit statuses of the ranks, negative for a signal, None while one runs."""
-        return [process.poll() for process in self.processes]
-
     def _verdict(self) -> str:
         """One line on the rank that died first of all, as far as can be told."""
-        deaths = {rank: status for rank, status in enumerate(self._statuses()) if status}
+        polled = enumerate(process.poll() for process in self.processes)
+        deaths = {rank: status for rank, status in polled if status}
         # Ranks follow one another within milliseconds: those that lost a peer are not the cause.
         first = min(deaths, key=lambda rank: (deaths[rank] == LOST_PEER, deaths[rank] >= 0))
         line = _last_line(self.log(first))
@@ -372,16 +360,15 @@ class _Group:
 
 def end(processes: Sequence[Process]) -> None:
     """End every process that still runs, and its group, kindly first; wait until it has."""
-    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
+    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, FOR_EVER_S)):
         running = [process for process in processes if process.poll() is None]
         for process in running:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
-        give_up = None if patience_s is None else time.monotonic() + patience_s
+        give_up = time.monotonic() + patience_s
         for process in running:
-            rest_s = None if give_up is None else max(0.0, give_up - time.monotonic())
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(rest_s)
+                process.wait(max(0.0, give_up - time.monotonic()))
 
 
 def _last_line(log: Path) -> str:
@@ -400,8 +387,3 @@ def _show_progress(log: Path, shown: int) -> int:
         if line.startswith(PROGRESS) and not line.startswith(ERROR):
             print(line, file=sys.stderr, flush=True)
     return shown + len(complete) + len(newline)
-
-
-def _free_port() -> int:
-    with socket.create_server((LOCALHOST, 0)) as probe:
-        return int(probe.getsockname()[1])

@@ -60,9 +60,8 @@ def find(name: str) -> Job[Any]:
     except ModuleNotFoundError as error:
         if not f"{whole}.".startswith(f"{error.name}."):  # something that the module itself needs
             raise
-        raise UserError(
-            f"unknown job {name!r}: name the module that declares it, e.g. collectives"
-        ) from None
+        complaint = f"unknown job {name!r}: name the module that declares it, e.g. collectives"
+        raise UserError(complaint) from None
     jobs = [one for one in vars(module).values() if isinstance(one, Job) and one.module == whole]
     if not jobs:
         raise UserError(f"unknown job {name!r}: {whole} declares none")
@@ -149,8 +148,7 @@ def serve() -> None:
         chooser.register(0, selectors.EVENT_READ)
         while True:
             for key, _ in chooser.select():
-                if key.fd in children:
-                    pid = children.pop(key.fd)
+                if pid := children.pop(key.fd, 0):
                     chooser.unregister(key.fd)
                     os.close(key.fd)
                     report(pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))

@@ -354,16 +354,14 @@ def _registry() -> Iterator[None]:
     if os.geteuid() != 0:
         raise UserError(NEEDS_ROOT)
     STATE.mkdir(parents=True, exist_ok=True)
-    numbers = (signal.SIGINT, *_TRAPPED)
-    if threading.current_thread() is not threading.main_thread():
-        numbers = ()
+    main = threading.current_thread() is threading.main_thread()
     held: list[int] = []
     with open(STATE / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         before = {
             number: signal.signal(number, lambda which, frame: held.append(which))
-            for number in numbers
-            if signal.getsignal(number) not in (None, signal.SIG_IGN)
+            for number in (signal.SIGINT, *_TRAPPED)
+            if main and signal.getsignal(number) not in (None, signal.SIG_IGN)
         }
         try:
             yield
