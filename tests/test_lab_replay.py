@@ -120,7 +120,7 @@ class TestScript:
             ({"straggler": 0.5}, "at least 1"),
             ({"density": 0.0}, "dense gradients"),
             ({"density": 0.5, "collective": "all_reduce"}, "dense gradients"),
-            ({"density": 0.5, "selection_sha256": "abc"}, "no times are given"),
+            ({"density": 0.5, "selection_sha256": "abc"}, "of unknown times"),
         ],
     )
     def test_impossible_cases_are_refused(self, wrong: dict, reason: str) -> None:
@@ -260,7 +260,7 @@ def test_an_interrupted_replay_keeps_its_complete_rows(tmp_path: Path) -> None:
     for one in (first, second):
         script = Script.from_case(one)
         everyone = [random_recording(script, rng)]
-        append_iteration(tmp_path, script, 0, everyone, Usage(0.5, 0.0), with_timeline=True)
+        append_iteration(tmp_path, script, 0, everyone, Usage(0.5, 0.0), True)
     for name, cut in ((ITERATIONS, 3), (TIMELINE, 40)):
         text = (tmp_path / name).read_text()
         (tmp_path / name).write_text(text[:-cut])
@@ -269,7 +269,7 @@ def test_an_interrupted_replay_keeps_its_complete_rows(tmp_path: Path) -> None:
     assert set(timeline["case"]) == {first.case.key}
     # Who goes on there keeps the complete iteration, and writes behind it.
     assert keep_complete(tmp_path) == [(first.case.key, 0)]
-    append_iteration(tmp_path, script, 0, everyone, Usage(0.5, 0.0), with_timeline=True)
+    append_iteration(tmp_path, script, 0, everyone, Usage(0.5, 0.0), True)
     runs, timeline = read_replayed(tmp_path, [first.case, second.case])
     assert list(runs["case"]) == [first.case.key, second.case.key]
     assert set(timeline["case"]) == {first.case.key, second.case.key}

@@ -21,8 +21,7 @@ S = TypeVar("S", bound="DataclassInstance")
 Tables = Mapping[str, pd.DataFrame]
 Part = Callable[["Rank", S], Iterable[Tables]]
 
-FRAME = ("out", "join", "link", "link_bits_per_s")
-"""What CONFIG.json says to any job, besides the job's own settings."""
+FRAME = ("out", "join", "link", "link_bits_per_s")  # what CONFIG.json says to any job
 
 
 @dataclass(frozen=True)

@@ -71,10 +71,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Loopback:
-    """All ranks on this machine, talking over its loopback interface; ``port`` 0 is any free one.
-
-    variables : what the ranks find in their environment besides
-    """
+    """All ranks on this machine, over its loopback interface, with ``variables`` in their environment."""
 
     port: int = 0
     name: str = "loopback"
@@ -134,12 +131,10 @@ def run_ranks(
 ) -> None:
     """Run `ddlkit.run.jobs.worker` with ``job`` and ``config``, any JSON object, in every rank to its end.
 
-    Standard error of every rank goes to ``rank-logs`` in ``config["out"]``, which stays only when the
-    job failed.
+    Their standard error goes to ``rank-logs`` in ``config["out"]``, which stays only when the job failed.
 
     Raises UserError, in one line, when a rank dies (all others are then ended at once), when the job
-    takes longer than ``timeout_s``, and when the port is taken. No rank outlives this call, nor this
-    process.
+    takes longer than ``timeout_s``, and when the port is taken. No rank outlives this call or process.
     """
     out = Path(config["out"])
     logs = out / LOGS
@@ -220,11 +215,7 @@ class Zygote:
     def start(
         self, argv: list[str], environment: dict[str, str], log: Path, namespace: Path | None
     ) -> ForkedRank:
-        """Fork a rank that runs ``ddlkit.run.jobs.worker`` with ``argv``.
-
-        environment : all of it; log : where its output goes; namespace : the network namespace's file
-        Raises UserError when the zygote died.
-        """
+        """Fork a worker whose output goes to ``log``. Raises UserError when the zygote died."""
         request = {"argv": argv, "environment": environment, "directory": os.getcwd()}
         request |= {"log": str(log), "namespace": str(namespace or "")}
         self._newest: ForkedRank | None = None

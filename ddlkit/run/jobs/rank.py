@@ -182,10 +182,7 @@ def slowest(values: Sequence[float] | Floats) -> Floats:
 
 
 def agree_all(flag: bool) -> bool:
-    """Whether every rank says yes: the same answer on all of them.
-
-    A measurement ends so: while one rank still measures, the others must take part.
-    """
+    """Whether every rank says yes, the same answer on all: a measurement that others take part in ends so."""
     return not slowest([not flag]).any()
 
 
@@ -195,9 +192,8 @@ def agree_all(flag: bool) -> bool:
 def register_gloo(threads: int, device: torch.device) -> str:
     """Make gloo with ``threads`` threads known to torch; returns the name of that backend.
 
-    It serves tensors of the CPU, and those of ``device``. Each thread has connections of its own, so that
-    messages in flight together meet on the link only. (torch's own default gives its two threads one
-    set of connections, for which they then have to wait, too.)
+    It serves tensors of the CPU and of ``device``. Each thread has connections of its own, so that messages
+    in flight together meet on the link only. (torch's own two threads wait for one set of connections, too.)
 
     torch ignores the options given to `init_process_group` for gloo, but lets a backend be registered
     whose maker is ours. Interfaces come from GLOO_SOCKET_IFNAME, as gloo itself does it.

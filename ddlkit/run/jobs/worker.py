@@ -108,18 +108,13 @@ def main(argv: Sequence[str]) -> int:
         print(f"{ERROR}{error}", file=sys.stderr)
         return MISTAKE
     except Exception as error:
+        from torch.distributed import DistError
+
         traceback.print_exc()
-        return LOST_PEER if _lost_peer(error) else 1
+        # So NCCL, the store, the negotiation and gloo say that another rank is gone.
+        lost = isinstance(error, DistError | ConnectionError) or "gloo/transport" in str(error)
+        return LOST_PEER if lost else 1
     return 0
-
-
-def _lost_peer(error: Exception) -> bool:
-    """Whether this is how gloo, NCCL, the store or the negotiation say that another rank is gone."""
-    from torch.distributed import DistError
-
-    return isinstance(error, DistError | ConnectionError) or (
-        isinstance(error, RuntimeError) and "gloo/transport" in str(error)
-    )
 
 
 def leave(status: int) -> NoReturn:
@@ -161,8 +156,14 @@ def serve() -> None:
                 preload(request["argv"][0])
                 pid = os.fork()
                 if not pid:
-                    chooser.close()
-                    _live(request, [owner, *children])
+                    status = 1
+                    try:
+                        chooser.close()
+                        _settle(request, [owner, *children])
+                        status = main(request["argv"])
+                    except BaseException:
+                        traceback.print_exc()
+                    leave(status)
                 with contextlib.suppress(OSError):
                     os.setpgid(pid, pid)  # here and in the child: whoever is first
                 child = os.pidfd_open(pid)
@@ -177,21 +178,10 @@ def preload(job: str) -> None:
         find(job)
 
 
-def _live(request: Mapping[str, Any], to_close: Sequence[int]) -> NoReturn:
-    """What a rank does from fork to end."""
-    status = 1
-    try:
-        for fd in to_close:
-            os.close(fd)
-        _settle(request)
-        status = main(request["argv"])
-    except BaseException:
-        traceback.print_exc()
-    leave(status)
-
-
-def _settle(request: Mapping[str, Any]) -> None:
+def _settle(request: Mapping[str, Any], to_close: Sequence[int]) -> None:
     """Own group, files, environment, directory, name and network."""
+    for fd in to_close:
+        os.close(fd)
     os.setpgid(0, 0)
     with open(request["log"], "wb", buffering=0) as log, open(os.devnull, "rb") as nothing:
         for number, stream in ((0, nothing), (1, log), (2, log)):

@@ -70,9 +70,8 @@ class LabShape:
         if not 1 <= self.workers <= MAX_RANKS:
             raise UserError(f"a lab of {self.workers} ranks is not possible: 1 to {MAX_RANKS} are")
         if per_node < 1 or self.workers % per_node:
-            raise UserError(
-                f"nodes of {per_node} ranks cannot hold {self.workers}: choose a number that divides it"
-            )
+            complaint = f"nodes of {per_node} ranks cannot hold {self.workers}"
+            raise UserError(f"{complaint}: choose a number that divides it")
         if (per_node > 1) != bool(intra):
             raise UserError(
                 f"nodes of {per_node} ranks with an intra rate of {intra:g} bit/s: several ranks a "
@@ -174,9 +173,8 @@ class Lab:
         with _registry():
             owner = _states().get(self.label, {}).get("owner")
             if owner and owner["pid"] != os.getpid() and _alive(owner):
-                raise UserError(
-                    f"lab {self.label} belongs to running process {owner['pid']}: end that first"
-                )
+                whose = f"belongs to running process {owner['pid']}"
+                raise UserError(f"lab {self.label} {whose}: end that first")
             self._remove()
             self._holder = 0
             _ours.pop(self.label, None)

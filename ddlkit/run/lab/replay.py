@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import Selecting
 from ddlkit.run.instruments import vitals
-from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.job import Tables, job
@@ -49,7 +48,7 @@ from ddlkit.run.lab.script import (
     keep_complete,
     read_replayed,
 )
-from ddlkit.run.measure.collectives import BUDGET, SIZES, CollectivesSettings, collectives_job
+from ddlkit.run.measure.collectives import SIZES, CollectivesSettings, collectives_job
 
 Floats = NDArray[np.float64]
 
@@ -69,20 +68,20 @@ def choose_join(in_flight: int = 1) -> dict[str, Any]:
 def calibrate(
     lab: Lab,
     sizes: Sequence[int] = SIZES,
-    *,
     collectives: Sequence[str] = ("all_reduce",),
-    budget: Budget = BUDGET,
+    *,
     in_flight: int = 1,
-    tries: int = 1,
     timeout_s: float = 600.0,
+    **measured: Any,
 ) -> pd.DataFrame:
-    """Table ``collectives`` of all ranks of the lab; ``budget`` is for each size.
+    """Table ``collectives`` of all ranks of the lab.
 
-    in_flight : messages carried at once; tries : as for `CollectivesSettings`
+    in_flight : messages carried at once; measured : ``budget`` and ``tries`` of `CollectivesSettings`
 
     Raises UserError when a value comes out wrong or a rank dies.
     """
-    settings = CollectivesSettings(collectives, sizes, budget, MESSAGES_PER_SAMPLE, tries=tries)
+    grouped: Any = {"messages_per_sample": MESSAGES_PER_SAMPLE, **measured}
+    settings = CollectivesSettings(collectives, sizes, **grouped)
     how: Any = {"join": choose_join(in_flight), "timeout_s": timeout_s}
     return launch(collectives_job, settings, ranks=lab.ranks, place=lab, **how)["collectives"]
 
@@ -166,7 +165,7 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
         everyone = [Recording.from_array(row) for row in peers.everyones(seen_s)]
         if me.rank == 0:
             shown = repeat == 0 or negotiator is not None
-            append_iteration(me.out, script, repeat, everyone, used, with_timeline=shown)
+            append_iteration(me.out, script, repeat, everyone, used, shown)
         next(progress)
     return ()
 
@@ -190,10 +189,9 @@ def _progress(me: Rank, expected_s: Sequence[float], afterwards_s: float) -> Ite
 class _Messages:
     """A rank's messages: memory for those of any of the scripts, their sending and their checking.
 
-    A thread waits for the collectives one after the other, and notes when each is complete. Not a callback
-    on the collective: that would run in gloo's thread and hold up the next one. The wait costs no
-    processor time; the note is late by one wake-up, as the waiting rank itself is, and of several in
-    flight one that overtakes another is noted with it.
+    A thread waits for the collectives in turn and notes when each is complete, late by one wake-up, as the
+    waiting rank itself is; one that overtakes another is noted with it. Not a callback on the collective:
+    that would run in gloo's thread and hold up the next one.
     """
 
     def __init__(self, me: Rank, scripts: Sequence[Script]) -> None:
@@ -285,17 +283,17 @@ def _iterate(
 ) -> tuple[Floats, Usage]:
     """One iteration, started by all ranks at once, as a `Recording`'s array; and how the cores were used.
 
-    They count as busy from the first message to the last: where the link and not the processor should
-    be at work. Over a whole iteration, in which ranks mostly sleep, their limit would not show.
+    They count as busy from the first message to the last, where the link should be at work. Over a whole
+    iteration, in which ranks mostly sleep, their limit would not show.
     """
     messages.begin(script.played_by(me.rank))
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
     begun = vitals.processor_times()
     seen_s, sending = _play(messages, start_s, negotiator)
     stolen = vitals.processor_usage(begun, vitals.processor_times()).stolen
-    busy, stolen = peers.slowest([sending.busy, stolen]).tolist()
+    used = Usage(*peers.slowest([sending.busy, stolen]).tolist())
     messages.check()
-    return seen_s, Usage(busy, stolen)
+    return seen_s, used
 
 
 def _play(

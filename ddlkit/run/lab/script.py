@@ -56,7 +56,7 @@ class PlannedCase:
     def __post_init__(self) -> None:
         if self.case.ends != (ends := ";".join(map(str, self.plan.ends))):
             raise UserError(
-                f"replay: case {self.case.key} has ends {self.case.ends}, its plan has {ends}"
+                f"replay: case {self.case.key} has ends {self.case.ends}, its plan {ends}"
             )
 
 
@@ -158,9 +158,7 @@ class Script:
         selection_s = np.empty(0)
         if sparse and case.selection_sha256:
             if selection is None:
-                raise UserError(
-                    f"replay: case {case.key} waits selection out, but no times are given"
-                )
+                raise UserError(f"replay: case {case.key} waits out selections of unknown times")
             selection_s = case.dilation * group_selection_s(slow, plan, case.density, selection)
         ready_s = plan.group_ready_s(slow)
         return cls(
@@ -213,9 +211,8 @@ class Script:
 class Recording:
     """One iteration of one rank, in seconds from the common start.
 
-    awake_s, selected_s, agreed_s, posted_s, done_s : (G,) when the rank woke with the gradients of group
-        k, when it had selected, when its messages might be posted, when it went on computing, and when
-        its messages were seen to be complete
+    awake_s, selected_s, agreed_s, posted_s, done_s : (G,) when the rank woke with a group's gradients, had
+        selected, might post its messages, went on computing, and saw them complete
     forward_end_s : when the rank woke at the end of forward
     wait_s, waited_s, end_s : start and end of the wait for the last collective; end of the update
     """
@@ -250,10 +247,9 @@ class Replayed(NamedTuple):
 def make_timeline(script: Script, everyone: Sequence[Recording]) -> Timeline:
     """Spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
 
-    A collective begins when it may be posted or when those before it leave room for it, whichever is
-    later: if one is in flight at a time, when its predecessor ends. "wait" is from the last post until
-    the last collective has ended. Of a group of several gradients, the backward pass is two spans: until
-    the first is ready, and until the last.
+    A collective begins when it may be posted and those before it leave room: if one is in flight at a
+    time, when its predecessor ends. "wait" is from the last post to the end of the last collective. The
+    backward pass of several gradients is two spans: until the first is ready, and until the last.
     """
     return Timeline.from_rows(
         {**span, "rank": rank, "origin": "replayed"}
@@ -315,20 +311,17 @@ def _row(script: Script, everyone: Sequence[Recording], used: Usage) -> dict[str
 
 
 def append_iteration(
-    out: Path,
-    script: Script,
-    repeat: int,
-    everyone: Sequence[Recording],
-    used: Usage,
-    *,
-    with_timeline: bool,
+    out: Path, script: Script, repeat: int, everyone: Sequence[Recording], used: Usage, shown: bool
 ) -> None:
-    """Add one iteration to the files in ``out``: its spans first, then the row that says it is complete."""
+    """Add an iteration to the files in ``out``: its spans if ``shown``, then the row: it is complete."""
     key = pd.DataFrame({"case": [script.case.key], "repeat": [repeat]})
-    if with_timeline:
-        spans = make_timeline(script, everyone).to_frame()
-        _append(out / TIMELINE, key.merge(spans, how="cross"))
-    _append(out / ITERATIONS, key.assign(**_row(script, everyone, used)))
+    frames = {ITERATIONS: key.assign(**_row(script, everyone, used))}
+    if shown:
+        spans = key.merge(make_timeline(script, everyone).to_frame(), how="cross")
+        frames = {TIMELINE: spans, **frames}
+    for name, frame in frames.items():
+        path = out / name
+        frame.to_csv(path, mode="a", header=not path.exists(), index=False)
 
 
 def keep_complete(out: Path) -> list[tuple[str, int]]:
@@ -348,17 +341,12 @@ def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
     Raises UserError where there is none.
     """
     rows, spans = _read_complete(out)
-    described = pd.DataFrame(
-        [{"case": case.key, **asdict(case)} for case in cases], columns=["case", *CASE_COLUMNS]
-    )
+    listed = [{"case": case.key, **asdict(case)} for case in cases]
+    described = pd.DataFrame(listed, columns=["case", *CASE_COLUMNS])
     runs = rows.merge(described, on="case").assign(origin="replayed")
     if runs.empty:
         raise UserError(f"replay: no iteration was completed in {out}")
     return Replayed(runs, spans[spans["case"].isin(runs["case"])].reset_index(drop=True))
-
-
-def _append(path: Path, frame: pd.DataFrame) -> None:
-    frame.to_csv(path, mode="a", header=not path.exists(), index=False)
 
 
 def _read_complete(out: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
