@@ -23,7 +23,7 @@ from ddlkit.run.jobs.launch import Loopback, Place
 from ddlkit.run.lab import negotiate, replay
 from ddlkit.run.lab.negotiate import Negotiator, coordinate
 from ddlkit.run.lab.network import Lab, LabShape
-from ddlkit.run.lab.recording import Replayed
+from ddlkit.run.lab.script import Replayed
 from places import TINY, planned
 
 SLOWER = 1.5
@@ -143,7 +143,7 @@ def replayed(place: Place, ranks: int) -> Replayed:
         for slower in (1.0, SLOWER)
         for negotiated in (False, True)
     ]
-    return replay.replay(place, ranks, cases, 1, raise_priority=isinstance(place, Lab))
+    return replay.replay(place, ranks, cases, 1)
 
 
 def spans_by_case(found: Replayed) -> Iterator[tuple[pd.Series, Timeline]]:

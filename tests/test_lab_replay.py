@@ -29,16 +29,16 @@ from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.lab import network, replay
 from ddlkit.run.lab.network import Lab, LabShape, clean
-from ddlkit.run.lab.recording import (
+from ddlkit.run.lab.script import (
     ITERATIONS,
     TIMELINE,
     Recording,
+    Script,
     append_iteration,
     keep_complete,
     make_timeline,
     read_replayed,
 )
-from ddlkit.run.lab.script import Script
 from places import ROOT, TINY, alive, planned, ranks_below, sent_by, wait_for
 from strategies import plans, workloads
 
@@ -120,7 +120,7 @@ class TestScript:
             ({"straggler": 0.5}, "at least 1"),
             ({"density": 0.0}, "dense gradients"),
             ({"density": 0.5, "collective": "all_reduce"}, "dense gradients"),
-            ({"density": 0.5, "selection_sha256": "abc"}, "no times are given"),
+            ({"density": 0.5, "selection_sha256": "abc"}, "of unknown times"),
         ],
     )
     def test_impossible_cases_are_refused(self, wrong: dict, reason: str) -> None:
@@ -171,7 +171,7 @@ class TestLoopback:
             planned("single", place),
             planned("buffer:512KiB", place, dilation=2.0),
         ]
-        runs, spans = replay.replay(place, 2, cases, 2, raise_priority=False)
+        runs, spans = replay.replay(place, 2, cases, 2)
         # Every case once per round, in turn.
         assert list(runs["case"]) == [one.case.key for one in cases] * 2
         assert list(runs["repeat"]) == [0, 0, 0, 1, 1, 1]
@@ -204,7 +204,7 @@ class TestLoopback:
         place = Loopback()
         sizes = Workload.from_arrays(0.01, [0.001] * 2, [64 * 1024 * KIB, 4 * KIB])
         cases = [planned("none", place, sizes, in_flight=2)]
-        runs, spans = replay.replay(place, 2, cases, 1, raise_priority=False)
+        runs, spans = replay.replay(place, 2, cases, 1)
         assert (runs["in_flight"] == 2).all()
         large, small = (part for _, part in spans[spans["kind"] == "all_reduce"].groupby("group"))
         assert (small["start_s"].to_numpy() < large["end_s"].to_numpy()).all()
@@ -229,7 +229,6 @@ class TestLoopback:
             cases,
             rounds=2,
             selection=waited,
-            raise_priority=False,
             done=[(cases[2].case.key, 1)],
             out=tmp_path,
         )
@@ -246,9 +245,7 @@ class TestLoopback:
         assert kinds["all_gather"] == 2 * sum(script.sent_bytes)
         assert kinds["sparsify"] == 2 * TINY.bytes.sum()
         assert "all_reduce" not in kinds
-        again = replay.replay(
-            place, 2, cases, 2, selection=waited, raise_priority=False, out=tmp_path
-        )
+        again = replay.replay(place, 2, cases, 2, selection=waited, out=tmp_path)
         assert len(again.runs) == 8 and len(again.timeline) > len(spans) - 1
         pd.testing.assert_frame_equal(again.runs.head(7), runs)
 
@@ -263,7 +260,7 @@ def test_an_interrupted_replay_keeps_its_complete_rows(tmp_path: Path) -> None:
     for one in (first, second):
         script = Script.from_case(one)
         everyone = [random_recording(script, rng)]
-        append_iteration(tmp_path, script, 0, everyone, Usage(0.5, 0.0), with_timeline=True)
+        append_iteration(tmp_path, script, 0, everyone, Usage(0.5, 0.0), True)
     for name, cut in ((ITERATIONS, 3), (TIMELINE, 40)):
         text = (tmp_path / name).read_text()
         (tmp_path / name).write_text(text[:-cut])
@@ -272,7 +269,7 @@ def test_an_interrupted_replay_keeps_its_complete_rows(tmp_path: Path) -> None:
     assert set(timeline["case"]) == {first.case.key}
     # Who goes on there keeps the complete iteration, and writes behind it.
     assert keep_complete(tmp_path) == [(first.case.key, 0)]
-    append_iteration(tmp_path, script, 0, everyone, Usage(0.5, 0.0), with_timeline=True)
+    append_iteration(tmp_path, script, 0, everyone, Usage(0.5, 0.0), True)
     runs, timeline = read_replayed(tmp_path, [first.case, second.case])
     assert list(runs["case"]) == [first.case.key, second.case.key]
     assert set(timeline["case"]) == {first.case.key, second.case.key}

@@ -19,7 +19,7 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.run.jobs import launch, protocol, worker, zygote
+from ddlkit.run.jobs import launch, protocol, worker
 from ddlkit.run.jobs.launch import Loopback, Place
 from places import ROOT, alive, family, free_port, listening, ranks_below, wait_for
 
@@ -36,8 +36,8 @@ def run(config: dict[str, Any], place: Place, timeout_s: float = 60.0) -> None:
 
 def workers() -> list[psutil.Process]:
     """All ranks of this process, however they came to be."""
-    others = [p for p in family(os.getpid()) if "ddlkit.run.jobs.worker" in p.cmdline()]
-    return ranks_below(os.getpid()) or others
+    started = [p for p in family(os.getpid()) if "collectives" in p.cmdline()]
+    return ranks_below(os.getpid()) or started
 
 
 def check_a_killed_rank(out: Path, begun: Callable[[], bool]) -> None:
@@ -72,18 +72,18 @@ def test_so_does_one_that_was_not_forked_killed_at_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks as any system can start them; these take seconds until they have imported torch."""
-    monkeypatch.setattr(zygote, "available", lambda: False)
+    monkeypatch.setattr(launch, "CAN_FORK", False)
     check_a_killed_rank(tmp_path, lambda: len(workers()) == 2)
 
 
 SCRIPT = """
 import signal, sys
-from ddlkit.run.jobs import launch, zygote
+from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.launch import Loopback
 from test_launch import ENDLESS
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.argv[1] == "started":
-    zygote.available = lambda: False
+    launch.CAN_FORK = False
 def run():
     with launch.workspace(None) as out:
         config = {"out": str(out), **ENDLESS}
@@ -167,7 +167,7 @@ def test_torchrun_starts_the_same_worker_over_nodes(tmp_path: Path) -> None:
 
 def test_forked_ranks_live_where_and_as_they_were_asked_to(tmp_path: Path) -> None:
     """A zygote outlives a job, and what one rank does to itself does not reach the next."""
-    first, second = zygote.zygote(), zygote.zygote()
+    first, second = launch.zygote(), launch.zygote()
     assert first is second and first.usable
     environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     rank = first.start(["dance", "none.json"], environment, tmp_path / "log", None)
@@ -270,9 +270,9 @@ def refuse(*_):
     raise AssertionError("a GPU was asked for")
 for name in ("is_available", "device_count", "get_device_properties", "current_device"):
     setattr(torch.cuda, name, refuse)
-from ddlkit.run.jobs import zygote
+from ddlkit.run.jobs import worker
 for job in sys.argv[1:]:
-    zygote.preload(job)
+    worker.preload(job)
     assert job in sys.modules
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

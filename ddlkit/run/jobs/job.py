@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args, get_type_hints
 
 import pandas as pd
 
@@ -22,8 +21,7 @@ S = TypeVar("S", bound="DataclassInstance")
 Tables = Mapping[str, pd.DataFrame]
 Part = Callable[["Rank", S], Iterable[Tables]]
 
-FRAME = ("out", "join", "link", "link_bits_per_s")
-"""What CONFIG.json says to any job, besides the job's own settings."""
+FRAME = ("out", "join", "link", "link_bits_per_s")  # what CONFIG.json says to any job
 
 
 @dataclass(frozen=True)
@@ -61,15 +59,10 @@ class Job(Generic[S]):
         """
         own = {name: value for name, value in config.items() if name not in FRAME}
         try:
-            settings: S = _made(self.settings, own)
+            return cast(S, _made(self.settings, own))
         except TypeError as error:
             reason = str(error).rpartition("__init__() ")[2]
             raise UserError(f"job settings: {reason}") from error
-        return settings
-
-    def results(self, out: Path) -> dict[str, pd.DataFrame]:
-        """The tables that it left in ``out``."""
-        return {name: store.load_table(out / f"{name}.csv", name) for name in self.tables}
 
 
 def job(settings: type[S], *tables: str) -> Callable[[Part[S]], Job[S]]:
@@ -81,11 +74,7 @@ def job(settings: type[S], *tables: str) -> Callable[[Part[S]], Job[S]]:
         def greetings_job(me: Rank, settings: GreetingSettings) -> Iterator[Tables]:
             yield {"greetings": pd.DataFrame({"rank": [me.rank]})}
     """
-
-    def declare(part: Part[S]) -> Job[S]:
-        return Job(settings, tables, part)
-
-    return declare
+    return lambda part: Job(settings, tables, part)
 
 
 def _made(kind: Any, value: Any) -> Any:

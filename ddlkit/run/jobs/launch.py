@@ -2,14 +2,16 @@
 
 Everything measured between ranks is a `Job`: ``ddlkit.run.jobs.worker JOB CONFIG.json`` in every rank, with
 torchrun's variables in its environment, so that torchrun itself, or Slurm, starts the very same over
-several nodes. Here `ddlkit.run.jobs.zygote` forks them. No torch here.
+several nodes. Here one process that has imported torch, the zygote, forks them. No torch here.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
+import selectors
 import shutil
 import signal
 import socket
@@ -24,11 +26,12 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.run.jobs import zygote
 from ddlkit.run.jobs.job import Job, S
 from ddlkit.run.jobs.protocol import (
     ERROR,
+    FORK,
     LOST_PEER,
     MISTAKE,
     PROGRESS,
@@ -40,9 +43,12 @@ from ddlkit.run.jobs.protocol import (
 
 LOCALHOST = "127.0.0.1"
 LOGS = "rank-logs"
+# -u: the last words of a rank that is killed must have left its buffers.
+WORKER = [sys.executable, "-u", "-m", "ddlkit.run.jobs.worker"]
 POLL_S = 0.05
 SETTLE_S = 0.3  # ranks that die of one cause do so within this time
 GRACE_S = 3.0  # what a process has to end by itself before it is killed
+FOR_EVER_S = 1e6
 
 
 class Place(Protocol):
@@ -65,10 +71,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Loopback:
-    """All ranks on this machine, talking over its loopback interface; ``port`` 0 is any free one.
-
-    variables : what the ranks find in their environment besides
-    """
+    """All ranks on this machine, over its loopback interface, with ``variables`` in their environment."""
 
     port: int = 0
     name: str = "loopback"
@@ -112,16 +115,14 @@ def launch(
     with workspace(out) as directory:
         config = {"out": str(directory), "join": dict(join or {}), **link, **asdict(settings)}
         run_ranks(job.module, config, ranks=ranks, place=place, timeout_s=timeout_s)
-        return job.results(directory)
+        return {name: store.load_table(directory / f"{name}.csv", name) for name in job.tables}
 
 
 @contextlib.contextmanager
 def workspace(out: Path | None) -> Iterator[Path]:
     """``out``, or a directory that lasts as long as the block."""
-    if out is not None:
-        yield out
-        return
-    with tempfile.TemporaryDirectory(prefix="ddlkit-") as directory:
+    kept = contextlib.nullcontext(out) if out else tempfile.TemporaryDirectory(prefix="ddlkit-")
+    with kept as directory:
         yield Path(directory)
 
 
@@ -130,12 +131,10 @@ def run_ranks(
 ) -> None:
     """Run `ddlkit.run.jobs.worker` with ``job`` and ``config``, any JSON object, in every rank to its end.
 
-    Standard error of every rank goes to ``rank-logs`` in ``config["out"]``, which stays only when the
-    job failed.
+    Their standard error goes to ``rank-logs`` in ``config["out"]``, which stays only when the job failed.
 
     Raises UserError, in one line, when a rank dies (all others are then ended at once), when the job
-    takes longer than ``timeout_s``, and when the port is taken. No rank outlives this call, nor this
-    process.
+    takes longer than ``timeout_s``, and when the port is taken. No rank outlives this call or process.
     """
     out = Path(config["out"])
     logs = out / LOGS
@@ -148,9 +147,8 @@ def run_ranks(
         logs.mkdir(parents=True)
         config_file.write_text(json.dumps(config))
     except OSError as error:
-        raise UserError(
-            f"cannot write to {out}: {error.strerror}: choose another directory"
-        ) from error
+        complaint = f"cannot write to {out}: {error.strerror}: choose another directory"
+        raise UserError(complaint) from error
     with unwinding(signal.SIGTERM):
         try:
             group.start()
@@ -160,9 +158,119 @@ def run_ranks(
     shutil.rmtree(logs)
 
 
+# -- ranks that are forked -----------------------------------------------------------------------
+
+# Importing torch costs seconds of processor time, in every rank anew: sixteen ranks on two cores would
+# spend half a minute on it before the first message. So one process imports it once, and every rank of
+# every launch is its child. It ends when our end of the pipe closes, however we end, and its ranks with it.
+
+CAN_FORK = hasattr(os, "pidfd_open")
+"""Whether this system can do it; elsewhere each rank is a process that imports torch itself."""
+
+
+class ForkedRank:
+    """A forked rank, as `subprocess.Popen` would show it."""
+
+    def __init__(self, zygote: Zygote, pid: int) -> None:
+        self._zygote, self.pid = zygote, pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit status, negative for a signal; None while it runs."""
+        self._zygote.hear(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status once it is there. Raises subprocess.TimeoutExpired."""
+        while self.returncode is None:
+            if not self._zygote.hear(timeout):
+                raise subprocess.TimeoutExpired(f"rank {self.pid}", timeout or 0.0)
+        return self.returncode
+
+
+class Zygote:
+    """The process, and what it has reported of its ranks."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._ranks: dict[int, ForkedRank] = {}  # those that run
+        self._heard = b""
+        # A session of its own: Ctrl-C in the terminal reaches only the owner.
+        self._process = subprocess.Popen(
+            [*WORKER, FORK],
+            # Read when torch is loaded; each rank sets its own number.
+            env={**child_environment(), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdin and self._process.stdout
+        self._requests, self._reports = self._process.stdin, self._process.stdout
+
+    @property
+    def usable(self) -> bool:
+        """Whether it lives and is ours: a fork of the owner must not talk to it."""
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    def start(
+        self, argv: list[str], environment: dict[str, str], log: Path, namespace: Path | None
+    ) -> ForkedRank:
+        """Fork a worker whose output goes to ``log``. Raises UserError when the zygote died."""
+        request = {"argv": argv, "environment": environment, "directory": os.getcwd()}
+        request |= {"log": str(log), "namespace": str(namespace or "")}
+        self._newest: ForkedRank | None = None
+        with contextlib.suppress(BrokenPipeError):
+            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.flush()
+        while self._newest is None:
+            if self._process.poll() is not None:
+                raise UserError("ranks cannot be started: importing torch failed in their zygote")
+            self.hear(1.0)
+        return self._newest
+
+    def hear(self, timeout_s: float | None) -> bool:
+        """Take in what the zygote reports within the time; False if that is nothing."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._reports, selectors.EVENT_READ)
+            if not selector.select(timeout_s):
+                return False
+        heard = os.read(self._reports.fileno(), 65536)
+        if not heard:
+            for rank in self._ranks.values():  # they died with their parent
+                rank.returncode = -signal.SIGKILL
+            self._ranks.clear()
+            self._process.wait()
+        *lines, self._heard = (self._heard + heard).split(b"\n")
+        for pid, status in map(json.loads, lines):
+            if status is None:
+                self._newest = self._ranks[pid] = ForkedRank(self, pid)
+            else:
+                self._ranks.pop(pid).returncode = status
+        return True
+
+    def close(self) -> None:
+        """End it, and every rank that still runs."""
+        if self.owner == os.getpid():
+            self._requests.close()
+            self._process.wait()
+            self._reports.close()
+
+
+_current: Zygote | None = None
+
+
+def zygote() -> Zygote:
+    """This process's zygote, started at the first call."""
+    global _current
+    if _current is None or not _current.usable:
+        _current = Zygote()
+        atexit.register(_current.close)
+    return _current
+
+
 # -- ranks as a group of processes -------------------------------------------------------------
 
-Process = subprocess.Popen[bytes] | zygote.ForkedRank
+Process = subprocess.Popen[bytes] | ForkedRank
 """A process that carries a rank."""
 
 
@@ -187,7 +295,8 @@ class _Group:
 
     def start(self) -> None:
         """Start every rank; call `end` even if this fails half-way."""
-        free_port = str(_free_port())
+        with socket.create_server((LOCALHOST, 0)) as probe:
+            free_port = str(probe.getsockname()[1])
         for rank in range(self.ranks):
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             environment |= self.place.environment(rank, self.ranks)
@@ -195,15 +304,14 @@ class _Group:
                 environment["MASTER_PORT"] = free_port
             self.processes.append(self._start(rank, environment))
 
-    def _start(self, rank: int, environment: Mapping[str, str]) -> Process:
+    def _start(self, rank: int, environment: dict[str, str]) -> Process:
         """A rank in a session of its own: Ctrl-C in the terminal reaches only us."""
-        if zygote.available():
+        if CAN_FORK:
             namespace = self.place.namespace(rank)
-            return zygote.zygote().start(self.worker, environment, self.log(rank), namespace)
+            return zygote().start(self.worker, environment, self.log(rank), namespace)
         with open(self.log(rank), "wb") as stream:
             return subprocess.Popen(
-                # -u: the last words of a rank that is killed must have left its buffers.
-                [sys.executable, "-u", "-m", "ddlkit.run.jobs.worker", *self.worker],
+                [*WORKER, *self.worker],
                 env=child_environment(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
@@ -215,7 +323,7 @@ class _Group:
         """Return when all ranks are done; raise UserError when one dies or time is up."""
         shown = 0
         give_up = time.monotonic() + timeout_s
-        while None in (statuses := self._statuses()) or any(statuses):
+        while any(statuses := [process.poll() for process in self.processes]) or None in statuses:
             if any(statuses):
                 time.sleep(SETTLE_S)
                 raise UserError(self._verdict())
@@ -228,13 +336,10 @@ class _Group:
             shown = _show_progress(self.log(0), shown)
         _show_progress(self.log(0), shown)
 
-    def _statuses(self) -> list[int | None]:
-        """Exit statuses of the ranks, negative for a signal, None while one runs."""
-        return [process.poll() for process in self.processes]
-
     def _verdict(self) -> str:
         """One line on the rank that died first of all, as far as can be told."""
-        deaths = {rank: status for rank, status in enumerate(self._statuses()) if status}
+        polled = enumerate(process.poll() for process in self.processes)
+        deaths = {rank: status for rank, status in polled if status}
         # Ranks follow one another within milliseconds: those that lost a peer are not the cause.
         first = min(deaths, key=lambda rank: (deaths[rank] == LOST_PEER, deaths[rank] >= 0))
         line = _last_line(self.log(first))
@@ -246,16 +351,15 @@ class _Group:
 
 def end(processes: Sequence[Process]) -> None:
     """End every process that still runs, and its group, kindly first; wait until it has."""
-    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
+    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, FOR_EVER_S)):
         running = [process for process in processes if process.poll() is None]
         for process in running:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
-        give_up = None if patience_s is None else time.monotonic() + patience_s
+        give_up = time.monotonic() + patience_s
         for process in running:
-            rest_s = None if give_up is None else max(0.0, give_up - time.monotonic())
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(rest_s)
+                process.wait(max(0.0, give_up - time.monotonic()))
 
 
 def _last_line(log: Path) -> str:
@@ -274,8 +378,3 @@ def _show_progress(log: Path, shown: int) -> int:
         if line.startswith(PROGRESS) and not line.startswith(ERROR):
             print(line, file=sys.stderr, flush=True)
     return shown + len(complete) + len(newline)
-
-
-def _free_port() -> int:
-    with socket.create_server((LOCALHOST, 0)) as probe:
-        return int(probe.getsockname()[1])

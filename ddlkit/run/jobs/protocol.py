@@ -16,6 +16,7 @@ from typing import NoReturn
 PROGRESS = "ddlkit: "  # a line of rank 0 that begins so is shown to the user
 ERROR = "ddlkit: error: "
 MISTAKE, LOST_PEER = 2, 3  # exit statuses: a user's mistake; another rank went first
+FORK = "--fork"  # the only argument of the worker that forks the others
 PARENT = "DDLKIT_PARENT"  # pid without which a process must not live
 PACKAGES = Path(__file__).resolve().parents[3]
 _PR_SET_PDEATHSIG = 1

@@ -77,14 +77,14 @@ class Rank:
         rank, world_size = _number("RANK", "SLURM_PROCID"), _number("WORLD_SIZE", "SLURM_NTASKS")
         local_rank = _number("LOCAL_RANK", "SLURM_LOCALID", str(rank))
         neighbours = _number("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", str(world_size))
-        backend = _backend(backend, neighbours)
-        device = _device(local_rank, backend == "nccl" if on_gpu is None else on_gpu)
+        backend, device = _choose(backend, on_gpu, local_rank, neighbours)
         torch.set_num_threads(torch_threads or max(1, machine.cores() // neighbours))
         _meet(rank, world_size, backend, device, timeout_s, gloo_threads)
         carrying, threads = gloo_threads if backend == "gloo" else 0, torch.get_num_threads()
-        raised = raise_priority_of_gloo(carrying) if raise_priority and carrying else 0
+        raise_priority &= carrying > 0
+        raised = raise_priority_of_gloo(carrying) if raise_priority else 0
         me = cls(rank, world_size, local_rank, device, backend, carrying, threads, raised)
-        if raise_priority and carrying and not raised:
+        if raise_priority and not raised:
             me.say("gloo's threads keep their priority: raising it was not allowed, or not helpful")
         return me
 
@@ -114,7 +114,10 @@ def _number(name: str, slurm: str, default: str = "") -> int:
     return int(text)
 
 
-def _backend(asked: str | None, neighbours: int) -> str:
+def _choose(
+    asked: str | None, on_gpu: bool | None, local_rank: int, neighbours: int
+) -> tuple[str, torch.device]:
+    """The backend, and where this rank's tensors lie."""
     gpus = torch.cuda.device_count()
     if asked not in (None, "gloo", "nccl"):
         raise UserError(f"unknown backend {asked!r}: use gloo or nccl")
@@ -122,17 +125,12 @@ def _backend(asked: str | None, neighbours: int) -> str:
         raise UserError(
             f"nccl needs a GPU a rank: {neighbours} ranks on this node, {gpus} GPUs; use gloo"
         )
-    return asked or ("nccl" if 0 < neighbours <= gpus else "gloo")
-
-
-def _device(local_rank: int, on_gpu: bool) -> torch.device:
-    """Where this rank's tensors lie."""
-    if not on_gpu:
-        return torch.device("cpu")
-    gpus = torch.cuda.device_count()
+    backend = asked or ("nccl" if 0 < neighbours <= gpus else "gloo")
+    if not (backend == "nccl" if on_gpu is None else on_gpu):
+        return backend, torch.device("cpu")
     if not gpus:
         raise UserError("tensors on a GPU were asked for, but torch sees none: use on_gpu false")
-    return torch.device("cuda", local_rank % gpus)
+    return backend, torch.device("cuda", local_rank % gpus)
 
 
 def _meet(
@@ -184,10 +182,7 @@ def slowest(values: Sequence[float] | Floats) -> Floats:
 
 
 def agree_all(flag: bool) -> bool:
-    """Whether every rank says yes: the same answer on all of them.
-
-    A measurement ends so: while one rank still measures, the others must take part.
-    """
+    """Whether every rank says yes, the same answer on all: a measurement that others take part in ends so."""
     return not slowest([not flag]).any()
 
 
@@ -197,9 +192,8 @@ def agree_all(flag: bool) -> bool:
 def register_gloo(threads: int, device: torch.device) -> str:
     """Make gloo with ``threads`` threads known to torch; returns the name of that backend.
 
-    It serves tensors of the CPU, and those of ``device``. Each thread has connections of its own, so that
-    messages in flight together meet on the link only. (torch's own default gives its two threads one
-    set of connections, for which they then have to wait, too.)
+    It serves tensors of the CPU and of ``device``. Each thread has connections of its own, so that messages
+    in flight together meet on the link only. (torch's own two threads wait for one set of connections, too.)
 
     torch ignores the options given to `init_process_group` for gloo, but lets a backend be registered
     whose maker is ours. Interfaces come from GLOO_SOCKET_IFNAME, as gloo itself does it.
@@ -215,9 +209,8 @@ def register_gloo(threads: int, device: torch.device) -> str:
         options._threads = threads
         options._timeout = wanted.timeout
         interfaces = [text for text in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if text]
-        options._devices = [
-            gloo.create_device(interface=interface) for interface in interfaces * threads
-        ] or [gloo.create_default_device() for _ in range(threads)]
+        chosen = [gloo.create_device(interface=one) for one in interfaces * threads]
+        options._devices = chosen or [gloo.create_default_device() for _ in range(threads)]
         return gloo(wanted.store, wanted.group_rank, wanted.group_size, options)
 
     if not hasattr(dist.Backend, name.upper()):
@@ -258,12 +251,12 @@ def raise_priority_of_gloo(carrying: int, deadline_s: float = 10.0) -> int:
     return 0
 
 
-def threads_here(at_least: int = 0, patience_s: float = 2.0) -> list[int]:
+def threads_here(at_least: int = 0) -> list[int]:
     """Ids of this process's threads that gloo named.
 
     A thread names itself once it runs: on a busy machine, ``at_least`` that number are waited for.
     """
-    give_up = time.monotonic() + patience_s
+    give_up = time.monotonic() + 2
     while True:
         tasks = sorted(Path("/proc/self/task").iterdir())
         found = [int(task.name) for task in tasks if "gloo" in (task / "comm").read_text()]

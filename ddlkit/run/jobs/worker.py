@@ -19,18 +19,21 @@ CONFIG.json holds the settings of the job; ``out``, a directory that rank 0 writ
 ``{"out": "results", "link": "infiniband", "join": {"backend": "nccl"}}``.
 
 A user's mistake is one line and exit status 2. A rank that fails because another one went away says
-so by exit status 3.
+so by exit status 3. With ``--fork`` alone it is the process that forks the ranks of `launch`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 import json
 import os
 import pkgutil
+import selectors
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,7 +41,11 @@ from typing import Any, NoReturn
 import ddlkit.run
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs.job import Job
-from ddlkit.run.jobs.protocol import ERROR, LOST_PEER, MISTAKE, die_with_parent
+from ddlkit.run.jobs.protocol import ERROR, FORK, LOST_PEER, MISTAKE, PARENT, die_with_parent
+
+MODULE = "ddlkit.run.jobs.worker"
+_CLONE_NEWNET = 0x40000000
+_PR_SET_NAME = 15
 
 
 def find(name: str) -> Job[Any]:
@@ -53,9 +60,8 @@ def find(name: str) -> Job[Any]:
     except ModuleNotFoundError as error:
         if not f"{whole}.".startswith(f"{error.name}."):  # something that the module itself needs
             raise
-        raise UserError(
-            f"unknown job {name!r}: name the module that declares it, e.g. collectives"
-        ) from None
+        complaint = f"unknown job {name!r}: name the module that declares it, e.g. collectives"
+        raise UserError(complaint) from None
     jobs = [one for one in vars(module).values() if isinstance(one, Job) and one.module == whole]
     if not jobs:
         raise UserError(f"unknown job {name!r}: {whole} declares none")
@@ -102,18 +108,13 @@ def main(argv: Sequence[str]) -> int:
         print(f"{ERROR}{error}", file=sys.stderr)
         return MISTAKE
     except Exception as error:
+        from torch.distributed import DistError
+
         traceback.print_exc()
-        return LOST_PEER if _lost_peer(error) else 1
+        # So NCCL, the store, the negotiation and gloo say that another rank is gone.
+        lost = isinstance(error, DistError | ConnectionError) or "gloo/transport" in str(error)
+        return LOST_PEER if lost else 1
     return 0
-
-
-def _lost_peer(error: Exception) -> bool:
-    """Whether this is how gloo, NCCL, the store or the negotiation say that another rank is gone."""
-    from torch.distributed import DistError
-
-    return isinstance(error, DistError | ConnectionError) or (
-        isinstance(error, RuntimeError) and "gloo/transport" in str(error)
-    )
 
 
 def leave(status: int) -> NoReturn:
@@ -123,5 +124,82 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
+# -- a process that forks ranks ------------------------------------------------------------------
+
+
+def serve() -> None:
+    """Be the zygote: fork a rank for each line of JSON on standard input, until that closes.
+
+    It imports torch once and computes nothing. Reports [pid, exit status or None] of each rank.
+    """
+    owner = os.dup(1)
+    os.dup2(2, 1)  # nobody but us writes to the owner
+    children: dict[int, int] = {}
+
+    def report(pid: int, status: int | None) -> None:
+        os.write(owner, json.dumps([pid, status]).encode() + b"\n")
+
+    with selectors.DefaultSelector() as chooser:
+        chooser.register(0, selectors.EVENT_READ)
+        while True:
+            for key, _ in chooser.select():
+                if pid := children.pop(key.fd, 0):
+                    chooser.unregister(key.fd)
+                    os.close(key.fd)
+                    report(pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                    continue
+                # The owner waits for each answer, so there is never more than one line to read.
+                line = sys.stdin.buffer.readline()
+                if not line:
+                    return
+                request = json.loads(line)
+                preload(request["argv"][0])
+                pid = os.fork()
+                if not pid:
+                    status = 1
+                    try:
+                        chooser.close()
+                        _settle(request, [owner, *children])
+                        status = main(request["argv"])
+                    except BaseException:
+                        traceback.print_exc()
+                    leave(status)
+                with contextlib.suppress(OSError):
+                    os.setpgid(pid, pid)  # here and in the child: whoever is first
+                child = os.pidfd_open(pid)
+                children[child] = pid
+                chooser.register(child, selectors.EVENT_READ)
+                report(pid, None)
+
+
+def preload(job: str) -> None:
+    """Import what a job needs before its ranks are forked; an unknown job is left to them to refuse."""
+    with contextlib.suppress(UserError):
+        find(job)
+
+
+def _settle(request: Mapping[str, Any], to_close: Sequence[int]) -> None:
+    """Own group, files, environment, directory, name and network."""
+    for fd in to_close:
+        os.close(fd)
+    os.setpgid(0, 0)
+    with open(request["log"], "wb", buffering=0) as log, open(os.devnull, "rb") as nothing:
+        for number, stream in ((0, nothing), (1, log), (2, log)):
+            os.dup2(stream.fileno(), number)
+    os.environ.clear()
+    os.environ.update({**request["environment"], PARENT: str(os.getppid())})
+    os.chdir(request["directory"])
+    sys.argv = [MODULE, *request["argv"]]
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_NAME, f"ddlkit-rank{os.environ.get('RANK', '')}".encode())
+    if request["namespace"]:
+        with open(request["namespace"], "rb") as place:
+            if libc.setns(place.fileno(), _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "cannot enter", request["namespace"])
+
+
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    if sys.argv[1:] == [FORK]:
+        serve()
+    else:
+        leave(main(sys.argv[1:]))

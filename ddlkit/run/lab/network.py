@@ -33,7 +33,7 @@ from ddlkit.run.jobs import protocol
 
 NAMESPACES = Path("/run/netns")  # of iproute2
 STATE = Path("/run/ddlkit")
-"""One JSON file per lab: how it was made and which process owns it."""
+"""One JSON file per lab: its shape and which process owns it."""
 
 MAX_RANKS = 64
 MIN_RATE_BITS_PER_S, MAX_RATE_BITS_PER_S = 1e6, 1e11
@@ -47,6 +47,7 @@ SUBNET = "10.77.0.0/24"
 TCP = "congctl reno initcwnd 1000 initrwnd 1000"
 PORT = 29500  # free in any namespace that runs one job at a time
 DEADLINE_S = 30.0
+NEEDS_ROOT = "the lab needs root, for network namespaces and traffic shaping"
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,10 @@ class LabShape:
     def __post_init__(self) -> None:
         per_node, intra = self.ranks_per_node, self.intra_rate_bits_per_s
         if not 1 <= self.workers <= MAX_RANKS:
-            raise UserError(
-                f"a lab of {self.workers} ranks is not possible: ask for 1 to {MAX_RANKS}"
-            )
+            raise UserError(f"a lab of {self.workers} ranks is not possible: 1 to {MAX_RANKS} are")
         if per_node < 1 or self.workers % per_node:
-            raise UserError(
-                f"nodes of {per_node} ranks cannot hold {self.workers}: choose a number that divides it"
-            )
+            complaint = f"nodes of {per_node} ranks cannot hold {self.workers}"
+            raise UserError(f"{complaint}: choose a number that divides it")
         if (per_node > 1) != bool(intra):
             raise UserError(
                 f"nodes of {per_node} ranks with an intra rate of {intra:g} bit/s: several ranks a "
@@ -107,10 +105,10 @@ class LabShape:
         >>> LabShape(16, 1e9, ranks_per_node=4, intra_rate_bits_per_s=1e10).name
         'p16-1gbit-g4-10gbit'
         """
-        name = f"p{self.workers}-{_rate_text(self.rate_bits_per_s)}"
-        if self.ranks_per_node == 1:
-            return name
-        return f"{name}-g{self.ranks_per_node}-{_rate_text(self.intra_rate_bits_per_s)}"
+        names = [f"p{self.workers}", _rate_text(self.rate_bits_per_s)]
+        if self.nodes:
+            names += [f"g{self.ranks_per_node}", _rate_text(self.intra_rate_bits_per_s)]
+        return "-".join(names)
 
     @property
     def nodes(self) -> range:
@@ -137,24 +135,18 @@ class Lab:
         self.link_bits_per_s = shape.rate_bits_per_s
         self._holder = 0  # the process whose ``down`` counts; 0 while the lab is not up
 
-    # -- the place -------------------------------------------------------------------------
-
     def environment(self, rank: int, ranks: int) -> dict[str, str]:
         """What a rank of a job of ``ranks`` must find in its environment."""
         if ranks > self.ranks:
             raise UserError(f"{ranks} ranks do not fit into lab {self.label} of {self.ranks}")
-        return {
-            **protocol.rank_environment(rank, ranks, _address(0), PORT),
-            "GLOO_SOCKET_IFNAME": INTERFACE,
-        }
+        numbers = protocol.rank_environment(rank, ranks, _address(0), PORT)
+        return {**numbers, "GLOO_SOCKET_IFNAME": INTERFACE}
 
     def namespace(self, rank: int) -> Path:
         """File of the namespace of ``rank``. Raises UserError for a rank that the lab does not have."""
         if not 0 <= rank < self.ranks:
             raise UserError(f"lab {self.label} has ranks 0 to {self.ranks - 1}, but no rank {rank}")
         return NAMESPACES / self.namespaces[rank]
-
-    # -- up and down -----------------------------------------------------------------------
 
     def up(self) -> Lab:
         """Build the network; whatever goes wrong, nothing is left. Removes dead labs first."""
@@ -181,9 +173,8 @@ class Lab:
         with _registry():
             owner = _states().get(self.label, {}).get("owner")
             if owner and owner["pid"] != os.getpid() and _alive(owner):
-                raise UserError(
-                    f"lab {self.label} belongs to running process {owner['pid']}: end that first"
-                )
+                whose = f"belongs to running process {owner['pid']}"
+                raise UserError(f"lab {self.label} {whose}: end that first")
             self._remove()
             self._holder = 0
             _ours.pop(self.label, None)
@@ -195,8 +186,6 @@ class Lab:
 
     def __exit__(self, *raised: object) -> None:
         self.down()
-
-    # -- how -------------------------------------------------------------------------------
 
     @property
     def namespaces(self) -> list[str]:
@@ -211,35 +200,36 @@ class Lab:
         elif self.label in taken:
             raise UserError(f"a lab or namespace named {self.label} exists: choose another label")
         owner = {} if self.persistent else {"pid": os.getpid(), "start": _start_ticks(os.getpid())}
-        shape = asdict(self.shape)
-        row = {"label": self.label, "ranks": shape.pop("workers"), **shape, "owner": owner}
         draft = STATE / f".{self.label}"
-        draft.write_text(json.dumps(row) + "\n")
-        draft.rename(_state_file(self.label))
+        draft.write_text(json.dumps({"shape": asdict(self.shape), "owner": owner}) + "\n")
+        draft.rename(STATE / f"{self.label}.json")
         self._holder = os.getpid()
 
     def _build(self) -> None:
         """Bridges, the links between them and to the ranks, and their rates; each end sends shaped."""
         *ranks, switch = self.namespaces
+        own = self.shape.own_rate_bits_per_s
         _ip([f"netns add {name}" for name in self.namespaces])
-        links, rates = ["link set lo up", *_bridge("bridge")], []
+        links, rates = ["link set lo up"], []
+        for bridge in ("bridge", *(f"node{node}" for node in self.shape.nodes)):
+            links += [f"link add {bridge} type bridge", f"link set {bridge} {UP}"]
         for node in self.shape.nodes:
             ends = {f"up{node}": f"node{node}", f"down{node}": "bridge"}
-            links += [*_bridge(f"node{node}"), "link add {} type veth peer name {}".format(*ends)]
+            links += ["link add {} type veth peer name {}".format(*ends)]
             links += [f"link set {end} master {home} {UP}" for end, home in ends.items()]
             rates += [_shape(end, self.shape.rate_bits_per_s) for end in ends]
         for rank, name in enumerate(ranks):
             home = f"node{rank // self.shape.ranks_per_node}" if self.shape.nodes else "bridge"
             links += [f"link add port{rank} type veth peer name {INTERFACE} netns {name}"]
             links += [f"link set port{rank} master {home} {UP}"]
-            rates += [_shape(f"port{rank}", self.shape.own_rate_bits_per_s)]
+            rates += [_shape(f"port{rank}", own)]
         _ip(links, switch)
         _ip(rates, switch, tool="tc")
         # A packet larger than a burst is cut up in software, which 16 ranks have no time for.
-        smallest = burst_bytes(min(self.shape.own_rate_bits_per_s, self.shape.rate_bits_per_s))
+        smallest = burst_bytes(min(own, self.shape.rate_bits_per_s))
         packet = min(MAX_PACKET_BYTES, round(0.9 * smallest))
         for rank, name in enumerate(ranks):
-            _ip([_shape(INTERFACE, self.shape.own_rate_bits_per_s)], name, tool="tc")
+            _ip([_shape(INTERFACE, own)], name, tool="tc")
             addressing = [
                 "link set lo up",
                 f"addr add {_address(rank)}/24 dev {INTERFACE} noprefixroute",
@@ -252,7 +242,7 @@ class Lab:
         present = [name for name in self.namespaces if name in _listed()]
         _end_processes(present)
         _ip([f"netns del {name}" for name in present])  # links and queues go with them
-        _state_file(self.label).unlink(missing_ok=True)
+        (STATE / f"{self.label}.json").unlink(missing_ok=True)
 
 
 def attach(label: str) -> Lab:
@@ -261,19 +251,20 @@ def attach(label: str) -> Lab:
     if label not in states:
         names = ", ".join(states) or "none"
         raise UserError(f"there is no lab {label!r}; labs that are up: {names}")
-    row = states[label]
-    lab = Lab(_described(row), label, persistent=not row["owner"])
+    state = states[label]
+    lab = Lab(LabShape(**state["shape"]), label, persistent=not state["owner"])
     lab._holder = os.getpid()
     return lab
 
 
 def status() -> list[dict[str, Any]]:
-    """One row per lab on this machine: label, ranks, link, rate_bits_per_s, owner, alive."""
+    """One row per lab on this machine: label, ranks, link, owner, alive."""
     rows = []
-    for row in _states().values():
-        owner = f"process {row['owner']['pid']}" if row["owner"] else "persistent"
-        alive = _alive(row["owner"])
-        rows.append({**row, "link": _described(row).link, "owner": owner, "alive": alive})
+    for label, state in _states().items():
+        shape, owner = LabShape(**state["shape"]), state["owner"]
+        named = f"process {owner['pid']}" if owner else "persistent"
+        row = {"label": label, "ranks": shape.workers, "link": shape.link}
+        rows.append({**row, "owner": named, "alive": _alive(owner)})
     return rows
 
 
@@ -289,7 +280,7 @@ def available() -> str:
     if sys.platform != "linux":
         return "the lab needs Linux network namespaces"
     if os.geteuid() != 0:
-        return "the lab needs root, for network namespaces and traffic shaping"
+        return NEEDS_ROOT
     missing = " and ".join(tool for tool in ("ip", "tc") if shutil.which(tool) is None)
     if missing:
         return f"the lab needs {missing} (iproute2), not found on the PATH"
@@ -298,12 +289,6 @@ def available() -> str:
             return ""
     except (UserError, OSError) as error:
         return f"the lab does not work here: {error}"
-
-
-def _described(row: dict[str, Any]) -> LabShape:
-    """The shape of the lab that a state file describes."""
-    names = ("ranks", "rate_bits_per_s", "ranks_per_node", "intra_rate_bits_per_s")
-    return LabShape(*(row[name] for name in names))
 
 
 def _rate_text(bits_per_s: float) -> str:
@@ -318,14 +303,8 @@ def _address(rank: int) -> str:
 
 def _run(argv: list[str], script: str = "") -> str:
     """Output of an iproute2 call. In a session of its own, so that Ctrl-C does not reach it."""
-    done = subprocess.run(
-        argv,
-        input=script,
-        capture_output=True,
-        text=True,
-        start_new_session=True,
-        timeout=DEADLINE_S,
-    )
+    how: dict[str, Any] = {"start_new_session": True, "timeout": DEADLINE_S}
+    done = subprocess.run(argv, input=script, capture_output=True, text=True, **how)
     if done.returncode:
         complaint = (done.stderr.strip() or f"exit {done.returncode}").splitlines()[0]
         raise UserError(f"lab network: {' '.join(argv)}: {complaint}")
@@ -337,10 +316,6 @@ def _ip(commands: Sequence[str], namespace: str = "", *, tool: str = "ip") -> No
     if commands:
         inside = ["-n", namespace] if namespace else []
         _run([tool, *inside, "-batch", "-"], "".join(f"{command}\n" for command in commands))
-
-
-def _bridge(name: str) -> list[str]:
-    return [f"link add {name} type bridge", f"link set {name} {UP}"]
 
 
 def _shape(device: str, rate_bits_per_s: float) -> str:
@@ -370,18 +345,29 @@ def _end_processes(namespaces: list[str]) -> None:
 
 @contextmanager
 def _registry() -> Iterator[None]:
-    """One lab at a time is made or removed on this machine, and no signal falls in between."""
+    """One lab at a time is made or removed on this machine; Ctrl-C and SIGTERM wait until it is.
+
+    Python runs handlers in the main thread only: a block in another thread is never cut short.
+    """
     if os.geteuid() != 0:
-        raise UserError("the lab needs root, for network namespaces and traffic shaping")
+        raise UserError(NEEDS_ROOT)
     STATE.mkdir(parents=True, exist_ok=True)
+    main = threading.current_thread() is threading.main_thread()
+    held: list[int] = []
     with open(STATE / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with _signals_held():
+        before = {
+            number: signal.signal(number, lambda which, frame: held.append(which))
+            for number in (signal.SIGINT, *_TRAPPED)
+            if main and signal.getsignal(number) not in (None, signal.SIG_IGN)
+        }
+        try:
             yield
-
-
-def _state_file(label: str) -> Path:
-    return STATE / f"{label}.json"
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            for arrived in dict.fromkeys(held):
+                signal.raise_signal(arrived)
 
 
 def _states() -> dict[str, dict[str, Any]]:
@@ -418,36 +404,12 @@ def _remove_dead() -> list[str]:
     return dead
 
 
-# -- signals ---------------------------------------------------------------------------------
-
 _ours: dict[str, Lab] = {}
 """Labs that this process has up and must take down."""
 
 _TRAPPED = (signal.SIGTERM, signal.SIGHUP)
 _trapped = ExitStack()
 """What has them unwind the stack while a lab is up, as Ctrl-C does."""
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait for the end of the block. Python runs handlers in the main thread
-    only, so a block in another thread is never cut short."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held: list[int] = []
-    before = {
-        number: signal.signal(number, lambda which, frame: held.append(which))
-        for number in (signal.SIGINT, *_TRAPPED)
-        if signal.getsignal(number) not in (None, signal.SIG_IGN)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for arrived in dict.fromkeys(held):
-            signal.raise_signal(arrived)
 
 
 @atexit.register

@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import Selecting
 from ddlkit.run.instruments import vitals
-from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.job import Tables, job
@@ -39,70 +38,64 @@ from ddlkit.run.jobs.launch import Place, launch, workspace
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.lab.negotiate import Negotiator, meet
 from ddlkit.run.lab.network import Lab
-from ddlkit.run.lab.recording import (
+from ddlkit.run.lab.script import (
+    PlannedCase,
     Recording,
     Replayed,
+    Script,
     append_iteration,
+    check_cases,
     keep_complete,
     read_replayed,
 )
-from ddlkit.run.lab.script import PlannedCase, Script, check_cases
-from ddlkit.run.measure.collectives import BUDGET, SIZES, CollectivesSettings, collectives_job
+from ddlkit.run.measure.collectives import SIZES, CollectivesSettings, collectives_job
 
 Floats = NDArray[np.float64]
 
 HEAD_START_S = 0.01  # from the barrier to the common start: all ranks must have heard of it
 SAY_S = 10.0  # between two lines of progress
-MESSAGES_PER_SAMPLE = (
-    16  # small messages of a calibration are posted together, as a replay posts its groups
-)
+MESSAGES_PER_SAMPLE = 16  # of a calibration: posted together, as a replay posts its groups
 
 
-def choose_join(in_flight: int = 1, *, raise_priority: bool = True) -> dict[str, Any]:
-    """How ranks join for a replay, and must for a calibration that is to predict one.
+def choose_join(in_flight: int = 1) -> dict[str, Any]:
+    """How ranks join for a replay in the lab, and must for a calibration that is to predict one.
 
     One gloo thread carries the collectives one after the other, as NCCL would; torch's default is 2.
     """
-    return {"backend": "gloo", "gloo_threads": in_flight, "raise_priority": raise_priority}
+    return {"backend": "gloo", "gloo_threads": in_flight, "raise_priority": True}
 
 
 def calibrate(
     lab: Lab,
     sizes: Sequence[int] = SIZES,
-    *,
     collectives: Sequence[str] = ("all_reduce",),
-    budget: Budget = BUDGET,
+    *,
     in_flight: int = 1,
-    tries: int = 1,
     timeout_s: float = 600.0,
+    **measured: Any,
 ) -> pd.DataFrame:
-    """Table ``collectives`` of all ranks of the lab; ``budget`` is for each size.
+    """Table ``collectives`` of all ranks of the lab.
 
-    in_flight : messages carried at once; tries : as for `CollectivesSettings`
+    in_flight : messages carried at once; measured : ``budget`` and ``tries`` of `CollectivesSettings`
 
     Raises UserError when a value comes out wrong or a rank dies.
     """
-    settings = CollectivesSettings(collectives, sizes, budget, MESSAGES_PER_SAMPLE, tries=tries)
-    join = choose_join(in_flight)
-    tables = launch(
-        collectives_job, settings, ranks=lab.ranks, place=lab, join=join, timeout_s=timeout_s
-    )
-    return tables["collectives"]
+    grouped: Any = {"messages_per_sample": MESSAGES_PER_SAMPLE, **measured}
+    settings = CollectivesSettings(collectives, sizes, **grouped)
+    how: Any = {"join": choose_join(in_flight), "timeout_s": timeout_s}
+    return launch(collectives_job, settings, ranks=lab.ranks, place=lab, **how)["collectives"]
 
 
 @dataclass(frozen=True)
 class ReplaySettings:
     """What CONFIG.json of the job "replay" holds.
 
-    scripts : those of the cases
-    rounds, tries, afterwards_s, timeline_rounds : as for `replay`
-    done : (case's key, repeat) of the iterations that are not played
+    turns : (repeat, number of the script) of each iteration
+    tries, afterwards_s : as for `replay`
     """
 
     scripts: Sequence[Script]
-    rounds: int
-    timeline_rounds: int
-    done: Sequence[tuple[str, int]]
+    turns: Sequence[tuple[int, int]]
     tries: int
     afterwards_s: float
 
@@ -114,8 +107,6 @@ def replay(
     rounds: int = 3,
     *,
     selection: Selecting | None = None,
-    timeline_rounds: int = 1,
-    raise_priority: bool = True,
     done: Collection[tuple[str, int]] = (),
     tries: int = 1,
     afterwards_s: float = 0.0,
@@ -124,10 +115,10 @@ def replay(
     """Replay every case once per round, all in one launch, so that drift meets all cases alike.
 
     The result of every collective is checked. With ``out``, rows are appended to files there as they
-    come; what an interrupted replay left there is kept, and not played again.
+    come; what an interrupted replay left there is kept, and not played again. Spans are kept of the first
+    round, and of all rounds where a case is negotiated: how long that takes is read off them.
 
     selection : recorded times of it, needed for cases with a ``selection_sha256``
-    raise_priority : as it was when the link was calibrated
     done : (case's key, repeat) of further iterations that need not be played
     tries : how often an iteration is played, at most, while the machine's host disturbs it
     afterwards_s : what is still to come after this replay, for the progress lines
@@ -139,19 +130,16 @@ def replay(
     asked = [planned.case for planned in cases]
     check_cases(asked, ranks, place)
     scripts = [Script.from_case(planned, selection) for planned in cases]
-    patience_s = 60 + 3 * tries * rounds * sum(script.expected_s for script in scripts)
+    how: dict[str, Any] = {
+        "join": {**choose_join(asked[0].in_flight), "raise_priority": isinstance(place, Lab)},
+        "timeout_s": 60 + 3 * tries * rounds * sum(script.expected_s for script in scripts),
+    }
     with workspace(out) as directory:
-        there = [*keep_complete(directory), *done]
-        settings = ReplaySettings(scripts, rounds, timeline_rounds, there, tries, afterwards_s)
-        launch(
-            replay_job,
-            settings,
-            ranks=ranks,
-            place=place,
-            join=choose_join(asked[0].in_flight, raise_priority=raise_priority),
-            timeout_s=patience_s,
-            out=directory,
-        )
+        there = {*keep_complete(directory), *done}
+        numbers = range(len(asked))
+        turns = [(r, n) for r in range(rounds) for n in numbers if (asked[n].key, r) not in there]
+        settings = ReplaySettings(scripts, turns, tries, afterwards_s)
+        launch(replay_job, settings, ranks=ranks, place=place, out=directory, **how)
         return read_replayed(directory, asked)
 
 
@@ -161,15 +149,10 @@ def replay(
 @job(ReplaySettings)
 def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
     """The job "replay". Rank 0 appends to two files, which a kill leaves usable."""
-    scripts, done = settings.scripts, set(settings.done)
+    scripts = settings.scripts
     messages = _Messages(me, scripts)
     negotiator = meet(me) if any(script.case.negotiated for script in scripts) else None
-    turns = deque(
-        (repeat, script, settings.tries)
-        for repeat in range(settings.rounds)
-        for script in scripts
-        if (script.case.key, repeat) not in done
-    )
+    turns = deque((repeat, scripts[n], settings.tries) for repeat, n in settings.turns)
     progress = _progress(me, [script.expected_s for _, script, _ in turns], settings.afterwards_s)
     next(progress)  # its clock starts
     while turns:
@@ -181,8 +164,8 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
             continue
         everyone = [Recording.from_array(row) for row in peers.everyones(seen_s)]
         if me.rank == 0:
-            shown = repeat < settings.timeline_rounds
-            append_iteration(me.out, script, repeat, everyone, used, with_timeline=shown)
+            shown = repeat == 0 or negotiator is not None
+            append_iteration(me.out, script, repeat, everyone, used, shown)
         next(progress)
     return ()
 
@@ -198,19 +181,17 @@ def _progress(me: Rank, expected_s: Sequence[float], afterwards_s: float) -> Ite
             # The guess is generous, so what remains is scaled by how it went so far.
             pace = (now_s - begun_s) / sum(expected_s[:done])
             rest_s = pace * sum(expected_s[done:]) + afterwards_s
-            me.say(
-                f"replay: {done} of {len(expected_s)} iterations done, about {rest_s:.0f} s left"
-            )
+            count = f"{done} of {len(expected_s)} iterations"
+            me.say(f"replay: {count} done, about {rest_s:.0f} s left")
         yield
 
 
 class _Messages:
     """A rank's messages: memory for those of any of the scripts, their sending and their checking.
 
-    A thread waits for the collectives one after the other, and notes when each is complete. Not a callback
-    on the collective: that would run in gloo's thread and hold up the next one. The wait costs no
-    processor time; the note is late by one wake-up, as the waiting rank itself is, and of several in
-    flight one that overtakes another is noted with it.
+    A thread waits for the collectives in turn and notes when each is complete, late by one wake-up, as the
+    waiting rank itself is; one that overtakes another is noted with it. Not a callback on the collective:
+    that would run in gloo's thread and hold up the next one.
     """
 
     def __init__(self, me: Rank, scripts: Sequence[Script]) -> None:
@@ -220,10 +201,8 @@ class _Messages:
         self._kept = [torch.empty(kept, dtype=kind) for kind in (torch.float32, torch.int32)]
         self._gathered = [one.new_empty(kept * me.world_size) for one in self._kept]
         selecting = [max(s.elements) for s in scripts if s.kept and not s.selection_s]
-        # Equal on all ranks, so that each knows what the others select.
-        self._magnitudes = torch.rand(
-            max(selecting, default=0), generator=torch.Generator().manual_seed(0)
-        )
+        chance = torch.Generator().manual_seed(0)  # so that each knows what the others select
+        self._magnitudes = torch.rand(max(selecting, default=0), generator=chance)
         self._last: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
         self._complete_s: queue.SimpleQueue[float] = queue.SimpleQueue()
         threading.Thread(target=self._note, daemon=True).start()
@@ -261,10 +240,11 @@ class _Messages:
         self._last.put(works[-1])
         self._works += works
 
-    def wait(self) -> None:
-        """Until all that was posted is complete."""
+    def wait(self) -> float:
+        """When all that was posted is complete."""
         for work in self._works:
             work.wait()
+        return time.perf_counter()
 
     def complete_s(self) -> Floats:
         """(G,) when each group was seen to be complete."""
@@ -303,17 +283,17 @@ def _iterate(
 ) -> tuple[Floats, Usage]:
     """One iteration, started by all ranks at once, as a `Recording`'s array; and how the cores were used.
 
-    They count as busy from the first message to the last: where the link and not the processor should
-    be at work. Over a whole iteration, in which ranks mostly sleep, their limit would not show.
+    They count as busy from the first message to the last, where the link should be at work. Over a whole
+    iteration, in which ranks mostly sleep, their limit would not show.
     """
     messages.begin(script.played_by(me.rank))
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
     begun = vitals.processor_times()
     seen_s, sending = _play(messages, start_s, negotiator)
     stolen = vitals.processor_usage(begun, vitals.processor_times()).stolen
-    busy, stolen = peers.slowest([sending.busy, stolen]).tolist()
+    used = Usage(*peers.slowest([sending.busy, stolen]).tolist())
     messages.check()
-    return seen_s, Usage(busy, stolen)
+    return seen_s, used
 
 
 def _play(
@@ -344,8 +324,7 @@ def _play(
     wait_s = time.perf_counter()
     if negotiator:
         negotiator.finish()
-    messages.wait()
-    waited_s = time.perf_counter()
+    waited_s = messages.wait()
     sending = vitals.processor_usage(before, vitals.processor_times())
     end_s = _sleep_until(waited_s + script.update_s)
     done_s = np.minimum(messages.complete_s(), waited_s)

@@ -1,16 +1,25 @@
-"""What a case asks of its ranks: the groups of its plan, when each is ready and how large it is."""
+"""What a case asks of its ranks, and what comes back of it: their recordings, as spans and as rows.
+
+Rank 0 appends each iteration to two files as soon as it is complete, so that a kill loses only the one
+under way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
-from ddlkit.core.case import Case
+from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
+from ddlkit.core.link import turn_s
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,
@@ -19,9 +28,16 @@ from ddlkit.core.sparse import (
     group_selection_s,
     selected,
 )
+from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
+from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile, Workload
+from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs.launch import Place
 
+Floats = NDArray[np.float64]
+
+ITERATIONS, TIMELINE = "replay.csv", "timeline.csv"
+KEY = ["case", "repeat"]
 REAL_SELECTION_S = 2e-8  # per element, generously, on a core
 SETTLE_S = 0.1  # around an iteration: checks, and the exchange of what was seen
 
@@ -38,9 +54,9 @@ class PlannedCase:
     plan: FusionPlan
 
     def __post_init__(self) -> None:
-        if self.case.ends != (ends := _written(self.plan)):
+        if self.case.ends != (ends := ";".join(map(str, self.plan.ends))):
             raise UserError(
-                f"replay: case {self.case.key} has ends {self.case.ends}, its plan has {ends}"
+                f"replay: case {self.case.key} has ends {self.case.ends}, its plan {ends}"
             )
 
 
@@ -77,7 +93,7 @@ def plan_case(
         link_bits_per_s=place.link_bits_per_s,
         collective=cost.collective,
         plan=plan.planner,
-        ends=_written(plan),
+        ends=";".join(map(str, plan.ends)),
         dilation=dilation,
         profile_sha256=profile.sha256,
         **axes,
@@ -108,11 +124,6 @@ def check_cases(cases: Sequence[Case], ranks: int, place: Place) -> None:
             )
 
 
-def _written(plan: FusionPlan) -> str:
-    """The plan's group ends as a Case holds them."""
-    return ";".join(map(str, plan.ends))
-
-
 @dataclass(frozen=True)
 class Script:
     """What a rank plays in one iteration; times in seconds from the common start, dilated.
@@ -136,24 +147,19 @@ class Script:
 
     @classmethod
     def from_case(cls, planned: PlannedCase, selection: Selecting | None = None) -> Script:
-        """The script of a case.
+        """The script of a case, and for one that waits selection out the recorded times of it.
 
-        selection : recorded times of selecting, for a case that waits them out
-
-        Raises UserError for a case that waits selection out where no times are given.
+        Raises UserError where these are not given.
         """
         case, plan = planned.case, planned.plan
         slow = planned.workload.scaled(case.dilation)
         elements = group_elements(slow, plan)
         sparse = case.collective == "all_gather"
-        selection_s: list[float] = []
+        selection_s = np.empty(0)
         if sparse and case.selection_sha256:
             if selection is None:
-                raise UserError(
-                    f"replay: case {case.key} waits selection out, but no times are given"
-                )
-            seconds = case.dilation * group_selection_s(slow, plan, case.density, selection)
-            selection_s = seconds.tolist()
+                raise UserError(f"replay: case {case.key} waits out selections of unknown times")
+            selection_s = case.dilation * group_selection_s(slow, plan, case.density, selection)
         ready_s = plan.group_ready_s(slow)
         return cls(
             case=case,
@@ -164,7 +170,7 @@ class Script:
             elements=elements,
             update_s=slow.update_s,
             kept=[selected(size, case.density) for size in elements] if sparse else [],
-            selection_s=selection_s,
+            selection_s=selection_s.tolist(),
         )
 
     @property
@@ -180,20 +186,179 @@ class Script:
     @property
     def expected_s(self) -> float:
         """A generous guess of the iteration: no overlap, and twice the bytes in each direction."""
-        case = self.case
-        wire_s_per_byte = 2 * 8 / case.link_bits_per_s if case.link_bits_per_s else 1e-8
-        copies = case.workers if self.kept else 1
-        compute_s = self.compute_s
+        case, compute_s = self.case, self.compute_s
+        wire_s = sum(self.sent_bytes) * (
+            16 / case.link_bits_per_s if case.link_bits_per_s else 1e-8
+        )
+        if self.kept:
+            wire_s *= case.workers
         if self.kept and not self.selection_s:
             compute_s += case.workers * sum(self.elements) * REAL_SELECTION_S
-        wire_s = copies * sum(self.sent_bytes) * wire_s_per_byte
         return compute_s * case.straggler + wire_s + SETTLE_S
 
     def played_by(self, rank: int) -> Script:
         """The script of that rank: the last one is the straggler, if there is one."""
         slower = self.case.straggler if rank == self.case.workers - 1 else 1.0
-        if slower == 1.0:
-            return self
         times = ("forward_s", "ready_s", "buffered_s", "selection_s", "update_s")
         slow: Any = {name: np.multiply(slower, getattr(self, name)).tolist() for name in times}
         return replace(self, **slow)
+
+
+# -- what comes back -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One iteration of one rank, in seconds from the common start.
+
+    awake_s, selected_s, agreed_s, posted_s, done_s : (G,) when the rank woke with a group's gradients, had
+        selected, might post its messages, went on computing, and saw them complete
+    forward_end_s : when the rank woke at the end of forward
+    wait_s, waited_s, end_s : start and end of the wait for the last collective; end of the update
+    """
+
+    awake_s: Floats
+    selected_s: Floats
+    agreed_s: Floats
+    posted_s: Floats
+    done_s: Floats
+    forward_end_s: float
+    wait_s: float
+    waited_s: float
+    end_s: float
+
+    @classmethod
+    def from_array(cls, values: Floats) -> Recording:
+        """The recording whose fields follow one another in an array (5 G + 4,): so ranks exchange them."""
+        return cls(*values[:-4].reshape(5, -1), *values[-4:].tolist())
+
+
+class Replayed(NamedTuple):
+    """Frames of a replay. All times are as they passed: those of the dilated workload.
+
+    runs : rows of the ``runs`` schema, origin "replayed", one per iteration
+    timeline : rows of the ``timeline`` schema, of every rank, for the first rounds
+    """
+
+    runs: pd.DataFrame
+    timeline: pd.DataFrame
+
+
+def make_timeline(script: Script, everyone: Sequence[Recording]) -> Timeline:
+    """Spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
+
+    A collective begins when it may be posted and those before it leave room: if one is in flight at a
+    time, when its predecessor ends. "wait" is from the last post to the end of the last collective. The
+    backward pass of several gradients is two spans: until the first is ready, and until the last.
+    """
+    return Timeline.from_rows(
+        {**span, "rank": rank, "origin": "replayed"}
+        for rank, recording in enumerate(everyone)
+        for span in _spans(script.played_by(rank), recording)
+    )
+
+
+def _spans(script: Script, seen: Recording) -> Iterable[dict[str, Any]]:
+    def span(kind: str, group: int, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
+        task = kind if group < 0 else f"{kind} {group}"
+        times = {"start_s": start_s, "end_s": max(start_s, end_s)}
+        return {"task": task, "kind": kind, "stream": "compute", "group": group, **times, **more}
+
+    yield span("forward", -1, 0.0, seen.forward_end_s)
+    begin_s = seen.forward_end_s
+    free_s = turn_s(seen.done_s, script.case.in_flight)
+    for group, n_bytes in enumerate(script.bytes):
+        times = (seen.awake_s, seen.selected_s, seen.agreed_s, seen.done_s)
+        awake_s, selected_s, agreed_s, done_s = (float(one[group]) for one in times)
+        first_s = max(begin_s, awake_s - script.buffered_s[group])
+        if first_s < awake_s:
+            yield span("backward", group, begin_s, first_s, task=f"backward {group}, first")
+            begin_s = first_s
+        yield span("backward", group, begin_s, awake_s, bytes=n_bytes)
+        if script.kept:
+            yield span("sparsify", group, awake_s, selected_s, bytes=n_bytes)
+        if script.case.negotiated:
+            yield span("negotiate", group, selected_s, agreed_s, stream="negotiation")
+        sent = {"stream": "communication", "bytes": script.sent_bytes[group]}
+        start_s = max(agreed_s, float(free_s[group]))
+        yield span(script.case.collective, group, start_s, done_s, **sent)
+        begin_s = float(seen.posted_s[group])
+    yield span("wait", -1, seen.wait_s, seen.waited_s)
+    yield span("update", -1, seen.waited_s, seen.end_s)
+
+
+def _row(script: Script, everyone: Sequence[Recording], used: Usage) -> dict[str, Any]:
+    """What the runs table says of one iteration: that of the slowest rank."""
+    iteration_s = max(seen.end_s for seen in everyone)
+    compute_s = 0.0
+    for rank, seen in enumerate(everyone):
+        played = script.played_by(rank)
+        # Selections count as planned or, where they are real, as they passed.
+        real_s = 0.0 if played.selection_s else float((seen.selected_s - seen.awake_s).sum())
+        compute_s = max(compute_s, played.compute_s + real_s)
+    return {
+        "iteration": 0,
+        "iteration_s": iteration_s,
+        "compute_s": compute_s,
+        "exposed_communication_s": iteration_s - compute_s,
+        "processor_load": used.busy,
+        "processor_limited": used.limited,
+        "stolen": used.stolen,
+    }
+
+
+# -- the files ---------------------------------------------------------------------------------
+
+
+def append_iteration(
+    out: Path, script: Script, repeat: int, everyone: Sequence[Recording], used: Usage, shown: bool
+) -> None:
+    """Add an iteration to the files in ``out``: its spans if ``shown``, then the row: it is complete."""
+    key = pd.DataFrame({"case": [script.case.key], "repeat": [repeat]})
+    frames = {ITERATIONS: key.assign(**_row(script, everyone, used))}
+    if shown:
+        spans = key.merge(make_timeline(script, everyone).to_frame(), how="cross")
+        frames = {TIMELINE: spans, **frames}
+    for name, frame in frames.items():
+        path = out / name
+        frame.to_csv(path, mode="a", header=not path.exists(), index=False)
+
+
+def keep_complete(out: Path) -> list[tuple[str, int]]:
+    """(case's key, repeat) of the complete iterations in ``out``; the rest of the files is removed."""
+    rows, spans = _read_complete(out)
+    for name, frame in ((ITERATIONS, rows), (TIMELINE, spans)):
+        if frame.empty:
+            (out / name).unlink(missing_ok=True)
+        else:
+            frame.to_csv(out / name, index=False)
+    return list(zip(rows["case"].tolist(), rows["repeat"].tolist(), strict=True))
+
+
+def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
+    """The iterations of ``cases`` that a replay into ``out`` has completed, whether it still runs or not.
+
+    Raises UserError where there is none.
+    """
+    rows, spans = _read_complete(out)
+    listed = [{"case": case.key, **asdict(case)} for case in cases]
+    described = pd.DataFrame(listed, columns=["case", *CASE_COLUMNS])
+    runs = rows.merge(described, on="case").assign(origin="replayed")
+    if runs.empty:
+        raise UserError(f"replay: no iteration was completed in {out}")
+    return Replayed(runs, spans[spans["case"].isin(runs["case"])].reset_index(drop=True))
+
+
+def _read_complete(out: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Rows and spans of the iterations that have both, of files that may have been cut anywhere."""
+    rows, spans = _read(out / ITERATIONS, KEY), _read(out / TIMELINE, [*KEY, *TIMELINE_COLUMNS])
+    return rows, spans.merge(rows[KEY], on=KEY)
+
+
+def _read(path: Path, columns: list[str]) -> pd.DataFrame:
+    """The complete lines of a CSV file; without any, a frame with these columns and no row."""
+    text = path.read_text() if path.exists() else ""
+    complete = text[: text.rfind("\n") + 1]
+    if not complete:
+        return pd.DataFrame(columns=columns).astype({"repeat": int})
+    return pd.read_csv(io.StringIO(complete), dtype={"case": str})

@@ -41,9 +41,8 @@ from ddlkit.model.predictor import computed
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.lab.network import Lab, LabShape
-from ddlkit.run.lab.recording import read_replayed
 from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, replay
-from ddlkit.run.lab.script import PlannedCase, plan_case
+from ddlkit.run.lab.script import PlannedCase, plan_case, read_replayed
 from ddlkit.run.measure.collectives import messages_at, whole_size
 from ddlkit.run.measure.selection import measure_selection
 from ddlkit.run.nets import registry
@@ -353,15 +352,12 @@ class _LabPoints:
             # How many are in flight is settled when ranks are started.
             for in_flight in dict.fromkeys(one.case.in_flight for one in wanted):
                 alike = [one for one in wanted if one.case.in_flight == in_flight]
-                # Where something is read off the spans, that must be measured more than once, too.
-                negotiated = any(one.case.negotiated for one in alike)
                 replay(
                     lab,
                     self.shape.workers,
                     alike,
                     rounds,
                     selection=self._selection_s,
-                    timeline_rounds=rounds if negotiated else 1,
                     done=_saved(self._path("runs")),
                     tries=vitals.TRIES,
                     afterwards_s=self.afterwards_s,
