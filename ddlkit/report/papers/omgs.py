@@ -11,7 +11,6 @@ import pandas as pd
 from ddlkit.core.units import MIB
 from ddlkit.papers import networks as published
 from ddlkit.papers import omgs, osf
-from ddlkit.papers.omgs.algorithms import merge_up_to
 from ddlkit.report.claims import Result, check, paper_table, percent, recomputed
 
 THRESHOLD = 8192
@@ -76,7 +75,7 @@ def _inception_parameters() -> tuple[int, ...]:
 def _merged(network: str, which: str) -> Result:
     """Messages of MGS-SGD, whose threshold the text states and whose rule it does not."""
     sizes = tensors(network)
-    count = len(merge_up_to(sizes[::-1], THRESHOLD))
+    count = len(omgs.merge_up_to(sizes[::-1], THRESHOLD))
     return count, f"accumulated to {THRESHOLD} elements over {len(sizes)} tensors {which}"
 
 
@@ -122,7 +121,7 @@ def table5() -> pd.DataFrame:
         table,
         topk=[1 for _ in sizes],
         lags=[len(one) for one in sizes],
-        mgs=[len(merge_up_to(one[::-1], THRESHOLD)) for one in sizes],
+        mgs=[len(omgs.merge_up_to(one[::-1], THRESHOLD)) for one in sizes],
     )
 
 
