@@ -41,7 +41,7 @@ def instances(layers: int = 0) -> tuple[omgs.Instance, ...]:
 @functools.cache
 def candidates() -> tuple[omgs.Candidates, ...]:
     """The layers above the first of every random instance."""
-    return tuple(map(omgs.Candidates.of, instances()))
+    return tuple(map(omgs.Candidates, instances()))
 
 
 def without(repair: str) -> Callable[[omgs.Instance], np.ndarray]:
@@ -202,7 +202,7 @@ def test_14_with_a_start_up_time_merging_saves_selection() -> None:
     linear = Scan(start_s, per_element_s)
     assert omgs.selection_penalty_s(linear, sizes, sizes[::-1]) == pytest.approx(-start_s)
     drawn = tuple(random_instances(0, 400, range(3, 13), linear))
-    fourth = [omgs.Candidates.of(instance) for instance in drawn]
+    fourth = [omgs.Candidates(instance) for instance in drawn]
     assert any(np.any(~c.q3 & c.q4) for c in fourth)
     assert not any(np.any(~c.q3 & c.q4) for c in candidates())
     found = audit(drawn)

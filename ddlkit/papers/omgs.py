@@ -127,8 +127,7 @@ def all_gather_s(alpha_s: float, beta_s: float, size: ArrayLike) -> Any:
     Symbols: alpha = alpha_s, beta = beta_s, d = size. ``size`` is in what beta_s is per: bytes as Eq 11
     says, gradients as Tab II and Section III have it.
     """
-    seconds = alpha_s + beta_s * np.asarray(size, float)
-    return float(seconds) if np.ndim(size) == 0 else seconds
+    return alpha_s + beta_s * np.asarray(size, float)
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,76 +268,49 @@ def timeline(instance: Instance) -> tuple[Floats, Floats, Floats, Floats, Floats
     return begun, computed, computed + selecting, sending, sent
 
 
-@dataclass(frozen=True, eq=False)
 class Candidates:
     """omgs Eqs 20-24: layers l = 2 to L, each with the one before: whether to merge l (Section IV-A).
 
     No layer is merged yet. All values are (L-1,). Symbols: u(l) = u_s, when the gradients of both would be
     computed if nothing were selected between; t_s(l) = own_s, t_s(l-1) = before_s; together_s selects from
     both at once; tau_c(l) = sending_s; tau_c(l) + t_c(l) = free_s; d(l) = elements.
+
+    q3 : apart, the second message waits for the first; the contrary is Q1
+    q4 : together, the message is selected before layer l's could have started
+    q5 : together, the message is selected within a start-up time after that
     """
 
-    instance: Instance
-    u_s: Floats
-    own_s: Floats
-    before_s: Floats
-    together_s: Floats
-    sending_s: Floats
-    free_s: Floats
-    elements: Floats
-
-    @classmethod
-    def of(cls, instance: Instance) -> Candidates:
-        """The layers above the first, where no layer is merged."""
+    def __init__(self, instance: Instance) -> None:
         _, computed, _, sending, sent = timeline(instance)
         elements, selecting = instance.elements, instance.selection_s(instance.elements)
-        return cls(
-            instance,
-            u_s=computed[1:] + instance.backward_s[:-1],
-            own_s=selecting[1:],
-            before_s=selecting[:-1],
-            together_s=instance.selection_s(elements[1:] + elements[:-1]),
-            sending_s=sending[1:],
-            free_s=sending[1:] + sent[1:],
-            elements=elements[1:],
-        )
+        self.instance, self.elements = instance, elements[1:]
+        self.u_s = computed[1:] + instance.backward_s[:-1]
+        self.own_s, self.before_s = selecting[1:], selecting[:-1]
+        self.together_s = instance.selection_s(elements[1:] + elements[:-1])
+        self.sending_s, self.free_s = sending[1:], sending[1:] + sent[1:]
+        self.q3: Bools = self.u_s + self.own_s + self.before_s < self.free_s
+        self.q4: Bools = self.u_s + self.together_s < self.sending_s
+        self.q5: Bools = self.sending_s + instance.alpha_s > self.u_s + self.together_s
 
     def completion_s(self, line: int = 6) -> Floats:
         """mu(l-1), the end of layer l-1's message when l is normal, by one of the lines 2 to 6.
 
         Line 3 drops t_s(l-1), and line 4 has tau_b(l) where tau_b(l-1) is meant; 2, 5 and 6 agree.
         """
+        before = self.instance.elements[:-1]
         ready = self.u_s + self.own_s + self.before_s
         if line == 3:
             ready = ready - self.before_s
         if line == 4:
             ready = ready - self.own_s - self.instance.backward_s[1:]
-        return np.maximum(ready, self.free_s) + self._sent_s(self.instance.elements[:-1])
+        return np.maximum(ready, self.free_s) + self.instance.communication_s(before)
 
     @property
     def gain_s(self) -> Floats:
         """t_gain = mu(l-1) - mu~(l-1): how much earlier layer l-1's message ends when l is merged into it."""
         ready = np.maximum(self.u_s + self.together_s, self.sending_s)
         both = self.elements + self.instance.elements[:-1]
-        return self.completion_s() - (ready + self._sent_s(both))
-
-    def _sent_s(self, elements: Floats) -> Floats:
-        return self.instance.communication_s(elements)
-
-    @property
-    def q3(self) -> Bools:
-        """Q3: apart, the second message waits for the first. Its contrary is Q1."""
-        return self.u_s + self.own_s + self.before_s < self.free_s
-
-    @property
-    def q4(self) -> Bools:
-        """Q4: together, the message is selected before layer l's could have started."""
-        return self.u_s + self.together_s < self.sending_s
-
-    @property
-    def q5(self) -> Bools:
-        """Q5: together, the message is selected within a start-up time after that."""
-        return self.sending_s + self.instance.alpha_s > self.u_s + self.together_s
+        return self.completion_s() - (ready + self.instance.communication_s(both))
 
     def case_gain_s(self, *, literal: bool = False) -> Floats:
         """t_gain by case: C1 (Eq 21), C2 (Eq 22), or C3.
@@ -359,14 +331,13 @@ class Candidates:
 
     def rule(self, *, equation: int = 24) -> Bools:
         """omgs Eq 23 or 24: whether layer l should be merged; the two say the same."""
-        if equation == 23:
-            return (self.q3 & self.q4) | (self.q3 & ~self.q4 & self.q5)
-        return self.q3 & self.q5
+        both = (self.q3 & self.q4) | (self.q3 & ~self.q4 & self.q5)
+        return both if equation == 23 else self.q3 & self.q5
 
 
 def merge_by_theorem(instance: Instance) -> Bools:
     """omgs Eq 25, Theorem 1: (L,) merged layers, each judged in the network without merged layers."""
-    return np.array([False, *Candidates.of(instance).rule()])
+    return np.array([False, *Candidates(instance).rule()])
 
 
 PUBLISHED_GAMMA_S = 2.2e-10
@@ -415,14 +386,13 @@ def find_merged_layers(instance: Instance, repairs: frozenset[str] = REPAIRS) ->
 
 def _select(instance: Instance, size: Floats, repairs: frozenset[str]) -> Floats:
     """TopKPerfModel, lines 15-16, layer by layer."""
-    of_nothing = 0.0 if "log0" in repairs else np.nan
-    return np.where(size == 0, of_nothing, instance.selection_s(size))
+    return np.where(size == 0, 0.0 if "log0" in repairs else np.nan, instance.selection_s(size))
 
 
 def _send(instance: Instance, size: Floats, repairs: frozenset[str]) -> Floats:
     """AllGatherPerfModel, lines 17-18, layer by layer."""
-    of_nothing = 0.0 if "alpha" in repairs else instance.alpha_s
-    return np.where(size == 0, of_nothing, instance.communication_s(size))
+    sent_s = instance.communication_s(size)
+    return sent_s if "alpha" in repairs else np.where(size == 0, instance.alpha_s, sent_s)
 
 
 def _compute_start(
