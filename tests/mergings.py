@@ -10,8 +10,13 @@ from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.selection import Log, SelectionCost
-from ddlkit.papers.omgs import Instance, combinations, merged_iteration_s
-from ddlkit.papers.omgs.algorithms import PUBLISHED_GAMMA_S, find_merged_layers
+from ddlkit.papers.omgs import (
+    PUBLISHED_GAMMA_S,
+    Instance,
+    combinations,
+    find_merged_layers,
+    merged_iteration_s,
+)
 
 Bools = NDArray[np.bool_]
 Planner = Callable[[Instance], Bools]

@@ -15,7 +15,6 @@ from ddlkit import store
 from ddlkit.core.selection import Log, Scan
 from ddlkit.core.units import MIB
 from ddlkit.papers import networks, omgs, osf, sharing
-from ddlkit.papers.omgs import algorithms
 from ddlkit.report import claims
 from ddlkit.report.claims import paper_table
 from ddlkit.report.papers.omgs import speedup_range, tensors
@@ -42,17 +41,17 @@ def instances(layers: int = 0) -> tuple[omgs.Instance, ...]:
 @functools.cache
 def candidates() -> tuple[omgs.Candidates, ...]:
     """The layers above the first of every random instance."""
-    return tuple(map(omgs.Candidates.of, instances()))
+    return tuple(map(omgs.Candidates, instances()))
 
 
 def without(repair: str) -> Callable[[omgs.Instance], np.ndarray]:
     """Algorithm 1 with all repairs but one."""
-    return lambda instance: algorithms.find_merged_layers(instance, algorithms.REPAIRS - {repair})
+    return lambda instance: omgs.find_merged_layers(instance, omgs.REPAIRS - {repair})
 
 
 def other_mergings(planner: Callable[[omgs.Instance], np.ndarray]) -> float:
     """Share of the random instances in which a planner differs from the repaired Algorithm 1."""
-    differ = [not np.array_equal(planner(i), algorithms.find_merged_layers(i)) for i in instances()]
+    differ = [not np.array_equal(planner(i), omgs.find_merged_layers(i)) for i in instances()]
     return float(np.mean(differ))
 
 
@@ -122,7 +121,7 @@ def test_05_a_dense_message_does_not_fit_into_the_iteration() -> None:
 
 
 def test_06_the_unit_of_beta_matters() -> None:
-    share = other_mergings(lambda i: algorithms.find_merged_layers(replace(i, beta_s=4 * i.beta_s)))
+    share = other_mergings(lambda i: omgs.find_merged_layers(replace(i, beta_s=4 * i.beta_s)))
     assert share == pytest.approx(0.28, abs=0.01)
     meanings = paper_table("omgs", "tab02").set_index("symbol")["meaning"]
     assert "gradient" in meanings["beta"] and "byte" not in meanings["beta"]
@@ -133,18 +132,14 @@ def test_07_algorithm_1_takes_the_logarithm_of_zero() -> None:
     merged = [int(without("log0")(instance).sum()) for instance in instances()]
     assert max(merged) == 1
     assert other_mergings(without("log0")) == pytest.approx(0.56, abs=0.01)
-    found, repaired = (
-        audit(instances(), p) for p in (without("log0"), algorithms.find_merged_layers)
-    )
+    found, repaired = (audit(instances(), p) for p in (without("log0"), omgs.find_merged_layers))
     assert found.mean_gap == pytest.approx(0.16, abs=0.01)
     assert repaired.mean_gap == pytest.approx(0.005, abs=0.0005)
 
 
 def test_08_algorithm_1_charges_alpha_for_merged_layers() -> None:
     assert other_mergings(without("alpha")) == pytest.approx(0.16, abs=0.01)
-    found, repaired = (
-        audit(instances(), p) for p in (without("alpha"), algorithms.find_merged_layers)
-    )
+    found, repaired = (audit(instances(), p) for p in (without("alpha"), omgs.find_merged_layers))
     assert found.mean_gap == pytest.approx(2 * repaired.mean_gap, rel=0.1)
 
 
@@ -155,9 +150,7 @@ def test_09_algorithm_1_reads_the_wrong_backward_time() -> None:
 def test_10_the_start_of_backward_does_not_matter() -> None:
     for instance in instances():
         later = replace(instance, forward_s=0.5)
-        assert np.array_equal(
-            algorithms.find_merged_layers(later), algorithms.find_merged_layers(instance)
-        )
+        assert np.array_equal(omgs.find_merged_layers(later), omgs.find_merged_layers(instance))
         assert np.array_equal(omgs.merge_by_theorem(later), omgs.merge_by_theorem(instance))
 
 
@@ -169,18 +162,18 @@ def never_sent(messages: tuple[tuple[int, ...], ...], layers: int = 8) -> tuple[
 def test_11_algorithm_2_never_sends_normal_layers() -> None:
     for merged in omgs.combinations(8):
         normal = tuple(int(layer) + 1 for layer in np.flatnonzero(~merged))
-        assert never_sent(algorithms.messages(merged, literal=True)) == normal
+        assert never_sent(omgs.messages(merged, literal=True)) == normal
         assert 1 in normal
-        assert never_sent(algorithms.messages(merged)) == ()
+        assert never_sent(omgs.messages(merged)) == ()
     nothing_merged = np.zeros(8, bool)
-    assert algorithms.messages(nothing_merged, literal=True) == ((),) * 8
+    assert omgs.messages(nothing_merged, literal=True) == ((),) * 8
 
 
 def test_12_theorem_1_has_counterexamples() -> None:
     three = omgs.Instance(
         np.array([16.0, 16.0, 0.0]), np.array([8.0, 8.0, 16.0]), Log(1.0), 64.0, 2.0
     )
-    rule = algorithms.find_merged_layers(three)
+    rule = omgs.find_merged_layers(three)
     best, best_s = optimal(three)
     assert rule.tolist() == [False, False, True]
     assert float(omgs.merged_iteration_s(three, rule)) == pytest.approx(318.04, abs=0.01)
@@ -209,7 +202,7 @@ def test_14_with_a_start_up_time_merging_saves_selection() -> None:
     linear = Scan(start_s, per_element_s)
     assert omgs.selection_penalty_s(linear, sizes, sizes[::-1]) == pytest.approx(-start_s)
     drawn = tuple(random_instances(0, 400, range(3, 13), linear))
-    fourth = [omgs.Candidates.of(instance) for instance in drawn]
+    fourth = [omgs.Candidates(instance) for instance in drawn]
     assert any(np.any(~c.q3 & c.q4) for c in fourth)
     assert not any(np.any(~c.q3 & c.q4) for c in candidates())
     found = audit(drawn)
@@ -241,7 +234,7 @@ def test_17_mgs_counts_follow_from_accumulating() -> None:
     for network, row in table.iterrows():
         sizes = tensors(str(network))
         assert len(sizes) == row["lags"]
-        assert len(algorithms.merge_up_to(sizes[::-1], threshold)) == row["mgs"]
+        assert len(omgs.merge_up_to(sizes[::-1], threshold)) == row["mgs"]
     # The other reading: a message closes with a tensor that by itself has as many elements.
     closing = {n: [size >= threshold for size in tensors(str(n))[::-1]] for n in table.index}
     alone = {n: sum(closes) + (not closes[-1]) for n, closes in closing.items()}
@@ -261,8 +254,7 @@ def test_19_the_lstm_has_1024_to_2047_units() -> None:
     fitting = [
         units
         for units in range(100, 4097)
-        if len(algorithms.merge_up_to(networks.ptb_lstm_parameters(units)[::-1], 8192))
-        == printed["mgs"]
+        if len(omgs.merge_up_to(networks.ptb_lstm_parameters(units)[::-1], 8192)) == printed["mgs"]
     ]
     assert fitting == list(range(1024, 2048))
     assert 1500 in fitting and not {200, 650} & set(fitting)
@@ -279,7 +271,7 @@ def test_20_omgs_counts_hang_on_alpha() -> None:
     for alpha_s, each_s in ((0.0005, 1e-9), (0.011, beta_s / 2), (0.022, beta_s)):
         sizes = profile["parameters"].to_numpy(float)
         instance = omgs.Instance(scaled, sizes, Log(2.19e-10), alpha_s, each_s)
-        counts[alpha_s] = int((~algorithms.find_merged_layers(instance)).sum())
+        counts[alpha_s] = int((~omgs.find_merged_layers(instance)).sum())
     assert counts == {0.0005: 60, 0.011: 5, 0.022: 1}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddlkit.report.exercise import check
+from ddlkit.report.outputs import check
 
 
 def test_an_exercise_tells_right_from_wrong_without_giving_the_answer_away() -> None:

@@ -30,7 +30,6 @@ from ddlkit.core.selection import Scan
 from ddlkit.core.workload import Workload
 from ddlkit.papers import dag, omgs, osf
 from ddlkit.papers import networks as published
-from ddlkit.papers.omgs import algorithms
 from ddlkit.run.nets import registry as networks
 from strategies import costs, workloads
 
@@ -171,7 +170,7 @@ def test_unknown_networks_and_impossible_scaling_factors_are_refused() -> None:
 def test_merging_conserves_elements_and_reaches_the_threshold(
     sizes: list[int], threshold: int
 ) -> None:
-    merged = algorithms.merge_up_to(sizes, threshold)
+    merged = omgs.merge_up_to(sizes, threshold)
     assert sum(merged) == sum(sizes)
     assert all(size >= threshold for size in merged[:-1])
 
@@ -270,6 +269,6 @@ def test_the_planner_omgs_groups_as_algorithm_1_merges(
 ) -> None:
     found = plan.make_plan(f"omgs:{gamma_s}s", workload, cost)
     assert found.n == workload.n
-    assert found.ends == algorithms.merged_plan(workload, cost, gamma_s).ends
+    assert found.ends == omgs.merged_plan(workload, cost, gamma_s).ends
     with pytest.raises(UserError, match="needs a message cost"):
         plan.make_plan("omgs", workload)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from ddlkit.core.errors import UserError
 from ddlkit.core.selection import Log, Scan
 from ddlkit.papers import omgs
-from ddlkit.papers.omgs import algorithms
 from mergings import optimal
 
 
@@ -73,7 +72,7 @@ def test_many_mergings_at_once_are_eqs_5_to_9_of_the_merged_network(
 @given(instances(smallest=2, largest=2))
 def test_two_layers_are_merged_optimally(instance: omgs.Instance) -> None:
     best_s = optimal(instance)[1]
-    for planner in (algorithms.find_merged_layers, omgs.merge_by_theorem):
+    for planner in (omgs.find_merged_layers, omgs.merge_by_theorem):
         found = float(omgs.merged_iteration_s(instance, planner(instance)))
         assert found == pytest.approx(best_s, rel=1e-9)
 
@@ -82,8 +81,8 @@ def test_two_layers_are_merged_optimally(instance: omgs.Instance) -> None:
 def test_the_best_merging_is_no_worse_than_any_algorithm(instance: omgs.Instance) -> None:
     best, best_s = optimal(instance)
     assert best_s == pytest.approx(float(omgs.merged_iteration_s(instance, best)))
-    for repairs in (algorithms.REPAIRS, frozenset[str]()):
-        merged = algorithms.find_merged_layers(instance, repairs)
+    for repairs in (omgs.REPAIRS, frozenset[str]()):
+        merged = omgs.find_merged_layers(instance, repairs)
         assert best_s <= float(omgs.merged_iteration_s(instance, merged)) * (1 + 1e-12)
 
 
@@ -96,7 +95,7 @@ def test_without_start_up_time_no_merging_helps(instance: omgs.Instance) -> None
 
 def test_free_selection_and_a_long_start_up_time_merge_everything() -> None:
     instance = omgs.Instance(np.full(6, 1e-3), np.full(6, 1e3), Scan(0.0, 0.0), 1.0, 1e-9)
-    assert algorithms.find_merged_layers(instance).tolist() == [False, *[True] * 5]
+    assert omgs.find_merged_layers(instance).tolist() == [False, *[True] * 5]
 
 
 @given(mergings())
@@ -104,7 +103,7 @@ def test_algorithm_2_sends_every_layer_once_and_in_ready_order(
     drawn: tuple[omgs.Instance, np.ndarray],
 ) -> None:
     _, flags = drawn
-    sent = algorithms.messages(flags)
+    sent = omgs.messages(flags)
     assert [layer for message in sent for layer in message] == list(range(len(flags), 0, -1))
     assert len(sent) == int((~flags).sum())
 

@@ -10,7 +10,7 @@ from torch import nn
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.papers import networks as published
-from ddlkit.papers.omgs import algorithms
+from ddlkit.papers import omgs
 from ddlkit.report.claims import paper_table
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.measure.layers import profile_layers
@@ -96,7 +96,7 @@ def test_merging_to_8192_elements_gives_the_messages_of_omgs_table_5(
     network: str, messages: int
 ) -> None:
     ready = [int(np.prod(shape)) for shape in shapes(network).values()][::-1]
-    assert len(algorithms.merge_up_to(ready, 8192)) == messages
+    assert len(omgs.merge_up_to(ready, 8192)) == messages
 
 
 def small_language_model() -> nn.Module:

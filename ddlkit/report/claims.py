@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from ddlkit import papers, store
-from ddlkit.core.errors import UserError
 from ddlkit.store import files, transcribed
 from ddlkit.store.sheet import Sheet, read_sheet
 
@@ -110,7 +109,7 @@ def check(claim: str, *arguments: Any) -> Callable[[Checking], Checking]:
 def reasons() -> dict[str, str]:
     """Claim id -> why nothing here computes it (not_attempted.csv); every other claim has a check."""
     rows = pd.concat([paper_table(paper, "not_attempted") for paper in PAPERS])
-    return dict(zip(rows["claim"], rows["why"], strict=True))
+    return rows.set_index("claim")["why"].to_dict()
 
 
 def paper_table(paper: str, name: str) -> pd.DataFrame:
@@ -118,10 +117,7 @@ def paper_table(paper: str, name: str) -> pd.DataFrame:
 
     Raises UserError if it is missing, or was edited since it was transcribed.
     """
-    path = store.DATA / "papers" / paper / f"{name}.csv"
-    if not path.is_file():
-        raise UserError(f"{path} is missing: restore it from the repository")
-    return pd.read_csv(io.BytesIO(transcribed.read(path)))
+    return pd.read_csv(io.BytesIO(transcribed.read(store.DATA / "papers" / paper / f"{name}.csv")))
 
 
 def recomputed(frame: pd.DataFrame, **columns: Iterable[float]) -> pd.DataFrame:
@@ -157,8 +153,7 @@ def claimed(claim: str) -> float:
 
 def prose(paper: str) -> dict[str, float]:
     """The numbers that a paper states in its prose, by their id in data/papers/<paper>/prose.csv."""
-    rows = paper_table(paper, "prose")
-    return dict(zip(rows["id"], rows["value"].astype(float), strict=True))
+    return paper_table(paper, "prose").set_index("id")["value"].astype(float).to_dict()
 
 
 def percent(share: float) -> float:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -34,8 +34,7 @@ _ONE = rf"(?:(?:Eq|Algorithm|Theorem)s? {_NUMBERS}|\d(?:\.\d)+, \w+ equation)"
 _CITED = re.compile(rf"(?:\b({'|'.join(PAPERS)}) )?\b({_ONE}(?:(?:, | and |; ){_ONE})*)")
 
 
-@dataclass(frozen=True)
-class Citation:
+class Citation(NamedTuple):
     """A function or class whose docstring cites an equation.
 
     role : "is" if the first sentence cites it in full, as in "osf Eq 12" (in a paper's own module also
@@ -56,10 +55,10 @@ def equations(folder: Path | None = None) -> pd.DataFrame:
 
     Raises UserError when an equations.csv below ``folder`` (data/papers by default) is damaged or missing.
     """
-    frames = []
-    for paper in PAPERS:
-        sheet = transcribed_sheet(paper, "equations", folder)
-        frames.append(_SCHEMA.frame(sheet).assign(paper=paper))
+    frames = [
+        _SCHEMA.frame(transcribed_sheet(paper, "equations", folder)).assign(paper=paper)
+        for paper in PAPERS
+    ]
     return pd.concat(frames, ignore_index=True)[["paper", "equation", "defines"]]
 
 
@@ -79,8 +78,7 @@ def index(package: Path = PACKAGE, folder: Path | None = None) -> pd.DataFrame:
     Columns: paper, equation, defines, function, role, sentence, place. What only names an equation
     comes after what is it. Raises UserError as `equations`.
     """
-    columns = [field.name for field in fields(Citation)]
-    found = pd.DataFrame([vars(citation) for citation in citations(package)], columns=columns)
+    found = pd.DataFrame(citations(package), columns=Citation._fields)
     found = found.sort_values("role", kind="stable")
     listed = equations(folder).merge(found, how="left", on=["paper", "equation"])
     return listed.fillna("-")

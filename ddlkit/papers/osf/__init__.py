@@ -3,7 +3,6 @@
 Here are Eqs 1-18: scaling factors, one all-reduce, tensor fusion; and what Eqs 3, 4, 7 and 11 allow
 at most, whatever the batch size and the network. Beside them:
 
-    planners    adaFusion and MG-WFBP as planners of ddlkit.core.plan
     breakdown   Section 3.3: NEGOTIATE, ALLREDUCE, WAIT and MISC, simulated
     audit       every planner against the best plan, over random instances and settings
     cluster     the paper's cluster: which of its unstated settings agree with the numbers it states
@@ -15,6 +14,20 @@ Layers are in forward order everywhere: index 0 is the paper's layer 1.
     Eq 14   a full buffer leaves at once: the next tensor's size is known before it is computed
     Eq 15   the wait delays a message's own start, not the next message's
     Eq 7    a layer that sends nothing takes no time, not delta
+
+adaFusion (Eq 17) and MG-WFBP are planners of ddlkit.core.plan. Both walk through the tensors in ready
+order and let the next one join the message that is being filled if waiting for it takes less than the
+start-up that one message fewer saves,
+
+    t_update(B) + t_update(D) - t_update(B + D)        (delta under osf Eq 7),
+
+and differ only in what they take for the wait:
+
+    adafusion            osf Eq 17 as printed: t_wait^(i) of Eq 14, without buffer limit and timeout
+    adafusion:repaired   osf Eq 17 with the index i + 1: the backward time of the tensor that joins
+    mg_wfbp              the published rule: from when the message could start, on a link that may be busy
+    mg_wfbp:osf          as osf Section 4.2 has it: the backward time of the tensor that joins, but
+                         against the whole communication time of the message and one start-up
 """
 
 from __future__ import annotations
@@ -25,9 +38,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ddlkit.core.cost import AlphaBeta, Piecewise, RingAllReduce
+from ddlkit.core.cost import AlphaBeta, MessageCost, Piecewise, RingAllReduce
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, Prediction
+from ddlkit.core.plan import FusionPlan, needed_cost, planner
 from ddlkit.core.units import parse_bytes
 from ddlkit.core.workload import Workload
 from ddlkit.papers import Paper
@@ -279,15 +293,15 @@ def predict_osf(iteration: Iteration) -> Prediction:
     """
     workload, cost = iteration.workload, iteration.cost
     sizes, backward_s = of_workload(workload)
-    planner, _, argument = iteration.plan.planner.partition(":")
+    kind, _, argument = iteration.plan.planner.partition(":")
 
     def update(n_bytes: float) -> float:
         return float(cost(n_bytes)) if n_bytes > 0 else 0.0
 
-    if planner == "none":
+    if kind == "none":
         factor = osf(workload.forward_s, backward_s, [update(size) for size in sizes], first=0)
-    elif planner == "single" or (planner == "buffer" and ":" not in argument):
-        capacity = math.inf if planner == "single" else parse_bytes(argument)
+    elif kind == "single" or (kind == "buffer" and ":" not in argument):
+        capacity = math.inf if kind == "single" else parse_bytes(argument)
         factor = osf_fused(workload.forward_s, sizes, backward_s, update, capacity)
     else:
         factor = math.nan
@@ -351,3 +365,59 @@ def largest_scaling_loss(communication_growth: float) -> float:
     1 - 1 / (1 + growth).
     """
     return 1 - 1 / (1 + communication_growth)
+
+
+Rule = Callable[[int, float, float], bool]
+"""(next tensor, bytes in the message so far, when it could start) -> whether the tensor joins."""
+
+
+@planner("adafusion", label="adaFusion", variants=("repaired",), look=("#d55e00", "h", ":", "+++"))
+def adafusion(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    """osf Eq 17 tensor by tensor; printed, its wait is zero without buffer limit and timeout."""
+    known = needed_cost(cost, "adafusion")
+    sizes, backward_s = of_workload(workload)
+    waits = workload.backward_s if text else wait_s(sizes, backward_s, math.inf, math.inf)[::-1]
+
+    def joins(i: int, filled: float, start_s: float) -> bool:
+        return fusing_pays(known, filled, float(workload.bytes[i]), float(waits[i]))
+
+    return _merged(f"adafusion:{text}" if text else "adafusion", workload, known, joins)
+
+
+@planner("mg_wfbp", label="MG-WFBP", variants=("osf",), look=("#7fc4ee", "^", "--", "\\\\\\"))
+def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    """Merge while the next gradient is ready before the start-up of this message would be over.
+
+    With tau_c the earliest start of the message (its gradients ready, the link free), a the start-up
+    and ready the next gradient's readiness: merge if ready - tau_c < a (Shi, Chu and Li, INFOCOM 2019;
+    TPDS 2021). For a cost that is not linear, a is what merging saves. "osf": merge if the next tensor's
+    backward takes less than the message's communication plus one start-up.
+    """
+    known = needed_cost(cost, "mg_wfbp")
+
+    def published(i: int, filled: float, start_s: float) -> bool:
+        waited_s = float(workload.ready_s[i]) - start_s
+        return fusing_pays(known, filled, float(workload.bytes[i]), waited_s)
+
+    def described(i: int, filled: float, start_s: float) -> bool:
+        size = float(workload.bytes[i])
+        start_up_s = known(filled) + known(size) - known(filled + size)
+        return bool(workload.backward_s[i] < known(filled) + start_up_s)
+
+    name, rule = ("mg_wfbp:osf", described) if text else ("mg_wfbp", published)
+    return _merged(name, workload, known, rule)
+
+
+def _merged(name: str, workload: Workload, cost: MessageCost, joins: Rule) -> FusionPlan:
+    """The plan of a rule that decides tensor by tensor, in ready order."""
+    sizes, ready_s = workload.bytes.tolist(), workload.ready_s.tolist()
+    ends: list[int] = []
+    free_s, filled = 0.0, float(sizes[0])
+    for i in range(1, workload.n):
+        start_s = max(free_s, ready_s[i - 1])
+        if joins(i, filled, start_s):
+            filled += sizes[i]
+        else:
+            ends.append(i)
+            free_s, filled = start_s + cost(filled), float(sizes[i])
+    return FusionPlan(name, (*ends, workload.n))

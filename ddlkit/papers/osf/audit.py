@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +28,8 @@ PLANNERS = (
     "adafusion",
     "adafusion:repaired",
 )
+RATES_BITS_PER_S = (1e9, 5e9, 25e9, 100e9)
+IMAGES_OVER_C = (16, 64, 256)
 OPTIMAL = 1e-9
 """Largest relative gap that still counts as optimal: rounding."""
 
@@ -40,22 +42,22 @@ def iteration_s(planner: str, workload: Workload, cost: MessageCost) -> float:
 def _compared(
     where: dict[str, Any], workload: Workload, cost: AlphaBeta
 ) -> Iterator[dict[str, Any]]:
-    """A row per planner: ``where``; what decides, by scale invariance; and how far from the best plan.
+    """One row per planner: ``where``; what decides, by scale invariance; and the gap to the best plan.
 
     Deciding are all bytes, and all start-ups, over the compute time. A gap is how much longer the iteration
     takes than under the best plan.
     """
-    sending_s = cost.beta_s_per_byte * float(workload.bytes.sum())
-    ratios = {
-        "tensors": workload.n,
-        "bytes_over_compute": sending_s / workload.compute_s,
-        "start_ups_over_compute": workload.n * cost.alpha_s / workload.compute_s,
-    }
-    best_s = iteration_s("exact", workload, cost)
-    best = {"best_scaling_factor": workload.compute_s / best_s}
+    compute_s, best_s = workload.compute_s, iteration_s("exact", workload, cost)
     for planner in PLANNERS:
-        gap = iteration_s(planner, workload, cost) / best_s - 1
-        yield {**where, **ratios, "planner": planner, "gap": gap, **best}
+        yield {
+            **where,
+            "tensors": workload.n,
+            "bytes_over_compute": cost.beta_s_per_byte * float(workload.bytes.sum()) / compute_s,
+            "start_ups_over_compute": workload.n * cost.alpha_s / compute_s,
+            "planner": planner,
+            "gap": iteration_s(planner, workload, cost) / best_s - 1,
+            "best_scaling_factor": compute_s / best_s,
+        }
 
 
 def random_instance(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
@@ -75,8 +77,8 @@ def random_instance(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
 def random_audit(instances: int, seed: int = 0) -> pd.DataFrame:
     """One row per random instance and planner: gap, and the instance's ratios to its compute time."""
     rng = np.random.default_rng(seed)
-    drawn = ({"instance": number} for number in range(instances))
-    return cluster.frame([row for one in drawn for row in _compared(one, *random_instance(rng))])
+    drawn = (_compared({"instance": k}, *random_instance(rng)) for k in range(instances))
+    return cluster.frame(list(chain.from_iterable(drawn)))
 
 
 def _workloads(
@@ -90,58 +92,43 @@ def _workloads(
 
 def sweep(
     networks: Sequence[str] = cluster.FIVE,
-    rates_bits_per_s: Sequence[float] = (1e9, 5e9, 25e9, 100e9),
     overheads_s: Sequence[float] = (2e-5, 1e-4, 5e-4, 2e-3, 1e-2),
-    images_over_c: Sequence[float] = (16, 64, 256),
+    images_over_c: Sequence[float] = IMAGES_OVER_C,
 ) -> pd.DataFrame:
     """One row per network, compute speed, link rate, overhead and planner."""
     rows: list[dict[str, Any]] = []
     for setting, workload in _workloads(networks, images_over_c):
-        for rate, overhead in product(rates_bits_per_s, overheads_s):
+        for rate, overhead in product(RATES_BITS_PER_S, overheads_s):
             cost = AlphaBeta(overhead, float(update_s(1.0, cluster.WORKERS, rate / 8)))
             where = {**setting, "rate_bits_per_s": rate, "overhead_s": overhead}
             rows += _compared(where, workload, cost)
     return cluster.frame(rows)
 
 
-def misjudged(
-    networks: Sequence[str] = cluster.FIVE,
-    believed: Sequence[float] = (0.0, 0.25, 0.5, 1.0),
-    overheads_s: Sequence[float] = (2e-5, 1e-4, 5e-4, 2e-3),
-    images_over_c: Sequence[float] = (16, 64, 256),
-    threshold_bytes: float = 45e3,
-) -> pd.DataFrame:
+def misjudged() -> pd.DataFrame:
     """adaFusion, which knows the true cost, against MG-WFBP, which plans with a linear one (Section 4.2).
 
-    True is osf Eq 18 at 25 Gbit/s: linear with a start-up from ``threshold_bytes`` on, and below it
-    logarithmic, meeting the line there and half of that at 1 KB. MG-WFBP believes in the same line
-    with ``believed`` times its start-up. One row per setting; gains of adaFusion (Eq 17, repaired).
+    True is osf Eq 18 at 25 Gbit/s: linear with a start-up from 45 KB on, and below it logarithmic,
+    meeting the line there and half of that at 1 KB. MG-WFBP believes in the same line with ``believed``
+    times its start-up. One row per setting; gains of adaFusion (Eq 17, repaired).
     """
-    rows: list[dict[str, Any]] = []
-    slope = float(update_s(1.0, cluster.WORKERS, cluster.NETWORK_BYTES_PER_S))
-    for setting, workload in _workloads(networks, images_over_c):
-        for overhead in overheads_s:
-            meeting = overhead + slope * threshold_bytes
-            rise = meeting / 2 / np.log2(threshold_bytes / 1e3)
-            start = meeting - rise * np.log2(threshold_bytes)
-            true = piecewise_update(threshold_bytes, rise, start, slope, overhead)
-            best, own = (
-                iteration_s(planner, workload, true) for planner in ("exact", "adafusion:repaired")
-            )
-            for share in believed:
+    rows = []
+    slope, threshold = float(update_s(1.0, cluster.WORKERS, cluster.NETWORK_BYTES_PER_S)), 45e3
+    for setting, workload in _workloads(cluster.FIVE, IMAGES_OVER_C):
+        for overhead in (2e-5, 1e-4, 5e-4, 2e-3):
+            meeting = overhead + slope * threshold
+            rise = meeting / 2 / np.log2(threshold / 1e3)
+            start = meeting - rise * np.log2(threshold)
+            true = piecewise_update(threshold, rise, start, slope, overhead)
+            best = iteration_s("exact", workload, true)
+            own = iteration_s("adafusion:repaired", workload, true)
+            for share in (0.0, 0.25, 0.5, 1.0):
                 plan = make_plan("mg_wfbp", workload, AlphaBeta(share * overhead, slope))
                 other = predict(workload, plan, true).iteration_s
-                rows.append(
-                    {
-                        **setting,
-                        "overhead_s": overhead,
-                        "believed": share,
-                        "gain": other / own - 1,
-                        "adafusion_gap": own / best - 1,
-                        "mg_wfbp_gap": other / best - 1,
-                    }
-                )
-    return cluster.frame(rows)
+                gaps = other / own - 1, own / best - 1, other / best - 1
+                rows.append((*setting.values(), overhead, share, *gaps))
+    columns = ["network", "images_over_c", "overhead_s", "believed"]
+    return cluster.frame(rows, [*columns, "gain", "adafusion_gap", "mg_wfbp_gap"])
 
 
 def summary(audit: pd.DataFrame) -> pd.DataFrame:

@@ -225,8 +225,9 @@ class Grid:
 
     def setting(self, index: Sequence[int]) -> PaperSetting:
         """The setting at one place of the grid, given in the order of ``shape``."""
-        times = zip(self.times.items(), index[1:], strict=True)
-        found = {name: float(scanned[place]) for (name, scanned), place in times}
+        found = {
+            name: float(self.times[name][k]) for name, k in zip(self.times, index[1:], strict=True)
+        }
         return PaperSetting(**found, unit=UNITS[index[0]])
 
 
@@ -321,10 +322,6 @@ class SettingSearch:
         chosen = np.where(self.most(*required), self.miss, np.inf)
         return tuple(int(i) for i in np.unravel_index(int(np.argmin(chosen)), chosen.shape))
 
-    def best(self, *required: str) -> PaperSetting:
-        """The setting at ``best_index``."""
-        return self.grid.setting(self.best_index(*required))
-
     def without(self, name: str, *required: str) -> tuple[float, float, float]:
         """What the best compromise of all *other* statements says of this one.
 
@@ -347,14 +344,11 @@ class SettingSearch:
 
     def residuals(self, index: tuple[int, ...]) -> pd.DataFrame:
         """Every statement at one setting: allowed interval, computed value, whether it holds."""
-        values = [np.broadcast_to(self.values[one.name], self.grid.shape) for one in self.stated]
-        return frame(
-            [
-                (one.name, one.low, one.high, float(value[index]), bool(holds[index]))
-                for one, value, holds in zip(self.stated, values, self.holds, strict=True)
-            ],
-            ["statement", "low", "high", "computed", "holds"],
-        )
+        rows = []
+        for one, holds in zip(self.stated, self.holds, strict=True):
+            value = np.broadcast_to(self.values[one.name], self.grid.shape)[index]
+            rows.append((one.name, one.low, one.high, float(value), bool(holds[index])))
+        return frame(rows, ["statement", "low", "high", "computed", "holds"])
 
     def alone(self) -> pd.DataFrame:
         """For each statement: the share of settings that agree, and of the best ones."""
@@ -380,10 +374,8 @@ class SettingSearch:
         "scanned" is the range of the grid: a setting whose range is as wide is not determined.
         """
         rows = []
-        for places, (name, scanned) in zip(
-            np.nonzero(wanted)[1:], self.grid.times.items(), strict=True
-        ):
-            seen = scanned[places]
+        for axis, (name, scanned) in enumerate(self.grid.times.items(), 1):
+            seen = scanned[np.nonzero(wanted)[axis]]
             rows.append((name, seen.min(), seen.max(), scanned.min(), scanned.max()))
         return frame(rows, ["free", "low", "high", "scanned_low", "scanned_high"])
 

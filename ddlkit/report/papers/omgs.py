@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 import pandas as pd
@@ -11,7 +9,6 @@ import pandas as pd
 from ddlkit.core.units import MIB
 from ddlkit.papers import networks as published
 from ddlkit.papers import omgs, osf
-from ddlkit.papers.omgs.algorithms import merge_up_to
 from ddlkit.report.claims import Result, check, paper_table, percent, recomputed
 
 THRESHOLD = 8192
@@ -47,22 +44,19 @@ def _gamma() -> Result:
 
 def tensors(network: str) -> tuple[int, ...]:
     """Elements of every tensor of a network of omgs Tab V, in forward order; KeyError for another."""
-    counted: dict[str, Callable[[], tuple[int, ...]]] = {
-        "VGG-16": published.cifar_vgg16_parameters,
-        "ResNet-50": partial(published.parameters, "ResNet50"),
-        "Inception-v4": _inception_parameters,
-        "LSTM-PTB": published.ptb_lstm_parameters,
+    if network == "Inception-v4":
+        import torch
+
+        from ddlkit.run.nets import registry
+
+        with torch.device("meta"):
+            return tuple(p.numel() for p in registry.build("inception_v4").parameters())
+    counted = {
+        "VGG-16": published.cifar_vgg16_parameters(),
+        "ResNet-50": published.parameters("ResNet50"),
+        "LSTM-PTB": published.ptb_lstm_parameters(),
     }
-    return counted[network]()
-
-
-def _inception_parameters() -> tuple[int, ...]:
-    import torch
-
-    from ddlkit.run.nets import registry
-
-    with torch.device("meta"):
-        return tuple(p.numel() for p in registry.build("inception_v4").parameters())
+    return counted[network]
 
 
 @check(
@@ -76,7 +70,7 @@ def _inception_parameters() -> tuple[int, ...]:
 def _merged(network: str, which: str) -> Result:
     """Messages of MGS-SGD, whose threshold the text states and whose rule it does not."""
     sizes = tensors(network)
-    count = len(merge_up_to(sizes[::-1], THRESHOLD))
+    count = len(omgs.merge_up_to(sizes[::-1], THRESHOLD))
     return count, f"accumulated to {THRESHOLD} elements over {len(sizes)} tensors {which}"
 
 
@@ -122,7 +116,7 @@ def table5() -> pd.DataFrame:
         table,
         topk=[1 for _ in sizes],
         lags=[len(one) for one in sizes],
-        mgs=[len(merge_up_to(one[::-1], THRESHOLD)) for one in sizes],
+        mgs=[len(omgs.merge_up_to(one[::-1], THRESHOLD)) for one in sizes],
     )
 
 

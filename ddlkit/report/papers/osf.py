@@ -112,14 +112,11 @@ def _vgg_tensors() -> Result:
     return len(networks.parameters("VGG16")), note
 
 
-@check("osf-tab2-vgg16-size")
-def _vgg_size() -> Result:
-    return _mib(networks.parameters("VGG16")), "float32; the table's MB are MiB"
-
-
-@check("osf-tab3-dense1")
-def _dense_size() -> Result:
-    return _mib(networks.layers("VGG16")[-3].tensors), "float32; the table's MB are MiB"
+@check("osf-tab2-vgg16-size", slice(None))
+@check("osf-tab3-dense1", slice(-3, -2))
+def _size(layers: slice) -> Result:
+    tensors = [size for layer in networks.layers("VGG16")[layers] for size in layer.tensors]
+    return _mib(tensors), "float32; the table's MB are MiB"
 
 
 @check("osf-below-bdp")

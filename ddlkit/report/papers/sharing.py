@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -23,12 +24,6 @@ def throughput() -> pd.DataFrame:
     return (
         paper_table("sharing", "fig08").set_index(["network", "batch"]).filter(regex=_CONFIGURATION)
     )
-
-
-def _row(network: str, batch: int) -> dict[str, float]:
-    """Images per second by configuration; four cells of ResNet-50 are missing in the text."""
-    row = throughput().loc[(network, batch)].dropna()
-    return {str(config): float(value) for config, value in row.items()}
 
 
 def _allreduce(blocks: int, threads: int) -> float:
@@ -81,15 +76,15 @@ def _kernel_bound() -> Result:
 
 @check("sharing-fig04-best")
 def _resnet18_gain() -> Result:
-    row = _row("ResNet-18", 32)
+    row = throughput().loc[("ResNet-18", 32)]
     return percent(sharing.gain(row["1x256"], row[DEFAULT])), "from Fig 8, same network and batch"
 
 
 @check("sharing-fig06-batch16")
 def _saved_time() -> Result:
     def saved_ms(batch: int, half: float = 0.0) -> float:
-        row = _row("ResNet-18", batch)
-        return 1e3 * sharing.saved_s(batch, max(row.values()) + half, row[DEFAULT] - half)
+        row = throughput().loc[("ResNet-18", batch)]
+        return 1e3 * sharing.saved_s(batch, row.max() + half, row[DEFAULT] - half)
 
     note = (
         f"from Fig 8, whose rounding allows {saved_ms(16, -0.5):.2f} to {saved_ms(16, 0.5):.2f} ms; "
@@ -100,8 +95,8 @@ def _saved_time() -> Result:
 
 @check("sharing-fig07-vgg16")
 def _vgg16_gain() -> Result:
-    row = _row("VGG-16", 64)
-    best = max(row, key=lambda config: row[config])
+    row = throughput().loc[("VGG-16", 64)]
+    best = row.idxmax()
     least, most = sharing.gain_range(row[best], row[DEFAULT])
     note = f"from Fig 8, {best}; rounding allows {percent(least):.1f}% to {percent(most):.1f}%"
     return percent(sharing.gain(row[best], row[DEFAULT])), note
@@ -152,21 +147,16 @@ def table2() -> pd.DataFrame:
     printed = paper_table("sharing", "tab02")
     grid = throughput()
     rows = []
-    for network in printed.to_dict("records"):
-        for batch in BATCHES:
-            row = grid.loc[(network["network"], batch)]
-            rows.append(
-                {
-                    "network": network["network"],
-                    "batch": batch,
-                    "best": network[f"best_{batch}"],
-                    "best_from_fig08": " = ".join(row.index[row == row.max()]),
-                    "gain_percent": network[f"gain_{batch}_percent"],
-                    "gain_percent_computed": percent(sharing.gain(row.max(), row[DEFAULT])),
-                }
-            )
-    table = pd.DataFrame(rows)
-    return recomputed(table, gain_percent=table.pop("gain_percent_computed"))
+    for network, batch in product(printed.to_dict("records"), BATCHES):
+        row = grid.loc[(network["network"], batch)]
+        best = " = ".join(row.index[row == row.max()])
+        cells = network[f"best_{batch}"], best, network[f"gain_{batch}_percent"]
+        rows.append(
+            (network["network"], batch, *cells, percent(sharing.gain(row.max(), row[DEFAULT])))
+        )
+    columns = ["network", "batch", "best", "best_from_fig08", "gain_percent", "computed"]
+    table = pd.DataFrame(rows, columns=columns)
+    return recomputed(table, gain_percent=table.pop("computed"))
 
 
 def table2_networks() -> pd.DataFrame:

@@ -122,7 +122,7 @@ def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: 
 def verdict_ratios(ax: Axes, verdicts: pd.DataFrame, *, limit: float = 4.0) -> None:
     """Computed over printed value of every attempted claim, with the tolerance as a bar around 1.
 
-    ``verdicts`` is ``report.verdicts.evaluate()``'s; ratios beyond ``limit`` sit on the border and
+    ``verdicts`` is ``report.papers.evaluate()``'s; ratios beyond ``limit`` sit on the border and
     carry their value.
     """
     tried = verdicts[verdicts["verdict"] != "not attempted"].reset_index(drop=True)

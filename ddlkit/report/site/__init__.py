@@ -24,7 +24,7 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import catalog, equations, outputs, verdicts
+from ddlkit.report import catalog, equations, outputs, papers
 from ddlkit.store.files import atomic_write
 
 TEMPLATES = jinja2.FileSystemLoader(Path(__file__).parent)
@@ -57,7 +57,7 @@ def write(
     for entry in figures:
         for source in outputs.figure_files(entry.id, reports):
             atomic_write(folder / "figures" / source.name, source.read_bytes())
-    listed, evaluated = equations.index(), verdicts.evaluate()
+    listed, evaluated = equations.index(), papers.evaluate()
     told: dict[str, Any] = {
         "pages": pages,
         "entries": entries,
@@ -68,8 +68,8 @@ def write(
         "equations": listed.to_dict("records"),
         "coded": equations.coded(listed),
         "total": equations.count(listed),
-        "verdicts": verdicts.in_order(evaluated).to_dict("records"),
-        "counts": verdicts.counts(evaluated),
+        "verdicts": papers.in_order(evaluated).to_dict("records"),
+        "counts": papers.counts(evaluated),
     }
     names = ("index.html", "equations.html", "verdicts.html", "style.css")
     texts = {name: _render(name, **told) for name in names}
@@ -85,28 +85,28 @@ def reproduction(reports: Path) -> str:
     """REPRODUCTION.md: key numbers by notebook, the figures that are there, the verdict on every claim."""
     figures = [entry for entry in catalog.load() if outputs.is_made(entry.id, reports)]
     numbers = [pd.read_csv(outputs.figure_files(entry.id, reports)[1]) for entry in figures]
-    evaluated = verdicts.evaluate()
+    evaluated = papers.evaluate()
     return _render(
         "reproduction.md",
         summaries=outputs.read_summaries(reports),
         figures=[
             (e, catalog.deviations(e, rows)) for e, rows in zip(figures, numbers, strict=True)
         ],
-        counts=verdicts.counts(evaluated),
-        verdicts=verdicts.markdown(evaluated),
+        counts=papers.counts(evaluated),
+        verdicts=papers.markdown(evaluated),
     )
 
 
 def cited_papers(citation: Path | None = None) -> list[dict[str, Any]]:
     """The papers that CITATION.cff (or ``citation``) lists: abbreviation, title, year, names, venue."""
     path = citation or store.ROOT / "CITATION.cff"
-    papers = yaml.safe_load(path.read_text(encoding="utf-8"))["references"]
-    for paper in papers:
+    listed = yaml.safe_load(path.read_text(encoding="utf-8"))["references"]
+    for paper in listed:
         families = [author["family-names"] for author in paper["authors"]]
         paper["names"] = " and ".join(families) if len(families) < 3 else f"{families[0]} et al."
         paper["venue"] = paper.get("conference", {}).get("name", "")
         paper.setdefault("year", "")
-    return list(papers)
+    return list(listed)
 
 
 def _render(template: str, **values: Any) -> str:

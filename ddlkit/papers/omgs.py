@@ -1,9 +1,8 @@
 """omgs: equations of Shi et al., Merged Gradient Sparsification (INFOCOM 2020).
 
-Here are Eqs 1-11, timelines of SGD, TopK-SGD and LAGS-SGD and what selecting and sending cost, and
-Eqs 12-25, what merging a layer changes and the rule of Theorem 1. Beside them:
-
-    algorithms   Algorithm 1 (which layers to merge), also as a planner; Algorithm 2 (what is sent when)
+Here are Eqs 1-11, timelines of SGD, TopK-SGD and LAGS-SGD and what selecting and sending cost; Eqs 12-25,
+what merging a layer changes and the rule of Theorem 1; Algorithm 1 (which layers to merge, also the planner
+``omgs``) and Algorithm 2 (what is sent when). MGS-SGD, which they are compared with, merges by size alone.
 
 Layers are numbered 1 to L as in the paper; arrays hold them in that (forward) order, layer l at index
 l - 1. Where the paper prints something that cannot be meant, ``literal=True`` gives what it prints.
@@ -11,14 +10,18 @@ l - 1. Where the paper prints something that cannot be meant, ``literal=True`` g
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.selection import DensityLog, SelectionCost
+from ddlkit.core.plan import FusionPlan, needed_cost, planner
+from ddlkit.core.selection import DensityLog, Log, SelectionCost
+from ddlkit.core.units import parse_seconds
 from ddlkit.core.workload import Workload
 from ddlkit.papers import Paper
 
@@ -124,8 +127,7 @@ def all_gather_s(alpha_s: float, beta_s: float, size: ArrayLike) -> Any:
     Symbols: alpha = alpha_s, beta = beta_s, d = size. ``size`` is in what beta_s is per: bytes as Eq 11
     says, gradients as Tab II and Section III have it.
     """
-    seconds = alpha_s + beta_s * np.asarray(size, float)
-    return float(seconds) if np.ndim(size) == 0 else seconds
+    return alpha_s + beta_s * np.asarray(size, float)
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,76 +268,49 @@ def timeline(instance: Instance) -> tuple[Floats, Floats, Floats, Floats, Floats
     return begun, computed, computed + selecting, sending, sent
 
 
-@dataclass(frozen=True, eq=False)
 class Candidates:
     """omgs Eqs 20-24: layers l = 2 to L, each with the one before: whether to merge l (Section IV-A).
 
     No layer is merged yet. All values are (L-1,). Symbols: u(l) = u_s, when the gradients of both would be
     computed if nothing were selected between; t_s(l) = own_s, t_s(l-1) = before_s; together_s selects from
     both at once; tau_c(l) = sending_s; tau_c(l) + t_c(l) = free_s; d(l) = elements.
+
+    q3 : apart, the second message waits for the first; the contrary is Q1
+    q4 : together, the message is selected before layer l's could have started
+    q5 : together, the message is selected within a start-up time after that
     """
 
-    instance: Instance
-    u_s: Floats
-    own_s: Floats
-    before_s: Floats
-    together_s: Floats
-    sending_s: Floats
-    free_s: Floats
-    elements: Floats
-
-    @classmethod
-    def of(cls, instance: Instance) -> Candidates:
-        """The layers above the first, where no layer is merged."""
+    def __init__(self, instance: Instance) -> None:
         _, computed, _, sending, sent = timeline(instance)
         elements, selecting = instance.elements, instance.selection_s(instance.elements)
-        return cls(
-            instance,
-            u_s=computed[1:] + instance.backward_s[:-1],
-            own_s=selecting[1:],
-            before_s=selecting[:-1],
-            together_s=instance.selection_s(elements[1:] + elements[:-1]),
-            sending_s=sending[1:],
-            free_s=sending[1:] + sent[1:],
-            elements=elements[1:],
-        )
+        self.instance, self.elements = instance, elements[1:]
+        self.u_s = computed[1:] + instance.backward_s[:-1]
+        self.own_s, self.before_s = selecting[1:], selecting[:-1]
+        self.together_s = instance.selection_s(elements[1:] + elements[:-1])
+        self.sending_s, self.free_s = sending[1:], sending[1:] + sent[1:]
+        self.q3: Bools = self.u_s + self.own_s + self.before_s < self.free_s
+        self.q4: Bools = self.u_s + self.together_s < self.sending_s
+        self.q5: Bools = self.sending_s + instance.alpha_s > self.u_s + self.together_s
 
     def completion_s(self, line: int = 6) -> Floats:
         """mu(l-1), the end of layer l-1's message when l is normal, by one of the lines 2 to 6.
 
         Line 3 drops t_s(l-1), and line 4 has tau_b(l) where tau_b(l-1) is meant; 2, 5 and 6 agree.
         """
+        before = self.instance.elements[:-1]
         ready = self.u_s + self.own_s + self.before_s
         if line == 3:
             ready = ready - self.before_s
         if line == 4:
             ready = ready - self.own_s - self.instance.backward_s[1:]
-        return np.maximum(ready, self.free_s) + self._sent_s(self.instance.elements[:-1])
+        return np.maximum(ready, self.free_s) + self.instance.communication_s(before)
 
     @property
     def gain_s(self) -> Floats:
         """t_gain = mu(l-1) - mu~(l-1): how much earlier layer l-1's message ends when l is merged into it."""
         ready = np.maximum(self.u_s + self.together_s, self.sending_s)
         both = self.elements + self.instance.elements[:-1]
-        return self.completion_s() - (ready + self._sent_s(both))
-
-    def _sent_s(self, elements: Floats) -> Floats:
-        return self.instance.communication_s(elements)
-
-    @property
-    def q3(self) -> Bools:
-        """Q3: apart, the second message waits for the first. Its contrary is Q1."""
-        return self.u_s + self.own_s + self.before_s < self.free_s
-
-    @property
-    def q4(self) -> Bools:
-        """Q4: together, the message is selected before layer l's could have started."""
-        return self.u_s + self.together_s < self.sending_s
-
-    @property
-    def q5(self) -> Bools:
-        """Q5: together, the message is selected within a start-up time after that."""
-        return self.sending_s + self.instance.alpha_s > self.u_s + self.together_s
+        return self.completion_s() - (ready + self.instance.communication_s(both))
 
     def case_gain_s(self, *, literal: bool = False) -> Floats:
         """t_gain by case: C1 (Eq 21), C2 (Eq 22), or C3.
@@ -356,14 +331,152 @@ class Candidates:
 
     def rule(self, *, equation: int = 24) -> Bools:
         """omgs Eq 23 or 24: whether layer l should be merged; the two say the same."""
-        if equation == 23:
-            return (self.q3 & self.q4) | (self.q3 & ~self.q4 & self.q5)
-        return self.q3 & self.q5
+        both = (self.q3 & self.q4) | (self.q3 & ~self.q4 & self.q5)
+        return both if equation == 23 else self.q3 & self.q5
 
 
 def merge_by_theorem(instance: Instance) -> Bools:
     """omgs Eq 25, Theorem 1: (L,) merged layers, each judged in the network without merged layers."""
-    return np.array([False, *Candidates.of(instance).rule()])
+    return np.array([False, *Candidates(instance).rule()])
+
+
+PUBLISHED_GAMMA_S = 2.2e-10
+"""gamma of the authors' published code, whose selection takes gamma d log2 d."""
+
+REPAIRS = frozenset({"log0", "alpha", "index"})
+"""What Algorithm 1 needs so that it does what its text says; without all three it is as printed.
+
+log0 : a merged layer, of 0 elements, selects for no time (line 16 takes 0 x log 0, not a number)
+alpha : it sends nothing (lines 12 and 22 charge the start-up time alpha for it again)
+index : line 32 takes the backward time of layer L (printed is tb[l], where l is 1 after the loop above)
+"""
+
+
+def find_merged_layers(instance: Instance, repairs: frozenset[str] = REPAIRS) -> Bools:
+    """omgs Algorithm 1: (L,) truth of merged layers, judged from layer L down to 2.
+
+    repairs : which of REPAIRS to make; ``frozenset()`` is the algorithm as printed. A comparison
+    with a number that is not one is false, as in any language that follows IEEE 754.
+    """
+    backward, size = instance.backward_s.copy(), instance.elements.copy()
+    merged = np.zeros(instance.layers, bool)
+    begun, computed, selecting = _compute_start(instance, backward, size, 0.0, repairs)
+    sending = communication_start_s(computed + selecting, _send(instance, size, repairs))
+    for i in range(instance.layers - 1, 0, -1):
+        ready = begun[i] + backward[i] + backward[i - 1]
+        own, before, both = _select(
+            instance, np.array([size[i], size[i - 1], size[i] + size[i - 1]]), repairs
+        )
+        q3 = ready + own + before < sending[i] + instance.alpha_s + instance.beta_s * size[i]
+        q5 = sending[i] + instance.alpha_s > ready + both
+        if not (q3 and q5):
+            continue
+        backward[i - 1] += backward[i]
+        size[i - 1] += size[i]
+        backward[i] = size[i] = selecting[i] = 0.0
+        selecting[i - 1] = both
+        upto = slice(0, i + 1)
+        begun[upto], computed[upto], _ = _compute_start(
+            instance, backward[upto], size[upto], begun[i] + backward[i], repairs
+        )
+        sending = communication_start_s(computed + selecting, _send(instance, size, repairs))
+        merged[i] = True
+    return merged
+
+
+def _select(instance: Instance, size: Floats, repairs: frozenset[str]) -> Floats:
+    """TopKPerfModel, lines 15-16, layer by layer."""
+    return np.where(size == 0, 0.0 if "log0" in repairs else np.nan, instance.selection_s(size))
+
+
+def _send(instance: Instance, size: Floats, repairs: frozenset[str]) -> Floats:
+    """AllGatherPerfModel, lines 17-18, layer by layer."""
+    sent_s = instance.communication_s(size)
+    return sent_s if "alpha" in repairs else np.where(size == 0, instance.alpha_s, sent_s)
+
+
+def _compute_start(
+    instance: Instance, backward: Floats, size: Floats, start_s: float, repairs: frozenset[str]
+) -> tuple[Floats, Floats, Floats]:
+    """CalculateCompStart, lines 27-36: (tau_b, tau_s, t_s); layer L begins at ``start_s``."""
+    selecting = _select(instance, size, repairs)
+    begun, computed = np.empty_like(backward), np.empty_like(backward)
+    begun[-1] = start_s
+    computed[-1] = start_s + backward[-1 if "index" in repairs else 0]
+    for i in range(len(backward) - 2, -1, -1):
+        begun[i] = computed[i + 1] + selecting[i + 1]
+        computed[i] = begun[i] + backward[i]
+    return begun, computed, selecting
+
+
+def merged_plan(
+    workload: Workload, cost: MessageCost, gamma_s: float = PUBLISHED_GAMMA_S, name: str = "omgs"
+) -> FusionPlan:
+    """omgs Algorithm 1 as a fusion plan: each merged tensor travels with the one before it in the network.
+
+    Selecting from d elements is taken to cost ``gamma_s`` d log2 d, and a message what the line through
+    ``cost`` of the smallest gradient and of all gradients together says (alpha and beta of Eq 11).
+
+    >>> from ddlkit.core.cost import AlphaBeta
+    >>> workload = Workload.from_arrays(0.01, [0.001] * 4, [400_000] * 4)
+    >>> [merged_plan(workload, AlphaBeta(alpha_s, 1e-10)).ends for alpha_s in (0.0, 1.0)]
+    [(1, 2, 3, 4), (4,)]
+    """
+    least, whole = float(workload.bytes.min()), float(workload.bytes.sum())
+    slope = max(0.0, cost(whole) - cost(least)) / max(whole - least, 1.0)
+    alpha_s = max(0.0, cost(least) - slope * least)
+    beta_s = slope * whole / float(workload.parameters.sum())
+    instance = Instance.of_workload(workload, Log(gamma_s), alpha_s, beta_s)
+    sends = ~find_merged_layers(instance)[::-1]
+    return FusionPlan(name, tuple((np.flatnonzero(sends) + 1).tolist()))
+
+
+@planner(
+    "omgs",
+    label="OMGS",
+    look=("#00664b", "p", "-.", "///..."),
+    examples=("omgs", "omgs:0.22ns"),
+)
+def _omgs(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    """``omgs:GAMMA``, a time per element; without it the published gamma."""
+    gamma_s = parse_seconds(text) if text else PUBLISHED_GAMMA_S
+    name = f"omgs:{text}" if text else "omgs"
+    return merged_plan(workload, needed_cost(cost, "omgs"), gamma_s, name)
+
+
+def messages(
+    merged: Sequence[bool] | Bools, *, literal: bool = False
+) -> tuple[tuple[int, ...], ...]:
+    """omgs Algorithm 2: the layers in each message of an iteration, in order of sending.
+
+    merged : (L,) of layers 1 to L. Both threads go from layer L to 1 and keep a buffer: a merged layer
+    is pushed into it (lines 18, 28); at a normal layer the buffer is selected from, or sent, and
+    cleared (lines 15-16, 25-26). As printed, nothing pushes the normal layer itself.
+    """
+    sent: list[tuple[int, ...]] = []
+    buffer: list[int] = []
+    for layer in range(len(merged), 0, -1):
+        if merged[layer - 1] or not literal:
+            buffer.append(layer)
+        if not merged[layer - 1]:
+            sent.append(tuple(buffer))
+            buffer.clear()
+    return tuple(sent)
+
+
+def merge_up_to(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
+    """omgs V-D, MGS-SGD: sizes of the merged layers, from the parameters in ready order.
+
+    Tensors accumulate until a merged layer has at least ``threshold`` elements; what is left at
+    the end travels by itself.
+    """
+    merged, pending = [], 0
+    for size in parameters:
+        pending += size
+        if pending >= threshold:
+            merged.append(pending)
+            pending = 0
+    return (*merged, pending) if pending else tuple(merged)
 
 
 def _flags(instance: Instance, merged: ArrayLike) -> Bools:
