@@ -29,7 +29,7 @@ from ddlkit.core.plan import make_plan
 from ddlkit.core.timeline import KINDS, Timeline
 from ddlkit.core.workload import Workload
 from ddlkit.report import outputs, plots
-from ddlkit.report.plots import theme as looks
+from ddlkit.report.plots import style as looks
 
 WORKLOAD = Workload.from_arrays(0.2, [0.1, 0.05, 0.3, 0.1], [4000, 8_000_000, 400, 2_000_000], 0.01)
 COST = AlphaBeta(1e-3, 5e-8)
