@@ -45,7 +45,9 @@ from ddlkit.report.plots.style import (
 )
 
 CROWDED = 60  # letters under an axis
+FAR = 4  # a ratio to a printed value
 FEW = 30  # points of a line that are marked one by one
+NEAR = 0.05  # relative error of a prediction
 NUMBERED = 12  # messages that carry the number of their group
 
 
@@ -68,23 +70,13 @@ def bars(
         factor, unit = time_unit(table.to_numpy())
         table, label = factor * table, f"{label} [{unit}]"
     styles = looks([str(name) for name in table.columns])
-    crowded = sum(len(str(name)) for name in table.index) > CROWDED
-    table.plot.bar(
-        ax=ax,
-        stacked=stacked,
-        width=0.72 if stacked else 0.84,
-        color=[style.color for style in styles],
-        edgecolor="white",
-        linewidth=0.3,
-        legend=False,
-        rot=0,
-        xlabel="",
-        ylabel=label,
-    )
+    colors, width = [style.color for style in styles], 0.72 if stacked else 0.84
+    shape = {"stacked": stacked, "width": width, "edgecolor": "white", "linewidth": 0.3}
+    table.plot.bar(ax=ax, color=colors, legend=False, rot=0, xlabel="", ylabel=label, **shape)
     for container, style in zip(ax.containers, styles, strict=True):
         plt.setp(container, hatch=style.hatch)
         container.set_label(style.label)
-    if crowded:
+    if sum(len(str(name)) for name in table.index) > CROWDED:
         plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
     ax.tick_params(axis="x", length=0)
     add_legend(ax, legend)
@@ -136,15 +128,14 @@ def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: 
 
 
 @theme()
-def verdict_ratios(ax: Axes, verdicts: pd.DataFrame, *, limit: float = 4.0) -> None:
+def verdict_ratios(ax: Axes, verdicts: pd.DataFrame) -> None:
     """Computed over printed value of every attempted claim, with the tolerance as a bar around 1.
 
-    ``verdicts`` is ``report.verdicts.evaluate()``'s; ratios beyond ``limit`` sit on the border and
-    carry their value.
+    ``verdicts`` is ``report.verdicts.evaluate()``'s; ratios beyond 4 sit on the border with their value.
     """
     tried = verdicts[verdicts["verdict"] != "not attempted"].reset_index(drop=True)
     ratio = tried["computed"] / tried["value"]
-    shown = ratio.clip(1 / limit, limit)
+    shown = ratio.clip(1 / FAR, FAR)
     kinds = {name: shown.where(tried["verdict"] == name) for name in ("reproduced", "differs")}
     band = "tolerance", tried["tolerance"]
     label = "computed here / printed in the paper"
@@ -153,7 +144,7 @@ def verdict_ratios(ax: Axes, verdicts: pd.DataFrame, *, limit: float = 4.0) -> N
         text, side = f" {ratio[row]:.2g} ", "left" if ratio[row] < 1 else "right"
         ax.text(shown[row], row, text, va="center", ha=side, fontsize=7)
     ax.set_xscale("log")
-    ax.set_xlim(0.9 / limit, 1.1 * limit)
+    ax.set_xlim(0.9 / FAR, 1.1 * FAR)
     plain_log_ticks(ax.xaxis)
 
 
@@ -182,15 +173,10 @@ def lines(
     """
     x = table.index.to_numpy(dtype=float)
     for place, style in enumerate(looks([str(name) for name in table.columns])):
-        ax.plot(
-            x,
-            table.iloc[:, place].to_numpy(dtype=float),
-            color=style.color,
-            marker=style.marker if len(x) <= FEW else "",
-            markersize=4,
-            linestyle=style.line,
-            label=style.label,
-        )
+        y = table.iloc[:, place].to_numpy(dtype=float)
+        marker = style.marker if len(x) <= FEW else ""
+        (line,) = ax.plot(x, y, linestyle=style.line, marker=marker, markersize=4)
+        line.set(color=style.color, label=style.label)
     set_log(ax, log)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     add_legend(ax, legend)
@@ -283,12 +269,11 @@ def predicted_vs_measured(
     predicted_s: Mapping[str, ArrayLike],
     *,
     quantity: str = "iteration time",
-    band: float = 0.05,
 ) -> None:
     """Predictions (role -> (n,) seconds) against the measured (n,); on the diagonal they agree.
 
     Both axes are logarithmic, so equal distances are equal relative errors; the band marks errors
-    of at most ``band``. Only positive times can be drawn.
+    of at most 5%. Only positive times can be drawn.
     """
     table = pd.DataFrame({role: np.asarray(values) for role, values in predicted_s.items()})
     table.index = pd.Index(np.asarray(measured_s, dtype=float))
@@ -299,7 +284,7 @@ def predicted_vs_measured(
         raise UserError(f"no {quantity} above zero to draw")
     line = np.array([positive.min() / 1.1, positive.max() * 1.1])
     ax.plot(line, line, color=SOFT, linewidth=0.8, zorder=1)
-    ax.fill_between(line, line * (1 - band), line * (1 + band), color=FAINT, linewidth=0, zorder=0)
+    ax.fill_between(line, line * (1 - NEAR), line * (1 + NEAR), color=FAINT, linewidth=0, zorder=0)
     for role in sorted(table, key=lambda role: role == "model"):  # the model's on top
         points(ax, scale * table.index, scale * table[role], str(role), size=4.5)
     ax.set(xscale="log", yscale="log", xlim=tuple(line), ylim=tuple(line), aspect="equal")
@@ -308,7 +293,7 @@ def predicted_vs_measured(
     ax.grid(True, axis="both")
     ax.set(xlabel=f"measured {quantity} [{unit}]", ylabel=f"predicted {quantity} [{unit}]")
     handles, labels = ax.get_legend_handles_labels()
-    handles, labels = [*handles[::-1], Patch(color=FAINT)], [*labels[::-1], f"within ±{band:.0%}"]
+    handles, labels = [*handles[::-1], Patch(color=FAINT)], [*labels[::-1], f"within ±{NEAR:.0%}"]
     ax.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
 
 
@@ -335,21 +320,15 @@ def _mark(ax: Axes, x: ArrayLike, y: ArrayLike, style: Style, size: float, label
 
 
 @theme()
-def gantt(
-    axes: Axes | np.ndarray,
-    timelines: Mapping[str, Timeline],
-    *,
-    rank: int = 0,
-    iteration: int | None = None,
-) -> None:
-    """One rank's spans as bars, a row per stream; timelines under each other on one time axis.
-
-    timelines : heading -> spans, of which ``iteration`` selects one (default: all), one per axes
+def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline], *, rank: int = 0) -> None:
+    """One rank's spans as bars, a row per stream; timelines (by heading) under each other on one time axis.
 
     Above each stands how long it is and its exposed communication. Up to 12 messages carry their group's
-    number. Raises UserError when nothing is selected.
+    number. Raises UserError when there is no span of that rank.
     """
-    chosen = {name: _chosen(timeline, rank, iteration) for name, timeline in timelines.items()}
+    chosen = {name: spans.select(spans.rank == rank) for name, spans in timelines.items()}
+    if not all(spans.n for spans in chosen.values()):
+        raise UserError(f"no span of rank {rank} to draw")
     longest_s = max(spans.duration_s for spans in chosen.values())
     scale, unit = time_unit(longest_s)
     panels = np.atleast_1d(np.asarray(axes, dtype=object))
@@ -390,17 +369,6 @@ def layer_profile(ax: Axes, workloads: Mapping[str, Workload]) -> None:
     ax.set_xlim(left=0)
     ax.set_ylim(0, 105)
     add_legend(ax, "inside")
-
-
-def _chosen(timeline: Timeline, rank: int, iteration: int | None) -> Timeline:
-    """The spans of one rank, of one iteration or all. Raises UserError when there is none."""
-    mask = timeline.rank == rank
-    if iteration is not None:
-        mask &= timeline.iteration == iteration
-    spans = timeline.select(mask)
-    if not spans.n:
-        raise UserError(f"no span of rank {rank}, iteration {iteration} to draw")
-    return spans
 
 
 def _bars(ax: Axes, spans: Timeline, scale: float) -> None:
