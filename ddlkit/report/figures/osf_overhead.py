@@ -23,7 +23,7 @@ from ddlkit.papers.osf.breakdown import PHASES, breakdown, of_timeline
 from ddlkit.papers.osf.cluster import WORKERS, PaperSetting, osf_name
 from ddlkit.report.accuracy import mean_difference
 from ddlkit.report.claims import claimed, prose
-from ddlkit.report.figures.osf_inputs import TWO, WORKER_COUNTS, Lab
+from ddlkit.report.figures.osf_scaling import TWO, WORKER_COUNTS, Lab
 
 SLOW_RANK = 1.1
 """The unequal workers of the breakdown: one takes 10% longer to compute."""
