@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 
 import pytest
 
 # Read when torch is loaded. Tests share the cores: threads of one that wait for each other busily take
 # ten times as long as one thread alone.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell ignores Ctrl-C on behalf of what it starts in the background, and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _missing(reason: str) -> None:

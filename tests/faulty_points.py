@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.sessions.session import Partial, Point, PointList, Tables, TableSet, Unavailable
+from ddlkit.run.sessions.session import Partial, Point, PointList, Tables, Unavailable
 
 
 def drift(moment: str = "now") -> Tables:
@@ -24,62 +24,62 @@ def drift(moment: str = "now") -> Tables:
     return {"drift": pd.DataFrame(rows)}
 
 
-def point(name: str, measure: Callable[[Path], Tables], estimate_s: float = 0.1) -> Point:
-    return Point(TableSet("test", name, ["drift"]), measure, estimate_s)
+def point(name: str, measure: Callable[[], Tables], estimate_s: float = 0.1) -> Point:
+    return Point("test", name, measure, estimate_s, ["drift"])
 
 
 def fine(name: str, estimate_s: float = 0.1) -> Point:
-    return point(name, lambda _: drift(name), estimate_s)
+    return point(name, lambda: drift(name), estimate_s)
 
 
-def _allocate(_: Path) -> Tables:
+def _allocate() -> Tables:
     import torch
 
     torch.empty(10**15)
     raise AssertionError("a petabyte could be allocated")
 
 
-def _profile_too_large(_: Path) -> Tables:
+def _profile_too_large() -> Tables:
     from ddlkit.run.measure.layers import profile_layers
 
     profile_layers("lenet5", 10**12)
     raise AssertionError("a petabyte of images could be allocated")
 
 
-def _allocate_numpy(_: Path) -> Tables:
+def _allocate_numpy() -> Tables:
     np.empty(10**15)
     raise AssertionError("a petabyte could be allocated")
 
 
-def _killed(_: Path) -> Tables:
+def _killed() -> Tables:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("still alive")
 
 
-def _compile(_: Path) -> Tables:
+def _compile() -> Tables:
     raise UserError("CUDA source does not compile: ddlkit.cu(7): error: identifier undefined")
 
 
-def _bug(_: Path) -> Tables:
+def _bug() -> Tables:
     nothing: dict[str, Tables] = {}
     return nothing["drift"]
 
 
-def _lacking(_: Path) -> Tables:
+def _lacking() -> Tables:
     raise Unavailable("needs 2 GPUs, here are 0")
 
 
-def _half(_: Path) -> Tables:
+def _half() -> Tables:
     raise Partial(drift("half"), "out of memory: the other half")
 
 
-def _wrong_rows(_: Path) -> Tables:
+def _wrong_rows() -> Tables:
     frame = drift()["drift"]
     frame["seconds"] = -1.0
     return {"drift": frame}
 
 
-def _slow(_: Path) -> Tables:
+def _slow() -> Tables:
     time.sleep(60)
     return drift("slow")
 

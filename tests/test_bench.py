@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddlkit.core.cost import AlphaBeta
-from ddlkit.core.plan import make_plan, none
+from ddlkit.core.plan import none
+from ddlkit.model import make_plan
 from ddlkit.model.planning import planners
 from ddlkit.papers import networks
 from ddlkit.run.instruments.clock import Budget

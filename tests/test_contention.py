@@ -231,7 +231,7 @@ def test_ranks_that_fail_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_smoke_points_can_be_saved(tmp_path: Path) -> None:
     points = contention.points("cpu", smoke=True)
     for point in [point for point in points if point.name in ("attention", contention.IDLE)]:
-        (name, frame), *_ = point.measure(tmp_path).items()
+        name, frame = point.what, point.measure()
         path = store.save_table(frame, tmp_path, f"{name}-{point.name}", schema=name, command=[])
         assert set(store.load_table(path, "contention")["kernel"]) == {point.name}
     assert points[-1].name == "gloo-p2"
@@ -245,7 +245,7 @@ def test_points_of_a_gpu_cover_the_grid(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert {"relu", "idle", "nccl-b1", "nccl-b32"} <= set(names)
     between = next(point for point in points if point.name == "nccl-b4")
     with pytest.raises(Unavailable, match="needs 2 GPUs, here is 1"):
-        between.measure(tmp_path)
+        between.measure()
     grid = {(one.blocks, one.threads) for one in contention._footprints(True, False)}
     assert {(1, 64), (2, 256), (4, 512), (32, 64)} <= grid
 

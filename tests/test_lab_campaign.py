@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pandas as pd
 import psutil
 import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
+from ddlkit.model import Calibration, forecast_case
+from ddlkit.report.source import default_recording
 from ddlkit.run.lab import network
 from ddlkit.run.lab.network import LabShape
 from ddlkit.run.lab.script import PlannedCase
@@ -55,7 +58,7 @@ def test_a_grid_is_the_product_of_its_lists_grouped_by_lab(tmp_path: Path) -> No
       - {networks: lenet5, workers: 4, rates: 1gbit, ranks_per_node: [1, 2], intra_rates: 5gbit}
     """
     found = read_campaign(written(tmp_path, text, "some.yml"))
-    assert (found.name, found.rounds, found.calibration) == ("some", 2, "full")
+    assert (found.folder, found.rounds, found.calibration) == ("campaign-some", 2, "full")
     assert [shape.name for shape in found.labs] == ["p2-1gbit", "p4-1gbit", "p4-1gbit-g2-5gbit"]
     sizes = [len(requests) for requests in found.labs.values()]
     assert sizes == [16, 16 + 4, 8], "a request that two grids share is there once"
@@ -214,11 +217,36 @@ def test_the_examples_are_as_large_as_they_say(
     found = read_campaign(file)
     assert found.rounds >= 2
     points = campaign.campaign_points(found, tmp_path)
-    cases = [point.note.split()[-2] for point in points if point.tables.what == "replay"]
+    cases = [point.note.split()[-2] for point in points if point.what == "replay"]
     assert sum(map(int, cases)) >= fewest
     assert least_s < sum(point.estimate_s for point in points) < most_s
     said = str(measure(str(file), out=tmp_path, dry_run=True)).splitlines()
     assert len(said) == len(points) + 1 and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("lab", ["p4-1gbit", "p4-100mbit"])
+def test_an_estimate_is_the_forecast_of_the_validated_model(
+    monkeypatch: pytest.MonkeyPatch, lab: str
+) -> None:
+    """With two in flight and one, all equal and not, dense and sparse; and what is around an iteration."""
+    recorded = default_recording()
+    monkeypatch.setattr(store, "recorded_dir", lambda: recorded)
+    found = read_campaign(ROOT / "examples" / "campaign.yml")
+    inputs = campaign._Inputs(found, recorded, "campaign")
+    (shape,) = [shape for shape in found.labs if shape.name == lab]
+    points = campaign._LabPoints(shape, found.labs[shape], inputs)
+    tables = inputs.directory.glob(f"collectives-{lab}-all*.csv")
+    calibration = Calibration.of(pd.concat(map(store.load_table, tables)))
+    kept = [store.read_selection_times(inputs.directory / "selection-rho0.01.csv.gz", 0.01)]
+    selections = {times.sha256: times for times in kept}
+    measured = set(store.load_table(inputs.directory / f"runs-{lab}.csv", "runs")["case"])
+    planned = [one for one in points.planned() if one.case.key in measured]
+    assert len(planned) >= 10
+    for one in planned:
+        workloads = {one.case.profile_sha256: one.workload}
+        foreseen = forecast_case(one.case, workloads, calibration, selections).prediction
+        around_s = campaign.AROUND_S + campaign.CHECK_S_PER_BYTE * 4 * one.workload.bytes.sum()
+        assert points.iteration_s(one) == pytest.approx(foreseen.iteration_s + around_s, rel=1e-12)
 
 
 def test_the_command_refuses_a_file_where_none_belongs() -> None:
@@ -264,7 +292,7 @@ class TestLab:
 
     def test_neither_kill_nor_interrupt_loses_a_finished_case(self, tmp_path: Path) -> None:
         """Interrupted, then killed, then left to end: everything is measured exactly once."""
-        rounds = 40
+        rounds = 120  # seconds, so that the kill comes in the middle even on a busy machine
         file = written(tmp_path, {**WHOLE, "rounds": rounds})
         out = tmp_path / "out"
         runs_file = out / "runs-p2-1gbit.csv"

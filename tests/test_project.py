@@ -295,7 +295,6 @@ def test_what_starts_and_watches_others_loads_no_torch() -> None:
         "run.lab.network",
         "run.jobs.launch",
         "run.sessions.engine",
-        "run.sessions.child",
         "report.book",
     ]
     loaded = loaded_by([f"ddlkit.{name}" for name in watching])

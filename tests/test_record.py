@@ -23,10 +23,10 @@ from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.sessions import engine, kinds, loop, suites
+from ddlkit.run.sessions import engine, kinds, suites
 from ddlkit.run.sessions import session as outcomes
 from ddlkit.run.sessions.engine import measure, run_session
-from ddlkit.run.sessions.session import Point, PointList, Source, TableSet
+from ddlkit.run.sessions.session import Point, PointList, Source
 from faulty_points import FAULTS, fine
 from places import ROOT, alive, family, wait_for
 
@@ -58,9 +58,9 @@ def valid_tables(out: Path) -> dict[str, str]:
 def work(points: PointList, out: Path, **options: Any) -> dict[str, dict[str, Any]]:
     """What became of each point, as the loop reports it."""
     events: list[dict[str, Any]] = []
-    assert loop.measure_points(points, out, events.append, **options)
-    found = {event["point"]: event for event in events if "outcome" in event}
-    return {**events[0]["before"], **found}
+    assert outcomes.measure_points(points, out, events.append, **options)
+    rows = [*events[0]["rows"], *(event["row"] for event in events[1:])]
+    return {f"{row['what']}/{row['point']}": row for row in rows}
 
 
 def record(points: str, out: Path, budget_s: float = math.inf) -> Path:
@@ -96,7 +96,7 @@ def test_what_is_there_is_not_measured_again_and_what_failed_comes_last(tmp_path
     order: list[str] = []
 
     def noted(name: str) -> Point:
-        def measure(_: Path) -> Any:
+        def measure() -> Any:
             order.append(name)
             return faulty_points.drift(name)
 
@@ -110,15 +110,15 @@ def test_what_is_there_is_not_measured_again_and_what_failed_comes_last(tmp_path
     plan = PointList(plan.body, [noted("open2")], [noted("close2")])
     found = work(plan, tmp_path, last=["test/b"])
     assert order == ["open2", "d", "b", "close2"]
-    assert found["test/a"] == {"outcome": outcomes.MEASURED}
+    assert found["test/a"]["outcome"] == outcomes.MEASURED
     assert hashes.items() <= valid_tables(tmp_path).items()
     order.clear()
     lacking = faulty_points.point("lacking", FAULTS["lacking"], 0.0)
     events: list[dict[str, Any]] = []
     plan = PointList([*plan.body, lacking], plan.opening, plan.closing)
-    loop.measure_points(plan, tmp_path, events.append)
+    outcomes.measure_points(plan, tmp_path, events.append)
     assert not order, "nothing can be measured, so nothing is opened or closed either"
-    assert [point["point"] for point in events[0]["points"]] == [*"abcd", "lacking"]
+    assert [row["point"] for row in events[0]["rows"]] == [*"abcd", "lacking"]
 
 
 def test_a_damaged_table_is_told_and_not_measured_over(tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ def test_a_machine_that_is_slower_throughout_is_more_and_more_expected_to_stay_s
     estimates: list[tuple[str, float]], slowness: float
 ) -> None:
     def point(what: str, estimate_s: float) -> Point:
-        return Point(TableSet(what, "x", ["drift"]), lambda _: {}, estimate_s)
+        return Point(what, "x", lambda: {}, estimate_s)
 
-    pace = loop.Pace()
+    pace = outcomes.Pace()
     assert pace.expected_s(point("a", 10.0)) == 10.0
     for what, estimate_s in estimates:
         pace.note(point(what, estimate_s), slowness * estimate_s)
@@ -173,7 +173,7 @@ def test_a_machine_that_is_slower_throughout_is_more_and_more_expected_to_stay_s
 
 @given(st.text(max_size=2000))
 def test_any_reason_fits_into_a_cell(text: str) -> None:
-    line = loop.one_line(ValueError(text))
+    line = outcomes.one_line(ValueError(text))
     assert len(line) <= 300 and line.isprintable()
 
 
@@ -211,13 +211,9 @@ def test_every_point_has_a_place_of_its_own(name: str, device: str, any_device: 
     points = suites.points(out=Path(), session=1, name=name, device=device)
     everything = [*points.opening, *points.body, *points.closing]
     assert len({point.key for point in everything}) == len(everything)
-    paths = {
-        (point.tables.path(Path(), table), point.moment)
-        for point in everything
-        for table in point.tables.schemas
-    }
-    assert len(paths) == sum(len(point.tables.schemas) for point in everything)
-    assert {table for point in everything for table in point.tables.schemas} <= set(store.SCHEMAS)
+    paths = {(path, point.moment) for point in everything for path in point.paths(Path())}
+    assert len(paths) == sum(len(point.schemas) for point in everything)
+    assert {table for point in everything for table in point.schemas} <= set(store.SCHEMAS)
     assert all(0 <= point.estimate_s < 600 for point in everything)
 
 

@@ -176,10 +176,10 @@ def test_what_was_measured_before_memory_ran_out_stays(monkeypatch: pytest.Monke
 def test_smoke_points_can_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "FLUSH_BYTES", {"cpu": MIB})
     for point in selection.points("cpu", smoke=True):
-        (name, frame), *_ = point.measure(tmp_path).items()
+        name, frame = point.what, point.measure()
         path = store.save_table(frame, tmp_path, f"{name}-{point.name}", schema=name, command=[])
         assert np.isfinite(store.load_table(path, "selection")["seconds"]).all()
-        assert list(point.tables.schemas) == [name]
+        assert list(point.schemas) == [name]
 
 
 def test_full_points_span_the_papers_range() -> None:

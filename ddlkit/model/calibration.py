@@ -56,8 +56,10 @@ class Calibration:
     links: Mapping[tuple[str, int, str], Link]
 
     @classmethod
-    def of(cls, collectives: pd.DataFrame, form: str = "table") -> Calibration:
+    def of(cls, collectives: pd.DataFrame, form: str = "table", draws: int = 200) -> Calibration:
         """Fit ``form`` to each link, number of ranks and collective of a collectives table.
+
+        draws : bootstrap resamples for the intervals; 0 where none is wanted, which is faster
 
         Samples that the machine's host disturbed are left out where the size has others.
         """
@@ -76,6 +78,7 @@ class Calibration:
                 workers=key[1],
                 algorithm=str(rows["algorithm"].iloc[0]),
                 samples=Samples(per_sample.index.to_numpy(float), per_sample.to_numpy(float)),
+                draws=draws,
             )
             noises[key] = Noise.of(sizes, seconds, rows["session"], rows["messages_per_sample"])
             links[key] = shared_link(every)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ from ddlkit.core import units
 from ddlkit.core.errors import UserError
 from ddlkit.report import outputs, site
 from ddlkit.report.source import default_recording
-from ddlkit.run.jobs.protocol import sigterm_unwinds
+from ddlkit.run.jobs.protocol import unwinding
 from ddlkit.store.files import writing_in
 
 PACKAGE = Path(ddlkit.__file__).parent
@@ -114,7 +115,7 @@ def run(
     package = (path for path in _files(PACKAGE) if path.suffix != ".pyc")
     common = _digest(package, *map(_files, inputs))
     found = []
-    with sigterm_unwinds():
+    with unwinding(signal.SIGTERM):
         for number, (notebook, mine) in enumerate(zip(chosen, parameters, strict=True), 1):
             earlier = [p for p in notebook.parent.glob("*.ipynb") if p.name <= notebook.name]
             made_of = json.dumps([common, _digest(earlier), mine], sort_keys=True)

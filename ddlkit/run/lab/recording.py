@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ddlkit.core.case import Case
+from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import turn_s
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
@@ -174,7 +174,9 @@ def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
     Raises UserError where there is none.
     """
     rows, spans = _read_complete(out)
-    described = pd.DataFrame([{"case": case.key, **asdict(case)} for case in cases])
+    described = pd.DataFrame(
+        [{"case": case.key, **asdict(case)} for case in cases], columns=["case", *CASE_COLUMNS]
+    )
     runs = rows.merge(described, on="case").assign(origin="replayed")
     if runs.empty:
         raise UserError(f"replay: no iteration was completed in {out}")

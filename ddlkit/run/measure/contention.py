@@ -15,7 +15,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ from ddlkit.run.jobs.rank import Rank, agree_all, slowest
 from ddlkit.run.measure import channels, standin
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.standin import Compute, Footprint, Passage, StandIn
-from ddlkit.run.sessions.session import Point, Tables, TableSet, Unavailable
+from ddlkit.run.sessions.session import Point, Tables, Unavailable
 
 # -- kernels -----------------------------------------------------------------------------------
 
@@ -447,8 +446,4 @@ def _between_gpus(settings: ContentionSettings, gpus: int) -> pd.DataFrame:
 def _point(
     name: str, estimate_s: float, measure_table: Callable[..., pd.DataFrame], *arguments: object
 ) -> Point:
-    def run(_: Path) -> Tables:
-        return {"contention": measure_table(*arguments)}
-
-    packed = ("contention",)
-    return Point(TableSet("contention", name, packed, packed), run, estimate_s)
+    return Point("contention", name, functools.partial(measure_table, *arguments), estimate_s)

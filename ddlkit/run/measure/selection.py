@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -27,7 +26,7 @@ from ddlkit.core.units import MIB
 from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.measure.layers import computing
-from ddlkit.run.sessions.session import Point, Tables, TableSet, all_or_partial
+from ddlkit.run.sessions.session import Point, all_or_partial
 
 Selector = Callable[[Tensor, int], Tensor]
 Actions = Mapping[str, Callable[[int], object]]
@@ -290,15 +289,12 @@ def points(device: str, smoke: bool) -> list[Point]:
     budget = Budget(warmup=1, min_repeats=2 if smoke else 6, max_repeats=15, max_s=most_s)
 
     def point(size: int) -> Point:
-        def run(_: Path) -> Tables:
-            return {
-                "selection": measure_selection(device, size, densities=densities, budget=budget)
-            }
-
+        measure = functools.partial(
+            measure_selection, device, size, densities=densities, budget=budget
+        )
         groups = len(densities) + len(DISTRIBUTIONS)
         # On a CPU the repeats end small sizes early, and the least number of rounds the large ones late.
         estimate_s = groups * most_s / 2 if on_gpu else 2 + size * 2.3e-6
-        packed = ("selection",)
-        return Point(TableSet("selection", f"d{size}", packed, packed), run, estimate_s)
+        return Point("selection", f"d{size}", measure, estimate_s)
 
     return [point(size) for size in sizes]

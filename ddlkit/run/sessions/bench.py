@@ -12,7 +12,7 @@ from ddlkit.core import plan as planning
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import Iteration, LinearScenarios, predict
 from ddlkit.core.workload import Workload
-from ddlkit.model.planning import make_plan
+from ddlkit.model import make_plan
 from ddlkit.papers import networks
 from ddlkit.run.instruments.clock import Budget, measure
 

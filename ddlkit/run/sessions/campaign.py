@@ -9,6 +9,7 @@ there into the tables, and goes on.
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -27,18 +28,16 @@ from ddlkit.core.case import AXES, Case
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
-from ddlkit.core.iteration import predict
-from ddlkit.core.plan import FusionPlan
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,
     SelectionTimes,
     SparseGather,
-    group_selection_s,
     selected,
-    with_selection,
 )
 from ddlkit.core.units import KIB
-from ddlkit.core.workload import LayerProfile, Workload
+from ddlkit.core.workload import LayerProfile
+from ddlkit.model import Calibration, Communication, forecast
+from ddlkit.model.predictor import computed
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.lab.network import Lab, LabShape
@@ -50,7 +49,7 @@ from ddlkit.run.measure.selection import measure_selection
 from ddlkit.run.nets import registry
 from ddlkit.run.sessions.kinds import layers_point
 from ddlkit.run.sessions.reader import Campaign, CaseRequest
-from ddlkit.run.sessions.session import Point, Tables, TableSet, say
+from ddlkit.run.sessions.session import Point, Tables, save_table, say, table_path
 
 
 @dataclass(frozen=True)
@@ -117,12 +116,14 @@ def campaign_points(campaign: Campaign, out: Path, folder: str = "") -> list[Poi
 
 
 class _Inputs:
-    """What the cases of a campaign are made of: profiles, and times of selection."""
+    """What the cases of a campaign are made of: profiles, and times of selection.
+
+    directory : in which the campaign's tables lie
+    """
 
     def __init__(self, campaign: Campaign, out: Path, folder: str) -> None:
-        self.campaign, self.out, self.folder = campaign, out, folder
+        self.campaign, self.folder, self.directory = campaign, folder, out / folder
         self.extent = EXTENTS[campaign.calibration]
-        self._guessed: dict[tuple[str, int], LayerProfile] = {}
 
     def points(self, requests: Sequence[CaseRequest]) -> Iterator[Point]:
         """What must be measured before the cases of these requests are known."""
@@ -131,35 +132,27 @@ class _Inputs:
                 yield layers_point(name, batch, 1, self.extent.layers, folder=self.folder)
         if self.campaign.selection == "recorded":
             for density in sorted({request.case.density for request in requests} - {1.0}):
-                measure = partial(_selection_tables, density)
-                yield Point(self._selection(density), measure, estimate_s=30.0)
+                measure = partial(_selections, density)
+                yield Point("selection", f"rho{density:g}", measure, 30.0, folder=self.folder)
 
     def profile(self, name: str, batch: int) -> LayerProfile:
         """The recorded profile; until there is one, the network's tensors with guessed times."""
         path = self._profile_path(name, batch)
-        if path is not None:
-            return store.read_profile(path)
-        if (name, batch) not in self._guessed:
-            self._guessed[name, batch] = _guessed_profile(name, batch)
-        return self._guessed[name, batch]
+        return _guessed_profile(name, batch) if path is None else store.read_profile(path)
 
     def _profile_path(self, name: str, batch: int) -> Path | None:
         """The recorded profile: the campaign's own, or this machine's."""
-        directories = (self.out / self.folder, store.recorded_dir())
+        directories = (self.directory, store.recorded_dir())
         paths = [directory / _profile_file(name, batch) for directory in directories]
         return next((path for path in paths if path.exists()), None)
 
     def selection_times(self, density: float) -> SelectionTimes:
         """Seconds to select, as recorded for the campaign; until then, as guessed."""
-        path = self._selection(density).path(self.out, "selection")
+        path = table_path(self.directory, "selection", f"rho{density:g}")
         if path.exists():
             return store.read_selection_times(path, density)
         sizes = np.array(SELECTION_SIZES, dtype=float)
         return SelectionTimes(sizes, sizes * SELECTION_S, density)
-
-    def _selection(self, density: float) -> TableSet:
-        tables = ["selection"]
-        return TableSet("selection", f"rho{density:g}", tables, tables, self.folder)
 
     def largest_bytes(self, case: Case, workers: int) -> int:
         """Of a message that carries all of a network, as the calibration counts it."""
@@ -180,18 +173,16 @@ class _LabPoints:
         self.shape, self.requests, self.inputs = shape, requests, inputs
         self.estimate_s = self.afterwards_s = 0.0
 
-    @property
-    def replays(self) -> TableSet:
-        """Tables of what is replayed in the lab."""
-        name, folder = self.shape.name, self.inputs.folder
-        return TableSet("replay", name, ["runs", "timeline"], folder=folder)
-
     def points(self) -> list[Point]:
         """Calibration, replays, calibration."""
         before, after = (self._calibrations(session) for session in (BEFORE, AFTER))
         found = [*before, self._replay_point(), *after]
         self.estimate_s = sum(point.estimate_s for point in found)
         return found
+
+    def _path(self, schema: str, more: str = "") -> Path:
+        """Where a table of the lab lies."""
+        return table_path(self.inputs.directory, schema, self.shape.name + more)
 
     # -- calibration -----------------------------------------------------------------------
 
@@ -205,24 +196,20 @@ class _LabPoints:
                 wanted = sizes if in_flight == 1 else SOFTWARE_SIZES
                 yield self._calibration(session, collective, in_flight, wanted)
 
-    def _calibrated(self, collective: str, in_flight: int = 1) -> TableSet:
-        """The table in which both sessions are."""
-        lanes = f"-lanes{in_flight}" if in_flight > 1 else ""
-        name = f"{self.shape.name}-{collective}{lanes}"
-        return TableSet("collectives", name, ["collectives"], folder=self.inputs.folder)
-
     def _calibration(
         self, session: int, collective: str, in_flight: int, wanted: Sequence[int]
     ) -> Point:
-        tables = self._calibrated(collective, in_flight)
+        """One session; its rows are added to the table of both."""
+        lanes = f"-lanes{in_flight}" if in_flight > 1 else ""
+        name = f"-{collective}{lanes}"
 
         def missing() -> list[int]:
             """Sizes that were not measured yet; the others stay as they are."""
-            rows = _rows(tables.path(self.inputs.out, "collectives"))
+            rows = _rows(self._path("collectives", name))
             there = set() if rows is None else set(rows["bytes"][rows["session"] == session])
             return [n for n in wanted if whole_size(n, self.shape.workers) not in there]
 
-        def measure(_: Path) -> Tables:
+        def measure() -> pd.DataFrame:
             with Lab(self.shape) as lab:
                 rows = calibrate(
                     lab,
@@ -233,11 +220,18 @@ class _LabPoints:
                     tries=vitals.TRIES,
                     timeout_s=120 + 3 * vitals.TRIES * estimate_s,
                 )
-                return {"collectives": rows.assign(session=session)}
+                return rows.assign(session=session)
 
         estimate_s = self._calibration_s(collective, missing())
-        moment, is_done = MOMENTS[session], lambda _: not missing()
-        return Point(tables, measure, estimate_s, moment=moment, is_done=is_done)
+        return Point(
+            "collectives",
+            self.shape.name + name,
+            measure,
+            estimate_s,
+            folder=self.inputs.folder,
+            moment=MOMENTS[session],
+            is_done=lambda: not missing(),
+        )
 
     @property
     def _budget(self) -> Budget:
@@ -266,7 +260,7 @@ class _LabPoints:
         found: dict[tuple[CaseRequest, tuple[int, ...]], PlannedCase] = {}
         for request in self.requests:
             one = self._planned(request)
-            nameless = replace(request, case=replace(request.case, plan=""))
+            nameless = request._replace(case=replace(request.case, plan=""))
             found.setdefault((nameless, one.plan.ends), one)
         return list(found.values())
 
@@ -292,7 +286,7 @@ class _LabPoints:
 
         The one after them must not count: it would change the plans of what is replayed already.
         """
-        rows = _rows(self._calibrated(case.collective).path(self.inputs.out, "collectives"))
+        rows = _rows(self._path("collectives", f"-{case.collective}"))
         cost = _guessed_cost(self.shape, case.collective)
         if rows is not None:
             rows = rows[rows["session"] == BEFORE]
@@ -309,7 +303,7 @@ class _LabPoints:
 
     def _missing(self, planned: Sequence[PlannedCase]) -> list[tuple[str, int]]:
         """(case's key, repeat) of what is not in the tables."""
-        saved = _saved(self.replays.path(self.inputs.out, "runs"))
+        saved = _saved(self._path("runs"))
         rounds = range(self.inputs.campaign.rounds)
         wanted = [(one.case.key, repeat) for repeat in rounds for one in planned]
         return [pair for pair in wanted if pair not in saved]
@@ -317,22 +311,26 @@ class _LabPoints:
     @property
     def _left(self) -> Path:
         """Where a replay leaves what it has, until it is in the tables."""
-        return self.inputs.out / self.inputs.folder / PARTIAL / self.shape.name
+        return self.inputs.directory / PARTIAL / self.shape.name
 
     def _replay_point(self) -> Point:
         planned = self.planned()
         missing = self._missing(planned)
-        by_key = {one.case.key: self._iteration_s(one) for one in planned}
-        estimate_s = sum(by_key[key] for key, _ in missing) + LAUNCH_S * bool(missing)
-        note = f"{len(missing)} iterations of {len(planned)} cases"
-        return Point(self.replays, self._replay, estimate_s, note=note, is_done=self._replayed)
+        by_key = {one.case.key: self.iteration_s(one) for one in planned}
+        return Point(
+            "replay",
+            self.shape.name,
+            self._replay,
+            sum(by_key[key] for key, _ in missing) + LAUNCH_S * bool(missing),
+            ["runs", "timeline"],
+            self.inputs.folder,
+            note=f"{len(missing)} iterations of {len(planned)} cases",
+            is_done=lambda: not self._left.exists() and not self._missing(self.planned()),
+        )
 
-    def _replayed(self, _: Path) -> bool:
-        return not self._left.exists() and not self._missing(self.planned())
-
-    def _replay(self, _: Path) -> Tables:
+    def _replay(self) -> Tables:
         """Replay what is missing; it is saved as it comes, so nothing is returned."""
-        _absorb(self.replays, self.inputs.out, self._left)
+        self._absorb()
         planned = self.planned()
         incomplete = {key for key, _ in self._missing(planned)}
         wanted = [one for one in planned if one.case.key in incomplete]
@@ -343,8 +341,8 @@ class _LabPoints:
             try:
                 self._play(wanted)
             finally:
-                _absorb(self.replays, self.inputs.out, self._left)
-        runs = store.load_table(self.replays.path(self.inputs.out, "runs"))
+                self._absorb()
+        runs = store.load_table(self._path("runs"))
         limited = int(runs["processor_limited"].sum())
         say(f"{self.shape.name}: {limited} of {len(runs)} iterations limited by the processor")
         return {}
@@ -364,7 +362,7 @@ class _LabPoints:
                     rounds,
                     selection=self._selection_s,
                     timeline_rounds=rounds if negotiated else 1,
-                    done=_saved(self.replays.path(self.inputs.out, "runs")),
+                    done=_saved(self._path("runs")),
                     tries=vitals.TRIES,
                     afterwards_s=self.afterwards_s,
                     out=self._left,
@@ -373,26 +371,63 @@ class _LabPoints:
     def _selection_s(self, elements: ArrayLike, density: float) -> NDArray[np.float64]:
         return self.inputs.selection_times(density)(elements, density)
 
-    def _iteration_s(self, one: PlannedCase) -> float:
-        case, workload, plan = one.case, one.workload, one.plan
-        slow = workload.scaled(case.dilation * case.straggler)
-        if case.density < 1:
-            times = self.inputs.selection_times(case.density)
-            seconds = group_selection_s(workload, plan, case.density, times)
-            slow = with_selection(slow, plan, case.dilation * case.straggler * seconds)
-        check_s = CHECK_S_PER_BYTE * float(workload.bytes.sum()) * self.shape.workers
-        return expected_s(slow, plan, self._cost(case)) + AROUND_S + check_s
+    def _absorb(self) -> None:
+        """Put what a replay left, be it complete or not, into the tables."""
+        cases = self._left / CASES
+        described = json.loads(cases.read_text()) if cases.exists() else []
+        asked = [Case.from_row(row) for row in described]
+        try:
+            found = read_replayed(self._left, asked)
+        except UserError:  # not one iteration
+            shutil.rmtree(self._left, ignore_errors=True)
+            return
+        stragglers = {case.key: case.workers - 1 for case in asked if case.straggler > 1}
+        rank, slowest = found.timeline["rank"], found.timeline["case"].map(stragglers)
+        shown = found.timeline[(rank == 0) | (rank == slowest)]
+        # Runs come last: only what stands there counts as measured.
+        for schema, frame in (("timeline", shown), ("runs", found.runs)):
+            path = self._path(schema)
+            saved = _saved(path)
+            new = [pair not in saved for pair in zip(frame["case"], frame["repeat"], strict=True)]
+            if any(new):
+                save_table(path, frame[new], schema, append=True)
+        shutil.rmtree(self._left)
+
+    # -- how long an iteration takes -------------------------------------------------------
+
+    def iteration_s(self, one: PlannedCase) -> float:
+        """About how long an iteration occupies the lab: the forecast, and what is around it."""
+        case = one.case
+        workload = computed(
+            case,
+            {case.profile_sha256: one.workload},
+            {case.selection_sha256: self.inputs.selection_times(case.density)},
+        )
+        foreseen = forecast(workload, one.plan, self._communication(case))
+        check_s = CHECK_S_PER_BYTE * float(one.workload.bytes.sum()) * self.shape.workers
+        return foreseen.prediction.iteration_s + AROUND_S + check_s
+
+    def _communication(self, case: Case) -> Communication:
+        """By all that was measured of the lab, or until there is anything by guess."""
+        if (case.link, case.workers, case.collective) in self._measured.fits:
+            return self._measured.of_case(case)
+        return Communication(_guessed_cost(self.shape, case.collective)).sparse(case.density)
+
+    @functools.cached_property
+    def _measured(self) -> Calibration:
+        collectives = {request.case.collective for request in self.requests}
+        one_by_one = [self._path("collectives", f"-{name}") for name in collectives]
+        there = [path for path in one_by_one if path.exists()]
+        lanes = [more for path in there for more in path.parent.glob(f"{path.stem}-lanes*.csv")]
+        if not there:
+            return Calibration({}, {}, {})
+        return Calibration.of(pd.concat(map(store.load_table, [*there, *lanes])), draws=0)
 
 
-def expected_s(workload: Workload, plan: FusionPlan, cost: MessageCost) -> float:
-    """About how long an iteration takes."""
-    return predict(workload, plan, cost).iteration_s
-
-
-def _selection_tables(density: float, _: Path) -> Tables:
+def _selections(density: float) -> pd.DataFrame:
     measure = partial(measure_selection, densities=[density], distributions=["normal"])
     frames = [measure("cpu", size, budget=SELECTION_BUDGET) for size in SELECTION_SIZES]
-    return {"selection": pd.concat(frames, ignore_index=True)}
+    return pd.concat(frames, ignore_index=True)
 
 
 # -- what is in the tables, and on the way there -------------------------------------------------
@@ -412,31 +447,6 @@ def _saved(path: Path) -> set[tuple[str, int]]:
     return set() if rows is None else set(zip(rows["case"], rows["repeat"], strict=True))
 
 
-def _absorb(tables: TableSet, out: Path, left: Path) -> None:
-    """Put what a replay left, be it complete or not, into the tables of its lab."""
-    cases = left / CASES
-    if not cases.exists():
-        shutil.rmtree(left, ignore_errors=True)
-        return
-    described = [Case.from_row(row) for row in json.loads(cases.read_text())]
-    try:
-        found = read_replayed(left, described)
-    except UserError:  # not one iteration
-        shutil.rmtree(left)
-        return
-    stragglers = {case.key: case.workers - 1 for case in described if case.straggler > 1}
-    shown = found.timeline["rank"].isin([0]) | (
-        found.timeline["rank"] == found.timeline["case"].map(stragglers)
-    )
-    # Runs come last: only what stands there counts as measured.
-    for table, frame in (("timeline", found.timeline[shown]), ("runs", found.runs)):
-        saved = _saved(tables.path(out, table))
-        new = [pair not in saved for pair in zip(frame["case"], frame["repeat"], strict=True)]
-        if any(new):
-            tables.save(out, {table: frame[new]}, append=True)
-    shutil.rmtree(left)
-
-
 # -- guesses, for the time that something will take ----------------------------------------------
 
 
@@ -447,6 +457,7 @@ def _guessed_cost(shape: LabShape, collective: str) -> MessageCost:
     return AlphaBeta(alpha_s, beta, collective=collective, workers=shape.workers, algorithm="ring")
 
 
+@functools.cache
 def _guessed_profile(name: str, batch: int) -> LayerProfile:
     """A network's tensors, backward time in proportion to their size: its speed does not matter here."""
     with torch.device("meta"):  # sizes alone: weights would take seconds to draw

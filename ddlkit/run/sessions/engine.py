@@ -1,20 +1,26 @@
 """The engine that measures: a session of points, in this process or in one whose death costs one point.
 
 This process keeps the list of outcomes and says how things go. Where points are isolated, it starts the
-process that measures (`ddlkit.run.sessions.child`), samples the machine's vitals beside it and saves the
-table of outcomes; when the other one dies, the point that it died of is marked and a new one goes on with
-the rest. No torch here: nothing must disturb what is measured.
+process that measures (``python -m ddlkit.run.sessions.engine CONFIG``), which reports line by line, samples
+the machine's vitals beside it and saves the table of outcomes; when the other one dies, the point that it
+died of is marked and a new one goes on with the rest. No torch here: nothing must disturb what is measured.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
+import select
+import signal
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +30,9 @@ from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_seconds
 from ddlkit.run.instruments import vitals
-from ddlkit.run.jobs.protocol import ending
+from ddlkit.run.jobs.launch import end
+from ddlkit.run.jobs.protocol import MISTAKE, child_environment, die_with_parent, ending, trap
 from ddlkit.run.lab import network
-from ddlkit.run.sessions.child import Child
-from ddlkit.run.sessions.loop import look, measure_points
 from ddlkit.run.sessions.reader import Campaign, Suite, read
 from ddlkit.run.sessions.session import (
     FAILED,
@@ -36,7 +41,11 @@ from ddlkit.run.sessions.session import (
     PENDING,
     STARTED,
     THERE,
+    Row,
     Source,
+    measure_points,
+    one_line,
+    save_table,
     say,
 )
 
@@ -49,6 +58,8 @@ HUNG_FACTOR = 10.0  # a point that takes so many times what was expected hangs,
 HUNG_S = 120.0  # but not before this long
 LISTED = 8
 VITALS_SAVED_S = 30.0  # how often what was sampled so far is saved
+SPENT = 75  # exit status: the GPU cannot be used any more by this process
+POLL_S = 0.2
 
 
 def measure(
@@ -136,7 +147,7 @@ def estimate(source: Source, out: Path) -> str:
     """
     points = source.points(out.resolve(), 1)
     everything = [*points.opening, *points.body, *points.closing]
-    missing = [point for point in everything if not look(point, out.resolve())]
+    missing = [point for point in everything if not point.done(out.resolve())]
     total_s = sum(point.estimate_s for point in missing)
     lines = [f"{point.key:<50} {point.estimate_s:>7.0f} s  {point.note}" for point in missing]
     there = len(everything) - len(missing)
@@ -147,26 +158,10 @@ def estimate(source: Source, out: Path) -> str:
 
 
 @dataclass
-class _Row:
-    """What is known of a point."""
-
-    what: str
-    point: str
-    outcome: str = PENDING
-    reason: str = ""
-    estimate_s: float = 0.0
-    seconds: float = 0.0
-
-    @property
-    def key(self) -> str:
-        return f"{self.what}/{self.point}"
-
-
-@dataclass
 class _Session:
     """One call of `run_session`.
 
-    rows : every point; tried : keys of those that this call has come to an end with
+    rows : of every point; tried : keys of those that this call has come to an end with
     running : the one being measured, since when, and how long that was expected to take
     """
 
@@ -175,13 +170,12 @@ class _Session:
     deadline_s: float
     isolate: bool
     gpu: bool
-    rows: dict[str, _Row] = field(default_factory=dict)
+    rows: dict[str, Row] = field(default_factory=dict)
     tried: list[str] = field(default_factory=list)
-    running: tuple[_Row, float, float] | None = None
+    running: tuple[Row, float, float] | None = None
 
     def __post_init__(self) -> None:
-        self.machine = machine.describe()
-        self.earlier = _earlier_rows(self.out, self.machine["name"])
+        self.earlier = _earlier_rows(self.out)
         self.number = 1 + max(_session_numbers(self.out), default=0)
 
     def run(self) -> None:
@@ -203,8 +197,8 @@ class _Session:
     def _in_child(self, sampler: vitals.Sampler) -> bool:
         """Let a process measure until it ends; returns whether there may be more for another one."""
         tried, saved_s, overdue = len(self.tried), time.monotonic(), ""
-        with Child(self._config()) as child:
-            for event in child.events():
+        with _child(self._config()) as (process, events):
+            for event in events:
                 self._note(event)
                 if time.monotonic() - saved_s > VITALS_SAVED_S:
                     self._save_vitals(sampler)
@@ -212,12 +206,12 @@ class _Session:
                 if overdue := self._overdue():
                     break
             else:
-                if child.status == 0:
+                if process.wait() == 0:
                     return False
-        how = overdue or f"the process that measured it {ending(child.status)}"
+        how = overdue or f"the process that measured it {ending(process.wait())}"
         if self.running:
-            row = self.running[0]
-            self._close(row, NO_TIME if self._late() else KILLED, how)
+            outcome = NO_TIME if self._late() else KILLED
+            self._close(replace(self.running[0], outcome=outcome, reason=how))
         elif len(self.tried) == tried:
             raise UserError(f"nothing is measured: {how} before its first point")
         return not self._late()
@@ -236,57 +230,55 @@ class _Session:
 
     def _note(self, event: dict[str, Any]) -> None:
         """What the loop reports, if it reports anything."""
-        if not event:
-            return
         if "failure" in event:
             raise UserError(event["failure"])
-        if "points" in event:
-            self._begin([_Row(**described) for described in event["points"]], event["before"])
-            return
-        row = self.rows[event["point"]]
-        if event["outcome"] == STARTED:
-            row.outcome = STARTED
+        if "rows" in event:
+            self._begin([Row(**cells) for cells in event["rows"]])
+        elif event:
+            row = Row(**event["row"])
+            if row.outcome != STARTED:
+                self._close(row)
+                return
+            self.rows[row.key] = row
             self.running = row, time.monotonic(), event["expected_s"]
             self._save()  # whatever happens to us, this point was begun
-        else:
-            self._close(row, event["outcome"], event["reason"], event["seconds"])
 
-    def _begin(self, rows: list[_Row], before: dict[str, dict[str, Any]]) -> None:
+    def _begin(self, rows: list[Row]) -> None:
         """All points are known, and what an earlier call left of them."""
         first = not self.rows
+        there = [row for row in rows if row.outcome in THERE]
         for row in rows:
-            self.rows.setdefault(row.key, row)
-        there = [self.rows[key] for key, found in before.items() if found["outcome"] in THERE]
+            self.rows.setdefault(row.key, replace(row, outcome=PENDING))
         for row in there:
             known = self.earlier.get(row.key, row)
-            row.outcome = known.outcome if known.outcome in THERE else before[row.key]["outcome"]
-            row.reason, row.seconds = known.reason, known.seconds
+            kept = known if known.outcome in THERE else row
+            self.rows[row.key] = replace(kept, estimate_s=row.estimate_s)
         self._save()
         if first and there:
             say(f"already measured: {_listed(there)}")
         if first and len(there) < len(rows):
-            to_go_s = sum(row.estimate_s for row in rows if row.key not in before)
+            to_go_s = sum(row.estimate_s for row in rows if row.outcome == PENDING)
             say(f"{len(rows) - len(there)} points to measure, about {to_go_s / 60:.1f} min")
-        for key, found in before.items():
-            if found["outcome"] not in THERE:
-                self._close(self.rows[key], found["outcome"], found["reason"])
+        for row in rows:
+            if row.outcome == FAILED:
+                self._close(row)
 
-    def _close(self, row: _Row, outcome: str, reason: str, seconds: float = 0.0) -> None:
+    def _close(self, row: Row) -> None:
         """A point has come to an end."""
-        row.outcome, row.reason, row.seconds = outcome, reason, seconds
+        self.rows[row.key] = row
         self.tried.append(row.key)
-        if outcome == NO_TIME and not self.running:
+        if row.outcome == NO_TIME and not self.running:
             return  # it was not begun: there may be many, and the report lists them
         self.running = None
         self._save()
-        if outcome == FAILED and not self.isolate:
-            raise UserError(f"{row.key}: {reason}")
+        if row.outcome == FAILED and not self.isolate:
+            raise UserError(f"{row.key}: {row.reason}")
         there = sum(other.outcome in THERE for other in self.rows.values())
         left_s = self.deadline_s - time.time()
         left = f", {format_seconds(max(0.0, left_s))} left" if math.isfinite(left_s) else ""
-        took = f" in {format_seconds(seconds)}" if seconds else ""
-        why = f": {reason}" if reason else ""
-        say(f"[{there}/{len(self.rows)}{left}] {row.key}: {outcome}{took}{why}")
+        took = f" in {format_seconds(row.seconds)}" if row.seconds else ""
+        why = f": {row.reason}" if row.reason else ""
+        say(f"[{there}/{len(self.rows)}{left}] {row.key}: {row.outcome}{took}{why}")
 
     def _late(self) -> bool:
         return time.time() > self.deadline_s + OVERTIME_S
@@ -306,22 +298,17 @@ class _Session:
 
     def _save(self) -> None:
         if self.rows and self.isolate:
-            frame = pd.DataFrame([asdict(row) for row in self.rows.values()])
-            self._save_table(frame, "outcomes", "outcomes")
+            frame = pd.DataFrame(map(asdict, self.rows.values()))
+            save_table(self.out / "outcomes.csv", frame, "outcomes")
 
     def _save_vitals(self, sampler: vitals.Sampler) -> None:
         frame = sampler.frame()
         if self.tried and len(frame):
-            self._save_table(frame, f"vitals-s{self.number}.csv.gz", "vitals")
-
-    def _save_table(self, frame: pd.DataFrame, name: str, schema: str) -> None:
-        store.save_table(
-            frame, self.out, name, schema=schema, command=sys.argv, machine=self.machine
-        )
+            save_table(self.out / f"vitals-s{self.number}.csv.gz", frame, "vitals")
 
     def _report(self, seconds: float) -> None:
         """What is there and what is missing, on standard error."""
-        missing: dict[str, list[_Row]] = {}
+        missing: dict[str, list[Row]] = {}
         for row in self.rows.values():
             if row.outcome not in THERE:
                 missing.setdefault(row.outcome, []).append(row)
@@ -334,7 +321,7 @@ class _Session:
             raise UserError(f"nothing could be measured; {row.key}: {row.outcome}, {row.reason}")
 
 
-def _listed(rows: Iterable[_Row]) -> str:
+def _listed(rows: Iterable[Row]) -> str:
     """Which points, or if they are many, how many of each kind."""
     listed = list(rows)
     if len(listed) <= LISTED:
@@ -343,17 +330,17 @@ def _listed(rows: Iterable[_Row]) -> str:
     return ", ".join(f"{count} of {what}" for what, count in kinds.items())
 
 
-def _earlier_rows(out: Path, name: str) -> dict[str, _Row]:
+def _earlier_rows(out: Path) -> dict[str, Row]:
     """What the last call left as outcomes. Raises UserError for another machine's recording."""
     path = out / "outcomes.csv"
     if not path.exists():
         return {}
-    recorded_on = store.load_stamp(path)["machine"]["name"]
+    recorded_on, name = store.load_stamp(path)["machine"]["name"], machine.name()
     if recorded_on != name:
         raise UserError(
             f"{out} holds a recording of {recorded_on}, this is {name}: choose another directory"
         )
-    found = [_Row(**cells) for cells in store.load_table(path, "outcomes").to_dict("records")]
+    found = [Row(**cells) for cells in store.load_table(path, "outcomes").to_dict("records")]
     return {row.key: row for row in found}
 
 
@@ -362,3 +349,75 @@ def _session_numbers(out: Path) -> Iterator[int]:
     for path in out.glob("*-s*.csv*"):
         if found := re.search(r"-s(\d+)[-.]", path.name):
             yield int(found[1])
+
+
+# -- the process that measures: both ends of it ------------------------------------------------
+
+
+@contextmanager
+def _child(
+    config: dict[str, Any],
+) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[dict[str, Any]]]]:
+    """The process and what it reports; it does not outlive the block."""
+    reading, writing = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, json.dumps({**config, "events": writing})],
+            env=child_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # what libraries print is no result of ours
+            pass_fds=[writing],
+            start_new_session=True,
+        )
+    finally:
+        os.close(writing)
+    try:
+        yield process, _events(process, reading)
+    finally:
+        end([process])
+        os.close(reading)
+
+
+def _events(process: subprocess.Popen[bytes], reading: int) -> Iterator[dict[str, Any]]:
+    """What the process reports; {} now and then while it reports nothing. Ends when it does."""
+    started = b""  # a line of which the rest is to come; never, if it died while it wrote
+    while True:
+        if select.select([reading], [], [], POLL_S)[0]:
+            written = os.read(reading, 1 << 16)
+            if not written:
+                return
+            *lines, started = (started + written).split(b"\n")
+            yield from map(json.loads, lines)
+        elif process.poll() is not None:
+            return
+        else:
+            yield {}
+
+
+def main(argv: Sequence[str]) -> int:
+    """The process itself. Exit status: 0, SPENT, or MISTAKE with the reason reported to the parent."""
+    die_with_parent()
+    trap(signal.SIGTERM)
+    config = json.loads(argv[0])
+    out = Path(config["out"])
+    with os.fdopen(config["events"], "w") as stream:
+
+        def emit(event: dict[str, Any]) -> None:
+            stream.write(json.dumps(event) + "\n")
+            stream.flush()
+
+        try:
+            points = Source(**config["source"]).points(out, config["session"])
+            chosen = {key: config[key] for key in ("deadline_s", "skip", "last")}
+            usable = measure_points(points, out, emit, **chosen)
+        except UserError as error:
+            emit({"failure": one_line(error)})
+            return MISTAKE
+    return 0 if usable else SPENT
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stderr.flush()
+    # Not sys.exit: after a fault, CUDA's own clean-up may hang.
+    os._exit(status)

@@ -7,6 +7,7 @@ other keys there, and their types say how these are checked. A new measurement i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -39,7 +40,7 @@ from ddlkit.run.measure.layers import LayersSettings, layers_job, profile_layers
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions import reader
 from ddlkit.run.sessions.reader import Key, count, number, one_of
-from ddlkit.run.sessions.session import Point, Tables, TableSet, Unavailable, say
+from ddlkit.run.sessions.session import Point, Tables, Unavailable, say, table_path
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 DISTINCT_PLANS = 8
@@ -71,7 +72,6 @@ class Here(NamedTuple):
 
 
 Maker = Callable[..., Iterator[Point]]
-Measure = Callable[[], pd.DataFrame | Tables]
 
 
 class Kind(NamedTuple):
@@ -148,27 +148,14 @@ def kind(what: str, *, lab: bool = False) -> Callable[[Maker], Maker]:
     return register
 
 
-def _point(
-    what: str,
-    name: str,
-    measure: Measure,
-    estimate_s: float,
-    *,
-    schemas: Sequence[str] = (),
-    folder: str = "",
-    gpus: int = 0,
-) -> Point:
-    """A point of one table, ``what``, or of several; where there are fewer GPUs than it needs, it says so."""
+def _on_gpus(gpus: int, point: Point) -> Point:
+    """The point, or where there are fewer GPUs than it needs, one that says so."""
     there = torch.cuda.device_count()
 
-    def run(_: Path) -> Tables:
-        if there < gpus:
-            raise Unavailable(f"needs {gpus} GPUs, here {'is 1' if there == 1 else f'are {there}'}")
-        found = measure()
-        return {what: found} if isinstance(found, pd.DataFrame) else found
+    def refuse() -> Tables:
+        raise Unavailable(f"needs {gpus} GPUs, here {'is 1' if there == 1 else f'are {there}'}")
 
-    tables = TableSet(what, name, schemas or [what], folder=folder)
-    return Point(tables, run, estimate_s if there >= gpus else 0.0)
+    return point if there >= gpus else replace(point, measure=refuse, estimate_s=0.0)
 
 
 # -- this machine --------------------------------------------------------------------------------
@@ -176,42 +163,42 @@ def _point(
 
 @kind("facts")
 def facts(here: Here) -> Iterator[Point]:
-    yield _point("facts", f"s{here.session}", vitals.facts, 3)
+    yield Point("facts", f"s{here.session}", vitals.facts, 3)
 
 
 @kind("drift")
 def drift(here: Here, moment: str, side: int, size: Sizes) -> Iterator[Point]:
     measure = partial(speed.measure_drift, moment, here.device, side, *size)
-    yield _point("drift", f"s{here.session}-{moment}", measure, 4)
+    yield Point("drift", f"s{here.session}-{moment}", measure, 4)
 
 
 @kind("efficiency")
 def efficiency(here: Here) -> Iterator[Point]:
-    yield _point("efficiency", f"s{here.session}", partial(speed.efficiency, here.out), 1)
+    yield Point("efficiency", f"s{here.session}", partial(speed.efficiency, here.out), 1)
 
 
 @kind("peaks")
 def matrix_products(here: Here, sides: Sides, budget: Budget) -> Iterator[Point]:
     def measure() -> pd.DataFrame:
-        pairs = [([precision], many) for precision, many in sides.items()]
-        frames = [speed.measure_peaks(here.device, *pair, budget) for pair in pairs]
+        pairs = sides.items()
+        frames = (speed.measure_peaks(here.device, [one], many, budget) for one, many in pairs)
         return pd.concat(frames, ignore_index=True)
 
     estimate_s = 1 + 1.5 * budget.max_s * sum(map(len, sides.values()))
-    yield _point("peaks", here.device, measure, estimate_s)
+    yield Point("peaks", here.device, measure, estimate_s)
 
 
 @kind("copies")
 def memory_copies(here: Here, budget: Budget, sizes: Sizes = copies.SIZES) -> Iterator[Point]:
     measure = partial(copies.measure_copies, here.device, sizes, budget)
     ways = 5 if here.device == "cuda" else 1
-    yield _point("copies", here.device, measure, 3 + ways * len(sizes) * budget.max_s)
+    yield Point("copies", here.device, measure, 3 + ways * len(sizes) * budget.max_s)
 
 
 @kind("copies")
 def disk_copies(here: Here, budget: Budget, sizes: Sizes = copies.DISK_SIZES) -> Iterator[Point]:
     measure = partial(copies.measure_disk, here.out, sizes, budget)
-    yield _point("copies", "disk", measure, 3 + 2 * len(sizes) * budget.max_s)
+    yield Point("copies", "disk", measure, 3 + 2 * len(sizes) * budget.max_s)
 
 
 @kind("selection")
@@ -244,12 +231,13 @@ def layers(
 ) -> Iterator[Point]:
     for precision in precisions:
         for name, batch in networks:
-            measure = partial(_profile_tables, name, batch, here.device, precision, budget, None)
+            how: dict[str, Any] = {"precision": precision, "budget": budget}
+            measure = partial(_profile_tables, name, batch, device=here.device, **how)
             # Each round is one iteration with hooks and one without.
             repeat_s = 2 * _iteration_s(name, batch, precision, here.device)
             estimate_s = BUILD_S + _timed_s(budget, repeat_s)
             key = f"{name}-b{batch}-{precision}"
-            yield _point("layers", key, measure, estimate_s, schemas=["layers", "samples"])
+            yield Point("layers", key, measure, estimate_s, tables=["layers", "samples"])
 
 
 @kind("layers")
@@ -260,33 +248,24 @@ def layers_by_ranks(here: Here, networks: Batched, ranks: int, budget: Budget) -
 
 def layers_point(name: str, batch: int, ranks: int, budget: Budget, *, folder: str = "") -> Point:
     """A network's layers, on all cores, by ``ranks`` ranks at the same time; one needs no launch."""
-
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    measure: Measure = partial(
-        _profile_tables, name, batch, device, "fp32", budget, machine.cores()
-    )
+    how: dict[str, Any] = {"device": device, "precision": "fp32", "budget": budget}
+    measure: Callable[[], Tables]
+    measure = partial(_profile_tables, name, batch, threads=machine.cores(), **how)
     if ranks > 1:
         settings = LayersSettings({name: batch}, budget=budget)
         measure = partial(launch, layers_job, settings, ranks=ranks, place=Loopback())
     repeat_s = 2 * ranks * _iteration_s(name, batch, "fp32", device)
-    return _point(
-        "layers",
-        f"{name}-b{batch}-r{ranks}",
-        measure,
-        BUILD_S + LAUNCH_S * (ranks > 1) + _timed_s(budget, repeat_s),
-        schemas=["layers", "samples"],
-        folder=folder,
-    )
+    estimate_s = BUILD_S + LAUNCH_S * (ranks > 1) + _timed_s(budget, repeat_s)
+    key = f"{name}-b{batch}-r{ranks}"
+    return Point("layers", key, measure, estimate_s, ["layers", "samples"], folder)
 
 
-def _profile_tables(
-    name: str, batch: int, device: str, precision: str, budget: Budget, threads: int | None
-) -> Tables:
-    found, samples = profile_layers(
-        name, batch, device=device, precision=precision, budget=budget, threads=threads
-    )
+def _profile_tables(*network: Any, threads: int | None = None, **how: Any) -> Tables:
+    """What `profile_layers` measures, as tables."""
+    found, samples = profile_layers(*network, threads=threads, **how)
     threads = threads or torch.get_num_threads()
-    frame = store.profile_frame(found, precision, ranks=1, threads=threads)
+    frame = store.profile_frame(found, how["precision"], ranks=1, threads=threads)
     return {"layers": frame, "samples": samples}
 
 
@@ -306,7 +285,7 @@ def throughput(
             measure = partial(speed.measure_throughput, name, batches, iterations=iterations, **how)
             samples_s = [iterations * _iteration_s(name, n, precision, device) for n in batches]
             estimate_s = sum(BUILD_S / 2 + _timed_s(budget, sample_s) for sample_s in samples_s)
-            yield _point("throughput", f"{name}-{precision}", measure, estimate_s)
+            yield Point("throughput", f"{name}-{precision}", measure, estimate_s)
 
 
 @kind("convergence")
@@ -317,7 +296,7 @@ def convergences(here: Here, recipe: Recipe, seeds: Numbers) -> Iterator[Point]:
         for name in NETWORKS:
             measure = partial(train, name, seed, recipe, **how)
             key = f"{name}-e{recipe.epochs}-s{seed}"
-            yield _point("convergence", key, measure, 5.0 * recipe.epochs)
+            yield Point("convergence", key, measure, 5.0 * recipe.epochs)
 
 
 # -- several ranks -------------------------------------------------------------------------------
@@ -353,7 +332,7 @@ def collectives(
     settings = CollectivesSettings(collectives, sizes, budget)
     for name, (ranks, place, join) in links.items():
         measure = partial(launch, collectives_job, settings, ranks=ranks, place=place, join=join)
-        yield _point("collectives", name, measure, estimate_s, gpus=ranks * gpus)
+        yield _on_gpus(ranks * gpus, Point("collectives", name, measure, estimate_s))
 
 
 @kind("training")
@@ -363,14 +342,12 @@ def trainings(here: Here, networks: Batched, repeats: int, iterations: int) -> I
     for ranks in _rank_counts(here.device):
         for name, batch in networks:
             settings = TrainingSettings(name, batch, {OWN_PLAN: []}, repeats, iterations)
-            yield _point(
-                "training",
-                f"{name}-b{batch}-p{ranks}",
-                partial(launch, training_job, settings, ranks=ranks, place=Loopback()),
-                LAUNCH_S + 2 * rounds * _iteration_s(name, batch, "fp32", here.device),
-                schemas=training_job.tables,
-                gpus=ranks if here.device == "cuda" else 0,
-            )
+            key = f"{name}-b{batch}-p{ranks}"
+            measure = partial(launch, training_job, settings, ranks=ranks, place=Loopback())
+            iteration_s = _iteration_s(name, batch, "fp32", here.device)
+            estimate_s = LAUNCH_S + 2 * rounds * iteration_s
+            point = Point("training", key, measure, estimate_s, training_job.tables)
+            yield _on_gpus(ranks if here.device == "cuda" else 0, point)
 
 
 @kind("channels")
@@ -385,7 +362,7 @@ def nccl_channels(
             measure = partial(channels.measure_channels, settings, ranks, **how)
             name = f"p{ranks}-{f'{n}-blocks' if n else 'default'}"
             estimate_s = len(settings) * (LAUNCH_S + len(sizes) * budget.max_s)
-            yield _point("channels", name, measure, estimate_s, gpus=ranks)
+            yield _on_gpus(ranks, Point("channels", name, measure, estimate_s))
 
 
 # -- the lab -------------------------------------------------------------------------------------
@@ -395,7 +372,7 @@ def _lab(ranks: int, rate: str) -> Lab:
     return Lab(LabShape(ranks, parse_bits_per_s(rate)))
 
 
-def _send(ranks: int, rate: str, how: Mapping[str, Any]) -> pd.DataFrame:
+def _send(ranks: int, rate: str, **how: Any) -> pd.DataFrame:
     """Collectives over a link of the lab or, without a rate, over loopback."""
     if not rate:
         settings = CollectivesSettings(**how)
@@ -404,17 +381,13 @@ def _send(ranks: int, rate: str, how: Mapping[str, Any]) -> pd.DataFrame:
         return calibrate(place, **how)
 
 
-def _link(ranks: int, rate: str) -> str:
-    return f"lab-p{ranks}-{rate}" if rate else f"loopback-p{ranks}"
-
-
 @kind("collectives", lab=True)
 def collectives_in_lab(
     here: Here, ranks: int, rate: Rate, collectives: Collectives, budget: Budget
 ) -> Iterator[Point]:
-    measure = partial(_send, ranks, rate, {"collectives": collectives, "budget": budget})
+    measure = partial(_send, ranks, rate, collectives=collectives, budget=budget)
     estimate_s = LAUNCH_S + len(collectives) * len(SIZES) * budget.max_s
-    yield _point("collectives", _link(ranks, rate), measure, estimate_s)
+    yield Point("collectives", f"lab-p{ranks}-{rate}", measure, estimate_s)
 
 
 @kind("tensors")
@@ -423,15 +396,16 @@ def tensors(
 ) -> Iterator[Point]:
     """All-reduces of each size that a network's tensors have."""
     sizes = sorted({4 * elements for elements in published.parameters(network)})  # float32
-    how = {"collectives": ["all_reduce"], "sizes": sizes, "budget": budget, "tries": TRIES}
+    how: dict[str, Any] = {"collectives": ["all_reduce"], "sizes": sizes, "budget": budget}
 
     def measure() -> pd.DataFrame:
-        found = _send(ranks, rate, how)
+        found = _send(ranks, rate, tries=TRIES, **how)
         found.insert(0, "network", network)
         return found
 
+    link = f"lab-p{ranks}-{rate}" if rate else f"loopback-p{ranks}"
     estimate_s = LAUNCH_S + len(sizes) * budget.max_s
-    yield _point("tensors", f"{network.lower()}-{_link(ranks, rate)}", measure, estimate_s)
+    yield Point("tensors", f"{network.lower()}-{link}", measure, estimate_s)
 
 
 @kind("training", lab=True)
@@ -460,7 +434,7 @@ def training_in_lab(
     estimate_s = LAUNCH_S + len(plans) * repeats * (iterations + 2) * 2 * _EXPOSED_S
     for name, batch in networks:
         key, run = f"training-{name}-p{ranks}-{rate}", partial(measure, name, batch)
-        yield _point("training", key, run, estimate_s, schemas=training_job.tables)
+        yield Point("training", key, run, estimate_s, tables=training_job.tables)
 
 
 @kind("replay", lab=True)
@@ -479,7 +453,7 @@ def replays(
 
     estimate_s = LAUNCH_S + len(networks) * DISTINCT_PLANS * rounds * _EXPOSED_S
     tables = ["runs", "timeline"]
-    yield _point("replay", f"replay-p{ranks}-{rate}", measure, estimate_s, schemas=tables)
+    yield Point("replay", f"replay-p{ranks}-{rate}", measure, estimate_s, tables=tables)
 
 
 def replay_cases(
@@ -492,17 +466,20 @@ def replay_cases(
 
 
 def _profile(out: Path, name: str, batch: int, ranks: int) -> LayerProfile:
-    path = out / f"layers-{name}-b{batch}-r{ranks}.csv"
-    if not path.exists():
-        raise UserError(f"{path} is missing: run ddlkit measure layers --out {out} first")
-    return store.read_profile(path)
+    return store.read_profile(_measured(out, "layers", f"{name}-b{batch}-r{ranks}"))
 
 
 def _cost(out: Path, ranks: int, rate: str) -> MessageCost:
     """The measured table of all-reduce times in the lab."""
-    path = out / f"collectives-lab-p{ranks}-{rate}.csv"
-    if not path.exists():
-        raise UserError(f"{path} is missing: run ddlkit measure collectives --out {out} first")
+    path = _measured(out, "collectives", f"lab-p{ranks}-{rate}")
     sizes, seconds, known = messages.read_bytes_seconds(path, collective="all_reduce")
     algorithm = known.get("algorithm")
     return fit("table", sizes, seconds, workers=ranks, algorithm=algorithm, draws=0).cost
+
+
+def _measured(out: Path, schema: str, name: str) -> Path:
+    """A table that other points gave. Raises UserError where it is not there."""
+    path = table_path(out, schema, name)
+    if not path.exists():
+        raise UserError(f"{path} is missing: run ddlkit measure {schema} --out {out} first")
+    return path

@@ -123,8 +123,6 @@ def _compute_s(value: Any) -> float | None:
 
 # -- keys --------------------------------------------------------------------------------------
 
-_MISSING = object()
-
 
 class Key(NamedTuple):
     """What may stand at a key of a file.
@@ -135,35 +133,40 @@ class Key(NamedTuple):
     """
 
     check: Check
-    default: Any = _MISSING
+    default: Any = ...
     many: bool = False
 
+    def read(self, given: Any, where: str) -> Any:
+        """What is meant by what stands there. Raises UserError where it is wrong."""
+        if given is ...:
+            more = " or a list of them" if self.many else ""
+            raise UserError(f"{where}: missing: give one value{more}")
+        if not self.many:
+            return checked(given, self.check, where)
+        listed = given if isinstance(given, (list, tuple)) else [given]
+        if not listed and self.default != []:
+            raise UserError(f"{where}: an empty list: give at least one value")
+        return [checked(one, self.check, where) for one in listed]
 
-def read_keys(described: Mapping[Any, Any], keys: Mapping[str, Key], where: str) -> dict[str, Any]:
-    """Every key of ``keys`` with its checked value. Raises UserError for any other, and for a wrong one."""
-    _check_known(described, keys, where)
+
+def read_keys(
+    described: Mapping[Any, Any],
+    keys: Mapping[str, Key],
+    where: str,
+    also: Collection[str] = (),
+) -> dict[str, Any]:
+    """Every key of ``keys`` with its checked value.
+
+    Raises UserError for a wrong one, and for one that is unknown, with a hint at those of ``also``, too.
+    """
+    for name in described:
+        if name not in keys:
+            known = ", ".join(sorted({*keys, *also}))
+            raise UserError(f"{where}: {name}: unknown key: use {known}")
     return {
-        name: _value(described.get(name, key.default), key, f"{where}: {name}")
+        name: key.read(described.get(name, key.default), f"{where}: {name}")
         for name, key in keys.items()
     }
-
-
-def _check_known(described: Mapping[Any, Any], known: Collection[str], where: str) -> None:
-    for name in described:
-        if name not in known:
-            raise UserError(f"{where}: {name}: unknown key: use {', '.join(sorted(known))}")
-
-
-def _value(given: Any, key: Key, where: str) -> Any:
-    if given is _MISSING:
-        more = " or a list of them" if key.many else ""
-        raise UserError(f"{where}: missing: give one value{more}")
-    if not key.many:
-        return checked(given, key.check, where)
-    listed = given if isinstance(given, (list, tuple)) else [given]
-    if not listed and key.default != []:
-        raise UserError(f"{where}: an empty list: give at least one value")
-    return [checked(one, key.check, where) for one in listed]
 
 
 def checked(value: Any, check: Check, where: str) -> Any:
@@ -177,6 +180,12 @@ def checked(value: Any, check: Check, where: str) -> Any:
 # -- files -------------------------------------------------------------------------------------
 
 
+def _description(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict) or "measure" not in value:
+        raise ValueError('must be a mapping with the key "measure"')
+    return value
+
+
 @dataclass(frozen=True)
 class Suite:
     """Points of a machine, in order of value: what comes first is there when time runs out.
@@ -188,16 +197,27 @@ class Suite:
     """
 
     file: Path
+    about: str
     device: str
     isolate: bool
     out: str
-    opening: tuple[Mapping[str, Any], ...]
-    points: tuple[Mapping[str, Any], ...]
-    closing: tuple[Mapping[str, Any], ...]
+    opening: Sequence[Mapping[str, Any]]
+    points: Sequence[Mapping[str, Any]]
+    closing: Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class CaseRequest:
+_SUITE = {
+    "about": Key(str, ""),
+    "device": Key(one_of(("", *DEVICES)), ""),
+    "isolate": Key(truth, False),
+    "out": Key(str, "measured"),
+    "opening": Key(_description, [], many=True),
+    "points": Key(_description, many=True),
+    "closing": Key(_description, [], many=True),
+}
+
+
+class CaseRequest(NamedTuple):
     """A case whose lab has not been calibrated yet, so that its link, its plan and its dilation are open.
 
     case : as far as it is known; its ``plan`` is what a planner is called by
@@ -225,14 +245,9 @@ class Campaign:
     labs: Mapping[LabShape, tuple[CaseRequest, ...]]
 
     @property
-    def name(self) -> str:
-        """The file's, without what it ends on."""
-        return self.file.stem
-
-    @property
     def folder(self) -> str:
         """The directory's name in which its tables lie, "campaign-osf" for campaign_osf.yml."""
-        words = self.name.lower().replace("_", "-").removeprefix("campaign").strip("-")
+        words = self.file.stem.lower().replace("_", "-").removeprefix("campaign").strip("-")
         return "-".join(["campaign", *words.split()])
 
 
@@ -248,7 +263,9 @@ def read(name: str | Path) -> Suite | Campaign:
         known = ", ".join(sorted(path.stem for path in SUITES.glob("*.json")))
         raise UserError(f"{name}: no such suite: use {known}, or a file .yml or .json")
     described = _parsed(file)
-    return _suite(file, described) if "points" in described else _campaign(file, described)
+    if "points" in described:
+        return Suite(file, **read_keys(described, _SUITE, str(file)))
+    return _campaign(file, described)
 
 
 def read_campaign(file: Path) -> Campaign:
@@ -262,11 +279,11 @@ def read_campaign(file: Path) -> Campaign:
 def _parsed(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not a text file"
-        raise UserError(f"{file}: cannot be read: {reason}") from error
-    try:
         found = json.loads(text) if file.suffix == ".json" else _parsed_yaml(file, text)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: cannot be read: not a text file") from error
     except ValueError as error:
         raise UserError(f"{file}: is not JSON ({error})") from error
     if not isinstance(found, dict):
@@ -292,45 +309,7 @@ def _parsed_yaml(file: Path, text: str) -> Any:
         raise UserError(f"{file}: is not YAML{line}: {problem}") from None
 
 
-# -- suites ------------------------------------------------------------------------------------
-
-
-def _description(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict) or "measure" not in value:
-        raise ValueError('must be a mapping with the key "measure"')
-    return value
-
-
-_SUITE = {
-    "about": Key(str, ""),
-    "device": Key(one_of(("", *DEVICES)), ""),
-    "isolate": Key(truth, False),
-    "out": Key(str, "measured"),
-    "opening": Key(_description, [], many=True),
-    "points": Key(_description, many=True),
-    "closing": Key(_description, [], many=True),
-}
-
-
-def _suite(file: Path, described: Mapping[str, Any]) -> Suite:
-    found = read_keys(described, _SUITE, str(file))
-    lists = {name: tuple(found[name]) for name in ("opening", "points", "closing")}
-    return Suite(file, found["device"], found["isolate"], found["out"], **lists)
-
-
 # -- campaigns ---------------------------------------------------------------------------------
-
-_SINGLE = {
-    "rounds": Key(count, 2),
-    "calibration": Key(one_of(CALIBRATIONS), "full"),
-    "selection": Key(one_of(SELECTIONS), "recorded"),
-}
-_LAB = {
-    "workers": Key(count, many=True),
-    "rates": Key(rate, many=True),
-    "ranks_per_node": Key(count, 1, many=True),
-    "intra_rates": Key(rate, [], many=True),
-}
 
 
 def _axis_key(name: str) -> Key:
@@ -340,23 +319,35 @@ def _axis_key(name: str) -> Key:
     return Key(by_type[type(default)], default, many=True)
 
 
+_SINGLE = {
+    "rounds": Key(count, 2),
+    "calibration": Key(one_of(CALIBRATIONS), "full"),
+    "selection": Key(one_of(SELECTIONS), "recorded"),
+}
 _REQUEST = {
     "networks": Key(network, many=True),
     "plans": Key(plan, many=True),
     "compute_s": Key(_compute_s, BALANCED, many=True),
     **{axis.key: _axis_key(name) for name, axis in AXES.items()},
 }
-_GRID = {**_LAB, **_REQUEST}
+_GRID = {
+    "workers": Key(count, many=True),
+    "rates": Key(rate, many=True),
+    "ranks_per_node": Key(count, 1, many=True),
+    "intra_rates": Key(rate, [], many=True),
+    **_REQUEST,
+}
 
 
 def _campaign(file: Path, described: dict[str, Any]) -> Campaign:
     """A campaign. Top-level keys: ``rounds``, ``calibration``, ``selection``, and ``grids``, a list.
 
-    Each grid is the product of its lists: those of _LAB and of _REQUEST. A grid's key that stands at the
-    top level holds for all grids that do not have it.
+    Each grid is the product of its lists, which are those of _GRID. A grid's key that stands at the top
+    level holds for all grids that do not have it.
     """
-    _check_known(described, {*_SINGLE, *_GRID, "grids"}, str(file))
     shared = {key: value for key, value in described.items() if key in _GRID}
+    rest = {key: value for key, value in described.items() if key not in {*_GRID, "grids"}}
+    single = read_keys(rest, _SINGLE, str(file), also={*_GRID, "grids"})
     grids = described.get("grids", [{}])
     if not isinstance(grids, list) or not grids or not all(isinstance(g, dict) for g in grids):
         raise UserError(f"{file}: grids: must be a list of mappings, at least one")
@@ -366,8 +357,6 @@ def _campaign(file: Path, described: dict[str, Any]) -> Campaign:
         values = read_keys({**shared, **grid}, _GRID, where)
         for shape in _shapes(values, where):
             labs.setdefault(shape, {}).update(dict.fromkeys(_requests(values)))
-    chosen = {key: value for key, value in described.items() if key in _SINGLE}
-    single = read_keys(chosen, _SINGLE, str(file))
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", file.stem):
         raise UserError(
             f"{file}: the file's name names the campaign: use letters, digits and dashes"
@@ -378,8 +367,9 @@ def _campaign(file: Path, described: dict[str, Any]) -> Campaign:
 def _shapes(values: Mapping[str, list[Any]], where: str) -> list[LabShape]:
     """Every lab of a grid, in the order of its lists."""
     found: list[LabShape] = []
-    labs = itertools.product(values["workers"], values["rates"], values["ranks_per_node"])
-    for workers, rate_bits_per_s, per_node in labs:
+    for workers, rate_bits_per_s, per_node in itertools.product(
+        values["workers"], values["rates"], values["ranks_per_node"]
+    ):
         intra_rates = values["intra_rates"] if per_node > 1 else [0.0]
         if not intra_rates:
             raise UserError(f"{where}: intra_rates: missing: nodes of {per_node} ranks need one")

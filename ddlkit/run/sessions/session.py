@@ -1,18 +1,28 @@
-"""What a session measures: points, the tables that each gives, and what can become of it. No torch here."""
+"""What a session measures: points, what can become of them, and the loop that measures them. No torch here.
+
+What is there is left out, the rest saved point by point.
+"""
 
 from __future__ import annotations
 
+import functools
+import gc
 import importlib
+import math
 import sys
+import time
+import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from ddlkit import store
+from ddlkit import machine, store
 from ddlkit.core.errors import UserError
+from ddlkit.core.units import GIB, format_bytes
 
 Tables = Mapping[str, pd.DataFrame]
 """Schema -> rows."""
@@ -24,6 +34,10 @@ OUT_OF_MEMORY, UNAVAILABLE, IN_USE = "out of memory", "unavailable", "in use by 
 FAILED, KILLED, NO_TIME = "failed", "killed", "no time left"
 THERE = (MEASURED, PARTIAL)
 
+PACKED = ("contention", "selection", "timeline")  # schemas whose tables are written as .csv.gz
+PRIOR_S = 30.0
+COMPANY_BYTES = 2 * GIB  # others that take more GPU memory than this are at work, not just there
+
 
 class Partial(UserError):
     """Part of a point could be measured: ``tables`` hold it, the message says why not the rest."""
@@ -31,6 +45,10 @@ class Partial(UserError):
     def __init__(self, tables: Tables, reason: str) -> None:
         super().__init__(reason)
         self.tables = tables
+
+
+class Unavailable(UserError):
+    """This machine lacks what a point needs, such as a second GPU."""
 
 
 def all_or_partial(table: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
@@ -49,10 +67,6 @@ def all_or_partial(table: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(done, ignore_index=True)
 
 
-class Unavailable(UserError):
-    """This machine lacks what a point needs, such as a second GPU."""
-
-
 def ran_out_of_memory(error: BaseException) -> bool:
     """Whether this is how Python, torch on the CPU or CUDA say that memory is used up."""
     signs = ("out of memory", "can't allocate memory", "size calculation overflowed")
@@ -64,94 +78,104 @@ def say(line: str) -> None:
     print(f"ddlkit: {line}", file=sys.stderr, flush=True)
 
 
-@dataclass(frozen=True)
-class TableSet:
-    """Tables that are recorded together, under one name.
+# -- points ------------------------------------------------------------------------------------
 
-    what : what they belong to, as "layers"; name : "resnet50-b4-fp32"
-    schemas : of each of them; packed : those that are written as .csv.gz
+
+def table_path(directory: Path, schema: str, name: str) -> Path:
+    """Where a table of that schema and name lies."""
+    return directory / f"{schema}-{name}.csv{'.gz' if schema in PACKED else ''}"
+
+
+@functools.cache
+def this_machine() -> dict[str, Any]:
+    """The machine, described once: it takes a while, and a lab that is up would be among its links."""
+    return machine.describe()
+
+
+def save_table(path: Path, frame: pd.DataFrame, schema: str, *, append: bool = False) -> None:
+    """Write and stamp a table. Raises UserError like `store.save_table`."""
+    how: dict[str, Any] = {"command": sys.argv, "machine": this_machine(), "append": append}
+    store.save_table(frame, path.parent, path.name, schema=schema, **how)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measurement of its own: the tables that are recorded together, and how it is done.
+
+    what : the tables belong to, as "layers"; name : of the tables, as "resnet50-b4-fp32"
+    measure : returns schema -> rows, or the rows of the only table, or raises: Partial with what there
+        is, Unavailable, or any other exception
+    estimate_s : about how long it takes where it is meant to run
+    tables : schemas of the tables; () for one, ``what``
     folder : in which they lie, inside the session's directory
+    moment : which of several points it is that add to the same tables; note : what to say of it
+    is_done : whether nothing is left to measure; without it, a point is done when its tables are there
     """
 
     what: str
     name: str
-    schemas: Sequence[str]
-    packed: Sequence[str] = ("timeline",)
+    measure: Callable[[], Tables | pd.DataFrame]
+    estimate_s: float = 10.0
+    tables: Sequence[str] = ()
     folder: str = ""
+    moment: str = ""
+    note: str = ""
+    is_done: Callable[[], bool] | None = None
 
-    def path(self, out: Path, schema: str) -> Path:
-        """Where one of the tables lies."""
-        end = ".csv.gz" if schema in self.packed else ".csv"
-        return out / self.folder / f"{schema}-{self.name}{end}"
+    @property
+    def key(self) -> str:
+        """Its name among all points of a session."""
+        return self.row().key
+
+    def row(self) -> Row:
+        """Its row in the table of outcomes, before it is measured."""
+        words = filter(None, (self.folder, self.name, self.moment))
+        return Row(self.what, " ".join(words), estimate_s=self.estimate_s)
+
+    def paths(self, out: Path) -> list[Path]:
+        """Where its tables lie."""
+        return [table_path(out / self.folder, schema, self.name) for schema in self.schemas]
+
+    @property
+    def schemas(self) -> Sequence[str]:
+        """Those of its tables."""
+        return self.tables or (self.what,)
 
     def done(self, out: Path) -> bool:
-        """Whether all tables are there, whole, and of this benchmark version.
+        """Whether it need not be measured: all tables are there, whole, and of this benchmark version.
 
         Raises UserError for a table that is damaged: it is not measured over in silence.
         """
-        paths = [self.path(out, schema) for schema in self.schemas]
+        if self.is_done:
+            return self.is_done()
+        paths = self.paths(out)
         if not all(path.exists() for path in paths):
             return False
         stamps = [store.load_stamp(path) for path in paths]
         return all(stamp["benchmark_version"] == store.BENCHMARK_VERSION for stamp in stamps)
 
-    def save(
-        self,
-        out: Path,
-        measured: Tables,
-        machine: dict[str, Any] | None = None,
-        *,
-        append: bool = False,
-    ) -> None:
-        """Write and stamp what was measured. Raises UserError like `store.save_table`."""
+    def save(self, out: Path, measured: Tables) -> None:
+        """Write and stamp what ``measure`` gave; what others gave to the same tables stays."""
         for schema, frame in measured.items():
-            path = self.path(out, schema)
-            store.save_table(
-                frame,
-                path.parent,
-                path.name,
-                schema=schema,
-                command=sys.argv,
-                machine=machine,
-                append=append,
-            )
+            path = table_path(out / self.folder, schema, self.name)
+            save_table(path, frame, schema, append=self.is_done is not None)
 
 
 @dataclass(frozen=True)
-class Point:
-    """A measurement of its own: the tables that it gives, and how it is done.
+class Row:
+    """What is known of a point: a row of the table of outcomes."""
 
-    measure : called with the directory that holds the points before it; returns schema -> rows, or
-        raises: Partial with what there is, Unavailable, or any other exception
-    estimate_s : about how long it takes where it is meant to run
-    moment : which of several points it is that add to the same tables; note : what to say of it
-    is_done : whether nothing is left to measure; without it, a point is done when its tables are there
-    """
-
-    tables: TableSet
-    measure: Callable[[Path], Tables]
-    estimate_s: float = 10.0
-    moment: str = ""
-    note: str = ""
-    is_done: Callable[[Path], bool] | None = None
-
-    @property
-    def name(self) -> str:
-        """Its name among all points of its kind."""
-        return " ".join(filter(None, (self.tables.folder, self.tables.name, self.moment)))
+    what: str
+    point: str
+    outcome: str = PENDING
+    reason: str = ""
+    estimate_s: float = 0.0
+    seconds: float = 0.0
 
     @property
     def key(self) -> str:
-        """Its name among all points of a session."""
-        return f"{self.tables.what}/{self.name}"
-
-    def done(self, out: Path) -> bool:
-        """Whether it need not be measured. Raises UserError for a table that is damaged."""
-        return self.is_done(out) if self.is_done else self.tables.done(out)
-
-    def save(self, out: Path, measured: Tables, machine: dict[str, Any] | None = None) -> None:
-        """Write and stamp what ``measure`` gave; what others gave to the same tables stays."""
-        self.tables.save(out, measured, machine, append=self.is_done is not None)
+        """The point's name among all of a session."""
+        return f"{self.what}/{self.point}"
 
 
 @dataclass(frozen=True)
@@ -182,3 +206,171 @@ class Source:
         make = getattr(importlib.import_module(module), function)
         found: PointList = make(out=out, session=session, **self.arguments)
         return found
+
+
+# -- the loop ----------------------------------------------------------------------------------
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+class Pace:
+    """How much longer points have taken than estimated, by what they belong to.
+
+    Estimates count as if they had held for PRIOR_S seconds: one point proves little.
+    """
+
+    def __init__(self) -> None:
+        self._estimated_s: dict[str, float] = defaultdict(float)
+        self._taken_s: dict[str, float] = defaultdict(float)
+
+    def note(self, point: Point, seconds: float) -> None:
+        """A point took that long."""
+        for what in (point.what, ""):
+            self._estimated_s[what] += point.estimate_s
+            self._taken_s[what] += seconds
+
+    def expected_s(self, point: Point) -> float:
+        """How long it will take if it differs from its estimate as those of its kind did so far."""
+        known = point.what if self._estimated_s[point.what] else ""
+        slowness = (self._taken_s[known] + PRIOR_S) / (self._estimated_s[known] + PRIOR_S)
+        return point.estimate_s * slowness
+
+
+def measure_points(
+    points: PointList,
+    out: Path,
+    emit: Emit,
+    *,
+    deadline_s: float = math.inf,
+    skip: Sequence[str] = (),
+    last: Sequence[str] = (),
+) -> bool:
+    """Measure what is not there yet; returns whether this process can still use the GPU.
+
+    emit : called with the ``rows`` of all points, then with the ``row`` of each that is started, and with
+        the seconds that it is expected to take, or at its end
+    deadline_s : by `time.time`; a point that will probably not end before it is left out, and so are
+        all but the shorter ones after it
+    skip, last : keys of points that are not tried (again), and that are tried after all others
+    """
+    this_machine()
+    body = sorted(points.body, key=lambda point: point.key in last)
+    rows = [point.row() if point.key in skip else _looked(point, out) for point in body]
+    # What can only be refused, such as a second GPU's points where there is one, makes no session.
+    session = bool(skip) or any(row.outcome == PENDING and row.estimate_s > 0 for row in rows)
+    opening, closing = (points.opening, points.closing) if session else ((), ())
+    rows = [*(point.row() for point in opening), *rows, *(point.row() for point in closing)]
+    emit({"rows": [asdict(row) for row in rows]})
+    rest_s = deadline_s - sum(point.estimate_s for point in closing)
+    pace = Pace()
+    for point, row in zip((*opening, *body, *closing), rows, strict=True):
+        if row.outcome == FAILED or row.key in skip:
+            continue
+        if point.done(out):  # which may depend on what has just been measured
+            if row.outcome != MEASURED:
+                emit({"row": asdict(replace(row, outcome=MEASURED))})
+            continue
+        _take(point, out, emit, pace, deadline_s if point in closing else rest_s)
+        if not _gpu_is_usable():
+            return False
+    return True
+
+
+def _take(point: Point, out: Path, emit: Emit, pace: Pace, until_s: float) -> None:
+    """Measure one point, if it will probably end in time."""
+    row, left_s, expected_s = point.row(), until_s - time.time(), pace.expected_s(point)
+    if expected_s > left_s:
+        reason = f"would take about {expected_s:.0f} s, {max(0.0, left_s):.0f} s were left"
+        emit({"row": asdict(replace(row, outcome=NO_TIME, reason=reason))})
+        return
+    emit({"row": asdict(replace(row, outcome=STARTED)), "expected_s": expected_s})
+    start_s = time.monotonic()
+    outcome, reason = _attempt(point, out)
+    seconds = time.monotonic() - start_s
+    if outcome in THERE:
+        pace.note(point, seconds)
+    ended = replace(row, outcome=outcome, reason=reason, seconds=seconds)
+    emit({"row": asdict(ended)})
+
+
+def _looked(point: Point, out: Path) -> Row:
+    """The row of a point that may be there, or whose table may be damaged and must be looked at first."""
+    row = point.row()
+    try:
+        return replace(row, outcome=MEASURED) if point.done(out) else row
+    except UserError as error:
+        return replace(row, outcome=FAILED, reason=one_line(error))
+
+
+def _attempt(point: Point, out: Path) -> tuple[str, str]:
+    """Measure and save one point: its outcome, and why if it is not simply measured.
+
+    Times that were taken while others came to the GPU are not kept.
+    """
+    company = _foreign_bytes()
+    outcome, reason, tables = _measured(point)
+    _release()
+    grown = _foreign_bytes() - company if company else 0
+    if grown > COMPANY_BYTES:
+        return IN_USE, f"others took {format_bytes(grown)} of GPU memory meanwhile"
+    try:
+        point.save(out, tables)
+    except UserError as error:
+        return FAILED, one_line(error)
+    return outcome, reason
+
+
+def _measured(point: Point) -> tuple[str, str, Tables]:
+    """Outcome, reason, and what there is of the point's tables."""
+    try:
+        found = point.measure()
+        return MEASURED, "", {point.what: found} if isinstance(found, pd.DataFrame) else found
+    except Partial as error:
+        return PARTIAL, one_line(error), error.tables
+    except Unavailable as error:
+        return UNAVAILABLE, one_line(error), {}
+    except Exception as error:
+        if ran_out_of_memory(error):
+            return OUT_OF_MEMORY, one_line(error), {}
+        if isinstance(error, UserError):
+            return FAILED, one_line(error), {}
+        traceback.print_exc()
+        return FAILED, f"{type(error).__name__}: {one_line(error)}", {}
+
+
+def one_line(error: BaseException, most: int = 300) -> str:
+    """What an exception says, fit for a cell of a table."""
+    text = " ".join(str(error).split())
+    return "".join(letter for letter in text if letter.isprintable())[:most]
+
+
+def _cuda() -> Any:
+    """torch.cuda once this process uses a GPU, else None: no point here may have needed torch at all."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+
+
+def _release() -> None:
+    """Give back the GPU memory that nothing refers to."""
+    gc.collect()
+    if (cuda := _cuda()) and _gpu_is_usable():
+        cuda.empty_cache()
+
+
+def _gpu_is_usable() -> bool:
+    """False after a fault such as an illegal address: CUDA then refuses all further work."""
+    if not (cuda := _cuda()):
+        return True
+    try:
+        cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _foreign_bytes() -> int:
+    """GPU memory that is neither free nor torch's own here; 0 while this process uses no GPU."""
+    if not (cuda := _cuda()) or not _gpu_is_usable():
+        return 0
+    free, total = cuda.mem_get_info()
+    return int(total - free - cuda.memory_reserved())

@@ -28,8 +28,6 @@ from ddlkit.run.sessions.reader import (
 )
 from ddlkit.run.sessions.session import Point, PointList, say
 
-ALL = "all"
-
 
 @kind("campaign", lab=True)
 def campaign(here: Here, file: str) -> Iterator[Point]:
@@ -42,9 +40,7 @@ def campaign(here: Here, file: str) -> Iterator[Point]:
 _COMMON = {
     "measure": Key(one_of(list(KINDS))),
     "about": Key(str, ""),  # why, for who reads the file
-    "device": Key(
-        one_of(("", *DEVICES)), ""
-    ),  # where it is measured: everywhere, if nothing is said
+    "device": Key(one_of(("", *DEVICES)), ""),  # where it is measured: everywhere, if it is ""
     "by_name": Key(truth, False),  # not part of "all"
 }
 
@@ -54,7 +50,7 @@ def points(
     out: Path,
     session: int,
     name: str,
-    part: str = ALL,
+    part: str = "all",
     device: str = "",
     networks: Sequence[str] = (),
 ) -> PointList:
@@ -76,15 +72,15 @@ def points(
             "or use --suite cpu"
         )
     here = Here(device, session, out)
-    lists: dict[str, list[Point]] = {}
+    lists = []
     for key in ("points", "opening", "closing"):
         found: dict[str, Point] = {}
         for position, described in enumerate(getattr(suite, key)):
             where = f"{suite.file}: {key}[{position}]"
             for point in _made(described, where, here, part, batches):
                 found.setdefault(point.key, point)
-        lists[key] = list(found.values())
-    return PointList(lists["points"], lists["opening"], lists["closing"])
+        lists.append(list(found.values()))
+    return PointList(*lists)
 
 
 def _batched(text: str, part: str) -> tuple[str, int]:
@@ -111,7 +107,7 @@ def _made(
     what, needs_lab, keys, make = KINDS[chosen["measure"]]
     own = {key: value for key, value in described.items() if key not in _COMMON}
     arguments = read_keys(own, keys, where)
-    wanted = not chosen["by_name"] if part == ALL else part == what
+    wanted = not chosen["by_name"] if part == "all" else part == what
     if not wanted or chosen["device"] not in ("", here.device):
         return
     needs_lab = needs_lab or bool(arguments.get("rate"))
