@@ -85,8 +85,8 @@ def _phases(
         network, setting.compute_s(network), buffer_bytes, setting.timeout_s, setting.unit
     )
     agreed_s = prose("osf")["fig10-bdp"] * KB / cluster.NETWORK_BYTES_PER_S
-    held_up = {"waited_s": waited_s, "slowest": slowest, "negotiate_s": agreed_s}
-    return breakdown(workload, plan, setting.cost(workers), **held_up)
+    cost = setting.cost(workers)
+    return breakdown(workload, plan, cost, waited_s=waited_s, slowest=slowest, negotiate_s=agreed_s)
 
 
 def panel_name(network: str, slowest: float) -> str:
@@ -116,8 +116,14 @@ def phases(lab: Lab) -> pd.DataFrame:
     for case in lab.cases(negotiated=True):
         key, messages = _key(case), lab.calibration.of_case(case)
         sent, cost, agreed_s = plan_of(case), messages.cost, float(messages.cost(KIB))
-        held_up = {"slowest": case.straggler, "negotiate_s": agreed_s, "link": messages.link}
-        model[key] = breakdown(lab.workload(case), sent, cost, **held_up)
+        model[key] = breakdown(
+            lab.workload(case),
+            sent,
+            cost,
+            slowest=case.straggler,
+            negotiate_s=agreed_s,
+            link=messages.link,
+        )
         seen = _seen(lab, case)
         measured[key], apart[key] = seen.mean().to_dict(), seen.agg(mean_difference).to_dict()
     seconds = {"model_s": model, "measured_s": measured, "repeatability_s": apart}
