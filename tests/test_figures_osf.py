@@ -17,7 +17,7 @@ from ddlkit.core.workload import Workload
 from ddlkit.model.calibration import Calibration
 from ddlkit.papers.osf.breakdown import PHASES
 from ddlkit.report.figures import osf_overhead, osf_scaling
-from ddlkit.report.figures.osf_inputs import Lab
+from ddlkit.report.figures.osf_scaling import Lab
 from strategies import random_workload
 
 SIZES = np.geomspace(1e2, 1e9, 15)

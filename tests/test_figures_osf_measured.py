@@ -110,7 +110,7 @@ def test_another_day_shows_as_repeatability_and_as_error() -> None:
 
 def test_a_link_that_was_not_measured_before_is_told() -> None:
     tensors = samples(OWN_SIZES).assign(network="ResNet101", link="lab:2gbit")
-    with pytest.raises(UserError, match="no link with all-reduces of ResNet101's tensors"):
+    with pytest.raises(UserError, match="no link with all-reduces of ResNet101"):
         osf_measured.fig10(samples(SIZES), tensors, "ResNet101")
 
 

@@ -22,7 +22,7 @@ from ddlkit.papers import networks, osf
 from ddlkit.papers.osf import audit, cluster
 from ddlkit.papers.osf.breakdown import PHASES, breakdown, of_timeline
 from ddlkit.report import claims
-from ddlkit.report.figures import osf_inputs, osf_overhead, osf_scaling
+from ddlkit.report.figures import osf_overhead, osf_scaling
 from strategies import costs, plans, random_workload, workloads
 
 SMALL = cluster.Grid(9)
@@ -271,23 +271,23 @@ def test_the_search_finds_the_setting_that_was_stated() -> None:
 
 
 def test_no_setting_agrees_with_all_that_the_paper_states() -> None:
-    found = osf_inputs.setting_search()
+    found = osf_scaling.setting_search()
     assert not found.fits_all()
     assert all(holds.any() for holds in found.holds)  # though each statement alone is met somewhere
     assert found.count.max() < len(found.stated) - 2
-    assert found.residuals(found.best_index(osf_inputs.ANCHOR)).iloc[0]["holds"]
-    assert found.grid.setting(found.best_index(osf_inputs.ANCHOR)) == osf_inputs.setting()
+    assert found.residuals(found.best_index(osf_scaling.ANCHOR)).iloc[0]["holds"]
+    assert found.grid.setting(found.best_index(osf_scaling.ANCHOR)) == osf_scaling.setting()
 
 
 def test_what_is_called_undetermined_has_the_printed_value_in_its_range() -> None:
-    found = osf_inputs.setting_search()
+    found = osf_scaling.setting_search()
     undetermined = {
         "osf-fig03-csf-max": "five: largest CSF error",
         "osf-fig03-csf-min": "five: smallest CSF error",
         "osf-fig06-resnet101": "ResNet-101: gain at 1 GB",
     }
     for claim, statement in undetermined.items():
-        _, low, high = found.without(statement, osf_inputs.ANCHOR)
+        _, low, high = found.without(statement, osf_scaling.ANCHOR)
         assert low < claims.claimed(claim) / 100 < high and high > 3 * low
 
 
@@ -320,13 +320,13 @@ def test_adafusion_does_not_gain_what_figure_11_says() -> None:
 def test_every_figure_has_a_model_and_a_paper_column(
     figure: Callable[[Any], pd.DataFrame], printed: int
 ) -> None:
-    frame = figure(osf_inputs.setting())
+    frame = figure(osf_scaling.setting())
     assert frame["model"].notna().all()
     assert len(frame["paper"].dropna()) == printed
 
 
 def test_gains_stay_below_the_most_possible() -> None:
-    frame = osf_scaling.fig11(osf_inputs.setting())
+    frame = osf_scaling.fig11(osf_scaling.setting())
     assert (frame["gain_over_100MB"] <= frame["most_possible_gain"] + 1e-9).all()
 
 

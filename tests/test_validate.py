@@ -18,8 +18,8 @@ from ddlkit.core.link import Link
 from ddlkit.core.plan import make_plan
 from ddlkit.core.sparse import SelectionTimes
 from ddlkit.model.calibration import Calibration, software_at_once
-from ddlkit.model.predictor import plan_of
-from ddlkit.report.accuracy import predict_case, summary, validate
+from ddlkit.model.predictor import forecast_case, plan_of
+from ddlkit.report.accuracy import by_every_model, summary, validate
 from strategies import random_workload
 
 SIZES = np.geomspace(1e2, 1e8, 13)
@@ -200,11 +200,12 @@ def test_a_sparse_truth_with_a_straggler_made_by_the_model_has_no_error() -> Non
     }
     calibrated = Calibration.of(pd.DataFrame({**known, **rows}))
     selections = {times.sha256: times}
-    row = predict_case(asked, {"abc": WORKLOAD}, calibrated, compute_s, selections)
+    found = forecast_case(asked, {"abc": WORKLOAD}, calibrated, selections)
+    row = by_every_model(found, compute_s)
     assert row["model_iteration_s"] == pytest.approx(free_s + update_s)
     assert row["predicted_compute_s"] == pytest.approx(compute_s)
     with pytest.raises(UserError, match="selection times"):
-        predict_case(asked, {"abc": WORKLOAD}, calibrated, compute_s)
+        forecast_case(asked, {"abc": WORKLOAD}, calibrated)
 
 
 def test_missing_calibration_and_missing_profile_are_told() -> None:

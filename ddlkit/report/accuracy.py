@@ -19,7 +19,7 @@ from ddlkit.core.iteration import Iteration, Prediction, no_overlap, perfect_ove
 from ddlkit.core.sparse import Selecting
 from ddlkit.core.workload import Workload
 from ddlkit.model.calibration import Calibration
-from ddlkit.model.predictor import STEADY, forecast_case
+from ddlkit.model.predictor import STEADY, Forecast, forecast_case
 from ddlkit.papers.osf import predict_osf
 
 OTHERS: dict[str, Callable[[Iteration], Prediction]] = {
@@ -54,15 +54,12 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
     quantities = ["iteration_s", "exposed_communication_s", "compute_s"]
     repeats = runs.groupby(["case", "repeat"])[quantities].median().groupby("case")
     spread = repeats.agg(mean_difference) / repeats.median()
-    by_case = runs.groupby("case")
     found = repeats.median().add_prefix("measured_")
     found["repeats"] = repeats.size()
     found["repeatability"] = spread["iteration_s"]
     found["repeatability_exposed"] = spread["exposed_communication_s"]
-    found["processor_load"] = by_case["processor_load"].median()
-    found["stolen"] = by_case["stolen"].max()
-    found["copy_s_per_byte"] = by_case["copy_s_per_byte"].median()
-    found["processor_limited"] = by_case["processor_limited"].any()
+    how = {"processor_load": "median", "stolen": "max", "copy_s_per_byte": "median"}
+    found = found.join(runs.groupby("case").agg({**how, "processor_limited": "any"}))
     keys = runs.drop_duplicates("case").set_index("case")[[*CASE_COLUMNS, "origin"]]
     return keys.join(found).reset_index()
 
@@ -74,27 +71,15 @@ def mean_difference(values: pd.Series) -> float:
     return float(apart.mean()) if len(apart) else math.nan
 
 
-def predict_case(
-    case: Case,
-    workloads: Mapping[str, Workload],
-    calibration: Calibration,
-    compute_s: float,
-    selections: Mapping[str, Selecting] | None = None,
-    copy_s_per_byte: float = 0.0,
-    compute_scatter: Floats = STEADY,
-) -> dict[str, object]:
+def by_every_model(found: Forecast, compute_s: float) -> dict[str, float]:
     """Iteration and exposed communication by every model, and the interval of a single iteration.
 
     compute_s : measured in the same run; only the RESCALED model uses it
-    the rest : as for `ddlkit.model.predictor.forecast_case`
     """
-    found = forecast_case(
-        case, workloads, calibration, selections, copy_s_per_byte, compute_scatter
-    )
     iteration, workload = found.iteration, found.iteration.workload
     uncopied = replace(iteration, copy_s_per_byte=0.0)
     answers = {name: other(uncopied) for name, other in OTHERS.items()}
-    row: dict[str, object] = {"case": case.key}
+    row: dict[str, float] = {}
     for name, answer in {**answers, "model": found.prediction}.items():
         row[f"{name}_iteration_s"] = answer.iteration_s
         row[f"{name}_exposed_s"] = answer.exposed_communication_s
@@ -116,22 +101,22 @@ def validate(
 
     ``<model>_error`` is on the iteration, ``<model>_exposed_error`` on exposed communication.
     selections : selection times by the hash that a sparse case carries
-    compute_scatter : of profiles by their hash, as `predict_case` takes it; for cases that really train
+    compute_scatter : of profiles by their hash, as `forecast_case` takes it; for cases that really train
     """
     found, scatter = measured(runs), compute_scatter or {}
-    predicted = pd.DataFrame(
-        predict_case(
+    predicted = []
+    for row in found.to_dict("records"):
+        scattered = scatter if row["kind"] == "training" else {}
+        forecast = forecast_case(
             Case.from_row(row),
             workloads,
             calibration,
-            row["measured_compute_s"],
             selections,
             row["copy_s_per_byte"],
-            scatter.get(row["profile_sha256"], STEADY) if row["kind"] == "training" else STEADY,
+            scattered.get(row["profile_sha256"], STEADY),
         )
-        for row in found.to_dict("records")
-    )
-    joined = found.merge(predicted, on="case", validate="one_to_one")
+        predicted.append(by_every_model(forecast, row["measured_compute_s"]))
+    joined = found.join(pd.DataFrame(predicted))
     for name in (*MODELS, RESCALED):
         joined[f"{name}_error"] = joined[f"{name}_iteration_s"] / joined["measured_iteration_s"] - 1
         exposed = joined[f"{name}_exposed_s"] - joined["measured_exposed_communication_s"]
@@ -166,11 +151,10 @@ def summary(validated: pd.DataFrame) -> dict[str, float]:
 
 def labelled(validated: pd.DataFrame) -> pd.DataFrame:
     """The validated cases with a column ``lab``: its ranks and links, as in "4 x 1gbit"."""
-    link = validated["link"].str.removeprefix("lab:")
-    sparse = np.where(validated["density"] < 1, ", sparse", "")
-    slow = np.where(validated["straggler"] > 1, ", straggler", "")
-    several = np.where(validated["in_flight"] > 1, ", two in flight", "")
-    name = validated["workers"].astype(str) + " x " + link + sparse + slow + several
+    name = validated["workers"].astype(str) + " x " + validated["link"].str.removeprefix("lab:")
+    name += np.where(validated["density"] < 1, ", sparse", "")
+    name += np.where(validated["straggler"] > 1, ", straggler", "")
+    name += np.where(validated["in_flight"] > 1, ", two in flight", "")
     inside = validated["measured_iteration_s"].between(validated["lower_s"], validated["upper_s"])
     return validated.assign(lab=name, inside=inside)
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import nbformat
+
 import ddlkit
 from ddlkit import store
 from ddlkit.core import units
@@ -83,11 +85,10 @@ def takes_data(notebook: Path) -> bool:
     import papermill
 
     try:
-        content = json.loads(notebook.read_text(encoding="utf-8"))
-        if content["nbformat"] != 4 or not isinstance(content["cells"], list):
-            raise ValueError("not in notebook format 4")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())
+        content = nbformat.read(str(notebook), as_version=nbformat.NO_CONVERT)
+        nbformat.validate(content, version=4)
+    except Exception as error:  # nbformat raises whatever the content leads to
+        reason = str(error).partition("\n")[0]
         raise UserError(f"cannot read notebook {notebook}: {reason}") from error
     return "data" in papermill.inspect_notebook(str(notebook))
 
@@ -120,14 +121,15 @@ def run(
             made_of = json.dumps([common, _digest(earlier), mine], sort_keys=True)
             state = hashlib.sha256(made_of.encode()).hexdigest()
             one = _Run(notebook, mine, executed / notebook.name, reports.resolve(), state)
-            progress = f"[{number}/{len(chosen)}] {notebook.stem}"
+            progress = f"book: [{number}/{len(chosen)}] {notebook.stem}"
             seconds = one.kept_s()
             found.append(seconds is not None)
             if seconds is None:
-                _say(f"{progress} ...")
+                print(f"{progress} ...", file=sys.stderr, flush=True)
                 seconds = one.made_s(timeout_s)
             verb = "kept, ran in" if found[-1] else "done in"
-            _say(f"{progress} {verb} {units.format_seconds(seconds)}")
+            took = units.format_seconds(seconds)
+            print(f"{progress} {verb} {took}", file=sys.stderr, flush=True)
     return found
 
 
@@ -170,9 +172,10 @@ class _Run:
         self._execute(timeout_s, start)
         seconds = time.monotonic() - start
         after = _stamps(self.reports)
-        written = sorted(path for path in after if after[path] != before.get(path))
         hashes = {
-            path.relative_to(self.reports).as_posix(): store.sha256_file(path) for path in written
+            path.relative_to(self.reports).as_posix(): store.sha256_file(path)
+            for path in sorted(after)
+            if after[path] != before.get(path)
         }
         record = {"state": self.state, "seconds": seconds, "written": hashes}
         store.atomic_write_text(self.note, json.dumps(record, indent=1) + "\n")
@@ -226,10 +229,6 @@ def _digest(*groups: Iterable[Path]) -> str:
 def _stamps(folder: Path) -> dict[Path, tuple[int, int]]:
     """Inode and modification time of every file below a folder."""
     return {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}
-
-
-def _say(line: str) -> None:
-    print(f"book: {line}", file=sys.stderr, flush=True)
 
 
 def _kernel_manager(environment: Mapping[str, str]) -> type:

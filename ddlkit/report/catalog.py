@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from ddlkit.report import claims, outputs
 
 _STATISTICS: dict[str, Callable[[Any], Any]] = {"median": np.median, "max": np.max}
 _SCHEMA = yaml.safe_load(Path(__file__).with_name("figures.schema.yml").read_text(encoding="utf-8"))
+_HEAD = Path(__file__).with_name("figures.head.md").read_text(encoding="utf-8")
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -28,8 +30,8 @@ class Entry:
     """One figure or table; the fields are explained at the top of data/figures.yml.
 
     >>> entry = Entry("osf-tab1", "The symbols.", "80_tables", ("paper",), "transcribed")
-    >>> entry.paper, entry.is_table, entry.status
-    ('osf', True, 'done')
+    >>> entry.paper, entry.status
+    ('osf', 'done')
     """
 
     id: str
@@ -50,11 +52,6 @@ class Entry:
         paper = self.id.partition("-")[0]
         return paper if paper in claims.PAPERS else "workbook"
 
-    @property
-    def is_table(self) -> bool:
-        """Whether it is one of the papers' tables."""
-        return "-tab" in self.id
-
 
 def load(path: Path | None = None) -> tuple[Entry, ...]:
     """The entries of data/figures.yml (or ``path``), in its order. Raises UserError."""
@@ -68,10 +65,9 @@ def load(path: Path | None = None) -> tuple[Entry, ...]:
     if not isinstance(listed, list) or not listed:
         raise UserError(f"{path}: must be a list of entries")
     entries = [_entry(item, f"{path}, entry {number}") for number, item in enumerate(listed, 1)]
-    ids = [entry.id for entry in entries]
-    for one in ids:
-        if ids.count(one) > 1:
-            raise UserError(f"catalog entry {one}: id appears twice: give each its own")
+    (twice, times), *_ = Counter(entry.id for entry in entries).most_common(1)
+    if times > 1:
+        raise UserError(f"catalog entry {twice}: id appears twice: give each its own")
     return tuple(entries)
 
 
@@ -83,9 +79,8 @@ def _entry(item: Any, where: str) -> Entry:
         what = error.message
         if error.path:
             field = error.path[0]
-            what = (
-                f"{field} is {item[field]!r}: must be {_SCHEMA['properties'][field]['description']}"
-            )
+            wanted = _SCHEMA["properties"][field]["description"]
+            what = f"{field} is {item[field]!r}: must be {wanted}"
         raise UserError(f"catalog entry {item['id']}: {what}")
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}
     return Entry(**values)
@@ -151,23 +146,10 @@ def listing(entries: Sequence[Entry]) -> str:
         for e in entries
     ]
     papers = [e for e in entries if e.paper != "workbook"]
-    tables, done = sum(e.is_table for e in papers), sum(e.status == "done" for e in entries)
+    tables, done = sum("-tab" in e.id for e in papers), sum(e.status == "done" for e in entries)
     total = f"{len(papers) - tables} figures and {tables} tables of the papers"
     own = len(entries) - len(papers)
     return "\n".join([*lines, f"{total}, {own} of this workbook; {done} of {len(entries)} done"])
-
-
-_DOCUMENT = """\
-# Figures and tables
-
-Every figure and table of the four papers (`osf`, `sharing`, `dag`, `omgs`; titles in
-[CITATION.cff](../CITATION.cff)) and of this workbook (`wb`), generated from
-[data/figures.yml](../data/figures.yml) by `ddlkit figures --write`. Minutes are what measuring anew takes;
-everything that is done can be drawn from the recordings, which takes seconds.
-
-| figure | shows | notebook | hardware | minutes | grade of truth | status |
-|---|---|---|---|--:|---|---|
-"""
 
 
 def document(entries: Sequence[Entry]) -> str:
@@ -179,7 +161,7 @@ def document(entries: Sequence[Entry]) -> str:
         notebook = f"[{e.notebook}](../notebooks/{e.notebook}.ipynb)" if done else e.notebook
         cells = (figure, e.caption, notebook, e.hardware, f"{e.minutes:g}", e.grade, e.status)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
-    return _DOCUMENT + "".join(lines)
+    return _HEAD + "".join(lines)
 
 
 def is_current(entries: Sequence[Entry]) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from ddlkit import store
 from ddlkit.core.bandwidth import bus_factor
@@ -14,7 +13,7 @@ from ddlkit.core.units import MIB
 from ddlkit.model.calibration import undisturbed
 from ddlkit.report.source import Source
 
-ALONE = "none"
+DRAWS = 2000
 WORTH = 0.02
 """A plan that saves less than this share of an iteration is not worth a change."""
 
@@ -71,8 +70,8 @@ def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
     seen = ["bytes_per_s", "overlap_share"]
     found = contention.groupby([*own, *company])[["seconds", *seen]].median().reset_index()
     # Between ranks a kernel is timed alone once for every setting of blocks and threads; take all.
-    alone = found[found["communication"] == ALONE].groupby(own)["seconds"].median()
-    beside = found[found["communication"] != ALONE].join(alone.rename("alone_s"), on=own)
+    alone = found[found["communication"] == "none"].groupby(own)["seconds"].median()
+    beside = found[found["communication"] != "none"].join(alone.rename("alone_s"), on=own)
     beside["slowdown"] = beside["seconds"] / beside["alone_s"]
     return beside.reset_index(drop=True)
 
@@ -98,6 +97,7 @@ def terms(collectives: pd.DataFrame) -> pd.DataFrame:
         efficiency = 8 * sizes * bus_factor(str(collective), int(ranks)) / seconds / rate
         long = sizes >= MIB
         line = np.polyfit(sizes[long], seconds[long], 1, w=1 / seconds[long])
+        near = [np.abs(np.log(sizes / size)).argmin() for size in (MIB, 16 * MIB)]
         rows.append(
             {
                 "link": link,
@@ -105,19 +105,14 @@ def terms(collectives: pd.DataFrame) -> pd.DataFrame:
                 "collective": collective,
                 "startup_s": seconds[0],
                 "intercept_s": float(line[1]),
-                "efficiency_1mib": efficiency[_nearest(sizes, MIB)],
-                "efficiency_16mib": efficiency[_nearest(sizes, 16 * MIB)],
+                "efficiency_1mib": efficiency[near[0]],
+                "efficiency_16mib": efficiency[near[1]],
                 "efficiency_largest": efficiency[-1],
                 "drift": apart.max(),
                 "drift_largest": apart.iloc[-1],
             }
         )
     return pd.DataFrame(rows)
-
-
-def _nearest(sizes: NDArray[np.float64], size: int) -> int:
-    """The place of the size that is nearest in ratio."""
-    return int(np.abs(np.log(sizes / size)).argmin())
 
 
 def in_flight(cases: pd.DataFrame) -> pd.DataFrame:
@@ -130,16 +125,18 @@ def in_flight(cases: pd.DataFrame) -> pd.DataFrame:
     alike = cases[(cases["straggler"] == 1) & (cases["density"] == 1)]
     one, two = (alike[alike["in_flight"] == n] for n in (1, 2))
     both = one.merge(two, on=keys, suffixes=("_one", "_two"))
-    found = both[keys].assign(
-        one_s=both["measured_iteration_s_one"], two_s=both["measured_iteration_s_two"]
+    one_s, two_s = both["measured_iteration_s_one"], both["measured_iteration_s_two"]
+    return both[keys].assign(
+        one_s=one_s,
+        two_s=two_s,
+        measured_gain=one_s / two_s - 1,
+        model_gain=both["model_iteration_s_one"] / both["model_iteration_s_two"] - 1,
+        one_error=both["model_error_one"],
+        two_error=both["model_error_two"],
     )
-    for who in ("measured", "model"):
-        ratio = both[f"{who}_iteration_s_one"] / both[f"{who}_iteration_s_two"]
-        found[f"{who}_gain"] = ratio - 1
-    return found.assign(one_error=both["model_error_one"], two_error=both["model_error_two"])
 
 
-def paired(runs: pd.DataFrame, plan: str, draws: int = 2000, seed: int = 0) -> pd.DataFrame:
+def paired(runs: pd.DataFrame, plan: str) -> pd.DataFrame:
     """``plan`` against every other plan of the same network and lab, round by round.
 
     Columns: network, link, workers, other, pairs, ratio (median over rounds of the other's iteration
@@ -152,7 +149,7 @@ def paired(runs: pd.DataFrame, plan: str, draws: int = 2000, seed: int = 0) -> p
       other  pairs  ratio   verdict
     0     b      2    1.5  worth it
     """
-    rng, rows = np.random.default_rng(seed), []
+    rng, rows = np.random.default_rng(0), []
     place = ["network", "link", "workers"]
     for key, here in runs.groupby(place, sort=False):
         table = here.pivot_table(index="repeat", columns="plan", values="iteration_s")
@@ -160,7 +157,7 @@ def paired(runs: pd.DataFrame, plan: str, draws: int = 2000, seed: int = 0) -> p
             continue
         for other in table.columns.drop(plan):
             ratios = (table[other] / table[plan]).dropna().to_numpy()
-            drawn = np.median(rng.choice(ratios, (draws, ratios.size)), axis=1)
+            drawn = np.median(rng.choice(ratios, (DRAWS, ratios.size)), axis=1)
             lower, upper = np.quantile(drawn, [0.025, 0.975]).tolist()
             rows.append(
                 {

@@ -127,9 +127,8 @@ def _plain(value: Any, what: str) -> Number:
     """A JSON scalar of ``value``, which may be NumPy's."""
     value = value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, int | float | str | bool):
-        raise UserError(
-            f"{what} is a {type(value).__name__}: give one number, string or truth value"
-        )
+        kind = type(value).__name__
+        raise UserError(f"{what} is a {kind}: give one number, string or truth value")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{what} is {value}: only finite numbers can be reported")
     return value

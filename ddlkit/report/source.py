@@ -18,10 +18,8 @@ from ddlkit.model.predictor import scatter_of
 
 Floats = NDArray[np.float64]
 
-CAMPAIGN, BEST = "campaign", "campaign-best"
-"""Directories of campaigns that are recorded with their machine."""
-QUICK = "campaign-quick"
-"""Of the one that is measured live."""
+CAMPAIGN, BEST, QUICK = "campaign", "campaign-best", "campaign-quick"
+"""Directories of campaigns: two that are recorded with their machine, and one that is measured live."""
 HERE = "here"
 """Name of the machine in tables that are not under data/recorded."""
 
@@ -89,10 +87,9 @@ class Source:
     @property
     def merges(self) -> str:
         """One line: which kinds of tables are of which machines, those of several machines first."""
-        of_kind: dict[str, list[str]] = {}
+        of_kind: dict[str, dict[str, None]] = {}
         for path in self._found("*").values():
-            names = of_kind.setdefault(path.name.partition("-")[0], [])
-            names += [machine_of(path.parent)] if machine_of(path.parent) not in names else []
+            of_kind.setdefault(path.name.partition("-")[0], {})[machine_of(path.parent)] = None
         kinds: dict[str, list[str]] = {}
         for kind, names in sorted(of_kind.items(), key=lambda item: (-len(item[1]), item[0])):
             kinds.setdefault(" and ".join(names), []).append(kind)
@@ -116,25 +113,14 @@ class Source:
             parts.append(f"{how} on {stamp['machine']['name']}, {stamp['time'][:10]}")
         return "; ".join(dict.fromkeys(parts))
 
-    def profile(
-        self, network: str, *, ranks: int = 1, batch: int = 0, precision: str = "fp32"
-    ) -> LayerProfile:
-        """The layer profile of a network, measured with ``ranks`` ranks at work at the same time.
-
-        batch : 0 for any; of several that fit, the first by directory, then by file name
-        """
+    def profile(self, network: str) -> LayerProfile:
+        """The fp32 profile of a network on one rank alone: the first by directory, then by file name."""
+        wanted = pd.Series({"network": network, "ranks": 1, "precision": "fp32"})
         for path in self._files("layers"):
             frame = store.load_table(path, "layers")
-            wanted = {"network": network, "ranks": ranks, "precision": precision}
-            if batch:
-                wanted["batch"] = batch
-            if (frame[list(wanted)] == pd.Series(wanted)).all(axis=1).any():
-                return store.read_profile(path, network, ranks=ranks)
-        size = f", batch {batch}," if batch else ""
-        raise UserError(
-            f"no {precision} layer profile of {network}{size} with {ranks} ranks: "
-            "run ddlkit measure layers"
-        )
+            if (frame[wanted.index] == wanted).all(axis=1).any():
+                return store.read_profile(path, network, ranks=1)
+        raise UserError(f"no fp32 profile of {network} on one rank: run ddlkit measure layers")
 
     def _profiles(self) -> dict[Path, LayerProfile]:
         """Every profile in any directory, also where an earlier directory has a file of that name."""
@@ -174,15 +160,10 @@ class Source:
 
 
 def default_recording() -> Path:
-    """This machine's recording of the lab, or the first one where there is none of this machine.
-
-    Raises UserError when no lab is recorded.
-    """
+    """This machine's recording of the lab, else the first one. Raises UserError when there is none."""
     recorded = [path for path in store.list_recorded() if [*path.glob("runs-replay-*.csv")]]
     if not recorded:
-        raise UserError(
-            f"{store.RECORDED} holds no recording of the lab: measure first with ddlkit measure all"
-        )
+        raise UserError(f"{store.RECORDED} holds no recording of the lab: run ddlkit measure all")
     mine = store.recorded_dir()
     return mine if mine in recorded else recorded[0]
 
@@ -208,9 +189,8 @@ def open_source(data: str = "") -> Source:
 def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
     """A campaign of the lab: that in the directory ``data``, else the one that was recorded.
 
-    Recorded on this machine, or on the first that has it. Its layer profiles may be those that
-    the machine, or for ``data`` the default recording, had already.
-    Raises UserError when there is none.
+    Recorded on this machine, or on the first that has it. Its layer profiles may be those that the machine,
+    or for ``data`` the default recording, had already. Raises UserError when there is none.
     """
     recorded = [default_recording() / name, *sorted(store.RECORDED.glob(f"*/{name}"))]
     for found in [Path(data)] if data else recorded:

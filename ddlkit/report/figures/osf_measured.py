@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -77,11 +78,8 @@ def maker(model: str, workers: int, threshold_bytes: float) -> Maker:
     if model == "ring_all_reduce":
         return partial(osf.ring_from_ends, workers=workers)
     form = model.replace("BDP", f"{threshold_bytes:.0f}")
-
-    def fitted(sizes: Floats, seconds: Floats) -> MessageCost:
-        return fit(form, sizes, seconds, workers=workers, algorithm="ring", draws=0).cost
-
-    return fitted
+    options: dict[str, Any] = {"workers": workers, "algorithm": "ring", "draws": 0}
+    return lambda sizes, seconds: fit(form, sizes, seconds, **options).cost
 
 
 def fig10(collectives: pd.DataFrame, tensors: pd.DataFrame, network: str) -> pd.DataFrame:
@@ -95,16 +93,14 @@ def fig10(collectives: pd.DataFrame, tensors: pd.DataFrame, network: str) -> pd.
     """
     counts = pd.Series(networks.parameters(network)).mul(4).value_counts()
     tensors = tensors[tensors["network"] == network]
-    frames = []
-    for place, rows in _all_reduces(tensors).items():
-        known = _all_reduces(collectives).get(place)
-        if known is None:
-            continue
-        frames.append(_errors(known, rows).assign(**dict(zip(LINK, place, strict=True))))
+    known = _all_reduces(collectives)
+    frames = [
+        _errors(known[place], rows).assign(link=place[0], ranks=place[1])
+        for place, rows in _all_reduces(tensors).items()
+        if place in known
+    ]
     if not frames:
-        raise UserError(
-            f"no link with all-reduces of {network}'s tensors: run ddlkit measure tensors"
-        )
+        raise UserError(f"no link with all-reduces of {network}: run ddlkit measure tensors")
     frame = pd.concat(frames, ignore_index=True)
     frame.insert(0, "tensors", counts.reindex(frame["bytes"]).to_numpy())
     return frame

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from ddlkit.papers.osf.breakdown import PHASES, breakdown, of_timeline
 from ddlkit.papers.osf.cluster import WORKERS, PaperSetting, osf_name
 from ddlkit.report.accuracy import mean_difference
 from ddlkit.report.claims import claimed, prose
-from ddlkit.report.figures.osf_inputs import TWO, WORKER_COUNTS, Lab
+from ddlkit.report.figures.osf_scaling import TWO, WORKER_COUNTS, Lab
 
 SLOW_RANK = 1.1
 """The unequal workers of the breakdown: one takes 10% longer to compute."""
@@ -43,16 +44,13 @@ def _shares(found: Phases) -> dict[tuple[Any, ...], dict[str, float]]:
     }
 
 
-# -- the paper's cluster -------------------------------------------------------------------------
-
-
 def fig05(setting: PaperSetting, slow_rank: float = SLOW_RANK) -> pd.DataFrame:
     """Communication time by phase against workers without fusion, all equal and one slower.
 
     Columns: network, workers, slowest, phase, seconds, model (its share), paper.
     """
     found = {
-        (network, workers, slowest): _phases(setting, network, slowest, workers=workers)
+        (network, workers, slowest): _phases(setting, network, slowest, workers, 0)
         for network in TWO
         for workers in WORKER_COUNTS[1:]
         for slowest in (1.0, slow_rank)
@@ -70,7 +68,7 @@ def fig07(setting: PaperSetting) -> pd.DataFrame:
     Columns: network, buffer_bytes (0: no fusion), slowest, phase, seconds, model (its share), paper.
     """
     found = {
-        (network, size, slowest): _phases(setting, network, slowest, buffer_bytes=size)
+        (network, size, slowest): _phases(setting, network, slowest, WORKERS, size)
         for network in TWO
         for size in (0, *cluster.BUFFERS)
         for slowest in (1.0, SLOW_RANK)
@@ -80,30 +78,15 @@ def fig07(setting: PaperSetting) -> pd.DataFrame:
 
 
 def _phases(
-    setting: PaperSetting,
-    network: str,
-    slowest: float,
-    *,
-    workers: int = WORKERS,
-    buffer_bytes: int = 0,
+    setting: PaperSetting, network: str, slowest: float, workers: int, buffer_bytes: int
 ) -> dict[str, float]:
-    compute_s = setting.compute_s(network)
+    """An agreement takes one round trip to the coordinator: bandwidth-delay product over link rate."""
     workload, plan, waited_s = cluster.fused(
-        network, compute_s, buffer_bytes, setting.timeout_s, setting.unit
+        network, setting.compute_s(network), buffer_bytes, setting.timeout_s, setting.unit
     )
-    return breakdown(
-        workload,
-        plan,
-        setting.cost(workers),
-        waited_s=waited_s,
-        slowest=slowest,
-        negotiate_s=agreement_s(),
-    )
-
-
-def agreement_s() -> float:
-    """One round trip to the coordinator: the paper's bandwidth-delay product over its link rate."""
-    return prose("osf")["fig10-bdp"] * KB / cluster.NETWORK_BYTES_PER_S
+    agreed_s = prose("osf")["fig10-bdp"] * KB / cluster.NETWORK_BYTES_PER_S
+    cost = setting.cost(workers)
+    return breakdown(workload, plan, cost, waited_s=waited_s, slowest=slowest, negotiate_s=agreed_s)
 
 
 def panel_name(network: str, slowest: float) -> str:
@@ -113,9 +96,6 @@ def panel_name(network: str, slowest: float) -> str:
     ('VGG16, equal workers', 'VGG16, one takes 1.1 x')
     """
     return f"{network}, " + ("equal workers" if slowest == 1 else f"one takes {slowest:g} x")
-
-
-# -- the lab -------------------------------------------------------------------------------------
 
 
 def _key(case: Case) -> tuple[str, int, int, float]:
@@ -135,26 +115,19 @@ def phases(lab: Lab) -> pd.DataFrame:
     model, measured, apart = {}, {}, {}
     for case in lab.cases(negotiated=True):
         key, messages = _key(case), lab.calibration.of_case(case)
-        workload, plan, agreed_s = lab.workload(case), plan_of(case), float(messages.cost(KIB))
+        sent, cost, agreed_s = plan_of(case), messages.cost, float(messages.cost(KIB))
         model[key] = breakdown(
-            workload,
-            plan,
-            messages.cost,
+            lab.workload(case),
+            sent,
+            cost,
             slowest=case.straggler,
             negotiate_s=agreed_s,
             link=messages.link,
         )
         seen = _seen(lab, case)
-        measured[key] = seen.mean().to_dict()
-        apart[key] = seen.agg(mean_difference).to_dict()
-    return _by_phase(
-        KEYS,
-        model_s=model,
-        measured_s=measured,
-        repeatability_s=apart,
-        model=_shares(model),
-        measured=_shares(measured),
-    )
+        measured[key], apart[key] = seen.mean().to_dict(), seen.agg(mean_difference).to_dict()
+    seconds = {"model_s": model, "measured_s": measured, "repeatability_s": apart}
+    return _by_phase(KEYS, **seconds, model=_shares(model), measured=_shares(measured))
 
 
 def _seen(lab: Lab, case: Case) -> pd.DataFrame:
@@ -215,7 +188,7 @@ def twins(lab: Lab) -> pd.DataFrame:
     seconds of each phase on rank 0.
     """
     asked, plain = (
-        {_but_negotiated(case): case for case in lab.cases(negotiated=negotiated)}
+        {replace(case, negotiated=False).key: case for case in lab.cases(negotiated=negotiated)}
         for negotiated in (True, False)
     )
     rows = []
@@ -234,7 +207,3 @@ def twins(lab: Lab) -> pd.DataFrame:
         )
     keys = ["network", "workers", "slowest", "negotiated"]
     return pd.DataFrame(rows).sort_values(keys, ignore_index=True)
-
-
-def _but_negotiated(case: Case) -> tuple[object, ...]:
-    return case.network, case.workers, case.ends, case.straggler, case.dilation

@@ -1,32 +1,42 @@
 """osf's figures 1 to 4, 6, 8 and 11: scaling factors, and what overlapping and fusing gain.
 
-Column ``paper`` holds what the paper's text says and is empty where it prints only a picture.
+They are made from the paper's cluster in the setting that fits, and from the lab's campaign. Column ``paper``
+holds what the paper's text says and is empty where it prints only a picture.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.case import Case
+from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.iteration import Iteration, no_overlap, predict
 from ddlkit.core.plan import none, single
-from ddlkit.core.timeline import Timeline
-from ddlkit.core.units import MB
+from ddlkit.core.timeline import COLUMNS, Timeline
+from ddlkit.core.units import GB, KB, MB
 from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
+from ddlkit.model.calibration import Calibration
 from ddlkit.model.predictor import plan_of
 from ddlkit.papers import osf
 from ddlkit.papers.osf import cluster
 from ddlkit.papers.osf.cluster import FIVE, REPLACED, WORKERS, PaperSetting, osf_name
 from ddlkit.report.accuracy import mean_difference
 from ddlkit.report.claims import claimed
-from ddlkit.report.figures.osf_inputs import BUFFERS, TWO, WORKER_COUNTS, Lab
+from ddlkit.report.source import open_campaign
 
+TWO = ("ResNet101", "VGG16")
+WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
+BUFFERS = tuple(m * u for u in (KB, MB) for m in (1, 3, 10, 30, 100, 300)) + (GB,)
+ANCHOR = "VGG-16: scaling factor"
 FIG02_BACKWARD_S = (2e-3, 2e-3, 9e-3, 5e-3)
 FIG02_BYTES = (4 * MB, 4 * MB, 4 * MB, 4 * MB)
 FIG02_OVERHEAD_S = 4e-3
@@ -38,10 +48,88 @@ FIG11_PLANNERS = (
 Numbers = dict[tuple[Any, ...], float]
 
 
+def stated() -> tuple[cluster.Stated, ...]:
+    """What osf states of its cluster, from osf_stated.csv beside this module.
+
+    Most are numbers, each with the tolerance of its claim; of the others the text says what is higher.
+    """
+    table = Path(__file__).with_name("osf_stated.csv")
+    rows = pd.read_csv(table, comment="#").itertuples()
+    return tuple(
+        cluster.Stated(row.statement, row.least, row.most)
+        if pd.isna(row.claim)
+        else cluster.Stated.about(row.statement, claimed(row.claim) * row.unit, row.tolerance)
+        for row in rows
+    )
+
+
+@lru_cache(maxsize=1)
+def setting_search() -> cluster.SettingSearch:
+    """All settings of the default grid against ``stated()``."""
+    return cluster.search(stated())
+
+
+@lru_cache(maxsize=1)
+def setting() -> cluster.PaperSetting:
+    """The setting of the figures: VGG-16 at its 0.25, and of the rest as much as fits together."""
+    found = setting_search()
+    return found.grid.setting(found.best_index(ANCHOR))
+
+
+@dataclass(frozen=True)
+class Lab:
+    """What the campaign recorded: iterations, spans, compute by its hash, and fitted costs."""
+
+    runs: pd.DataFrame
+    spans: pd.DataFrame
+    workloads: Mapping[str, Workload]
+    calibration: Calibration
+
+    @classmethod
+    def load(cls, campaign: str = "campaign-osf") -> Lab:
+        """The recorded campaign. Raises UserError where there is none."""
+        found = open_campaign(name=campaign)
+        own = found.alone
+        calibration = Calibration.of(own.table("collectives"))
+        return cls(own.table("runs"), own.table("timeline"), found.workloads(), calibration)
+
+    def cases(self, *, negotiated: bool) -> list[Case]:
+        """The cases with or without a negotiation, in the order of the recording."""
+        rows = self.runs.drop_duplicates("case").to_dict("records")
+        return [case for case in map(Case.from_row, rows) if case.negotiated == negotiated]
+
+    def workload(self, case: Case) -> Workload:
+        """What a rank of usual speed computes."""
+        return self.workloads[case.profile_sha256].scaled(case.dilation)
+
+    def timelines(self, case: Case) -> Iterator[Timeline]:
+        """One per repeat."""
+        mine = self.spans[self.spans["case"] == case.key]
+        for _, rows in mine.groupby("repeat"):
+            yield Timeline(**{name: rows[name].to_numpy() for name in COLUMNS})
+
+
+def buffer_name(size: float) -> str:
+    """A buffer as a label, decimal as the paper's seem to be, "none" without one.
+
+    >>> buffer_name(25_000_000), buffer_name(0)
+    ('25 MB', 'none')
+    """
+    for unit, factor in (("GB", GB), ("MB", MB), ("KB", KB)):
+        if size >= factor:
+            return f"{size / factor:g} {unit}"
+    return f"{size:g} B" if size else "none"
+
+
 def _tidy(found: Numbers, *keys: str) -> pd.DataFrame:
     """One row per number, its key in columns; the paper prints none."""
     numbers = pd.Series(found, dtype=float).rename_axis(list(keys))
     return numbers.reset_index(name="model").assign(paper=math.nan)
+
+
+def _csf(workload: Workload, cost: MessageCost) -> float:
+    """Scaling factor when everything is sent as one message after computation (osf Eq 2)."""
+    return no_overlap(Iteration(workload, single(workload), cost)).scaling_factor
 
 
 def fig01(setting: PaperSetting) -> dict[str, Timeline]:
@@ -79,9 +167,7 @@ def fig03(setting: PaperSetting) -> pd.DataFrame:
         sent = cost(workload.bytes[::-1]).tolist()
         arguments = workload.forward_s, workload.backward_s[::-1].tolist(), sent
         found[network, "simulated"] = predict(workload, none(workload), cost).scaling_factor
-        found[network, "CSF"] = no_overlap(
-            Iteration(workload, single(workload), cost)
-        ).scaling_factor
+        found[network, "CSF"] = _csf(workload, cost)
         found[network, "OSF printed"] = osf.osf(*arguments)
         found[network, "OSF repaired"] = osf.osf(*arguments, first=0)
     frame = _tidy(found, "network", "quantity")
@@ -99,7 +185,7 @@ def fig04(setting: PaperSetting) -> pd.DataFrame:
     cost = setting.cost()
     for network in TWO:
         workload = setting.workload(network)
-        one_message = no_overlap(Iteration(workload, single(workload), cost)).scaling_factor
+        one_message = _csf(workload, cost)
         sizes, backward = workload.bytes[::-1].tolist(), workload.backward_s[::-1].tolist()
         for size in BUFFERS:
             arguments = workload.forward_s, sizes, backward, cost, size, setting.timeout_s
@@ -149,8 +235,7 @@ def fig08(setting: PaperSetting) -> pd.DataFrame:
             if workers > 1:
                 cost = setting.cost(workers)
                 overlapped = predict(workload, none(workload), cost)
-                afterwards = no_overlap(Iteration(workload, single(workload), cost))
-                factors = overlapped.scaling_factor, afterwards.scaling_factor
+                factors = overlapped.scaling_factor, _csf(workload, cost)
             found[network, workers, "OSF"], found[network, workers, "CSF"] = factors
     frame = _tidy(found, "network", "workers", "quantity")
     for network, claim in (("VGG16", "osf-fig08-before"), (REPLACED, "osf-fig08-after")):
@@ -173,7 +258,6 @@ def fig08_lab(lab: Lab) -> pd.DataFrame:
         runs = lab.runs[lab.runs["case"] == case.key]
         factors = runs["compute_s"] / runs["iteration_s"]
         workload, messages = lab.workload(case), lab.calibration.of_case(case)
-        all_at_the_end = Iteration(workload, single(workload), messages.cost)
         model = predict(workload, plan_of(case), messages.cost, messages.link).scaling_factor
         rows.append(
             {
@@ -182,7 +266,7 @@ def fig08_lab(lab: Lab) -> pd.DataFrame:
                 "measured": factors.mean(),
                 "repeatability": mean_difference(factors),
                 "model": model,
-                "csf": no_overlap(all_at_the_end).scaling_factor,
+                "csf": _csf(workload, messages.cost),
                 "error": model / factors.mean() - 1,
                 "processor_limited": bool(runs["processor_limited"].any()),
             }
@@ -196,21 +280,21 @@ def fig11(setting: PaperSetting) -> pd.DataFrame:
     cost = setting.cost()
     for network in FIVE:
         workload = setting.workload(network)
-        plan = make_plan("buffer:100MB", workload, cost)
-        constant = predict(workload, plan, cost)
-        saved = (len(plan.ends) - 1) * cost.alpha_s / workload.compute_s
-        bound = osf.largest_fusion_gain(constant.scaling_factor, saved)
-        for planner in FIG11_PLANNERS:
-            fusion = make_plan(planner, workload, cost)
-            found = predict(workload, fusion, cost)
+        plans = {name: make_plan(name, workload, cost) for name in FIG11_PLANNERS}
+        factor = {
+            name: predict(workload, plan, cost).scaling_factor for name, plan in plans.items()
+        }
+        constant = factor["buffer:100MB"]
+        saved = (len(plans["buffer:100MB"].ends) - 1) * cost.alpha_s / workload.compute_s
+        for name, plan in plans.items():
             rows.append(
                 {
                     "network": network,
-                    "planner": planner,
-                    "messages": len(fusion.ends),
-                    "model": found.scaling_factor,
-                    "gain_over_100MB": found.scaling_factor / constant.scaling_factor - 1,
-                    "most_possible_gain": bound,
+                    "planner": name,
+                    "messages": len(plan.ends),
+                    "model": factor[name],
+                    "gain_over_100MB": factor[name] / constant - 1,
+                    "most_possible_gain": osf.largest_fusion_gain(constant, saved),
                 }
             )
     return pd.DataFrame(rows).assign(paper=math.nan)
@@ -218,12 +302,6 @@ def fig11(setting: PaperSetting) -> pd.DataFrame:
 
 def gain_region(gains: Sequence[float], factors: Sequence[float]) -> pd.DataFrame:
     """Least (k - 1) delta over T_comp that allows each gain, by the constant plan's scaling factor."""
-    rows = pd.DataFrame(
-        [
-            (gain, factor, osf.least_overhead_for_gain(gain, factor))
-            for gain in gains
-            for factor in factors
-        ],
-        columns=["gain", "scaling_factor", "saved_overhead"],
-    )
-    return rows.replace(math.inf, math.nan)
+    found = {(g, f): osf.least_overhead_for_gain(g, f) for g in gains for f in factors}
+    rows = pd.Series(found).replace(math.inf, math.nan).rename_axis(["gain", "scaling_factor"])
+    return rows.reset_index(name="saved_overhead")

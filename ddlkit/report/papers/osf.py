@@ -11,7 +11,7 @@ from ddlkit.core.units import MIB
 from ddlkit.papers import networks, osf
 from ddlkit.papers.osf import cluster
 from ddlkit.report.claims import Result, check, claimed, paper_table, percent, recomputed
-from ddlkit.report.figures import osf_inputs, osf_scaling
+from ddlkit.report.figures import osf_scaling
 
 
 def table2() -> pd.DataFrame:
@@ -156,10 +156,10 @@ def _largest_gain_of_vgg() -> Result:
 @check("osf-fig04a-csf", "ResNet-101: largest CSF error", 100)
 @check("osf-fig05-allreduce", "ResNet-101: ALLREDUCE share", 100)
 @check("osf-fig07-vgg16", "VGG-16: communication at 1 GB", 100)
-@check("osf-fig08-before", osf_inputs.ANCHOR, 1)
+@check("osf-fig08-before", osf_scaling.ANCHOR, 1)
 def _by_model(statement: str, scale: float) -> Result:
     """The statement's value at the setting that agrees best with all *other* statements."""
-    found = osf_inputs.setting_search().without(statement, osf_inputs.ANCHOR)
+    found = osf_scaling.setting_search().without(statement, osf_scaling.ANCHOR)
     value, low, high = (scale * one for one in found)
     note = (
         "by model, at the setting that agrees with most of the paper's other statements; "
@@ -172,7 +172,7 @@ def _by_model(statement: str, scale: float) -> Result:
 @check("osf-fig11-mgwfbp-min", min)
 @check("osf-fig11-mgwfbp-max", max)
 def _over_mg_wfbp(which: Callable[[pd.Series], float]) -> Result:
-    wide = osf_scaling.fig11(osf_inputs.setting()).pivot(
+    wide = osf_scaling.fig11(osf_scaling.setting()).pivot(
         index="network", columns="planner", values="model"
     )
     note = (

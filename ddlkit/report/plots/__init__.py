@@ -1,45 +1,401 @@
 """Plots: functions that draw data on given axes, in one theme, with one look for each role.
 
 Every function takes an Axes and numbers in base units (seconds, bytes) and puts units on the axes. What a
-figure consists of is a table: its index the cases, sizes or workers, a column per series.
+figure consists of is a table: its index the cases, sizes or workers, a column per series. Here are bars and
+dots by case; curves, samples and fits against a size; timelines.
 
-    theme       what a role, plan, cost form or span kind looks like; units, legends
+    style       what a role, plan, cost form or span kind looks like; units, legends
     pages       figures and typeset tables, and the files they are kept in
-    charts      bars and dots by case; curves, samples and fits against a size
-    timelines   Gantt charts, and how gradients become ready
 """
 
-from ddlkit.report.plots.charts import (
-    bars,
-    cost_fit,
-    dots,
-    dots_by_group,
-    lines,
-    points,
-    predicted_vs_measured,
-    samples,
-    verdict_ratios,
-)
-from ddlkit.report.plots.pages import canvas, heading, pictures, save_figure, table
-from ddlkit.report.plots.theme import SOFT
-from ddlkit.report.plots.timelines import gantt, layer_profile
+from __future__ import annotations
 
-__all__ = [
-    "SOFT",
-    "bars",
-    "canvas",
-    "cost_fit",
-    "dots",
-    "dots_by_group",
-    "gantt",
-    "heading",
-    "layer_profile",
-    "lines",
-    "pictures",
-    "points",
-    "predicted_vs_measured",
-    "samples",
-    "save_figure",
-    "table",
-    "verdict_ratios",
-]
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+from numpy.typing import ArrayLike
+
+from ddlkit.core import units
+from ddlkit.core.errors import UserError
+from ddlkit.core.fit import Fit
+from ddlkit.core.timeline import COMMUNICATION, KINDS, Timeline
+from ddlkit.core.workload import Workload
+from ddlkit.report.plots.pages import canvas as canvas
+from ddlkit.report.plots.pages import heading as heading
+from ddlkit.report.plots.pages import pictures as pictures
+from ddlkit.report.plots.pages import save_figure as save_figure
+from ddlkit.report.plots.pages import table as table
+from ddlkit.report.plots.style import (
+    FAINT,
+    INK,
+    SOFT,
+    Style,
+    add_legend,
+    look,
+    looks,
+    plain_log_ticks,
+    set_log,
+    theme,
+    time_unit,
+)
+
+CROWDED = 60  # letters under an axis
+FAR = 4  # a ratio to a printed value
+FEW = 30  # points of a line that are marked one by one
+NEAR = 0.05  # relative error of a prediction
+NUMBERED = 12  # messages that carry the number of their group
+
+
+@theme()
+def bars(
+    ax: Axes,
+    table: pd.DataFrame,
+    *,
+    label: str,
+    seconds: bool = False,
+    stacked: bool = False,
+    legend: str = "above",
+) -> None:
+    """A group of bars per row (its index names it), a bar per column, beside or upon each other.
+
+    A column named as a plan or role has its look; ``legend`` is "above", "right" or "". Times in
+    ``seconds`` are drawn in the unit that reads best, which then follows ``label``. NaN draws nothing.
+    """
+    if seconds:
+        factor, unit = time_unit(table.to_numpy())
+        table, label = factor * table, f"{label} [{unit}]"
+    styles = looks([str(name) for name in table.columns])
+    colors, width = [style.color for style in styles], 0.72 if stacked else 0.84
+    shape = {"stacked": stacked, "width": width, "edgecolor": "white", "linewidth": 0.3}
+    table.plot.bar(ax=ax, color=colors, legend=False, rot=0, xlabel="", ylabel=label, **shape)
+    for container, style in zip(ax.containers, styles, strict=True):
+        plt.setp(container, hatch=style.hatch)
+        container.set_label(style.label)
+    if sum(len(str(name)) for name in table.index) > CROWDED:
+        plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
+    ax.tick_params(axis="x", length=0)
+    add_legend(ax, legend)
+
+
+@theme()
+def dots(
+    ax: Axes,
+    cases: Sequence[str],
+    values: Mapping[str, ArrayLike] | pd.DataFrame,
+    *,
+    label: str,
+    reference: float = 0.0,
+    band: tuple[str, ArrayLike] | None = None,
+    interval: tuple[ArrayLike, ArrayLike] | None = None,
+    legend: str = "above",
+) -> None:
+    """A row per case, a marker per role or series: name -> (n,) numbers in the unit of ``label``.
+
+    band : its name and half width, (n,) or one for all cases, drawn in grey about the ``reference``
+    interval : lower and upper ends, (n,) each, of bars about the values
+    """
+    place = np.arange(len(cases))
+    _case_rows(ax, cases, reference)
+    if band is not None:
+        half = np.broadcast_to(np.abs(np.asarray(band[1], dtype=float)), place.shape)
+        ax.barh(place, 2 * half, left=reference - half, height=0.62, color=FAINT, label=band[0])
+    if interval is not None:
+        ax.hlines(place, *interval, color=INK, label="95% interval")
+    for style, name in zip(looks(list(values)), values, strict=True):
+        _mark(ax, values[name], place, style, 4.5)
+    ax.set_xlabel(label)
+    add_legend(ax, legend)
+
+
+@theme()
+def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: str) -> None:
+    """The model's numbers (n,), one point each, in a row per group (n,); a bar marks the median."""
+    points = pd.Series(np.asarray(values, dtype=float)).groupby(list(groups), sort=False)
+    _case_rows(ax, [str(name) for name, _ in points], 0.0)
+    (style,) = looks(["model"])
+    for row, (_, of_group) in enumerate(points):
+        inside = np.sort(of_group)
+        # Spread evenly, not at random: the same data draw the same picture.
+        spread = row + 0.5 * (np.arange(len(inside)) % 5 / 4 - 0.5)
+        ax.plot(inside, spread, style.marker, color=style.color, markersize=3, alpha=0.6)
+        ax.plot([np.median(inside)] * 2, [row - 0.36, row + 0.36], color=INK, linewidth=2)
+    ax.set_xlabel(label)
+
+
+@theme()
+def verdict_ratios(ax: Axes, verdicts: pd.DataFrame) -> None:
+    """Computed over printed value of every attempted claim, with the tolerance as a bar around 1.
+
+    ``verdicts`` is ``report.papers.evaluate()``'s; ratios beyond 4 sit on the border with their value.
+    """
+    tried = verdicts[verdicts["verdict"] != "not attempted"].reset_index(drop=True)
+    ratio = tried["computed"] / tried["value"]
+    shown = ratio.clip(1 / FAR, FAR)
+    kinds = {name: shown.where(tried["verdict"] == name) for name in ("reproduced", "differs")}
+    band = "tolerance", tried["tolerance"]
+    label = "computed here / printed in the paper"
+    dots(ax, tried["id"].tolist(), kinds, label=label, reference=1.0, band=band)
+    for row in np.flatnonzero(shown != ratio).tolist():
+        text, side = f" {ratio[row]:.2g} ", "left" if ratio[row] < 1 else "right"
+        ax.text(shown[row], row, text, va="center", ha=side, fontsize=7)
+    ax.set_xscale("log")
+    ax.set_xlim(0.9 / FAR, 1.1 * FAR)
+    plain_log_ticks(ax.xaxis)
+
+
+@theme()
+def points(
+    ax: Axes, x: ArrayLike, y: ArrayLike, role: str, *, label: str = "", size: float = 8
+) -> None:
+    """Markers of a role at (n,) places, as what a paper prints or what was measured, upon lines."""
+    _mark(ax, x, y, look(role), size, label)
+
+
+@theme()
+def lines(
+    ax: Axes,
+    table: pd.DataFrame,
+    *,
+    xlabel: str,
+    ylabel: str,
+    log: str = "",
+    legend: str = "above",
+) -> None:
+    """A line per column against the index, with markers if points are few; NaN breaks a line.
+
+    ``log`` names the logarithmic axes: "x", "y" or both, "b" for an x axis of bytes. ``legend`` is "above",
+    "right" or "". A column named as a plan, role or cost form has its look.
+    """
+    x = table.index.to_numpy(dtype=float)
+    for place, style in enumerate(looks([str(name) for name in table.columns])):
+        y = table.iloc[:, place].to_numpy(dtype=float)
+        marker = style.marker if len(x) <= FEW else ""
+        (line,) = ax.plot(x, y, linestyle=style.line, marker=marker, markersize=4)
+        line.set(color=style.color, label=style.label)
+    set_log(ax, log)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    add_legend(ax, legend)
+
+
+@theme()
+def samples(
+    ax: Axes,
+    frame: pd.DataFrame,
+    *,
+    x: str,
+    y: str = "seconds",
+    series: str,
+    center: str = "median",
+    percent: float = 95,
+    legend: str = "inside",
+) -> None:
+    """A line through the ``center`` of the samples at each ``x``, in a band that holds ``percent`` of them.
+
+    ``x``, ``y`` and ``series`` are columns; values of the last name the lines. Times in seconds are drawn
+    against sizes, in bytes or elements, on logarithmic axes.
+    """
+    import seaborn as sns  # takes longer to import than all else here
+
+    timed = y == "seconds"
+    factor, unit = time_unit(frame[y]) if timed else (1.0, "")
+    groups = list(frame.groupby(series, sort=False))
+    for (_, rows), style in zip(groups, looks([str(name) for name, _ in groups]), strict=True):
+        few = rows[x].nunique() <= FEW
+        sns.lineplot(
+            x=rows[x],
+            y=factor * rows[y],
+            estimator=center,
+            errorbar=("pi", percent),
+            color=style.color,
+            marker=style.marker if few else None,
+            markersize=4,
+            markeredgewidth=0,
+            linestyle=style.line,
+            label=style.label,
+            legend=False,
+            ax=ax,
+        )
+    if timed:
+        set_log(ax, "by" if x == "bytes" else "xy")
+    ax.set_xlabel("message size" if x == "bytes" else x)
+    ax.set_ylabel(f"time [{unit}]" if timed else y.replace("_", " "))
+    add_legend(ax, legend)
+
+
+@theme()
+def cost_fit(ax: Axes, *fits: Fit[Any], density: float | None = None) -> None:
+    """Costs fitted to the same data: samples, their medians, and the fitted lines with 95% intervals.
+
+    fits : of messages, or of selections, of which those at one ``density`` are drawn. A fit without draws
+    has no interval. Raises UserError for a density that was not measured.
+    """
+    at, seconds = fits[0].at, fits[0].seconds
+    chosen = np.full(len(seconds), True)
+    if density is not None:
+        chosen = np.isclose(at[1], density)
+    if not chosen.any():
+        raise UserError(f"density {density:g} was not measured: there are {np.unique(at[1])}")
+    sizes, seconds = at[0][chosen], seconds[chosen]
+    medians = pd.Series(seconds).groupby(sizes).median()
+    scale, unit = time_unit(medians)
+    grid = np.geomspace(sizes.min(), sizes.max(), 200)
+    place = [grid] if density is None else [grid, np.full_like(grid, density)]
+    ax.plot(sizes, seconds * scale, ".", color=SOFT, markersize=2.5, alpha=0.5, zorder=1)
+    for fit, style in zip(fits, looks([fit.cost.form for fit in fits]), strict=True):
+        label = style.label
+        if fit.draws:
+            low, high = (scale * limit for limit in fit.interval(*place))
+            ax.fill_between(grid, low, high, color=style.color, alpha=0.25, linewidth=0)
+            label += ", 95% interval"
+        line = scale * fit.cost(*place)
+        ax.plot(grid, line, color=style.color, linestyle=style.line, label=label)
+    points(ax, medians.index, scale * medians, "measured", label="measured, median", size=4)
+    messages = density is None
+    set_log(ax, "by" if messages else "xy")
+    what = fits[0].cost.collective.replace("_", "-") if messages else "selection"
+    ax.set(xlabel="message size" if messages else "elements", ylabel=f"{what} time [{unit}]")
+    add_legend(ax, "inside")
+
+
+@theme()
+def predicted_vs_measured(
+    ax: Axes,
+    measured_s: ArrayLike,
+    predicted_s: Mapping[str, ArrayLike],
+    *,
+    quantity: str = "iteration time",
+) -> None:
+    """Predictions (role -> (n,) seconds) against the measured (n,); on the diagonal they agree.
+
+    Both axes are logarithmic, so equal distances are equal relative errors; the band marks errors
+    of at most 5%. Only positive times can be drawn.
+    """
+    table = pd.DataFrame({role: np.asarray(values) for role, values in predicted_s.items()})
+    table.index = pd.Index(np.asarray(measured_s, dtype=float))
+    everything = table.reset_index().to_numpy(dtype=float)
+    scale, unit = time_unit(everything)
+    positive = everything[everything > 0] * scale
+    if not positive.size:
+        raise UserError(f"no {quantity} above zero to draw")
+    line = np.array([positive.min() / 1.1, positive.max() * 1.1])
+    ax.plot(line, line, color=SOFT, linewidth=0.8, zorder=1)
+    ax.fill_between(line, line * (1 - NEAR), line * (1 + NEAR), color=FAINT, linewidth=0, zorder=0)
+    for role in sorted(table, key=lambda role: role == "model"):  # the model's on top
+        points(ax, scale * table.index, scale * table[role], str(role), size=4.5)
+    ax.set(xscale="log", yscale="log", xlim=tuple(line), ylim=tuple(line), aspect="equal")
+    for axis in (ax.xaxis, ax.yaxis):
+        plain_log_ticks(axis)
+    ax.grid(True, axis="both")
+    ax.set(xlabel=f"measured {quantity} [{unit}]", ylabel=f"predicted {quantity} [{unit}]")
+    handles, labels = ax.get_legend_handles_labels()
+    handles, labels = [*handles[::-1], Patch(color=FAINT)], [*labels[::-1], f"within ±{NEAR:.0%}"]
+    ax.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+
+
+def _case_rows(ax: Axes, names: Sequence[str], reference: float) -> None:
+    """One row per name, the first on top, and a line where values are as the reference."""
+    ax.axvline(reference, color=SOFT, linewidth=0.8)
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(True, axis="both")
+
+
+def _mark(ax: Axes, x: ArrayLike, y: ArrayLike, style: Style, size: float, label: str = "") -> None:
+    """Markers of a style at (n,) places."""
+    ax.plot(
+        np.asarray(x, dtype=float),
+        np.asarray(y, dtype=float),
+        style.marker,
+        color=style.color,
+        markerfacecolor=style.face,
+        markersize=size,
+        label=label or style.label,
+    )
+
+
+@theme()
+def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline], *, rank: int = 0) -> None:
+    """One rank's spans as bars, a row per stream; timelines (by heading) under each other on one time axis.
+
+    Above each stands how long it is and its exposed communication. Up to 12 messages carry their group's
+    number. Raises UserError when there is no span of that rank.
+    """
+    chosen = {name: spans.select(spans.rank == rank) for name, spans in timelines.items()}
+    if not all(spans.n for spans in chosen.values()):
+        raise UserError(f"no span of rank {rank} to draw")
+    longest_s = max(spans.duration_s for spans in chosen.values())
+    scale, unit = time_unit(longest_s)
+    panels = np.atleast_1d(np.asarray(axes, dtype=object))
+    for ax, (name, spans) in zip(panels, chosen.items(), strict=True):
+        _bars(ax, spans, scale)
+        ax.set_xlim(0, longest_s * scale * 1.005)
+        total, exposed = spans.duration_s * scale, spans.exposed_communication_s() * scale
+        text = f"{total:.3g} {unit}, exposed communication {exposed:.3g} {unit}"
+        ax.set_title(text, loc="right", fontweight="normal", fontsize=7.5, color=SOFT)
+        ax.set_title(name)
+        ax.tick_params(axis="x", labelbottom=ax is panels[-1])
+    panels[-1].set_xlabel(f"time [{unit}]")
+    kinds = [k for k in KINDS if any(np.any(spans.kind == k) for spans in chosen.values())]
+    patches = [
+        Patch(facecolor=style.color, edgecolor="white", hatch=style.hatch, label=style.label)
+        for style in looks(kinds)
+    ]
+    panels[0].legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+@theme()
+def layer_profile(ax: Axes, workloads: Mapping[str, Workload]) -> None:
+    """How gradients become ready: their share against time, from the start of the iteration.
+
+    The flat beginning is the forward pass, its end is marked; a high step is a large tensor; a
+    climb close to the end leaves little to hide its communication behind.
+    """
+    scale, unit = time_unit([workload.ready_s[-1] for workload in workloads.values()])
+    for style, workload in zip(looks(list(workloads)), workloads.values(), strict=True):
+        time = np.concatenate([[0.0, workload.forward_s], workload.ready_s]) * scale
+        ready = np.concatenate([[0.0, 0.0], np.cumsum(workload.bytes)])
+        label = f"{style.label}, {units.format_bytes(ready[-1])}"
+        share = 100 * ready / ready[-1]
+        ax.step(time, share, where="post", color=style.color, linestyle=style.line, label=label)
+        ax.plot([time[1]], [0], "|", color=style.color, markersize=9, clip_on=False)
+    ax.set_xlabel(f"time from the start of the iteration [{unit}]")
+    ax.set_ylabel("gradients ready [% of bytes]")
+    ax.set_xlim(left=0)
+    ax.set_ylim(0, 105)
+    add_legend(ax, "inside")
+
+
+def _bars(ax: Axes, spans: Timeline, scale: float) -> None:
+    """Draw spans on the axes from time zero; number the messages if they are few and wide enough."""
+    streams = list(dict.fromkeys(spans.stream.tolist()))
+    lefts = (spans.start_s - spans.start_s.min()) * scale
+    widths = (spans.end_s - spans.start_s) * scale
+    rows = np.array([streams.index(stream) for stream in spans.stream.tolist()])
+    for kind, row in dict.fromkeys(zip(spans.kind.tolist(), rows.tolist(), strict=True)):
+        here, style = (spans.kind == kind) & (rows == row), look(kind)
+        ax.broken_barh(
+            np.column_stack([lefts[here], widths[here]]).tolist(),
+            (row - 0.36, 0.72),
+            facecolor=style.color,
+            edgecolor="white" if here.sum() <= 60 else "none",
+            linewidth=0.4,
+            hatch=style.hatch,
+        )
+    messages = np.flatnonzero(np.isin(spans.kind, COMMUNICATION))
+    wide = messages[widths[messages] > 0.03 * spans.duration_s * scale]
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85}
+    for k in wide if len(messages) <= NUMBERED else ():
+        middle, group = lefts[k] + widths[k] / 2, str(spans.group[k])
+        ax.text(middle, rows[k], group, ha="center", va="center", fontsize=7, bbox=box)
+    ax.set_yticks(range(len(streams)), streams)
+    ax.set_ylim(len(streams) - 0.5, -0.5)
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    ax.grid(True, axis="x")
+    ax.grid(False, axis="y")

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from ddlkit.report import outputs
-from ddlkit.report.plots.theme import INK, WIDTH, theme
+from ddlkit.report.plots.style import INK, WIDTH, theme
 from ddlkit.store.files import atomic_write
 
 HEADER_WIDTH = 14  # letters in a line of a table's head

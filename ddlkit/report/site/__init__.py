@@ -83,24 +83,24 @@ def write(
 
 def reproduction(reports: Path) -> str:
     """REPRODUCTION.md: key numbers by notebook, the figures that are there, the verdict on every claim."""
-    figures = [entry for entry in catalog.load() if outputs.is_made(entry.id, reports)]
-    numbers = [pd.read_csv(outputs.figure_files(entry.id, reports)[1]) for entry in figures]
     evaluated = papers.evaluate()
     return _render(
         "reproduction.md",
         summaries=outputs.read_summaries(reports),
         figures=[
-            (e, catalog.deviations(e, rows)) for e, rows in zip(figures, numbers, strict=True)
+            (e, catalog.deviations(e, pd.read_csv(outputs.figure_files(e.id, reports)[1])))
+            for e in catalog.load()
+            if outputs.is_made(e.id, reports)
         ],
         counts=papers.counts(evaluated),
         verdicts=papers.markdown(evaluated),
     )
 
 
-def cited_papers(citation: Path | None = None) -> list[dict[str, Any]]:
-    """The papers that CITATION.cff (or ``citation``) lists: abbreviation, title, year, names, venue."""
-    path = citation or store.ROOT / "CITATION.cff"
-    listed = yaml.safe_load(path.read_text(encoding="utf-8"))["references"]
+def cited_papers() -> list[dict[str, Any]]:
+    """The papers that CITATION.cff lists: abbreviation, title, year, names, venue."""
+    text = (store.ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    listed = yaml.safe_load(text)["references"]
     for paper in listed:
         families = [author["family-names"] for author in paper["authors"]]
         paper["names"] = " and ".join(families) if len(families) < 3 else f"{families[0]} et al."
@@ -176,9 +176,8 @@ class Page:
         exporter.register_filter("markdown2html", self._markdown)
         body = str(exporter.from_notebook_node(self.notebook)[0])
         if remote := _REMOTE.search(body):
-            raise UserError(
-                f"notebook {self.name} would load {remote[0][:80]!r}: pages must work offline"
-            )
+            what = f"would load {remote[0][:80]!r}: pages must work offline"
+            raise UserError(f"notebook {self.name} {what}")
         return body
 
     def _markdown(self, source: str) -> str:
@@ -186,7 +185,7 @@ class Page:
         renderer = _MathML(escape=False, exclude_anchor_links=True)
         try:
             return str(MarkdownWithMath(renderer=renderer).render(source))
-        except _FormulaError as error:
+        except ValueError as error:
             raise UserError(f"notebook {self.name}: cannot show the formula {error}") from error
 
 
@@ -199,10 +198,6 @@ def _first_comment(source: str) -> str:
     """What a folded cell is called: its leading comment, else "code"."""
     first = source.lstrip().partition("\n")[0]
     return escape(first.lstrip("# ").strip() or "code") if first.startswith("#") else "code"
-
-
-class _FormulaError(Exception):
-    """A formula that latex2mathml does not understand; its text is the formula."""
 
 
 class _MathML(IPythonRenderer):
@@ -223,11 +218,11 @@ def _mathml(formula: str, display: str) -> str:
     try:
         math = ElementTree.fromstring(latex2mathml.convert(text, xmlns="", display=display))
     except Exception as error:  # its many exceptions have no common base
-        raise _FormulaError(f"{text!r} ({type(error).__name__})") from error
+        raise ValueError(f"{text!r} ({type(error).__name__})") from error
     for element in math.iter():
         # What the converter does not know it passes on as a name.
         if element.tag == "mi" and (element.text or "").startswith(("\\", "{", "}", "&")):
-            raise _FormulaError(f"{text!r} (unknown: {element.text})")
+            raise ValueError(f"{text!r} (unknown: {element.text})")
         if display == "block" and len(element) and (element[0].text or "") in _LIMITS:
             element.tag = _STACKED.get(element.tag, element.tag)
     return ElementTree.tostring(math, encoding="unicode")
