@@ -180,7 +180,7 @@ def channels_job(me: Rank, settings: ChannelsSettings) -> Iterator[Tables]:
 
 def _seen(me: Rank, size: int) -> tuple[int, int]:
     """(blocks, threads) of the kernel of one all-reduce of that size, as the profiler saw it."""
-    checked = CheckedCollective.of(me, COLLECTIVE, size, 0)
+    checked = CheckedCollective(me, COLLECTIVE, size, 0)
 
     def once() -> None:
         checked.reset()

@@ -65,7 +65,7 @@ class Training:
 
     @contextmanager
     def watched(
-        self, on_layer: Callable[[str], object], on_gradient: Callable[[str], object]
+        self, on_layer: Callable[[str], None], on_gradient: Callable[[str], None]
     ) -> Iterator[None]:
         """Call back when a layer starts and when a gradient is ready.
 
@@ -76,20 +76,15 @@ class Training:
         with ExitStack() as hooks:
             for module in self.model.modules():
                 own = [names[p] for p in module.parameters(recurse=False) if p in names]
-                if own:
-                    handle = module.register_forward_pre_hook(_hook(on_layer, own[0]))
+                for first in own[:1]:
+                    handle = module.register_forward_pre_hook(lambda *_, at=first: on_layer(at))
                     hooks.callback(handle.remove)
-            for parameter, name in names.items():
-                handle = parameter.register_post_accumulate_grad_hook(_hook(on_gradient, name))
+            for tensor, name in names.items():
+                handle = tensor.register_post_accumulate_grad_hook(
+                    lambda _, at=name: on_gradient(at)
+                )
                 hooks.callback(handle.remove)
             yield
-
-
-def _hook(callback: Callable[[str], object], name: str) -> Callable[..., None]:
-    def hook(*_: object) -> None:
-        callback(name)
-
-    return hook
 
 
 @dataclass(frozen=True)

@@ -295,13 +295,6 @@ class CpuStandIn:
 
 
 StandIn = GpuStandIn | CpuStandIn
-"""What can communicate, or seem to, while something computes."""
-
-
-def make(device: torch.device) -> StandIn:
-    """The stand-in of that device. Raises UserError where it cannot be compiled or loaded."""
-    return GpuStandIn() if device.type == "cuda" else CpuStandIn()
-
 
 # -- CUDA compiled while the program runs, launched through the driver ---------------------------
 #

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -103,11 +103,6 @@ NETWORKS: dict[str, Network] = {
 }
 
 
-def names() -> list[str]:
-    """The names that `build` knows."""
-    return sorted(NETWORKS)
-
-
 def find(name: str) -> Network:
     """The network of that name.
 
@@ -119,15 +114,11 @@ def find(name: str) -> Network:
 
 
 def build(name: str) -> nn.Module:
-    """The network with random weights, on the CPU, in training mode.
-
-    Raises UserError for an unknown name, naming near ones.
-    """
+    """The network with random weights, on the CPU, in training mode. Raises UserError as `find`."""
     return find(name).build().train()
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """How large a network is; FLOP of the forward pass on one sample in training, 2 per multiply-add."""
 
     parameters: int
@@ -166,29 +157,20 @@ def sample_batch(name: str, batch: int, device: torch.device | str = "cpu") -> B
 Shape = tuple[int, ...]
 
 
-def _attention(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-    flops: int = sdpa_flop_count(query, key, value)
-    return flops
-
-
-def _recurrence(inputs: Shape, weights: Sequence[Shape]) -> int:
+def recurrence_flops(inputs: Shape, weights: Sequence[Shape]) -> int:
     """Each weight matrix is applied once to every sample of every time step."""
     return 2 * math.prod(inputs[:2]) * sum(math.prod(w) for w in weights if len(w) == 2)
 
 
-def _rnn_of_cpu(inputs: Shape, w_inputs: Shape, w_states: Shape, *_: object, **__: object) -> int:
-    return _recurrence(inputs, (w_inputs, w_states))
-
-
-def _rnn_of_cuda(inputs: Shape, weights: Sequence[Shape], *_: object, **__: object) -> int:
-    return _recurrence(inputs, weights)
-
-
 # torch has no formula for these kernels, and counts 0: the same work must count alike everywhere.
-_FORMULAS = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten.mkldnn_rnn_layer: _rnn_of_cpu,
-    torch.ops.aten._cudnn_rnn: _rnn_of_cuda,
+_FORMULAS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
+        lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
+    ),
+    torch.ops.aten.mkldnn_rnn_layer: (
+        lambda inputs, w_inputs, w_states, *_, **__: recurrence_flops(inputs, (w_inputs, w_states))
+    ),
+    torch.ops.aten._cudnn_rnn: lambda inputs, weights, *_, **__: recurrence_flops(inputs, weights),
 }
 
 

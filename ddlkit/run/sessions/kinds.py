@@ -218,12 +218,14 @@ def disk_copies(here: Here, budget: Budget, sizes: Sizes = copies.DISK_SIZES) ->
 
 @kind("selection")
 def selections(here: Here, brief: bool = False) -> Iterator[Point]:
-    yield from selection.points(here.device, brief)
+    for name, measure, estimate_s in selection.cases(here.device, brief):
+        yield _point("selection", name, measure, estimate_s)
 
 
 @kind("contention")
 def kernels_beside_messages(here: Here, brief: bool = False) -> Iterator[Point]:
-    yield from contention.points(here.device, brief)
+    for name, measure, estimate_s, gpus in contention.cases(here.device, brief):
+        yield _point("contention", name, measure, estimate_s, gpus=gpus)
 
 
 # -- networks ------------------------------------------------------------------------------------

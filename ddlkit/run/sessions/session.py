@@ -76,7 +76,7 @@ class TableSet:
     what: str
     name: str
     schemas: Sequence[str]
-    packed: Sequence[str] = ("timeline",)
+    packed: Sequence[str] = ("contention", "selection", "timeline")
     folder: str = ""
 
     def path(self, out: Path, schema: str) -> Path:
