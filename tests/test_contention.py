@@ -277,7 +277,7 @@ def test_compiler_gives_the_stand_in_the_registers_of_nccl(tmp_path: Path) -> No
 def test_without_cuda_the_stand_in_says_so() -> None:
     if torch.version.cuda is None:
         with pytest.raises(UserError, match="no CUDA"):
-            standin.cubin(standin.SOURCE, "sm_90")
+            standin.cubin("sm_90")
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

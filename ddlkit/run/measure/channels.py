@@ -41,11 +41,7 @@ _CHANNELS = re.compile(r"\b(\d+) coll channels")
 
 
 def measure_channels(
-    settings: Sequence[tuple[int, int]],
-    n_ranks: int,
-    *,
-    sizes: Sequence[int] = SIZES,
-    budget: Budget,
+    settings: Sequence[tuple[int, int]], n_ranks: int, sizes: Sequence[int], budget: Budget
 ) -> pd.DataFrame:
     """Table ``channels``: all_reduce under each (blocks, threads), on the GPUs of this machine.
 
@@ -101,9 +97,8 @@ def launch_under(
     """The table of a job under the blocks and threads of its ``settings``, and NCCL's log."""
     with launch.workspace(None) as out:
         place = Loopback(variables=environment(settings.blocks, settings.threads, out))
-        tables = launch.launch(
-            job, settings, ranks=n_ranks, place=place, timeout_s=timeout_s, out=out
-        )
+        how: dict[str, Any] = {"place": place, "timeout_s": timeout_s, "out": out}
+        tables = launch.launch(job, settings, ranks=n_ranks, **how)
         log = "".join(path.read_text(errors="replace") for path in out.glob(f"{LOG}*"))
     return tables[job.tables[0]], log
 

@@ -108,9 +108,8 @@ def _undisturbed(
     """`measure_size`, again while the host takes more than its share of the cores; and that share."""
     for _ in range(settings.tries):
         before = vitals.processor_times()
-        seconds = measure_size(
-            me, collective, size, settings.budget, seed, settings.messages_per_sample
-        )
+        messages = settings.messages_per_sample
+        seconds = measure_size(me, collective, size, settings.budget, seed, messages)
         here = vitals.processor_usage(before, vitals.processor_times()).stolen
         stolen = float(slowest([here])[0])
         if stolen <= vitals.STOLEN_LIMIT:
@@ -192,8 +191,7 @@ class CheckedCollective:
         """Raise UserError unless every element is exactly right."""
         wrong = int((self.buffers != self.expected).sum())
         if wrong:
-            elements = max(self.expected.numel(), self.mine.numel())
-            size = format_bytes(elements * _ELEMENT_BYTES)
+            size = format_bytes(max(self.expected.nbytes, self.mine.nbytes))
             raise UserError(
                 f"{self.collective} of {size}: {wrong} of {self.buffers.numel()} elements came out "
                 "wrong: no time is recorded, mend the network or the library first"

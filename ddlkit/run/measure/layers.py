@@ -17,6 +17,7 @@ nobody waits) when a layer starts and when a gradient has been accumulated:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -87,36 +88,28 @@ class Training:
             yield
 
 
-@dataclass(frozen=True)
 class _Order:
-    """What happens in an iteration, in which order.
+    """What happens in an iteration, in which order, seen in one that also allocates the optimizer's state.
 
     starts : (s) first tensor of each layer, as the layers start in the forward pass
     flops : (s,) forward FLOP from each start to the next
     ready : (n) tensors, as their gradients become ready in the backward pass
     """
 
-    starts: tuple[str, ...]
-    flops: Floats
-    ready: tuple[str, ...]
-
-    @classmethod
-    def of(cls, training: Training) -> _Order:
-        """Seen in one iteration, which also makes the optimizer allocate its state."""
-        starts: list[str] = []
+    def __init__(self, training: Training) -> None:
+        self.starts: list[str] = []
+        self.ready: list[str] = []
         flops: list[int] = []
-        ready: list[str] = []
         borders: list[int] = []
         with networks.flop_counter() as counter:
 
             def start(tensor: str) -> None:
-                starts.append(tensor)
+                self.starts.append(tensor)
                 flops.append(counter.get_total_flops())
 
-            with training.watched(start, ready.append):
+            with training.watched(start, self.ready.append):
                 training.iterate(lambda: borders.append(counter.get_total_flops()))
-        forward_flops = np.diff([*flops, borders[1]]).astype(float)
-        return cls(tuple(starts), forward_flops, tuple(ready))
+        self.flops = np.diff([*flops, borders[1]]).astype(float)
 
     def spans(self, seconds: Floats) -> Floats:
         """(s + n,) time from each layer's start to the next, then from each gradient to the next.
@@ -127,20 +120,16 @@ class _Order:
 
     def by_tensor(self, by_start: Floats) -> Floats:
         """(n,) in forward order from (s,): all of a layer goes to its first tensor."""
-        row = {tensor: i for i, tensor in enumerate(reversed(self.ready))}
-        shares = np.zeros(len(row))
-        np.add.at(shares, [row[tensor] for tensor in self.starts], by_start)
+        shares = np.zeros(len(self.ready))
+        np.add.at(shares, [-1 - self.ready.index(tensor) for tensor in self.starts], by_start)
         return shares
 
 
 def device_named(name: str | torch.device) -> torch.device:
     """cpu or a CUDA device that is there. Raises UserError for any other name."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"unknown device {name!r}: use cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device {name!r} is not supported: use cpu or cuda")
+    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", str(name)):
+        raise UserError(f"unknown device {name!r}: use cpu or cuda")
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
             f"device {name!r} is not there: torch sees {torch.cuda.device_count()} GPUs"
@@ -212,10 +201,9 @@ def profile_layers(
     device or precision, a batch or thread count below 1, and when memory runs out.
     """
     slowest = exchange.slowest if me else np.asarray
-    what = f"{network} at batch {batch} on {device}"
-    with computing(what, device, precision, threads) as place:
+    with computing(f"{network} at batch {batch} on {device}", device, precision, threads) as place:
         training = Training(network, batch, place, precision)
-        order = _Order.of(training)
+        order = _Order(training)
         plain, watched = _measure(training, budget or Budget(), me)
     phases = _slowest_line(np.diff(plain), slowest)
     spans = _slowest_line(np.array([order.spans(marks) for marks in watched]), slowest)
@@ -242,7 +230,7 @@ def _profile(
     forward_s, backward_s, update_s = np.median(phases, axis=0)
     forward, backward = np.split(np.median(spans, axis=0), [len(order.starts)])
     named = dict(training.model.named_parameters())
-    tensors = order.ready[::-1]
+    tensors = tuple(reversed(order.ready))
     parameters = np.array([named[tensor].numel() for tensor in tensors])
     return LayerProfile(
         network=network,
@@ -261,31 +249,26 @@ def _profile(
 
 def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Floats, Floats]:
     """(repeats, 4) marks of iterations without hooks, (repeats, 4 + s + n) marks of those with."""
-    runs: dict[str, list[Marks]] = {"plain": [], "watched": []}
+    plain: list[Marks] = []
+    watched: list[Marks] = []
     device = training.labels.device
 
-    def plain() -> None:
-        marks = Marks(device)
-        training.iterate(marks.mark)
-        runs["plain"].append(marks)
+    def run_plain() -> None:
+        plain.append(Marks(device))
+        training.iterate(plain[-1].mark)
 
-    def watched() -> None:
-        marks = Marks(device)
-        with training.watched(lambda _: marks.mark(), lambda _: marks.mark()):
-            training.iterate(marks.mark)
-        runs["watched"].append(marks)
+    def run_watched() -> None:
+        watched.append(Marks(device))
+        mark = watched[-1].mark
+        with training.watched(lambda _: mark(), lambda _: mark()):
+            training.iterate(mark)
 
-    samples = measure_interleaved(
-        {"plain": plain, "watched": watched},
-        budget,
-        synchronize=synchronizer(device),
-        agree=exchange.agree_all if me else None,
-    )
-    seconds = {
-        name: np.array([marks.seconds() for marks in runs[name][-len(kept) :]])
-        for name, kept in samples.items()
-    }
-    return seconds["plain"], seconds["watched"]
+    wait, agree = synchronizer(device), exchange.agree_all if me else None
+    actions = {"plain": run_plain, "watched": run_watched}
+    samples = measure_interleaved(actions, budget, synchronize=wait, agree=agree)
+    repeats = len(samples["plain"])
+    first, second = (np.array([m.seconds() for m in run[-repeats:]]) for run in (plain, watched))
+    return first, second
 
 
 # -- on several ranks at once ------------------------------------------------------------------

@@ -183,7 +183,11 @@ class _Tensors:
 
     def select(self, k: int) -> Actions:
         """The ways to find the k largest: the same result, but for order and ties."""
-        return {name: lambda i, way=way: way(self.magnitudes[i], k) for name, way in _WAYS.items()}
+
+        def find(way: Callable[[Tensor, int], object], i: int) -> object:
+            return way(self.magnitudes[i], k)
+
+        return {name: partial(find, way) for name, way in _WAYS.items()}
 
     def exchange(self, k: int) -> Actions:
         """What is done to the k selected ones, and to those that come from other workers."""
@@ -232,6 +236,7 @@ def measure_selection(
     elements: int,
     densities: Sequence[float],
     budget: Budget,
+    distributions: Sequence[str] = tuple(DISTRIBUTIONS),
 ) -> pd.DataFrame:
     """Table ``selection``: seconds of one operation on ``elements`` fp32 numbers, by density.
 
@@ -251,7 +256,7 @@ def measure_selection(
     def frames() -> Iterator[pd.DataFrame]:
         with computing(f"selecting from {elements} elements on {device}", device) as place:
             flush = torch.empty(FLUSH_BYTES[place.type] // 4, device=place)
-            for number, distribution in enumerate(DISTRIBUTIONS):
+            for number, distribution in enumerate(distributions):
                 tensors = _Tensors(elements, distribution, place, number)
                 if number:
                     select = tensors.select(selected(elements, USUAL_DENSITY))
