@@ -18,8 +18,6 @@ import psutil
 
 from ddlkit import machine
 
-Row = tuple[float, str, str, float]  # seconds since the start, device, quantity, value
-
 PERIOD_S = 1.0
 PACKAGES = ("torch", "torchvision", "triton", "numpy", "pandas", "scipy", "psutil", "tqdm")
 BUSY = 0.1  # an idle GPU's utilisation is 0; somebody who measures or trains is far above this
@@ -56,7 +54,7 @@ class Sampler:
 
     def __init__(self, *, gpu: bool, period_s: float = PERIOD_S) -> None:
         self._gpu, self._period_s = gpu, period_s
-        self._rows: list[Row] = []
+        self._rows: list[tuple[float, str, str, float]] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._start_s = time.monotonic()

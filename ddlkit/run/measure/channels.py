@@ -112,11 +112,8 @@ def environment(blocks: int, threads: int, out: Path) -> dict[str, str]:
     }
     if blocks or threads:
         variables |= {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
-    if blocks:
-        variables |= {"NCCL_MIN_CTAS": str(blocks), "NCCL_MAX_CTAS": str(blocks)}
-    if threads:
-        variables |= {"NCCL_NTHREADS": str(threads)}
-    return variables
+    asked = {"NCCL_MIN_CTAS": blocks, "NCCL_MAX_CTAS": blocks, "NCCL_NTHREADS": threads}
+    return variables | {name: str(count) for name, count in asked.items() if count}
 
 
 def read_log(text: str) -> tuple[dict[str, int], int]:

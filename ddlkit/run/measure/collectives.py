@@ -55,8 +55,6 @@ class CollectivesSettings:
     def __post_init__(self) -> None:
         for collective in self.collectives:
             bus_factor(collective, 1)
-        if self.tries < 1:
-            raise UserError(f"tries {self.tries}: at least 1")
         wrong = [size for size in self.sizes if size < 1]
         if wrong or not self.sizes:
             raise UserError(f"message sizes {list(self.sizes)}: give at least one, all above 0")

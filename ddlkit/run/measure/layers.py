@@ -223,6 +223,22 @@ def profile_layers(
     return profile, rows_by("quantity", quantities, labels)
 
 
+def layer_tables(
+    network: str,
+    batch: int,
+    device: str,
+    precision: str,
+    budget: Budget,
+    threads: int | None,
+    me: Rank | None = None,
+) -> Tables:
+    """Tables ``layers`` and ``samples`` of `profile_layers`."""
+    how: dict[str, Any] = {"device": device, "precision": precision, "budget": budget, "me": me}
+    profile, samples = profile_layers(network, batch, threads=threads, **how)
+    ranks, used = me.world_size if me else 1, threads or torch.get_num_threads()
+    return {"layers": store.profile_frame(profile, precision, ranks, used), "samples": samples}
+
+
 def _profile(
     network: str, batch: int, training: Training, order: _Order, phases: Floats, spans: Floats
 ) -> LayerProfile:
@@ -290,17 +306,9 @@ class LayersSettings:
 @job(LayersSettings, "layers", "samples")
 def layers_job(me: Rank, settings: LayersSettings) -> Iterator[Tables]:
     """One network after the other, each on all ranks at the same time, as they train."""
-    threads = settings.threads or me.torch_threads
+    how = settings.precision, settings.budget, settings.threads or me.torch_threads, me
     for network, batch in settings.networks.items():
-        profile, samples = profile_layers(
-            network,
-            batch,
-            device=str(me.device),
-            precision=settings.precision,
-            budget=settings.budget,
-            threads=threads,
-            me=me,
-        )
-        layers = store.profile_frame(profile, settings.precision, me.world_size, threads)
-        yield {"layers": layers, "samples": samples}
-        me.say(f"{network}, batch {batch}: {profile.workload().compute_s:.3f} s an iteration")
+        tables = layer_tables(network, batch, str(me.device), *how)
+        yield tables
+        compute_s = tables["layers"][["forward_s", "backward_s"]].to_numpy().sum()
+        me.say(f"{network}, batch {batch}: {compute_s:.3f} s forward and backward")

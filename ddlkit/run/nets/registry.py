@@ -70,10 +70,6 @@ def _torchvision(name: str, **options: Any) -> Network:
     return Network(build, _IMAGENET)
 
 
-def _googlenet_with_heads() -> nn.Module:
-    return zoo.AllHeads(_torchvision("googlenet", aux_logits=True, init_weights=False).build())
-
-
 def _for_each_head(batch: int, generator: torch.Generator) -> Batch:
     images, labels = _IMAGENET(batch, generator)
     return images, labels.repeat(3)
@@ -85,13 +81,14 @@ def _words(batch: int, generator: torch.Generator) -> Batch:
     return text[:, :-1].contiguous(), text[:, 1:].flatten()
 
 
+_GOOGLENET_AUX = _torchvision("googlenet", aux_logits=True, init_weights=False)
 NETWORKS: dict[str, Network] = {
     "lenet5": Network(zoo.lenet5, _images(channels=1, side=28, classes=10)),
     "alexnet_caffe": Network(zoo.alexnet_caffe, _images(channels=3, side=227, classes=1000)),
     # Without the auxiliary heads: they help training to converge and are no part of what it leaves.
     "googlenet": _torchvision("googlenet", aux_logits=False, init_weights=False),
     # With both, as in the published training: twice the bytes to exchange.
-    "googlenet_aux": Network(_googlenet_with_heads, _for_each_head),
+    "googlenet_aux": Network(lambda: zoo.AllHeads(_GOOGLENET_AUX.build()), _for_each_head),
     "inception_v4": Network(zoo.inception_v4, _images(channels=3, side=299, classes=1000)),
     "lstm_ptb": Network(zoo.LanguageModel, _words),
     "vgg16_cifar": Network(zoo.vgg16_cifar, _images(channels=3, side=32, classes=10)),

@@ -37,13 +37,12 @@ from ddlkit.run.measure import channels, contention, copies, selection
 from ddlkit.run.measure import throughput as speed
 from ddlkit.run.measure.collectives import SIZES, CollectivesSettings, collectives_job
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
-from ddlkit.run.measure.layers import LayersSettings, layers_job, profile_layers
+from ddlkit.run.measure.layers import PRECISIONS, LayersSettings, layer_tables, layers_job
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions import reader
 from ddlkit.run.sessions.reader import Key, count, number, one_of
 from ddlkit.run.sessions.session import Point, Tables, TableSet, Unavailable, say
 
-PRECISIONS = ("fp32", "tf32", "bf16")
 DISTINCT_PLANS = 8
 LAUNCH_S = 10.0  # starting ranks
 BUILD_S = 2.0  # building a network, moving it to the device, counting its FLOP
@@ -248,7 +247,7 @@ def layers(
 ) -> Iterator[Point]:
     for precision in precisions:
         for name, batch in networks:
-            measure = partial(_profile_tables, name, batch, here.device, precision, budget, None)
+            measure = partial(layer_tables, name, batch, here.device, precision, budget, None)
             # Each round is one iteration with hooks and one without.
             repeat_s = 2 * _iteration_s(name, batch, precision, here.device)
             estimate_s = BUILD_S + _timed_s(budget, repeat_s)
@@ -266,9 +265,7 @@ def layers_point(name: str, batch: int, ranks: int, budget: Budget, *, folder: s
     """A network's layers, on all cores, by ``ranks`` ranks at the same time; one needs no launch."""
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    measure: Measure = partial(
-        _profile_tables, name, batch, device, "fp32", budget, machine.cores()
-    )
+    measure: Measure = partial(layer_tables, name, batch, device, "fp32", budget, machine.cores())
     if ranks > 1:
         settings = LayersSettings({name: batch}, budget=budget)
         measure = partial(launch, layers_job, settings, ranks=ranks, place=Loopback())
@@ -281,17 +278,6 @@ def layers_point(name: str, batch: int, ranks: int, budget: Budget, *, folder: s
         schemas=["layers", "samples"],
         folder=folder,
     )
-
-
-def _profile_tables(
-    name: str, batch: int, device: str, precision: str, budget: Budget, threads: int | None
-) -> Tables:
-    found, samples = profile_layers(
-        name, batch, device=device, precision=precision, budget=budget, threads=threads
-    )
-    threads = threads or torch.get_num_threads()
-    frame = store.profile_frame(found, precision, ranks=1, threads=threads)
-    return {"layers": frame, "samples": samples}
 
 
 @kind("throughput")
