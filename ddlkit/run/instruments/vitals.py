@@ -121,12 +121,12 @@ def gpu_in_use() -> str:
     A GPU counts as used if it was found busy each of a few times: right after a program's end, or
     after starting up, utilisation may still be above zero for a moment.
     """
-    least = {device: load for device, what, load in gpu_vitals() if what == "utilisation"}
-    for _ in range(LOOKS - 1):
-        time.sleep(LOOK_PERIOD_S)
-        now = {device: load for device, what, load in gpu_vitals() if what == "utilisation"}
-        least = {device: min(load, now.get(device, 0.0)) for device, load in least.items()}
-    for device, load in least.items():
+    looks = []
+    for number in range(LOOKS):
+        time.sleep(LOOK_PERIOD_S if number else 0)
+        looks.append({device: load for device, what, load in gpu_vitals() if what == "utilisation"})
+    for device in looks[0]:
+        load = min(look.get(device, 0.0) for look in looks)
         if load >= BUSY:
             return f"{device} is in use by others: utilisation {load:.0%} while we rest"
     return ""

@@ -77,8 +77,8 @@ class Training:
         with ExitStack() as hooks:
             for module in self.model.modules():
                 own = [names[p] for p in module.parameters(recurse=False) if p in names]
-                for first in own[:1]:
-                    handle = module.register_forward_pre_hook(lambda *_, at=first: on_layer(at))
+                if own:
+                    handle = module.register_forward_pre_hook(lambda *_, at=own[0]: on_layer(at))
                     hooks.callback(handle.remove)
             for tensor, name in names.items():
                 handle = tensor.register_post_accumulate_grad_hook(
