@@ -28,6 +28,7 @@ def describe() -> dict[str, Any]:
     ``links`` have name, kind (network, infiniband or gpu), bits_per_s (0 where unknown), and
     mtu_bytes or type.
     """
+    between_gpus = output("nvidia-smi", "topo", "-m") if len(_gpus()) > 1 else ""
     return {
         "name": name(),
         "cpu": {"model": _cpu_model(), "cores": cores(), "quota_cores": _quota_cores()},
@@ -35,7 +36,7 @@ def describe() -> dict[str, Any]:
         "os": _os_name(),
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "gpus": list(_gpus()),
-        "links": [*_network_links(), *_infiniband_links(), *_gpu_links()],
+        "links": [*_network_links(), *_infiniband_links(), *parse_gpu_links(between_gpus)],
     }
 
 
@@ -180,8 +181,7 @@ def _network_links() -> list[dict[str, Any]]:
         # Virtual interfaces say -1 or refuse to say.
         said = [content(path / name) for name in ("speed", "mtu")]
         megabits, mtu_bytes = (int(text) if text.isdigit() else 0 for text in said)
-        link = {"name": path.name, "kind": "network", "bits_per_s": megabits * 1e6}
-        links.append(link | {"mtu_bytes": mtu_bytes})
+        links.append(_link(path.name, "network", megabits * 1e6) | {"mtu_bytes": mtu_bytes})
     return links
 
 
@@ -190,20 +190,14 @@ def _infiniband_links() -> list[dict[str, Any]]:
     links = []
     for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
         rate = re.match(r"([\d.]+) Gb/sec", content(port / "rate"))
-        links.append(
-            {
-                "name": f"{port.parent.parent.name}:{port.name}",
-                "kind": "infiniband",
-                "bits_per_s": float(rate[1]) * 1e9 if rate else 0.0,
-                "type": content(port / "link_layer"),
-            }
-        )
+        bits_per_s = float(rate[1]) * 1e9 if rate else 0.0
+        link = _link(f"{port.parent.parent.name}:{port.name}", "infiniband", bits_per_s)
+        links.append(link | {"type": content(port / "link_layer")})
     return links
 
 
-def _gpu_links() -> list[dict[str, Any]]:
-    """What connects each pair of GPUs."""
-    return parse_gpu_links(output("nvidia-smi", "topo", "-m")) if len(_gpus()) > 1 else []
+def _link(name: str, kind: str, bits_per_s: float) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "bits_per_s": bits_per_s}
 
 
 def parse_gpu_links(text: str) -> list[dict[str, Any]]:
@@ -211,7 +205,7 @@ def parse_gpu_links(text: str) -> list[dict[str, Any]]:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     rows = [line.split() for line in plain.splitlines() if re.match(r"GPU\d+\s", line)]
     return [
-        {"name": f"{row[0]}-{other[0]}", "kind": "gpu", "bits_per_s": 0.0, "type": row[column]}
+        _link(f"{row[0]}-{other[0]}", "gpu", 0.0) | {"type": row[column]}
         for i, row in enumerate(rows)
         for column, other in enumerate(rows, start=1)
         if column > i + 1

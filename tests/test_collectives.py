@@ -59,7 +59,7 @@ def test_sizes_are_rounded_up_to_whole_elements_a_rank(size: int, n: int) -> Non
     st.integers(0, 2**31),
 )
 def test_every_rank_expects_what_all_contribute(name: str, n: int, size: int, seed: int) -> None:
-    everyone = [CheckedCollective.of(rank(r, n), name, whole_size(size, n), seed) for r in range(n)]
+    everyone = [CheckedCollective(rank(r, n), name, whole_size(size, n), seed) for r in range(n)]
     mine = [one.mine.double() for one in everyone]
     result = sum(mine) if name == "all_reduce" else torch.cat(mine)
     for one in everyone:
@@ -68,7 +68,7 @@ def test_every_rank_expects_what_all_contribute(name: str, n: int, size: int, se
 
 @given(st.sampled_from(["all_reduce", "all_gather"]), st.integers(0, 255), st.integers(0, 99))
 def test_one_wrong_element_is_refused(name: str, at: int, seed: int) -> None:
-    one = CheckedCollective.of(rank(1, 4), name, 1024, seed)
+    one = CheckedCollective(rank(1, 4), name, 1024, seed)
     one.buffers.copy_(one.expected)
     one.check()
     one.buffers.view(-1)[at] += 1

@@ -33,6 +33,7 @@ from ddlkit.run.measure.contention import (
     read_trace,
 )
 from ddlkit.run.measure.standin import CpuStandIn, Footprint, GpuStandIn, Traffic
+from ddlkit.run.sessions.kinds import Here, kernels_beside_messages
 from ddlkit.run.sessions.session import Partial, Unavailable
 
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
@@ -229,7 +230,7 @@ def test_ranks_that_fail_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_smoke_points_can_be_saved(tmp_path: Path) -> None:
-    points = contention.points("cpu", smoke=True)
+    points = list(kernels_beside_messages(Here("cpu", 1, tmp_path), brief=True))
     for point in [point for point in points if point.name in ("attention", contention.IDLE)]:
         name, frame = point.what, point.measure()
         path = store.save_table(frame, tmp_path, f"{name}-{point.name}", schema=name, command=[])
@@ -239,7 +240,7 @@ def test_smoke_points_can_be_saved(tmp_path: Path) -> None:
 
 def test_points_of_a_gpu_cover_the_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    points = contention.points("cuda", smoke=False)
+    points = list(kernels_beside_messages(Here("cuda", 1, tmp_path), brief=False))
     names = [point.name for point in points]
     assert len(set(names)) == len(names)
     assert {"relu", "idle", "nccl-b1", "nccl-b32"} <= set(names)
@@ -276,7 +277,7 @@ def test_compiler_gives_the_stand_in_the_registers_of_nccl(tmp_path: Path) -> No
 def test_without_cuda_the_stand_in_says_so() -> None:
     if torch.version.cuda is None:
         with pytest.raises(UserError, match="no CUDA"):
-            standin.cubin(standin.SOURCE, "sm_90")
+            standin.cubin("sm_90")
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

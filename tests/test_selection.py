@@ -17,6 +17,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.measure import selection
+from ddlkit.run.sessions.kinds import Here, selections
 from ddlkit.run.sessions.session import Partial
 
 GPU = pytest.param(
@@ -129,7 +130,7 @@ def test_little_is_left_to_topk(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_table_has_every_operation_once_per_density(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "FLUSH_BYTES", {"cpu": MIB})
-    table = selection.measure_selection("cpu", 1_000, densities=(1e-3, 0.1), budget=ONCE)
+    table = selection.measure_selection("cpu", 1_000, (1e-3, 0.1), ONCE)
     assert (table["seconds"] > 0).all()
     counts = table[table["distribution"] == "normal"].groupby("density")["operation"].agg(set)
     ways = {"topk_sorted", "topk_unsorted", *selection.SELECTORS}
@@ -169,13 +170,13 @@ def test_what_was_measured_before_memory_ran_out_stays(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(selection._Tensors, "exchange", exchange)
     with pytest.raises(Partial, match="out of memory") as raised:
-        selection.measure_selection("cpu", 1_000, densities=(1e-3, 0.1), budget=ONCE)
+        selection.measure_selection("cpu", 1_000, (1e-3, 0.1), ONCE)
     assert set(raised.value.tables["selection"]["density"]) == {1.0, 1e-3}
 
 
 def test_smoke_points_can_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "FLUSH_BYTES", {"cpu": MIB})
-    for point in selection.points("cpu", smoke=True):
+    for point in selections(Here("cpu", 1, tmp_path), brief=True):
         name, frame = point.what, point.measure()
         path = store.save_table(frame, tmp_path, f"{name}-{point.name}", schema=name, command=[])
         assert np.isfinite(store.load_table(path, "selection")["seconds"]).all()
@@ -183,5 +184,5 @@ def test_smoke_points_can_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_full_points_span_the_papers_range() -> None:
-    names = [point.name for point in selection.points("cpu", smoke=False)]
+    names = [name for name, _, _ in selection.cases("cpu", brief=False)]
     assert names[0] == "d1000" and names[-1] == "d100000000" and len(set(names)) == len(names)

@@ -209,20 +209,20 @@ def test_a_setting_that_did_not_take_effect_is_not_passed_over(
         return frame, log if blocks == 8 else heeded
 
     monkeypatch.setattr(channels, "launch_under", launched)
-    whole = channels.measure_channels([(0, 0), (1, 64), (2, 64)], 2, budget=ONCE)
+    whole = channels.measure_channels([(0, 0), (1, 64), (2, 64)], 2, [1000], ONCE)
     assert list(whole["taken_blocks"]) == [0, 1, 2]
     with pytest.raises(Partial, match="^4x64: seen with 2 blocks; 8x64: NCCL did not heed") as some:
-        channels.measure_channels([(2, 64), (4, 64), (8, 64)], 2, budget=ONCE)
+        channels.measure_channels([(2, 64), (4, 64), (8, 64)], 2, [1000], ONCE)
     assert list(some.value.tables["channels"]["asked_blocks"]) == [2, 4]
     with pytest.raises(UserError, match="did not heed") as nothing:
-        channels.measure_channels([(8, 64)], 2, budget=ONCE)
+        channels.measure_channels([(8, 64)], 2, [1000], ONCE)
     assert not isinstance(nothing.value, Partial)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
 def test_nccl_takes_the_blocks_and_threads_asked_for() -> None:
-    frame = channels.measure_channels([(1, 64), (4, 512)], 2, sizes=[2**20], budget=FEW)
+    frame = channels.measure_channels([(1, 64), (4, 512)], 2, [2**20], FEW)
     shapes = frame.drop_duplicates(["asked_blocks", "asked_threads"])
     assert list(shapes["taken_blocks"]) == [1, 4]
     assert list(shapes["taken_threads"]) == [128, 544]

@@ -36,13 +36,18 @@ def test_what_is_not_understood_is_left_out(text: str) -> None:
     assert vitals.parse_vitals(text) == []
 
 
-def test_a_gpu_is_in_use_if_it_is_busy_at_every_look() -> None:
+def test_a_gpu_is_in_use_if_it_is_busy_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vitals, "LOOK_PERIOD_S", 0.0)
+
+    def said(*looks: list[tuple[str, str, float]]) -> str:
+        answers = iter(looks)
+        monkeypatch.setattr(vitals, "gpu_vitals", lambda: next(answers))
+        return vitals.gpu_in_use()
+
     busy, idle = vitals.parse_vitals(TWO_GPUS), [("gpu0", "utilisation", 0.0)]
-    assert vitals.busy_gpu([busy, busy, busy]).startswith(
-        "gpu0 is in use by others: utilisation 98%"
-    )
-    assert vitals.busy_gpu([busy, busy, idle]) == ""
-    assert vitals.busy_gpu([[], [], []]) == ""
+    assert said(busy, busy, busy).startswith("gpu0 is in use by others: utilisation 98%")
+    assert said(busy, busy, idle) == said(idle, busy, busy) == said(busy, [], busy) == ""
+    assert said([], [], []) == ""
 
 
 def test_samples_are_taken_meanwhile_and_fit_the_store(tmp_path: Path) -> None:

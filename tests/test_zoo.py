@@ -21,7 +21,7 @@ ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)
 
 
 def test_every_network_has_a_published_size() -> None:
-    assert registry.names() == sorted(PUBLISHED.index)
+    assert sorted(registry.NETWORKS) == sorted(PUBLISHED.index)
 
 
 def test_a_published_multiply_add_is_two_flop() -> None:
@@ -138,7 +138,7 @@ def test_recurrent_kernels_count_alike_on_every_device() -> None:
     with registry.flop_counter() as counter:
         lstm(words)
     assert counter.get_total_flops() == 2 * 7 * 3 * 4 * 5 * (6 + 5 + 5 + 5)
-    on_cuda = registry._rnn_of_cuda((7, 3, 6), [(20, 6), (20, 5), (20,), (20,)])
+    on_cuda = registry.recurrence_flops((7, 3, 6), [(20, 6), (20, 5), (20,), (20,)])
     assert on_cuda == 2 * 7 * 3 * 20 * (6 + 5)
 
 

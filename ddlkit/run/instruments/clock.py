@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -162,17 +162,16 @@ def measure(
     agree: Callable[[bool], bool] | None = None,
 ) -> Floats:
     """Raw seconds of one action, one per repeat; see `measure_interleaved`."""
-    return measure_interleaved(
-        {"": action}, budget, synchronize=synchronize, setup=setup, agree=agree
-    )[""]
+    how: dict[str, Any] = {"synchronize": synchronize, "setup": setup, "agree": agree}
+    return measure_interleaved({"": action}, budget, **how)[""]
 
 
 def measure_on(
     device: torch.device, action: Action, budget: Budget, *, setup: Action | None = None
 ) -> Floats:
     """Raw seconds of one action by the device's own clock."""
-    by_marks = timed(action, device)
-    return measure(by_marks, budget, synchronize=synchronizer(device), setup=setup)
+    wait = synchronizer(device)
+    return measure(timed(action, device), budget, synchronize=wait, setup=setup)
 
 
 def sample_rows(labels: Mapping[str, object], seconds: Floats) -> pd.DataFrame:

@@ -5,7 +5,6 @@ No torch at import: the sampler belongs into a process that does not measure.
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
@@ -19,18 +18,13 @@ import psutil
 
 from ddlkit import machine
 
-Row = tuple[float, str, str, float]  # seconds since the start, device, quantity, value
-
 PERIOD_S = 1.0
 PACKAGES = ("torch", "torchvision", "triton", "numpy", "pandas", "scipy", "psutil", "tqdm")
 BUSY = 0.1  # an idle GPU's utilisation is 0; somebody who measures or trains is far above this
 LOOKS, LOOK_PERIOD_S = 3, 0.4
-BUSY_LIMIT = (
-    0.9  # above this share of all cores in use, the processor may set the pace, not the link
-)
+BUSY_LIMIT = 0.9  # with more of all cores in use, the processor may set the pace, not the link
 STOLEN_LIMIT = 0.02  # with more of all cores' time taken by the host, a measurement is taken again
 TRIES = 3  # how often at most in a campaign; the last one stays, and is marked
-_SAMPLE = ("device", "quantity", "value")
 
 # What nvidia-smi calls it, what it is called here, and the factor to its unit.
 _SAMPLED = (
@@ -56,14 +50,11 @@ _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "hy
 
 
 class Sampler:
-    """Samples in a thread from entry to exit, once in ``period_s``.
-
-    gpu : whether nvidia-smi is asked too
-    """
+    """Samples in a thread from entry to exit, once in ``period_s``; ``gpu``: nvidia-smi is asked too."""
 
     def __init__(self, *, gpu: bool, period_s: float = PERIOD_S) -> None:
         self._gpu, self._period_s = gpu, period_s
-        self._rows: list[Row] = []
+        self._rows: list[tuple[float, str, str, float]] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._start_s = time.monotonic()
@@ -78,7 +69,7 @@ class Sampler:
 
     def frame(self) -> pd.DataFrame:
         """Table ``vitals`` of what was sampled so far; no rows before the first sample."""
-        return pd.DataFrame(list(self._rows), columns=["time_s", *_SAMPLE])
+        return pd.DataFrame(list(self._rows), columns=["time_s", "device", "quantity", "value"])
 
     def _run(self) -> None:
         psutil.cpu_percent()  # the next call gives the load since this one
@@ -130,20 +121,14 @@ def gpu_in_use() -> str:
     A GPU counts as used if it was found busy each of a few times: right after a program's end, or
     after starting up, utilisation may still be above zero for a moment.
     """
-    looks = [gpu_vitals()]
-    for _ in range(LOOKS - 1):
-        time.sleep(LOOK_PERIOD_S)
-        looks.append(gpu_vitals())
-    return busy_gpu(looks)
-
-
-def busy_gpu(looks: list[list[tuple[str, str, float]]]) -> str:
-    """The GPU that is busy in every look, in words; "" if there is none."""
-    seen = pd.DataFrame(itertools.chain(*looks), columns=_SAMPLE)
-    for device, load in seen[seen["quantity"] == "utilisation"].groupby("device")["value"]:
-        if len(load) == len(looks) and load.min() >= BUSY:
-            share = f"{100 * load.min():.0f}%"
-            return f"{device} is in use by others: utilisation {share} while we rest"
+    looks = []
+    for number in range(LOOKS):
+        time.sleep(LOOK_PERIOD_S if number else 0)
+        looks.append({device: load for device, what, load in gpu_vitals() if what == "utilisation"})
+    for device in looks[0]:
+        load = min(look.get(device, 0.0) for look in looks)
+        if load >= BUSY:
+            return f"{device} is in use by others: utilisation {load:.0%} while we rest"
     return ""
 
 
@@ -154,31 +139,33 @@ def facts() -> pd.DataFrame:
     """
     import torch
 
-    rows = [*_host_facts(), *_library_facts(torch), *_nvidia_facts()]
+    found = {**_host_facts(), **_torch_facts(torch)}
+    rows = [(*key, str(value)) for key, value in found.items()] + _nvidia_facts()
     for number in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(number)
-        found = {name: getattr(properties, name, None) for name in _TORCH_FACTS}
-        rows += [(f"gpu{number}", name, str(one)) for name, one in found.items() if one is not None]
+        known = [name for name in _TORCH_FACTS if getattr(properties, name, None) is not None]
+        rows += [(f"gpu{number}", name, str(getattr(properties, name))) for name in known]
     table = pd.DataFrame(rows, columns=["subject", "fact", "value"])
     return table.drop_duplicates(["subject", "fact"])
 
 
-def _host_facts() -> list[tuple[str, str, str]]:
-    found = [
-        ("cpu", "physical_cores", str(psutil.cpu_count(logical=False))),
-        ("cpu", "logical_cores", str(psutil.cpu_count())),
-        ("memory", "total_bytes", str(psutil.virtual_memory().total)),
-        ("memory", "available_bytes", str(psutil.virtual_memory().available)),
-    ]
+def _host_facts() -> dict[tuple[str, str], object]:
+    found: dict[tuple[str, str], object] = {
+        ("cpu", "physical_cores"): psutil.cpu_count(logical=False),
+        ("cpu", "logical_cores"): psutil.cpu_count(),
+        ("memory", "total_bytes"): psutil.virtual_memory().total,
+        ("memory", "available_bytes"): psutil.virtual_memory().available,
+    }
     for cache in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         kind, level, size = (machine.content(cache / name) for name in ("type", "level", "size"))
-        found.append(("cpu", f"L{level}_{kind.lower()}", size))
+        found["cpu", f"L{level}_{kind.lower()}"] = size
     lines = machine.content(Path("/proc/cpuinfo")).splitlines()
     flags = next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
-    return found + [("cpu", flag, "yes") for flag in _CPU_FLAGS if flag in flags]
+    found |= {("cpu", flag): "yes" for flag in _CPU_FLAGS if flag in flags}
+    return found | {("library", name): machine.installed(name) for name in PACKAGES}
 
 
-def _library_facts(torch: Any) -> list[tuple[str, str, str]]:
+def _torch_facts(torch: Any) -> dict[tuple[str, str], object]:
     found = {
         "threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -189,8 +176,7 @@ def _library_facts(torch: Any) -> list[tuple[str, str, str]]:
     }
     if torch.cuda.is_available() and torch.distributed.is_nccl_available():
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    libraries = [("library", name, machine.installed(name)) for name in PACKAGES]
-    return libraries + [("torch", name, str(value)) for name, value in found.items()]
+    return {("torch", name): value for name, value in found.items()}
 
 
 def _nvidia_facts() -> list[tuple[str, str, str]]:

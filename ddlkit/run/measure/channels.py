@@ -41,11 +41,7 @@ _CHANNELS = re.compile(r"\b(\d+) coll channels")
 
 
 def measure_channels(
-    settings: Sequence[tuple[int, int]],
-    n_ranks: int,
-    *,
-    sizes: Sequence[int] = SIZES,
-    budget: Budget,
+    settings: Sequence[tuple[int, int]], n_ranks: int, sizes: Sequence[int], budget: Budget
 ) -> pd.DataFrame:
     """Table ``channels``: all_reduce under each (blocks, threads), on the GPUs of this machine.
 
@@ -101,9 +97,8 @@ def launch_under(
     """The table of a job under the blocks and threads of its ``settings``, and NCCL's log."""
     with launch.workspace(None) as out:
         place = Loopback(variables=environment(settings.blocks, settings.threads, out))
-        tables = launch.launch(
-            job, settings, ranks=n_ranks, place=place, timeout_s=timeout_s, out=out
-        )
+        how: dict[str, Any] = {"place": place, "timeout_s": timeout_s, "out": out}
+        tables = launch.launch(job, settings, ranks=n_ranks, **how)
         log = "".join(path.read_text(errors="replace") for path in out.glob(f"{LOG}*"))
     return tables[job.tables[0]], log
 
@@ -117,11 +112,8 @@ def environment(blocks: int, threads: int, out: Path) -> dict[str, str]:
     }
     if blocks or threads:
         variables |= {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
-    if blocks:
-        variables |= {"NCCL_MIN_CTAS": str(blocks), "NCCL_MAX_CTAS": str(blocks)}
-    if threads:
-        variables |= {"NCCL_NTHREADS": str(threads)}
-    return variables
+    asked = {"NCCL_MIN_CTAS": blocks, "NCCL_MAX_CTAS": blocks, "NCCL_NTHREADS": threads}
+    return variables | {name: str(count) for name, count in asked.items() if count}
 
 
 def read_log(text: str) -> tuple[dict[str, int], int]:
@@ -180,7 +172,7 @@ def channels_job(me: Rank, settings: ChannelsSettings) -> Iterator[Tables]:
 
 def _seen(me: Rank, size: int) -> tuple[int, int]:
     """(blocks, threads) of the kernel of one all-reduce of that size, as the profiler saw it."""
-    checked = CheckedCollective.of(me, COLLECTIVE, size, 0)
+    checked = CheckedCollective(me, COLLECTIVE, size, 0)
 
     def once() -> None:
         checked.reset()

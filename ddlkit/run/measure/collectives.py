@@ -54,8 +54,6 @@ class CollectivesSettings:
     def __post_init__(self) -> None:
         for collective in self.collectives:
             bus_factor(collective, 1)
-        if self.tries < 1:
-            raise UserError(f"tries {self.tries}: at least 1")
         wrong = [size for size in self.sizes if size < 1]
         if wrong or not self.sizes:
             raise UserError(f"message sizes {list(self.sizes)}: give at least one, all above 0")
@@ -107,9 +105,8 @@ def _undisturbed(
     """`measure_size`, again while the host takes more than its share of the cores; and that share."""
     for _ in range(settings.tries):
         before = vitals.processor_times()
-        seconds = measure_size(
-            me, collective, size, settings.budget, seed, settings.messages_per_sample
-        )
+        messages = settings.messages_per_sample
+        seconds = measure_size(me, collective, size, settings.budget, seed, messages)
         here = vitals.processor_usage(before, vitals.processor_times()).stolen
         stolen = float(slowest([here])[0])
         if stolen <= vitals.STOLEN_LIMIT:
@@ -133,7 +130,7 @@ def measure_size(
 ) -> Floats:
     """Seconds of every sample, of the slowest rank; the values of the last one are checked."""
     count = messages_at(size, messages_per_sample)
-    checked = CheckedCollective.of(me, collective, size, seed, count)
+    checked = CheckedCollective(me, collective, size, seed, count)
     synchronize = synchronizer(me.device)
 
     def together() -> None:
@@ -146,25 +143,15 @@ def measure_size(
     return slowest(seconds) / count
 
 
-@dataclass(frozen=True)
 class CheckedCollective:
-    """One collective on one size, from fresh data, with its result known beforehand.
+    """One collective on one size, of random integers in float32 whose sums are exact.
 
-    mine : what this rank contributes; buffers : (count, n) where the results of ``count`` equal
-    messages appear; start : what stands in each before; expected : what must stand there afterwards
+    mine : what this rank contributes, different on every rank; buffers : (count, n) where the results of
+    ``count`` equal messages appear; expected : what must stand in each afterwards
     """
 
-    collective: str
-    mine: torch.Tensor
-    start: torch.Tensor
-    buffers: torch.Tensor
-    expected: torch.Tensor
-
-    @classmethod
-    def of(
-        cls, me: Rank, collective: str, size: int, seed: int, count: int = 1
-    ) -> CheckedCollective:
-        """Random integers in float32, different on every rank, whose sums are exact."""
+    def __init__(self, me: Rank, collective: str, size: int, seed: int, count: int = 1) -> None:
+        self.collective = collective
         elements = size // _ELEMENT_BYTES
         share = _shares(seed, elements // me.world_size if collective == "all_gather" else elements)
         mine = share(me.rank)
@@ -177,13 +164,13 @@ class CheckedCollective:
             if collective == "reduce_scatter":
                 expected = expected.chunk(me.world_size)[me.rank]
         start = mine if collective == "all_reduce" else torch.full_like(expected, float("nan"))
-        mine, start, expected = (tensor.to(me.device) for tensor in (mine, start, expected))
-        buffers = expected.new_empty((count, expected.numel()))
-        return cls(collective, mine, start, buffers, expected)
+        everything = (tensor.to(me.device) for tensor in (mine, start, expected))
+        self.mine, self._start, self.expected = everything
+        self.buffers = self.expected.new_empty((count, expected.numel()))
 
     def reset(self) -> None:
         """Put the buffers back to where they were before the collective."""
-        self.buffers.copy_(self.start)
+        self.buffers.copy_(self._start)
 
     def run(self) -> None:
         """The collective itself: all messages posted, then waited for in order."""
@@ -201,8 +188,7 @@ class CheckedCollective:
         """Raise UserError unless every element is exactly right."""
         wrong = int((self.buffers != self.expected).sum())
         if wrong:
-            elements = max(self.expected.numel(), self.mine.numel())
-            size = format_bytes(elements * _ELEMENT_BYTES)
+            size = format_bytes(max(self.expected.nbytes, self.mine.nbytes))
             raise UserError(
                 f"{self.collective} of {size}: {wrong} of {self.buffers.numel()} elements came out "
                 "wrong: no time is recorded, mend the network or the library first"

@@ -9,12 +9,12 @@ the communication kernel ran too, by the stand-in's own stamps, or by the profil
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,12 +31,11 @@ from ddlkit.core.units import MIB, format_seconds
 from ddlkit.formats import kineto
 from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure_interleaved, sample_rows
-from ddlkit.run.jobs.job import job
+from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Rank, agree_all, slowest
-from ddlkit.run.measure import channels, standin
+from ddlkit.run.measure import channels
 from ddlkit.run.measure.layers import computing
-from ddlkit.run.measure.standin import Compute, Footprint, Passage, StandIn
-from ddlkit.run.sessions.session import Point, Tables, Unavailable
+from ddlkit.run.measure.standin import Compute, CpuStandIn, Footprint, GpuStandIn, Passage, StandIn
 
 # -- kernels -----------------------------------------------------------------------------------
 
@@ -85,16 +84,16 @@ def kernels(scale: Scale) -> dict[str, Kernel]:
     pixels = scale.side**2
     square = (scale.product, scale.product)
     convolve = _module(nn.Conv2d, 64, 64, 7, stride=2, padding=3, bias=False)
-    attend = functools.partial(nn.functional.scaled_dot_product_attention, is_causal=True)
+    attend = partial(nn.functional.scaled_dot_product_attention, is_causal=True)
     return {
         "average_pooling": Kernel(image, fp32, _module(nn.AvgPool2d, 3, stride=2, padding=1)),
         "batch_norm": Kernel(image, fp32, _module(nn.BatchNorm2d, 64)),
         "convolution": Kernel(image, fp32, convolve),
         "linear": Kernel((scale.images, 64, pixels), fp32, _module(nn.Linear, pixels, 64)),
         "relu": Kernel(image, fp32, _module(nn.ReLU, inplace=True)),
-        "matrix_product": Kernel(square, bf16, lambda x: functools.partial(torch.mm, x, x.clone())),
+        "matrix_product": Kernel(square, bf16, lambda x: partial(torch.mm, x, x.clone())),
         "attention": Kernel(
-            scale.attention, bf16, lambda x: functools.partial(attend, x, x.clone(), x.clone())
+            scale.attention, bf16, lambda x: partial(attend, x, x.clone(), x.clone())
         ),
     }
 
@@ -102,7 +101,7 @@ def kernels(scale: Scale) -> dict[str, Kernel]:
 def _module(
     kind: Callable[..., nn.Module], *sizes: int, **options: Any
 ) -> Callable[[torch.Tensor], Compute]:
-    return lambda x: functools.partial(kind(*sizes, **options).to(x.device), x)
+    return lambda x: partial(kind(*sizes, **options).to(x.device), x)
 
 
 # -- beside the stand-in -----------------------------------------------------------------------
@@ -129,7 +128,7 @@ def measure_beside_standin(
         raise UserError(f"unknown kernel {name!r}: use one of {', '.join(known)}, {IDLE}")
     kernel = known.get(name)
     with computing(f"{name} beside the stand-in", device) as place, torch.no_grad():
-        stand_in = standin.make(place)
+        stand_in = GpuStandIn() if place.type == "cuda" else CpuStandIn()
         once = kernel.on(place) if kernel else stand_in.idle
         calls = _calls(once, place, stand_in.least_s)
         # Alone comes first: its warm-up loads and allocates what cannot be while the stand-in runs.
@@ -141,30 +140,27 @@ def measure_beside_standin(
             return passage.marks
 
         samples = measure_interleaved(
-            {footprint: functools.partial(run, footprint) for footprint in passages},
+            {footprint: partial(run, footprint) for footprint in passages},
             budget,
             synchronize=clock.synchronizer(place),
         )
     frames = []
     for footprint, seconds in samples.items():
-        beside = _beside_standin(stand_in, footprint, passages[footprint][-len(seconds) :])
+        traffic = [passage.traffic() for passage in passages[footprint][-len(seconds) :]]
+        beside: dict[str, Any] = {
+            "ranks": 1,
+            "bytes_per_s": [passed.bytes_per_s for passed in traffic],
+            "overlap_share": [passed.overlap_share for passed in traffic],
+        }
+        if footprint:
+            beside |= _taken(stand_in, footprint)
         frames.append(_rows(name, kernel, place, beside, seconds / calls))
     return pd.concat(frames, ignore_index=True)
 
 
-def _beside_standin(
-    stand_in: StandIn, footprint: Footprint | None, passages: Sequence[Passage]
-) -> dict[str, Any]:
-    """Columns that say what ran beside a kernel, by what was asked and by what was seen."""
-    traffic = [passage.traffic() for passage in passages]
-    seen: dict[str, Any] = {
-        "ranks": 1,
-        "bytes_per_s": [passed.bytes_per_s for passed in traffic],
-        "overlap_share": [passed.overlap_share for passed in traffic],
-    }
-    if footprint is None:
-        return seen
-    return seen | {
+def _taken(stand_in: StandIn, footprint: Footprint) -> dict[str, Any]:
+    """Columns of what the stand-in takes: as asked."""
+    return {
         "communication": "standin",
         **dict.fromkeys(("blocks", "taken_blocks"), footprint.blocks),
         **dict.fromkeys(("threads", "taken_threads"), footprint.threads),
@@ -175,12 +171,8 @@ def _beside_standin(
     }
 
 
-_ALONE = {
-    "communication": "none",
-    **dict.fromkeys(("blocks", "threads", "taken_blocks", "taken_threads"), 0),
-    **dict.fromkeys(("registers", "shared_bytes", "cluster"), 0),
-    **dict.fromkeys(("bytes_per_s_asked", "bytes_per_s", "overlap_share"), 0.0),
-}
+_COUNTS = ("blocks", "threads", "taken_blocks", "taken_threads", "registers", "shared_bytes")
+_SEEN = ("bytes_per_s_asked", "bytes_per_s", "overlap_share")
 
 
 def _rows(
@@ -191,13 +183,16 @@ def _rows(
     seconds: Floats,
 ) -> pd.DataFrame:
     """Rows of one kernel in one company; ``beside``: columns that are not as of a kernel alone."""
-    labels = {
+    labels: dict[str, Any] = {
         "kernel": name,
         "shape": "x".join(map(str, kernel.shape)) if kernel else "none",
         "dtype": str(kernel.dtype).removeprefix("torch.") if kernel else "none",
         "device": device.type,
+        "communication": "none",
+        **dict.fromkeys((*_COUNTS, "cluster"), 0),
+        **dict.fromkeys(_SEEN, 0.0),
     }
-    return sample_rows({**labels, **_ALONE, **beside}, seconds)
+    return sample_rows({**labels, **beside}, seconds)
 
 
 def _calls(once: Compute, device: torch.device, least_s: float) -> int:
@@ -266,10 +261,11 @@ def _beside(me: Rank, name: str, settings: ContentionSettings) -> pd.DataFrame:
     kernel = kernels(settings.scale)[name]
     pair = _Pair(me, kernel, settings.message_bytes)
     count = pair.enough()
-    beside = functools.partial(pair.both, count)
+    beside = partial(pair.both, count)
     companies: dict[str, Compute] = {"none": pair.alone, me.backend: beside}
     samples = pair.measure(companies, settings.budget)
-    seen = pair.profile(beside)
+    pair.together()  # all ranks profile, so that all are equally slow
+    seen = read_trace(json.loads(clock.chrome_trace(beside, me.device)))
     sent_bytes = count * settings.message_bytes * bus_factor("all_reduce", me.world_size)
     seen |= {"communication": me.backend, "bytes_per_s": sent_bytes / seen.pop("messages_s")}
     # Alone or not: a table holds several settings, each with times of its own.
@@ -296,7 +292,7 @@ class _Pair:
     def __init__(self, me: Rank, kernel: Kernel, message_bytes: int) -> None:
         self.device = me.device
         once = kernel.on(me.device)
-        least_s = 0.0 if me.device.type == "cuda" else standin.CpuStandIn.least_s
+        least_s = 0.0 if me.device.type == "cuda" else CpuStandIn.least_s
         calls = _calls(once, me.device, least_s)
         self.calls = int(slowest([calls])[0])
         self.alone = clock.timed(lambda: [once() for _ in range(self.calls)], me.device)
@@ -318,7 +314,7 @@ class _Pair:
     def enough(self) -> int:
         """How many all-reduces outlast the kernel, on whichever rank it takes longest."""
         one = Budget(warmup=1, min_repeats=3, max_repeats=3)
-        message = functools.partial(dist.all_reduce, self._message)
+        message = partial(dist.all_reduce, self._message)
         samples = self.measure({"kernel": self.alone, "message": message}, one)
         kernel_s, message_s = (float(np.median(seconds)) for seconds in samples.values())
         return 1 + math.ceil(AS_LONG * kernel_s / message_s)
@@ -326,16 +322,12 @@ class _Pair:
     def measure(self, actions: Mapping[str, Compute], budget: Budget) -> dict[str, Floats]:
         """Seconds of the actions in turn, of the slowest rank."""
         samples = measure_interleaved(
-            actions, budget, synchronize=self._wait, setup=self._together, agree=agree_all
+            actions, budget, synchronize=self._wait, setup=self.together, agree=agree_all
         )
         return {name: slowest(seconds) for name, seconds in samples.items()}
 
-    def profile(self, action: Compute) -> dict[str, Any]:
-        """What the profiler sees of the action here; all ranks profile, so that all are equally slow."""
-        self._together()
-        return read_trace(json.loads(clock.chrome_trace(action, self.device)))
-
-    def _together(self) -> None:
+    def together(self) -> None:
+        """Have every rank start from here, with the message as it was."""
         self._message.copy_(self._start)  # sums of sums grow
         self._wait()
         dist.barrier()
@@ -385,65 +377,48 @@ def _length(spans: Floats) -> float:
     return float(np.sum(np.diff(merge(spans))))
 
 
-# -- points ------------------------------------------------------------------------------------
+# -- cases -------------------------------------------------------------------------------------
 
+Case = tuple[str, Callable[[], pd.DataFrame], float, int]
 RATES = (0.0, 50e9)  # as fast as it can; what a network adapter of 400 Gbit/s carries
 CPU_RATES = (0.0, 1e9)
 CPU_BLOCKS = (1, 2, 4)
 
 
-def points(device: str, smoke: bool) -> list[Point]:
-    """One point per kernel beside the stand-in, then those of several ranks, by number of blocks.
+def cases(device: str, brief: bool) -> Iterator[Case]:
+    """(name, measurement, seconds that it takes, GPUs that it needs); ``brief``: in seconds.
 
-    ``smoke`` runs every code path in seconds.
+    First each kernel beside the stand-in, then all kernels between ranks, by number of blocks.
     """
     on_gpu = device.startswith("cuda")
-    if smoke:
+    if brief:
         scale, budget = TINY, Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
     else:
         scale = PAPER if on_gpu else MODEST
         budget = Budget(warmup=1, min_repeats=6, max_repeats=15, max_s=6.0 if on_gpu else 20.0)
-    few = ("convolution", "attention") if smoke else tuple(kernels(scale))
-    footprints = _footprints(on_gpu, smoke)
-    each_s = 3.0 + 1.5 * budget.max_s
-    alone = [
-        _point(name, each_s, measure_beside_standin, device, name, scale, footprints, budget)
-        for name in (*few, IDLE)
-    ]
-    budget = replace(budget, max_s=budget.max_s / 4)  # two cases in turn, not tens
-    if not on_gpu:
-        each_s = 10.0 + len(few) * (1 + budget.max_s)
-        own = ContentionSettings(0, scale, budget, few, 4 * MIB)
-        return [*alone, _point("gloo-p2", each_s, measure_beside_all_reduce, own, [0], 2)]
-    gpus = torch.cuda.device_count()
-    names = tuple(kernels(scale))
+    few = ("convolution", "attention") if brief else tuple(kernels(scale))
+    footprints = _footprints(on_gpu, brief)
+    for name in (*few, IDLE):
+        measure = partial(measure_beside_standin, device, name, scale, footprints, budget)
+        yield name, measure, 3.0 + 1.5 * budget.max_s, 0
+    budget = replace(budget, max_s=budget.max_s / 4)  # two companies in turn, not tens
+    names = tuple(kernels(scale)) if on_gpu else few
     each_s = 10.0 + len(names) * (1 + budget.max_s)
-    blocks = channels.BLOCKS[: 1 if smoke else None]
-    settings = [ContentionSettings(count, scale, budget, names) for count in blocks]
-    estimate_s = len(channels.THREADS) * each_s if gpus > 1 else 0.0
-    return alone + [
-        _point(f"nccl-b{own.blocks}", estimate_s, _between_gpus, own, gpus) for own in settings
-    ]
-
-
-def _footprints(on_gpu: bool, smoke: bool) -> list[Footprint]:
     if not on_gpu:
-        few = CPU_BLOCKS[: 2 if smoke else None]
-        return [Footprint(blocks, 1, rate) for rate in CPU_RATES for blocks in few]
-    if smoke:
+        own = ContentionSettings(0, scale, budget, few, 4 * MIB)
+        yield "gloo-p2", partial(measure_beside_all_reduce, own, [0], 2), each_s, 0
+        return
+    everyone = channels.THREADS, torch.cuda.device_count()
+    for blocks in channels.BLOCKS[: 1 if brief else None]:
+        own = ContentionSettings(blocks, scale, budget, names)
+        measure = partial(measure_beside_all_reduce, own, *everyone)
+        yield f"nccl-b{blocks}", measure, len(channels.THREADS) * each_s, 2
+
+
+def _footprints(on_gpu: bool, brief: bool) -> list[Footprint]:
+    if on_gpu and brief:
         return [Footprint(1, 64), Footprint(4, 512, 1e9)]
-    grid = itertools.product(RATES, channels.BLOCKS, channels.THREADS)
-    return [Footprint(blocks, threads, rate) for rate, blocks, threads in grid]
-
-
-def _between_gpus(settings: ContentionSettings, gpus: int) -> pd.DataFrame:
-    """Kernels beside all-reduces between all GPUs of this machine."""
-    if gpus < 2:
-        raise Unavailable(f"needs 2 GPUs, here {'is 1' if gpus == 1 else f'are {gpus}'}")
-    return measure_beside_all_reduce(settings, channels.THREADS, gpus)
-
-
-def _point(
-    name: str, estimate_s: float, measure_table: Callable[..., pd.DataFrame], *arguments: object
-) -> Point:
-    return Point("contention", name, functools.partial(measure_table, *arguments), estimate_s)
+    grid: tuple[Sequence[Any], ...] = (RATES, channels.BLOCKS, channels.THREADS)
+    if not on_gpu:
+        grid = (CPU_RATES, CPU_BLOCKS[: 2 if brief else None], (1,))
+    return [Footprint(blocks, threads, rate) for rate, blocks, threads in itertools.product(*grid)]

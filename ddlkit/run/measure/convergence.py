@@ -31,7 +31,6 @@ NETWORKS: dict[str, Callable[[int], nn.Module]] = {
 }
 """Number of classes -> network. The replaced one has no dropout, so it has two to be compared with."""
 
-RUNNING, TRAINING, HELD_OUT = "running", "training", "held_out"
 _MEAN, _SPREAD = 0.35, 0.3  # about those of the pictures' bytes / 255
 _EVALUATED_AT_ONCE = 200
 
@@ -130,14 +129,14 @@ def train(
         torch.manual_seed(seed)  # of dropout
         model = started(network, seed).to(place)
         for epoch, (running, seconds) in enumerate(_epochs(model, training, recipe, seed)):
-            found = {RUNNING: running} if epoch else {}
-            found[TRAINING] = _evaluate(model, *training[: len(held_out)])
-            found[HELD_OUT] = _evaluate(model, *held_out[:])
+            found = {"running": running} if epoch else {}
+            found["training"] = _evaluate(model, *training[: len(held_out)])
+            found["held_out"] = _evaluate(model, *held_out[:])
             if not all(math.isfinite(loss) for loss, _ in found.values()):
                 raise UserError(f"{what}: diverged in epoch {epoch}: lower the rate")
             rows += [(epoch, on, loss, right, seconds) for on, (loss, right) in found.items()]
             if epoch % max(1, recipe.epochs // 8) == 0:
-                loss, right = found[HELD_OUT]
+                loss, right = found["held_out"]
                 say(f"{what}, epoch {epoch}: held out {loss:.3f}, {right:.0%} right")
         labels = _labels(network, model, seed, recipe)
     columns = ["epoch", "measured_on", "loss", "accuracy", "seconds"]
@@ -147,7 +146,6 @@ def train(
 def _labels(network: str, model: nn.Module, seed: int, recipe: Recipe) -> dict[str, Any]:
     device = next(model.parameters()).device.type
     whole, dense = parameter_counts(model)
-    shown, _ = data(recipe)
     return {
         "network": network,
         "device": device,
@@ -157,7 +155,7 @@ def _labels(network: str, model: nn.Module, seed: int, recipe: Recipe) -> dict[s
         "dense_parameters": dense,
         "classes": len(pictures.CLASSES),
         "images": recipe.training_images,
-        "data_sha256": shown.sha256,
+        "data_sha256": data(recipe)[0].sha256,
         "batch": recipe.batch,
         "learning_rate": recipe.learning_rate,
         "epochs": recipe.epochs,

@@ -8,7 +8,7 @@ import mmap
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
 
@@ -106,21 +106,15 @@ def _copy_s(
     if kind == "d2d":
         # Within the GPU a small copy takes less time than issuing it: a graph issues all at once.
         # Its places are fixed, so something larger than the cache passes through before each replay.
-        replay = _graph(copy, device).replay
-        seconds = measure_on(device, replay, budget, setup=lambda: source.add_(1))
+        graph = torch.cuda.CUDAGraph()
+        copy()
+        torch.cuda.synchronize(device)
+        with torch.cuda.graph(graph):
+            copy()
+        seconds = measure_on(device, graph.replay, budget, setup=lambda: source.add_(1))
     else:
         seconds = measure_on(device, copy, budget, setup=move_on)
     return copies_per_sample, seconds / copies_per_sample
-
-
-def _graph(action: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
-    """The action's work on the device, ready to be issued at once, again and again."""
-    graph = torch.cuda.CUDAGraph()
-    action()
-    torch.cuda.synchronize(device)
-    with torch.cuda.graph(graph):
-        action()
-    return graph
 
 
 # -- disk --------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ nobody waits) when a layer starts and when a gradient has been accumulated:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ class Training:
 
     @contextmanager
     def watched(
-        self, on_layer: Callable[[str], object], on_gradient: Callable[[str], object]
+        self, on_layer: Callable[[str], None], on_gradient: Callable[[str], None]
     ) -> Iterator[None]:
         """Call back when a layer starts and when a gradient is ready.
 
@@ -76,51 +77,38 @@ class Training:
             for module in self.model.modules():
                 own = [names[p] for p in module.parameters(recurse=False) if p in names]
                 if own:
-                    handle = module.register_forward_pre_hook(_hook(on_layer, own[0]))
+                    handle = module.register_forward_pre_hook(lambda *_, at=own[0]: on_layer(at))
                     hooks.callback(handle.remove)
-            for parameter, name in names.items():
-                handle = parameter.register_post_accumulate_grad_hook(_hook(on_gradient, name))
+            for tensor, name in names.items():
+                handle = tensor.register_post_accumulate_grad_hook(
+                    lambda _, at=name: on_gradient(at)
+                )
                 hooks.callback(handle.remove)
             yield
 
 
-def _hook(callback: Callable[[str], object], name: str) -> Callable[..., None]:
-    def hook(*_: object) -> None:
-        callback(name)
-
-    return hook
-
-
-@dataclass(frozen=True)
 class _Order:
-    """What happens in an iteration, in which order.
+    """What happens in an iteration, in which order, seen in one that also allocates the optimizer's state.
 
     starts : (s) first tensor of each layer, as the layers start in the forward pass
     flops : (s,) forward FLOP from each start to the next
     ready : (n) tensors, as their gradients become ready in the backward pass
     """
 
-    starts: tuple[str, ...]
-    flops: Floats
-    ready: tuple[str, ...]
-
-    @classmethod
-    def of(cls, training: Training) -> _Order:
-        """Seen in one iteration, which also makes the optimizer allocate its state."""
-        starts: list[str] = []
+    def __init__(self, training: Training) -> None:
+        self.starts: list[str] = []
+        self.ready: list[str] = []
         flops: list[int] = []
-        ready: list[str] = []
         borders: list[int] = []
         with networks.flop_counter() as counter:
 
             def start(tensor: str) -> None:
-                starts.append(tensor)
+                self.starts.append(tensor)
                 flops.append(counter.get_total_flops())
 
-            with training.watched(start, ready.append):
+            with training.watched(start, self.ready.append):
                 training.iterate(lambda: borders.append(counter.get_total_flops()))
-        forward_flops = np.diff([*flops, borders[1]]).astype(float)
-        return cls(tuple(starts), forward_flops, tuple(ready))
+        self.flops = np.diff([*flops, borders[1]]).astype(float)
 
     def spans(self, seconds: Floats) -> Floats:
         """(s + n,) time from each layer's start to the next, then from each gradient to the next.
@@ -131,20 +119,16 @@ class _Order:
 
     def by_tensor(self, by_start: Floats) -> Floats:
         """(n,) in forward order from (s,): all of a layer goes to its first tensor."""
-        row = {tensor: i for i, tensor in enumerate(reversed(self.ready))}
-        shares = np.zeros(len(row))
-        np.add.at(shares, [row[tensor] for tensor in self.starts], by_start)
+        shares = np.zeros(len(self.ready))
+        np.add.at(shares, [-1 - self.ready.index(tensor) for tensor in self.starts], by_start)
         return shares
 
 
 def device_named(name: str | torch.device) -> torch.device:
     """cpu or a CUDA device that is there. Raises UserError for any other name."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"unknown device {name!r}: use cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device {name!r} is not supported: use cpu or cuda")
+    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", str(name)):
+        raise UserError(f"unknown device {name!r}: use cpu or cuda")
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
             f"device {name!r} is not there: torch sees {torch.cuda.device_count()} GPUs"
@@ -216,10 +200,9 @@ def profile_layers(
     device or precision, a batch or thread count below 1, and when memory runs out.
     """
     slowest = peers.slowest if me else np.asarray
-    what = f"{network} at batch {batch} on {device}"
-    with computing(what, device, precision, threads) as place:
+    with computing(f"{network} at batch {batch} on {device}", device, precision, threads) as place:
         training = Training(network, batch, place, precision)
-        order = _Order.of(training)
+        order = _Order(training)
         plain, watched = _measure(training, budget or Budget(), me)
     phases = _slowest_line(np.diff(plain), slowest)
     spans = _slowest_line(np.array([order.spans(marks) for marks in watched]), slowest)
@@ -239,6 +222,22 @@ def profile_layers(
     return profile, rows_by("quantity", quantities, labels)
 
 
+def layer_tables(
+    network: str,
+    batch: int,
+    device: str,
+    precision: str,
+    budget: Budget,
+    threads: int | None,
+    me: Rank | None = None,
+) -> Tables:
+    """Tables ``layers`` and ``samples`` of `profile_layers`."""
+    how: dict[str, Any] = {"device": device, "precision": precision, "budget": budget, "me": me}
+    profile, samples = profile_layers(network, batch, threads=threads, **how)
+    ranks, used = me.world_size if me else 1, threads or torch.get_num_threads()
+    return {"layers": store.profile_frame(profile, precision, ranks, used), "samples": samples}
+
+
 def _profile(
     network: str, batch: int, training: Training, order: _Order, phases: Floats, spans: Floats
 ) -> LayerProfile:
@@ -246,7 +245,7 @@ def _profile(
     forward_s, backward_s, update_s = np.median(phases, axis=0)
     forward, backward = np.split(np.median(spans, axis=0), [len(order.starts)])
     named = dict(training.model.named_parameters())
-    tensors = order.ready[::-1]
+    tensors = tuple(reversed(order.ready))
     parameters = np.array([named[tensor].numel() for tensor in tensors])
     return LayerProfile(
         network=network,
@@ -265,31 +264,26 @@ def _profile(
 
 def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Floats, Floats]:
     """(repeats, 4) marks of iterations without hooks, (repeats, 4 + s + n) marks of those with."""
-    runs: dict[str, list[Marks]] = {"plain": [], "watched": []}
+    plain: list[Marks] = []
+    watched: list[Marks] = []
     device = training.labels.device
 
-    def plain() -> None:
-        marks = Marks(device)
-        training.iterate(marks.mark)
-        runs["plain"].append(marks)
+    def run_plain() -> None:
+        plain.append(Marks(device))
+        training.iterate(plain[-1].mark)
 
-    def watched() -> None:
-        marks = Marks(device)
-        with training.watched(lambda _: marks.mark(), lambda _: marks.mark()):
-            training.iterate(marks.mark)
-        runs["watched"].append(marks)
+    def run_watched() -> None:
+        watched.append(Marks(device))
+        mark = watched[-1].mark
+        with training.watched(lambda _: mark(), lambda _: mark()):
+            training.iterate(mark)
 
-    samples = measure_interleaved(
-        {"plain": plain, "watched": watched},
-        budget,
-        synchronize=synchronizer(device),
-        agree=peers.agree_all if me else None,
-    )
-    seconds = {
-        name: np.array([marks.seconds() for marks in runs[name][-len(kept) :]])
-        for name, kept in samples.items()
-    }
-    return seconds["plain"], seconds["watched"]
+    wait, agree = synchronizer(device), peers.agree_all if me else None
+    actions = {"plain": run_plain, "watched": run_watched}
+    samples = measure_interleaved(actions, budget, synchronize=wait, agree=agree)
+    repeats = len(samples["plain"])
+    first, second = (np.array([m.seconds() for m in run[-repeats:]]) for run in (plain, watched))
+    return first, second
 
 
 # -- on several ranks at once ------------------------------------------------------------------
@@ -311,17 +305,9 @@ class LayersSettings:
 @job(LayersSettings, "layers", "samples")
 def layers_job(me: Rank, settings: LayersSettings) -> Iterator[Tables]:
     """One network after the other, each on all ranks at the same time, as they train."""
-    threads = settings.threads or me.torch_threads
+    how = settings.precision, settings.budget, settings.threads or me.torch_threads, me
     for network, batch in settings.networks.items():
-        profile, samples = profile_layers(
-            network,
-            batch,
-            device=str(me.device),
-            precision=settings.precision,
-            budget=settings.budget,
-            threads=threads,
-            me=me,
-        )
-        layers = store.profile_frame(profile, settings.precision, me.world_size, threads)
-        yield {"layers": layers, "samples": samples}
-        me.say(f"{network}, batch {batch}: {profile.workload().compute_s:.3f} s an iteration")
+        tables = layer_tables(network, batch, str(me.device), *how)
+        yield tables
+        compute_s = tables["layers"][["forward_s", "backward_s"]].to_numpy().sum()
+        me.say(f"{network}, batch {batch}: {compute_s:.3f} s forward and backward")

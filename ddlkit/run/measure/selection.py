@@ -12,8 +12,9 @@ way that every machine does fast, and leave the exact choice to torch.topk on th
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,7 @@ from ddlkit.core.units import MIB
 from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.measure.layers import computing
-from ddlkit.run.sessions.session import Point, all_or_partial
+from ddlkit.run.sessions.session import all_or_partial
 
 Selector = Callable[[Tensor, int], Tensor]
 Actions = Mapping[str, Callable[[int], object]]
@@ -93,9 +94,7 @@ def threshold(magnitudes: Tensor, k: int) -> Tensor:
 
 def _refuse_nan(values: Tensor) -> None:
     if bool(values.isnan().any()):
-        raise UserError(
-            "cannot select the largest of elements with NaN among them: they have no order"
-        )
+        raise UserError("cannot select the largest of elements: NaN among them has no order")
 
 
 def _bracket(magnitudes: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -167,14 +166,12 @@ class _Tensors:
     def __init__(self, d: int, distribution: str, device: torch.device, seed: int) -> None:
         self.distribution = distribution
         self.count = max(1, min(MOST_IN_A_ROW, AT_ONCE // d))
-        generator = torch.Generator(device).manual_seed(seed)
-
-        def draw() -> list[Tensor]:
-            normal = torch.randn(self.count, d, generator=generator, device=device)
-            return list(DISTRIBUTIONS[distribution](normal))
-
-        self.generator = generator
-        self.gradients, self.residuals = draw(), draw()
+        self.random: dict[str, Any] = {
+            "generator": torch.Generator(device).manual_seed(seed),
+            "device": device,
+        }
+        normal = (torch.randn(self.count, d, **self.random) for _ in range(2))
+        self.gradients, self.residuals = (list(DISTRIBUTIONS[distribution](x)) for x in normal)
         self.magnitudes = [gradient.abs() for gradient in self.gradients]
 
     def dense(self) -> Actions:
@@ -190,7 +187,7 @@ class _Tensors:
         def find(way: Callable[[Tensor, int], object], i: int) -> object:
             return way(self.magnitudes[i], k)
 
-        return {name: functools.partial(find, way) for name, way in _WAYS.items()}
+        return {name: partial(find, way) for name, way in _WAYS.items()}
 
     def exchange(self, k: int) -> Actions:
         """What is done to the k selected ones, and to those that come from other workers."""
@@ -202,9 +199,8 @@ class _Tensors:
         }
 
     def _scatter(self, count: int) -> Callable[[int], object]:
-        d, device = self.gradients[0].numel(), self.gradients[0].device
-        where = torch.randint(d, (count,), generator=self.generator, device=device)
-        values = torch.randn(count, generator=self.generator, device=device)
+        where = torch.randint(self.gradients[0].numel(), (count,), **self.random)
+        values = torch.randn(count, **self.random)
         return lambda i: self.residuals[i].scatter_add_(0, where, values)
 
     def measure(
@@ -218,10 +214,7 @@ class _Tensors:
 
         device = flush.device
         samples = clock.measure_interleaved(
-            {
-                name: clock.timed(functools.partial(on_each, actions[name]), device)
-                for name in actions
-            },
+            {name: clock.timed(partial(on_each, actions[name]), device) for name in actions},
             budget,
             synchronize=clock.synchronizer(device),
             setup=lambda: flush.fill_(1.0),
@@ -241,11 +234,9 @@ class _Tensors:
 def measure_selection(
     device: str,
     elements: int,
-    *,
-    densities: Sequence[float] = DENSITIES,
-    distributions: Sequence[str] = tuple(DISTRIBUTIONS),
+    densities: Sequence[float],
     budget: Budget,
-    seed: int = 0,
+    distributions: Sequence[str] = tuple(DISTRIBUTIONS),
 ) -> pd.DataFrame:
     """Table ``selection``: seconds of one operation on ``elements`` fp32 numbers, by density.
 
@@ -266,7 +257,7 @@ def measure_selection(
         with computing(f"selecting from {elements} elements on {device}", device) as place:
             flush = torch.empty(FLUSH_BYTES[place.type] // 4, device=place)
             for number, distribution in enumerate(distributions):
-                tensors = _Tensors(elements, distribution, place, seed + number)
+                tensors = _Tensors(elements, distribution, place, number)
                 if number:
                     select = tensors.select(selected(elements, USUAL_DENSITY))
                     yield tensors.measure(select, USUAL_DENSITY, flush, budget)
@@ -280,21 +271,14 @@ def measure_selection(
     return all_or_partial("selection", frames())
 
 
-def points(device: str, smoke: bool) -> list[Point]:
-    """One point a size, smallest first; ``smoke`` runs every code path in seconds."""
+def cases(device: str, brief: bool) -> Iterator[tuple[str, Callable[[], pd.DataFrame], float]]:
+    """(name, measurement, seconds that it takes) of each size, smallest first; ``brief``: in seconds."""
     on_gpu = device.startswith("cuda")
-    sizes: Sequence[int] = (1_000, 2 * MEDIUM) if smoke else ELEMENTS
-    densities: Sequence[float] = (1e-3, 0.1) if smoke else DENSITIES
-    most_s = 0.1 if smoke else 2.0 if on_gpu else 5.0
-    budget = Budget(warmup=1, min_repeats=2 if smoke else 6, max_repeats=15, max_s=most_s)
-
-    def point(size: int) -> Point:
-        measure = functools.partial(
-            measure_selection, device, size, densities=densities, budget=budget
-        )
-        groups = len(densities) + len(DISTRIBUTIONS)
+    densities = (1e-3, 0.1) if brief else DENSITIES
+    most_s = 0.1 if brief else 2.0 if on_gpu else 5.0
+    budget = Budget(warmup=1, min_repeats=2 if brief else 6, max_repeats=15, max_s=most_s)
+    groups = len(densities) + len(DISTRIBUTIONS)
+    for size in (1_000, 2 * MEDIUM) if brief else ELEMENTS:
         # On a CPU the repeats end small sizes early, and the least number of rounds the large ones late.
         estimate_s = groups * most_s / 2 if on_gpu else 2 + size * 2.3e-6
-        return Point("selection", f"d{size}", measure, estimate_s)
-
-    return [point(size) for size in sizes]
+        yield f"d{size}", partial(measure_selection, device, size, densities, budget), estimate_s

@@ -66,9 +66,8 @@ class Footprint:
         possible = self.blocks >= 1 and 1 <= self.threads <= MOST_THREADS
         if not (possible and 0 <= self.bytes_per_s < float("inf")):
             raise UserError(
-                f"a communication kernel of {self.blocks} blocks of {self.threads} threads at "
-                f"{self.bytes_per_s} bytes/s: needs at least one of each, at most {MOST_THREADS} "
-                "threads, and a rate, or 0 for any"
+                f"{self}: a communication kernel needs at least one block, 1 to {MOST_THREADS} threads, "
+                "and a rate, or 0 for any"
             )
 
     def chunk_s(self, chunk_bytes: int) -> float:
@@ -114,7 +113,7 @@ class Passage:
 
 
 class GpuStandIn:
-    """The CUDA C++ kernel above, on torch's current GPU and in a stream of its own.
+    """The CUDA C++ kernel of standin.cu, on torch's current GPU and in a stream of its own.
 
     registers : of each thread; shared_bytes : of each block
     least_s : a computation that takes less does not share fairly: repeat it
@@ -123,8 +122,11 @@ class GpuStandIn:
     least_s = 0.0
 
     def __init__(self, buffer_bytes: int = BUFFER_BYTES) -> None:
-        self._send, self._gate = load(SOURCE, ("standin", "gate"), OPTIONS)
+        torch.cuda.synchronize()  # makes torch's context the current one, where modules belong
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+        module = c_void_p()
+        _driver("cuModuleLoadData", byref(module), c_char_p(cubin(f"sm_{gpu.major}{gpu.minor}")))
+        self._send, self._gate = CudaFunction(module, "standin"), CudaFunction(module, "gate")
         self._clusters = gpu.major >= 9
         self.registers = self._send.registers
         most_bytes = getattr(gpu, "shared_memory_per_block_optin", 48 * KIB)
@@ -158,13 +160,10 @@ class GpuStandIn:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             record.record_stream(self._stream)
-            self._send.launch(
-                footprint.blocks,
-                footprint.threads,
-                [self.a, self.b, self.c, *limits, record],
-                shared_bytes=self.shared_bytes,
-                cluster=self.cluster(footprint.blocks),
-            )
+            arguments = [self.a, self.b, self.c, *limits, record]
+            shape = footprint.blocks, footprint.threads
+            cluster = self.cluster(footprint.blocks)
+            self._send.launch(*shape, arguments, self.shared_bytes, cluster)
 
     def beside(self, footprint: Footprint | None, compute: Compute) -> Passage:
         """Start communicating, then compute, then stop; without a footprint, compute alone.
@@ -199,15 +198,11 @@ def _read(record: torch.Tensor, chunk_bytes: int) -> Traffic:
     """What stands in a record once all has ended; nanoseconds are of the GPU's global timer."""
     words = record.tolist()
     opened, sent_before, closed, sent_after = words[_OPENED:_HEAD]
-    begins, ends, _ = np.reshape(words[_HEAD:], (3, -1)).tolist()
+    blocks = np.reshape(np.array(words[_HEAD:], dtype=np.int64), (3, -1))
     # Relative to the opening first: a double does not hold the timer's nanoseconds.
-    return Traffic(
-        tuple((begin - opened) / _NS for begin in begins),
-        tuple((end - opened) / _NS for end in ends),
-        0.0,
-        (closed - opened) / _NS,
-        float((sent_after - sent_before) * chunk_bytes),
-    )
+    begins_s, ends_s = ((blocks[:2] - opened) / _NS).tolist()
+    sent_bytes = float((sent_after - sent_before) * chunk_bytes)
+    return Traffic(tuple(begins_s), tuple(ends_s), 0.0, (closed - opened) / _NS, sent_bytes)
 
 
 class CpuStandIn:
@@ -217,8 +212,7 @@ class CpuStandIn:
     be seen from the bytes that it moved.
     """
 
-    registers = 0
-    shared_bytes = 0
+    registers = shared_bytes = 0
     least_s = 0.02  # several of the scheduler's slices: threads that share a core take turns
     chunk_elements = 256 * KIB  # long enough for another thread to wake up and get the interpreter
 
@@ -243,7 +237,7 @@ class CpuStandIn:
         with ThreadPoolExecutor(max(1, blocks)) as pool:
             try:
                 spans = [
-                    pool.submit(self._send, footprint, number, flag, begun, sent)
+                    pool.submit(self._send, footprint, flag, begun, sent, number)
                     for number in range(blocks)
                     if footprint
                 ]
@@ -256,23 +250,18 @@ class CpuStandIn:
                 closed_s, sent_after = time.perf_counter(), sum(sent)
             finally:
                 flag.set()
-        ended = [span.result() for span in spans]
-        traffic = Traffic(
-            tuple(begin_s for begin_s, _ in ended),
-            tuple(end_s for _, end_s in ended),
-            opened_s,
-            closed_s,
-            float(sent_after - sent_before) * self.chunk_elements * 4,
-        )
+        begins_s, ends_s = np.reshape([span.result() for span in spans], (-1, 2)).T.tolist()
+        sent_bytes = float(sent_after - sent_before) * self.chunk_elements * 4
+        traffic = Traffic(tuple(begins_s), tuple(ends_s), opened_s, closed_s, sent_bytes)
         return Passage(marks, lambda: traffic)
 
     def _send(
         self,
         footprint: Footprint,
-        number: int,
         flag: threading.Event,
         begun: threading.Semaphore,
         sent: list[int],
+        number: int,
     ) -> tuple[float, float]:
         """One block; when it began and ended."""
         chunk_s = footprint.chunk_s(4 * self.chunk_elements)
@@ -284,9 +273,8 @@ class CpuStandIn:
             sent[number] = done
             now_s = time.perf_counter()
             early_s = begin_s + done * chunk_s - now_s
-            if flag.wait(early_s) if early_s > 0 else flag.is_set():
-                break
-            if now_s - begin_s > LONGEST_S:
+            halt = flag.wait(early_s) if early_s > 0 else flag.is_set()
+            if halt or now_s - begin_s > LONGEST_S:
                 break
             start = own[done % len(own)]
             part = slice(start, start + self.chunk_elements)
@@ -295,22 +283,12 @@ class CpuStandIn:
 
 
 StandIn = GpuStandIn | CpuStandIn
-"""What can communicate, or seem to, while something computes."""
-
-
-def make(device: torch.device) -> StandIn:
-    """The stand-in of that device. Raises UserError where it cannot be compiled or loaded."""
-    return GpuStandIn() if device.type == "cuda" else CpuStandIn()
-
 
 # -- CUDA compiled while the program runs, launched through the driver ---------------------------
 #
 # It needs what every CUDA build of torch brings along (NVRTC) and the driver, no toolkit and no headers.
 # torch's own ``torch.cuda._compile_kernel`` (2.9 and later) insists on a toolkit, passes whole numbers
 # as 32 bits, and cannot ask for a cluster.
-
-Argument = torch.Tensor | int | float
-"""A tensor goes as its address, an int as 64 bits without sign, a float as double."""
 
 _REGISTERS, _DYNAMIC_SHARED_BYTES = 4, 8  # CUfunction_attribute
 _CLUSTER, _CLUSTER_POLICY, _SPREAD = 4, 5, 1  # CUlaunchAttributeID, CUclusterSchedulingPolicy
@@ -355,8 +333,7 @@ class CudaFunction:
         self,
         blocks: int,
         threads: int,
-        arguments: Sequence[Argument],
-        *,
+        arguments: Sequence[torch.Tensor | int | float],
         shared_bytes: int = 0,
         cluster: int = 1,
     ) -> None:
@@ -383,34 +360,22 @@ class CudaFunction:
         _driver("cuLaunchKernelEx", byref(how), self._function, places, None)
 
 
-def _c_value(argument: Argument) -> c_void_p | c_uint64 | c_double:
+def _c_value(argument: torch.Tensor | int | float) -> c_void_p | c_uint64 | c_double:
+    """A tensor goes as its address, an int as 64 bits without sign, a float as double."""
     if isinstance(argument, torch.Tensor):
         return c_void_p(argument.data_ptr())
     return c_uint64(argument) if isinstance(argument, int) else c_double(argument)
 
 
-def load(source: str, names: Sequence[str], options: Sequence[str] = ()) -> list[CudaFunction]:
-    """Compile ``source`` for the current GPU and load its ``extern "C"`` kernels of these names.
+def cubin(architecture: str) -> bytes:
+    """The source's machine code for an architecture such as "sm_90"; no GPU is needed to make it.
 
-    Raises UserError for a torch without CUDA, source that does not compile, and a driver that refuses.
-    """
-    torch.cuda.synchronize()  # makes torch's context the current one, where modules belong
-    major, minor = torch.cuda.get_device_capability()
-    image = cubin(source, f"sm_{major}{minor}", options)
-    module = c_void_p()
-    _driver("cuModuleLoadData", byref(module), c_char_p(image))
-    return [CudaFunction(module, name) for name in names]
-
-
-def cubin(source: str, architecture: str, options: Sequence[str] = ()) -> bytes:
-    """Machine code for an architecture such as "sm_90"; no GPU is needed to make it.
-
-    Raises UserError, with the compiler's first complaint, when the source does not compile.
+    Raises UserError for a torch without CUDA, and with the compiler's first complaint.
     """
     nvrtc = _nvrtc()
-    words = [f"--gpu-architecture={architecture}", *options]
+    words = [f"--gpu-architecture={architecture}", *OPTIONS]
     program, size = c_void_p(), c_size_t()
-    named = c_char_p(source.encode()), c_char_p(b"ddlkit.cu")
+    named = c_char_p(SOURCE.encode()), c_char_p(b"ddlkit.cu")
     _check_nvrtc(nvrtc.nvrtcCreateProgram(byref(program), *named, 0, None, None))
     try:
         given = (c_char_p * len(words))(*(word.encode() for word in words))

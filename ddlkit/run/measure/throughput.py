@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -20,8 +21,6 @@ from ddlkit.run.sessions.session import all_or_partial
 CACHE_BYTES = 256 * MIB  # more than the caches of a device hold: operands in turn come from memory
 MOST_SETS = 16
 DRIFT_BUDGET = Budget(warmup=3, min_repeats=10, max_repeats=20, max_s=2.0)
-DRIFT_COPY_BYTES = 256 * MIB
-SHARING_TABLE_2 = ("alexnet", "vgg16", "vgg19", "resnet18", "resnet50", "resnet101", "vit_b_16")
 INPUTS = 4  # batches that take turns in whole iterations
 KERNELS = {"cpu": ("product", "convolution"), "cuda": ("product",)}
 
@@ -85,9 +84,7 @@ def product_s(
         return measure_on(device, multiply, budget) / count
 
 
-def measure_drift(
-    moment: str, device: str, side: int, copy_bytes: int = DRIFT_COPY_BYTES
-) -> pd.DataFrame:
+def measure_drift(moment: str, device: str, side: int, copy_bytes: int) -> pd.DataFrame:
     """Table ``drift``: one product in fp32 and one copy in memory, the same at every ``moment``.
 
     Taken at the start and at the end of a session: where the two differ, so may what lies between.
@@ -113,30 +110,26 @@ def efficiency(directory: Path) -> pd.DataFrame:
     """
     tables = [store.load_table(path, "peaks") for path in sorted(directory.glob("peaks-*.csv*"))]
     measured = store.measured_peaks(pd.concat(tables)) if tables else {}
+    keys = ["network", "device", "batch", "precision", "ranks"]
     rows = []
     for path in sorted(directory.glob("layers-*.csv*")):
         gpus = store.load_stamp(path)["machine"].get("gpus", [])
-        keys = ["network", "device", "batch", "precision", "ranks"]
         for names, layers in store.load_table(path, "layers").groupby(keys, sort=False):
             case = dict(zip(keys, names, strict=True))
             flops = float(layers["flops"].sum())
             compute_s = float(layers["forward_s"].sum() + layers["backward_s"].sum())
-            peak = measured.get((case["device"], case["precision"]), 0.0)
-            on_gpu = case["device"] == "cuda" and gpus
             quantity = f"{case['precision']}_flops_per_s"
-            printed = store.datasheet(gpus[0]["model"], quantity) if on_gpu else 0.0
-            rows.append(
-                {
-                    **case,
-                    "forward_flops": flops,
-                    "compute_s": compute_s,
-                    "achieved_flops_per_s": 3 * flops / compute_s,
-                    "measured_flops_per_s": peak,
-                    "measured_c": osf.utilisation(flops, compute_s, peak) if peak else 0.0,
-                    "datasheet_flops_per_s": printed,
-                    "datasheet_c": osf.utilisation(flops, compute_s, printed) if printed else 0.0,
-                }
-            )
+            on_gpu = case["device"] == "cuda" and gpus
+            peaks = {
+                "measured": measured.get((case["device"], case["precision"]), 0.0),
+                "datasheet": store.datasheet(gpus[0]["model"], quantity) if on_gpu else 0.0,
+            }
+            case |= {"forward_flops": flops, "compute_s": compute_s}
+            case["achieved_flops_per_s"] = 3 * flops / compute_s
+            for kind, peak in peaks.items():
+                case[f"{kind}_flops_per_s"] = peak
+                case[f"{kind}_c"] = osf.utilisation(flops, compute_s, peak) if peak else 0.0
+            rows.append(case)
     return pd.DataFrame(rows)
 
 
@@ -163,17 +156,12 @@ def measure_throughput(
     Raises UserError as `profile_layers` does, and Partial when memory ran out at a batch size: with
     the smaller ones, if there are any.
     """
-    return all_or_partial(
-        "throughput",
-        (
-            _one_batch(network, batch, device, precision, iterations, budget)
-            for batch in sorted(batches)
-        ),
-    )
+    measure = partial(_one_batch, network, device, precision, iterations, budget)
+    return all_or_partial("throughput", map(measure, sorted(batches)))
 
 
 def _one_batch(
-    network: str, batch: int, device: str, precision: str, iterations: int, budget: Budget
+    network: str, device: str, precision: str, iterations: int, budget: Budget, batch: int
 ) -> pd.DataFrame:
     what = f"{network} at batch {batch} in {precision} on {device}"
     with computing(what, device, precision) as place:

@@ -242,9 +242,8 @@ class _Block:
         used = vitals.processor_usage(before, vitals.processor_times())
         return slowest(seconds), Usage(*slowest([used.busy, used.stolen]).tolist())
 
-    def _iterate(self, settle: Callable[[], object] | None = None) -> None:
+    def _iterate(self, settle: Callable[[], object] = lambda: None) -> None:
         """One iteration; ``settle`` ends each phase when the device has done its work."""
-        settle = settle or (lambda: None)
         with record_function(FORWARD):
             loss = nn.functional.cross_entropy(self.model(self.inputs), self.labels)
             settle()
@@ -261,6 +260,4 @@ class _Block:
         momenta = [state["momentum_buffer"] for state in self.optimizer.state.values()]
         sums = everyones([float(momentum.double().sum()) for momentum in momenta])
         if not np.isfinite(sums).all() or (sums != sums[0]).any():
-            raise UserError(
-                "training: ranks hold different gradients after an all-reduce: no time is recorded"
-            )
+            raise UserError("training: ranks hold different gradients: no time is recorded")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -70,10 +70,6 @@ def _torchvision(name: str, **options: Any) -> Network:
     return Network(build, _IMAGENET)
 
 
-def _googlenet_with_heads() -> nn.Module:
-    return zoo.AllHeads(_torchvision("googlenet", aux_logits=True, init_weights=False).build())
-
-
 def _for_each_head(batch: int, generator: torch.Generator) -> Batch:
     images, labels = _IMAGENET(batch, generator)
     return images, labels.repeat(3)
@@ -85,13 +81,14 @@ def _words(batch: int, generator: torch.Generator) -> Batch:
     return text[:, :-1].contiguous(), text[:, 1:].flatten()
 
 
+_GOOGLENET_AUX = _torchvision("googlenet", aux_logits=True, init_weights=False)
 NETWORKS: dict[str, Network] = {
     "lenet5": Network(zoo.lenet5, _images(channels=1, side=28, classes=10)),
     "alexnet_caffe": Network(zoo.alexnet_caffe, _images(channels=3, side=227, classes=1000)),
     # Without the auxiliary heads: they help training to converge and are no part of what it leaves.
     "googlenet": _torchvision("googlenet", aux_logits=False, init_weights=False),
     # With both, as in the published training: twice the bytes to exchange.
-    "googlenet_aux": Network(_googlenet_with_heads, _for_each_head),
+    "googlenet_aux": Network(lambda: zoo.AllHeads(_GOOGLENET_AUX.build()), _for_each_head),
     "inception_v4": Network(zoo.inception_v4, _images(channels=3, side=299, classes=1000)),
     "lstm_ptb": Network(zoo.LanguageModel, _words),
     "vgg16_cifar": Network(zoo.vgg16_cifar, _images(channels=3, side=32, classes=10)),
@@ -101,11 +98,6 @@ NETWORKS: dict[str, Network] = {
     **{name: _torchvision(name) for name in ("alexnet", "vit_b_16")},
     **{name: _torchvision(name) for name in ("resnet18", "resnet50", "resnet101", "resnet152")},
 }
-
-
-def names() -> list[str]:
-    """The names that `build` knows."""
-    return sorted(NETWORKS)
 
 
 def find(name: str) -> Network:
@@ -119,15 +111,11 @@ def find(name: str) -> Network:
 
 
 def build(name: str) -> nn.Module:
-    """The network with random weights, on the CPU, in training mode.
-
-    Raises UserError for an unknown name, naming near ones.
-    """
+    """The network with random weights, on the CPU, in training mode. Raises UserError as `find`."""
     return find(name).build().train()
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """How large a network is; FLOP of the forward pass on one sample in training, 2 per multiply-add."""
 
     parameters: int
@@ -166,29 +154,20 @@ def sample_batch(name: str, batch: int, device: torch.device | str = "cpu") -> B
 Shape = tuple[int, ...]
 
 
-def _attention(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-    flops: int = sdpa_flop_count(query, key, value)
-    return flops
-
-
-def _recurrence(inputs: Shape, weights: Sequence[Shape]) -> int:
+def recurrence_flops(inputs: Shape, weights: Sequence[Shape]) -> int:
     """Each weight matrix is applied once to every sample of every time step."""
     return 2 * math.prod(inputs[:2]) * sum(math.prod(w) for w in weights if len(w) == 2)
 
 
-def _rnn_of_cpu(inputs: Shape, w_inputs: Shape, w_states: Shape, *_: object, **__: object) -> int:
-    return _recurrence(inputs, (w_inputs, w_states))
-
-
-def _rnn_of_cuda(inputs: Shape, weights: Sequence[Shape], *_: object, **__: object) -> int:
-    return _recurrence(inputs, weights)
-
-
 # torch has no formula for these kernels, and counts 0: the same work must count alike everywhere.
-_FORMULAS = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten.mkldnn_rnn_layer: _rnn_of_cpu,
-    torch.ops.aten._cudnn_rnn: _rnn_of_cuda,
+_FORMULAS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
+        lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
+    ),
+    torch.ops.aten.mkldnn_rnn_layer: (
+        lambda inputs, w_inputs, w_states, *_, **__: recurrence_flops(inputs, (w_inputs, w_states))
+    ),
+    torch.ops.aten._cudnn_rnn: lambda inputs, weights, *_, **__: recurrence_flops(inputs, weights),
 }
 
 

@@ -122,10 +122,6 @@ _EIGHTH = 8
 _MAP_SIDE = 7
 
 
-def _eighth_features() -> nn.Sequential:
-    return _vgg16_features(norm=False, narrower=_EIGHTH, poolings=3)
-
-
 def vgg16_eighth(classes: int, dropout: float = 0.5) -> nn.Module:
     """VGG-16 with an eighth of its channels and units, for 56x56 images.
 
@@ -133,14 +129,15 @@ def vgg16_eighth(classes: int, dropout: float = 0.5) -> nn.Module:
     """
     width, units = 512 // _EIGHTH, 4096 // _EIGHTH
     return _named(
-        features=_eighth_features(),
+        features=_vgg16_features(norm=False, narrower=_EIGHTH, poolings=3),
         **_dense(width * _MAP_SIDE**2, units, units, classes, dropout=dropout),
     )
 
 
 def vgg16_eighth_replaced(classes: int) -> nn.Module:
     """`vgg16_eighth` with its linear layers replaced as in `vgg16_replaced` (osf Tab 3)."""
-    return _averaged(_eighth_features(), 512 // _EIGHTH, classes)
+    features = _vgg16_features(norm=False, narrower=_EIGHTH, poolings=3)
+    return _averaged(features, 512 // _EIGHTH, classes)
 
 
 # -- Inception-v4 ------------------------------------------------------------------------------

@@ -36,13 +36,12 @@ from ddlkit.run.measure import channels, contention, copies, selection
 from ddlkit.run.measure import throughput as speed
 from ddlkit.run.measure.collectives import SIZES, CollectivesSettings, collectives_job
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
-from ddlkit.run.measure.layers import LayersSettings, layers_job, profile_layers
+from ddlkit.run.measure.layers import PRECISIONS, LayersSettings, layer_tables, layers_job
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions import reader
 from ddlkit.run.sessions.reader import Key, count, number, one_of
 from ddlkit.run.sessions.session import Point, Tables, Unavailable, say, table_path
 
-PRECISIONS = ("fp32", "tf32", "bf16")
 DISTINCT_PLANS = 8
 LAUNCH_S = 10.0  # starting ranks
 BUILD_S = 2.0  # building a network, moving it to the device, counting its FLOP
@@ -203,12 +202,14 @@ def disk_copies(here: Here, budget: Budget, sizes: Sizes = copies.DISK_SIZES) ->
 
 @kind("selection")
 def selections(here: Here, brief: bool = False) -> Iterator[Point]:
-    yield from selection.points(here.device, brief)
+    for name, measure, estimate_s in selection.cases(here.device, brief):
+        yield Point("selection", name, measure, estimate_s)
 
 
 @kind("contention")
 def kernels_beside_messages(here: Here, brief: bool = False) -> Iterator[Point]:
-    yield from contention.points(here.device, brief)
+    for name, measure, estimate_s, gpus in contention.cases(here.device, brief):
+        yield _on_gpus(gpus, Point("contention", name, measure, estimate_s))
 
 
 # -- networks ------------------------------------------------------------------------------------
@@ -231,8 +232,7 @@ def layers(
 ) -> Iterator[Point]:
     for precision in precisions:
         for name, batch in networks:
-            how: dict[str, Any] = {"precision": precision, "budget": budget}
-            measure = partial(_profile_tables, name, batch, device=here.device, **how)
+            measure = partial(layer_tables, name, batch, here.device, precision, budget, None)
             # Each round is one iteration with hooks and one without.
             repeat_s = 2 * _iteration_s(name, batch, precision, here.device)
             estimate_s = BUILD_S + _timed_s(budget, repeat_s)
@@ -249,9 +249,8 @@ def layers_by_ranks(here: Here, networks: Batched, ranks: int, budget: Budget) -
 def layers_point(name: str, batch: int, ranks: int, budget: Budget, *, folder: str = "") -> Point:
     """A network's layers, on all cores, by ``ranks`` ranks at the same time; one needs no launch."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    how: dict[str, Any] = {"device": device, "precision": "fp32", "budget": budget}
     measure: Callable[[], Tables]
-    measure = partial(_profile_tables, name, batch, threads=machine.cores(), **how)
+    measure = partial(layer_tables, name, batch, device, "fp32", budget, machine.cores())
     if ranks > 1:
         settings = LayersSettings({name: batch}, budget=budget)
         measure = partial(launch, layers_job, settings, ranks=ranks, place=Loopback())
@@ -259,14 +258,6 @@ def layers_point(name: str, batch: int, ranks: int, budget: Budget, *, folder: s
     estimate_s = BUILD_S + LAUNCH_S * (ranks > 1) + _timed_s(budget, repeat_s)
     key = f"{name}-b{batch}-r{ranks}"
     return Point("layers", key, measure, estimate_s, ["layers", "samples"], folder)
-
-
-def _profile_tables(*network: Any, threads: int | None = None, **how: Any) -> Tables:
-    """What `profile_layers` measures, as tables."""
-    found, samples = profile_layers(*network, threads=threads, **how)
-    threads = threads or torch.get_num_threads()
-    frame = store.profile_frame(found, how["precision"], ranks=1, threads=threads)
-    return {"layers": frame, "samples": samples}
 
 
 @kind("throughput")
