@@ -27,7 +27,7 @@ from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.formats import messages
-from ddlkit.store import paths
+from ddlkit.store import files
 
 COMMAND = ["ddlkit", "measure", "collectives"]
 
@@ -925,7 +925,7 @@ def test_an_unknown_network_is_refused_with_what_it_may_be(text: str, hint: str)
 def test_recorded_directories_are_listed_by_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paths, "RECORDED", tmp_path)
+    monkeypatch.setattr(files, "RECORDED", tmp_path)
     assert store.list_recorded() == []
     for name in ("nvidia-h200", "cpu-2x"):
         save(store.recorded_dir(name), collectives())

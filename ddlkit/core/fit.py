@@ -20,15 +20,16 @@ from ddlkit.core import units
 from ddlkit.core.cost import (
     FORMS,
     AlphaBeta,
+    Form,
     MessageCost,
     Piecewise,
     Segments,
     Table,
     cost_from_dict,
+    parameters,
 )
 from ddlkit.core.errors import UserError
-from ddlkit.core.form import Form, parameters
-from ddlkit.core.selection import (
+from ddlkit.core.sparse import (
     SELECTION_FORMS,
     DensityLog,
     Log,

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ddlkit.core.errors import Finding
 from ddlkit.core.timeline import COMMUNICATION
 from ddlkit.core.units import format_bytes, format_seconds
 from ddlkit.core.workload import LayerProfile
-from ddlkit.formats import Finding
 from ddlkit.formats.kineto import (
     EVALUATE,
     Event,

@@ -13,8 +13,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import BYTES
 from ddlkit.store import files
 from ddlkit.store.readers import choose
-from ddlkit.store.schema import SCHEMAS
-from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
+from ddlkit.store.sheet import SCHEMAS, Column, Schema, Sheet, read_sheet
 from ddlkit.store.tables import is_stamped, load_table
 
 if TYPE_CHECKING:

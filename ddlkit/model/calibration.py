@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from ddlkit.core.bandwidth import burst_s, wire_s_per_byte
 from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost, Samples
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import Fit, fit
 from ddlkit.core.iteration import PLAIN
-from ddlkit.core.link import Link
+from ddlkit.core.link import Link, burst_s, wire_s_per_byte
 from ddlkit.core.sparse import SparseGather
 from ddlkit.model.noise import Noise
 

@@ -18,7 +18,7 @@ import pandas as pd
 
 from ddlkit import papers, store
 from ddlkit.core.errors import UserError
-from ddlkit.store import files, transcribed
+from ddlkit.store import files, specs
 from ddlkit.store.sheet import read_sheet
 
 PAPERS = tuple(papers.load())
@@ -78,7 +78,7 @@ def load_claims(folder: Path | None = None) -> tuple[Claim, ...]:
 
 
 def _read(path: Path, paper: str) -> list[Claim]:
-    sheet = read_sheet(files.text_of(transcribed.read(path), path), str(path))
+    sheet = read_sheet(files.text_of(specs.read_transcribed(path), path), str(path))
     claims = [Claim(**row) for row in _SCHEMA.frame(sheet).to_dict("records")]
     for row, claim in enumerate(claims):
         if claim.paper != paper:
@@ -114,7 +114,7 @@ def paper_table(paper: str, name: str) -> pd.DataFrame:
     path = store.DATA / "papers" / paper / f"{name}.csv"
     if not path.is_file():
         raise UserError(f"{path} is missing: restore it from the repository")
-    return pd.read_csv(io.BytesIO(transcribed.read(path)))
+    return pd.read_csv(io.BytesIO(specs.read_transcribed(path)))
 
 
 def claimed(claim: str) -> float:

@@ -18,7 +18,7 @@ import ddlkit
 from ddlkit import store
 from ddlkit.papers import load
 from ddlkit.report.claims import PAPERS
-from ddlkit.store import files, transcribed
+from ddlkit.store import files, specs
 from ddlkit.store.sheet import read_sheet
 
 PACKAGE = Path(ddlkit.__file__).parent
@@ -62,7 +62,7 @@ def equations(folder: Path | None = None) -> pd.DataFrame:
     frames = []
     for paper in PAPERS:
         path = (folder or store.DATA / "papers") / paper / "equations.csv"
-        sheet = read_sheet(files.text_of(transcribed.read(path), path), str(path))
+        sheet = read_sheet(files.text_of(specs.read_transcribed(path), path), str(path))
         frames.append(_SCHEMA.frame(sheet).assign(paper=paper))
     return pd.concat(frames, ignore_index=True)[["paper", "equation", "defines"]]
 

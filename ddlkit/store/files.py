@@ -1,4 +1,4 @@
-"""Whole files, read and written so that a crash or a second process never leaves half of one."""
+"""Where everything lies; whole files, read and written so that a crash never leaves half of one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,36 @@ import fcntl
 import gzip
 import hashlib
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddlkit import machine
 from ddlkit.core.errors import UserError
+
+ROOT = Path(os.environ.get("DDLKIT_ROOT") or Path(__file__).parents[2]).resolve()
+DATA = ROOT / "data"
+RECORDED = DATA / "recorded"
+BUILD = ROOT / "build"
+REPORTS = ROOT / "reports"
+NOTEBOOKS = ROOT / "notebooks"
+
+
+def recorded_dir(machine_name: str | None = None) -> Path:
+    """Directory of a machine's recorded tables, this machine's by default; it need not exist.
+
+    Raises UserError for a name that is not lower-case letters, digits, dots and dashes.
+    """
+    name = machine.name() if machine_name is None else machine_name
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
+        raise UserError(f"machine name {name!r}: use lower-case letters, digits, dots and dashes")
+    return RECORDED / name
+
+
+def list_recorded() -> list[Path]:
+    """Directories under data/recorded that hold at least one recorded table, by name."""
+    return sorted({path.parent for path in RECORDED.glob("*/*.csv*")})
 
 
 @contextlib.contextmanager

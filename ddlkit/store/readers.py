@@ -13,8 +13,7 @@ from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile
 from ddlkit.store import files
-from ddlkit.store.schema import SCHEMAS
-from ddlkit.store.sheet import Sheet, read_sheet
+from ddlkit.store.sheet import SCHEMAS, Sheet, read_sheet
 from ddlkit.store.tables import is_stamped, load_table
 
 if TYPE_CHECKING:

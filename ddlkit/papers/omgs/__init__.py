@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.selection import DensityLog, SelectionCost
+from ddlkit.core.sparse import DensityLog, SelectionCost
 from ddlkit.core.workload import Workload
 from ddlkit.papers import Paper
 
@@ -167,7 +167,7 @@ class Instance:
     ) -> Instance:
         """A workload's tensors as layers; ``beta_s`` per element.
 
-        >>> from ddlkit.core.selection import Log
+        >>> from ddlkit.core.sparse import Log
         >>> workload = Workload.from_arrays(0.01, [0.002, 0.003], [4_000_000, 40_000])
         >>> instance = Instance.of_workload(workload, Log(2.2e-10), alpha_s=0.004, beta_s=1e-9)
         >>> merged_iteration_s(instance, [[False, False], [False, True]]).round(4)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.plan import FusionPlan, needed_cost, planner
-from ddlkit.core.selection import Log
+from ddlkit.core.sparse import Log
 from ddlkit.core.units import parse_seconds
 from ddlkit.core.workload import Workload
 from ddlkit.papers.omgs import Instance

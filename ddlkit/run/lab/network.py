@@ -28,8 +28,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ddlkit.core.bandwidth import burst_bytes
 from ddlkit.core.errors import UserError
+from ddlkit.core.link import burst_bytes
 from ddlkit.run.jobs import protocol
 from ddlkit.run.jobs.place import rank_environment
 

@@ -22,12 +22,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from ddlkit import store
-from ddlkit.core.bandwidth import wire_s_per_byte
 from ddlkit.core.case import AXES, Case
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.iteration import predict
+from ddlkit.core.link import wire_s_per_byte
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,
