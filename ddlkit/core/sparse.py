@@ -216,10 +216,12 @@ class SelectionTable(SelectionCost):
         rows = np.array(self.seconds, dtype=float)
         if rows.shape != (self.density.size, self.elements.size):
             raise UserError("table cost: seconds must hold one row a density, one column a size")
-        if not self.density.size or np.any(np.diff(self.density) <= 0) or self.density[0] <= 0:
-            raise UserError("table cost: density must be increasing and above zero")
-        if self.elements.size < 2 or np.any(np.diff(self.elements) <= 0) or self.elements[0] <= 0:
-            raise UserError("table cost: elements must be 2 or more, increasing, above zero")
+        for name, least in (("density", 1), ("elements", 2)):
+            axis = getattr(self, name)
+            if axis.size < least or np.any(np.diff(axis) <= 0) or axis[0] <= 0:
+                raise UserError(
+                    f"table cost: {name} must be {least} or more, increasing, above zero"
+                )
         if not np.all(rows > 0) or not np.all(np.isfinite(rows)):
             raise UserError("table cost: every time in seconds must be finite and above zero")
         rows.setflags(write=False)

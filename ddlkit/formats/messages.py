@@ -84,7 +84,7 @@ def read_collectives(path: Path, *, ranks: int | None = None, link: str | None =
 def _own_messages(path: Path) -> tuple[str, DataFrame]:
     """Where a file without a stamp comes from, and its rows."""
     text = files.read_text(path)
-    if _looks_like_log(text):
+    if any(_HEADER.match(_LABEL.sub("", line)) for line in text.splitlines()):
         return "nccl-tests", _read_log(text, str(path))
     sheet = read_sheet(text, str(path))
     _check_units(sheet)
@@ -140,11 +140,6 @@ _LOG = Schema(
         Column("ranks", "int", "non_negative"),
     ),
 )
-
-
-def _looks_like_log(text: str) -> bool:
-    """Whether the table header of nccl-tests stands in the text."""
-    return any(_HEADER.match(_LABEL.sub("", line)) for line in text.splitlines())
 
 
 def _read_log(text: str, file: str) -> DataFrame:

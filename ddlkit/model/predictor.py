@@ -15,7 +15,7 @@ from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, Prediction
-from ddlkit.core.plan import PLANNERS, FusionPlan, Planner
+from ddlkit.core.plan import FusionPlan
 from ddlkit.core.sparse import Selecting, group_selection_s, with_selection
 from ddlkit.core.workload import Workload
 from ddlkit.model.calibration import Calibration, Communication
@@ -128,12 +128,6 @@ def computed(
     # Only what is waited out can be stretched.
     stretch = slower if case.selection_sha256 else 1.0
     return with_selection(workload, plan, stretch * selection_s)
-
-
-def planners() -> dict[str, Planner]:
-    """Every planner by its name: ours, and those of the papers."""
-    papers.load()
-    return PLANNERS
 
 
 def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) -> FusionPlan:

@@ -15,7 +15,7 @@ import matplotlib as mpl
 from matplotlib.colors import to_hex, to_rgb
 
 from ddlkit.core.errors import UserError
-from ddlkit.model.predictor import planners
+from ddlkit.papers.planners import PLANNERS
 
 WIDTH = 7.2
 INK, SOFT, FAINT = "#1b1b1b", "#6f6f6f", "#e4e4e4"
@@ -50,7 +50,7 @@ ROLES = {
     "linear": Style("linear cost", "#009e73", "P", (0, (5, 1)), "---", hollow=True),
     "osf": Style("OSF", "#b3568a", "X", (0, (3, 1, 1, 1)), "+++", hollow=True),
 }
-PLANS = {name: Style(planner.label, *planner.look) for name, planner in planners().items()}
+PLANS = {name: Style(planner.label, *planner.look) for name, planner in PLANNERS.items()}
 FORMS = {
     "ring_all_reduce": Style("ring, Eq 7", "#b3568a", "v", "--"),
     "alpha_beta": Style("alpha-beta", "#d55e00", "s", ":"),
