@@ -229,5 +229,5 @@ def test_disturbed_samples_of_a_calibration_are_left_out_where_there_are_others(
             **known,
         }
     )
-    cost = Calibration.of(rows).fits["lab:1gbit", 4, "all_reduce"].cost
+    cost = Calibration.of(rows).between("lab:1gbit", 4).cost
     assert cost([1e3, 1e6]) == pytest.approx([1.0, 3.0])

@@ -11,11 +11,10 @@ from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ddlkit.core.errors import UserError
-
-Floats = NDArray[np.float64]
+from ddlkit.core.workload import Floats
 
 UNDESCRIBED = {"described": False}
 """Metadata of a field that is no part of a form's JSON description."""
@@ -167,14 +166,10 @@ class AlphaBeta(MessageCost):
 
     def at_workers(self, workers: int) -> AlphaBeta:
         """Ring all-reduce: 2(n-1) steps of latency, 2(n-1)/n of the bytes; all-gather alike."""
-        if self.algorithm != "ring" or self.workers is None:
+        if self.algorithm != "ring" or min(workers, self.workers or 0) < 2 or not self.workers:
             raise UserError(
-                "this alpha_beta cost does not name algorithm 'ring' and its workers: "
-                "it cannot be carried to another number of workers"
-            )
-        if workers < 2 or self.workers < 2:
-            raise UserError(
-                f"a collective needs at least 2 workers, not {min(workers, self.workers)}"
+                "an alpha_beta cost can be carried to another number of workers only if it names "
+                "algorithm 'ring' and its workers, and both numbers are at least 2"
             )
         steps = (workers - 1) / (self.workers - 1)
         return replace(

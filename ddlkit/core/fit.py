@@ -37,9 +37,9 @@ from ddlkit.core.sparse import (
     SelectionCost,
     SelectionTable,
 )
+from ddlkit.core.workload import Floats
 
 C = TypeVar("C", MessageCost, SelectionCost)
-Floats = NDArray[np.float64]
 
 PIECES = 3
 """Linear pieces of a ``segments`` fit; each must hold at least MIN_SIZES_PER_PIECE sizes."""
@@ -100,17 +100,11 @@ def costs_from_dict(description: dict[str, Any]) -> tuple[MessageCost, list[Mess
     return cost_from_dict(description), [cost_from_dict(draw) for draw in fitted.get("draws", [])]
 
 
-class _Line(NamedTuple):
-    """A weighted linear least squares: (k,) values and their standard errors, loss, (n,) leverage."""
+def _least_squares(design: Floats, seconds: Floats) -> tuple[Floats, Floats, Floats, float]:
+    """Minimise loss = sum(((design @ values - seconds) / seconds)**2); ``design`` is (n, k).
 
-    values: Floats
-    standard_errors: Floats
-    leverage: Floats
-    loss: float
-
-
-def _least_squares(design: Floats, seconds: Floats) -> _Line:
-    """Minimise sum(((design @ values - seconds) / seconds)**2); ``design`` is (n, k)."""
+    Returns (k,) values and their standard errors, (n,) leverage, and the loss.
+    """
     weighted = design / seconds[:, None]
     scale = np.linalg.norm(weighted, axis=0)
     basis, rank = np.zeros(0), 0
@@ -123,7 +117,7 @@ def _least_squares(design: Floats, seconds: Floats) -> _Line:
     inverse = np.linalg.inv((weighted / scale).T @ (weighted / scale)) / np.outer(scale, scale)
     leverage = np.einsum("ij,jk,ik->i", weighted, inverse, weighted)
     variance = np.diag(inverse * loss / max(len(seconds) - design.shape[1], 1))
-    return _Line(values, np.sqrt(np.maximum(variance, 0)), leverage, loss)
+    return values, np.sqrt(np.maximum(variance, 0)), leverage, loss
 
 
 Fitted = tuple[dict[str, Any], tuple[str, ...], Floats, Floats, Floats]
@@ -141,8 +135,9 @@ def _linear_in_parameters(kind: type[Form]) -> Fitter:
         units: list[Any] = [
             kind(**dict(zip(names, unit, strict=True))) for unit in np.eye(len(names))
         ]
-        line = _least_squares(np.column_stack([unit(*at) for unit in units]), seconds)
-        return dict(zip(names, line.values.tolist(), strict=True)), names, *line[:3]
+        design = np.column_stack([unit(*at) for unit in units])
+        values, errors, leverage, _ = _least_squares(design, seconds)
+        return dict(zip(names, values.tolist(), strict=True)), names, values, errors, leverage
 
     return fitter
 
@@ -203,7 +198,7 @@ def _best_breaks(
     @cache
     def loss(design: Design, start: int, end: int) -> float:
         inside = (sizes >= grid[start]) & (sizes <= grid[end - 1])
-        return _least_squares(design(sizes[inside]), seconds[inside]).loss
+        return _least_squares(design(sizes[inside]), seconds[inside])[-1]
 
     def total(cuts: tuple[int, ...]) -> float:
         bounds = pairwise((0, *cuts, grid.size))

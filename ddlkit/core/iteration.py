@@ -24,10 +24,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import Link, Parts, turn_s
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.timeline import Timeline
-from ddlkit.core.workload import Workload
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from ddlkit.core.workload import Floats, Ints, Workload
 
 PLAIN = Link()
 """A link on which messages share nothing: each takes what it costs, one after the other."""
@@ -270,9 +267,7 @@ class LinearScenarios:
 
 
 def _corners(points: Floats) -> NDArray[np.int64]:
-    """Columns of (3, m) points that are corners of their convex hull (all of them if it is flat)."""
-    if points.shape[1] < 5:
-        return np.arange(points.shape[1])
+    """Columns of (3, m) points that are corners of their convex hull (all if few or flat)."""
     from scipy.spatial import ConvexHull, QhullError
 
     spread = np.ptp(points, axis=1, keepdims=True)

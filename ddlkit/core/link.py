@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-
-Floats = NDArray[np.float64]
+from ddlkit.core.workload import Floats
 
 LARGE = 1e9  # bytes of a message beside which roundings do not count
 

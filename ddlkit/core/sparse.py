@@ -21,10 +21,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ddlkit.core.cost import Floats, Form, MessageCost, Table, cost_from_dict
+from ddlkit.core.cost import Form, MessageCost, Table, cost_from_dict
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan
-from ddlkit.core.workload import Workload
+from ddlkit.core.workload import Floats, Workload
 
 ELEMENT_BYTES = 4  # of a gradient's value (fp32), and of an index (int32)
 

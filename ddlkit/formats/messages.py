@@ -170,7 +170,12 @@ def _log_sheet(text: str, file: str) -> Sheet:
     for number, labelled in enumerate(text.splitlines(), start=1):
         line = _LABEL.sub("", labelled)
         if _HEADER.match(line):
-            after = _after_time(line, file, number)
+            names = line.lstrip("# ").split()
+            if "time" not in names:
+                raise UserError(
+                    f"{file}: row at line {number}, column cputime: not GPU time: run without -C"
+                )
+            after = names[names.index("time") :]
         elif rank := _RANK.match(line):
             ranks = max(ranks, int(rank[1]) + 1)
         elif line.startswith("# Using devices"):
@@ -189,15 +194,6 @@ def _log_sheet(text: str, file: str) -> Sheet:
             f"{file}: a header of nccl-tests but no rows: truncated log, or the run failed"
         )
     return Sheet(file, _LOG.names, tuple(lines), tuple(rows))
-
-
-def _after_time(header: str, file: str, number: int) -> list[str]:
-    names = header.lstrip("# ").split()
-    if "time" not in names:
-        raise UserError(
-            f"{file}: row at line {number}, column cputime: not GPU time: run without -C"
-        )
-    return names[names.index("time") :]
 
 
 def _log_cells(words: list[str], after: list[str], file: str, number: int) -> tuple[str, str, str]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from pandas import DataFrame
 
 from ddlkit import papers
@@ -17,10 +16,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, Prediction
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.sparse import Selecting, group_selection_s, with_selection
-from ddlkit.core.workload import Workload
+from ddlkit.core.workload import Floats, Workload
 from ddlkit.model.calibration import Calibration, Communication
-
-Floats = NDArray[np.float64]
 
 STEADY = np.ones(1)
 """Compute that does not scatter: replayed, or not known to."""

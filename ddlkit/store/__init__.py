@@ -6,9 +6,9 @@ from ddlkit.store.files import NOTEBOOKS as NOTEBOOKS
 from ddlkit.store.files import RECORDED as RECORDED
 from ddlkit.store.files import REPORTS as REPORTS
 from ddlkit.store.files import ROOT as ROOT
-from ddlkit.store.files import Lock as Lock
 from ddlkit.store.files import atomic_write_text as atomic_write_text
 from ddlkit.store.files import list_recorded as list_recorded
+from ddlkit.store.files import lock as lock
 from ddlkit.store.files import recorded_dir as recorded_dir
 from ddlkit.store.files import sha256_file as sha256_file
 from ddlkit.store.readers import profile_frame as profile_frame

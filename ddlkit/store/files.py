@@ -122,37 +122,29 @@ def atomic_write_text(path: Path, text: str) -> None:
     atomic_write(path, text.encode())
 
 
-class Lock:
+@contextlib.contextmanager
+def lock(path: Path) -> Iterator[None]:
     """Advisory lock on a file: one holder at a time, released when it ends, however it ends.
 
-    Entering raises UserError naming the holder's process id when another holds it.
+    Raises UserError naming the holder's process id when another holds it.
     The file stays behind: removing it would let two processes lock two files of one name.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._descriptor = -1
-
-    def __enter__(self) -> Lock:
-        with _refusing("lock", self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
-            os.close(descriptor)
-            raise UserError(
-                f"{self.path} is held by process {holder}: wait until it ends"
-            ) from error
+    with _refusing("lock", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise UserError(f"{path} is held by process {holder}: wait until it ends") from error
+    try:
         os.truncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
-        self._descriptor = descriptor
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.truncate(self._descriptor, 0)
-        os.close(self._descriptor)
+        yield
+    finally:
+        os.truncate(descriptor, 0)
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
