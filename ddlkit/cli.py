@@ -163,9 +163,9 @@ def record(arguments: argparse.Namespace) -> None:
     JSON,
 )
 def import_(arguments: argparse.Namespace) -> None:
-    from ddlkit.formats import importing
+    from ddlkit import formats
 
-    options = importing.ImportOptions(
+    options = formats.ImportOptions(
         network=arguments.network,
         batch=arguments.batch,
         device=arguments.device,
@@ -173,10 +173,10 @@ def import_(arguments: argparse.Namespace) -> None:
         utilisation=arguments.utilisation,
         with_input=not arguments.without_input,
     )
-    found = importing.import_file(arguments.file, arguments.kind, options)
-    importing.save_profile(found.profile, arguments.out)
+    found = formats.import_file(arguments.file, arguments.kind, options)
+    formats.save_profile(found.profile, arguments.out)
     if arguments.messages:
-        importing.save_messages(found.messages, arguments.messages)
+        formats.save_messages(found.messages, arguments.messages)
     workload = found.profile.workload()
     result = {
         "kind": found.kind,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.selection import Log, SelectionCost
+from ddlkit.core.sparse import Log, SelectionCost
 from ddlkit.papers.omgs import (
     PUBLISHED_GAMMA_S,
     Instance,

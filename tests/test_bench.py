@@ -7,7 +7,7 @@ import pytest
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.plan import none
 from ddlkit.model import make_plan
-from ddlkit.model.planning import planners
+from ddlkit.model.predictor import planners
 from ddlkit.papers import networks
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.sessions import bench

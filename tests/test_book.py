@@ -316,7 +316,7 @@ def test_build_gives_the_notebooks_their_tables_and_writes_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("DATA", "RECORDED"):
-        monkeypatch.setattr(store.paths, name, tmp_path / name.lower())
+        monkeypatch.setattr(store.files, name, tmp_path / name.lower())
     monkeypatch.setattr(store, "NOTEBOOKS", tmp_path / "notebooks")
     monkeypatch.setattr(store, "BUILD", tmp_path / "build")
     write(

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit.core.bandwidth import bus_factor, busbw
 from ddlkit.core.errors import UserError
+from ddlkit.core.link import bus_factor, busbw
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.launch import Loopback, launch

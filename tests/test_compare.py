@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from ddlkit import store
-from ddlkit.core.bandwidth import busbw
 from ddlkit.core.errors import UserError
+from ddlkit.core.link import busbw
 from ddlkit.report import compare, source
 from ddlkit.report.source import Source
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from ddlkit import store
-from ddlkit.core.selection import Log, Scan
+from ddlkit.core.sparse import Log, Scan
 from ddlkit.core.units import MIB
 from ddlkit.papers import networks, omgs, osf, sharing
 from ddlkit.report import claims

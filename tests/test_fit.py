@@ -98,7 +98,7 @@ def test_another_run_is_predicted_by_costs_that_have_not_seen_the_size() -> None
 
     truth = TRUTHS["alpha_beta"]
     others = np.repeat([SIZES[3], 5000.0, SIZES[8], 3e8], 3)
-    sizes, errors = unseen_errors(make, *samples(truth, 0.0), others, 2 * truth(others))
+    sizes, errors = unseen_errors(make, samples(truth, 0.0), (others, 2 * truth(others)))
     assert sizes.tolist() == sorted(set(others))
     np.testing.assert_allclose(errors, -0.5, rtol=1e-6)
     assert seen == [set(SIZES), set(SIZES) - {SIZES[3]}, set(SIZES) - {SIZES[8]}]

@@ -33,15 +33,19 @@ from ddlkit.formats.kineto import (
     iterations,
     message_times,
     parse_kineto,
-    read_kineto,
     spans,
     timeline,
 )
+from ddlkit.store import files
 
 # -- phases and messages -----------------------------------------------------------------------
 
 PHASES = [Event(FORWARD, 10.0, 11.0), Event(BACKWARD, 11.0, 14.0), Event(UPDATE, 14.0, 14.5)]
 GRADIENT = f"{EVALUATE}: {ACCUMULATE}"
+
+
+def read_kineto(path: Path) -> KinetoTrace:
+    return parse_kineto(files.read_text(path), str(path))
 
 
 def profile_of(*events: Event) -> KinetoTrace:

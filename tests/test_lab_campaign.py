@@ -212,7 +212,7 @@ def test_the_examples_are_as_large_as_they_say(
     most_s: float,
 ) -> None:
     """On a machine of which nothing is recorded, so that its speed says nothing."""
-    monkeypatch.setattr(store.paths, "RECORDED", tmp_path / "recorded")
+    monkeypatch.setattr(store.files, "RECORDED", tmp_path / "recorded")
     file = ROOT / "examples" / f"{name}.yml"
     found = read_campaign(file)
     assert found.rounds >= 2

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit import store
-from ddlkit.core.bandwidth import FRAMING, wire_s_per_byte
 from ddlkit.core.errors import UserError
+from ddlkit.core.link import FRAMING, wire_s_per_byte
 from ddlkit.core.plan import make_plan
 from ddlkit.core.units import KIB, MIB
 from ddlkit.core.workload import Workload

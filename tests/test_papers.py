@@ -26,7 +26,7 @@ from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import FusionPlan
-from ddlkit.core.selection import Scan
+from ddlkit.core.sparse import Scan
 from ddlkit.core.workload import Workload
 from ddlkit.papers import dag, omgs, osf
 from ddlkit.papers import networks as published

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.selection import Log, Scan
+from ddlkit.core.sparse import Log, Scan
 from ddlkit.papers import omgs
 from mergings import optimal
 

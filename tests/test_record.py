@@ -358,7 +358,7 @@ def test_another_machines_recording_and_another_writer_are_refused(tmp_path: Pat
     with pytest.raises(UserError, match="holds a recording of another, this is .*: choose another"):
         measure("cpu", out=tmp_path)
     with (
-        store.Lock(tmp_path / ".lock"),
+        store.lock(tmp_path / ".lock"),
         pytest.raises(UserError, match=f"is held by process {os.getpid()}"),
     ):
         measure("cpu", out=tmp_path)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlkit.core.cost import from_dict
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit, judge_selections
-from ddlkit.core.form import from_dict
-from ddlkit.core.selection import (
+from ddlkit.core.sparse import (
     SELECTION_FORMS,
     DensityLog,
     Log,

@@ -27,7 +27,7 @@ from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.formats import messages
-from ddlkit.store import paths
+from ddlkit.store import files
 
 COMMAND = ["ddlkit", "measure", "collectives"]
 
@@ -318,7 +318,7 @@ def test_a_read_only_directory_is_refused_and_kept(readonly: Path) -> None:
     line = refusal(lambda: save(readonly, collectives(1, sample=7), append=True))
     assert str(readonly) in line and "Permission denied" in line
     assert str(readonly) in refusal(lambda: store.atomic_write_text(readonly / "x", "y"))
-    assert str(readonly) in refusal(lambda: store.Lock(readonly / "lock").__enter__())
+    assert str(readonly) in refusal(lambda: store.lock(readonly / "lock").__enter__())
     assert str(readonly) in refusal(lambda: save(readonly / "deeper", collectives()))
     assert len(store.load_table(readonly / "c.csv")) == 3
 
@@ -341,27 +341,27 @@ def test_atomic_write_text_replaces_and_makes_directories(tmp_path: Path) -> Non
 def test_a_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
     path = tmp_path / "run" / "lock"
     code = (
-        "import sys, time; from pathlib import Path; from ddlkit.store import Lock\n"
-        "with Lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+        "import sys, time; from pathlib import Path; from ddlkit.store import lock\n"
+        "with lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, cwd=store.ROOT
     )
     try:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
-        line = refusal(lambda: store.Lock(path).__enter__())
+        line = refusal(lambda: store.lock(path).__enter__())
         assert str(path) in line and f"process {holder.pid}" in line
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.wait()
         holder.stdout.close()  # type: ignore[union-attr]
     with (
-        store.Lock(path),
+        store.lock(path),
         pytest.raises(UserError, match=f"process {os.getpid()}"),
-        store.Lock(path),
+        store.lock(path),
     ):
         pass
-    with store.Lock(path):
+    with store.lock(path):
         assert path.read_text() == f"{os.getpid()}\n"
     assert path.read_text() == ""
 
@@ -925,7 +925,7 @@ def test_an_unknown_network_is_refused_with_what_it_may_be(text: str, hint: str)
 def test_recorded_directories_are_listed_by_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paths, "RECORDED", tmp_path)
+    monkeypatch.setattr(files, "RECORDED", tmp_path)
     assert store.list_recorded() == []
     for name in ("nvidia-h200", "cpu-2x"):
         save(store.recorded_dir(name), collectives())

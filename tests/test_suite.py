@@ -116,7 +116,7 @@ def test_a_wrong_suite_is_one_line_that_names_file_and_key(
 
 
 def test_two_runs_into_one_directory_do_not_mix(tmp_path: Path) -> None:
-    with store.Lock(tmp_path / ".lock"), pytest.raises(UserError, match=f"process {os.getpid()}"):
+    with store.lock(tmp_path / ".lock"), pytest.raises(UserError, match=f"process {os.getpid()}"):
         measure("layers", networks=TINY, out=tmp_path)
 
 

@@ -13,18 +13,26 @@ from hypothesis import strategies as st
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.report import claims
-from ddlkit.store import transcribed
+from ddlkit.store import specs
 
 PAPERS = store.DATA / "papers"
+
+
+def seal(folder: Path) -> Path:
+    """What ``sha256sum *.csv > SHA256SUMS`` writes."""
+    lines = (f"{store.sha256_file(path)}  {path.name}\n" for path in sorted(folder.glob("*.csv")))
+    sums = folder / specs.SUMS
+    sums.write_text("".join(lines))
+    return sums
 
 
 @pytest.mark.parametrize("paper", claims.PAPERS)
 def test_every_transcription_is_sealed_as_it_is(paper: str, tmp_path: Path) -> None:
     copy = tmp_path / paper
     shutil.copytree(PAPERS / paper, copy)
-    assert transcribed.seal(copy).read_text() == (PAPERS / paper / transcribed.SUMS).read_text()
+    assert seal(copy).read_text() == (PAPERS / paper / specs.SUMS).read_text()
     if shutil.which("sha256sum"):
-        command = ["sha256sum", "--check", "--quiet", transcribed.SUMS]
+        command = ["sha256sum", "--check", "--quiet", specs.SUMS]
         assert subprocess.run(command, cwd=copy, capture_output=True).returncode == 0
 
 
@@ -36,12 +44,12 @@ def test_one_changed_byte_is_one_error_that_names_the_file(
     folder = tmp_path_factory.mktemp("papers")
     path = folder / "tab.csv"
     path.write_bytes(data.draw(st.binary(min_size=1, max_size=50)))
-    transcribed.seal(folder)
-    original = bytearray(transcribed.read(path))
+    seal(folder)
+    original = bytearray(specs.read_transcribed(path))
     original[data.draw(st.integers(0, len(original) - 1))] ^= data.draw(st.integers(1, 255))
     path.write_bytes(original)
     with pytest.raises(UserError, match=r"tab\.csv differs from what was transcribed: restore"):
-        transcribed.read(path)
+        specs.read_transcribed(path)
 
 
 def test_edited_tables_and_claims_are_refused(
@@ -61,10 +69,10 @@ def test_edited_tables_and_claims_are_refused(
 
 def test_what_was_never_transcribed_or_listed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tab01.csv").write_text("a\n1\n")
-    sums = transcribed.seal(tmp_path)
+    sums = seal(tmp_path)
     (tmp_path / "tab02.csv").write_text("a\n1\n")
     with pytest.raises(UserError, match=r"tab02\.csv is not among what was transcribed"):
-        transcribed.read(tmp_path / "tab02.csv")
+        specs.read_transcribed(tmp_path / "tab02.csv")
     sums.write_text("abc tab01.csv\n")
     with pytest.raises(UserError, match="SHA256SUMS, line 1: must be a SHA-256"):
-        transcribed.read(tmp_path / "tab01.csv")
+        specs.read_transcribed(tmp_path / "tab01.csv")

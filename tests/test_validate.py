@@ -9,12 +9,11 @@ import pandas as pd
 import pytest
 
 from ddlkit import store
-from ddlkit.core.bandwidth import wire_s_per_byte
 from ddlkit.core.case import Case
 from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import PLAIN, Iteration
-from ddlkit.core.link import Link
+from ddlkit.core.link import Link, wire_s_per_byte
 from ddlkit.core.plan import make_plan
 from ddlkit.core.sparse import SelectionTimes
 from ddlkit.model.calibration import Calibration, software_at_once
@@ -231,5 +230,5 @@ def test_disturbed_samples_of_a_calibration_are_left_out_where_there_are_others(
             **known,
         }
     )
-    cost = Calibration.of(rows).fits["lab:1gbit", 4, "all_reduce"].cost
+    cost = Calibration.of(rows).between("lab:1gbit", 4).cost
     assert cost([1e3, 1e6]) == pytest.approx([1.0, 3.0])

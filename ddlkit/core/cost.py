@@ -1,18 +1,88 @@
-"""What one message costs: forms of the function bytes -> seconds, each a frozen dataclass."""
+"""What one message costs: forms of the function bytes -> seconds, each a frozen dataclass.
+
+Forms of any cost share checked parameters, and a JSON description that reads back to the same cost.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.form import UNDESCRIBED, Form, from_dict
+from ddlkit.core.workload import Floats
 
-Floats = NDArray[np.float64]
+UNDESCRIBED = {"described": False}
+"""Metadata of a field that is no part of a form's JSON description."""
+
+
+@dataclass(frozen=True, eq=False)
+class Form(ABC):
+    """A formula with a name and parameters: keyword-only fields say what it holds for."""
+
+    form: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for name in parameters(type(self)):
+            value = getattr(self, name)
+            real = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+            if not real or not np.isfinite(value):
+                raise UserError(f"{self.form} cost: {name} is {value!r}: must be a finite number")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: ``form``, its unit-named parameters, and what is known of what it holds for."""
+        values = {f.name: getattr(self, f.name) for f in _described(type(self))}
+        plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
+        return {"form": self.form, **{k: v for k, v in plain.items() if v is not None}}
+
+    def _freeze(self, *names: str) -> None:
+        """Make the named fields read-only float vectors of one common length."""
+        arrays = [np.array(getattr(self, name), dtype=float) for name in names]
+        if any(
+            a.ndim != 1 or a.shape != arrays[0].shape or not np.all(np.isfinite(a)) for a in arrays
+        ):
+            raise UserError(
+                f"{self.form} cost: {' and '.join(names)} must be lists of equal length, all finite"
+            )
+        for name, array in zip(names, arrays, strict=True):
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
+
+
+F = TypeVar("F", bound=Form)
+
+
+def _described(kind: type[Form]) -> list[Field[Any]]:
+    return [f for f in fields(kind) if f.metadata.get("described", True)]
+
+
+def parameters(kind: type[Form]) -> tuple[str, ...]:
+    """Names of a form's parameters, without what it holds for."""
+    return tuple(f.name for f in fields(kind) if not f.kw_only)
+
+
+def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
+    """The cost that ``to_dict`` described; what ``Fit.to_dict`` adds under "fit" is passed over.
+
+    Raises UserError for an unknown form or wrong parameters.
+    """
+    if not isinstance(description, dict) or description.get("form") not in forms:
+        form = description.get("form") if isinstance(description, dict) else description
+        raise UserError(f"unknown cost form {form!r}: use one of {', '.join(forms)}")
+    kind = forms[description["form"]]
+    known, own = {f.name for f in _described(kind)}, set(parameters(kind))
+    given = set(description) - {"form", "fit"}
+    if given - known or own - given:
+        unknown, missing = ", ".join(given - known) or "none", ", ".join(own - given) or "none"
+        raise UserError(f"{kind.form} cost: unknown parameters: {unknown}; missing: {missing}")
+    try:
+        return kind(**{name: description[name] for name in given})
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{kind.form} cost: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,14 +166,10 @@ class AlphaBeta(MessageCost):
 
     def at_workers(self, workers: int) -> AlphaBeta:
         """Ring all-reduce: 2(n-1) steps of latency, 2(n-1)/n of the bytes; all-gather alike."""
-        if self.algorithm != "ring" or self.workers is None:
+        if self.algorithm != "ring" or min(workers, self.workers or 0) < 2 or not self.workers:
             raise UserError(
-                "this alpha_beta cost does not name algorithm 'ring' and its workers: "
-                "it cannot be carried to another number of workers"
-            )
-        if workers < 2 or self.workers < 2:
-            raise UserError(
-                f"a collective needs at least 2 workers, not {min(workers, self.workers)}"
+                "an alpha_beta cost can be carried to another number of workers only if it names "
+                "algorithm 'ring' and its workers, and both numbers are at least 2"
             )
         steps = (workers - 1) / (self.workers - 1)
         return replace(
@@ -251,5 +317,5 @@ class Segments(MessageCost):
 
 
 def cost_from_dict(description: dict[str, Any]) -> MessageCost:
-    """The cost that ``to_dict`` described; raises UserError as `ddlkit.core.form.from_dict`."""
+    """The cost that ``to_dict`` described; raises UserError as `from_dict`."""
     return from_dict(description, FORMS)

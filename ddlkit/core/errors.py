@@ -1,6 +1,8 @@
-"""The one exception that a user's mistake raises."""
+"""What a user should know: the one exception that a mistake raises, and findings in a file."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 
 class UserError(Exception):
@@ -8,3 +10,11 @@ class UserError(Exception):
 
     The command line prints it without a traceback and exits with status 2.
     """
+
+
+class Finding(NamedTuple):
+    """What the user of a file should know beside its numbers: of what kind, on which layers, the facts."""
+
+    what: str
+    layers: tuple[str, ...]
+    text: str

@@ -20,15 +20,16 @@ from ddlkit.core import units
 from ddlkit.core.cost import (
     FORMS,
     AlphaBeta,
+    Form,
     MessageCost,
     Piecewise,
     Segments,
     Table,
     cost_from_dict,
+    parameters,
 )
 from ddlkit.core.errors import UserError
-from ddlkit.core.form import Form, parameters
-from ddlkit.core.selection import (
+from ddlkit.core.sparse import (
     SELECTION_FORMS,
     DensityLog,
     Log,
@@ -36,10 +37,9 @@ from ddlkit.core.selection import (
     SelectionCost,
     SelectionTable,
 )
+from ddlkit.core.workload import Floats
 
 C = TypeVar("C", MessageCost, SelectionCost)
-Floats = NDArray[np.float64]
-Columns = tuple[Floats, ...]
 
 PIECES = 3
 """Linear pieces of a ``segments`` fit; each must hold at least MIN_SIZES_PER_PIECE sizes."""
@@ -63,7 +63,7 @@ class Fit(Generic[C]):
     values: Floats
     standard_errors: Floats
     draws: tuple[C, ...]
-    at: Columns
+    at: tuple[Floats, ...]
     seconds: Floats
     relative_residuals: Floats
     leverage: Floats
@@ -100,17 +100,11 @@ def costs_from_dict(description: dict[str, Any]) -> tuple[MessageCost, list[Mess
     return cost_from_dict(description), [cost_from_dict(draw) for draw in fitted.get("draws", [])]
 
 
-class _Line(NamedTuple):
-    """A weighted linear least squares: (k,) values and their standard errors, loss, (n,) leverage."""
+def _least_squares(design: Floats, seconds: Floats) -> tuple[Floats, Floats, Floats, float]:
+    """Minimise loss = sum(((design @ values - seconds) / seconds)**2); ``design`` is (n, k).
 
-    values: Floats
-    standard_errors: Floats
-    leverage: Floats
-    loss: float
-
-
-def _least_squares(design: Floats, seconds: Floats) -> _Line:
-    """Minimise sum(((design @ values - seconds) / seconds)**2); ``design`` is (n, k)."""
+    Returns (k,) values and their standard errors, (n,) leverage, and the loss.
+    """
     weighted = design / seconds[:, None]
     scale = np.linalg.norm(weighted, axis=0)
     basis, rank = np.zeros(0), 0
@@ -123,7 +117,7 @@ def _least_squares(design: Floats, seconds: Floats) -> _Line:
     inverse = np.linalg.inv((weighted / scale).T @ (weighted / scale)) / np.outer(scale, scale)
     leverage = np.einsum("ij,jk,ik->i", weighted, inverse, weighted)
     variance = np.diag(inverse * loss / max(len(seconds) - design.shape[1], 1))
-    return _Line(values, np.sqrt(np.maximum(variance, 0)), leverage, loss)
+    return values, np.sqrt(np.maximum(variance, 0)), leverage, loss
 
 
 Fitted = tuple[dict[str, Any], tuple[str, ...], Floats, Floats, Floats]
@@ -141,8 +135,9 @@ def _linear_in_parameters(kind: type[Form]) -> Fitter:
         units: list[Any] = [
             kind(**dict(zip(names, unit, strict=True))) for unit in np.eye(len(names))
         ]
-        line = _least_squares(np.column_stack([unit(*at) for unit in units]), seconds)
-        return dict(zip(names, line.values.tolist(), strict=True)), names, *line[:3]
+        design = np.column_stack([unit(*at) for unit in units])
+        values, errors, leverage, _ = _least_squares(design, seconds)
+        return dict(zip(names, values.tolist(), strict=True)), names, values, errors, leverage
 
     return fitter
 
@@ -203,7 +198,7 @@ def _best_breaks(
     @cache
     def loss(design: Design, start: int, end: int) -> float:
         inside = (sizes >= grid[start]) & (sizes <= grid[end - 1])
-        return _least_squares(design(sizes[inside]), seconds[inside]).loss
+        return _least_squares(design(sizes[inside]), seconds[inside])[-1]
 
     def total(cuts: tuple[int, ...]) -> float:
         bounds = pairwise((0, *cuts, grid.size))
@@ -349,40 +344,32 @@ def _resamples(
 # -- where it was not fitted -------------------------------------------------------------------
 
 
-def held_out_errors(form: str, n_bytes: ArrayLike, seconds: ArrayLike) -> tuple[Floats, Floats]:
-    """Leave one size out: (sizes, signed relative error of each size's median, fitted without it).
+def held_out_errors(form: str, *rows: ArrayLike) -> tuple[Floats, ...]:
+    """Leave one size out: sizes (and densities), signed relative error of the median fitted without it.
 
     Only inner sizes are left out: at the ends a fit would have to extrapolate.
     """
-    (sizes,), errors = _held_out(form, n_bytes, seconds)
-    return sizes, errors
+    inner = np.unique(np.asarray(rows[0], float))[1:-1]
+    return unseen_errors(lambda *kept: fit(form, *kept, draws=0).cost, rows, rows, inner)
 
 
 def unseen_errors(
-    make: Callable[[Floats, Floats], MessageCost],
-    n_bytes: ArrayLike,
-    seconds: ArrayLike,
-    at_bytes: ArrayLike,
-    at_seconds: ArrayLike,
-) -> tuple[Floats, Floats]:
+    make: Callable[..., Any],
+    rows: Sequence[ArrayLike],
+    others: Sequence[ArrayLike],
+    sizes: Floats | None = None,
+) -> tuple[Floats, ...]:
     """Predict another run's samples, each size by a cost made without that size.
 
-    make : (sizes, seconds) of samples -> cost, as ``lambda *rows: fit("table", *rows, draws=0).cost``
-    n_bytes, seconds : samples to make it from; at_bytes, at_seconds : the other run's
+    make : columns of samples, times last -> cost, as ``lambda *rows: fit("table", *rows, draws=0).cost``
+    rows : columns of the samples to make it from; others : those of the other run
+    sizes : which of the other run's (the first column), by default all
 
-    Returns (k,) the other run's distinct sizes, and the signed relative error of its median at each.
+    Returns the other run's distinct points, a column each, and the signed relative error of its median.
     """
-    rows, others = (n_bytes, seconds), (at_bytes, at_seconds)
-    (sizes,), errors = _unseen(make, rows, others, np.unique(np.asarray(at_bytes, float)))
-    return sizes, errors
-
-
-def _unseen(
-    make: Callable[..., Any], rows: Sequence[ArrayLike], others: Sequence[ArrayLike], sizes: Floats
-) -> tuple[Columns, Floats]:
-    """Points of those sizes (the first column), and the error at each of a cost made without its size."""
     known = [np.asarray(column, float) for column in rows]
     *at, times = (np.asarray(column, float) for column in others)
+    sizes = np.unique(at[0]) if sizes is None else sizes
     points, groups, _ = _grouped(np.column_stack(at), times)
     medians = np.array([np.median(group) for group in groups])
     whole, errors = make(*known), [np.empty(0)]
@@ -390,12 +377,7 @@ def _unseen(
         kept, here = known[0] != size, points[:, 0] == size
         cost = whole if kept.all() else make(*(column[kept] for column in known))
         errors.append(cost(*points[here].T) / medians[here] - 1)
-    return tuple(points[np.isin(points[:, 0], sizes)].T), np.concatenate(errors)
-
-
-def _held_out(form: str, *rows: ArrayLike) -> tuple[Columns, Floats]:
-    inner = np.unique(np.asarray(rows[0], float))[1:-1]
-    return _unseen(lambda *kept: fit(form, *kept, draws=0).cost, rows, rows, inner)
+    return *points[np.isin(points[:, 0], sizes)].T, np.concatenate(errors)
 
 
 class Judged(NamedTuple):
@@ -412,20 +394,14 @@ class Judged(NamedTuple):
 
 
 def judge_selections(
-    elements: ArrayLike,
-    density: ArrayLike,
-    seconds: ArrayLike,
-    forms: Sequence[str] = (),
-    **options: Any,
+    *rows: ArrayLike, forms: Sequence[str] = (), **options: Any
 ) -> dict[str, Judged]:
     """Every form fitted to the same measured selections, with its held-out error by size.
 
-    elements, density, seconds : (n,) raw samples; forms : by default all that can be fitted
+    rows : elements, density, seconds, (n,) raw samples each; forms : by default all that can be fitted
     options : go to `fit`, which raises
     """
-    rows, judged = (elements, density, seconds), {}
-    for form in forms or fitted_forms(SELECTION_FORMS):
-        found = fit(form, *rows, **options)
-        (sizes, densities), errors = _held_out(form, *rows)
-        judged[form] = Judged(found, sizes, densities, errors)
-    return judged
+    return {
+        form: Judged(fit(form, *rows, **options), *held_out_errors(form, *rows))
+        for form in forms or fitted_forms(SELECTION_FORMS)
+    }

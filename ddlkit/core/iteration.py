@@ -24,10 +24,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import Link, Parts, turn_s
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.timeline import Timeline
-from ddlkit.core.workload import Workload
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from ddlkit.core.workload import Floats, Ints, Workload
 
 PLAIN = Link()
 """A link on which messages share nothing: each takes what it costs, one after the other."""
@@ -150,8 +147,10 @@ class Iteration:
 
     def timeline(self) -> Timeline:
         """The iteration as spans: forward, backward per tensor, one message per group, update."""
-        spans = (*self._compute_spans(), *self._message_spans(), *self._update_span())
-        return Timeline.from_rows({"origin": "simulated", **span} for span in spans)
+        names = ("task", "kind", "stream", "start_s", "end_s", "group", "bytes")
+        spans = (*self._compute_spans(), *self._message_spans())
+        rows = (dict(zip(names, span, strict=True)) for span in spans)
+        return Timeline.from_rows({"origin": "simulated", **row} for row in rows)
 
     def edges(self) -> list[tuple[str, str, float]]:
         """The iteration as a graph: (task, next task, duration of the first); from "start" to "end".
@@ -187,38 +186,27 @@ class Iteration:
         last_s: Floats = group_ends(ends_s, np.broadcast_to(unpack_s, ends_s.shape))[..., -1]
         return last_s
 
-    def _compute_spans(self) -> Iterator[dict[str, object]]:
-        span: dict[str, object] = {"stream": "compute"}
+    def _compute_spans(self) -> Iterator[tuple[object, ...]]:
         end_s = self.workload.forward_s
-        yield {**span, "task": "forward", "kind": "forward", "start_s": 0.0, "end_s": end_s}
+        yield "forward", "forward", "compute", 0.0, end_s, -1, 0
         for group, members in enumerate(self.plan.slices):
             for i in range(members.start, members.stop):
                 begin_s, end_s = end_s, float(self.tensor_ready_s[i])
                 name, n_bytes = f"backward {self.workload.tensor[i]}", int(self.workload.bytes[i])
-                yield {
-                    **span,
-                    **{"task": name, "kind": "backward", "group": group},
-                    **{"start_s": begin_s, "end_s": end_s, "bytes": n_bytes},
-                }
+                yield name, "backward", "compute", begin_s, end_s, group, n_bytes
 
-    def _message_spans(self) -> Iterator[dict[str, object]]:
+    def _message_spans(self) -> Iterator[tuple[object, ...]]:
+        """And the update that follows them."""
         kind = self.cost.collective
         starts_s = np.maximum(self.ready_s, turn_s(self.ends_s, self.link.in_flight))
         for group, n_bytes in enumerate(self.group_bytes):
+            start_s = float(starts_s[group])
             # A later rounding of the cumulative sums must not make a span end before it starts.
-            end_s = max(float(starts_s[group]), float(self.ends_s[group]))
-            yield {
-                **{"task": f"{kind} {group}", "kind": kind, "stream": "communication"},
-                **{"start_s": float(starts_s[group]), "end_s": end_s},
-                **{"group": group, "bytes": int(n_bytes)},
-            }
-
-    def _update_span(self) -> Iterator[dict[str, object]]:
+            end_s = max(start_s, float(self.ends_s[group]))
+            yield f"{kind} {group}", kind, "communication", start_s, end_s, group, int(n_bytes)
         if self.workload.update_s:
             begin_s = float(self._unpacked_s(self.ends_s))
-            end_s = begin_s + self.workload.update_s
-            span = {"task": "update", "kind": "update", "stream": "compute"}
-            yield {**span, "start_s": begin_s, "end_s": end_s}
+            yield "update", "update", "compute", begin_s, begin_s + self.workload.update_s, -1, 0
 
 
 def predict(
@@ -279,9 +267,7 @@ class LinearScenarios:
 
 
 def _corners(points: Floats) -> NDArray[np.int64]:
-    """Columns of (3, m) points that are corners of their convex hull (all of them if it is flat)."""
-    if points.shape[1] < 5:
-        return np.arange(points.shape[1])
+    """Columns of (3, m) points that are corners of their convex hull (all if few or flat)."""
     from scipy.spatial import ConvexHull, QhullError
 
     spread = np.ptp(points, axis=1, keepdims=True)

@@ -8,15 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddlkit.core import units
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.workload import Workload
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from ddlkit.core.workload import Floats, Ints, Workload
 
 
 @dataclass(frozen=True)

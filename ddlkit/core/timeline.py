@@ -82,7 +82,8 @@ class Timeline:
 
     def busy_s(self, kinds: Sequence[str]) -> float:
         """Time during which at least one span of ``kinds`` runs."""
-        return _length(self.spans(kinds))
+        spans = self.spans(kinds)
+        return float(np.sum(spans[:, 1] - spans[:, 0]))
 
     def overlap_s(
         self, first: Sequence[str] = COMPUTE, second: Sequence[str] = COMMUNICATION
@@ -179,7 +180,3 @@ def merge(spans: NDArray[np.float64]) -> NDArray[np.float64]:
     first = np.concatenate([[True], ordered[1:, 0] > reach[:-1]])
     last = np.concatenate([first[1:], [True]])
     return np.column_stack([ordered[first, 0], reach[last]])
-
-
-def _length(spans: NDArray[np.float64]) -> float:
-    return float(np.sum(spans[:, 1] - spans[:, 0]))

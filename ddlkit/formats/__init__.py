@@ -1,13 +1,190 @@
-"""Files of other programs, read into the workbook's own types."""
+"""Files of other programs, read into the workbook's own types; here, those that give a layer profile."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 
-class Finding(NamedTuple):
-    """What the user of a file should know beside its numbers: of what kind, on which layers, the facts."""
+from ddlkit.core.errors import Finding, UserError
+from ddlkit.core.workload import LayerProfile
+from ddlkit.formats import autograd, kineto, trace
+from ddlkit.store import files
+from ddlkit.store.readers import profile_frame
+from ddlkit.store.sheet import SCHEMAS, Column, Schema, read_sheet, write_sheet
+from ddlkit.store.tables import is_stamped
 
-    what: str
-    layers: tuple[str, ...]
-    text: str
+FLOPS = Schema(
+    "FLOP counts",
+    (
+        Column("tensor", "str", "named"),
+        Column("layer", "str", default=""),
+        Column("parameters", "int", "positive"),
+        Column("flops", "float", "non_negative"),
+        # As a layer profile has them, counts are of a whole batch.
+        Column("batch", "int", "positive", default="1"),
+    ),
+    key=("tensor",),
+)
+
+KINDS = {
+    "trace": "a layer-wise trace (six columns: id, name, forward, backward, comm, size)",
+    "kineto": "a Chrome trace of torch.profiler (JSON with traceEvents)",
+    "flops": "FLOP counts (CSV with columns tensor, parameters, flops)",
+}
+
+
+class Imported(NamedTuple):
+    """What a file gave: messages as (bytes, seconds), and what its user should know."""
+
+    kind: str
+    profile: LayerProfile
+    messages: tuple[tuple[int, float], ...]
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """What a file may leave open, as its user says it; None: not said."""
+
+    network: str | None = None
+    batch: int | None = None
+    device: str | None = None
+    peak_flops_per_s: float | None = None
+    utilisation: float | None = None
+    with_input: bool = True
+
+
+def import_file(
+    path: Path, kind: str | None = None, options: ImportOptions | None = None
+) -> Imported:
+    """The file as a layer profile, of the kind that its content shows unless given.
+
+    The network is named after the file and the batch is 1 unless the options say otherwise.
+    Raises UserError for an unknown or ambiguous kind, a wrong file, a batch below 1, and rates that
+    FLOP counts need and the options lack.
+    """
+    options = options or ImportOptions()
+    if options.batch is not None and options.batch < 1:
+        raise UserError(f"batch size is {options.batch}: must be at least 1")
+    text = files.read_text(path)
+    kind = guess_kind(text, str(path)) if kind is None else kind
+    if kind not in KINDS:
+        raise UserError(f"unknown kind {kind!r}: use one of {', '.join(KINDS)}")
+    read = {"trace": _import_trace, "kineto": _import_kineto, "flops": _import_flops}[kind]
+    found = read(text, str(path), options)
+    profile = replace(
+        found.profile,
+        network=options.network or path.name.partition(".")[0],
+        batch=options.batch or 1,
+        device=options.device or found.profile.device,
+    )
+    findings = found.findings
+    if options.batch is None:
+        text = "the file does not tell the batch size, and 1 is taken"
+        findings = (*findings, Finding("batch", (), text))
+    return found._replace(profile=profile, findings=findings)
+
+
+def guess_kind(text: str, source: str) -> str:
+    """The one kind of KINDS that the content shows. Raises UserError where none or several do.
+
+    >>> guess_kind("tensor,parameters,flops\\nconv,10,1e9\\n", "mine.csv")
+    'flops'
+    """
+    names = {name.strip() for name in text.partition("\n")[0].split(",")}
+    if "backward_s" in names:
+        raise UserError(
+            f"{source}: a layer profile already: use it with --profile, or say --kind flops to take "
+            "its FLOP counts"
+        )
+    shown = {
+        "trace": trace.looks_like_one(text),
+        "kineto": text.lstrip().startswith(("{", "[")),
+        "flops": {"tensor", "parameters", "flops"} <= names,
+    }
+    kinds = [kind for kind, is_shown in shown.items() if is_shown]
+    if len(kinds) != 1:
+        what = f"may be {' or '.join(kinds)}" if kinds else "is nothing that can be imported"
+        raise UserError(f"{source}: {what}: say --kind; there are {'; '.join(KINDS.values())}")
+    return kinds[0]
+
+
+def save_profile(profile: LayerProfile, path: Path) -> None:
+    """The profile as a CSV of one's own, without a stamp: nothing of it was measured here.
+
+    Raises UserError where a recorded table is in the way, and as writing does.
+    """
+    _write_own(path, write_sheet(profile_frame(profile), SCHEMAS["layers"], str(path)))
+
+
+def save_messages(messages: Sequence[tuple[int, float]], path: Path) -> None:
+    """The messages as a CSV that ``ddlkit fit`` reads. Raises UserError when there are none."""
+    if not messages:
+        raise UserError(f"no message times to write into {path}: the file tells none")
+    _write_own(path, "bytes,seconds\n" + "".join(f"{size},{time!r}\n" for size, time in messages))
+
+
+def _write_own(path: Path, text: str) -> None:
+    if path.suffix != ".csv":
+        raise UserError(f"{path}: the table is CSV: name it so")
+    if is_stamped(path):
+        raise UserError(f"{path} is a recorded table: choose another name")
+    files.atomic_write_text(path, text)
+
+
+def _import_trace(text: str, source: str, options: ImportOptions) -> Imported:
+    found = trace.parse_trace(text, source)
+    try:
+        profile = found.profile("", with_input=options.with_input)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from error
+    sizes, seconds = found.messages()
+    messages = tuple(zip(sizes.tolist(), seconds.tolist(), strict=True))
+    findings = [_iterations(found), *trace.check_trace(found)]
+    return Imported("trace", profile, messages, tuple(findings))
+
+
+def _iterations(found: trace.LayerTrace) -> Finding:
+    """How many iterations there are, and how much the columns differ between them."""
+    text = f"{found.iterations} iteration{'s' * (found.iterations > 1)} of {len(found.name)} layers"
+    for column, spread in found.spread().items():
+        mean = getattr(found.mean(), column)[0]
+        if found.iterations > 1:
+            share = np.median(spread[mean > 0] / mean[mean > 0]) if np.any(mean) else 0.0
+            phase = column.removesuffix("_s")
+            text += f"; {phase} spreads by {100 * share:.1f}% in the median layer"
+    return Finding("iterations", (), text)
+
+
+def _import_kineto(text: str, source: str, options: ImportOptions) -> Imported:
+    found = kineto.parse_kineto(text, source)
+    profile, findings = autograd.layer_profile(found, ""), autograd.check_profile(found)
+    return Imported("kineto", profile, tuple(kineto.message_times(found)), tuple(findings))
+
+
+def _import_flops(text: str, source: str, options: ImportOptions) -> Imported:
+    if options.peak_flops_per_s is None or options.utilisation is None:
+        raise UserError(
+            f"{source}: FLOP counts become times by a rate: say --peak (FLOP/s) and --utilisation (0..1)"
+        )
+    frame = FLOPS.frame(read_sheet(text, source), exact=False)
+    sample_flops = (frame["flops"] / frame["batch"]).to_numpy()
+    profile = LayerProfile.from_flops(
+        "",
+        options.batch or 1,
+        frame["tensor"].tolist(),
+        frame["parameters"].to_numpy(),
+        sample_flops,
+        peak_flops_per_s=options.peak_flops_per_s,
+        utilisation=options.utilisation,
+        layer=frame["layer"].where(frame["layer"] != "", frame["tensor"]).tolist(),
+    )
+    text = (
+        f"{sample_flops.sum():.4g} forward FLOP a sample at {options.utilisation:g} of "
+        f"{options.peak_flops_per_s:.4g} FLOP/s, three times that with backward; update takes no time"
+    )
+    return Imported("flops", profile, (), (Finding("flops", (), text),))

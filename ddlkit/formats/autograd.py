@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ddlkit.core.errors import Finding
 from ddlkit.core.timeline import COMMUNICATION
 from ddlkit.core.units import format_bytes, format_seconds
-from ddlkit.core.workload import LayerProfile
-from ddlkit.formats import Finding
+from ddlkit.core.workload import Floats, LayerProfile
 from ddlkit.formats.kineto import (
     EVALUATE,
     Event,
@@ -22,8 +21,6 @@ from ddlkit.formats.kineto import (
     timeline,
     with_outermost,
 )
-
-Floats = NDArray[np.float64]
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 NO_LAYER = "unmatched"

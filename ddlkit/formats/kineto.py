@@ -12,13 +12,11 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import COMMUNICATION, Timeline
-from ddlkit.store import files
 
 PHASES = ("forward", "backward", "update")
 FORWARD, BACKWARD, UPDATE = (f"ddlkit.{kind}" for kind in PHASES)
@@ -150,33 +148,26 @@ def spans(document: Any, source: str = "trace") -> list[Event]:
             )
         found.append(event)
     first_us = min((event["ts"] for event in found), default=0.0)
-    events = [_event(event, event["ts"] - first_us) for event in found]
+    events = [
+        Event(
+            event["name"],
+            (event["ts"] - first_us) / 1e6,
+            (event["ts"] - first_us + event["dur"]) / 1e6,
+            event.get("cat") in _ON_GPU,
+            str(event.get("cat", "")),
+            f"{event.get('pid')}/{event.get('tid')}",
+            event["args"] if isinstance(event.get("args"), dict) else _NOTHING,
+        )
+        for event in found
+    ]
     return sorted(events, key=lambda event: (event.start_s, -event.end_s))
 
 
-def _event(event: Mapping[str, Any], start_us: float) -> Event:
-    category, args = str(event.get("cat", "")), event.get("args")
-    return Event(
-        event["name"],
-        start_us / 1e6,
-        (start_us + event["dur"]) / 1e6,
-        category in _ON_GPU,
-        category,
-        f"{event.get('pid')}/{event.get('tid')}",
-        args if isinstance(args, dict) else _NOTHING,
-    )
-
-
-def read_kineto(path: Path) -> KinetoTrace:
-    """The trace in a file of ``export_chrome_trace`` (also .gz).
-
-    Raises UserError for a file that is no JSON, no Chrome trace, damaged, or without any span.
-    """
-    return parse_kineto(files.read_text(path), str(path))
-
-
 def parse_kineto(text: str, source: str) -> KinetoTrace:
-    """``read_kineto`` of a text; ``source`` names it in errors."""
+    """The trace in the text of a file of ``export_chrome_trace``; ``source`` names it in errors.
+
+    Raises UserError for a text that is no JSON, no Chrome trace, damaged, or without any span.
+    """
     try:
         document = json.loads(text)
     except ValueError as error:

@@ -13,8 +13,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import BYTES
 from ddlkit.store import files
 from ddlkit.store.readers import choose
-from ddlkit.store.schema import SCHEMAS
-from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
+from ddlkit.store.sheet import SCHEMAS, Column, Schema, Sheet, read_sheet
 from ddlkit.store.tables import is_stamped, load_table
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def read_collectives(path: Path, *, ranks: int | None = None, link: str | None =
 def _own_messages(path: Path) -> tuple[str, DataFrame]:
     """Where a file without a stamp comes from, and its rows."""
     text = files.read_text(path)
-    if _looks_like_log(text):
+    if any(_HEADER.match(_LABEL.sub("", line)) for line in text.splitlines()):
         return "nccl-tests", _read_log(text, str(path))
     sheet = read_sheet(text, str(path))
     _check_units(sheet)
@@ -143,11 +142,6 @@ _LOG = Schema(
 )
 
 
-def _looks_like_log(text: str) -> bool:
-    """Whether the table header of nccl-tests stands in the text."""
-    return any(_HEADER.match(_LABEL.sub("", line)) for line in text.splitlines())
-
-
 def _read_log(text: str, file: str) -> DataFrame:
     """Columns bytes, seconds (out of place), and collective and ranks where the log tells them.
 
@@ -176,7 +170,12 @@ def _log_sheet(text: str, file: str) -> Sheet:
     for number, labelled in enumerate(text.splitlines(), start=1):
         line = _LABEL.sub("", labelled)
         if _HEADER.match(line):
-            after = _after_time(line, file, number)
+            names = line.lstrip("# ").split()
+            if "time" not in names:
+                raise UserError(
+                    f"{file}: row at line {number}, column cputime: not GPU time: run without -C"
+                )
+            after = names[names.index("time") :]
         elif rank := _RANK.match(line):
             ranks = max(ranks, int(rank[1]) + 1)
         elif line.startswith("# Using devices"):
@@ -195,15 +194,6 @@ def _log_sheet(text: str, file: str) -> Sheet:
             f"{file}: a header of nccl-tests but no rows: truncated log, or the run failed"
         )
     return Sheet(file, _LOG.names, tuple(lines), tuple(rows))
-
-
-def _after_time(header: str, file: str, number: int) -> list[str]:
-    names = header.lstrip("# ").split()
-    if "time" not in names:
-        raise UserError(
-            f"{file}: row at line {number}, column cputime: not GPU time: run without -C"
-        )
-    return names[names.index("time") :]
 
 
 def _log_cells(words: list[str], after: list[str], file: str, number: int) -> tuple[str, str, str]:

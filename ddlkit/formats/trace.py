@@ -8,25 +8,21 @@ iterations repeats the block.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import Finding, UserError
 from ddlkit.core.units import format_bytes, format_seconds
-from ddlkit.core.workload import LayerProfile
-from ddlkit.formats import Finding
+from ddlkit.core.workload import Floats, Ints, LayerProfile
 from ddlkit.store.readers import BYTES_PER_PARAMETER
 from ddlkit.store.sheet import Column, Schema, Sheet
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 TIMES = ("forward_s", "backward_s", "communication_s")
 
@@ -146,7 +142,9 @@ class LayerTrace:
 def looks_like_one(text: str) -> bool:
     """Whether the first line is a trace's: its header, or layer 0."""
     first = _cells(text.strip().partition("\n")[0])
-    return _is_header(first) or (len(first) == len(_FILE.names) and first[0] == "0")
+    return bool(first) and (
+        first[0].lower() == "id" or first[0] == "0" and len(first) == len(_FILE.names)
+    )
 
 
 def parse_trace(text: str, file: str) -> LayerTrace:
@@ -179,10 +177,6 @@ def _cells(line: str) -> list[str]:
     return [cell for cell in _GAP.split(line.strip()) if cell]
 
 
-def _is_header(cells: Sequence[str]) -> bool:
-    return bool(cells) and cells[0].lower() == "id"
-
-
 def _sheet(text: str, file: str) -> Sheet:
     """The lines that are neither blank nor a header, as cells."""
     lines, rows, names = [], [], _FILE.names
@@ -192,7 +186,7 @@ def _sheet(text: str, file: str) -> Sheet:
             raise UserError(
                 f"{file}: line {line}: {len(cells)} columns, expected {len(names)}: {', '.join(names)}"
             )
-        if _is_header(cells):
+        if cells and cells[0].lower() == "id":
             for cell, name in zip(cells, names, strict=True):
                 if not cell.lower().startswith(name):
                     raise UserError(f"{file}: line {line}: column {cell!r}, expected {name!r} here")

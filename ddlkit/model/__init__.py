@@ -1,7 +1,6 @@
 """The validated model, one for notebooks, commands and campaigns: calibrate, plan, predict."""
 
 from ddlkit.model.calibration import Calibration, Communication
-from ddlkit.model.planning import make_plan
-from ddlkit.model.predictor import Forecast, forecast, forecast_case
+from ddlkit.model.predictor import Forecast, forecast, forecast_case, make_plan
 
 __all__ = ["Calibration", "Communication", "Forecast", "forecast", "forecast_case", "make_plan"]

@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from ddlkit.core.bandwidth import burst_s, wire_s_per_byte
 from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost, Samples
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import Fit, fit
+from ddlkit.core.fit import fit
 from ddlkit.core.iteration import PLAIN
-from ddlkit.core.link import Link
+from ddlkit.core.link import Link, burst_s, wire_s_per_byte
 from ddlkit.core.sparse import SparseGather
 from ddlkit.model.noise import Noise
 
@@ -48,12 +47,10 @@ class Communication:
 class Calibration:
     """Costs fitted to recorded collectives, their noise, and what their messages share.
 
-    fits, noises, links : one of each per (link, workers, collective)
+    known : by (link, workers, collective)
     """
 
-    fits: Mapping[tuple[str, int, str], Fit[MessageCost]]
-    noises: Mapping[tuple[str, int, str], Noise]
-    links: Mapping[tuple[str, int, str], Link]
+    known: Mapping[tuple[str, int, str], Communication]
 
     @classmethod
     def of(cls, collectives: pd.DataFrame, form: str = "table", draws: int = 200) -> Calibration:
@@ -63,14 +60,14 @@ class Calibration:
 
         Samples that the machine's host disturbed are left out where the size has others.
         """
-        fits, noises, links = {}, {}, {}
+        known = {}
         keys = ["link", "ranks", "collective"]
         for (link, ranks, collective), every in undisturbed(collectives).groupby(keys):
             key = str(link), int(ranks), str(collective)
             rows = every[every["in_flight"] == 1]
             sizes, seconds = rows["bytes"].to_numpy(), rows["seconds"].to_numpy()
             per_sample = rows.groupby("bytes")["messages_per_sample"].first()
-            fits[key] = fit(
+            found = fit(
                 form,
                 sizes,
                 seconds,
@@ -80,27 +77,30 @@ class Calibration:
                 samples=Samples(per_sample.index.to_numpy(float), per_sample.to_numpy(float)),
                 draws=draws,
             )
-            noises[key] = Noise.of(sizes, seconds, rows["session"], rows["messages_per_sample"])
-            links[key] = shared_link(every)
-        return cls(fits, noises, links)
+            noise = Noise.of(sizes, seconds, rows["session"], rows["messages_per_sample"])
+            known[key] = Communication(found.cost, found.draws, shared_link(every), noise)
+        return cls(known)
 
     def without_credit(self) -> Calibration:
         """The same for links that save nothing while they rest: a message costs what it costs."""
-        bare = {key: Link(software=link.software) for key, link in self.links.items()}
-        return replace(self, links=bare)
+        bare = {
+            key: replace(one, link=Link(software=one.link.software))
+            for key, one in self.known.items()
+        }
+        return Calibration(bare)
 
     def between(
         self, link: str, workers: int, collective: str = "all_reduce", in_flight: int = 1
     ) -> Communication:
         """Messages over ``link`` among ``workers``. Raises UserError when that was not calibrated."""
         key = (link, workers, collective)
-        if key not in self.fits:
-            known = "; ".join(f"{what} over {where}, {n} ranks" for where, n, what in self.fits)
+        if key not in self.known:
+            known = "; ".join(f"{what} over {where}, {n} ranks" for where, n, what in self.known)
             raise UserError(
                 f"no calibration for {collective} over {link} with {workers} ranks: there is {known}"
             )
-        shared = replace(self.links[key], in_flight=in_flight)
-        return Communication(self.fits[key].cost, self.fits[key].draws, shared, self.noises[key])
+        found = self.known[key]
+        return replace(found, link=replace(found.link, in_flight=in_flight))
 
     def of_case(self, case: Case) -> Communication:
         """Messages of a case, sparse where it is. Raises UserError when its lab was not calibrated."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Floats = NDArray[np.float64]
+from ddlkit.core.workload import Floats
 
 NEIGHBOURS = 4.0
 """Sizes up to so many times smaller or larger tell of one size's drift: few sessions say little alone."""

@@ -1,4 +1,4 @@
-"""The validated model: compute and communication to the time of an iteration, with its interval."""
+"""The validated model: a plan, compute and communication to the time of an iteration, with its interval."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from pandas import DataFrame
 
+from ddlkit import papers
+from ddlkit.core import plan as planning
 from ddlkit.core.case import Case
+from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, Prediction
-from ddlkit.core.plan import FusionPlan
+from ddlkit.core.plan import FusionPlan, Planner
 from ddlkit.core.sparse import Selecting, group_selection_s, with_selection
-from ddlkit.core.workload import Workload
+from ddlkit.core.workload import Floats, Workload
 from ddlkit.model.calibration import Calibration, Communication
-
-Floats = NDArray[np.float64]
 
 STEADY = np.ones(1)
 """Compute that does not scatter: replayed, or not known to."""
@@ -125,3 +125,25 @@ def computed(
     # Only what is waited out can be stretched.
     stretch = slower if case.selection_sha256 else 1.0
     return with_selection(workload, plan, stretch * selection_s)
+
+
+def planners() -> dict[str, Planner]:
+    """Every planner by its name: ours, and those of the papers."""
+    papers.load()
+    return planning.PLANNERS
+
+
+def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) -> FusionPlan:
+    """The plan that ``spec`` names, by our own planners or by those of the papers.
+
+    Planners see what a message costs, not what messages share: they plan as if messages went one after
+    the other over a link that saves nothing while it rests. Predict what comes out with the link.
+
+    Raises UserError for an unknown planner, or one that needs a cost when none is given.
+
+    >>> toy = Workload.from_arrays(1.0, [1.0, 1.0, 1.0], [1_000_000, 3_000_000, 20_000_000])
+    >>> make_plan("buffer:4MB", toy).ends
+    (2, 3)
+    """
+    papers.load()
+    return planning.make_plan(spec, workload, cost)

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan, needed_cost, planner
-from ddlkit.core.selection import DensityLog, Log, SelectionCost
+from ddlkit.core.sparse import DensityLog, Log, SelectionCost
 from ddlkit.core.units import parse_seconds
 from ddlkit.core.workload import Workload
 from ddlkit.papers import Paper
@@ -168,7 +168,7 @@ class Instance:
     ) -> Instance:
         """A workload's tensors as layers; ``beta_s`` per element.
 
-        >>> from ddlkit.core.selection import Log
+        >>> from ddlkit.core.sparse import Log
         >>> workload = Workload.from_arrays(0.01, [0.002, 0.003], [4_000_000, 40_000])
         >>> instance = Instance.of_workload(workload, Log(2.2e-10), alpha_s=0.004, beta_s=1e-9)
         >>> merged_iteration_s(instance, [[False, False], [False, True]]).round(4)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from ddlkit import papers, store
-from ddlkit.store import files, transcribed
+from ddlkit.store import files, specs
 from ddlkit.store.sheet import Sheet, read_sheet
 
 PAPERS = tuple(papers.load())
@@ -89,7 +89,7 @@ def transcribed_sheet(paper: str, name: str, folder: Path | None = None) -> Shee
     Raises UserError if the file is missing, or was edited since it was transcribed.
     """
     path = (folder or store.DATA / "papers") / paper / f"{name}.csv"
-    return read_sheet(files.text_of(transcribed.read(path), path), str(path))
+    return read_sheet(files.text_of(specs.read_transcribed(path), path), str(path))
 
 
 CHECKS: dict[str, Callable[[], Result]] = {}
@@ -117,7 +117,9 @@ def paper_table(paper: str, name: str) -> pd.DataFrame:
 
     Raises UserError if it is missing, or was edited since it was transcribed.
     """
-    return pd.read_csv(io.BytesIO(transcribed.read(store.DATA / "papers" / paper / f"{name}.csv")))
+    return pd.read_csv(
+        io.BytesIO(specs.read_transcribed(store.DATA / "papers" / paper / f"{name}.csv"))
+    )
 
 
 def recomputed(frame: pd.DataFrame, **columns: Iterable[float]) -> pd.DataFrame:

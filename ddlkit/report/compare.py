@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ddlkit import store
-from ddlkit.core.bandwidth import bus_factor
+from ddlkit.core.link import bus_factor
 from ddlkit.core.units import MIB
 from ddlkit.model.calibration import undisturbed
 from ddlkit.report.source import Source

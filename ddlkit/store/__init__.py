@@ -1,21 +1,21 @@
 """Every path, file, schema, stamp and hash: what is recorded and how it is read back."""
 
-from ddlkit.store.files import Lock as Lock
+from ddlkit.store.files import BUILD as BUILD
+from ddlkit.store.files import DATA as DATA
+from ddlkit.store.files import NOTEBOOKS as NOTEBOOKS
+from ddlkit.store.files import RECORDED as RECORDED
+from ddlkit.store.files import REPORTS as REPORTS
+from ddlkit.store.files import ROOT as ROOT
 from ddlkit.store.files import atomic_write_text as atomic_write_text
+from ddlkit.store.files import list_recorded as list_recorded
+from ddlkit.store.files import lock as lock
+from ddlkit.store.files import recorded_dir as recorded_dir
 from ddlkit.store.files import sha256_file as sha256_file
-from ddlkit.store.paths import BUILD as BUILD
-from ddlkit.store.paths import DATA as DATA
-from ddlkit.store.paths import NOTEBOOKS as NOTEBOOKS
-from ddlkit.store.paths import RECORDED as RECORDED
-from ddlkit.store.paths import REPORTS as REPORTS
-from ddlkit.store.paths import ROOT as ROOT
-from ddlkit.store.paths import list_recorded as list_recorded
-from ddlkit.store.paths import recorded_dir as recorded_dir
 from ddlkit.store.readers import profile_frame as profile_frame
 from ddlkit.store.readers import read_profile as read_profile
 from ddlkit.store.readers import read_selection_times as read_selection_times
 from ddlkit.store.readers import read_timeline as read_timeline
-from ddlkit.store.schema import SCHEMAS as SCHEMAS
+from ddlkit.store.sheet import SCHEMAS as SCHEMAS
 from ddlkit.store.sheet import Column as Column
 from ddlkit.store.sheet import Schema as Schema
 from ddlkit.store.specs import datasheet as datasheet

@@ -1,4 +1,4 @@
-"""Whole files, read and written so that a crash or a second process never leaves half of one."""
+"""Where everything lies; whole files, read and written so that a crash never leaves half of one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,36 @@ import fcntl
 import gzip
 import hashlib
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddlkit import machine
 from ddlkit.core.errors import UserError
+
+ROOT = Path(os.environ.get("DDLKIT_ROOT") or Path(__file__).parents[2]).resolve()
+DATA = ROOT / "data"
+RECORDED = DATA / "recorded"
+BUILD = ROOT / "build"
+REPORTS = ROOT / "reports"
+NOTEBOOKS = ROOT / "notebooks"
+
+
+def recorded_dir(machine_name: str | None = None) -> Path:
+    """Directory of a machine's recorded tables, this machine's by default; it need not exist.
+
+    Raises UserError for a name that is not lower-case letters, digits, dots and dashes.
+    """
+    name = machine.name() if machine_name is None else machine_name
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
+        raise UserError(f"machine name {name!r}: use lower-case letters, digits, dots and dashes")
+    return RECORDED / name
+
+
+def list_recorded() -> list[Path]:
+    """Directories under data/recorded that hold at least one recorded table, by name."""
+    return sorted({path.parent for path in RECORDED.glob("*/*.csv*")})
 
 
 @contextlib.contextmanager
@@ -97,37 +122,29 @@ def atomic_write_text(path: Path, text: str) -> None:
     atomic_write(path, text.encode())
 
 
-class Lock:
+@contextlib.contextmanager
+def lock(path: Path) -> Iterator[None]:
     """Advisory lock on a file: one holder at a time, released when it ends, however it ends.
 
-    Entering raises UserError naming the holder's process id when another holds it.
+    Raises UserError naming the holder's process id when another holds it.
     The file stays behind: removing it would let two processes lock two files of one name.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._descriptor = -1
-
-    def __enter__(self) -> Lock:
-        with _refusing("lock", self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
-            os.close(descriptor)
-            raise UserError(
-                f"{self.path} is held by process {holder}: wait until it ends"
-            ) from error
+    with _refusing("lock", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise UserError(f"{path} is held by process {holder}: wait until it ends") from error
+    try:
         os.truncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
-        self._descriptor = descriptor
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.truncate(self._descriptor, 0)
-        os.close(self._descriptor)
+        yield
+    finally:
+        os.truncate(descriptor, 0)
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

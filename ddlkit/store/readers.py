@@ -13,8 +13,7 @@ from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile
 from ddlkit.store import files
-from ddlkit.store.schema import SCHEMAS
-from ddlkit.store.sheet import Sheet, read_sheet
+from ddlkit.store.sheet import SCHEMAS, read_sheet
 from ddlkit.store.tables import is_stamped, load_table
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def read_profile(
 
 def _own_profile(path: Path, forward_is_given: bool, assumed: list[str]) -> DataFrame:
     """A user's own rows, with every column of schema ``layers``."""
-    sheet = _own_sheet(path)
+    sheet = read_sheet(files.read_text(path), str(path))
     defaults = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
     if forward_is_given:
         defaults["forward_s"] = "0"
@@ -134,13 +133,10 @@ def read_timeline(path: Path, case: str | None = None, repeat: int | None = None
     if is_stamped(path):
         frame = load_table(path, "timeline")
     else:
-        frame = SCHEMAS["timeline"].frame(_own_sheet(path), exact=False)
+        sheet = read_sheet(files.read_text(path), str(path))
+        frame = SCHEMAS["timeline"].frame(sheet, exact=False)
     frame, _ = choose(frame, ("case", "repeat"), {"case": case, "repeat": repeat}, path)
     return Timeline(**{name: frame[name].to_numpy() for name in TIMELINE_COLUMNS})
-
-
-def _own_sheet(path: Path) -> Sheet:
-    return read_sheet(files.read_text(path), str(path))
 
 
 def choose(

@@ -1,17 +1,22 @@
-"""What makers and authors say of their devices and networks: data/specs, each value with its source."""
+"""What makers and authors print: data/specs, each value with its source, and data/papers as transcribed.
+
+Each folder of data/papers holds a SHA256SUMS of its CSV files, in the format of ``sha256sum -c``.
+After a correction, ``sha256sum *.csv > SHA256SUMS`` there writes them anew.
+"""
 
 from __future__ import annotations
 
 import difflib
 import functools
+import hashlib
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddlkit.core.errors import UserError
 from ddlkit.store import files
-from ddlkit.store.paths import DATA
-from ddlkit.store.schema import SCHEMAS
-from ddlkit.store.sheet import read_sheet
+from ddlkit.store.files import DATA
+from ddlkit.store.sheet import SCHEMAS, read_sheet
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -97,3 +102,38 @@ def measured_peaks(peaks: DataFrame) -> dict[tuple[str, str], float]:
     """
     rate = 2.0 * peaks["side"].astype(float) ** 3 / peaks["seconds"]
     return dict(rate.groupby([peaks["device"], peaks["precision"]]).max())
+
+
+# -- the papers' numbers ----------------------------------------------------------------------
+
+SUMS = "SHA256SUMS"
+
+
+def read_transcribed(path: Path) -> bytes:
+    """Content of a transcribed file, compared with the SHA256SUMS beside it.
+
+    A folder without SHA256SUMS is not guarded. Raises UserError when the file cannot be read, is
+    not listed, or differs from what is listed.
+    """
+    data = files.read(path)
+    sums = path.with_name(SUMS)
+    if not sums.is_file():
+        return data
+    listed = _parse(files.read_text(sums), sums)
+    advice = f"restore it, or check it against the paper and run sha256sum *.csv > {SUMS} there"
+    if path.name not in listed:
+        raise UserError(f"{path} is not among what was transcribed ({SUMS}): {advice}")
+    if hashlib.sha256(data).hexdigest() != listed[path.name]:
+        raise UserError(f"{path} differs from what was transcribed: {advice}")
+    return data
+
+
+def _parse(text: str, where: Path) -> dict[str, str]:
+    """File name -> SHA-256, 64 hex digits."""
+    listed = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        found = re.fullmatch(r"(.{64})  (.+)", line)
+        if not found:
+            raise UserError(f"{where}, line {number}: must be a SHA-256, two spaces, a file name")
+        listed[found[2]] = found[1]
+    return listed

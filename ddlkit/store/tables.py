@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ddlkit import machine as this_machine
 from ddlkit.core.errors import UserError
 from ddlkit.store import files
-from ddlkit.store.paths import ROOT
-from ddlkit.store.schema import schema_named
-from ddlkit.store.sheet import read_sheet, write_sheet
+from ddlkit.store.files import ROOT
+from ddlkit.store.sheet import read_sheet, schema_named, write_sheet
 
 if TYPE_CHECKING:
     from pandas import DataFrame

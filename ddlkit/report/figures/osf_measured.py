@@ -123,7 +123,7 @@ def _errors(known: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     before, measured = (part.groupby("bytes")["seconds"].median() for part in (known, rows))
     frames = []
     for model in MODELS:
-        sizes, errors = unseen_errors(maker(model, workers, threshold), *samples)
+        sizes, errors = unseen_errors(maker(model, workers, threshold), samples[:2], samples[2:])
         columns = {
             "model": model,
             "bytes": sizes.astype(int),

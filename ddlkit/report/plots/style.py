@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
-from ddlkit.model.planning import planners
+from ddlkit.model.predictor import planners
 
 WIDTH = 7.2
 INK, SOFT, FAINT = "#1b1b1b", "#6f6f6f", "#e4e4e4"

@@ -27,8 +27,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ddlkit.core.bandwidth import burst_bytes
 from ddlkit.core.errors import UserError
+from ddlkit.core.link import burst_bytes
 from ddlkit.run.jobs import protocol
 
 NAMESPACES = Path("/run/netns")  # of iproute2

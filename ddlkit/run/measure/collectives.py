@@ -1,6 +1,6 @@
 """How long collectives take by size, on real ranks, with every value checked.
 
-What ``bytes`` means for each is said in `ddlkit.core.bandwidth`.
+What ``bytes`` means for each is said in `ddlkit.core.link`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
-from ddlkit.core.bandwidth import bus_factor, busbw
 from ddlkit.core.errors import UserError
+from ddlkit.core.link import bus_factor, busbw
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget, measure, sample_rows, synchronizer

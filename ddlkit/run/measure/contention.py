@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
-from ddlkit.core.bandwidth import bus_factor
 from ddlkit.core.errors import UserError
+from ddlkit.core.link import bus_factor
 from ddlkit.core.timeline import merge
 from ddlkit.core.units import MIB, format_seconds
 from ddlkit.formats import kineto

@@ -23,11 +23,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from ddlkit import store
-from ddlkit.core.bandwidth import wire_s_per_byte
 from ddlkit.core.case import AXES, Case
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
+from ddlkit.core.link import wire_s_per_byte
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,
     SelectionTimes,
@@ -405,7 +405,7 @@ class _LabPoints:
 
     def _communication(self, case: Case) -> Communication:
         """By all that was measured of the lab, or until there is anything by guess."""
-        if (case.link, case.workers, case.collective) in self._measured.fits:
+        if (case.link, case.workers, case.collective) in self._measured.known:
             return self._measured.of_case(case)
         return Communication(_guessed_cost(self.shape, case.collective)).sparse(case.density)
 
@@ -416,7 +416,7 @@ class _LabPoints:
         there = [path for path in one_by_one if path.exists()]
         lanes = [more for path in there for more in path.parent.glob(f"{path.stem}-lanes*.csv")]
         if not there:
-            return Calibration({}, {}, {})
+            return Calibration({})
         return Calibration.of(pd.concat(map(store.load_table, [*there, *lanes])), draws=0)
 
 

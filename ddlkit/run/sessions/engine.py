@@ -133,7 +133,7 @@ def run_session(
     could be measured, and when the directory holds another machine's recording or is being written
     elsewhere.
     """
-    with store.Lock(out / ".lock"):
+    with store.lock(out / ".lock"):
         if in_use := vitals.gpu_in_use() if gpu else "":
             raise UserError(f"nothing is measured: {in_use}; wait, or choose another GPU")
         _Session(source, out.resolve(), time.time() + budget_s, isolate, gpu).run()

@@ -17,10 +17,10 @@ import pandas as pd
 import torch
 
 from ddlkit import machine, store
-from ddlkit.core.bandwidth import KNOWN
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
+from ddlkit.core.link import KNOWN
 from ddlkit.core.plan import make_plan
 from ddlkit.core.units import parse_bits_per_s
 from ddlkit.core.workload import LayerProfile

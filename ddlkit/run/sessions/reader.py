@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ddlkit.core.case import AXES, Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import parse_bits_per_s, parse_bytes
-from ddlkit.model.planning import planners
+from ddlkit.model.predictor import planners
 from ddlkit.run.lab.network import LabShape
 
 SUITES = Path(__file__).parent / "suites"
