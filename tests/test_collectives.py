@@ -206,7 +206,7 @@ def test_peers_that_do_not_come_are_one_line(alone: None, monkeypatch: pytest.Mo
 
 def test_nccl_without_enough_gpus_is_one_line(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(torch.cuda.device_count() + 1))
-    with pytest.raises(UserError, match="nccl needs a GPU a rank"):
+    with pytest.raises(UserError, match="nccl needs a GPU for each rank"):
         Rank.join("nccl")
     with pytest.raises(UserError, match="unknown backend 'mpi'"):
         Rank.join("mpi")

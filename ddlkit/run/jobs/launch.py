@@ -328,10 +328,9 @@ class _Group:
                 time.sleep(SETTLE_S)
                 raise UserError(self._verdict())
             if time.monotonic() > give_up:
-                raise UserError(
-                    f"job {self.job} on {self.ranks} ranks over {self.place.name} was not done after "
-                    f"{timeout_s:g} s and was ended; last line of rank 0: {_last_line(self.log(0))}"
-                )
+                late = f"on {self.ranks} ranks over {self.place.name} was not done after {timeout_s:g} s"
+                last = _last_line(self.log(0))
+                raise UserError(f"job {self.job} {late} and was ended; last line of rank 0: {last}")
             time.sleep(POLL_S)
             shown = _show_progress(self.log(0), shown)
         _show_progress(self.log(0), shown)

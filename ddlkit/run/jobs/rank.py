@@ -107,10 +107,8 @@ class Rank:
 def _number(name: str, slurm: str, default: str = "") -> int:
     text = os.environ.get(name) or os.environ.get(slurm) or default
     if not text.isdecimal():
-        raise UserError(
-            f"{name} is {text or 'not set'} in this rank's environment: start ranks with "
-            "torchrun, srun or ddlkit.run.jobs.launch"
-        )
+        found = f"{name} is {text or 'not set'} in this rank's environment"
+        raise UserError(f"{found}: start ranks with torchrun, srun or ddlkit.run.jobs.launch")
     return int(text)
 
 
@@ -122,9 +120,8 @@ def _choose(
     if asked not in (None, "gloo", "nccl"):
         raise UserError(f"unknown backend {asked!r}: use gloo or nccl")
     if asked == "nccl" and gpus < neighbours:
-        raise UserError(
-            f"nccl needs a GPU a rank: {neighbours} ranks on this node, {gpus} GPUs; use gloo"
-        )
+        found = f"{neighbours} ranks on this node, {gpus} GPUs"
+        raise UserError(f"nccl needs a GPU for each rank: {found}; use gloo")
     backend = asked or ("nccl" if 0 < neighbours <= gpus else "gloo")
     if not (backend == "nccl" if on_gpu is None else on_gpu):
         return backend, torch.device("cpu")
@@ -138,9 +135,8 @@ def _meet(
 ) -> None:
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not (address and port):
-        raise UserError(
-            "MASTER_ADDR or MASTER_PORT is not set: export address and a free port of rank 0's node"
-        )
+        needed = "export address and a free port of rank 0's node"
+        raise UserError(f"MASTER_ADDR or MASTER_PORT is not set: {needed}")
     nccl = backend == "nccl"
     try:
         if device.type == "cuda":
@@ -155,9 +151,8 @@ def _meet(
         dist.barrier()
     except RuntimeError as error:
         if "EADDRINUSE" in str(error):
-            raise UserError(
-                f"port {port} on {address} is taken by another program: choose another port"
-            ) from error
+            taken = f"port {port} on {address} is taken by another program"
+            raise UserError(f"{taken}: choose another port") from error
         reason = str(error).splitlines()[0]
         raise UserError(f"ranks did not meet at {address} port {port}: {reason}") from error
 

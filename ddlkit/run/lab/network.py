@@ -73,16 +73,12 @@ class LabShape:
             complaint = f"nodes of {per_node} ranks cannot hold {self.workers}"
             raise UserError(f"{complaint}: choose a number that divides it")
         if (per_node > 1) != bool(intra):
-            raise UserError(
-                f"nodes of {per_node} ranks with an intra rate of {intra:g} bit/s: several ranks a "
-                "node need a rate inside it, for example 10gbit, one has none"
-            )
+            complaint = f"nodes of {per_node} ranks with an intra rate of {intra:g} bit/s"
+            raise UserError(f"{complaint}: several need one, for example 10gbit, one has none")
         for rate in (self.rate_bits_per_s, self.own_rate_bits_per_s):
             if not MIN_RATE_BITS_PER_S <= rate <= MAX_RATE_BITS_PER_S:
-                raise UserError(
-                    f"lab rate {rate:g} bit/s is not between 1mbit and 100gbit: "
-                    "write it with its unit, for example 1gbit"
-                )
+                complaint = f"lab rate {rate:g} bit/s is not between 1mbit and 100gbit"
+                raise UserError(f"{complaint}: write it with its unit, for example 1gbit")
 
     @property
     def own_rate_bits_per_s(self) -> float:
@@ -91,11 +87,7 @@ class LabShape:
 
     @property
     def link(self) -> str:
-        """The link as it appears in tables.
-
-        >>> LabShape(4, 1e9).link
-        'lab:1gbit'
-        """
+        """The link as it appears in tables: "lab:1gbit"."""
         return f"lab:{self.name.partition('-')[2]}"
 
     @property

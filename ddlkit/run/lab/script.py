@@ -55,9 +55,8 @@ class PlannedCase:
 
     def __post_init__(self) -> None:
         if self.case.ends != (ends := ";".join(map(str, self.plan.ends))):
-            raise UserError(
-                f"replay: case {self.case.key} has ends {self.case.ends}, its plan {ends}"
-            )
+            named = f"replay: case {self.case.key}"
+            raise UserError(f"{named} has ends {self.case.ends}, its plan has {ends}")
 
 
 def plan_case(
