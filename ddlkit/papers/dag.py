@@ -132,12 +132,9 @@ def iteration_s(times: IterationTimes, strategy: Strategy) -> float:
     printed max(t_io + t_h2d, ...) holds where the copy runs ahead; elsewhere the copy waits for the
     update, so that only the read is hidden: max(t_io, t_h2d + ...).
     """
-    exposed = (
-        exposed_communication_s(times)
-        if strategy.sends_during_backward
-        else float(np.sum(times.communication_s))
-    )
-    busy = times.gpu_s + exposed
+    whole_s = float(np.sum(times.communication_s))
+    exposed_s = exposed_communication_s(times) if strategy.sends_during_backward else whole_s
+    busy = times.gpu_s + exposed_s
     if strategy.copies_ahead:
         return max(times.fetch_s, busy)
     return max(times.io_s, times.h2d_s + busy)

@@ -15,8 +15,7 @@ def table4() -> pd.DataFrame:
     """
     frame = paper_table("dag", "tab04")
     names = frame["network"]
-    millions = [_millions(name) for name in names]
-    frame = recomputed(frame, parameters_millions=millions)
+    frame = recomputed(frame, parameters_millions=map(_millions, names))
     return frame.assign(gflop_computed=[2 * networks.multiply_adds(name) / 1e9 for name in names])
 
 
@@ -31,14 +30,11 @@ def table6() -> pd.DataFrame:
     batch = int(paper_table("dag", "tab04").set_index("network")["batch"]["AlexNet"])
     of_rows = [next(layers) if size else networks.Layer((), 0) for size in frame["size_bytes"]]
     flops = pd.Series([2.0 * batch * layer.multiply_adds for layer in of_rows])
-    rates = {
-        "forward_flops_per_s_computed": 1e6 * flops.where(flops > 0) / frame["forward_us"],
-        "communication_bytes_per_s_computed": 1e6
-        * frame["size_bytes"].where(flops > 0)
-        / frame["communication_us"],
-    }
-    counted = [4 * sum(layer.tensors) for layer in of_rows]
-    return recomputed(frame, size_bytes=counted).assign(**rates)
+    size = frame["size_bytes"].where(flops > 0)
+    return recomputed(frame, size_bytes=[4 * sum(layer.tensors) for layer in of_rows]).assign(
+        forward_flops_per_s_computed=1e6 * flops.where(flops > 0) / frame["forward_us"],
+        communication_bytes_per_s_computed=1e6 * size / frame["communication_us"],
+    )
 
 
 def table6_totals() -> pd.DataFrame:
@@ -81,8 +77,8 @@ def _alexnet_parameters() -> Result:
 
 @check("dag-tab4-resnet50")
 def _resnet_parameters() -> Result:
-    parameters = sum(networks.parameters("ResNet50"))
-    return parameters / 1e6, f"{parameters:,} in the published architecture"
+    note = f"{sum(networks.parameters('ResNet50')):,} in the published architecture"
+    return _millions("ResNet50"), note
 
 
 def _millions(network: str) -> float:

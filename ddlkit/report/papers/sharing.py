@@ -165,11 +165,9 @@ def table2_networks() -> pd.DataFrame:
     from ddlkit.run.nets import registry  # needs torch
 
     sizes = [registry.size(network_named(network)) for network in printed["network"]]
-    counted = {
-        "parameters_millions": [size.parameters / 1e6 for size in sizes],
-        "gflop": [size.forward_flops / 1e9 for size in sizes],
-        "intensity": [
-            sharing.model_intensity(size.forward_flops, size.parameters) for size in sizes
-        ],
-    }
-    return recomputed(printed[["network", *counted]], **counted)
+    return recomputed(
+        printed[["network", "parameters_millions", "gflop", "intensity"]],
+        parameters_millions=[size.parameters / 1e6 for size in sizes],
+        gflop=[size.forward_flops / 1e9 for size in sizes],
+        intensity=[sharing.model_intensity(s.forward_flops, s.parameters) for s in sizes],
+    )
