@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -11,45 +12,21 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddlkit import __version__
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
 
 Run = Callable[[argparse.Namespace], int | None]
-Argument = tuple[tuple[str, ...], dict[str, Any]]
+
+COMMANDS: dict[str, Run] = {}
 
 
-class Command(NamedTuple):
-    """What a command does, what its help says, and its arguments as argparse takes them."""
-
-    run: Run
-    text: str
-    arguments: Sequence[Argument]
-
-
-COMMANDS: dict[str, Command] = {}
-
-
-def arg(*names: str, **options: Any) -> Argument:
-    """An argument of a command."""
-    return names, options
-
-
-def flag(name: str, text: str) -> Argument:
-    """An argument that is there or not."""
-    return arg(name, action="store_true", help=text)
-
-
-def command(text: str, *arguments: Argument) -> Callable[[Run], Run]:
-    """Register a function as the command of its own name."""
-
-    def register(run: Run) -> Run:
-        COMMANDS[run.__name__.rstrip("_")] = Command(run, text, arguments)
-        return run
-
-    return register
+def command(run: Run) -> Run:
+    """Register a function as the command of its own name; cli.json holds its help and arguments."""
+    COMMANDS[run.__name__.rstrip("_")] = run
+    return run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,11 +53,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ddlkit", description=__doc__)
     parser.add_argument("--version", action="version", version=f"ddlkit {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, one in COMMANDS.items():
-        added = commands.add_parser(name, help=one.text, description=one.text)
-        added.set_defaults(run=one.run)
-        for names, options in one.arguments:
-            added.add_argument(*names, **options)
+    described = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    for name, run in COMMANDS.items():
+        one = described["commands"][name]
+        added = commands.add_parser(name, help=one["help"], description=one["help"])
+        added.set_defaults(run=run)
+        for kind in (Path, int, float):
+            added.register("type", kind.__name__, kind)
+        lists = [*(described["shared"][also] for also in one.get("also", ())), one["arguments"]]
+        for argument, options in itertools.chain(*(listed.items() for listed in lists)):
+            added.add_argument(argument, **options)
     return parser
 
 
@@ -94,23 +76,7 @@ def _show(result: dict[str, Any], as_json: bool) -> None:
         print(f"{name:<32} {shown}")
 
 
-JSON = flag("--json", "print JSON")
-
-
 # ---------------------------------------------------------------- measure
-
-_MEASURE = """a suite (quick, full, cpu, gpu, smoke), a file of a suite or a campaign, or a part of the
-suite quick: layers, collectives, training, replay, campaign, convergence, tensors, all (without the last
-two, which take minutes and say more of single networks)"""
-
-
-def _session(where: str) -> tuple[Argument, ...]:
-    """What every session of measuring can be asked."""
-    return (
-        arg("--budget", help="when to end, as in 8m30s or 90s [when all is measured]"),
-        flag("--dry-run", "only say what and how long"),
-        arg("--out", type=Path, help=f"directory for the tables [{where}]"),
-    )
 
 
 def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> None:
@@ -121,24 +87,13 @@ def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> None:
     print(engine.measure(what, **common, **how))
 
 
-@command(
-    "measure this machine and record what it shows; goes on where it stopped",
-    arg("what", metavar="NAME|FILE", help=_MEASURE),
-    arg("--profile", choices=("quick", "full"), default="quick", help="whose part it is [quick]"),
-    arg("--networks", help="for layers, with batch sizes: resnet50:32,vgg16:16"),
-    *_session("build/measured, for recordings data/recorded/<this machine>"),
-)
+@command
 def measure(arguments: argparse.Namespace) -> None:
     networks = arguments.networks.split(",") if arguments.networks else ()
     _measured(arguments, arguments.what, profile=arguments.profile, networks=networks)
 
 
-@command(
-    "record all that this machine can show: ddlkit measure cpu, gpu or smoke",
-    arg("--suite", choices=("gpu", "cpu"), required=True, help="on which device"),
-    arg("--profile", choices=("standard", "smoke"), default="standard", help="how much"),
-    *_session("data/recorded/<this machine>"),
-)
+@command
 def record(arguments: argparse.Namespace) -> None:
     device = "cuda" if arguments.suite == "gpu" else "cpu"
     name = arguments.suite if arguments.profile == "standard" else arguments.profile
@@ -148,20 +103,7 @@ def record(arguments: argparse.Namespace) -> None:
 # ---------------------------------------------------------------- import, timeline
 
 
-@command(
-    "make a layer profile of a layer-wise trace, a torch.profiler file or FLOP counts",
-    arg("file", type=Path, help="the trace, Chrome trace (also .gz) or CSV"),
-    arg("--kind", help="trace, kineto or flops [by content]"),
-    arg("--out", type=Path, required=True, help="the layer profile (CSV)"),
-    arg("--messages", type=Path, help="also bytes and seconds of messages (CSV)"),
-    arg("--network", help="its name [the file's]"),
-    arg("--batch", type=int, help="samples an iteration [1]"),
-    arg("--device", help="what it ran on [as the file says]"),
-    arg("--peak", type=float, help="of FLOP counts: peak rate in FLOP/s"),
-    arg("--utilisation", type=float, help="of FLOP counts: share of it, 0 to 1"),
-    flag("--without-input", "of a trace: leave out all before the first layer with parameters"),
-    JSON,
-)
+@command
 def import_(arguments: argparse.Namespace) -> None:
     from ddlkit.formats import importing
 
@@ -199,13 +141,7 @@ def import_(arguments: argparse.Namespace) -> None:
         print(f"  {finding.what}{where}: {finding.text}")
 
 
-@command(
-    "export a recorded timeline as a Chrome trace, which Perfetto opens",
-    arg("file", type=Path, help="timeline table (CSV, also .gz)"),
-    arg("--case", help="key of the case, when it holds several"),
-    arg("--repeat", type=int, help="which repeat, when it holds several"),
-    arg("--out", type=Path, required=True, help="the Chrome trace (JSON)"),
-)
+@command
 def timeline(arguments: argparse.Namespace) -> None:
     from ddlkit import store
 
@@ -218,19 +154,7 @@ def timeline(arguments: argparse.Namespace) -> None:
 # ---------------------------------------------------------------- fit, predict, plan
 
 
-@command(
-    "fit a message cost to measured times",
-    arg("file", type=Path, help="collectives table, CSV of bytes and seconds, or nccl-tests log"),
-    arg(
-        "--form",
-        default="alpha_beta",
-        help="[alpha_beta], piecewise, piecewise:45KB, segments, table",
-    ),
-    arg("--collective", help="of a recorded table: all_reduce or all_gather"),
-    arg("--link", help="of a recorded table: which link, as in lab:1gbit"),
-    arg("--ranks", type=int, help="of a recorded table: with how many ranks"),
-    JSON,
-)
+@command
 def fit(arguments: argparse.Namespace) -> None:
     import numpy as np
 
@@ -257,29 +181,6 @@ def fit(arguments: argparse.Namespace) -> None:
         return
     summary = {name: value for name, value in description["fit"].items() if name != "draws"}
     _show({**{k: v for k, v in description.items() if k != "fit"}, **summary}, False)
-
-
-_PLAN_HELP = "as none, single, ddp, buffer:25MB, mg_wfbp, cuts:3,40 or exact; a wrong one lists all"
-
-
-_INPUTS = (
-    arg("--profile", type=Path, required=True, help="layer profile (CSV)"),
-    arg("--network", help="which network, when the profile holds several"),
-    arg("--batch", type=int, help="which batch size, when the profile holds several"),
-    arg("--profile-ranks", type=int, help="measured by how many ranks, when it holds several"),
-    arg("--forward-s", type=float, help="forward pass, for a profile without the column forward_s"),
-    arg("--dilation", type=float, default=1.0, help="compute this many times slower [1]"),
-    arg(
-        "--collectives", type=Path, nargs="+", metavar="TABLE", help="to calibrate from: any tables"
-    ),
-    arg("--ranks", type=int, help="workers that communicate [the table's, if it has but one]"),
-    arg("--link", help="over which link, as in lab:1gbit [the table's, if it has but one]"),
-    arg("--cost", type=Path, help="in place of --collectives: message cost (JSON of ddlkit fit)"),
-    arg("--in-flight", type=int, default=1, help="collectives under way at once [1]"),
-    arg("--copy-s-per-byte", type=float, default=0.0, help="of gradients into and out of messages"),
-    arg("--samples", type=Path, help="of real training: the profile's iterations, which scatter"),
-    JSON,
-)
 
 
 def _forecast(arguments: argparse.Namespace, spec: str) -> Any:
@@ -331,8 +232,13 @@ def _given(arguments: argparse.Namespace) -> Any:
     from ddlkit.core.fit import costs_from_dict
     from ddlkit.core.link import Link
     from ddlkit.model import Communication
+    from ddlkit.store.files import read_text
 
-    cost, draws = costs_from_dict(_read_json(arguments.cost))
+    try:
+        described = json.loads(read_text(arguments.cost))
+    except ValueError as error:
+        raise UserError(f"{arguments.cost}: is not JSON ({error})") from error
+    cost, draws = costs_from_dict(described)
     if arguments.ranks not in (None, cost.workers):
         raise UserError(
             f"{arguments.cost}: a cost of {cost.workers} workers, not {arguments.ranks}"
@@ -346,48 +252,23 @@ def _calibrated(arguments: argparse.Namespace) -> Any:
 
     from ddlkit.formats.messages import read_collectives
     from ddlkit.model import Calibration
+    from ddlkit.store.readers import choose
 
-    ranks, link = arguments.ranks, arguments.link
-    tables = [read_collectives(path, ranks=ranks, link=link) for path in arguments.collectives]
+    how = {"ranks": arguments.ranks, "link": arguments.link}
+    tables = [read_collectives(path, **how) for path in arguments.collectives]
+    wanted = {"collective": "all_reduce", **how}
     rows = pd.concat(tables, ignore_index=True)
-    rows = rows[rows["collective"] == "all_reduce"]
-    for name, asked in (("link", link), ("ranks", ranks)):
-        found = rows[name].unique().tolist()
-        if asked is None and len(found) > 1:
-            listed = ", ".join(map(str, sorted(found)))
-            raise UserError(f"--collectives: several values of {name} ({listed}): give --{name}")
-        rows = rows if asked is None else rows[rows[name] == asked]
-        if rows.empty:
-            listed = ", ".join(map(str, sorted(found))) or "no all_reduce"
-            raise UserError(f"--collectives: nothing with {name} {asked}: there is {listed}")
-    one = rows.iloc[0]
-    measured = Calibration.of(rows)
-    return measured.between(str(one["link"]), int(one["ranks"]), in_flight=arguments.in_flight)
+    rows, chosen = choose(rows, tuple(wanted), wanted, Path("--collectives"))
+    link, ranks = str(chosen["link"]), int(chosen["ranks"])
+    return Calibration.of(rows).between(link, ranks, in_flight=arguments.in_flight)
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(f"{path}: is not JSON ({error})") from error
-
-
-@command(
-    "predict an iteration from a profile and measured collectives, or a cost",
-    *_INPUTS,
-    arg("--plan", default="ddp", help=_PLAN_HELP),
-)
+@command
 def predict(arguments: argparse.Namespace) -> None:
     found = _forecast(arguments, arguments.plan)
-    told = found.prediction
+    names = ("iteration_s", "compute_s", "communication_s", "exposed_communication_s")
     result = {
-        "iteration_s": told.iteration_s,
-        "compute_s": told.compute_s,
-        "communication_s": told.communication_s,
-        "exposed_communication_s": told.exposed_communication_s,
-        "scaling_factor": told.scaling_factor,
+        **{name: getattr(found.prediction, name) for name in (*names, "scaling_factor")},
         "interval_95_s": list(found.interval_s) if found.interval_s else None,
         "plan": arguments.plan,
         "messages": len(found.iteration.plan.ends),
@@ -396,11 +277,7 @@ def predict(arguments: argparse.Namespace) -> None:
     _show(result, arguments.json)
 
 
-@command(
-    "choose which gradients to fuse; planned for messages one after the other",
-    *_INPUTS,
-    arg("--planner", default="exact", help=_PLAN_HELP),
-)
+@command
 def plan(arguments: argparse.Namespace) -> None:
     found = _forecast(arguments, arguments.planner)
     iteration_s, chosen = found.prediction.iteration_s, found.iteration.plan
@@ -417,7 +294,7 @@ def plan(arguments: argparse.Namespace) -> None:
 # ---------------------------------------------------------------- bench, machine
 
 
-@command("how fast predicting and planning are", JSON)
+@command
 def bench(arguments: argparse.Namespace) -> None:
     # "Per core" is only true on one thread, and BLAS reads this once, when NumPy loads.
     os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
@@ -426,7 +303,7 @@ def bench(arguments: argparse.Namespace) -> None:
     _show(benchmark.run(), arguments.json)
 
 
-@command("what this machine is", JSON)
+@command
 def machine(arguments: argparse.Namespace) -> None:
     from ddlkit.machine import describe, versions
 
@@ -436,17 +313,7 @@ def machine(arguments: argparse.Namespace) -> None:
 # ---------------------------------------------------------------- lab
 
 
-@command(
-    "a rate-limited network of namespaces (root, Linux)",
-    arg("action", choices=("up", "status", "down", "clean", "campaign")),
-    arg("file", type=Path, nargs="?", help="of a campaign: what to measure (YAML)"),
-    arg("--ranks", type=int, default=4, help="namespaces, one per rank [4]"),
-    arg("--rate", default="1gbit", help="rate of each link, both ways [1gbit]"),
-    arg("--ranks-per-node", type=int, default=1, help="that share a link [1]"),
-    arg("--intra-rate", help="rate of each rank's link inside a node: 10gbit"),
-    arg("--label", default="", help="name of the lab [the first free ddlN]"),
-    *_session("of a campaign: data/recorded/<machine>/campaign-..."),
-)
+@command
 def lab(arguments: argparse.Namespace) -> None:
     from ddlkit.run.lab import network
 
@@ -462,20 +329,16 @@ def lab(arguments: argparse.Namespace) -> None:
             units.parse_bits_per_s(arguments.intra_rate) if arguments.intra_rate else 0.0,
         )
         made = network.Lab(shape, arguments.label, persistent=True).up()
-        print(
-            f"{made.label}: {made.ranks} ranks over {made.name}; namespaces {' '.join(made.namespaces)}"
-        )
+        namespaces = " ".join(made.namespaces)
+        print(f"{made.label}: {made.ranks} ranks over {made.name}; namespaces {namespaces}")
     elif arguments.action == "status":
         for row in network.status():
             state = "up" if row["alive"] else "dead: run ddlkit lab clean"
-            print(
-                f"{row['label']}: {row['ranks']} ranks over {row['link']}, {row['owner']}, {state}"
-            )
+            described = "{label}: {ranks} ranks over {link}, {owner}".format_map(row)
+            print(f"{described}, {state}")
     elif arguments.action == "down":
-        labels = (
-            [arguments.label] if arguments.label else [row["label"] for row in network.status()]
-        )
-        for label in labels:
+        everyone = [row["label"] for row in network.status()]
+        for label in [arguments.label] if arguments.label else everyone:
             network.attach(label).down()
             print(f"{label}: down")
     else:
@@ -486,32 +349,15 @@ def lab(arguments: argparse.Namespace) -> None:
 # ---------------------------------------------------------------- book, figures
 
 
-@command(
-    "run the notebooks and build the report",
-    flag("--recorded", "only from data/recorded"),
-    arg("--data", type=Path, help="measured tables [build/measured]"),
-    arg("--reports", type=Path, help="for figures [reports with --recorded, else build/reports]"),
-    arg("--only", default="", help="notebooks by number: 20,40"),
-)
+@command
 def book(arguments: argparse.Namespace) -> None:
     from ddlkit.report.book import build
 
-    print(
-        build(
-            recorded=arguments.recorded,
-            data=arguments.data,
-            reports=arguments.reports,
-            only=[n for n in arguments.only.split(",") if n],
-        )
-    )
+    chosen = {name: getattr(arguments, name) for name in ("recorded", "data", "reports")}
+    print(build(**chosen, only=[n for n in arguments.only.split(",") if n]))
 
 
-@command(
-    "list or check the catalog of figures and tables",
-    flag("--check", "fail on a missing image, CSV or tolerance"),
-    flag("--write", "write reports/FIGURES.md"),
-    arg("--reports", type=Path, help="directory that holds figures/ [reports]"),
-)
+@command
 def figures(arguments: argparse.Namespace) -> int:
     from ddlkit.report import catalog
 
