@@ -185,36 +185,13 @@ def fit(arguments: argparse.Namespace) -> None:
 
 def _forecast(arguments: argparse.Namespace, spec: str) -> Any:
     """The forecast of the files under the plan ``spec``; on standard error, what a profile left open."""
+    from ddlkit import store
     from ddlkit.model import forecast, make_plan
-
-    assumed: list[str] = []
-    workload, communication = _inputs(arguments, assumed)
-    plan = make_plan(spec, workload, communication.cost)
-    found = forecast(
-        workload,
-        plan,
-        communication,
-        copy_s_per_byte=arguments.copy_s_per_byte,
-        compute_scatter=_scatter(arguments.samples),
-    )
-    if assumed:
-        print(f"ddlkit: {arguments.profile}: assumed {', '.join(assumed)}", file=sys.stderr)
-    return found
-
-
-def _scatter(samples: Path | None) -> Any:
-    from ddlkit import store
     from ddlkit.model.predictor import STEADY, scatter_of
-
-    return STEADY if samples is None else scatter_of(store.load_table(samples, "samples"))
-
-
-def _inputs(arguments: argparse.Namespace, assumed: list[str]) -> tuple[Any, Any]:
-    """(Workload, Communication) of the files."""
-    from ddlkit import store
 
     if bool(arguments.cost) == bool(arguments.collectives):
         raise UserError("give --collectives TABLE to calibrate from, or --cost COST.json")
+    assumed: list[str] = []
     profile = store.read_profile(
         arguments.profile,
         arguments.network,
@@ -224,7 +201,19 @@ def _inputs(arguments: argparse.Namespace, assumed: list[str]) -> tuple[Any, Any
         assumed=assumed,
     )
     workload = profile.workload().scaled(arguments.dilation)
-    return workload, _given(arguments) if arguments.cost else _calibrated(arguments)
+    communication = _given(arguments) if arguments.cost else _calibrated(arguments)
+    plan = make_plan(spec, workload, communication.cost)
+    samples = store.load_table(arguments.samples, "samples") if arguments.samples else None
+    found = forecast(
+        workload,
+        plan,
+        communication,
+        copy_s_per_byte=arguments.copy_s_per_byte,
+        compute_scatter=STEADY if samples is None else scatter_of(samples),
+    )
+    if assumed:
+        print(f"ddlkit: {arguments.profile}: assumed {', '.join(assumed)}", file=sys.stderr)
+    return found
 
 
 def _given(arguments: argparse.Namespace) -> Any:

@@ -27,13 +27,7 @@ from ddlkit.core.bandwidth import wire_s_per_byte
 from ddlkit.core.case import AXES, Case
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import fit
-from ddlkit.core.sparse import (
-    ELEMENT_BYTES,
-    SelectionTimes,
-    SparseGather,
-    selected,
-)
+from ddlkit.core.sparse import ELEMENT_BYTES, SelectionTimes, SparseGather, selected
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import LayerProfile
 from ddlkit.model import Calibration, Communication, forecast
@@ -47,7 +41,7 @@ from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure.collectives import messages_at, whole_size
 from ddlkit.run.measure.selection import measure_selection
 from ddlkit.run.nets import registry
-from ddlkit.run.sessions.kinds import layers_point
+from ddlkit.run.sessions.kinds import layers_point, table_cost
 from ddlkit.run.sessions.reader import Campaign, CaseRequest
 from ddlkit.run.sessions.session import Point, Tables, save_table, say, table_path
 
@@ -289,16 +283,7 @@ class _LabPoints:
         rows = _rows(self._path("collectives", f"-{case.collective}"))
         cost = _guessed_cost(self.shape, case.collective)
         if rows is not None:
-            rows = rows[rows["session"] == BEFORE]
-            cost = fit(
-                "table",
-                rows["bytes"],
-                rows["seconds"],
-                collective=case.collective,
-                workers=self.shape.workers,
-                algorithm=rows["algorithm"].iloc[0],
-                draws=0,
-            ).cost
+            cost = table_cost(rows[rows["session"] == BEFORE], self.shape.workers)
         return SparseGather(cost, case.density) if case.density < 1 else cost
 
     def _missing(self, planned: Sequence[PlannedCase]) -> list[tuple[str, int]]:

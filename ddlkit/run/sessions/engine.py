@@ -176,7 +176,9 @@ class _Session:
 
     def __post_init__(self) -> None:
         self.earlier = _earlier_rows(self.out)
-        self.number = 1 + max(_session_numbers(self.out), default=0)
+        # Calls number the tables of their own.
+        found = (re.search(r"-s(\d+)[-.]", path.name) for path in self.out.glob("*-s*.csv*"))
+        self.number = 1 + max((int(one[1]) for one in found if one), default=0)
 
     def run(self) -> None:
         """Measure, in one process after the other, until nothing is left to do or time is over."""
@@ -342,13 +344,6 @@ def _earlier_rows(out: Path) -> dict[str, Row]:
         )
     found = [Row(**cells) for cells in store.load_table(path, "outcomes").to_dict("records")]
     return {row.key: row for row in found}
-
-
-def _session_numbers(out: Path) -> Iterator[int]:
-    """Numbers of the calls that left tables of their own."""
-    for path in out.glob("*-s*.csv*"):
-        if found := re.search(r"-s(\d+)[-.]", path.name):
-            yield int(found[1])
 
 
 # -- the process that measures: both ends of it ------------------------------------------------
