@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import ArrayLike, NDArray
 
 from ddlkit import store
 from ddlkit.core.bandwidth import wire_s_per_byte
@@ -345,16 +344,13 @@ class _LabPoints:
                     self.shape.workers,
                     alike,
                     rounds,
-                    selection=self._selection_s,
+                    selection=lambda n, density: self.inputs.selection_times(density)(n, density),
                     timeline_rounds=rounds if negotiated else 1,
                     done=_saved(self._path("runs")),
                     tries=vitals.TRIES,
                     afterwards_s=self.afterwards_s,
                     out=self._left,
                 )
-
-    def _selection_s(self, elements: ArrayLike, density: float) -> NDArray[np.float64]:
-        return self.inputs.selection_times(density)(elements, density)
 
     def _absorb(self) -> None:
         """Put what a replay left, be it complete or not, into the tables."""

@@ -33,21 +33,9 @@ from ddlkit.run.instruments import vitals
 from ddlkit.run.jobs.launch import end
 from ddlkit.run.jobs.protocol import MISTAKE, child_environment, die_with_parent, ending, trap
 from ddlkit.run.lab import network
+from ddlkit.run.sessions import session as outcomes
 from ddlkit.run.sessions.reader import Campaign, Suite, read
-from ddlkit.run.sessions.session import (
-    FAILED,
-    KILLED,
-    NO_TIME,
-    PENDING,
-    STARTED,
-    THERE,
-    Row,
-    Source,
-    measure_points,
-    one_line,
-    save_table,
-    say,
-)
+from ddlkit.run.sessions.session import Row, Source, measure_points, one_line, save_table, say
 
 POINTS = "ddlkit.run.sessions.suites:points"
 PARTS = ("layers", "collectives", "training", "replay", "campaign", "convergence", "tensors", "all")
@@ -212,7 +200,7 @@ class _Session:
                     return False
         how = overdue or f"the process that measured it {ending(process.wait())}"
         if self.running:
-            outcome = NO_TIME if self._late() else KILLED
+            outcome = outcomes.NO_TIME if self._late() else outcomes.KILLED
             self._close(replace(self.running[0], outcome=outcome, reason=how))
         elif len(self.tried) == tried:
             raise UserError(f"nothing is measured: {how} before its first point")
@@ -225,7 +213,7 @@ class _Session:
             "out": str(self.out),
             "deadline_s": self.deadline_s,
             "skip": self.tried,
-            "last": [row.key for row in self.earlier.values() if row.outcome not in THERE],
+            "last": [row.key for row in self.earlier.values() if row.outcome not in outcomes.THERE],
         }
 
     # -- what is reported ------------------------------------------------------------------
@@ -238,7 +226,7 @@ class _Session:
             self._begin([Row(**cells) for cells in event["rows"]])
         elif event:
             row = Row(**event["row"])
-            if row.outcome != STARTED:
+            if row.outcome != outcomes.STARTED:
                 self._close(row)
                 return
             self.rows[row.key] = row
@@ -248,34 +236,34 @@ class _Session:
     def _begin(self, rows: list[Row]) -> None:
         """All points are known, and what an earlier call left of them."""
         first = not self.rows
-        there = [row for row in rows if row.outcome in THERE]
+        there = [row for row in rows if row.outcome in outcomes.THERE]
         for row in rows:
-            self.rows.setdefault(row.key, replace(row, outcome=PENDING))
+            self.rows.setdefault(row.key, replace(row, outcome=outcomes.PENDING))
         for row in there:
             known = self.earlier.get(row.key, row)
-            kept = known if known.outcome in THERE else row
+            kept = known if known.outcome in outcomes.THERE else row
             self.rows[row.key] = replace(kept, estimate_s=row.estimate_s)
         self._save()
         if first and there:
             say(f"already measured: {_listed(there)}")
         if first and len(there) < len(rows):
-            to_go_s = sum(row.estimate_s for row in rows if row.outcome == PENDING)
+            to_go_s = sum(row.estimate_s for row in rows if row.outcome == outcomes.PENDING)
             say(f"{len(rows) - len(there)} points to measure, about {to_go_s / 60:.1f} min")
         for row in rows:
-            if row.outcome == FAILED:
+            if row.outcome == outcomes.FAILED:
                 self._close(row)
 
     def _close(self, row: Row) -> None:
         """A point has come to an end."""
         self.rows[row.key] = row
         self.tried.append(row.key)
-        if row.outcome == NO_TIME and not self.running:
+        if row.outcome == outcomes.NO_TIME and not self.running:
             return  # it was not begun: there may be many, and the report lists them
         self.running = None
         self._save()
-        if row.outcome == FAILED and not self.isolate:
+        if row.outcome == outcomes.FAILED and not self.isolate:
             raise UserError(f"{row.key}: {row.reason}")
-        there = sum(other.outcome in THERE for other in self.rows.values())
+        there = sum(other.outcome in outcomes.THERE for other in self.rows.values())
         left_s = self.deadline_s - time.time()
         left = f", {format_seconds(max(0.0, left_s))} left" if math.isfinite(left_s) else ""
         took = f" in {format_seconds(row.seconds)}" if row.seconds else ""
@@ -312,7 +300,7 @@ class _Session:
         """What is there and what is missing, on standard error."""
         missing: dict[str, list[Row]] = {}
         for row in self.rows.values():
-            if row.outcome not in THERE:
+            if row.outcome not in outcomes.THERE:
                 missing.setdefault(row.outcome, []).append(row)
         there = len(self.rows) - sum(map(len, missing.values()))
         say(f"{there} of {len(self.rows)} points are there after {format_seconds(seconds)}")

@@ -230,17 +230,17 @@ class CaseRequest(NamedTuple):
 class Campaign:
     """What is asked, case by case.
 
+    labs : requests by lab, in the file's order
     rounds : repeats of every case
     calibration : one of CALIBRATIONS: how long labs are calibrated, and networks measured that were not yet
     selection : one of SELECTIONS: how selection passes in a replay of sparse cases
-    labs : requests by lab, in the file's order
     """
 
     file: Path
+    labs: Mapping[LabShape, tuple[CaseRequest, ...]]
     rounds: int = _field(count, 2)
     calibration: str = _field(one_of(CALIBRATIONS), "full")
     selection: str = _field(one_of(SELECTIONS), "recorded")
-    labs: Mapping[LabShape, tuple[CaseRequest, ...]]
 
     @property
     def folder(self) -> str:
