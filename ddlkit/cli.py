@@ -284,36 +284,13 @@ _INPUTS = (
 
 def _forecast(arguments: argparse.Namespace, spec: str) -> Any:
     """The forecast of the files under the plan ``spec``; on standard error, what a profile left open."""
+    from ddlkit import store
     from ddlkit.model import forecast, make_plan
-
-    assumed: list[str] = []
-    workload, communication = _inputs(arguments, assumed)
-    plan = make_plan(spec, workload, communication.cost)
-    found = forecast(
-        workload,
-        plan,
-        communication,
-        copy_s_per_byte=arguments.copy_s_per_byte,
-        compute_scatter=_scatter(arguments.samples),
-    )
-    if assumed:
-        print(f"ddlkit: {arguments.profile}: assumed {', '.join(assumed)}", file=sys.stderr)
-    return found
-
-
-def _scatter(samples: Path | None) -> Any:
-    from ddlkit import store
     from ddlkit.model.predictor import STEADY, scatter_of
-
-    return STEADY if samples is None else scatter_of(store.load_table(samples, "samples"))
-
-
-def _inputs(arguments: argparse.Namespace, assumed: list[str]) -> tuple[Any, Any]:
-    """(Workload, Communication) of the files."""
-    from ddlkit import store
 
     if bool(arguments.cost) == bool(arguments.collectives):
         raise UserError("give --collectives TABLE to calibrate from, or --cost COST.json")
+    assumed: list[str] = []
     profile = store.read_profile(
         arguments.profile,
         arguments.network,
@@ -323,7 +300,19 @@ def _inputs(arguments: argparse.Namespace, assumed: list[str]) -> tuple[Any, Any
         assumed=assumed,
     )
     workload = profile.workload().scaled(arguments.dilation)
-    return workload, _given(arguments) if arguments.cost else _calibrated(arguments)
+    communication = _given(arguments) if arguments.cost else _calibrated(arguments)
+    plan = make_plan(spec, workload, communication.cost)
+    samples = store.load_table(arguments.samples, "samples") if arguments.samples else None
+    found = forecast(
+        workload,
+        plan,
+        communication,
+        copy_s_per_byte=arguments.copy_s_per_byte,
+        compute_scatter=STEADY if samples is None else scatter_of(samples),
+    )
+    if assumed:
+        print(f"ddlkit: {arguments.profile}: assumed {', '.join(assumed)}", file=sys.stderr)
+    return found
 
 
 def _given(arguments: argparse.Namespace) -> Any:
@@ -331,8 +320,13 @@ def _given(arguments: argparse.Namespace) -> Any:
     from ddlkit.core.fit import costs_from_dict
     from ddlkit.core.link import Link
     from ddlkit.model import Communication
+    from ddlkit.store.files import read_text
 
-    cost, draws = costs_from_dict(_read_json(arguments.cost))
+    try:
+        described = json.loads(read_text(arguments.cost))
+    except ValueError as error:
+        raise UserError(f"{arguments.cost}: is not JSON ({error})") from error
+    cost, draws = costs_from_dict(described)
     if arguments.ranks not in (None, cost.workers):
         raise UserError(
             f"{arguments.cost}: a cost of {cost.workers} workers, not {arguments.ranks}"
@@ -346,32 +340,15 @@ def _calibrated(arguments: argparse.Namespace) -> Any:
 
     from ddlkit.formats.messages import read_collectives
     from ddlkit.model import Calibration
+    from ddlkit.store.readers import choose
 
-    ranks, link = arguments.ranks, arguments.link
-    tables = [read_collectives(path, ranks=ranks, link=link) for path in arguments.collectives]
+    how = {"ranks": arguments.ranks, "link": arguments.link}
+    tables = [read_collectives(path, **how) for path in arguments.collectives]
+    wanted = {"collective": "all_reduce", **how}
     rows = pd.concat(tables, ignore_index=True)
-    rows = rows[rows["collective"] == "all_reduce"]
-    for name, asked in (("link", link), ("ranks", ranks)):
-        found = rows[name].unique().tolist()
-        if asked is None and len(found) > 1:
-            listed = ", ".join(map(str, sorted(found)))
-            raise UserError(f"--collectives: several values of {name} ({listed}): give --{name}")
-        rows = rows if asked is None else rows[rows[name] == asked]
-        if rows.empty:
-            listed = ", ".join(map(str, sorted(found))) or "no all_reduce"
-            raise UserError(f"--collectives: nothing with {name} {asked}: there is {listed}")
-    one = rows.iloc[0]
-    measured = Calibration.of(rows)
-    return measured.between(str(one["link"]), int(one["ranks"]), in_flight=arguments.in_flight)
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(f"{path}: is not JSON ({error})") from error
+    rows, chosen = choose(rows, tuple(wanted), wanted, Path("--collectives"))
+    link, ranks = str(chosen["link"]), int(chosen["ranks"])
+    return Calibration.of(rows).between(link, ranks, in_flight=arguments.in_flight)
 
 
 @command(
@@ -381,13 +358,9 @@ def _read_json(path: Path) -> Any:
 )
 def predict(arguments: argparse.Namespace) -> None:
     found = _forecast(arguments, arguments.plan)
-    told = found.prediction
+    names = ("iteration_s", "compute_s", "communication_s", "exposed_communication_s")
     result = {
-        "iteration_s": told.iteration_s,
-        "compute_s": told.compute_s,
-        "communication_s": told.communication_s,
-        "exposed_communication_s": told.exposed_communication_s,
-        "scaling_factor": told.scaling_factor,
+        **{name: getattr(found.prediction, name) for name in (*names, "scaling_factor")},
         "interval_95_s": list(found.interval_s) if found.interval_s else None,
         "plan": arguments.plan,
         "messages": len(found.iteration.plan.ends),
@@ -462,20 +435,16 @@ def lab(arguments: argparse.Namespace) -> None:
             units.parse_bits_per_s(arguments.intra_rate) if arguments.intra_rate else 0.0,
         )
         made = network.Lab(shape, arguments.label, persistent=True).up()
-        print(
-            f"{made.label}: {made.ranks} ranks over {made.name}; namespaces {' '.join(made.namespaces)}"
-        )
+        namespaces = " ".join(made.namespaces)
+        print(f"{made.label}: {made.ranks} ranks over {made.name}; namespaces {namespaces}")
     elif arguments.action == "status":
         for row in network.status():
             state = "up" if row["alive"] else "dead: run ddlkit lab clean"
-            print(
-                f"{row['label']}: {row['ranks']} ranks over {row['link']}, {row['owner']}, {state}"
-            )
+            described = "{label}: {ranks} ranks over {link}, {owner}".format_map(row)
+            print(f"{described}, {state}")
     elif arguments.action == "down":
-        labels = (
-            [arguments.label] if arguments.label else [row["label"] for row in network.status()]
-        )
-        for label in labels:
+        everyone = [row["label"] for row in network.status()]
+        for label in [arguments.label] if arguments.label else everyone:
             network.attach(label).down()
             print(f"{label}: down")
     else:
@@ -496,14 +465,8 @@ def lab(arguments: argparse.Namespace) -> None:
 def book(arguments: argparse.Namespace) -> None:
     from ddlkit.report.book import build
 
-    print(
-        build(
-            recorded=arguments.recorded,
-            data=arguments.data,
-            reports=arguments.reports,
-            only=[n for n in arguments.only.split(",") if n],
-        )
-    )
+    chosen = {name: getattr(arguments, name) for name in ("recorded", "data", "reports")}
+    print(build(**chosen, only=[n for n in arguments.only.split(",") if n]))
 
 
 @command(

@@ -115,7 +115,7 @@ def test_a_wrong_value_is_one_line_that_names_file_and_key(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("networks: [a", "is not YAML at line"),
+        ("networks: [a", "is not YAML: line"),
         ("- a", "must be a mapping"),
         ("", "must be a mapping"),
         ("a: !!python/object:os.system {}", "is not YAML"),

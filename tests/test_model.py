@@ -144,8 +144,8 @@ def test_a_users_own_two_small_tables_are_enough(
         ([], "give --collectives TABLE to calibrate from, or --cost"),
         (["--collectives", "own.csv", "--cost", "cost.json"], "give --collectives TABLE"),
         (["--collectives", "own.csv"], "does not say how many ranks there were: give --ranks"),
-        (["--collectives", "several.csv"], "several values of ranks (2, 4): give --ranks"),
-        (["--collectives", "several.csv", "--ranks", "8"], "nothing with ranks 8: there is 2, 4"),
+        (["--collectives", "several.csv"], "several values of ranks (2, 4): choose one by ranks"),
+        (["--collectives", "several.csv", "--ranks", "8"], "no row with ranks 8: it has 2, 4"),
         (["--cost", "cost.json", "--ranks", "8"], "a cost of 4 workers, not 8"),
     ],
 )

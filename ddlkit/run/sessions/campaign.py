@@ -20,20 +20,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import ArrayLike, NDArray
 
 from ddlkit import store
 from ddlkit.core.case import AXES, Case
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import fit
 from ddlkit.core.link import wire_s_per_byte
-from ddlkit.core.sparse import (
-    ELEMENT_BYTES,
-    SelectionTimes,
-    SparseGather,
-    selected,
-)
+from ddlkit.core.sparse import ELEMENT_BYTES, SelectionTimes, SparseGather, selected
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import LayerProfile
 from ddlkit.model import Calibration, Communication, forecast
@@ -46,7 +39,7 @@ from ddlkit.run.lab.script import PlannedCase, plan_case, read_replayed
 from ddlkit.run.measure.collectives import messages_at, whole_size
 from ddlkit.run.measure.selection import measure_selection
 from ddlkit.run.nets import registry
-from ddlkit.run.sessions.kinds import layers_point
+from ddlkit.run.sessions.kinds import layers_point, table_cost
 from ddlkit.run.sessions.reader import Campaign, CaseRequest
 from ddlkit.run.sessions.session import Point, Tables, save_table, say, table_path
 
@@ -288,16 +281,7 @@ class _LabPoints:
         rows = _rows(self._path("collectives", f"-{case.collective}"))
         cost = _guessed_cost(self.shape, case.collective)
         if rows is not None:
-            rows = rows[rows["session"] == BEFORE]
-            cost = fit(
-                "table",
-                rows["bytes"],
-                rows["seconds"],
-                collective=case.collective,
-                workers=self.shape.workers,
-                algorithm=rows["algorithm"].iloc[0],
-                draws=0,
-            ).cost
+            cost = table_cost(rows[rows["session"] == BEFORE], self.shape.workers)
         return SparseGather(cost, case.density) if case.density < 1 else cost
 
     def _missing(self, planned: Sequence[PlannedCase]) -> list[tuple[str, int]]:
@@ -357,15 +341,12 @@ class _LabPoints:
                     self.shape.workers,
                     alike,
                     rounds,
-                    selection=self._selection_s,
+                    selection=lambda n, density: self.inputs.selection_times(density)(n, density),
                     done=_saved(self._path("runs")),
                     tries=vitals.TRIES,
                     afterwards_s=self.afterwards_s,
                     out=self._left,
                 )
-
-    def _selection_s(self, elements: ArrayLike, density: float) -> NDArray[np.float64]:
-        return self.inputs.selection_times(density)(elements, density)
 
     def _absorb(self) -> None:
         """Put what a replay left, be it complete or not, into the tables."""

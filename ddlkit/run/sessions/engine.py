@@ -33,21 +33,9 @@ from ddlkit.run.instruments import vitals
 from ddlkit.run.jobs.launch import end
 from ddlkit.run.jobs.protocol import MISTAKE, child_environment, die_with_parent, ending, trap
 from ddlkit.run.lab import network
+from ddlkit.run.sessions import session as outcomes
 from ddlkit.run.sessions.reader import Campaign, Suite, read
-from ddlkit.run.sessions.session import (
-    FAILED,
-    KILLED,
-    NO_TIME,
-    PENDING,
-    STARTED,
-    THERE,
-    Row,
-    Source,
-    measure_points,
-    one_line,
-    save_table,
-    say,
-)
+from ddlkit.run.sessions.session import Row, Source, measure_points, one_line, save_table, say
 
 POINTS = "ddlkit.run.sessions.suites:points"
 PARTS = ("layers", "collectives", "training", "replay", "campaign", "convergence", "tensors", "all")
@@ -176,7 +164,9 @@ class _Session:
 
     def __post_init__(self) -> None:
         self.earlier = _earlier_rows(self.out)
-        self.number = 1 + max(_session_numbers(self.out), default=0)
+        # Calls number the tables of their own.
+        found = (re.search(r"-s(\d+)[-.]", path.name) for path in self.out.glob("*-s*.csv*"))
+        self.number = 1 + max((int(one[1]) for one in found if one), default=0)
 
     def run(self) -> None:
         """Measure, in one process after the other, until nothing is left to do or time is over."""
@@ -210,7 +200,7 @@ class _Session:
                     return False
         how = overdue or f"the process that measured it {ending(process.wait())}"
         if self.running:
-            outcome = NO_TIME if self._late() else KILLED
+            outcome = outcomes.NO_TIME if self._late() else outcomes.KILLED
             self._close(replace(self.running[0], outcome=outcome, reason=how))
         elif len(self.tried) == tried:
             raise UserError(f"nothing is measured: {how} before its first point")
@@ -223,7 +213,7 @@ class _Session:
             "out": str(self.out),
             "deadline_s": self.deadline_s,
             "skip": self.tried,
-            "last": [row.key for row in self.earlier.values() if row.outcome not in THERE],
+            "last": [row.key for row in self.earlier.values() if row.outcome not in outcomes.THERE],
         }
 
     # -- what is reported ------------------------------------------------------------------
@@ -236,7 +226,7 @@ class _Session:
             self._begin([Row(**cells) for cells in event["rows"]])
         elif event:
             row = Row(**event["row"])
-            if row.outcome != STARTED:
+            if row.outcome != outcomes.STARTED:
                 self._close(row)
                 return
             self.rows[row.key] = row
@@ -246,34 +236,34 @@ class _Session:
     def _begin(self, rows: list[Row]) -> None:
         """All points are known, and what an earlier call left of them."""
         first = not self.rows
-        there = [row for row in rows if row.outcome in THERE]
+        there = [row for row in rows if row.outcome in outcomes.THERE]
         for row in rows:
-            self.rows.setdefault(row.key, replace(row, outcome=PENDING))
+            self.rows.setdefault(row.key, replace(row, outcome=outcomes.PENDING))
         for row in there:
             known = self.earlier.get(row.key, row)
-            kept = known if known.outcome in THERE else row
+            kept = known if known.outcome in outcomes.THERE else row
             self.rows[row.key] = replace(kept, estimate_s=row.estimate_s)
         self._save()
         if first and there:
             say(f"already measured: {_listed(there)}")
         if first and len(there) < len(rows):
-            to_go_s = sum(row.estimate_s for row in rows if row.outcome == PENDING)
+            to_go_s = sum(row.estimate_s for row in rows if row.outcome == outcomes.PENDING)
             say(f"{len(rows) - len(there)} points to measure, about {to_go_s / 60:.1f} min")
         for row in rows:
-            if row.outcome == FAILED:
+            if row.outcome == outcomes.FAILED:
                 self._close(row)
 
     def _close(self, row: Row) -> None:
         """A point has come to an end."""
         self.rows[row.key] = row
         self.tried.append(row.key)
-        if row.outcome == NO_TIME and not self.running:
+        if row.outcome == outcomes.NO_TIME and not self.running:
             return  # it was not begun: there may be many, and the report lists them
         self.running = None
         self._save()
-        if row.outcome == FAILED and not self.isolate:
+        if row.outcome == outcomes.FAILED and not self.isolate:
             raise UserError(f"{row.key}: {row.reason}")
-        there = sum(other.outcome in THERE for other in self.rows.values())
+        there = sum(other.outcome in outcomes.THERE for other in self.rows.values())
         left_s = self.deadline_s - time.time()
         left = f", {format_seconds(max(0.0, left_s))} left" if math.isfinite(left_s) else ""
         took = f" in {format_seconds(row.seconds)}" if row.seconds else ""
@@ -310,7 +300,7 @@ class _Session:
         """What is there and what is missing, on standard error."""
         missing: dict[str, list[Row]] = {}
         for row in self.rows.values():
-            if row.outcome not in THERE:
+            if row.outcome not in outcomes.THERE:
                 missing.setdefault(row.outcome, []).append(row)
         there = len(self.rows) - sum(map(len, missing.values()))
         say(f"{there} of {len(self.rows)} points are there after {format_seconds(seconds)}")
@@ -342,13 +332,6 @@ def _earlier_rows(out: Path) -> dict[str, Row]:
         )
     found = [Row(**cells) for cells in store.load_table(path, "outcomes").to_dict("records")]
     return {row.key: row for row in found}
-
-
-def _session_numbers(out: Path) -> Iterator[int]:
-    """Numbers of the calls that left tables of their own."""
-    for path in out.glob("*-s*.csv*"):
-        if found := re.search(r"-s(\d+)[-.]", path.name):
-            yield int(found[1])
 
 
 # -- the process that measures: both ends of it ------------------------------------------------

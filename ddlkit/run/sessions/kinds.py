@@ -24,7 +24,6 @@ from ddlkit.core.link import KNOWN
 from ddlkit.core.plan import make_plan
 from ddlkit.core.units import parse_bits_per_s
 from ddlkit.core.workload import LayerProfile
-from ddlkit.formats import messages
 from ddlkit.papers import networks as published
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
@@ -462,10 +461,14 @@ def _profile(out: Path, name: str, batch: int, ranks: int) -> LayerProfile:
 
 def _cost(out: Path, ranks: int, rate: str) -> MessageCost:
     """The measured table of all-reduce times in the lab."""
-    path = _measured(out, "collectives", f"lab-p{ranks}-{rate}")
-    sizes, seconds, known = messages.read_bytes_seconds(path, collective="all_reduce")
-    algorithm = known.get("algorithm")
-    return fit("table", sizes, seconds, workers=ranks, algorithm=algorithm, draws=0).cost
+    rows = store.load_table(_measured(out, "collectives", f"lab-p{ranks}-{rate}"))
+    return table_cost(rows[rows["collective"] == "all_reduce"], ranks)
+
+
+def table_cost(rows: pd.DataFrame, workers: int) -> MessageCost:
+    """The cost of one collective, by its rows of a table ``collectives``."""
+    labels = {name: rows[name].iloc[0] for name in ("collective", "algorithm")}
+    return fit("table", rows["bytes"], rows["seconds"], workers=workers, draws=0, **labels).cost
 
 
 def _measured(out: Path, schema: str, name: str) -> Path:

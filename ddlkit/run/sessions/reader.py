@@ -9,7 +9,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,9 +25,8 @@ DEVICES = ("cpu", "cuda")
 CALIBRATIONS = ("quick", "full")
 SELECTIONS = ("recorded", "real")
 DEFAULT_BATCH = 4
-BALANCED = (
-    "balanced"  # compute takes as long as one message of everything, at each number of workers
-)
+# Compute takes as long as one message of everything, at each number of workers.
+BALANCED = "balanced"
 Check = Callable[[Any], Any]
 
 
@@ -177,6 +176,16 @@ def checked(value: Any, check: Check, where: str) -> Any:
         raise UserError(f"{where}: {value!r}: {error}") from None
 
 
+def _field(check: Check, default: Any = ..., *, many: bool = False) -> Any:
+    """A field of a dataclass that a file gives, with the key that it is read by."""
+    return field(metadata={"key": Key(check, default, many)})
+
+
+def _keys_of(described: type) -> dict[str, Key]:
+    """The keys of a dataclass that a file gives."""
+    return {one.name: one.metadata["key"] for one in fields(described) if one.metadata}
+
+
 # -- files -------------------------------------------------------------------------------------
 
 
@@ -197,24 +206,13 @@ class Suite:
     """
 
     file: Path
-    about: str
-    device: str
-    isolate: bool
-    out: str
-    opening: Sequence[Mapping[str, Any]]
-    points: Sequence[Mapping[str, Any]]
-    closing: Sequence[Mapping[str, Any]]
-
-
-_SUITE = {
-    "about": Key(str, ""),
-    "device": Key(one_of(("", *DEVICES)), ""),
-    "isolate": Key(truth, False),
-    "out": Key(str, "measured"),
-    "opening": Key(_description, [], many=True),
-    "points": Key(_description, many=True),
-    "closing": Key(_description, [], many=True),
-}
+    about: str = _field(str, "")
+    device: str = _field(one_of(("", *DEVICES)), "")
+    isolate: bool = _field(truth, False)
+    out: str = _field(str, "measured")
+    opening: Sequence[Mapping[str, Any]] = _field(_description, [], many=True)
+    points: Sequence[Mapping[str, Any]] = _field(_description, many=True)
+    closing: Sequence[Mapping[str, Any]] = _field(_description, [], many=True)
 
 
 class CaseRequest(NamedTuple):
@@ -232,17 +230,17 @@ class CaseRequest(NamedTuple):
 class Campaign:
     """What is asked, case by case.
 
+    labs : requests by lab, in the file's order
     rounds : repeats of every case
     calibration : one of CALIBRATIONS: how long labs are calibrated, and networks measured that were not yet
     selection : one of SELECTIONS: how selection passes in a replay of sparse cases
-    labs : requests by lab, in the file's order
     """
 
     file: Path
-    rounds: int
-    calibration: str
-    selection: str
     labs: Mapping[LabShape, tuple[CaseRequest, ...]]
+    rounds: int = _field(count, 2)
+    calibration: str = _field(one_of(CALIBRATIONS), "full")
+    selection: str = _field(one_of(SELECTIONS), "recorded")
 
     @property
     def folder(self) -> str:
@@ -264,7 +262,7 @@ def read(name: str | Path) -> Suite | Campaign:
         raise UserError(f"{name}: no such suite: use {known}, or a file .yml or .json")
     described = _parsed(file)
     if "points" in described:
-        return Suite(file, **read_keys(described, _SUITE, str(file)))
+        return Suite(file, **read_keys(described, _keys_of(Suite), str(file)))
     return _campaign(file, described)
 
 
@@ -277,15 +275,18 @@ def read_campaign(file: Path) -> Campaign:
 
 
 def _parsed(file: Path) -> dict[str, Any]:
+    kind = "JSON" if file.suffix == ".json" else "YAML"
     try:
         text = file.read_text()
-        found = json.loads(text) if file.suffix == ".json" else _parsed_yaml(file, text)
+        found = json.loads(text) if kind == "JSON" else _parsed_yaml(text)
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file}: cannot be read: not a text file") from error
+    except ImportError:
+        raise UserError(
+            f"{file}: reading YAML needs PyYAML: install it, or write the file as JSON (.json)"
+        ) from None
     except ValueError as error:
-        raise UserError(f"{file}: is not JSON ({error})") from error
+        raise UserError(f"{file}: is not {kind}: {error}") from None
     if not isinstance(found, dict):
         raise UserError(
             f"{file}: must be a mapping with a list of grids: see examples/campaign.yml"
@@ -293,20 +294,15 @@ def _parsed(file: Path) -> dict[str, Any]:
     return found
 
 
-def _parsed_yaml(file: Path, text: str) -> Any:
-    try:
-        import yaml
-    except ImportError:
-        raise UserError(
-            f"{file}: reading YAML needs PyYAML: install it, or write the file as JSON (.json)"
-        ) from None
+def _parsed_yaml(text: str) -> Any:
+    import yaml
+
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line = f" at line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "unreadable"
-        raise UserError(f"{file}: is not YAML{line}: {problem}") from None
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise ValueError(f"{line}{getattr(error, 'problem', 'unreadable')}") from None
 
 
 # -- campaigns ---------------------------------------------------------------------------------
@@ -319,11 +315,6 @@ def _axis_key(name: str) -> Key:
     return Key(by_type[type(default)], default, many=True)
 
 
-_SINGLE = {
-    "rounds": Key(count, 2),
-    "calibration": Key(one_of(CALIBRATIONS), "full"),
-    "selection": Key(one_of(SELECTIONS), "recorded"),
-}
 _REQUEST = {
     "networks": Key(network, many=True),
     "plans": Key(plan, many=True),
@@ -347,7 +338,7 @@ def _campaign(file: Path, described: dict[str, Any]) -> Campaign:
     """
     shared = {key: value for key, value in described.items() if key in _GRID}
     rest = {key: value for key, value in described.items() if key not in {*_GRID, "grids"}}
-    single = read_keys(rest, _SINGLE, str(file), also={*_GRID, "grids"})
+    single = read_keys(rest, _keys_of(Campaign), str(file), also={*_GRID, "grids"})
     grids = described.get("grids", [{}])
     if not isinstance(grids, list) or not grids or not all(isinstance(g, dict) for g in grids):
         raise UserError(f"{file}: grids: must be a list of mappings, at least one")

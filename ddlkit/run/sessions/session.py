@@ -309,7 +309,9 @@ def _attempt(point: Point, out: Path) -> tuple[str, str]:
     """
     company = _foreign_bytes()
     outcome, reason, tables = _measured(point)
-    _release()
+    gc.collect()
+    if (cuda := _cuda()) and _gpu_is_usable():
+        cuda.empty_cache()
     grown = _foreign_bytes() - company if company else 0
     if grown > COMPANY_BYTES:
         return IN_USE, f"others took {format_bytes(grown)} of GPU memory meanwhile"
@@ -348,13 +350,6 @@ def _cuda() -> Any:
     """torch.cuda once this process uses a GPU, else None: no point here may have needed torch at all."""
     torch = sys.modules.get("torch")
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
-
-
-def _release() -> None:
-    """Give back the GPU memory that nothing refers to."""
-    gc.collect()
-    if (cuda := _cuda()) and _gpu_is_usable():
-        cuda.empty_cache()
 
 
 def _gpu_is_usable() -> bool:

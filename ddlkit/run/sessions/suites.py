@@ -12,27 +12,17 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.run.lab import network as lab
 from ddlkit.run.nets import registry
+from ddlkit.run.sessions import reader
 from ddlkit.run.sessions.campaign import campaign_points
 from ddlkit.run.sessions.kinds import KINDS, Here, kind
-from ddlkit.run.sessions.reader import (
-    DEVICES,
-    Campaign,
-    Key,
-    checked,
-    network,
-    one_of,
-    read,
-    read_campaign,
-    read_keys,
-    truth,
-)
+from ddlkit.run.sessions.reader import Campaign, Key, one_of, read_keys
 from ddlkit.run.sessions.session import Point, PointList, say
 
 
 @kind("campaign", lab=True)
 def campaign(here: Here, file: str) -> Iterator[Point]:
     """A campaign, in a folder of its own; its file as seen from the project's root."""
-    found = read_campaign(store.ROOT / file)
+    found = reader.read_campaign(store.ROOT / file)
     yield from campaign_points(found, here.out, found.folder)
 
 
@@ -40,8 +30,10 @@ def campaign(here: Here, file: str) -> Iterator[Point]:
 _COMMON = {
     "measure": Key(one_of(list(KINDS))),
     "about": Key(str, ""),  # why, for who reads the file
-    "device": Key(one_of(("", *DEVICES)), ""),  # where it is measured: everywhere, if it is ""
-    "by_name": Key(truth, False),  # not part of "all"
+    "device": Key(
+        one_of(("", *reader.DEVICES)), ""
+    ),  # where it is measured: everywhere, if it is ""
+    "by_name": Key(reader.truth, False),  # not part of "all"
 }
 
 
@@ -62,7 +54,7 @@ def points(
     Raises UserError for a wrong file or network, and when a GPU is wanted and torch sees none.
     """
     batches = [_batched(text, part) for text in networks]
-    suite = read(name)
+    suite = reader.read(name)
     if isinstance(suite, Campaign):
         return PointList(campaign_points(suite, out))
     device = device or suite.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -89,7 +81,7 @@ def _batched(text: str, part: str) -> tuple[str, int]:
         raise UserError(f"networks can be chosen for layers only, not for {part}")
     if ":" not in text:
         raise UserError(f"networks {text!r}: write batch sizes, too, as in resnet50:32,vgg16:16")
-    found: tuple[str, int] = checked(text, network, "networks")
+    found: tuple[str, int] = reader.checked(text, reader.network, "networks")
     registry.find(found[0])
     return found
 
