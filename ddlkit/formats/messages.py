@@ -143,7 +143,7 @@ _LOG = Schema(
 
 
 def _read_log(text: str, file: str) -> DataFrame:
-    """Columns bytes, seconds (out of place), and collective and ranks where the log tells them.
+    """Columns bytes, seconds (out of place), and collective and ranks where the log says them.
 
     Rows of size 0 are left out: all_gather prints them where a message is too small to be divided
     among the ranks. Raises UserError naming file, row and column for truncated rows, wrong values,

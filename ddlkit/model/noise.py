@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from ddlkit.core.workload import Floats
 
 NEIGHBOURS = 4.0
-"""Sizes up to so many times smaller or larger tell of one size's drift: few sessions say little alone."""
+"""Sizes up to this many times smaller or larger inform one size's drift: few sessions say little alone."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,7 +58,7 @@ def write(
         for source in outputs.figure_files(entry.id, reports):
             atomic_write(folder / "figures" / source.name, source.read_bytes())
     listed, evaluated = equations.index(), papers.evaluate()
-    told: dict[str, Any] = {
+    known: dict[str, Any] = {
         "pages": pages,
         "entries": entries,
         "figures": figures,
@@ -72,7 +72,7 @@ def write(
         "counts": papers.counts(evaluated),
     }
     names = ("index.html", "equations.html", "verdicts.html", "style.css")
-    texts = {name: _render(name, **told) for name in names}
+    texts = {name: _render(name, **known) for name in names}
     for before, page, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
         around = {"before": before, "after": after, "title": page.title}
         texts[page.file] = _render("page.html", body=page.body(figures), **around)

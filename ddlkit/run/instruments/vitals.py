@@ -17,13 +17,13 @@ import pandas as pd
 import psutil
 
 from ddlkit import machine
+from ddlkit.model.calibration import STOLEN_LIMIT
 
 PERIOD_S = 1.0
 PACKAGES = ("torch", "torchvision", "triton", "numpy", "pandas", "scipy", "psutil", "tqdm")
 BUSY = 0.1  # an idle GPU's utilisation is 0; somebody who measures or trains is far above this
 LOOKS, LOOK_PERIOD_S = 3, 0.4
 BUSY_LIMIT = 0.9  # with more of all cores in use, the processor may set the pace, not the link
-STOLEN_LIMIT = 0.02  # with more of all cores' time taken by the host, a measurement is taken again
 TRIES = 3  # how often at most in a campaign; the last one stays, and is marked
 
 # What nvidia-smi calls it, what it is called here, and the factor to its unit.

@@ -336,7 +336,7 @@ class _Group:
         _show_progress(self.log(0), shown)
 
     def _verdict(self) -> str:
-        """One line on the rank that died first of all, as far as can be told."""
+        """One line on the rank that died first of all, as far as can be known."""
         polled = enumerate(process.poll() for process in self.processes)
         deaths = {rank: status for rank, status in polled if status}
         # Ranks follow one another within milliseconds: those that lost a peer are not the cause.

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor, busbw
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
+from ddlkit.model.calibration import STOLEN_LIMIT
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget, measure, sample_rows, synchronizer
 from ddlkit.run.jobs.job import Tables, job
@@ -109,7 +110,7 @@ def _undisturbed(
         seconds = measure_size(me, collective, size, settings.budget, seed, messages)
         here = vitals.processor_usage(before, vitals.processor_times()).stolen
         stolen = float(slowest([here])[0])
-        if stolen <= vitals.STOLEN_LIMIT:
+        if stolen <= STOLEN_LIMIT:
             break
     return seconds, stolen
 

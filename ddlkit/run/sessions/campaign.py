@@ -192,8 +192,8 @@ class _LabPoints:
         self, session: int, collective: str, in_flight: int, wanted: Sequence[int]
     ) -> Point:
         """One session; its rows are added to the table of both."""
-        lanes = f"-lanes{in_flight}" if in_flight > 1 else ""
-        name = f"-{collective}{lanes}"
+        suffix = f"-lanes{in_flight}" if in_flight > 1 else ""
+        name = f"-{collective}{suffix}"
 
         def missing() -> list[int]:
             """Sizes that were not measured yet; the others stay as they are."""
@@ -395,10 +395,10 @@ class _LabPoints:
         collectives = {request.case.collective for request in self.requests}
         one_by_one = [self._path("collectives", f"-{name}") for name in collectives]
         there = [path for path in one_by_one if path.exists()]
-        lanes = [more for path in there for more in path.parent.glob(f"{path.stem}-lanes*.csv")]
+        several = [more for path in there for more in path.parent.glob(f"{path.stem}-lanes*.csv")]
         if not there:
             return Calibration({})
-        return Calibration.of(pd.concat(map(store.load_table, [*there, *lanes])), draws=0)
+        return Calibration.of(pd.concat(map(store.load_table, [*there, *several])), draws=0)
 
 
 def _selections(density: float) -> pd.DataFrame:

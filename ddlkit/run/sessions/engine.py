@@ -42,7 +42,7 @@ PARTS = ("layers", "collectives", "training", "replay", "campaign", "convergence
 """What can be asked for by itself, of the suites quick and full."""
 
 OVERTIME_S = 20.0  # what a point may run over the budget
-HUNG_FACTOR = 10.0  # a point that takes so many times what was expected hangs,
+HUNG_FACTOR = 10.0  # a point that takes this many times what was expected hangs,
 HUNG_S = 120.0  # but not before this long
 LISTED = 8
 VITALS_SAVED_S = 30.0  # how often what was sampled so far is saved
