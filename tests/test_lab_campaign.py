@@ -198,7 +198,7 @@ def test_a_wrong_network_or_plan_is_told_before_anything_is_measured(
 @pytest.mark.parametrize(
     ("name", "fewest", "least_s", "most_s"),
     [
-        ("campaign_quick", 5, 5, 90),  # a profile that is still to be recorded among it
+        ("campaign_quick", 5, 5, 60),
         ("campaign_osf", 25, 120, 900),
         ("campaign", 150, 600, 7200),
     ],
@@ -211,7 +211,8 @@ def test_the_examples_are_as_large_as_they_say(
     least_s: float,
     most_s: float,
 ) -> None:
-    """On a machine of which nothing is recorded, so that its speed says nothing."""
+    """On a machine of which nothing is recorded, so that its speed says nothing; without its profiles,
+    which every campaign there shares."""
     monkeypatch.setattr(store.files, "RECORDED", tmp_path / "recorded")
     file = ROOT / "examples" / f"{name}.yml"
     found = read_campaign(file)
@@ -219,7 +220,8 @@ def test_the_examples_are_as_large_as_they_say(
     points = campaign.campaign_points(found, tmp_path)
     cases = [point.note.split()[-2] for point in points if point.what == "replay"]
     assert sum(map(int, cases)) >= fewest
-    assert least_s < sum(point.estimate_s for point in points) < most_s
+    own_s = sum(point.estimate_s for point in points if point.what != "layers")
+    assert least_s < own_s < most_s
     said = str(measure(str(file), out=tmp_path, dry_run=True)).splitlines()
     assert len(said) == len(points) + 1 and not [*tmp_path.iterdir()]
 
