@@ -211,6 +211,12 @@ def kernels_beside_messages(here: Here, brief: bool = False) -> Iterator[Point]:
         yield _on_gpus(gpus, Point("contention", name, measure, estimate_s))
 
 
+@kind("contention")
+def kernels_beside_copies(here: Here, brief: bool = False) -> Iterator[Point]:
+    name, measure, estimate_s, _ = contention.copy_case(here.device, brief)
+    yield Point("contention", name, measure, estimate_s)
+
+
 # -- networks ------------------------------------------------------------------------------------
 
 
