@@ -62,6 +62,24 @@ def test_c_is_the_achieved_over_the_largest_measured_rate(tmp_path: Path) -> Non
     compute_s = recorded["forward_s"].sum() + recorded["backward_s"].sum()
     assert row["gflops"] == pytest.approx(flops / compute_s / 1e9)
     assert row["samples_per_s"] < row["batch"] / compute_s
+    assert "issue_share" not in row
+
+
+def test_share_of_an_iteration_that_a_host_needs_stands_beside_its_speed(tmp_path: Path) -> None:
+    """Of each profile its own: made up here for one of two recorded on a processor."""
+    there = source.default_recording()
+    paths = sorted(there.glob("layers-resnet18-*.csv"))
+    for path in paths:
+        save(tmp_path, "layers", path.stem, store.load_table(path, "layers"))
+        samples = path.with_name(path.name.replace("layers", "samples"))
+        rows = store.load_table(samples, "samples")
+        if path == paths[0]:
+            once = rows[rows["quantity"] == "unhooked_iteration"].assign(quantity="issue")
+            rows = pd.concat([rows, once.assign(seconds=once["seconds"] / 4)])
+        save(tmp_path, "samples", path.stem, rows)
+    found = compare.layer_speeds({"here": Source((tmp_path,))}, "resnet18")
+    assert len(found) == len(paths) > 1
+    assert found["issue_share"].dropna().tolist() == [pytest.approx(0.25)]
 
 
 def test_bus_bandwidth_is_that_of_the_collective() -> None:

@@ -51,7 +51,9 @@ def test_copies_walk_through_the_whole_pool(size: int) -> None:
 def test_sizes_that_do_not_fit_into_memory_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     free = SimpleNamespace(available=8 * 64 * KIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    with pytest.raises(Partial, match="no copies of 128 KiB, 1 MiB: .* free memory is 64 KiB") as part:
+    with pytest.raises(
+        Partial, match="no copies of 128 KiB, 1 MiB: .* free memory is 64 KiB"
+    ) as part:
         copies.measure_copies("cpu", (4 * KIB, 64 * KIB, 128 * KIB, MIB), FEW)
     assert set(part.value.tables["copies"]["bytes"]) == {4 * KIB, 64 * KIB}
     with pytest.raises(Unavailable, match="no copies of 1 MiB"):

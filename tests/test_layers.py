@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
+from ddlkit.core.workload import LayerProfile
+from ddlkit.model.predictor import issue_share
 from ddlkit.run.instruments.clock import Budget, Marks
 from ddlkit.run.jobs.launch import Loopback, launch
 from ddlkit.run.measure import layers
@@ -217,3 +220,56 @@ def test_cuda_profile_sums_to_its_samples(precision: str) -> None:
     assert profile.backward_s.sum() == pytest.approx(median["backward"], rel=1e-9)
     assert (profile.backward_s > 0).mean() > 0.5
     assert median["hooked_iteration"] < 2 * median["unhooked_iteration"]
+
+
+def test_issuing_is_timed_within_each_iteration() -> None:
+    training = layers.Training("lenet5", 2, torch.device("cpu"), "fp32")
+    layers._Order(training)
+    plain, watched, issue_s = layers._measure(training, FEW, None)
+    # Nobody waits on a processor: it has issued an iteration when that is over.
+    assert len(plain) == len(watched) == len(issue_s)
+    assert (issue_s >= plain[:, -1]).all()
+
+
+def test_a_profile_that_shows_the_host_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = layers.profile_layers
+
+    def bound(*network: Any, **how: Any) -> tuple[LayerProfile, pd.DataFrame]:
+        profile, samples = real(*network, **how)
+        issue = samples[samples["quantity"] == "unhooked_iteration"].assign(quantity="issue")
+        return profile, pd.concat([samples, issue.assign(seconds=issue["seconds"] * share)])
+
+    monkeypatch.setattr(layers, "profile_layers", bound)
+    for share, line in ((0.95, "lenet5, batch 2, fp32: asking for it is 95% of"), (0.85, "")):
+        tables = layers.layer_tables("lenet5", 2, "cpu", "fp32", ONCE, 1)
+        assert issue_share(tables["samples"]) == pytest.approx(share)
+        assert line in capsys.readouterr().err
+    assert "asking" not in capsys.readouterr().err
+
+
+def test_an_iteration_that_cannot_be_a_graph_costs_only_that(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(layers, "replay", refuse)
+    training = layers.Training("lenet5", 2, torch.device("cpu"), "fp32")
+    issue = np.array([1e-3, 2e-3])
+    assert set(layers._on_gpu(training, issue, True)) == {"issue"}
+    assert capsys.readouterr().err.endswith("when stream is capturing\n")
+    monkeypatch.setattr(layers, "replay", lambda _: np.array([1e-4]))
+    assert set(layers._on_gpu(training, issue, True)) == {"issue", "graph_iteration"}
+    assert set(layers._on_gpu(training, issue, False)) == {"issue"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("precision", layers.PRECISIONS)
+def test_a_graph_is_at_most_as_long_as_an_iteration(precision: str) -> None:
+    _, samples = profile_layers("resnet18", 8, device="cuda", precision=precision, budget=FEW)
+    median = samples.groupby("quantity")["seconds"].median()
+    assert median["issue"] > 0 and median["graph_iteration"] > 0
+    assert median["graph_iteration"] < 1.1 * median["unhooked_iteration"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -67,6 +68,20 @@ def forecast(
     slower = np.random.default_rng(0).choice(compute_scatter, len(draws))
     lower_s, upper_s = np.quantile(iteration.draws(draws, factors, slower), [0.025, 0.975])
     return Forecast(iteration, (float(lower_s), float(upper_s)))
+
+
+HOST_BOUND = (
+    0.9  # from this share on, a GPU's iteration is as long as a program takes to ask for it
+)
+
+
+def issue_share(samples: DataFrame) -> float:
+    """Time in which a host issues an iteration over what that takes on the GPU, by its ``samples``.
+
+    From HOST_BOUND on, the iteration shows how fast Python is, not the GPU. NaN where it was not timed.
+    """
+    median = samples.groupby("quantity")["seconds"].median()
+    return float(median.get("issue", math.nan) / median["unhooked_iteration"])
 
 
 def scatter_of(samples: DataFrame) -> Floats:

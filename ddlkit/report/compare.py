@@ -11,6 +11,7 @@ from ddlkit import store
 from ddlkit.core.link import bus_factor
 from ddlkit.core.units import MIB
 from ddlkit.model.calibration import undisturbed
+from ddlkit.model.predictor import issue_share
 from ddlkit.report.source import Source
 
 DRAWS = 2000
@@ -23,12 +24,16 @@ def layer_speeds(sources: Mapping[str, Source], network: str) -> pd.DataFrame:
 
     Columns: samples_per_s of each rank, gflops (achieved: forward FLOP x 3 over compute time, osf Eq 4),
     and c (osf Eq 5: gflops over the largest matrix product's on that machine; NaN where none was timed).
+    Where any was timed on a GPU, issue_share too (`ddlkit.model.predictor.issue_share`).
     """
     keys = ["device", "batch", "precision", "ranks"]
     rows = []
     for machine, source in sources.items():
         layers = source.table("layers")
         peak = store.measured_peaks(source.table("peaks")) if source.has("peaks") else {}
+        samples = source.table("samples") if source.has("samples") else pd.DataFrame(columns=keys)
+        samples = samples[samples["network"] == network] if len(samples) else samples
+        issue = {key: issue_share(own) for key, own in samples.groupby(keys)}
         for key, tensors in layers[layers["network"] == network].groupby(keys):
             device, batch, precision, _ = key
             compute_s = tensors["forward_s"].sum() + tensors["backward_s"].sum()
@@ -39,9 +44,11 @@ def layer_speeds(sources: Mapping[str, Source], network: str) -> pd.DataFrame:
                     "samples_per_s": batch / (compute_s + tensors["update_s"].iloc[0]),
                     "gflops": achieved / 1e9,
                     "c": achieved / peak.get((device, precision), np.nan),
+                    "issue_share": issue.get(key, np.nan),
                 }
             )
-    return pd.DataFrame(rows)
+    found = pd.DataFrame(rows)
+    return found if found["issue_share"].notna().any() else found.drop(columns="issue_share")
 
 
 def bus_bandwidths(sources: Mapping[str, Source], sizes: Mapping[str, int]) -> pd.DataFrame:

@@ -21,6 +21,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -31,14 +32,23 @@ from torch import nn
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import LayerProfile
-from ddlkit.run.instruments.clock import Budget, Marks, measure_interleaved, rows_by, synchronizer
+from ddlkit.model.predictor import HOST_BOUND, issue_share
+from ddlkit.run.instruments.clock import (
+    Budget,
+    Marks,
+    measure_interleaved,
+    measure_on,
+    rows_by,
+    synchronizer,
+)
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank
 from ddlkit.run.nets import registry as networks
-from ddlkit.run.sessions.session import ran_out_of_memory
+from ddlkit.run.sessions.session import ran_out_of_memory, say
 
 PRECISIONS = ("fp32", "tf32", "bf16")
+GRAPH = Budget(warmup=1, min_repeats=3, max_repeats=10, max_s=0.2)  # a floor needs no more
 
 
 class Training:
@@ -196,14 +206,16 @@ def profile_layers(
         always waits for the slowest of them
 
     Returns the profile, and the samples as a table: one row per quantity (hooked_iteration,
-    unhooked_iteration, forward, backward, update) and repeat. Raises UserError for an unknown network,
-    device or precision, a batch or thread count below 1, and when memory runs out.
+    unhooked_iteration, forward, backward, update; on a GPU also issue, after which the host had asked for
+    all of an unhooked iteration, and graph_iteration, as of `replay`) and repeat. Raises UserError for an
+    unknown network, device or precision, a batch or thread count below 1, and when memory runs out.
     """
     slowest = peers.slowest if me else np.asarray
     with computing(f"{network} at batch {batch} on {device}", device, precision, threads) as place:
         training = Training(network, batch, place, precision)
         order = _Order(training)
-        plain, watched = _measure(training, budget or Budget(), me)
+        plain, watched, issue = _measure(training, budget or Budget(), me)
+        on_gpu = _on_gpu(training, issue, me is None) if place.type == "cuda" else {}
     phases = _slowest_line(np.diff(plain), slowest)
     spans = _slowest_line(np.array([order.spans(marks) for marks in watched]), slowest)
     profile = _profile(network, batch, training, order, phases, spans)
@@ -211,6 +223,7 @@ def profile_layers(
         "hooked_iteration": slowest(watched[:, -1]),
         "unhooked_iteration": phases.sum(axis=1),
         **dict(zip(("forward", "backward", "update"), phases.T, strict=True)),
+        **{name: slowest(seconds) for name, seconds in on_gpu.items()},
     }
     labels = {
         "network": network,
@@ -234,6 +247,8 @@ def layer_tables(
     """Tables ``layers`` and ``samples`` of `profile_layers`."""
     how: dict[str, Any] = {"device": device, "precision": precision, "budget": budget, "me": me}
     profile, samples = profile_layers(network, batch, threads=threads, **how)
+    if (share := issue_share(samples)) > HOST_BOUND:
+        say(f"{network}, batch {batch}, {precision}: asking for it is {share:.0%} of an iteration")
     ranks, used = me.world_size if me else 1, threads or torch.get_num_threads()
     return {"layers": store.profile_frame(profile, precision, ranks, used), "samples": samples}
 
@@ -262,15 +277,21 @@ def _profile(
     )
 
 
-def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Floats, Floats]:
-    """(repeats, 4) marks of iterations without hooks, (repeats, 4 + s + n) marks of those with."""
+def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Floats, Floats, Floats]:
+    """(repeats, 4) marks of iterations without hooks, (repeats, 4 + s + n) marks of those with.
+
+    And (repeats,) seconds in which those without were issued: on a GPU nobody waits for them.
+    """
     plain: list[Marks] = []
+    issue_s: list[float] = []
     watched: list[Marks] = []
     device = training.labels.device
 
     def run_plain() -> None:
         plain.append(Marks(device))
+        start_s = perf_counter()
         training.iterate(plain[-1].mark)
+        issue_s.append(perf_counter() - start_s)
 
     def run_watched() -> None:
         watched.append(Marks(device))
@@ -283,7 +304,37 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Float
     samples = measure_interleaved(actions, budget, synchronize=wait, agree=agree)
     repeats = len(samples["plain"])
     first, second = (np.array([m.seconds() for m in run[-repeats:]]) for run in (plain, watched))
-    return first, second
+    return first, second, np.array(issue_s[-repeats:])
+
+
+def _on_gpu(training: Training, issue: Floats, alone: bool) -> dict[str, Floats]:
+    """What there is only on a GPU: seconds of issuing, and of a graph where one can be made."""
+    if not alone:
+        return {"issue": issue}
+    try:
+        return {"issue": issue, "graph_iteration": replay(training)}
+    except RuntimeError as error:
+        say(f"no graph of an iteration: {str(error).strip().splitlines()[0]}")
+        return {"issue": issue}
+
+
+def replay(training: Training) -> Floats:
+    """Seconds of whole iterations as one CUDA graph: what the GPU needs where no host has to ask for it.
+
+    Raises RuntimeError for a network that waits for the GPU within an iteration, and out of memory: a
+    graph keeps its own.
+    """
+    device, stream = training.labels.device, torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(
+        stream
+    ):  # libraries make themselves at home in each stream that they meet
+        training.iterate(lambda: None)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        training.iterate(lambda: None)
+    return measure_on(device, graph.replay, GRAPH)
 
 
 # -- on several ranks at once ------------------------------------------------------------------

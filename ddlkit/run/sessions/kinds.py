@@ -44,6 +44,7 @@ from ddlkit.run.sessions.session import Point, Tables, Unavailable, say, table_p
 DISTINCT_PLANS = 8
 LAUNCH_S = 10.0  # starting ranks
 BUILD_S = 2.0  # building a network, moving it to the device, counting its FLOP
+GRAPH_S = 0.4  # an iteration as a CUDA graph
 TRIES = 3  # of each size, while the host disturbs
 
 # GFLOP of a forward pass on one image, to know how long a point will take.
@@ -240,7 +241,7 @@ def layers(
             measure = partial(layer_tables, name, batch, here.device, precision, budget, None)
             # Each round is one iteration with hooks and one without.
             repeat_s = 2 * _iteration_s(name, batch, precision, here.device)
-            estimate_s = BUILD_S + _timed_s(budget, repeat_s)
+            estimate_s = BUILD_S + _timed_s(budget, repeat_s) + GRAPH_S * (here.device == "cuda")
             key = f"{name}-b{batch}-{precision}"
             yield Point("layers", key, measure, estimate_s, tables=["layers", "samples"])
 
