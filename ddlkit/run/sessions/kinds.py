@@ -32,7 +32,14 @@ from ddlkit.run.jobs.launch import Loopback, Place, launch
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.replay import calibrate, choose_join, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
-from ddlkit.run.measure import channels, contention, copies, selection, sharing_training
+from ddlkit.run.measure import (
+    channels,
+    contention,
+    copies,
+    nccl_one_gpu,
+    selection,
+    sharing_training,
+)
 from ddlkit.run.measure import throughput as speed
 from ddlkit.run.measure.collectives import SIZES, CollectivesSettings, collectives_job
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
@@ -210,6 +217,15 @@ def selections(here: Here, brief: bool = False) -> Iterator[Point]:
 def kernels_beside_messages(here: Here, brief: bool = False) -> Iterator[Point]:
     for name, measure, estimate_s, gpus in contention.cases(here.device, brief):
         yield _on_gpus(gpus, Point("contention", name, measure, estimate_s))
+
+
+@kind("one_gpu")
+def two_ranks_on_one_gpu(here: Here, brief: bool = False) -> Iterator[Point]:
+    """NCCL itself where there is one GPU; what it refuses for being too old takes no time."""
+    pairs, settings = nccl_one_gpu.case(brief)
+    measure = partial(nccl_one_gpu.measure_on_one_gpu, pairs, settings)
+    estimate_s = 0.0 if nccl_one_gpu.unavailable() else 30.0 * len(pairs)
+    yield Point("one_gpu", "nccl-one-gpu", measure, estimate_s, tables=["contention"])
 
 
 # -- networks ------------------------------------------------------------------------------------
