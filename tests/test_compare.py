@@ -21,9 +21,8 @@ def save(directory: Path, schema: str, point: str, frame: pd.DataFrame) -> None:
 
 def contention(alone_s: float, beside_s: float) -> pd.DataFrame:
     same = {"kernel": "relu", "shape": "4", "dtype": "float32", "device": "cpu", "ranks": 1}
-    none = dict.fromkeys(
-        ("taken_blocks", "taken_threads", "registers", "shared_bytes", "cluster"), 0
-    )
+    taken = "taken_blocks", "taken_threads", "registers", "shared_bytes", "cluster", "fifo_bytes"
+    none = dict.fromkeys(taken, 0)
     rows = [
         {"communication": "none", "blocks": 0, "threads": 0, "overlap_share": 0.0, "s": alone_s},
         {

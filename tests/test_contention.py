@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from torch.profiler import ProfilerActivity, profile
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
+from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs import launch
+from ddlkit.run.jobs import launch, protocol
 from ddlkit.run.jobs.job import Tables
 from ddlkit.run.measure import contention, standin
 from ddlkit.run.measure.contention import (
@@ -32,8 +34,16 @@ from ddlkit.run.measure.contention import (
     measure_beside_standin,
     read_trace,
 )
-from ddlkit.run.measure.standin import CpuStandIn, Footprint, GpuStandIn, Traffic
-from ddlkit.run.sessions.kinds import Here, kernels_beside_messages
+from ddlkit.run.measure.copyengine import WAYS, CopyEngine, flow
+from ddlkit.run.measure.standin import (
+    Compute,
+    CpuStandIn,
+    Footprint,
+    GpuStandIn,
+    Passage,
+    Traffic,
+)
+from ddlkit.run.sessions.kinds import Here, kernels_beside_copies, kernels_beside_messages
 from ddlkit.run.sessions.session import Partial, Unavailable
 
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
@@ -155,6 +165,159 @@ def test_table_has_alone_and_every_footprint() -> None:
     assert set(table["shape"]) == {"1x64x32x32"} and set(table["dtype"]) == {"float32"}
 
 
+class OneByOne(CpuStandIn):
+    """A stand-in that communicates once the computation is over, from a number of blocks on."""
+
+    first_blocks = 1
+
+    def beside(self, footprint: Footprint | None, compute: Compute) -> Passage:
+        if not footprint or footprint.blocks < self.first_blocks:
+            return super().beside(footprint, compute)
+        seen: list[int] = []
+        alone = super().beside(None, compute).traffic()
+        after = super().beside(footprint, lambda: seen.append(1)).traffic()
+        times = alone.opened_s, alone.closed_s
+        marks = clock.timed(compute, "cpu")()
+        return Passage(marks, lambda: Traffic(after.begins_s, after.ends_s, *times, 0.0))
+
+
+THREE = [Footprint(1, 1, 1e9), Footprint(2, 1, 1e9), Footprint(3, 1, 1e9)]
+
+
+def test_a_neighbour_that_takes_turns_ends_the_point_at_its_first_footprint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[Footprint | None] = []
+
+    class Watched(OneByOne):
+        def beside(self, footprint: Footprint | None, compute: Compute) -> Passage:
+            tried.append(footprint)
+            return super().beside(footprint, compute)
+
+    monkeypatch.setattr(contention, "CpuStandIn", Watched)
+    with pytest.raises(
+        UserError, match="beside .*blocks=1.* for 0% of it: something has them"
+    ) as no:
+        measure_beside_standin("cpu", "relu", TINY, THREE, TWICE)
+    assert not isinstance(no.value, Partial)
+    assert tried == [None, THREE[0]]
+
+
+def test_footprints_before_the_first_that_takes_turns_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(OneByOne, "first_blocks", 3)
+    monkeypatch.setattr(contention, "CpuStandIn", OneByOne)
+    with pytest.raises(Partial, match="blocks=3.* take turns") as part:
+        measure_beside_standin("cpu", "relu", TINY, THREE, TWICE)
+    table = part.value.tables["contention"]
+    assert table.groupby("blocks").size().to_dict() == {0: 2, 1: 2, 2: 2}
+    assert (table.loc[table["communication"] == "standin", "overlap_share"] > 0).all()
+
+
+def test_a_computation_that_waits_for_its_neighbour_ends_the_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CpuStandIn, "most_extra_s", -1.0)
+    with pytest.raises(UserError, match="for 100% of it: something has them take turns"):
+        measure_beside_standin("cpu", "relu", TINY, THREE, TWICE)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), "OutOfMemoryError: CUDA out of memory"),
+        (UserError("cuLaunchKernelEx: invalid cluster size (912)"), "cuLaunchKernelEx: invalid"),
+        (AttributeError("no such thing"), "AttributeError: no such thing"),
+    ],
+)
+@pytest.mark.parametrize("passages", [3, 9])
+def test_whatever_fails_leaves_what_was_measured_before(
+    error: Exception, says: str, passages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two ways: at the third passage the second one is tried; nine make all tries and two rounds."""
+    done: list[Footprint | None] = []
+
+    class Failing(CpuStandIn):
+        def beside(self, footprint: Footprint | None, compute: Compute) -> Passage:
+            done.append(footprint)
+            if len(done) == passages or (len(done) > passages and footprint == THREE[1]):
+                raise error
+            return super().beside(footprint, compute)
+
+    monkeypatch.setattr(contention, "CpuStandIn", Failing)
+    four = Budget(warmup=1, min_repeats=4, max_repeats=4)
+    with pytest.raises(Partial, match=says) as part:
+        measure_beside_standin("cpu", "relu", TINY, THREE[:2], four)
+    sizes = part.value.tables["contention"].groupby("blocks").size().to_dict()
+    assert sizes == ({0: 4, 1: 4} if passages == 3 else {0: 1, 1: 1, 2: 1})
+
+
+def test_nothing_but_a_kernel_alone_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Passage:
+        raise UserError("the driver refuses")
+
+    plain = CpuStandIn.beside
+    monkeypatch.setattr(
+        CpuStandIn, "beside", lambda self, way, do: refuse() if way else plain(self, way, do)
+    )
+    with pytest.raises(UserError, match="^the driver refuses$") as no:
+        measure_beside_standin("cpu", "relu", TINY, THREE, TWICE)
+    assert not isinstance(no.value, Partial)
+
+
+def test_what_is_quick_is_measured_until_its_median_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hurried = Budget(warmup=1, min_repeats=3, max_repeats=30, max_s=1e-9)
+    table = measure_beside_standin("cpu", "relu", TINY, [], hurried)
+    assert len(table) == contention.QUICK_REPEATS
+    monkeypatch.setattr(contention, "QUICK_S", 0.0)
+    assert len(measure_beside_standin("cpu", "relu", TINY, [], hurried)) == 3
+
+
+def test_measuring_processes_are_not_told_to_take_turns() -> None:
+    told = dict.fromkeys(("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "OTHER"), "1")
+    assert set(told) & set(protocol.child_environment(told)) == {"OTHER"}
+
+
+# -- beside copies -----------------------------------------------------------------------------
+
+spans = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6)
+
+
+@given(st.lists(spans, min_size=1, max_size=2), st.floats(0, 3), st.floats(0.1, 3))
+def test_bytes_flow_evenly_while_a_copy_lasts(
+    copies: list[list[float]], opened_s: float, takes_s: float
+) -> None:
+    count = min(map(len, copies))
+    lines = [np.cumsum([0.1, *copy[:count]]) for copy in copies]
+    line = np.concatenate([[0.0], *lines, [opened_s, opened_s + takes_s]])
+    traffic = flow(line, len(copies), MIB)
+    ticks = np.linspace(opened_s, opened_s + takes_s, 20_001)
+    rates = [
+        np.where((ticks >= a) & (ticks < b), 1 / (b - a), 0.0)
+        for own in lines
+        for a, b in zip(own[:-1], own[1:], strict=True)
+    ]
+    expected = MIB * takes_s * float(np.mean(np.sum(rates, axis=0)))
+    assert traffic.sent_bytes == pytest.approx(expected, rel=0.02, abs=0.02 * MIB)
+    assert traffic.begins_s == pytest.approx([own[0] for own in lines])
+    assert traffic.ends_s == pytest.approx([own[-1] for own in lines])
+
+
+def test_alone_nothing_is_copied() -> None:
+    traffic = flow(np.array([0.0, 1.0, 3.0]), 0, MIB)
+    assert traffic == Traffic((), (), 1.0, 3.0, 0.0)
+
+
+def test_a_processor_has_no_copy_engine(tmp_path: Path) -> None:
+    (point,) = kernels_beside_copies(Here("cpu", 1, tmp_path), brief=True)
+    assert point.estimate_s == 0.0
+    with pytest.raises(Unavailable, match="no copy engine"):
+        point.measure()
+
+
 def test_unknown_kernel_is_refused() -> None:
     with pytest.raises(UserError, match="unknown kernel 'sort': use one of average_pooling"):
         measure_beside_standin("cpu", "sort", TINY, [], TWICE)
@@ -249,6 +412,14 @@ def test_points_of_a_gpu_cover_the_grid(monkeypatch: pytest.MonkeyPatch, tmp_pat
         between.measure()
     grid = {(one.blocks, one.threads) for one in contention._footprints(True, False)}
     assert {(1, 64), (2, 256), (4, 512), (32, 64)} <= grid
+    every = contention._footprints(True, False)
+    assert len(set(every)) == len(every)
+    # All blocks find a chunk of their own, even where the buffers are to stay in the cache.
+    threads = {one: standin.nccl_threads(one.threads) for one in every}
+    assert all(
+        one.blocks * 16 * standin.UNROLL * threads[one] <= (one.fifo_bytes or standin.BUFFER_BYTES)
+        for one in every
+    )
 
 
 # -- CUDA --------------------------------------------------------------------------------------
@@ -274,10 +445,71 @@ def test_compiler_gives_the_stand_in_the_registers_of_nccl(tmp_path: Path) -> No
     assert 88 < registers <= 96  # handed out by eights
 
 
-def test_without_cuda_the_stand_in_says_so() -> None:
-    if torch.version.cuda is None:
-        with pytest.raises(UserError, match="no CUDA"):
-            standin.cubin("sm_90")
+@pytest.fixture
+def nvrtc() -> ctypes.CDLL:
+    try:
+        return standin._nvrtc()
+    except UserError as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+def test_nvrtc_gives_the_stand_in_the_registers_of_nccl(
+    architecture: str, nvrtc: ctypes.CDLL
+) -> None:
+    image, said = standin.compiled(architecture, "--ptxas-options=-v")
+    assert image[:4] == b"\x7fELF" and standin.cubin(architecture)[:4] == b"\x7fELF"
+    report = said.partition("function 'standin'")[2]
+    assert "0 bytes spill stores, 0 bytes spill loads" in report
+    assert 88 < int(report.partition("Used ")[2].split()[0]) <= 96
+    assert "0 bytes spill stores, 0 bytes spill loads" in said.partition("function 'gate'")[2]
+
+
+def test_a_source_that_does_not_compile_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, nvrtc: ctypes.CDLL
+) -> None:
+    monkeypatch.setattr(standin, "SOURCE", "__global__ void f() { nothing; }")
+    with pytest.raises(UserError, match="does not compile: .*nothing"):
+        standin.cubin("sm_90")
+
+
+@pytest.fixture
+def empty_cache() -> Iterator[None]:
+    standin._nvrtc.cache_clear()
+    yield
+    standin._nvrtc.cache_clear()
+
+
+def build(library: Path, source: str, *options: str) -> None:
+    """A shared library of C source."""
+    command = ["gcc", "-shared", "-fPIC", *options, "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input=source, text=True, check=True)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
+def test_a_wheels_compiler_finds_its_second_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_cache: None
+) -> None:
+    """As that of CUDA 13: the library opens the other one by its name alone, without a path to look in."""
+    lib = tmp_path / "nvidia" / "cu13" / "lib"
+    lib.mkdir(parents=True)
+    half = lib / "libnvrtc-builtins.so.99.0"
+    build(half, "int half(void) { return 42; }", f"-Wl,-soname,{half.name}")
+    open_half = (
+        f'#include <dlfcn.h>\nint whole(void) {{ return !!dlopen("{half.name}", RTLD_LAZY); }}'
+    )
+    build(lib / "libnvrtc.so.99", open_half)
+    monkeypatch.setattr(torch.version, "cuda", "99.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert standin._nvrtc().whole() == 1
+
+
+def test_without_a_compiler_the_stand_in_says_so(
+    monkeypatch: pytest.MonkeyPatch, empty_cache: None
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "99.9")
+    with pytest.raises(UserError, match="no NVRTC 99: .* install"):
+        standin.cubin("sm_90")
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -369,3 +601,35 @@ def test_gpu_stand_in_has_the_footprint_of_nccl(gpu: GpuStandIn) -> None:
 def test_gpu_refuses_more_blocks_than_its_buffers_have_chunks(gpu: GpuStandIn) -> None:
     with pytest.raises(UserError, match="buffers hold"):
         gpu.send(Footprint(1000, 640), 1)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("way", WAYS)
+def test_gpu_copies_beside_the_whole_computation(way: str) -> None:
+    x, y = torch.randn(2, 2048, 2048, device="cuda")
+    engine = CopyEngine(torch.device("cuda"), MIB)
+
+    def compute() -> None:
+        for _ in range(20):
+            torch.mm(x, x, out=y)
+
+    compute()
+    for _ in range(2):
+        engine.beside(None, compute)
+    traffic = engine.beside(way, compute).traffic()
+    torch.cuda.synchronize()
+    assert traffic.overlap_share == 1.0
+    assert len(traffic.begins_s) == (2 if way == "both" else 1)
+    assert 1e8 < traffic.bytes_per_s < 2e12
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_gpu_keeps_small_buffers_small(gpu: GpuStandIn) -> None:
+    gpu.c.fill_(float("nan"))
+    gpu.send(Footprint(2, 128, fifo_bytes=MIB), 64)
+    torch.cuda.synchronize()
+    whole = MIB // gpu.chunk_bytes(128) * gpu.chunk_bytes(128) // 4
+    assert torch.equal(gpu.c[:whole], (gpu.a + gpu.b)[:whole])
+    assert bool(gpu.c[whole:].isnan().all())

@@ -48,11 +48,28 @@ def test_copies_walk_through_the_whole_pool(size: int) -> None:
     assert torch.equal(target[: slots * size], expected)
 
 
-def test_sizes_that_do_not_fit_into_memory_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_that_do_not_fit_into_memory_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     free = SimpleNamespace(available=8 * 64 * KIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    frame = copies.measure_copies("cpu", (4 * KIB, 64 * KIB, 2**60), FEW)
-    assert set(frame["bytes"]) == {4 * KIB, 64 * KIB}
+    with pytest.raises(Partial, match="no copies of 128 KiB, 1 MiB: .* free memory is 64 KiB") as part:
+        copies.measure_copies("cpu", (4 * KIB, 64 * KIB, 128 * KIB, MIB), FEW)
+    assert set(part.value.tables["copies"]["bytes"]) == {4 * KIB, 64 * KIB}
+    with pytest.raises(Unavailable, match="no copies of 1 MiB"):
+        copies.measure_copies("cpu", (MIB,), FEW)
+
+
+def test_copies_before_one_that_fails_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = copies._copy_s
+
+    def fail(kind: str, target: object, source: object, size: int, *how: object) -> object:
+        if size == MIB:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        return real(kind, target, source, size, *how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(copies, "_copy_s", fail)
+    with pytest.raises(Partial, match="RuntimeError: CUDA error") as part:
+        copies.measure_copies("cpu", (4 * KIB, MIB), FEW)
+    assert set(part.value.tables["copies"]["bytes"]) == {4 * KIB}
 
 
 def test_a_dropped_file_is_out_of_memory_and_reading_brings_it_back(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from ddlkit.core.timeline import KINDS, Timeline
 from ddlkit.core.workload import Workload
 from ddlkit.report import outputs, plots
 from ddlkit.report.plots import style as looks
+from ddlkit.run.measure.channels import BLOCKS
 
 WORKLOAD = Workload.from_arrays(0.2, [0.1, 0.05, 0.3, 0.1], [4000, 8_000_000, 400, 2_000_000], 0.01)
 COST = AlphaBeta(1e-3, 5e-8)
@@ -78,6 +79,21 @@ def test_series_look_like_their_role_or_plan_and_like_no_other_series() -> None:
     styles = looks.looks(names)
     assert styles[0] == looks.FAMILIES["roles"]["measured"]
     assert len({(style.color, style.line) for style in styles}) == len(names)
+
+
+def test_as_many_series_as_nccl_has_numbers_of_blocks_differ_without_colour(ax: Axes) -> None:
+    names = [f"blocks: {blocks}" for blocks in BLOCKS]
+    styles = looks.looks(names)
+    assert len({(style.marker, style.line) for style in styles}) == len(names)
+    assert len({style.color for style in styles}) == len(names)
+    plots.dots(ax, ["relu"], {name: [1.0] for name in names}, label="slowdown", legend="right")
+    plots.heading(
+        ax, "a machine with a long name, and what is said of it in the heading of a figure"
+    )
+    ax.figure.draw_without_rendering()  # type: ignore[union-attr]
+    legend = ax.get_legend()
+    assert legend is not None
+    assert not legend.get_window_extent().overlaps(ax.title.get_window_extent())
 
 
 def test_the_theme_is_left_behind() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB
+from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.measure import selection
 from ddlkit.run.sessions.kinds import Here, selections
@@ -129,7 +130,7 @@ def test_little_is_left_to_topk(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_table_has_every_operation_once_per_density(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "FLUSH_BYTES", {"cpu": MIB})
+    monkeypatch.setattr(clock, "FLUSH_BYTES", {"cpu": MIB})
     table = selection.measure_selection("cpu", 1_000, (1e-3, 0.1), ONCE)
     assert (table["seconds"] > 0).all()
     counts = table[table["distribution"] == "normal"].groupby("density")["operation"].agg(set)
@@ -175,7 +176,7 @@ def test_what_was_measured_before_memory_ran_out_stays(monkeypatch: pytest.Monke
 
 
 def test_smoke_points_can_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "FLUSH_BYTES", {"cpu": MIB})
+    monkeypatch.setattr(clock, "FLUSH_BYTES", {"cpu": MIB})
     for point in selections(Here("cpu", 1, tmp_path), brief=True):
         name, frame = point.what, point.measure()
         path = store.save_table(frame, tmp_path, f"{name}-{point.name}", schema=name, command=[])

@@ -66,7 +66,7 @@ def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
     meanwhile, and the share of the kernel's time in which it ran too.
     """
     own = ["kernel", "device", "ranks"]
-    company = ["communication", "blocks", "threads", "bytes_per_s_asked"]
+    company = ["communication", "blocks", "threads", "fifo_bytes", "bytes_per_s_asked"]
     seen = ["bytes_per_s", "overlap_share"]
     found = contention.groupby([*own, *company])[["seconds", *seen]].median().reset_index()
     # Between ranks a kernel is timed alone once for every setting of blocks and threads; take all.

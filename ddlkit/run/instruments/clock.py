@@ -27,6 +27,9 @@ from numpy.typing import NDArray
 from torch.profiler import ProfilerActivity, profile
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.units import MIB
+
+FLUSH_BYTES = {"cuda": 256 * MIB, "cpu": 64 * MIB}  # more than the last cache holds
 
 Floats = NDArray[np.float64]
 Action = Callable[[], object]
@@ -102,6 +105,16 @@ def synchronizer(device: torch.device | str) -> Action:
     """What to call so that all work given to ``device`` is done."""
     place = torch.device(device)
     return functools.partial(torch.cuda.synchronize, place) if place.type == "cuda" else _nothing
+
+
+def flusher(device: torch.device) -> Action:
+    """What to call before a repeat so that it finds its data in no cache, nor pays for others' there.
+
+    More than the last cache holds is read. Were it written, that cache would be full of what must be
+    brought to memory first, at the expense of whoever comes next.
+    """
+    beyond = torch.ones(FLUSH_BYTES[device.type] // 4, device=device)
+    return beyond.sum
 
 
 def measure_interleaved(

@@ -19,6 +19,8 @@ MISTAKE, LOST_PEER = 2, 3  # exit statuses: a user's mistake; another rank went 
 FORK = "--fork"  # the only argument of the worker that forks the others
 PARENT = "DDLKIT_PARENT"  # pid without which a process must not live
 PACKAGES = Path(__file__).resolve().parents[3]
+# What has a GPU run one kernel after the other, beside which nothing can be measured.
+ONE_BY_ONE = ("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -45,10 +47,15 @@ def rank_environment(rank: int, ranks: int, address: str, port: int) -> dict[str
 
 
 def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """``environment`` for a process that imports this very ddlkit and dies with us."""
+    """``environment`` for a process that imports this very ddlkit, dies with us, and leaves GPUs free.
+
+    >>> "CUDA_LAUNCH_BLOCKING" in child_environment({"CUDA_LAUNCH_BLOCKING": "1"})
+    False
+    """
+    kept = {name: value for name, value in environment.items() if name not in ONE_BY_ONE}
     paths = [str(PACKAGES), environment.get("PYTHONPATH", "")]
     ours = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), PARENT: str(os.getpid())}
-    return {**environment, **ours}
+    return {**kept, **ours}
 
 
 def die_with_parent() -> None:

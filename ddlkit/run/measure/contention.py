@@ -15,7 +15,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from time import perf_counter
+from typing import Any, Generic
 
 import numpy as np
 import pandas as pd
@@ -34,8 +35,17 @@ from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure_interlea
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Rank, agree_all, slowest
 from ddlkit.run.measure import channels
-from ddlkit.run.measure.layers import computing
-from ddlkit.run.measure.standin import Compute, CpuStandIn, Footprint, GpuStandIn, Passage, StandIn
+from ddlkit.run.measure.copyengine import WAYS, CopyEngine
+from ddlkit.run.measure.layers import computing, device_named
+from ddlkit.run.measure.standin import (
+    Asked,
+    Compute,
+    CpuStandIn,
+    Footprint,
+    GpuStandIn,
+    Neighbour,
+)
+from ddlkit.run.sessions.session import Unavailable, all_or_partial
 
 # -- kernels -----------------------------------------------------------------------------------
 
@@ -56,6 +66,10 @@ MODEST = Scale(images=4, side=224, product=1024, attention=(1, 8, 1024, 64))  # 
 TINY = Scale(images=1, side=32, product=128, attention=(1, 2, 64, 16))
 
 _ONCE = Budget(warmup=1, min_repeats=1, max_repeats=1)
+QUICK_S, QUICK_REPEATS = (
+    0.05,
+    20,
+)  # enough samples for an interval of the median that says something
 IDLE = "idle"  # no kernel: what the communication does by itself
 
 
@@ -113,62 +127,129 @@ def measure_beside_standin(
     """Table ``contention``: one kernel alone and beside the stand-in of each footprint, in turn.
 
     name : of `kernels`, or "idle"
-    budget : for all of it together
+    budget : for all of it together, as of `_rounds`
 
     On CUDA ``seconds`` are the GPU's own; on a CPU a sample is the mean of several calls in a row if one
     takes less than the scheduler needs to be fair. The kernel starts once every block of the stand-in
     runs; inputs at the paper's sizes are larger than any cache. ``bytes_per_s`` is what the stand-in moved
     while the kernel ran, which may be less than asked; registers are those that the compiler gave.
 
-    Raises UserError for an unknown device or kernel, a stand-in that does not compile, and when memory
-    runs out.
+    Raises UserError for an unknown device or kernel, a stand-in that does not compile, and where not even
+    the first footprint can be measured; Partial where a later one cannot, with those before it.
     """
-    known = kernels(scale)
-    if name not in (*known, IDLE):
-        raise UserError(f"unknown kernel {name!r}: use one of {', '.join(known)}, {IDLE}")
-    kernel = known.get(name)
+    _known(name, scale)
     with computing(f"{name} beside the stand-in", device) as place, torch.no_grad():
         stand_in = GpuStandIn() if place.type == "cuda" else CpuStandIn()
-        once = kernel.on(place) if kernel else stand_in.idle
-        calls = _calls(once, place, stand_in.least_s)
-        # Alone comes first: its warm-up loads and allocates what cannot be while the stand-in runs.
-        passages: dict[Footprint | None, list[Passage]] = {None: [], **{f: [] for f in footprints}}
-
-        def run(footprint: Footprint | None) -> Marks:
-            passage = stand_in.beside(footprint, lambda: [once() for _ in range(calls)])
-            passages[footprint].append(passage)
-            return passage.marks
-
-        samples = measure_interleaved(
-            {footprint: partial(run, footprint) for footprint in passages},
-            budget,
-            synchronize=clock.synchronizer(place),
-        )
-    frames = []
-    for footprint, seconds in samples.items():
-        traffic = [passage.traffic() for passage in passages[footprint][-len(seconds) :]]
-        beside: dict[str, Any] = {
-            "ranks": 1,
-            "bytes_per_s": [passed.bytes_per_s for passed in traffic],
-            "overlap_share": [passed.overlap_share for passed in traffic],
-        }
-        if footprint:
-            beside |= _taken(stand_in, footprint)
-        frames.append(_rows(name, kernel, place, beside, seconds / calls))
-    return pd.concat(frames, ignore_index=True)
+        rounds = _rounds(name, scale, place, stand_in, footprints, budget)
+        return all_or_partial("contention", rounds)
 
 
-def _taken(stand_in: StandIn, footprint: Footprint) -> dict[str, Any]:
-    """Columns of what the stand-in takes: as asked."""
-    return {
-        "communication": "standin",
-        **dict.fromkeys(("blocks", "taken_blocks"), footprint.blocks),
-        **dict.fromkeys(("threads", "taken_threads"), footprint.threads),
-        "registers": stand_in.registers,
-        "shared_bytes": stand_in.shared_bytes,
-        "cluster": stand_in.cluster(footprint.blocks),
-        "bytes_per_s_asked": footprint.bytes_per_s,
-    }
+def measure_beside_copies(
+    device: str, names: Sequence[str], scale: Scale, budget: Budget
+) -> pd.DataFrame:
+    """Table ``contention``: kernels alone and beside copies between host and GPU, each way and both.
+
+    Copy engines take no multiprocessor: what a kernel loses beside them is memory's bandwidth alone.
+    ``communication`` says which way, as "copy_engine_h2d". budget : for each kernel
+
+    Raises Unavailable for a CPU, which has no such engine, and else as `measure_beside_standin` does.
+    """
+    if device_named(device).type != "cuda":
+        raise Unavailable("no copy engine: needs a GPU")
+    for name in names:
+        _known(name, scale)
+    with computing("kernels beside copies", device) as place, torch.no_grad():
+        copies = CopyEngine(place)
+        each = (_rounds(name, scale, place, copies, WAYS, budget) for name in names)
+        return all_or_partial("contention", itertools.chain.from_iterable(each))
+
+
+def _known(name: str, scale: Scale) -> None:
+    known = (*kernels(scale), IDLE)
+    if name not in known:
+        raise UserError(f"unknown kernel {name!r}: use one of {', '.join(known)}")
+
+
+def _rounds(
+    name: str,
+    scale: Scale,
+    place: torch.device,
+    neighbour: Neighbour[Asked],
+    ways: Sequence[Asked],
+    budget: Budget,
+) -> Iterator[pd.DataFrame]:
+    """Rows of a kernel alone and beside its neighbour in each of ``ways``, a sample of each in a round.
+
+    So drift meets all alike, and what has been measured when one fails is kept. Each way is tried first:
+    from the first that fails, or whose neighbour does not run at the same time, none is measured.
+
+    budget : max_repeats rounds; those that start after max_s are only of what has fewer than min_repeats
+        samples, or than QUICK_REPEATS if it takes less than QUICK_S
+
+    Raises, at the end, what the failing one did; at once, if it was the first.
+    """
+    kernel = kernels(scale).get(name)
+    once = kernel.on(place) if kernel else neighbour.idle
+    # Alone comes first: this loads and allocates what cannot be while the neighbour runs.
+    calls = _calls(once, place, neighbour.least_s)
+    pair = _Beside(neighbour, lambda: [once() for _ in range(calls)], place)
+    tried_s: dict[Asked | None, float] = {None: pair.passage(None)[0]}
+    failed: Exception | None = None
+    for way in ways:
+        try:
+            tried_s[way] = pair.together(way, tried_s[None])
+        except Exception as error:
+            failed = error
+            break
+    if failed and len(tried_s) == 1:
+        raise failed
+    quick = max(budget.min_repeats, QUICK_REPEATS)
+    fewest = {way: quick if s < QUICK_S else budget.min_repeats for way, s in tried_s.items()}
+    begin_s = perf_counter()
+    for sample in range(budget.max_repeats):
+        late = perf_counter() - begin_s >= budget.max_s
+        frames = []
+        for one in (one for one in tried_s if not late or sample < fewest[one]):
+            seconds, seen = pair.passage(one)
+            beside = seen if one is None else seen | neighbour.columns(one)
+            frames.append(_rows(name, kernel, place, beside, np.array([seconds / calls])))
+        if not frames:
+            break
+        yield pd.concat(frames, ignore_index=True).assign(sample=sample)
+    if failed:
+        raise failed
+
+
+class _Beside(Generic[Asked]):
+    """A computation and its neighbour."""
+
+    def __init__(self, neighbour: Neighbour[Asked], compute: Compute, place: torch.device) -> None:
+        self._neighbour, self._compute = neighbour, compute
+        self._wait = clock.synchronizer(place)
+
+    def passage(self, way: Asked | None) -> tuple[float, dict[str, Any]]:
+        """Seconds of one computation, and what was seen beside it, as columns."""
+        self._wait()
+        passage = self._neighbour.beside(way, self._compute)
+        self._wait()
+        passed = passage.traffic()
+        seen = {"bytes_per_s": passed.bytes_per_s, "overlap_share": passed.overlap_share}
+        return float(passage.marks.seconds()[-1]), {"ranks": 1, **seen}
+
+    def together(self, way: Asked, alone_s: float) -> float:
+        """Seconds of a first computation. Raises UserError where it had to take turns with its neighbour.
+
+        A profiler does that, and a GPU with one queue: each passage would then last as long as the
+        neighbour does when nobody stops it, and show nothing.
+        """
+        seconds, seen = self.passage(way)
+        share, extra_s = seen["overlap_share"], seconds - alone_s
+        if share < self._neighbour.least_overlap or extra_s > self._neighbour.most_extra_s:
+            raise UserError(
+                f"beside {way} a kernel took {format_seconds(seconds)}, alone {format_seconds(alone_s)}, "
+                f"and both ran at the same time for {share:.0%} of it: something has them take turns"
+            )
+        return seconds
 
 
 _COUNTS = ("blocks", "threads", "taken_blocks", "taken_threads", "registers", "shared_bytes")
@@ -189,7 +270,7 @@ def _rows(
         "dtype": str(kernel.dtype).removeprefix("torch.") if kernel else "none",
         "device": device.type,
         "communication": "none",
-        **dict.fromkeys((*_COUNTS, "cluster"), 0),
+        **dict.fromkeys((*_COUNTS, "cluster", "fifo_bytes"), 0),
         **dict.fromkeys(_SEEN, 0.0),
     }
     return sample_rows({**labels, **beside}, seconds)
@@ -205,7 +286,7 @@ def _calls(once: Compute, device: torch.device, least_s: float) -> int:
 
 MESSAGE_BYTES = 256 * MIB
 AS_LONG = 4.0  # how long messages beside a kernel last, over its time alone
-HOLD_CYCLES = 600_000  # of the GPU, 0.3 ms: until the first message's kernel has started
+HOLD_CYCLES = 2_000_000  # of the GPU, 1 ms: until the first message's kernel has started
 COMPUTE = "ddlkit.compute"
 TIMEOUT_S = 300.0  # for each setting
 
@@ -402,9 +483,22 @@ def _length(spans: Floats) -> float:
 # -- cases -------------------------------------------------------------------------------------
 
 Case = tuple[str, Callable[[], pd.DataFrame], float, int]
-RATES = (0.0, 50e9)  # as fast as it can; what a network adapter of 400 Gbit/s carries
+# As fast as it can; what a network adapter of 100 Gbit/s carries, which one block can, too; next to
+# nothing, so that only room is taken, no bandwidth.
+RATES = (0.0, 10e9, 1e6)
+FIFO_BYTES = 4 * MIB  # three of these stay in the L2 cache
 CPU_RATES = (0.0, 1e9)
 CPU_BLOCKS = (1, 2, 4)
+BRIEF = Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
+
+
+def _plan(device: str, brief: bool) -> tuple[Scale, Budget, Sequence[str]]:
+    """Sizes, what to spend on a kernel, and which ones; ``brief``: in seconds."""
+    on_gpu = device.startswith("cuda")
+    scale = TINY if brief else PAPER if on_gpu else MODEST
+    long = Budget(warmup=1, min_repeats=6, max_repeats=20, max_s=6.0 if on_gpu else 20.0)
+    few = ("convolution", "attention") if brief else tuple(kernels(scale))
+    return scale, BRIEF if brief else long, few
 
 
 def cases(device: str, brief: bool) -> Iterator[Case]:
@@ -413,12 +507,7 @@ def cases(device: str, brief: bool) -> Iterator[Case]:
     First each kernel beside the stand-in, then all kernels between ranks, by number of blocks.
     """
     on_gpu = device.startswith("cuda")
-    if brief:
-        scale, budget = TINY, Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
-    else:
-        scale = PAPER if on_gpu else MODEST
-        budget = Budget(warmup=1, min_repeats=6, max_repeats=15, max_s=6.0 if on_gpu else 20.0)
-    few = ("convolution", "attention") if brief else tuple(kernels(scale))
+    scale, budget, few = _plan(device, brief)
     footprints = _footprints(on_gpu, brief)
     for name in (*few, IDLE):
         measure = partial(measure_beside_standin, device, name, scale, footprints, budget)
@@ -437,10 +526,23 @@ def cases(device: str, brief: bool) -> Iterator[Case]:
         yield f"nccl-b{blocks}", measure, len(channels.THREADS) * each_s, 2
 
 
+def copy_case(device: str, brief: bool) -> Case:
+    """As one of `cases`: all kernels beside copies; nobody waits for it where there is no GPU."""
+    scale, budget, few = _plan(device, brief)
+    budget = replace(budget, max_s=budget.max_s / 4)
+    estimate_s = 3.0 + len(few) * budget.max_s if device.startswith("cuda") else 0.0
+    return "copy-engine", partial(measure_beside_copies, device, few, scale, budget), estimate_s, 0
+
+
 def _footprints(on_gpu: bool, brief: bool) -> list[Footprint]:
-    if on_gpu and brief:
-        return [Footprint(1, 64), Footprint(4, 512, 1e9)]
-    grid: tuple[Sequence[Any], ...] = (RATES, channels.BLOCKS, channels.THREADS)
+    """At full speed the whole grid; threads matter less where a rate is kept, or the cache is fast enough."""
     if not on_gpu:
-        grid = (CPU_RATES, CPU_BLOCKS[: 2 if brief else None], (1,))
-    return [Footprint(blocks, threads, rate) for rate, blocks, threads in itertools.product(*grid)]
+        blocks = CPU_BLOCKS[: 2 if brief else None]
+        return [Footprint(many, 1, rate) for rate, many in itertools.product(CPU_RATES, blocks)]
+    if brief:
+        return [Footprint(1, 64), Footprint(4, 512, 1e9), Footprint(2, 128, fifo_bytes=FIFO_BYTES)]
+    few = channels.THREADS[1], channels.THREADS[-1]
+    found = [Footprint(*both) for both in itertools.product(channels.BLOCKS, channels.THREADS)]
+    paced = itertools.product(RATES[1:], channels.BLOCKS, few)
+    found += [Footprint(blocks, threads, rate) for rate, blocks, threads in paced]
+    return found + [Footprint(blocks, few[-1], 0.0, FIFO_BYTES) for blocks in channels.BLOCKS]

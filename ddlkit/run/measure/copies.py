@@ -8,7 +8,7 @@ import mmap
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import FileIO
 from pathlib import Path
 
@@ -18,7 +18,15 @@ import psutil
 import torch
 
 from ddlkit.core.units import KIB, MIB, format_bytes
-from ddlkit.run.instruments.clock import Action, Budget, Floats, measure, measure_on, sample_rows
+from ddlkit.run.instruments.clock import (
+    Action,
+    Budget,
+    Floats,
+    flusher,
+    measure,
+    measure_on,
+    sample_rows,
+)
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.sessions.session import Unavailable, all_or_partial
 
@@ -43,20 +51,29 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
     pools as large as the largest size, so that small copies find nothing in the caches; the data are
     random.
 
-    budget : for each kind and size. Sizes above an eighth of the host's free memory are left out.
+    budget : for each kind and size
 
-    Raises UserError for an unknown device and when memory runs out.
+    Raises Partial where sizes had to be left out, those above an eighth of the host's free memory, or
+    where a later copy fails, with those before it; UserError for an unknown device, and where nothing fits.
     """
-    largest = psutil.virtual_memory().available // _MEMORY_SHARE
-    sizes = [size for size in sizes if size <= largest]
-    with computing(f"pools of {format_bytes(max(sizes))} to copy between", device) as place:
-        pools = _pools(place, max(sizes))
-        frames = []
-        for (kind, (target, source)), size in itertools.product(pools.items(), sizes):
+    most = psutil.virtual_memory().available // _MEMORY_SHARE
+    fitting = [size for size in sizes if size <= most]
+    large = ", ".join(format_bytes(size) for size in sizes if size > most)
+    reason = f"no copies of {large}: an eighth of the host's free memory is {format_bytes(most)}"
+    if not fitting:
+        raise Unavailable(reason)
+
+    def frames() -> Iterator[pd.DataFrame]:
+        pools = _pools(place, max(fitting))
+        for (kind, (target, source)), size in itertools.product(pools.items(), fitting):
             count, seconds = _copy_s(kind, target, source, size, place, budget)
             labels = {"copy": kind, "device": place.type, "bytes": size, "copies_per_sample": count}
-            frames.append(sample_rows(labels, seconds))
-    return pd.concat(frames, ignore_index=True)
+            yield sample_rows(labels, seconds)
+        if large:
+            raise Unavailable(reason)
+
+    with computing(f"pools of {format_bytes(max(fitting))} to copy between", device) as place:
+        return all_or_partial("copies", frames())
 
 
 def _random(n_bytes: int, *, pinned: bool = False) -> Pool:
@@ -105,13 +122,13 @@ def _copy_s(
     move_on()
     if kind == "d2d":
         # Within the GPU a small copy takes less time than issuing it: a graph issues all at once.
-        # Its places are fixed, so something larger than the cache passes through before each replay.
+        # Its places are fixed, so something else must be in the cache before each replay.
         graph = torch.cuda.CUDAGraph()
         copy()
         torch.cuda.synchronize(device)
         with torch.cuda.graph(graph):
             copy()
-        seconds = measure_on(device, graph.replay, budget, setup=lambda: source.add_(1))
+        seconds = measure_on(device, graph.replay, budget, setup=flusher(device))
     else:
         seconds = measure_on(device, copy, budget, setup=move_on)
     return copies_per_sample, seconds / copies_per_sample

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import selected
-from ddlkit.core.units import MIB
 from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.measure.layers import computing
@@ -148,7 +147,6 @@ DENSITIES: Sequence[float] = (1e-4, 1e-3, 1e-2, 0.1)
 USUAL_DENSITY = 1e-3  # omgs IV; at this one, other distributions are measured too
 ELEMENTS = (*(most * 10**power for power in range(3, 8) for most in (1, 3)), 10**8)
 WORKERS = (4, 16)
-FLUSH_BYTES = {"cuda": 256 * MIB, "cpu": 64 * MIB}  # more than the last cache holds
 MOST_IN_A_ROW = 16
 AT_ONCE = 2**22  # elements of the tensors that take turns
 
@@ -204,20 +202,20 @@ class _Tensors:
         return lambda i: self.residuals[i].scatter_add_(0, where, values)
 
     def measure(
-        self, actions: Actions, density: float, flush: Tensor, budget: Budget
+        self, actions: Actions, density: float, flush: clock.Action, budget: Budget
     ) -> pd.DataFrame:
-        """Rows of each action in turn, each sample the mean over the tensors; ``flush`` is written before."""
+        """Rows of each action in turn, each sample the mean over the tensors; ``flush`` comes before."""
 
         def on_each(action: Callable[[int], object]) -> None:
             for i in range(self.count):
                 action(i)
 
-        device = flush.device
+        device = self.gradients[0].device
         samples = clock.measure_interleaved(
             {name: clock.timed(partial(on_each, actions[name]), device) for name in actions},
             budget,
             synchronize=clock.synchronizer(device),
-            setup=lambda: flush.fill_(1.0),
+            setup=flush,
         )
         labels = {
             "device": device.type,
@@ -255,7 +253,7 @@ def measure_selection(
 
     def frames() -> Iterator[pd.DataFrame]:
         with computing(f"selecting from {elements} elements on {device}", device) as place:
-            flush = torch.empty(FLUSH_BYTES[place.type] // 4, device=place)
+            flush = clock.flusher(place)
             for number, distribution in enumerate(distributions):
                 tensors = _Tensors(elements, distribution, place, number)
                 if number:

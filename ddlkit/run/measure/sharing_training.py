@@ -159,6 +159,10 @@ class SendingTraining:
         self._wait()
         return run
 
+    def taken_threads(self, footprint: Footprint) -> int:
+        """Of a kernel that is asked for as ``footprint``."""
+        return int(self._stand_in.columns(footprint)["taken_threads"])
+
     def chunks(self, setting: Setting) -> tuple[list[int], list[int]]:
         """(buckets,) chunks that each block sends, and bytes of these chunks of all blocks together."""
         factor = bus_factor("all_reduce", setting.ranks)
@@ -258,7 +262,7 @@ def _columns(
         "policy": setting.policy,
         "blocks": asked.blocks,
         "threads": asked.threads,
-        "taken_threads": asked.threads,
+        "taken_threads": sending.taken_threads(asked),
         "bytes_per_s_asked": asked.bytes_per_s,
         "buckets": len(sending.sizes),
         **{name: [one[name] for one in seen] for name in seen[0]},

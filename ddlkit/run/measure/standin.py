@@ -6,15 +6,24 @@ registers a thread, about 102 KiB of dynamic shared memory a block, clusters of 
 their number) and does what a ring's step does, reading two buffers and writing their sum to a third. It
 does not cross a link, nor wait for a peer. On a CPU, a block is a thread that does the same with NumPy.
 
-Three knobs: blocks, threads, and bytes per second. The latter counts the sums written, as a message's
-bytes would be; memory moves three times as many.
+Four knobs: blocks, threads, bytes per second, and the size of the buffers. The rate counts the sums
+written, as a message's bytes would be; memory moves three times as many. Threads are asked for as of NCCL,
+which launches more (`nccl_threads`).
+
+What is not faithful: NCCL reads and writes a peer's buffer that lives largely in the L2 cache, while here
+all three stream from and to the GPU's memory (unless ``fifo_bytes`` keeps them small); and NCCL polls and
+waits for its peers, while nobody waits here. So at full speed the stand-in is an upper bound of what a
+communication kernel can do to its neighbour, and at the rate of a link it is a fair one.
 """
 
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import functools
+import importlib.util
 import itertools
+import os
 import sys
 import threading
 import time
@@ -24,6 +33,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import byref, c_char, c_char_p, c_double, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -35,13 +45,16 @@ from ddlkit.run.instruments.clock import Marks
 Compute = Callable[[], object]
 
 MOST_THREADS = 640  # that NCCL ever gives to a block
+FEWEST_THREADS, WARP = 128, 32
 SHARED_BYTES = 102 * KIB
 CLUSTER = 4
 BUFFER_BYTES = 256 * MIB  # three of these pass through no cache
 
 LONGEST_S = 2.0  # a stand-in that nobody stops ends by itself
 PATIENCE_S = 0.05  # for the stand-in to start, before the computation does
-HOLD_S = 300e-6  # meanwhile the host gives the GPU all that is to follow, so that no gap is timed
+# Meanwhile the host gives the GPU all that is to follow, so that no gap is timed. A slow host in a virtual
+# machine needs some 100 us for each launch.
+HOLD_S = 1e-3
 
 # 16 bytes a load, 2 x 10 loads under way: the compiler keeps these 80 words and little else, 94 registers
 # on sm_90 (nvcc and NVRTC 13.0), handed out by eights. What it gives is read back and recorded.
@@ -53,9 +66,20 @@ _OPENED, _CLOSED, _HEAD = 2, 4, 6  # as in the source
 _NS = 1e9
 
 
+def nccl_threads(asked: int) -> int:
+    """How many threads a block has where NCCL is asked for ``asked``: it adds a warp of its own.
+
+    >>> [nccl_threads(asked) for asked in (64, 128, 256, 512)]
+    [128, 160, 288, 544]
+    """
+    return min(MOST_THREADS, max(FEWEST_THREADS, asked + WARP))
+
+
 @dataclass(frozen=True)
 class Footprint:
     """How much communicates: blocks, threads of each, bytes per second of all together (0: unlimited).
+
+    fifo_bytes : that each buffer may take, so that it stays in a cache; 0: as many as there are
 
     Raises UserError for what no communication kernel could be launched with.
     """
@@ -63,9 +87,10 @@ class Footprint:
     blocks: int
     threads: int
     bytes_per_s: float = 0.0
+    fifo_bytes: int = 0
 
     def __post_init__(self) -> None:
-        possible = self.blocks >= 1 and 1 <= self.threads <= MOST_THREADS
+        possible = self.blocks >= 1 and 1 <= self.threads <= MOST_THREADS and self.fifo_bytes >= 0
         if not (possible and 0 <= self.bytes_per_s < float("inf")):
             raise UserError(
                 f"{self}: a communication kernel needs at least one block, 1 to {MOST_THREADS} threads, "
@@ -75,6 +100,16 @@ class Footprint:
     def chunk_s(self, chunk_bytes: int) -> float:
         """How long each block may take for a chunk; 0 if it need not wait."""
         return chunk_bytes * self.blocks / self.bytes_per_s if self.bytes_per_s else 0.0
+
+    def columns(self) -> dict[str, Any]:
+        """Of table ``contention``, where all is taken as asked."""
+        return {
+            "communication": "standin",
+            **dict.fromkeys(("blocks", "taken_blocks"), self.blocks),
+            **dict.fromkeys(("threads", "taken_threads"), self.threads),
+            "bytes_per_s_asked": self.bytes_per_s,
+            "fifo_bytes": self.fifo_bytes,
+        }
 
 
 @dataclass(frozen=True)
@@ -114,14 +149,40 @@ class Passage:
     traffic: Callable[[], Traffic]
 
 
+Asked = TypeVar("Asked", contravariant=True)
+
+
+class Neighbour(Protocol[Asked]):
+    """What communicates beside a computation, as much as is asked for.
+
+    least_s : a computation that takes less does not share fairly: repeat it
+    least_overlap : share of a computation's time in which the neighbour must have run
+    most_extra_s : that a computation may take beside it, over its time alone
+    """
+
+    least_s: float
+    least_overlap: float
+    most_extra_s: float
+
+    def beside(self, asked: Asked | None, compute: Compute) -> Passage:
+        """Compute while it runs; alone, if nothing is asked for."""
+
+    def idle(self) -> None:
+        """Compute nothing for a while, to see the communication by itself."""
+
+    def columns(self, asked: Asked) -> dict[str, Any]:
+        """What it takes, as columns of table ``contention``."""
+
+
 class GpuStandIn:
     """The CUDA C++ kernel of standin.cu, on torch's current GPU and in a stream of its own.
 
     registers : of each thread; shared_bytes : of each block
-    least_s : a computation that takes less does not share fairly: repeat it
     """
 
     least_s = 0.0
+    # Kernels that are given to the GPU together run together, unless something has it take turns.
+    least_overlap, most_extra_s = 0.98, 0.2
 
     def __init__(self, buffer_bytes: int = BUFFER_BYTES) -> None:
         torch.cuda.synchronize()  # makes torch's context the current one, where modules belong
@@ -141,9 +202,18 @@ class GpuStandIn:
         """As NCCL does it: 4 where that divides the blocks, from Hopper on."""
         return CLUSTER if self._clusters and blocks % CLUSTER == 0 else 1
 
+    def columns(self, footprint: Footprint) -> dict[str, Any]:
+        """What the kernel takes, as columns of table ``contention``."""
+        return footprint.columns() | {
+            "taken_threads": nccl_threads(footprint.threads),
+            "registers": self.registers,
+            "shared_bytes": self.shared_bytes,
+            "cluster": self.cluster(footprint.blocks),
+        }
+
     def chunk_bytes(self, threads: int) -> int:
-        """What a block of ``threads`` threads sums at a time."""
-        return 16 * UNROLL * threads
+        """What a block sums at a time where ``threads`` are asked for."""
+        return 16 * UNROLL * nccl_threads(threads)
 
     def send(self, footprint: Footprint, chunks: int, record: torch.Tensor | None = None) -> None:
         """Put the kernel into its stream: to end by the flag in ``record``, or after ``chunks``.
@@ -152,7 +222,7 @@ class GpuStandIn:
         """
         record = self.record(footprint.blocks) if record is None else record
         chunk_bytes = self.chunk_bytes(footprint.threads)
-        in_buffer = self.c.nbytes // chunk_bytes
+        in_buffer = min(self.c.nbytes, footprint.fifo_bytes or self.c.nbytes) // chunk_bytes
         if in_buffer < footprint.blocks:
             raise UserError(
                 f"stand-in of {footprint.blocks} blocks: its buffers hold {in_buffer} chunks"
@@ -163,7 +233,7 @@ class GpuStandIn:
         with torch.cuda.stream(self._stream):
             record.record_stream(self._stream)
             arguments = [self.a, self.b, self.c, *limits, record]
-            shape = footprint.blocks, footprint.threads
+            shape = footprint.blocks, nccl_threads(footprint.threads)
             cluster = self.cluster(footprint.blocks)
             self._send.launch(*shape, arguments, self.shared_bytes, cluster)
 
@@ -225,8 +295,10 @@ class CpuStandIn:
     be seen from the bytes that it moved.
     """
 
-    registers = shared_bytes = 0
     least_s = 0.02  # several of the scheduler's slices: threads that share a core take turns
+    # So its threads are there all the time, from before the computation until after it, unless that goes
+    # on for longer than a stand-in does; and how much longer it takes is what sharing a core costs.
+    least_overlap, most_extra_s = 0.5, float("inf")
     chunk_elements = 256 * KIB  # long enough for another thread to wake up and get the interpreter
 
     def __init__(self, buffer_bytes: int = 64 * MIB) -> None:
@@ -260,9 +332,9 @@ class CpuStandIn:
         times_ns = (_NS * np.transpose(spans)).astype(np.int64)
         record[_HEAD:] = torch.from_numpy(np.concatenate([*times_ns, sent]))
 
-    def cluster(self, blocks: int) -> int:
-        """Threads are not tied together."""
-        return 1
+    def columns(self, footprint: Footprint) -> dict[str, Any]:
+        """As `GpuStandIn.columns`; threads are not tied together."""
+        return footprint.columns() | {"cluster": 1}
 
     def idle(self) -> None:
         """As `GpuStandIn.idle`."""
@@ -281,7 +353,7 @@ class CpuStandIn:
                     if footprint
                 ]
                 for _ in spans:
-                    begun.acquire(timeout=PATIENCE_S)
+                    begun.acquire(timeout=LONGEST_S / 2)  # others may have the cores
                 opened_s, sent_before = time.perf_counter(), sum(sent)
                 marks.mark()
                 compute()
@@ -305,7 +377,8 @@ class CpuStandIn:
     ) -> tuple[float, float]:
         """One block; when it began and ended."""
         chunk_s = footprint.chunk_s(4 * self.chunk_elements)
-        starts = range(0, len(self.c) - self.chunk_elements + 1, self.chunk_elements)
+        elements = min(len(self.c), footprint.fifo_bytes // 4 or len(self.c))
+        starts = range(0, elements - self.chunk_elements + 1, self.chunk_elements) or range(1)
         own = starts[number :: footprint.blocks] or starts[:1]
         begin_s = time.perf_counter()
         begun.release()
@@ -321,8 +394,6 @@ class CpuStandIn:
             np.add(self.a[part], self.b[part], out=self.c[part])
         return begin_s, time.perf_counter()
 
-
-StandIn = GpuStandIn | CpuStandIn
 
 # -- CUDA compiled while the program runs, launched through the driver ---------------------------
 #
@@ -410,10 +481,15 @@ def _c_value(argument: torch.Tensor | int | float) -> c_void_p | c_uint64 | c_do
 def cubin(architecture: str) -> bytes:
     """The source's machine code for an architecture such as "sm_90"; no GPU is needed to make it.
 
-    Raises UserError for a torch without CUDA, and with the compiler's first complaint.
+    Raises UserError where there is no compiler, and with its first complaint.
     """
+    return compiled(architecture)[0]
+
+
+def compiled(architecture: str, *more: str) -> tuple[bytes, str]:
+    """Machine code as of `cubin`, and what the compiler said; ``more``: options for it."""
     nvrtc = _nvrtc()
-    words = [f"--gpu-architecture={architecture}", *OPTIONS]
+    words = [f"--gpu-architecture={architecture}", *OPTIONS, *more]
     program, size = c_void_p(), c_size_t()
     named = c_char_p(SOURCE.encode()), c_char_p(b"ddlkit.cu")
     _check_nvrtc(nvrtc.nvrtcCreateProgram(byref(program), *named, 0, None, None))
@@ -423,13 +499,14 @@ def cubin(architecture: str) -> bytes:
         nvrtc.nvrtcGetProgramLogSize(program, byref(size))
         log = (c_char * size.value)()
         nvrtc.nvrtcGetProgramLog(program, log)
-        _check_nvrtc(failed, log.value.decode(errors="replace"))
+        said = log.value.decode(errors="replace")
+        _check_nvrtc(failed, said)
         _check_nvrtc(nvrtc.nvrtcGetCUBINSize(program, byref(size)))
         image = (c_char * size.value)()
         _check_nvrtc(nvrtc.nvrtcGetCUBIN(program, image))
     finally:
         nvrtc.nvrtcDestroyProgram(byref(program))
-    return image.raw
+    return image.raw, said
 
 
 def _check_nvrtc(status: int, log: str = "") -> None:
@@ -440,18 +517,29 @@ def _check_nvrtc(status: int, log: str = "") -> None:
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL:
-    """NVRTC of torch's CUDA version: where the loader finds it, or as torch's wheels bring it along."""
-    if torch.version.cuda is None:
-        raise UserError("this torch has no CUDA, so no NVRTC: install a CUDA build of torch")
-    name = f"libnvrtc.so.{torch.version.cuda.partition('.')[0]}"
-    home = Path(torch.__file__).parent
-    brought = (*home.parent.glob(f"nvidia/*/lib/{name}"), *home.glob("lib/libnvrtc-[0-9]*.so*"))
-    for candidate in (name, *map(str, brought)):
+    """NVRTC of torch's CUDA version; any, if torch has none.
+
+    As wheels bring it along, or as torch itself did, or where the loader finds it. From CUDA 13 on it does
+    not look beside itself for its second half, which must be there before. Raises UserError if there is none.
+    """
+    version = torch.version.cuda.partition(".")[0] if torch.version.cuda else "*"
+    wheels = importlib.util.find_spec("nvidia")
+    places = (wheels.submodule_search_locations if wheels else None) or ()
+    found = [path for place in places for path in Path(place).glob(f"*/lib/libnvrtc.so.{version}")]
+    found += Path(torch.__file__).parent.glob("lib/libnvrtc-[0-9]*.so*")
+    named = f"libnvrtc.so.{version}" if torch.version.cuda else ctypes.util.find_library("nvrtc")
+    for candidate in (*map(str, found), *filter(None, [named])):
         try:
+            if os.path.isabs(candidate):
+                for half in Path(candidate).parent.glob("libnvrtc-builtins.so*"):
+                    ctypes.CDLL(str(half), ctypes.RTLD_GLOBAL)
             return ctypes.CDLL(candidate)
         except OSError:
             continue
-    raise UserError(f"{name} is neither where the loader looks nor beside torch in {home.parent}")
+    raise UserError(
+        f"no NVRTC {version}: neither in {', '.join(places) or 'a package'} nor where the loader looks; "
+        "install a CUDA build of torch, or nvidia-cuda-nvrtc"
+    )
 
 
 def _driver(call: str, *arguments: object) -> None:

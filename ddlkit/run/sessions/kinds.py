@@ -219,6 +219,12 @@ def kernels_beside_messages(here: Here, brief: bool = False) -> Iterator[Point]:
         yield _on_gpus(gpus, Point("contention", name, measure, estimate_s))
 
 
+@kind("contention")
+def kernels_beside_copies(here: Here, brief: bool = False) -> Iterator[Point]:
+    name, measure, estimate_s, _ = contention.copy_case(here.device, brief)
+    yield Point("contention", name, measure, estimate_s)
+
+
 @kind("one_gpu")
 def two_ranks_on_one_gpu(here: Here, brief: bool = False) -> Iterator[Point]:
     """NCCL itself where there is one GPU; what it refuses for being too old takes no time."""

@@ -54,16 +54,17 @@ class Unavailable(UserError):
 def all_or_partial(table: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     """The frames as they are measured, below each other.
 
-    Raises a mistake that the first frame makes as it is, and a later one as Partial with those before.
+    Raises what the first frame does as it is, and what a later one does as Partial with those before.
     """
     done: list[pd.DataFrame] = []
     try:
         for frame in frames:
             done.append(frame)
-    except UserError as error:
+    except Exception as error:
         if not done:
             raise
-        raise Partial({table: pd.concat(done, ignore_index=True)}, str(error)) from None
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        raise Partial({table: pd.concat(done, ignore_index=True)}, f"{kind}{error}") from error
     return pd.concat(done, ignore_index=True)
 
 
