@@ -328,75 +328,97 @@ def measure_beside_all_reduce(
     return channels.measure_settings("contention", pairs, measure_one)
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """All-reduces, beside which a kernel can be measured.
+
+    communication, ranks : as in the table
+    post : puts one on its way, and returns what waits for it; reset : has the next begin as the first
+    """
+
+    communication: str
+    ranks: int
+    post: Callable[[], Compute]
+    reset: Compute
+
+
 @job(ContentionSettings, "contention")
 def contention_job(me: Rank, settings: ContentionSettings) -> Iterator[Tables]:
     """One kernel after the other."""
     for name in settings.names:
         with computing(f"{name} beside all-reduces", me.device), torch.no_grad():
-            rows = _beside(me, name, settings)
+            rows = beside(me, name, settings, _between_ranks(me, settings.message_bytes))
         yield {"contention": rows}
 
 
-def _beside(me: Rank, name: str, settings: ContentionSettings) -> pd.DataFrame:
+def _between_ranks(me: Rank, message_bytes: int) -> Exchange:
+    start = torch.randn(message_bytes // 4, device=me.device)
+    message = start.clone()
+    post = partial(dist.all_reduce, message, async_op=True)
+    # Sums of sums grow.
+    return Exchange(me.backend, me.world_size, lambda: post().wait, partial(message.copy_, start))
+
+
+def beside(me: Rank, name: str, settings: ContentionSettings, exchange: Exchange) -> pd.DataFrame:
     """Rows of one kernel, alone and beside all-reduces that outlast it."""
     kernel = kernels(settings.scale)[name]
-    pair = _Pair(me, kernel, settings.message_bytes)
+    pair = _Pair(me, kernel, exchange)
     count = pair.enough()
-    beside = partial(pair.both, count)
-    companies: dict[str, Compute] = {"none": pair.alone, me.backend: beside}
+    both_at_once = partial(pair.both, count)
+    company = exchange.communication
+    companies: dict[str, Compute] = {"none": pair.alone, company: both_at_once}
     samples = pair.measure(companies, settings.budget)
     pair.together()  # all ranks profile, so that all are equally slow
-    seen = read_trace(json.loads(clock.chrome_trace(beside, me.device)))
-    sent_bytes = count * settings.message_bytes * bus_factor("all_reduce", me.world_size)
-    seen |= {"communication": me.backend, "bytes_per_s": sent_bytes / seen.pop("messages_s")}
+    seen = read_trace(json.loads(clock.chrome_trace(both_at_once, me.device)))
+    sent_bytes = count * settings.message_bytes * bus_factor("all_reduce", exchange.ranks)
+    seen |= {"communication": company, "bytes_per_s": sent_bytes / seen.pop("messages_s")}
     # Alone or not: a table holds several settings, each with times of its own.
-    both = {"ranks": me.world_size, "blocks": settings.blocks, "threads": settings.threads}
+    both = {"ranks": exchange.ranks, "blocks": settings.blocks, "threads": settings.threads}
     frames = [
         _rows(name, kernel, me.device, both, samples["none"] / pair.calls),
-        _rows(name, kernel, me.device, both | seen, samples[me.backend] / pair.calls),
+        _rows(name, kernel, me.device, both | seen, samples[company] / pair.calls),
     ]
     alone_s, beside_s = (float(frame["seconds"].median()) for frame in frames)
     me.say(
-        f"{name}: {format_seconds(alone_s)} alone, {format_seconds(beside_s)} beside {me.backend}, "
+        f"{name}: {format_seconds(alone_s)} alone, {format_seconds(beside_s)} beside {company}, "
         f"which ran {100 * seen['overlap_share']:.0f}% of that time"
     )
     return pd.concat(frames, ignore_index=True)
 
 
 class _Pair:
-    """A kernel and an all-reduce on this rank; every rank must call every method alike.
+    """A kernel and all-reduces on this rank; every rank must call every method alike.
 
     On a CPU the kernel is called several times in a row: beside one call shorter than the scheduler's
     slice, gloo's thread would not get the processor at all.
     """
 
-    def __init__(self, me: Rank, kernel: Kernel, message_bytes: int) -> None:
+    def __init__(self, me: Rank, kernel: Kernel, exchange: Exchange) -> None:
         self.device = me.device
         once = kernel.on(me.device)
         least_s = 0.0 if me.device.type == "cuda" else CpuStandIn.least_s
         calls = _calls(once, me.device, least_s)
         self.calls = int(slowest([calls])[0])
         self.alone = clock.timed(lambda: [once() for _ in range(self.calls)], me.device)
-        self._start = torch.randn(message_bytes // 4, device=me.device)
-        self._message = self._start.clone()
+        self._exchange = exchange
         self._wait = clock.synchronizer(me.device)
 
     def both(self, count: int) -> Marks:
         """Post ``count`` all-reduces, compute while they run, and wait for all."""
-        works = [dist.all_reduce(self._message, async_op=True) for _ in range(count)]
+        waits = [self._exchange.post() for _ in range(count)]
         if self.device.type == "cuda":
             torch.cuda._sleep(HOLD_CYCLES)
         with record_function(COMPUTE):
             marks = self.alone()
-        for work in works:
-            work.wait()
+        for wait in waits:
+            wait()
         return marks
 
     def enough(self) -> int:
         """How many all-reduces outlast the kernel, on whichever rank it takes longest."""
         one = Budget(warmup=1, min_repeats=3, max_repeats=3)
-        message = partial(dist.all_reduce, self._message)
-        samples = self.measure({"kernel": self.alone, "message": message}, one)
+        actions = {"kernel": self.alone, "message": lambda: self._exchange.post()()}
+        samples = self.measure(actions, one)
         kernel_s, message_s = (float(np.median(seconds)) for seconds in samples.values())
         return 1 + math.ceil(AS_LONG * kernel_s / message_s)
 
@@ -409,7 +431,7 @@ class _Pair:
 
     def together(self) -> None:
         """Have every rank start from here, with the message as it was."""
-        self._message.copy_(self._start)  # sums of sums grow
+        self._exchange.reset()
         self._wait()
         dist.barrier()
 

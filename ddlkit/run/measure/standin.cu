@@ -11,8 +11,8 @@ static __device__ __forceinline__ u64 now_ns() {
 }
 
 // c = a + b, chunk by chunk: block i takes the chunks i, i + blocks, ... of the buffers, round and round.
-// It waits for nothing but the time at which its next chunk is due, and ends on the flag, after
-// most_chunks, and after most_ns in any case. Buffers hold buffer_chunks >= blocks chunks.
+// It waits for nothing but the time at which its next chunk is due, and ends on the flag, when the chunk
+// after most_chunks would be due, and after most_ns in any case. Buffers hold buffer_chunks >= blocks chunks.
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
 standin(const float4* __restrict__ a, const float4* __restrict__ b, float4* __restrict__ c,
         u64 buffer_chunks, u64 most_chunks, double chunk_ns, u64 most_ns, volatile u64* record) {
@@ -33,8 +33,9 @@ standin(const float4* __restrict__ a, const float4* __restrict__ b, float4* __re
       u64 passed;
       do {
         passed = now_ns() - begin;
-        halt = record[STOP] || passed >= most_ns || done >= most_chunks;
+        halt = record[STOP] || passed >= most_ns;
       } while (!halt && passed < due_ns);
+      halt |= done >= most_chunks;
     }
     if (__syncthreads_or(halt)) break;
     const u64 first = chunk * UNROLL * blockDim.x + threadIdx.x;

@@ -24,10 +24,12 @@ import functools
 import importlib.util
 import itertools
 import os
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import byref, c_char, c_char_p, c_double, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,9 +218,9 @@ class GpuStandIn:
     def send(self, footprint: Footprint, chunks: int, record: torch.Tensor | None = None) -> None:
         """Put the kernel into its stream: to end by the flag in ``record``, or after ``chunks``.
 
-        chunks : of each block; record : (6 + 3 blocks,) zeros, int64
+        chunks : of each block; record : of `record`
         """
-        record = self._record(footprint.blocks) if record is None else record
+        record = self.record(footprint.blocks) if record is None else record
         chunk_bytes = self.chunk_bytes(footprint.threads)
         in_buffer = min(self.c.nbytes, footprint.fifo_bytes or self.c.nbytes) // chunk_bytes
         if in_buffer < footprint.blocks:
@@ -243,7 +245,7 @@ class GpuStandIn:
         before looking at the traffic.
         """
         blocks = footprint.blocks if footprint else 0
-        record = self._record(blocks)
+        record = self.record(blocks)
         if footprint:
             self.send(footprint, 2**63 - 1, record)
         marks = Marks("cuda")
@@ -258,9 +260,14 @@ class GpuStandIn:
 
     def idle(self) -> None:
         """Compute nothing for two milliseconds, to see the communication by itself."""
-        self._gate.launch(1, 1, [self._record(0), _OPENED, 0, int(2e-3 * _NS), 0, 0])
+        self._gate.launch(1, 1, [self.record(0), _OPENED, 0, int(2e-3 * _NS), 0, 0])
 
-    def _record(self, blocks: int) -> torch.Tensor:
+    def join(self) -> None:
+        """Let torch's current stream go on only when all that was sent has ended."""
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def record(self, blocks: int) -> torch.Tensor:
+        """What the kernel writes down, as in the source: (6 + 3 blocks,) zeros."""
         return torch.zeros(_HEAD + 3 * blocks, dtype=torch.int64, device="cuda")
 
 
@@ -273,6 +280,12 @@ def _read(record: torch.Tensor, chunk_bytes: int) -> Traffic:
     begins_s, ends_s = ((blocks[:2] - opened) / _NS).tolist()
     sent_bytes = float((sent_after - sent_before) * chunk_bytes)
     return Traffic(tuple(begins_s), tuple(ends_s), 0.0, (closed - opened) / _NS, sent_bytes)
+
+
+def read_message(record: torch.Tensor) -> tuple[float, int]:
+    """Of a message that has ended: seconds from its first block's begin to the last one's end, and chunks."""
+    begins_ns, ends_ns, chunks = np.reshape(record.tolist()[_HEAD:], (3, -1))
+    return int(ends_ns.max() - begins_ns.min()) / _NS, int(chunks.sum())
 
 
 class CpuStandIn:
@@ -292,6 +305,32 @@ class CpuStandIn:
         elements = max(buffer_bytes // 4, self.chunk_elements)
         self.a, self.b = np.random.default_rng(0).random((2, elements), dtype=np.float32)
         self.c = np.empty_like(self.a)
+        self._stream, self._sent = ThreadPoolExecutor(1), deque[Future[None]]()
+
+    def chunk_bytes(self, threads: int) -> int:
+        """What a block sums at a time."""
+        return 4 * self.chunk_elements
+
+    def send(self, footprint: Footprint, chunks: int, record: torch.Tensor) -> None:
+        """As `GpuStandIn.send`, after ``chunks``: a thread of its own is the stream."""
+        self._sent.append(self._stream.submit(self._message, footprint, chunks, record))
+
+    def join(self) -> None:
+        """Wait until all that was sent has ended."""
+        while self._sent:
+            self._sent.popleft().result()
+
+    def record(self, blocks: int) -> torch.Tensor:
+        """As `GpuStandIn.record`; times are those of `time.perf_counter`."""
+        return torch.zeros(_HEAD + 3 * blocks, dtype=torch.int64)
+
+    def _message(self, footprint: Footprint, chunks: int, record: torch.Tensor) -> None:
+        sent = [0] * footprint.blocks
+        how = footprint, threading.Event(), threading.Semaphore(0), sent
+        with ThreadPoolExecutor(footprint.blocks) as pool:
+            spans = list(pool.map(lambda block: self._send(*how, block, chunks), range(len(sent))))
+        times_ns = (_NS * np.transpose(spans)).astype(np.int64)
+        record[_HEAD:] = torch.from_numpy(np.concatenate([*times_ns, sent]))
 
     def columns(self, footprint: Footprint) -> dict[str, Any]:
         """As `GpuStandIn.columns`; threads are not tied together."""
@@ -334,6 +373,7 @@ class CpuStandIn:
         begun: threading.Semaphore,
         sent: list[int],
         number: int,
+        most: int = sys.maxsize,
     ) -> tuple[float, float]:
         """One block; when it began and ended."""
         chunk_s = footprint.chunk_s(4 * self.chunk_elements)
@@ -347,7 +387,7 @@ class CpuStandIn:
             now_s = time.perf_counter()
             early_s = begin_s + done * chunk_s - now_s
             halt = flag.wait(early_s) if early_s > 0 else flag.is_set()
-            if halt or now_s - begin_s > LONGEST_S:
+            if halt or done >= most or now_s - begin_s > LONGEST_S:
                 break
             start = own[done % len(own)]
             part = slice(start, start + self.chunk_elements)

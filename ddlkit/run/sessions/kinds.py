@@ -6,6 +6,7 @@ other keys there, and their types say how these are checked. A new measurement i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,7 +32,14 @@ from ddlkit.run.jobs.launch import Loopback, Place, launch
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.replay import calibrate, choose_join, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
-from ddlkit.run.measure import channels, contention, copies, selection
+from ddlkit.run.measure import (
+    channels,
+    contention,
+    copies,
+    nccl_one_gpu,
+    selection,
+    sharing_training,
+)
 from ddlkit.run.measure import throughput as speed
 from ddlkit.run.measure.collectives import SIZES, CollectivesSettings, collectives_job
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
@@ -218,6 +226,15 @@ def kernels_beside_copies(here: Here, brief: bool = False) -> Iterator[Point]:
     yield Point("contention", name, measure, estimate_s)
 
 
+@kind("one_gpu")
+def two_ranks_on_one_gpu(here: Here, brief: bool = False) -> Iterator[Point]:
+    """NCCL itself where there is one GPU; what it refuses for being too old takes no time."""
+    pairs, settings = nccl_one_gpu.case(brief)
+    measure = partial(nccl_one_gpu.measure_on_one_gpu, pairs, settings)
+    estimate_s = 0.0 if nccl_one_gpu.unavailable() else 30.0 * len(pairs)
+    yield Point("one_gpu", "nccl-one-gpu", measure, estimate_s, tables=["contention"])
+
+
 # -- networks ------------------------------------------------------------------------------------
 
 
@@ -283,6 +300,24 @@ def throughput(
             samples_s = [iterations * _iteration_s(name, n, precision, device) for n in batches]
             estimate_s = sum(BUILD_S / 2 + _timed_s(budget, sample_s) for sample_s in samples_s)
             yield Point("throughput", f"{name}-{precision}", measure, estimate_s)
+
+
+@kind("sharing")
+def training_beside_messages(
+    here: Here,
+    networks: Batched,
+    budget: Budget,
+    precisions: Precisions = ("fp32",),
+    brief: bool = False,
+) -> Iterator[Point]:
+    compared = sharing_training.settings(here.device == "cuda", brief)
+    for precision, (name, batch) in itertools.product(precisions, networks):
+        how: dict[str, Any] = {"device": here.device, "precision": precision}
+        measure = partial(sharing_training.measure_sharing, name, batch, compared, budget, **how)
+        # Each round is an iteration without messages, one by each setting, and its messages alone.
+        repeat_s = 1.2 * (1 + len(compared)) * _iteration_s(name, batch, precision, here.device)
+        estimate_s = 2 * BUILD_S + _timed_s(budget, repeat_s)
+        yield Point("sharing", f"{name}-b{batch}-{precision}", measure, estimate_s)
 
 
 @kind("convergence")

@@ -1,0 +1,218 @@
+"""Two ranks of NCCL on one device, rehearsed with a played libnccl: refused, measured, failing, hanging."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+from ddlkit.core.units import KIB
+from ddlkit.run.instruments import clock
+from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.jobs import launch
+from ddlkit.run.jobs.job import Job
+from ddlkit.run.jobs.launch import Loopback
+from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.measure import contention
+from ddlkit.run.measure.contention import ContentionSettings
+from ddlkit.run.measure.nccl_one_gpu import (
+    Nccl,
+    TwoRanks,
+    library,
+    measure_on_one_gpu,
+    unavailable,
+)
+from ddlkit.run.sessions.kinds import Here, two_ranks_on_one_gpu
+from ddlkit.run.sessions.session import Partial, Unavailable
+
+CPU = torch.device("cpu")
+TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
+TINY = ContentionSettings(0, contention.TINY, TWICE, ["relu"], 64 * KIB)
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
+
+Play = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A libnccl.so.2 of tests/played_nccl.c."""
+    path = tmp_path_factory.mktemp("nccl") / "libnccl.so.2"
+    source = Path(__file__).with_name("played_nccl.c")
+    options = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror"]
+    subprocess.run(["gcc", *options, "-o", str(path), str(source)], check=True)
+    return path
+
+
+@pytest.fixture
+def play(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Have the played library do as told; returns where it writes down what is called."""
+
+    def start(role: str) -> Path:
+        for name, value in (("DDLKIT_NCCL", played), ("PLAYED_NCCL", role)):
+            monkeypatch.setenv(name, str(value))
+        log = tmp_path / "calls"
+        monkeypatch.setenv("PLAYED_LOG", str(log))
+        return log
+
+    return start
+
+
+def calls(log: Path) -> list[list[str]]:
+    """What was called, word by word."""
+    return [line.split() for line in log.read_text().splitlines()]
+
+
+# -- whether it can be had ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [22809, 23002])
+def test_an_old_library_is_refused_with_its_version(version: int, play: Play) -> None:
+    play(f"version={version}")
+    with pytest.raises(Unavailable, match=rf"NCCL 2\.{version // 100 % 100}\.{version % 100} has"):
+        measure_on_one_gpu([(1, 64)], TINY)
+
+
+@pytest.mark.parametrize("version", [23003, 23100, 30000])
+def test_a_new_one_is_not(version: int, play: Play) -> None:
+    play(f"version={version}")
+    assert unavailable() == ""
+
+
+def test_a_file_that_is_no_nccl_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, reason in (("missing.so", "cannot open"), ("libm.so.6", "undefined symbol")):
+        monkeypatch.setenv("DDLKIT_NCCL", name)
+        assert library() == name
+        assert reason in unavailable()
+        with pytest.raises(Unavailable, match=reason):
+            measure_on_one_gpu([(1, 64)], TINY)
+
+
+def test_a_point_that_would_be_refused_takes_no_time(play: Play, tmp_path: Path) -> None:
+    estimates = []
+    for version in (22809, 23003):
+        play(f"version={version}")
+        (point,) = two_ranks_on_one_gpu(Here("cuda", 1, tmp_path))
+        estimates.append(point.estimate_s)
+        assert point.schemas == ["contention"]
+    assert estimates[0] == 0 < estimates[1]
+
+
+# -- what is called ----------------------------------------------------------------------------
+
+
+def test_both_ranks_sum_their_messages_in_place(play: Play) -> None:
+    log = play("version=23003")
+    ranks = TwoRanks(Nccl(library()), CPU, 64 * KIB)
+    for rank, message in enumerate(ranks.messages):
+        message.copy_(torch.arange(len(message)) + rank)
+    ranks.post()()
+    expected = 2.0 * torch.arange(16 * KIB) + 1
+    assert all(torch.equal(message, expected) for message in ranks.messages)
+    ranks.reset()
+    assert all(bool((message == 1).all()) for message in ranks.messages)
+    meet, *sums = calls(log)
+    assert meet[:5] == ["meet", "2", "on", "0", "0"]
+    assert sums == [["sum", str(16 * KIB), str(16 * KIB)]] * 2
+
+
+@pytest.mark.parametrize(
+    ("role", "line"),
+    [("wrong", "sums are wrong"), ("refuse", "ncclCommInitAll: invalid usage: Duplicate GPU")],
+)
+def test_what_fails_is_one_line(role: str, line: str, play: Play) -> None:
+    play(f"{role} version=23003")
+    with pytest.raises(UserError, match=line) as raised:
+        measure_on_one_gpu([(2, 256)], TINY, on_gpu=False)
+    assert "\n" not in str(raised.value)
+
+
+def trace_of_a_gpu(run: Callable[[], object], _: object) -> str:
+    """What a GPU's profiler would have seen of the two ranks' kernels beside another one."""
+    run()
+
+    def event(name: str, at: int, **how: object) -> dict[str, object]:
+        return {"ph": "X", "cat": "kernel", "name": name, "ts": at, "dur": 100, "args": how}
+
+    nccl = {"grid": [2, 1, 1], "block": [288, 1, 1], "registers per thread": 96, "shared memory": 5}
+    ranks = [event("ncclDevKernel_AllReduce", at, **nccl) for at in (0, 10)]
+    return json.dumps({"traceEvents": [*ranks, event("relu", 50)]})
+
+
+def test_each_setting_is_heard_by_nccl_and_makes_rows(
+    play: Play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All of it but the profiler, which sees no kernels here, in this process: one rank, as in a job."""
+    log = play("version=23003")
+    monkeypatch.setattr(launch, "launch", launch_here)
+    monkeypatch.setattr(clock, "chrome_trace", trace_of_a_gpu)
+    found = measure_on_one_gpu([(1, 64), (2, 256)], TINY, on_gpu=False)["contention"]
+    path = store.save_table(found, tmp_path, "x", schema="contention", command=[])
+    rows = store.load_table(path, "contention")
+    assert rows.groupby(["communication", "blocks", "threads"]).size().to_dict() == {
+        (company, *pair): 2 for company in ("nccl_one_gpu", "none") for pair in ((1, 64), (2, 256))
+    }
+    beside = rows[rows["communication"] == "nccl_one_gpu"]
+    assert set(beside["taken_blocks"]) == {2} and set(beside["taken_threads"]) == {288}
+    assert beside["overlap_share"].to_numpy() == pytest.approx(0.6)
+    assert set(rows["ranks"]) == {2}
+    meets = [call for call in calls(log) if call[0] == "meet"]
+    assert [(call[6], call[8], call[10]) for call in meets] == [("1", "1", "64"), ("1", "2", "256")]
+
+
+def launch_here(
+    job: Job[Any], settings: object, *, place: Loopback, join: dict[str, Any], **_: object
+) -> dict[str, pd.DataFrame]:
+    """As `launch.launch`, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in place.environment(0, 1).items():
+            patch.setenv(name, value)
+        with socket.create_server((launch.LOCALHOST, 0)) as probe:
+            patch.setenv("MASTER_PORT", str(probe.getsockname()[1]))
+        me = Rank.join(**join)
+        try:
+            parts = [tables["contention"] for tables in job.part(me, settings)]
+        finally:
+            me.leave()
+    return {"contention": pd.concat(parts, ignore_index=True)}
+
+
+# -- a hang ------------------------------------------------------------------------------------
+
+
+def test_a_hang_is_ended_and_nothing_stays(play: Play) -> None:
+    log = play("hang version=23003")
+    with pytest.raises(UserError, match="not done after 8 s and was ended"):
+        measure_on_one_gpu([(1, 64), (2, 256)], TINY, on_gpu=False, limit_s=8)
+    (meet,) = calls(log)  # and the next setting was not tried
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(meet[-1]), 0)
+
+
+def test_what_was_measured_before_a_failure_is_kept(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play("version=23003")
+    row = pd.DataFrame({"kernel": ["relu"]})
+
+    def start(_: object, settings: ContentionSettings, **__: object) -> dict[str, pd.DataFrame]:
+        if settings.blocks == 4:
+            raise UserError("it hangs")
+        return {"contention": row.assign(blocks=settings.blocks)}
+
+    monkeypatch.setattr(launch, "launch", start)
+    with pytest.raises(Partial, match="it hangs") as raised:
+        measure_on_one_gpu([(1, 64), (2, 64), (4, 64), (8, 64)], replace(TINY, blocks=9))
+    assert raised.value.tables["contention"]["blocks"].to_list() == [1, 2]

@@ -1,0 +1,233 @@
+"""Training beside the stand-in: every gradient's bytes are sent once, in buckets, and the update waits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from ddlkit import store
+from ddlkit.core import plan
+from ddlkit.core.errors import UserError
+from ddlkit.core.link import bus_factor
+from ddlkit.core.units import KIB, MIB
+from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.measure import sharing_training, standin
+from ddlkit.run.measure.layers import Training
+from ddlkit.run.measure.sharing_training import (
+    SendingTraining,
+    Setting,
+    chunks_of_messages,
+    measure_sharing,
+    settings,
+)
+from ddlkit.run.measure.standin import CpuStandIn, Footprint, read_message
+from ddlkit.run.nets import registry as networks
+from ddlkit.run.sessions.kinds import Here, training_beside_messages
+
+CPU = torch.device("cpu")
+TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
+SLOW = Setting(Footprint(1, 1, 20e6))  # a few milliseconds for a small network
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the smallest of networks is many chunks."""
+    monkeypatch.setattr(CpuStandIn, "chunk_elements", KIB)
+
+
+class Tied(nn.Module):
+    """A parameter that two layers share, one that the loss does not see, and one that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+        self.unused = nn.Linear(64, 64)
+        self.frozen = nn.Linear(64, 64).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.frozen(self.first(x)))
+
+
+def training_of(network: str, monkeypatch: pytest.MonkeyPatch) -> Training:
+    """One of a registered network, or of Tied."""
+
+    def inputs(n: int, _: object) -> tuple[Tensor, Tensor]:
+        return torch.ones(n, 64), torch.zeros(n, dtype=torch.int64)
+
+    monkeypatch.setitem(networks.NETWORKS, "tied", networks.Network(Tied, inputs))
+    torch.manual_seed(0)
+    return Training(network, 2, CPU, "fp32")
+
+
+def gradient_bytes(training: Training) -> int:
+    """Bytes that one backward pass leaves."""
+    nn.functional.cross_entropy(training.model(training.inputs), training.labels).backward()
+    found = sum(p.grad.nbytes for p in training.model.parameters() if p.grad is not None)
+    training.optimizer.zero_grad()
+    return found
+
+
+# -- how much is sent --------------------------------------------------------------------------
+
+messages = st.lists(st.tuples(st.integers(0, 10**9), st.integers(1, 10**7)), min_size=1)
+
+
+@given(messages)
+def test_every_byte_travels_with_its_message_and_once(asked: list[tuple[int, int]]) -> None:
+    sizes, each = map(list, zip(*asked, strict=True))
+    chunks = chunks_of_messages(sizes, each)
+    surplus = np.cumsum(np.multiply(chunks, each)) - np.cumsum(sizes)
+    assert (surplus >= 0).all(), "a message left bytes behind"
+    assert (surplus < max(each)).all(), "something was sent twice"
+
+
+@pytest.mark.parametrize("network", ["lenet5", "tied"])
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_an_iteration_sends_all_gradients_by_its_records(
+    network: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = training_of(network, monkeypatch)
+    expected = bus_factor("all_reduce", ranks) * gradient_bytes(training)
+    sending = SendingTraining(training, CpuStandIn(MIB))
+    chunk_bytes = 4 * KIB
+    with sending.hooked():
+        for footprint in (Footprint(1, 1), Footprint(3, 1)):
+            run = sending.iterate(Setting(footprint, ranks=ranks))
+            sent_bytes = chunk_bytes * sum(read_message(record)[1] for record in run.records)
+            assert expected <= sent_bytes < expected + footprint.blocks * chunk_bytes
+
+
+def test_buckets_are_those_of_ddp() -> None:
+    training = Training("resnet18", 1, CPU, "fp32")
+    sending = SendingTraining(training, CpuStandIn(MIB))
+    sizes = sending.sizes
+    assert sum(sizes) == sum(p.nbytes for p in training.model.parameters())
+    assert MIB <= sizes[0] < sizes[1] and sizes[1] >= 25 * MIB and len(sizes) == 3
+
+
+# -- when it is sent ---------------------------------------------------------------------------
+
+
+def spans_s(records: list[Tensor]) -> list[tuple[float, float]]:
+    """Begin and end of each message, by `time.perf_counter`."""
+    blocks = [np.reshape(record.tolist()[standin._HEAD :], (3, -1)) for record in records]
+    return [(begins.min() / 1e9, ends.max() / 1e9) for begins, ends, _ in blocks]
+
+
+def test_the_update_waits_and_messages_leave_one_after_the_other_when_they_are_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sharing_training, "ddp", plan.none)
+    training = training_of("lenet5", monkeypatch)
+    sending = SendingTraining(training, CpuStandIn(MIB))
+    assert len(sending.sizes) == 10
+    began_s: list[float] = []
+    training.optimizer.register_step_post_hook(lambda *_: began_s.append(time.perf_counter()))
+    ready_s: list[float] = []
+    note = training.watched(lambda _: None, lambda _: ready_s.append(time.perf_counter()))
+    with note, sending.hooked():
+        run = sending.iterate(SLOW)
+    spans = spans_s(list(run.records))
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+    assert all(at < begin for at, (begin, _) in zip(ready_s, spans, strict=True))
+    assert spans[-1][1] < began_s[0]
+    start, _, backward, waited, update = run.marks.seconds()
+    assert start == 0 <= backward < waited < update
+    # 247 kB at 20 MB/s: the last chunk too takes its time.
+    assert sum(end - begin for begin, end in spans) > 0.99 * sum(sending.sizes) / 20e6
+
+
+def test_without_messages_and_with_them_an_iteration_computes_what_it_does_anyway(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def momenta(sends: Setting | None, *, plain: bool = False) -> list[Tensor]:
+        training = training_of("lenet5", monkeypatch)
+        sending = SendingTraining(training, CpuStandIn(MIB))
+        if plain:
+            training.iterate(lambda: None)
+        else:
+            with sending.hooked():
+                run = sending.iterate(sends)
+            assert len(run.records) == (len(sending.sizes) if sends else 0)
+            assert len(run.marks.seconds()) == 5
+        states = training.optimizer.state.values()
+        return [state["momentum_buffer"] for state in states]
+
+    plain = momenta(None, plain=True)
+    for setting in (None, SLOW):
+        same = map(torch.equal, plain, momenta(setting))
+        assert plain and all(same)
+
+
+def test_nothing_stays_hooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = training_of("lenet5", monkeypatch)
+    sending = SendingTraining(training, CpuStandIn(MIB))
+    with sending.hooked():
+        assert training.optimizer._optimizer_step_pre_hooks
+    assert not training.optimizer._optimizer_step_pre_hooks
+    assert not any(p._post_accumulate_grad_hooks for p in training.model.parameters())
+
+
+# -- policies and rows -------------------------------------------------------------------------
+
+
+def test_the_policy_gives_more_to_the_last_message_only() -> None:
+    least, most = Footprint(1, 64), Footprint(16, 512)
+    assert Setting(least, most).footprints(3) == [least, least, most]
+    assert Setting(least, most).footprints(1) == [most]
+    assert Setting(least).footprints(2) == [least, least]
+
+
+def test_settings_of_a_gpu_are_distinct_and_span_the_papers_corners() -> None:
+    found = settings(True, brief=False)
+    assert len(found) == len(set(found))
+    pairs = {(one.footprint.blocks, one.footprint.threads) for one in found}
+    assert set(itertools.product((1, 4), (64, 512))) <= pairs
+    assert {one.policy for one in settings(True, brief=True)} == {one.policy for one in found}
+    assert {one.ranks for one in found} == {2, 8}
+
+
+def test_the_table_can_be_saved_and_agrees_with_itself(tmp_path: Path) -> None:
+    compared = [SLOW, Setting(Footprint(1, 1, 20e6), Footprint(2, 1, 20e6), ranks=8)]
+    table = measure_sharing("lenet5", 2, compared, TWICE)
+    path = store.save_table(table, tmp_path, "sharing-x", schema="sharing", command=[])
+    rows = store.load_table(path, "sharing")
+    assert rows.groupby("quantity").size().to_dict() == {
+        **{"compute": 2, "iteration": 4, "communication": 4}
+    }
+    sent = rows[rows["quantity"] != "compute"]
+    assert (sent["bytes_per_s"] * sent["communication_s"]).to_numpy() == pytest.approx(
+        sent["bytes"]
+    )
+    assert (sent["bytes_per_s"] <= 20e6 * 1.001).all()
+    alone = sent[sent["quantity"] == "communication"]
+    assert (alone["seconds"] >= alone["communication_s"]).all()
+    assert (alone["overlap_share"] == 0).all()
+    beside = sent[sent["quantity"] == "iteration"]
+    assert (beside["seconds"] > beside["exposed_communication_s"]).all()
+    assert set(rows["policy"]) == {"none", "same", "last_2x1"}
+
+
+def test_a_message_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standin, "LONGEST_S", 0.01)
+    with pytest.raises(UserError, match=r"sent \d+ of \d+ chunks in the time"):
+        measure_sharing("lenet5", 2, [Setting(Footprint(1, 1, 1e6))], TWICE)
+
+
+def test_a_point_has_a_budget_for_each_setting(tmp_path: Path) -> None:
+    chosen = [("lenet5", 4), ("alexnet", 128)]
+    here = Here("cuda", 1, tmp_path)
+    points = training_beside_messages(here, chosen, Budget(1, 2, 10, max_s=6.0))
+    names = {point.name: point.estimate_s for point in points}
+    assert set(names) == {"lenet5-b4-fp32", "alexnet-b128-fp32"}
+    assert all(math.isfinite(estimate_s) and estimate_s < 30 for estimate_s in names.values())
