@@ -104,12 +104,18 @@ suite quick: layers, collectives, training, replay, campaign, convergence, tenso
 two, which take minutes and say more of single networks)"""
 
 
+_PACK = """keep the whole recording in this file, too, every 20 s: a kill at any time leaves it whole, and
+the next run goes on from it where the directory is empty; by hand: tar xzf FILE.tgz -C data/recorded"""
+
+
 def _session(where: str) -> tuple[Argument, ...]:
     """What every session of measuring can be asked."""
     return (
         arg("--budget", help="when to end, as in 8m30s or 90s [when all is measured]"),
         flag("--dry-run", "only say what and how long"),
         arg("--out", type=Path, help=f"directory for the tables [{where}]"),
+        arg("--pack", type=Path, metavar="FILE.tgz", help=_PACK),
+        flag("--ignore-load", "measure although others use the GPU; every stamp says so"),
     )
 
 
@@ -117,7 +123,8 @@ def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> None:
     from ddlkit.run.sessions import engine
 
     budget_s = units.parse_seconds(arguments.budget) if arguments.budget else math.inf
-    common = {"budget_s": budget_s, "out": arguments.out, "dry_run": arguments.dry_run}
+    chosen = ("out", "dry_run", "pack", "ignore_load")
+    common = {"budget_s": budget_s, **{name: getattr(arguments, name) for name in chosen}}
     print(engine.measure(what, **common, **how))
 
 

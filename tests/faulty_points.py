@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,54 @@ def deadly(out: Path, session: int) -> PointList:
 def long(out: Path, session: int) -> PointList:
     """Two quick points around one that takes a minute and says so."""
     return PointList([fine("first"), point("slow", _slow, 60.0), fine("last")])
+
+
+def step_clock(step_s: float) -> None:
+    """From now on the wall clock of this process goes wrong by that much."""
+    true = time.clock_gettime
+    time.time = lambda: true(time.CLOCK_REALTIME) + step_s
+
+
+def stepping(out: Path, session: int, step_s: float) -> PointList:
+    """A point during which the wall clock is set, one that has time enough, and one that has not."""
+
+    def step() -> Tables:
+        step_clock(step_s)
+        return drift("step")
+
+    return PointList([point("step", step), fine("after", 5.0), fine("far", 500.0)])
+
+
+def pair(out: Path, session: int) -> PointList:
+    """Two points that nothing is wrong with."""
+    return PointList([fine("a"), fine("b")])
+
+
+def blind(out: Path, session: int) -> PointList:
+    """A point that cannot be measured where CUDA may see a GPU."""
+
+    def measure() -> Tables:
+        if os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+            raise UserError("GPUs can be seen")
+        return drift("blind")
+
+    return PointList([point("blind", measure)])
+
+
+def steady(out: Path, session: int) -> PointList:
+    """Twenty points of a tenth of a second."""
+
+    def measure(name: str) -> Tables:
+        time.sleep(0.1)
+        return drift(name)
+
+    return PointList([point(f"p{n}", partial(measure, f"p{n}")) for n in range(20)])
+
+
+def mute(out: Path, session: int) -> PointList:
+    """A process that hangs before it has any points."""
+    time.sleep(60)
+    raise AssertionError("nobody ended it")
 
 
 def stillborn(out: Path, session: int) -> PointList:

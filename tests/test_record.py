@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,12 +22,14 @@ from hypothesis import strategies as st
 import faulty_points
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
+from ddlkit.core.units import GIB
+from ddlkit.report.source import Source as Reader
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.sessions import engine, kinds, suites
+from ddlkit.run.sessions import engine, kinds, reader, suites
 from ddlkit.run.sessions import session as outcomes
 from ddlkit.run.sessions.engine import measure, run_session
-from ddlkit.run.sessions.session import Point, PointList, Source
+from ddlkit.run.sessions.session import Point, PointList, Source, Tables
 from faulty_points import FAULTS, fine
 from places import ROOT, alive, family, wait_for
 
@@ -136,18 +139,83 @@ def test_a_damaged_table_is_told_and_not_measured_over(tmp_path: Path) -> None:
 def test_what_does_not_fit_into_the_budget_makes_room_for_what_does(tmp_path: Path) -> None:
     body = [fine("a", 5.0), fine("b", 500.0), fine("c", 5.0)]
     plan = PointList(body, closing=[fine("close", 20.0)])
-    found = work(plan, tmp_path, deadline_s=time.time() + 60)
+    found = work(plan, tmp_path, deadline_s=time.monotonic() + 60)
     assert {key: event["outcome"] for key, event in found.items()} == {
         "test/a": outcomes.MEASURED,
         "test/b": outcomes.NO_TIME,
         "test/c": outcomes.MEASURED,
         "test/close": outcomes.MEASURED,
     }
-    # Time for the last is set aside: 30 s are enough for it, not for it and one more of 15.
+    # Twice the time for the last is set aside: of 50 s, 40 are not for one more of 15.
     plan = PointList([fine("d", 15.0)], closing=[fine("close2", 20.0)])
-    found = work(plan, tmp_path, deadline_s=time.time() + 30)
+    found = work(plan, tmp_path, deadline_s=time.monotonic() + 50)
     assert found["test/d"]["outcome"] == outcomes.NO_TIME
     assert found["test/close2"]["outcome"] == outcomes.MEASURED
+
+
+class Clock:
+    """A clock that stands still but for what points take."""
+
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def point(self, name: str, estimate_s: float, seconds: float) -> Point:
+        def measure() -> Tables:
+            self.now_s += seconds
+            return {}
+
+        return Point("test", name, measure, estimate_s, is_done=lambda: False)
+
+
+@given(taken_s=st.floats(0.0, 120.0), closing_s=st.floats(0.1, 5.0))
+def test_a_point_that_takes_too_long_costs_none_of_the_closing_ones(
+    taken_s: float, closing_s: float
+) -> None:
+    """Up to the time at which the process is ended, less what they may be expected to take."""
+    clock = Clock()
+    body = [clock.point("a", 30.0, taken_s)]
+    closing = [clock.point(name, closing_s, closing_s) for name in ("drift", "efficiency")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outcomes, "time", clock)
+        found = work(PointList(body, closing=closing), Path(), deadline_s=60.0)
+    slowness = max(1.0, (taken_s + outcomes.PRIOR_S) / (30.0 + outcomes.PRIOR_S))
+    end_s = 60.0 + outcomes.OVERTIME_S
+    if taken_s + slowness * 2 * closing_s <= end_s:
+        assert {row["outcome"] for row in found.values()} == {outcomes.MEASURED}
+    assert clock.now_s <= max(end_s, taken_s)
+
+
+def test_closing_points_alone_are_no_session(tmp_path: Path) -> None:
+    clock = Clock()
+    plan = PointList([clock.point("a", 30.0, 1.0)], closing=[clock.point("drift", 4.0, 4.0)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outcomes, "time", clock)
+        found = work(plan, tmp_path, deadline_s=0.0)
+    assert {row["outcome"] for row in found.values()} == {outcomes.NO_TIME}
+
+
+def test_times_taken_beside_others_are_kept_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = iter([GIB, 4 * GIB, GIB, GIB, GIB, 9 * GIB])
+    monkeypatch.setattr(outcomes, "_foreign_bytes", lambda: next(held))
+    half = faulty_points.point("half", FAULTS["half"])
+    found = work(PointList([fine("a"), fine("b"), half]), tmp_path)
+    told = {key: (row["outcome"], row["reason"]) for key, row in found.items()}
+    came = "others took {} GiB of GPU memory meanwhile"
+    assert told == {
+        "test/a": (outcomes.BESIDE, came.format(3)),
+        "test/b": (outcomes.MEASURED, ""),
+        "test/half": (outcomes.PARTIAL, f"out of memory: the other half; {came.format(8)}"),
+    }
+    remarks = {name: store.load_stamp(tmp_path / name)["remark"] for name in valid_tables(tmp_path)}
+    assert remarks == {
+        "drift-a.csv": came.format(3),
+        "drift-b.csv": "",
+        "drift-half.csv": came.format(8),
+    }
 
 
 @given(
@@ -321,6 +389,38 @@ def test_a_run_that_is_killed_leaves_nothing_behind_and_goes_on_later(
     assert valid_tables(tmp_path)["drift-first.csv"] == hashes["drift-first.csv"]
 
 
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+def test_a_wall_clock_that_steps_neither_ends_nor_prolongs_a_session(
+    tmp_path: Path, with_tests: None, monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    """It steps in both processes, while the first point is measured."""
+    monkeypatch.setattr(time, "time", time.time)  # put back after the test
+    source = Source("faulty_points:stepping", {"step_s": step_s})
+    said: list[str] = []
+
+    def listen(line: str) -> None:
+        said.append(line)
+        faulty_points.step_clock(step_s)
+
+    monkeypatch.setattr(engine, "say", listen)
+    run_session(source, tmp_path, budget_s=100.0, isolate=True)
+    assert outcomes_in(tmp_path) == {
+        "test/step": outcomes.MEASURED,
+        "test/after": outcomes.MEASURED,
+        "test/far": outcomes.NO_TIME,
+    }
+    left = [re.search(r"([\d.]+) s left", line) for line in said]
+    assert all(0 < float(one[1]) <= 100 for one in left if one) and any(left)
+
+
+def test_a_process_that_never_begins_is_ended(
+    tmp_path: Path, with_tests: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "START_S", 2.0)
+    with pytest.raises(UserError, match="did not go on within 2 s before its first point$"):
+        record("mute", tmp_path)
+
+
 def test_a_process_that_cannot_start_is_one_line(tmp_path: Path, with_tests: None) -> None:
     with pytest.raises(UserError, match="was killed by SIGKILL before its first point$"):
         record("stillborn", tmp_path)
@@ -345,8 +445,62 @@ def test_a_gpu_in_use_by_others_is_left_alone(
     described = {**machine.describe(), "gpus": [{"model": "NVIDIA H200"}]}
     monkeypatch.setattr(machine, "describe", lambda: described)
     monkeypatch.setattr(vitals, "gpu_vitals", lambda: [("gpu0", "utilisation", 0.97)])
-    with pytest.raises(UserError, match="^nothing is measured: gpu0 is in use by others"):
+    with pytest.raises(UserError, match="^nothing is measured: gpu0 .*others.*--ignore-load$"):
         measure("gpu", out=tmp_path)
+
+
+def test_a_load_that_is_ignored_is_told_in_every_stamp(
+    tmp_path: Path,
+    with_tests: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    busy = "gpu0 is in use by others"
+    monkeypatch.setattr(vitals, "gpu_in_use", lambda: busy)
+    how: dict[str, Any] = {"isolate": True, "gpu": True}
+    run_session(Source("faulty_points:pair"), tmp_path, ignore_load=True, **how)
+    assert f"{busy}; measured all the same" in capsys.readouterr().err
+    names = [*valid_tables(tmp_path)]
+    assert {store.load_stamp(tmp_path / name)["remark"] for name in names} == {busy}
+    assert Reader((tmp_path,)).label("drift").endswith(f" ({busy})")
+    # Afterwards the GPU is free: what is there stays what it was.
+    monkeypatch.setattr(vitals, "gpu_in_use", lambda: "")
+    (tmp_path / "drift-b.csv").unlink()
+    run_session(Source("faulty_points:pair"), tmp_path, **how)
+    assert outcomes_in(tmp_path) == {"test/a": outcomes.BESIDE, "test/b": outcomes.MEASURED}
+    assert store.load_stamp(tmp_path / "drift-b.csv")["remark"] == ""
+
+
+@pytest.fixture
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver lists a GPU."""
+    found = ({"model": "NVIDIA H200", "driver": "", "memory_bytes": 1, "compute_capability": ""},)
+    monkeypatch.setattr(machine, "_gpus", lambda: found)
+    outcomes.this_machine.cache_clear()
+    monkeypatch.setattr(outcomes, "this_machine", machine.describe)
+
+
+def test_a_suite_for_the_processor_has_its_name_and_sees_no_gpu(
+    tmp_path: Path, with_tests: None, a_gpu: None
+) -> None:
+    assert machine.name() == "nvidia-h200"
+    found = reader.read("cpu")
+    assert re.fullmatch(r"cpu-\d+x-.*-suite", engine._default_out(found, "cpu").name)
+    assert engine._default_out(reader.read("gpu"), "cuda").name == "nvidia-h200"
+    for _ in range(2):  # the second finds its own recording there
+        record("blind", tmp_path)
+    assert outcomes_in(tmp_path) == {"test/blind": outcomes.MEASURED}
+    names = {
+        store.load_stamp(tmp_path / name)["machine"]["name"] for name in valid_tables(tmp_path)
+    }
+    assert names == {machine.name("cpu")} and names != {machine.name()}
+
+
+def test_layers_of_the_processor_stay_there(tmp_path: Path, any_device: None) -> None:
+    once = Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
+    (point,) = kinds.layers_by_ranks(kinds.Here("cpu", 1, tmp_path), [("lenet5", 1)], 1, once)
+    tables = point.measure()
+    assert isinstance(tables, dict) and set(tables["layers"]["device"]) == {"cpu"}
 
 
 def test_another_machines_recording_and_another_writer_are_refused(tmp_path: Path) -> None:

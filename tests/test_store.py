@@ -153,6 +153,8 @@ def test_the_stamp_says_where_the_rows_come_from(tmp_path: Path) -> None:
         (["--out", f"{store.BUILD}/x", "/usr/bin/python3"], ["--out", "build/x", "python3"]),
         ([f"{store.ROOT}/ddlkit/x.py"], ["ddlkit/x.py"]),
         ([f'{{"out": "{store.ROOT}/data"}}'], ['{"out": "data"}']),
+        (["--out=/tmp/me/gpu", f"--out={store.DATA}/x"], ["--out=gpu", "--out=data/x"]),
+        (["--out", "../me/gpu/", "--budget=8m"], ["--out", "gpu", "--budget=8m"]),
     ],
 )
 def test_the_stamp_names_no_place_outside_the_project(

@@ -110,7 +110,8 @@ class Source:
         for path in self._files(kind):
             stamp = store.load_stamp(path)
             how = "measured live" if machine_of(path.parent) == HERE else "recorded"
-            parts.append(f"{how} on {stamp['machine']['name']}, {stamp['time'][:10]}")
+            remark = f" ({stamp['remark']})" if stamp.get("remark") else ""
+            parts.append(f"{how} on {stamp['machine']['name']}, {stamp['time'][:10]}{remark}")
         return "; ".join(dict.fromkeys(parts))
 
     def profile(self, network: str) -> LayerProfile:

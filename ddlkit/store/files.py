@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import gzip
 import hashlib
 import os
@@ -115,6 +116,12 @@ def atomic_write(path: Path, data: bytes) -> None:
             replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def remove_unfinished(directory: Path, name: str = "") -> None:
+    """Remove what `atomic_write` left of that file, or of any, when it was killed; while nobody writes it."""
+    for path in directory.glob(f".{glob.escape(name)}*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def atomic_write_text(path: Path, text: str) -> None:

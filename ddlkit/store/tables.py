@@ -6,6 +6,7 @@ import datetime
 import gzip
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ def save_table(
     schema: str,
     command: list[str],
     machine: dict[str, Any] | None = None,
+    remark: str = "",
     append: bool = False,
 ) -> Path:
     """Write ``directory/name.csv`` (.csv.gz if so named) and its stamp ``name.json``; the CSV's path.
@@ -42,6 +44,7 @@ def save_table(
     Rows are checked before anything is written; a crash at any moment leaves the old or the new table.
     append : verify the table that is there, add the rows below it, keep its stamps under ``history``
     machine : what ``ddlkit.machine.describe`` says, unless given
+    remark : what a reader must know of how the rows came about, for the stamp
 
     Raises UserError for rows against the schema, a damaged old table, or a read-only directory.
     """
@@ -62,6 +65,7 @@ def save_table(
             "versions": this_machine.versions(),
             "commit": this_machine.commit(),
             "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "remark": remark,
             "rows": len(frame),
             "sha256": hashlib.sha256(data).hexdigest(),
             "history": history,
@@ -100,10 +104,9 @@ def is_stamped(path: Path) -> bool:
 
 def _portable(word: str) -> str:
     """A word of a command without what is only true here: where the project and its tools lie."""
-    path = Path(word)
-    if not path.is_absolute():
-        return word.replace(f"{ROOT}/", "")  # a path may stand inside other text
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+    word = word.replace(f"{ROOT}/", "")  # a path may stand inside other text
+    outside = re.fullmatch(r"(--[\w-]+=)?((?:/|\.\./).*)", word)
+    return f"{outside[1] or ''}{Path(outside[2]).name}" if outside else word
 
 
 def _below(new: DataFrame, path: Path, schema: str) -> tuple[DataFrame, list[dict[str, Any]]]:

@@ -39,9 +39,9 @@ from ddlkit.run.lab.script import PlannedCase, plan_case, read_replayed
 from ddlkit.run.measure.collectives import messages_at, whole_size
 from ddlkit.run.measure.selection import measure_selection
 from ddlkit.run.nets import registry
-from ddlkit.run.sessions.kinds import layers_point, table_cost
+from ddlkit.run.sessions.kinds import best_device, layers_point, table_cost
 from ddlkit.run.sessions.reader import Campaign, CaseRequest
-from ddlkit.run.sessions.session import Point, Tables, save_table, say, table_path
+from ddlkit.run.sessions.session import Origin, Point, Tables, say, table_path
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,8 @@ class _Inputs:
         """What must be measured before the cases of these requests are known."""
         for name, batch in dict.fromkeys((r.case.network, r.case.batch) for r in requests):
             if self._profile_path(name, batch) != store.recorded_dir() / _profile_file(name, batch):
-                yield layers_point(name, batch, 1, self.extent.layers, folder=self.folder)
+                how = {"device": best_device(), "folder": self.folder}
+                yield layers_point(name, batch, 1, self.extent.layers, **how)
         if self.campaign.selection == "recorded":
             for density in sorted({request.case.density for request in requests} - {1.0}):
                 measure = partial(_selections, density)
@@ -367,7 +368,7 @@ class _LabPoints:
             saved = _saved(path)
             new = [pair not in saved for pair in zip(frame["case"], frame["repeat"], strict=True)]
             if any(new):
-                save_table(path, frame[new], schema, append=True)
+                Origin().save(path, frame[new], schema, append=True)
         shutil.rmtree(self._left)
 
     # -- how long an iteration takes -------------------------------------------------------

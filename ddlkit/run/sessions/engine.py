@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -34,16 +34,18 @@ from ddlkit.run.jobs.launch import end
 from ddlkit.run.jobs.protocol import MISTAKE, child_environment, die_with_parent, ending, trap
 from ddlkit.run.lab import network
 from ddlkit.run.sessions import session as outcomes
+from ddlkit.run.sessions.packing import packing
 from ddlkit.run.sessions.reader import Campaign, Suite, read
-from ddlkit.run.sessions.session import Row, Source, measure_points, one_line, save_table, say
+from ddlkit.run.sessions.session import Origin, Row, Source, measure_points, one_line, say
+from ddlkit.store.files import remove_unfinished
 
 POINTS = "ddlkit.run.sessions.suites:points"
 PARTS = ("layers", "collectives", "training", "replay", "campaign", "convergence", "tensors", "all")
 """What can be asked for by itself, of the suites quick and full."""
 
-OVERTIME_S = 20.0  # what a point may run over the budget
-HUNG_FACTOR = 10.0  # a point that takes this many times what was expected hangs,
-HUNG_S = 120.0  # but not before this long
+HUNG_FACTOR = 5.0  # a point that takes this many times what was expected hangs,
+HUNG_S = 60.0  # but not before this long: CUDA, NCCL and a first kernel need seconds, not a minute
+START_S = 120.0  # what a process may take until its first point: a cold disk holds torch back
 LISTED = 8
 VITALS_SAVED_S = 30.0  # how often what was sampled so far is saved
 SPENT = 75  # exit status: the GPU cannot be used any more by this process
@@ -59,16 +61,19 @@ def measure(
     budget_s: float = math.inf,
     out: Path | None = None,
     dry_run: bool = False,
+    **how: Any,
 ) -> Path | str:
     """Measure a suite, a campaign, or a part of a suite; returns the directory.
 
     what : name of a suite, file of a suite or a campaign, or one of PARTS of the suite ``profile``
     device, networks : in place of the suite's own, as for `ddlkit.run.sessions.suites.points`
     dry_run : only return what is missing, and about how long it will take
+    how : ``pack`` and ``ignore_load`` of `run_session`
 
     Raises UserError as `run_session` does, for a wrong file, and where there is no lab or GPU for what
     needs one.
     """
+    start_s = time.monotonic()
     name, part = (profile, what) if what in PARTS else (what, "all")
     found = read(name)
     suite = found if isinstance(found, Suite) else None
@@ -85,7 +90,8 @@ def measure(
     if (not suite or part == "campaign") and (reason := network.available()):
         raise UserError(f"no campaign here: {reason}")
     isolate, gpu = bool(suite and suite.isolate), device == "cuda"
-    return run_session(source, out, budget_s=budget_s, isolate=isolate, gpu=gpu)
+    left_s = budget_s - (time.monotonic() - start_s)
+    return run_session(source, out, budget_s=left_s, isolate=isolate, gpu=gpu, **how)
 
 
 def _default_out(found: Suite | Campaign, device: str) -> Path:
@@ -94,8 +100,8 @@ def _default_out(found: Suite | Campaign, device: str) -> Path:
         return store.recorded_dir() / found.folder
     if found.out != "recorded":
         return store.BUILD / found.out
-    gpu = device == "cuda"
-    return store.recorded_dir(machine.name() if gpu else f"{machine.name()}-suite")
+    name = machine.name() if device == "cuda" else f"{machine.name('cpu')}-suite"
+    return store.recorded_dir(name)
 
 
 def run_session(
@@ -105,6 +111,8 @@ def run_session(
     budget_s: float = math.inf,
     isolate: bool = False,
     gpu: bool = False,
+    ignore_load: bool = False,
+    pack: Path | None = None,
 ) -> Path:
     """Measure what of the points is not in ``out`` yet; returns the directory.
 
@@ -113,18 +121,30 @@ def run_session(
     isolate : whether points run in a child process, and what becomes of each is kept in ``outcomes.csv``:
         one that is missing is tried again by the next call, after those that never failed. If not, the
         first point that fails ends the session
-    gpu : whether the GPU is measured, which nobody else may use meanwhile
+    gpu : whether the GPU is measured, which nobody else may use meanwhile; isolated points without it see
+        none, and their tables have the processor's name
+    ignore_load : measure although others use the GPU; outcomes and stamps say so
+    pack : file that holds the whole recording at any time, and from which it goes on; see `packing`
 
     Tables are saved point by point: whatever ends this call, what was measured stays.
 
     Raises UserError when others use the GPU, when a point fails that is not isolated, when nothing at all
-    could be measured, and when the directory holds another machine's recording or is being written
-    elsewhere.
+    could be measured, when the directory holds another machine's recording or is being written
+    elsewhere, and as `packing`.
     """
+    deadline_s = time.monotonic() + budget_s
     with store.lock(out / ".lock"):
-        if in_use := vitals.gpu_in_use() if gpu else "":
-            raise UserError(f"nothing is measured: {in_use}; wait, or choose another GPU")
-        _Session(source, out.resolve(), time.time() + budget_s, isolate, gpu).run()
+        remove_unfinished(out)
+        in_use = vitals.gpu_in_use() if gpu else ""
+        if in_use and not ignore_load:
+            advice = "wait, choose another GPU, or measure all the same with --ignore-load"
+            raise UserError(f"nothing is measured: {in_use}; {advice}")
+        if in_use:
+            say(f"{in_use}; measured all the same, and every stamp says so")
+        name = machine.name("" if gpu or not isolate else "cpu")
+        origin = Origin(machine={**outcomes.this_machine(), "name": name}, remark=in_use)
+        with packing(out.resolve(), pack) as keep:
+            _Session(source, out.resolve(), deadline_s, isolate, gpu, origin, keep).run()
     return out
 
 
@@ -149,8 +169,9 @@ def estimate(source: Source, out: Path) -> str:
 class _Session:
     """One call of `run_session`.
 
+    keep : called now and then, to pack what there is
     rows : of every point; tried : keys of those that this call has come to an end with
-    running : the one being measured, since when, and how long that was expected to take
+    running : the one being measured, and how long it may take; heard_s : when anything was last reported
     """
 
     source: Source
@@ -158,12 +179,15 @@ class _Session:
     deadline_s: float
     isolate: bool
     gpu: bool
+    origin: Origin
+    keep: Callable[[], None]
     rows: dict[str, Row] = field(default_factory=dict)
     tried: list[str] = field(default_factory=list)
-    running: tuple[Row, float, float] | None = None
+    running: tuple[Row, float] | None = None
+    heard_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.earlier = _earlier_rows(self.out)
+        self.earlier = _earlier_rows(self.out, self.origin.machine["name"])
         # Calls number the tables of their own.
         found = (re.search(r"-s(\d+)[-.]", path.name) for path in self.out.glob("*-s*.csv*"))
         self.number = 1 + max((int(one[1]) for one in found if one), default=0)
@@ -181,13 +205,15 @@ class _Session:
                     self._save()
         else:
             points = self.source.points(self.out, self.number)
-            measure_points(points, self.out, self._note, deadline_s=self.deadline_s)
+            how: dict[str, Any] = {"deadline_s": self.deadline_s, "origin": self.origin}
+            measure_points(points, self.out, self._note, **how)
         self._report(time.monotonic() - start_s)
 
     def _in_child(self, sampler: vitals.Sampler) -> bool:
         """Let a process measure until it ends; returns whether there may be more for another one."""
         tried, saved_s, overdue = len(self.tried), time.monotonic(), ""
-        with _child(self._config()) as (process, events):
+        self.heard_s = saved_s
+        with _child(self._config(), gpu=self.gpu) as (process, events):
             for event in events:
                 self._note(event)
                 if time.monotonic() - saved_s > VITALS_SAVED_S:
@@ -212,6 +238,7 @@ class _Session:
             "session": self.number,
             "out": str(self.out),
             "deadline_s": self.deadline_s,
+            "origin": asdict(self.origin),
             "skip": self.tried,
             "last": [row.key for row in self.earlier.values() if row.outcome not in outcomes.THERE],
         }
@@ -220,6 +247,9 @@ class _Session:
 
     def _note(self, event: dict[str, Any]) -> None:
         """What the loop reports, if it reports anything."""
+        self.keep()
+        if event:
+            self.heard_s = time.monotonic()
         if "failure" in event:
             raise UserError(event["failure"])
         if "rows" in event:
@@ -230,7 +260,7 @@ class _Session:
                 self._close(row)
                 return
             self.rows[row.key] = row
-            self.running = row, time.monotonic(), event["expected_s"]
+            self.running = row, max(HUNG_S, HUNG_FACTOR * event["expected_s"])
             self._save()  # whatever happens to us, this point was begun
 
     def _begin(self, rows: list[Row]) -> None:
@@ -264,24 +294,24 @@ class _Session:
         if row.outcome == outcomes.FAILED and not self.isolate:
             raise UserError(f"{row.key}: {row.reason}")
         there = sum(other.outcome in outcomes.THERE for other in self.rows.values())
-        left_s = self.deadline_s - time.time()
+        left_s = self.deadline_s - time.monotonic()
         left = f", {format_seconds(max(0.0, left_s))} left" if math.isfinite(left_s) else ""
         took = f" in {format_seconds(row.seconds)}" if row.seconds else ""
         why = f": {row.reason}" if row.reason else ""
         say(f"[{there}/{len(self.rows)}{left}] {row.key}: {row.outcome}{took}{why}")
 
     def _late(self) -> bool:
-        return time.time() > self.deadline_s + OVERTIME_S
+        return time.monotonic() > self.deadline_s + outcomes.OVERTIME_S
 
     def _overdue(self) -> str:
         """Why the other process must not go on; "" if it may."""
         if self._late():
             return "still ran when the budget was over"
-        if self.running:
-            _, since_s, expected_s = self.running
-            allowed_s = max(HUNG_S, HUNG_FACTOR * expected_s)
-            if time.monotonic() - since_s > allowed_s:
-                return f"did not end within {format_seconds(allowed_s)}"
+        allowed_s = self.running[1] if self.running else START_S
+        if time.monotonic() - self.heard_s > allowed_s:
+            return (
+                f"did not {'end' if self.running else 'go on'} within {format_seconds(allowed_s)}"
+            )
         return ""
 
     # -- what is kept ----------------------------------------------------------------------
@@ -289,12 +319,12 @@ class _Session:
     def _save(self) -> None:
         if self.rows and self.isolate:
             frame = pd.DataFrame(map(asdict, self.rows.values()))
-            save_table(self.out / "outcomes.csv", frame, "outcomes")
+            self.origin.save(self.out / "outcomes.csv", frame, "outcomes")
 
     def _save_vitals(self, sampler: vitals.Sampler) -> None:
         frame = sampler.frame()
         if self.tried and len(frame):
-            save_table(self.out / f"vitals-s{self.number}.csv.gz", frame, "vitals")
+            self.origin.save(self.out / f"vitals-s{self.number}.csv.gz", frame, "vitals")
 
     def _report(self, seconds: float) -> None:
         """What is there and what is missing, on standard error."""
@@ -320,12 +350,12 @@ def _listed(rows: Iterable[Row]) -> str:
     return ", ".join(f"{count} of {what}" for what, count in kinds.items())
 
 
-def _earlier_rows(out: Path) -> dict[str, Row]:
+def _earlier_rows(out: Path, name: str) -> dict[str, Row]:
     """What the last call left as outcomes. Raises UserError for another machine's recording."""
     path = out / "outcomes.csv"
     if not path.exists():
         return {}
-    recorded_on, name = store.load_stamp(path)["machine"]["name"], machine.name()
+    recorded_on = store.load_stamp(path)["machine"]["name"]
     if recorded_on != name:
         raise UserError(
             f"{out} holds a recording of {recorded_on}, this is {name}: choose another directory"
@@ -339,14 +369,17 @@ def _earlier_rows(out: Path) -> dict[str, Row]:
 
 @contextmanager
 def _child(
-    config: dict[str, Any],
+    config: dict[str, Any], *, gpu: bool
 ) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[dict[str, Any]]]]:
-    """The process and what it reports; it does not outlive the block."""
+    """The process, which sees GPUs only if they are measured, and what it reports.
+
+    It does not outlive the block.
+    """
     reading, writing = os.pipe()
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", __name__, json.dumps({**config, "events": writing})],
-            env=child_environment(),
+            env=child_environment() | ({} if gpu else {"CUDA_VISIBLE_DEVICES": ""}),
             stdin=subprocess.DEVNULL,
             stdout=2,  # what libraries print is no result of ours
             pass_fds=[writing],
@@ -392,7 +425,8 @@ def main(argv: Sequence[str]) -> int:
         try:
             points = Source(**config["source"]).points(out, config["session"])
             chosen = {key: config[key] for key in ("deadline_s", "skip", "last")}
-            usable = measure_points(points, out, emit, **chosen)
+            origin = Origin(**config["origin"])
+            usable = measure_points(points, out, emit, origin=origin, **chosen)
         except UserError as error:
             emit({"failure": one_line(error)})
             return MISTAKE

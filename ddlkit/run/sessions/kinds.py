@@ -155,6 +155,11 @@ def kind(what: str, *, lab: bool = False) -> Callable[[Maker], Maker]:
     return register
 
 
+def best_device() -> str:
+    """Where to measure if nothing is said: "cuda" where torch sees a GPU, else "cpu"."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def _on_gpus(gpus: int, point: Point) -> Point:
     """The point, or where there are fewer GPUs than it needs, one that says so."""
     there = torch.cuda.device_count()
@@ -266,12 +271,16 @@ def layers(
 @kind("layers")
 def layers_by_ranks(here: Here, networks: Batched, ranks: int, budget: Budget) -> Iterator[Point]:
     for name, batch in networks:
-        yield layers_point(name, batch, ranks, budget)
+        yield layers_point(name, batch, ranks, budget, device=here.device)
 
 
-def layers_point(name: str, batch: int, ranks: int, budget: Budget, *, folder: str = "") -> Point:
-    """A network's layers, on all cores, by ``ranks`` ranks at the same time; one needs no launch."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+def layers_point(
+    name: str, batch: int, ranks: int, budget: Budget, *, device: str, folder: str = ""
+) -> Point:
+    """A network's layers, on all cores, by ``ranks`` ranks at the same time; one needs no launch.
+
+    device : of one rank; several take what `launch` gives them
+    """
     measure: Callable[[], Tables]
     measure = partial(layer_tables, name, batch, device, "fp32", budget, machine.cores())
     if ranks > 1:

@@ -28,14 +28,16 @@ Tables = Mapping[str, pd.DataFrame]
 """Schema -> rows."""
 
 # What can become of a point, in the words of the table of outcomes.
-MEASURED, PARTIAL = "measured", "measured in part"
+MEASURED, PARTIAL, BESIDE = "measured", "measured in part", "measured beside others"
 STARTED, PENDING = "started", "not reached"
-OUT_OF_MEMORY, UNAVAILABLE, IN_USE = "out of memory", "unavailable", "in use by others"
+OUT_OF_MEMORY, UNAVAILABLE = "out of memory", "unavailable"
 FAILED, KILLED, NO_TIME = "failed", "killed", "no time left"
-THERE = (MEASURED, PARTIAL)
+THERE = (MEASURED, PARTIAL, BESIDE)
 
 PACKED = ("contention", "selection", "timeline")  # schemas whose tables are written as .csv.gz
 PRIOR_S = 30.0
+OVERTIME_S = 20.0  # what points may run over the budget
+RESERVE = 2.0  # times what the closing points are expected to take is kept free for them
 COMPANY_BYTES = 2 * GIB  # others that take more GPU memory than this are at work, not just there
 
 
@@ -93,10 +95,21 @@ def this_machine() -> dict[str, Any]:
     return machine.describe()
 
 
-def save_table(path: Path, frame: pd.DataFrame, schema: str, *, append: bool = False) -> None:
-    """Write and stamp a table. Raises UserError like `store.save_table`."""
-    how: dict[str, Any] = {"command": sys.argv, "machine": this_machine(), "append": append}
-    store.save_table(frame, path.parent, path.name, schema=schema, **how)
+@dataclass(frozen=True)
+class Origin:
+    """What all stamps of a session say of where its tables come from.
+
+    command : the user's; remark : what must be known of the times, as that others used the GPU; "" if nothing
+    """
+
+    command: Sequence[str] = field(default_factory=lambda: sys.argv)
+    machine: Mapping[str, Any] = field(default_factory=this_machine)
+    remark: str = ""
+
+    def save(self, path: Path, frame: pd.DataFrame, schema: str, *, append: bool = False) -> None:
+        """Write and stamp a table. Raises UserError like `store.save_table`."""
+        how: dict[str, Any] = {**vars(self), "schema": schema, "append": append}
+        store.save_table(frame, path.parent, path.name, **how)
 
 
 @dataclass(frozen=True)
@@ -155,11 +168,11 @@ class Point:
         stamps = [store.load_stamp(path) for path in paths]
         return all(stamp["benchmark_version"] == store.BENCHMARK_VERSION for stamp in stamps)
 
-    def save(self, out: Path, measured: Tables) -> None:
+    def save(self, out: Path, measured: Tables, origin: Origin) -> None:
         """Write and stamp what ``measure`` gave; what others gave to the same tables stays."""
         for schema, frame in measured.items():
             path = table_path(out / self.folder, schema, self.name)
-            save_table(path, frame, schema, append=self.is_done is not None)
+            origin.save(path, frame, schema, append=self.is_done is not None)
 
 
 @dataclass(frozen=True)
@@ -245,16 +258,19 @@ def measure_points(
     deadline_s: float = math.inf,
     skip: Sequence[str] = (),
     last: Sequence[str] = (),
+    origin: Origin | None = None,
 ) -> bool:
     """Measure what is not there yet; returns whether this process can still use the GPU.
 
     emit : called with the ``rows`` of all points, then with the ``row`` of each that is started, and with
         the seconds that it is expected to take, or at its end
-    deadline_s : by `time.time`; a point that will probably not end before it is left out, and so are
-        all but the shorter ones after it
+    deadline_s : by `time.monotonic`, which all processes share and nobody sets; a point that will probably
+        not end before it is left out, and so are all but the shorter ones after it. The closing ones have
+        RESERVE times their time before it and, if a point before them took too long, OVERTIME_S after it
     skip, last : keys of points that are not tried (again), and that are tried after all others
+    origin : for the stamps; by default this process's command and machine
     """
-    this_machine()
+    origin = origin or Origin()
     body = sorted(points.body, key=lambda point: point.key in last)
     rows = [point.row() if point.key in skip else _looked(point, out) for point in body]
     # What can only be refused, such as a second GPU's points where there is one, makes no session.
@@ -262,8 +278,9 @@ def measure_points(
     opening, closing = (points.opening, points.closing) if session else ((), ())
     rows = [*(point.row() for point in opening), *rows, *(point.row() for point in closing)]
     emit({"rows": [asdict(row) for row in rows]})
-    rest_s = deadline_s - sum(point.estimate_s for point in closing)
     pace = Pace()
+    # After a first point, closing ones are worth the overtime: what lies before them is told by their times.
+    begun = bool(skip)
     for point, row in zip((*opening, *body, *closing), rows, strict=True):
         if row.outcome == FAILED or row.key in skip:
             continue
@@ -271,27 +288,32 @@ def measure_points(
             if row.outcome != MEASURED:
                 emit({"row": asdict(replace(row, outcome=MEASURED))})
             continue
-        _take(point, out, emit, pace, deadline_s if point in closing else rest_s)
+        if point in closing:
+            until_s = deadline_s + OVERTIME_S * begun
+        else:
+            until_s = deadline_s - RESERVE * sum(map(pace.expected_s, closing))
+        begun |= _take(point, out, emit, pace, until_s, origin)
         if not _gpu_is_usable():
             return False
     return True
 
 
-def _take(point: Point, out: Path, emit: Emit, pace: Pace, until_s: float) -> None:
-    """Measure one point, if it will probably end in time."""
-    row, left_s, expected_s = point.row(), until_s - time.time(), pace.expected_s(point)
+def _take(point: Point, out: Path, emit: Emit, pace: Pace, until_s: float, origin: Origin) -> bool:
+    """Measure one point, if it will probably end in time; returns whether it was begun."""
+    row, left_s, expected_s = point.row(), until_s - time.monotonic(), pace.expected_s(point)
     if expected_s > left_s:
         reason = f"would take about {expected_s:.0f} s, {max(0.0, left_s):.0f} s were left"
         emit({"row": asdict(replace(row, outcome=NO_TIME, reason=reason))})
-        return
+        return False
     emit({"row": asdict(replace(row, outcome=STARTED)), "expected_s": expected_s})
     start_s = time.monotonic()
-    outcome, reason = _attempt(point, out)
+    outcome, reason = _attempt(point, out, origin)
     seconds = time.monotonic() - start_s
     if outcome in THERE:
         pace.note(point, seconds)
     ended = replace(row, outcome=outcome, reason=reason, seconds=seconds)
     emit({"row": asdict(ended)})
+    return True
 
 
 def _looked(point: Point, out: Path) -> Row:
@@ -303,10 +325,11 @@ def _looked(point: Point, out: Path) -> Row:
         return replace(row, outcome=FAILED, reason=one_line(error))
 
 
-def _attempt(point: Point, out: Path) -> tuple[str, str]:
+def _attempt(point: Point, out: Path, origin: Origin) -> tuple[str, str]:
     """Measure and save one point: its outcome, and why if it is not simply measured.
 
-    Times that were taken while others came to the GPU are not kept.
+    Times that were taken while others came to the GPU are kept, since minutes on one are dear and memory
+    grows for other reasons, too; outcome and stamps say so, and who wants others deletes the tables.
     """
     company = _foreign_bytes()
     outcome, reason, tables = _measured(point)
@@ -315,11 +338,15 @@ def _attempt(point: Point, out: Path) -> tuple[str, str]:
         cuda.empty_cache()
     grown = _foreign_bytes() - company if company else 0
     if grown > COMPANY_BYTES:
-        return IN_USE, f"others took {format_bytes(grown)} of GPU memory meanwhile"
+        came = f"others took {format_bytes(grown)} of GPU memory meanwhile"
+        origin = replace(origin, remark="; ".join(filter(None, (origin.remark, came))))
     try:
-        point.save(out, tables)
+        point.save(out, tables, origin)
     except UserError as error:
         return FAILED, one_line(error)
+    if outcome in THERE and origin.remark:
+        outcome = BESIDE if outcome == MEASURED else outcome
+        reason = "; ".join(filter(None, (reason, origin.remark)))
     return outcome, reason
 
 

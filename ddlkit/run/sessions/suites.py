@@ -14,7 +14,7 @@ from ddlkit.run.lab import network as lab
 from ddlkit.run.nets import registry
 from ddlkit.run.sessions import reader
 from ddlkit.run.sessions.campaign import campaign_points
-from ddlkit.run.sessions.kinds import KINDS, Here, kind
+from ddlkit.run.sessions.kinds import KINDS, Here, best_device, kind
 from ddlkit.run.sessions.reader import Campaign, Key, one_of, read_keys
 from ddlkit.run.sessions.session import Point, PointList, say
 
@@ -57,7 +57,7 @@ def points(
     suite = reader.read(name)
     if isinstance(suite, Campaign):
         return PointList(campaign_points(suite, out))
-    device = device or suite.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or suite.device or best_device()
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError(
             f"torch {torch.__version__} sees no GPU: install a CUDA build that fits the driver, "

@@ -1,0 +1,276 @@
+"""``--pack FILE``: whatever ends a recording, the file is whole, and a later run goes on from it."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import faulty_points
+from ddlkit import cli, store
+from ddlkit.core.errors import UserError
+from ddlkit.run.sessions import engine, packing
+from ddlkit.run.sessions.engine import run_session
+from ddlkit.run.sessions.packing import pack, restore
+from ddlkit.run.sessions.session import Origin, Source
+from places import ROOT, alive, family, wait_for
+
+TESTS = Path(__file__).parent
+PATH = os.pathsep.join([str(ROOT), str(TESTS)])
+SCRIPT = """
+import signal, sys
+from pathlib import Path
+from ddlkit.core.errors import UserError
+from ddlkit.run.sessions import engine, packing
+from ddlkit.run.sessions.session import Source
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+packing.EVERY_S = 0.1
+out, file = map(Path, sys.argv[1:])
+engine.run_session(Source("faulty_points:steady"), out, isolate=True, pack=file)
+"""
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file but the lock, by its path in there."""
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+def unpacked(file: Path, where: Path) -> Path:
+    """The recording in the file, as by the command that the help names, every table of it checked."""
+    where.mkdir()
+    subprocess.run(["tar", "xzf", file, "-C", where], check=True)
+    for path in where.rglob("*.csv*"):
+        store.load_table(path)
+    return where / "rec"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A recording of three tables, and what else may lie beside them."""
+    out = tmp_path / "here" / "rec"
+    for name, directory in (("a", out), ("b", out), ("c", out / "campaign")):
+        Origin().save(directory / f"drift-{name}.csv", faulty_points.drift()["drift"], "drift")
+    return out
+
+
+def test_what_is_packed_is_restored_as_it_was(out: Path, tmp_path: Path) -> None:
+    expected, file = contents(out), tmp_path / "rec.tgz"
+    for litter in (".lock", ".drift-a.csv.77.tmp", "core", "rec.tgz"):
+        (out / litter).write_text("no table")
+    pack(out, file)
+    assert contents(unpacked(file, tmp_path / "by-hand")) == expected
+    again = tmp_path / "again" / "rec"
+    again.mkdir(parents=True)
+    restore(again, file)
+    assert contents(again) == expected
+    with tarfile.open(file) as archive:
+        assert {(one.uid, one.uname, one.gname) for one in archive} == {(0, "", "")}
+
+
+def test_a_file_that_cannot_be_gone_on_from_is_one_line(out: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rec.tgz"
+    pack(out, file)
+    whole = file.read_bytes()
+    (out / "drift-b.csv").unlink()
+    with pytest.raises(UserError, match="holds 1 tables that .* lacks, such as drift-b.csv: "):
+        restore(out, file)
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(UserError, match="holds a recording of rec, not of other: name another"):
+        restore(other, file)
+    for damaged in (whole[: len(whole) // 2], b"not gzip", b""):
+        file.write_bytes(damaged)
+        with pytest.raises(UserError, match="rec.tgz: no whole archive"):
+            restore(other, file)
+    assert not contents(other)
+
+
+def test_a_table_that_is_being_written_is_packed_with_its_own_stamp(tmp_path: Path) -> None:
+    out, over = tmp_path / "rec", threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            frame = faulty_points.drift(f"moment {number}")["drift"]
+            Origin().save(out / "drift-a.csv", frame, "drift")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert wait_for((out / "drift-a.json").exists)
+        for number in range(20):
+            pack(out, tmp_path / f"{number}.tgz")
+    finally:
+        over.set()
+        writer.join()
+    found = [unpacked(tmp_path / f"{n}.tgz", tmp_path / f"of{n}") for n in range(20)]
+    assert len({(path / "drift-a.csv").read_bytes() for path in found}) > 1
+
+
+def test_a_disk_that_refuses_ends_no_session_before_its_end(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(packing, "EVERY_S", 0.0)
+    file = tmp_path / "rec.tgz"
+    with (
+        pytest.raises(UserError, match="^cannot write .*rec.tgz: Is a directory"),
+        packing.packing(out, file) as keep,
+    ):
+        keep()
+        file.unlink()
+        file.mkdir()
+        keep()
+        assert "not packed: cannot write" in capsys.readouterr().err
+    with (
+        pytest.raises(UserError, match="^cannot write"),
+        packing.packing(out, tmp_path / "here" / "rec" / "drift-a.csv" / "rec.tgz"),
+    ):
+        pytest.fail("measured without a place for the file")
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    return not alive(processes)
+
+
+class Clock:
+    """What `packing` asks for the time."""
+
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.floats(0.0, 30.0), min_size=1, max_size=10))
+def test_the_file_is_never_older_than_it_may_be_and_seldom_written(steps_s: list[float]) -> None:
+    clock, writes, packed_s = Clock(), 0, 0.0
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        out, file = Path(directory) / "rec", Path(directory) / "rec.tgz"
+        out.mkdir()
+        patch.setattr(packing, "time", clock)
+        with packing.packing(out, file) as keep:
+            before = file.stat().st_ino
+            for step_s in steps_s:
+                clock.now_s += step_s
+                keep()
+                if (now := file.stat().st_ino) != before:
+                    before, packed_s, writes = now, clock.now_s, writes + 1
+                assert clock.now_s - packed_s < packing.EVERY_S
+    assert writes <= clock.now_s / packing.EVERY_S
+
+
+def start(out: Path, file: Path) -> subprocess.Popen[bytes]:
+    """A recording that packs after each point or two, by a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": PATH}
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, out, file], env=environment)
+
+
+def points_in(directory: Path) -> int:
+    return len([*directory.glob("drift-p*.csv")])
+
+
+def holds(directory: Path, least: int) -> bool:
+    return points_in(directory) >= least
+
+
+@pytest.mark.parametrize("who", ["parent", "child"])
+def test_killed_at_any_moment_the_file_is_whole_and_gone_on_from(who: str, tmp_path: Path) -> None:
+    out, file = tmp_path / "machine" / "rec", tmp_path / "packed" / "rec.tgz"
+    chance, there = random.Random(who), 0
+    for life in range(4):
+        shutil.rmtree(out, ignore_errors=True)  # a machine of its own each time
+        parent = start(out, file)
+        try:
+            goal = min(17, there + chance.randint(2, 4))
+            assert wait_for(partial(holds, out, goal), 60)
+            threading.Event().wait(chance.uniform(0.0, 0.1))
+            processes = family(parent.pid)
+            victim = parent.pid if who == "parent" else processes[0].pid
+            os.kill(victim, signal.SIGKILL)
+            if who == "child":  # another one goes on
+                assert wait_for(partial(holds, out, goal + 1), 60)
+                parent.kill()
+            parent.wait(10)
+            assert wait_for(partial(all_gone, processes), 10)
+        finally:
+            parent.kill()
+        found = unpacked(file, tmp_path / f"life{life}")
+        assert points_in(found) >= there
+        there = points_in(found)
+        (file.parent / f".{file.name}.{parent.pid}.tmp").write_bytes(b"half")
+    shutil.rmtree(out)
+    last = start(out, file)
+    assert last.wait(60) == 0
+    before, after = contents(found), contents(unpacked(file, tmp_path / "last"))
+    changing = {"outcomes.csv", "outcomes.json"}
+    assert {name: before[name] for name in before.keys() - changing}.items() <= after.items()
+    assert after == contents(out) and points_in(out) == 20
+    assert [path.name for path in file.parent.iterdir()] == ["rec.tgz"]
+    assert not [*out.glob(".*.tmp")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_recording_that_is_ended_packs_all_it_leaves(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    out, file = tmp_path / "rec", tmp_path / "rec.tgz"
+    parent = start(out, file)
+    try:
+        assert wait_for(lambda: points_in(out) >= 3, 60)
+        parent.send_signal(number)
+        assert parent.wait(20) != 0
+    finally:
+        parent.kill()
+    assert contents(unpacked(file, tmp_path / "found")) == contents(out)
+
+
+def test_points_in_this_process_are_packed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(TESTS))
+    out, file = tmp_path / "rec", tmp_path / "rec.tgz"
+    run_session(Source("faulty_points:pair"), out, pack=file)
+    assert contents(unpacked(file, tmp_path / "found")) == contents(out)
+
+
+def test_a_command_leaves_nothing_of_this_place_in_what_it_packs(tmp_path: Path) -> None:
+    suite, out, file = tmp_path / "mine.json", tmp_path / "rec", tmp_path / "rec.tgz"
+    suite.write_text('{"isolate": true, "device": "cpu", "points": [{"measure": "facts"}]}')
+    asked = [str(suite), "--budget", "1m30s", f"--out={out}", "--pack", str(file)]
+    command = [sys.executable, "-m", "ddlkit", "measure", *asked]
+    subprocess.run(command, cwd=ROOT, check=True)
+    told = ["measure", "mine.json", "--budget", "1m30s", "--out=rec", "--pack", "rec.tgz"]
+    found = unpacked(file, tmp_path / "found")
+    for path in found.glob("*.csv*"):
+        assert store.load_stamp(path)["command"] == ["ddlkit/__main__.py", *told]
+    assert not [name for name, data in contents(found).items() if str(tmp_path).encode() in data]
+
+
+@pytest.mark.parametrize(
+    "asked", [["measure", "quick"], ["record", "--suite", "cpu"], ["record", "--suite", "gpu"]]
+)
+def test_every_session_takes_the_same_arguments(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: dict[str, object] = {}
+    monkeypatch.setattr(engine, "measure", lambda what, **how: heard.update(how))
+    assert cli.main([*asked, "--budget", "8m30s", "--pack", "x.tgz", "--ignore-load"]) == 0
+    expected = {"budget_s": 510.0, "pack": Path("x.tgz"), "ignore_load": True, "out": None}
+    assert expected.items() <= heard.items()
