@@ -158,6 +158,20 @@ def steady(out: Path, session: int) -> PointList:
     return PointList([point(f"p{n}", partial(measure, f"p{n}")) for n in range(20)])
 
 
+def ordered(out: Path, session: int) -> PointList:
+    """A faulty point before one that takes long, or says so."""
+    return PointList([point("bug", _bug), fine("first"), fine("long", 500.0)])
+
+
+def recovering(out: Path, session: int) -> PointList:
+    """A point that kills its process, of which the next two cannot start; nor can the fifth and all later."""
+    with open(out / "starts", "a") as starts:
+        starts.write("x")
+    if (out / "starts").stat().st_size not in (1, 4):
+        raise UserError("the GPU is not back yet")
+    return PointList([point("killed", _killed), fine("next")])
+
+
 def mute(out: Path, session: int) -> PointList:
     """A process that hangs before it has any points."""
     time.sleep(60)

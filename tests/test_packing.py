@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -29,6 +30,7 @@ from ddlkit.run.sessions.session import Origin, Source
 from places import ROOT, alive, family, wait_for
 
 TESTS = Path(__file__).parent
+FACTS = {"measure": "facts"}
 PATH = os.pathsep.join([str(ROOT), str(TESTS)])
 SCRIPT = """
 import signal, sys
@@ -50,13 +52,13 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
-def unpacked(file: Path, where: Path) -> Path:
+def unpacked(file: Path, where: Path, name: str = "rec") -> Path:
     """The recording in the file, as by the command that the help names, every table of it checked."""
     where.mkdir()
     subprocess.run(["tar", "xzf", file, "-C", where], check=True)
     for path in where.rglob("*.csv*"):
         store.load_table(path)
-    return where / "rec"
+    return where / name
 
 
 @pytest.fixture
@@ -194,7 +196,7 @@ def holds(directory: Path, least: int) -> bool:
 def test_killed_at_any_moment_the_file_is_whole_and_gone_on_from(who: str, tmp_path: Path) -> None:
     out, file = tmp_path / "machine" / "rec", tmp_path / "packed" / "rec.tgz"
     chance, there = random.Random(who), 0
-    for life in range(4):
+    for life in range(3):
         shutil.rmtree(out, ignore_errors=True)  # a machine of its own each time
         parent = start(out, file)
         try:
@@ -250,16 +252,29 @@ def test_points_in_this_process_are_packed_too(
     assert contents(unpacked(file, tmp_path / "found")) == contents(out)
 
 
-def test_a_command_leaves_nothing_of_this_place_in_what_it_packs(tmp_path: Path) -> None:
-    suite, out, file = tmp_path / "mine.json", tmp_path / "rec", tmp_path / "rec.tgz"
-    suite.write_text('{"isolate": true, "device": "cpu", "points": [{"measure": "facts"}]}')
-    asked = [str(suite), "--budget", "1m30s", f"--out={out}", "--pack", str(file)]
-    command = [sys.executable, "-m", "ddlkit", "measure", *asked]
-    subprocess.run(command, cwd=ROOT, check=True)
-    told = ["measure", "mine.json", "--budget", "1m30s", "--out=rec", "--pack", "rec.tgz"]
-    found = unpacked(file, tmp_path / "found")
-    for path in found.glob("*.csv*"):
-        assert store.load_stamp(path)["command"] == ["ddlkit/__main__.py", *told]
+def test_a_copied_tree_without_git_records_and_packs_nothing_of_this_place(tmp_path: Path) -> None:
+    tree, suite, file = tmp_path / "tree", tmp_path / "mine.json", tmp_path / "rec.tgz"
+    shutil.copytree(ROOT / "ddlkit", tree / "ddlkit")
+    described = {"isolate": True, "device": "cpu", "out": "recorded", "points": [FACTS]}
+    suite.write_text(json.dumps(described))
+    asked = [str(suite), "--budget=1m30s", "--pack", str(file)]
+    environment = {name: text for name, text in os.environ.items() if "DDLKIT" not in name}
+    said = subprocess.run(
+        [sys.executable, "-m", "ddlkit", "measure", *asked],
+        cwd=tree,
+        env={**environment, "PYTHONPATH": str(tree)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    out = Path(said.stdout.strip())
+    assert out.parent == tree / "data" / "recorded"
+    found = unpacked(file, tmp_path / "found", out.name)
+    assert contents(found) == contents(out)
+    told = ["ddlkit/__main__.py", "measure", "mine.json", "--budget=1m30s", "--pack", "rec.tgz"]
+    stamps = [store.load_stamp(path) for path in found.glob("*.csv*")]
+    assert [stamp["command"] for stamp in stamps] == [told] * len(stamps)
+    assert {stamp["commit"] for stamp in stamps} == {"unknown"}
     assert not [name for name, data in contents(found).items() if str(tmp_path).encode() in data]
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 import psutil
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import faulty_points
@@ -169,6 +169,7 @@ class Clock:
         return Point("test", name, measure, estimate_s, is_done=lambda: False)
 
 
+@settings(max_examples=20, deadline=None)
 @given(taken_s=st.floats(0.0, 120.0), closing_s=st.floats(0.1, 5.0))
 def test_a_point_that_takes_too_long_costs_none_of_the_closing_ones(
     taken_s: float, closing_s: float
@@ -411,6 +412,31 @@ def test_a_wall_clock_that_steps_neither_ends_nor_prolongs_a_session(
     }
     left = [re.search(r"([\d.]+) s left", line) for line in said]
     assert all(0 < float(one[1]) <= 100 for one in left if one) and any(left)
+
+
+def test_what_there_was_no_time_for_comes_before_what_went_wrong(
+    tmp_path: Path, with_tests: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record("ordered", tmp_path, budget_s=100.0)
+    expected = {"bug": outcomes.FAILED, "first": outcomes.MEASURED, "long": outcomes.NO_TIME}
+    assert outcomes_in(tmp_path) == {f"test/{name}": found for name, found in expected.items()}
+    capsys.readouterr()
+    record("ordered", tmp_path)
+    said = capsys.readouterr().err
+    assert said.index("test/long: measured") < said.index("test/bug: failed")
+
+
+def test_a_process_that_cannot_start_after_another_died_is_tried_again(
+    tmp_path: Path, with_tests: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "PAUSE_S", 0.0)
+    record("recovering", tmp_path)
+    table = store.load_table(tmp_path / "outcomes.csv", "outcomes").set_index("point")
+    assert table["outcome"].to_dict() == {"killed": outcomes.KILLED, "next": outcomes.MEASURED}
+    assert len((tmp_path / "starts").read_text()) == 4
+    (tmp_path / "drift-next.csv").unlink()
+    with pytest.raises(UserError, match="^the GPU is not back yet$"):
+        record("recovering", tmp_path)
 
 
 def test_a_process_that_never_begins_is_ended(

@@ -46,6 +46,10 @@ PARTS = ("layers", "collectives", "training", "replay", "campaign", "convergence
 HUNG_FACTOR = 5.0  # a point that takes this many times what was expected hangs,
 HUNG_S = 60.0  # but not before this long: CUDA, NCCL and a first kernel need seconds, not a minute
 START_S = 120.0  # what a process may take until its first point: a cold disk holds torch back
+STARTS, PAUSE_S = (
+    3,
+    5.0,
+)  # how often it is tried again: a GPU needs a while after a process was killed
 LISTED = 8
 VITALS_SAVED_S = 30.0  # how often what was sampled so far is saved
 SPENT = 75  # exit status: the GPU cannot be used any more by this process
@@ -98,10 +102,10 @@ def _default_out(found: Suite | Campaign, device: str) -> Path:
     """By default a recording has its GPU's name or, since the lab's has the processor's, one of its own."""
     if isinstance(found, Campaign):
         return store.recorded_dir() / found.folder
-    if found.out != "recorded":
-        return store.BUILD / found.out
     name = machine.name() if device == "cuda" else f"{machine.name('cpu')}-suite"
-    return store.recorded_dir(name)
+    if found.out == "recorded":
+        return store.recorded_dir(name)
+    return store.BUILD / found.out / (name if found.isolate else "")
 
 
 def run_session(
@@ -171,6 +175,7 @@ class _Session:
 
     keep : called now and then, to pack what there is
     rows : of every point; tried : keys of those that this call has come to an end with
+    stillborn : processes that came to an end before a point
     running : the one being measured, and how long it may take; heard_s : when anything was last reported
     """
 
@@ -185,6 +190,7 @@ class _Session:
     tried: list[str] = field(default_factory=list)
     running: tuple[Row, float] | None = None
     heard_s: float = 0.0
+    stillborn: int = 0
 
     def __post_init__(self) -> None:
         self.earlier = _earlier_rows(self.out, self.origin.machine["name"])
@@ -211,10 +217,12 @@ class _Session:
 
     def _in_child(self, sampler: vitals.Sampler) -> bool:
         """Let a process measure until it ends; returns whether there may be more for another one."""
-        tried, saved_s, overdue = len(self.tried), time.monotonic(), ""
+        tried, saved_s, overdue, failure = len(self.tried), time.monotonic(), "", ""
         self.heard_s = saved_s
         with _child(self._config(), gpu=self.gpu) as (process, events):
             for event in events:
+                if failure := event.get("failure", ""):
+                    break
                 self._note(event)
                 if time.monotonic() - saved_s > VITALS_SAVED_S:
                     self._save_vitals(sampler)
@@ -229,8 +237,16 @@ class _Session:
             outcome = outcomes.NO_TIME if self._late() else outcomes.KILLED
             self._close(replace(self.running[0], outcome=outcome, reason=how))
         elif len(self.tried) == tried:
-            raise UserError(f"nothing is measured: {how} before its first point")
+            self._start_again(failure or f"nothing is measured: {how} before its first point")
         return not self._late()
+
+    def _start_again(self, reason: str) -> None:
+        """Wait a moment. Raises UserError if no point was measured yet, or none since several starts."""
+        self.stillborn += 1
+        if not self.tried or self.stillborn == STARTS:
+            raise UserError(reason)
+        say(reason)
+        time.sleep(PAUSE_S)
 
     def _config(self) -> dict[str, Any]:
         return {
@@ -240,7 +256,7 @@ class _Session:
             "deadline_s": self.deadline_s,
             "origin": asdict(self.origin),
             "skip": self.tried,
-            "last": [row.key for row in self.earlier.values() if row.outcome not in outcomes.THERE],
+            "last": [row.key for row in self.earlier.values() if row.outcome in outcomes.FAULTS],
         }
 
     # -- what is reported ------------------------------------------------------------------
@@ -250,8 +266,6 @@ class _Session:
         self.keep()
         if event:
             self.heard_s = time.monotonic()
-        if "failure" in event:
-            raise UserError(event["failure"])
         if "rows" in event:
             self._begin([Row(**cells) for cells in event["rows"]])
         elif event:

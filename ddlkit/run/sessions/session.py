@@ -33,6 +33,13 @@ STARTED, PENDING = "started", "not reached"
 OUT_OF_MEMORY, UNAVAILABLE = "out of memory", "unavailable"
 FAILED, KILLED, NO_TIME = "failed", "killed", "no time left"
 THERE = (MEASURED, PARTIAL, BESIDE)
+FAULTS = (
+    FAILED,
+    KILLED,
+    OUT_OF_MEMORY,
+    UNAVAILABLE,
+    STARTED,
+)  # the last: all ended while it was measured
 
 PACKED = ("contention", "selection", "timeline")  # schemas whose tables are written as .csv.gz
 PRIOR_S = 30.0
