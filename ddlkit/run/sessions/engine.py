@@ -46,10 +46,8 @@ PARTS = ("layers", "collectives", "training", "replay", "campaign", "convergence
 HUNG_FACTOR = 5.0  # a point that takes this many times what was expected hangs,
 HUNG_S = 60.0  # but not before this long: CUDA, NCCL and a first kernel need seconds, not a minute
 START_S = 120.0  # what a process may take until its first point: a cold disk holds torch back
-STARTS, PAUSE_S = (
-    3,
-    5.0,
-)  # how often it is tried again: a GPU needs a while after a process was killed
+STARTS = 3  # processes in a row that may end before a point: after a death a GPU needs a while,
+PAUSE_S = 5.0  # and is given this long
 LISTED = 8
 VITALS_SAVED_S = 30.0  # how often what was sampled so far is saved
 SPENT = 75  # exit status: the GPU cannot be used any more by this process
@@ -175,7 +173,7 @@ class _Session:
 
     keep : called now and then, to pack what there is
     rows : of every point; tried : keys of those that this call has come to an end with
-    stillborn : processes that came to an end before a point
+    stillborn : processes in a row that came to an end before a point
     running : the one being measured, and how long it may take; heard_s : when anything was last reported
     """
 
@@ -207,6 +205,11 @@ class _Session:
                     while self._in_child(sampler):
                         say("a new process goes on with the rest")
                 finally:
+                    if (
+                        self.running
+                    ):  # we are ended, through no fault of it: it need not wait next time
+                        row = self.running[0]
+                        self.rows[row.key] = replace(row, outcome=outcomes.PENDING)
                     self._save_vitals(sampler)
                     self._save()
         else:
@@ -232,16 +235,19 @@ class _Session:
             else:
                 if process.wait() == 0:
                     return False
+        remove_unfinished(self.out)
         how = overdue or f"the process that measured it {ending(process.wait())}"
         if self.running:
             outcome = outcomes.NO_TIME if self._late() else outcomes.KILLED
             self._close(replace(self.running[0], outcome=outcome, reason=how))
-        elif len(self.tried) == tried:
+        elif len(self.tried) > tried:
+            say(failure or how)
+        else:
             self._start_again(failure or f"nothing is measured: {how} before its first point")
         return not self._late()
 
     def _start_again(self, reason: str) -> None:
-        """Wait a moment. Raises UserError if no point was measured yet, or none since several starts."""
+        """Wait a moment. Raises UserError if no point was tried yet, or none by several processes."""
         self.stillborn += 1
         if not self.tried or self.stillborn == STARTS:
             raise UserError(reason)
@@ -301,6 +307,7 @@ class _Session:
         """A point has come to an end."""
         self.rows[row.key] = row
         self.tried.append(row.key)
+        self.stillborn = 0
         if row.outcome == outcomes.NO_TIME and not self.running:
             return  # it was not begun: there may be many, and the report lists them
         self.running = None
