@@ -44,13 +44,13 @@ def describe() -> dict[str, Any]:
     }
 
 
-def name(gpu: bool | None = None) -> str:
+def name(device: str = "") -> str:
     """A name for directories: "cpu-2x-intel-xeon-8488c", "nvidia-h200" or "8x-nvidia-h200".
 
-    gpu : False for the processor's, True or by default the GPUs' where there are any
+    device : "cpu" for the processor's name, whatever GPUs there are
     """
-    gpus = () if gpu is False else _gpus()
-    if gpus:
+    gpus = _gpus()
+    if gpus and device != "cpu":
         count = f"{len(gpus)}x-" if len(gpus) > 1 else ""
         return count + _slug(gpus[0]["model"])
     return f"cpu-{cores()}x-{_slug(_cpu_model())}"

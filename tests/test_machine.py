@@ -71,8 +71,8 @@ def test_gpus_name_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_gpus", lambda: gpus)
     assert machine.name() == "2x-nvidia-h200"
     monkeypatch.setattr(machine, "_gpus", lambda: gpus[:1])
-    assert machine.name() == machine.name(gpu=True) == "nvidia-h200"
-    assert machine.name(gpu=False).startswith("cpu-")
+    assert machine.name() == machine.name("cuda") == "nvidia-h200"
+    assert machine.name("cpu").startswith("cpu-")
     assert machine.parse_gpus("") == () == machine.parse_gpus("No devices were found\n")
 
 
