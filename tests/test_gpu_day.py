@@ -9,9 +9,9 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
 from ddlkit import cli, store
@@ -52,6 +52,17 @@ def packed(archive: Path, into: Path) -> set[str]:
     tables = {path for path in into.rglob("*.csv*")}
     assert all(len(store.load_table(path).columns) for path in tables)
     return {path.name for path in tables}
+
+
+def written_ns(archive: Path) -> int:
+    """When it was last replaced; 0 if there is none."""
+    return archive.stat().st_mtime_ns if archive.exists() else 0
+
+
+def newly_packed(archive: Path, before_ns: int, at_least: int) -> bool:
+    """Whether it was replaced since, and holds so many tables."""
+    changed = written_ns(archive) > before_ns
+    return changed and len(packed(archive, archive.parent / "look")) >= at_least
 
 
 @pytest.mark.parametrize(
@@ -100,16 +111,10 @@ def test_a_kill_at_any_moment_leaves_a_whole_archive_from_which_the_next_call_go
     out, archive = tmp_path / "recorded" / "here", tmp_path / "day" / "recording.tgz"
     smoke = ("--suite", "cpu", "--profile", "smoke", "--out", out)
     there: set[str] = set()
-    for at_least in (
-        0,
-        1,
-        1,
-    ):  # before anything is measured, in the middle, and going on from there
+    # Before anything is measured, in the middle, and going on from there.
+    for at_least in (0, 1, 1):
         with begun(2, 300, "5m", archive.parent, *smoke):
-            before = archive.stat().st_mtime_ns if archive.exists() else 0
-            changed = lambda: archive.exists() and archive.stat().st_mtime_ns > before  # noqa: B023, E731
-            assert wait_for(changed, 60)
-            assert wait_for(lambda: len(packed(archive, tmp_path / "look")) >= at_least, 60)
+            assert wait_for(partial(newly_packed, archive, written_ns(archive), at_least), 90)
         found = packed(archive, tmp_path / "look")
         assert there <= found
         there = found
