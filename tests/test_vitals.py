@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -124,8 +125,19 @@ def test_facts_are_asked_at_once_and_a_field_that_it_does_not_know_costs_that_fi
 ) -> None:
     every = {fact: "7" for fact in vitals._FACTS}
     played = smi.install(tmp_path / "all", monkeypatch, every, {**every, "pstate": "[N/A]"})
-    found = vitals.facts().groupby("subject")["fact"].agg(set)
-    assert len(played.asked()) == 2
+    asked_before: list[int] = []
+
+    def properties(_: int) -> SimpleNamespace:  # for which torch initialises CUDA
+        asked_before.append(len(played.asked()))
+        return SimpleNamespace(multi_processor_count=132)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    known = vitals.facts()
+    assert asked_before == [0] and len(played.asked()) == 2
+    assert "132" in set(known[known["fact"] == "multi_processor_count"]["value"])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    found = known[known["fact"] != "multi_processor_count"].groupby("subject")["fact"].agg(set)
     assert found["gpu0"] == set(vitals._FACTS) and found["gpu0"] - found["gpu1"] == {"pstate"}
     smi.install(tmp_path / "some", monkeypatch)  # knows what smi.IDLE has
     found = vitals.facts().groupby("subject")["fact"].agg(set)

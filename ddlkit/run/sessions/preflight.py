@@ -81,8 +81,6 @@ def preflight(device: str, out: Path | None = None) -> int:
     Raises UserError where there is no GPU and one is to be recorded.
     """
     start_s = time.monotonic()
-    if device == "cuda" and not machine.describe()["gpus"]:
-        raise UserError("no GPU here: nothing can be checked; use --suite cpu")
     here = Here(device, out or store.RECORDED)
     failed = []
     for check in CHECKS:
@@ -91,6 +89,8 @@ def preflight(device: str, out: Path | None = None) -> int:
         begun_s = time.monotonic()
         well, line = _isolated(check, here, min(check.most_s, start_s + TOTAL_S - begun_s))
         seconds = time.monotonic() - begun_s
+        if check.run is gpu and not well:
+            raise UserError(line)
         print(
             f"{'ok' if well else 'FAILED':<6} {seconds:5.1f} s  {check.name:<12} {line}", flush=True
         )
@@ -147,6 +147,16 @@ def _run(check: Check, here: Here, writing: int) -> NoReturn:
 
 
 # -- the machine -------------------------------------------------------------------------------
+
+
+def gpu(here: Here) -> str:
+    """There is one; without nvidia-smi the driver is asked, which no fork of the asking process survives."""
+    found = machine.describe()["gpus"]
+    if not found:
+        raise UserError("no GPU here: nothing can be checked; use --suite cpu")
+    one = found[0]
+    size = format_bytes(one["memory_bytes"])
+    return f"{len(found)} x {one['model']}, {size}, driver {one['driver'] or 'unknown'}"
 
 
 def environment(here: Here) -> str:
@@ -312,7 +322,6 @@ def overlap(here: Here) -> str:
 def profiler(here: Here) -> str:
     """CUPTI tells torch's profiler which kernels ran."""
     import torch
-    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     a = torch.randn(1024, 1024, device="cuda")
@@ -320,7 +329,7 @@ def profiler(here: Here) -> str:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         _ = a @ a
         torch.cuda.synchronize()
-    kernels = [event.name for event in seen.events() if event.device_type == DeviceType.CUDA]
+    kernels = [event.name for event in seen.events() if event.device_type.name == "CUDA"]
     if not kernels:
         raise UserError("the profiler sees no kernel on the GPU: CUPTI is missing or not allowed")
     return f"{len(kernels)} on the GPU, {kernels[0][:60]} among them"
@@ -359,6 +368,7 @@ def _all_reduce(ranks: int, **join: object) -> str:
 
 
 CHECKS = (
+    Check("gpu", gpu, gpu=True),
     Check("environment", environment),
     Check("commit", commit),
     Check("nvidia-smi", nvidia_smi, most_s=18.0, gpu=True),
