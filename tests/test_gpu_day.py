@@ -8,10 +8,11 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ddlkit import cli, store
@@ -101,6 +102,18 @@ def test_the_first_stage_goes_on_after_a_failure_and_says_so(
             assert all((ROOT / word).exists() for word in words if word.startswith("tests/"))
     logged = (tmp_path / "day" / "stage1.log").read_text()
     assert logged.count("gpu_day: exit status") == len(steps)
+
+
+def test_nothing_outlives_a_first_stage_that_is_killed(tmp_path: Path) -> None:
+    with begun(1, 60, "1s", tmp_path, "--suite", "cpu") as process:
+        assert wait_for(lambda: any(map(checks, family(process.pid))))
+
+
+def checks(process: psutil.Process) -> bool:
+    """Whether it is a preflight that has begun, or one of its checks."""
+    with suppress(psutil.NoSuchProcess):
+        return "--preflight" in process.cmdline() and "ddlkit" in process.cmdline()[2:3]
+    return False
 
 
 @pytest.mark.slow
