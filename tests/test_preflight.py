@@ -190,12 +190,3 @@ def test_nvidia_smi_is_asked_three_times_and_others_are_noticed(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="^nvidia-smi does not answer"):
         preflight.nvidia_smi(here)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not machine.describe()["gpus"], reason="no GPU")
-def test_all_is_well_on_a_gpu(tmp_path: Path) -> None:
-    done = ddlkit(*RECORD, "gpu", "--out", str(tmp_path))
-    told = [found[2] for line in done.stdout.splitlines() if (found := LINE.match(line))]
-    assert told == [check.name for check in preflight.CHECKS]
-    assert done.returncode == 0, done.stdout
