@@ -45,6 +45,6 @@ die_with_parent(); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])' "$
 failed=0
 step "${record[@]}" --preflight "$@" || (($? != 2)) || exit 2 # there is no GPU at all
 step "${record[@]}" --profile smoke --pack "$out/smoke.tgz" "$@"
-mapfile -t tests < <(grep -l '^@pytest\.mark\.gpu' tests/test_*.py) # the others are not even imported
+mapfile -t tests < <(grep -l 'pytest\.mark\.gpu' tests/test_*.py) # the others are not even imported
 step -m pytest -v -m gpu "${tests[@]}"
 exit $failed
