@@ -52,7 +52,8 @@ def show():
 if "-lms" in words:
     resident.write_text(str(os.getpid()))
     while True:
-        show()
+        if not scene["mute"]:
+            show()
         time.sleep(int(words[words.index("-lms") + 1]) / 1e3)
 show()
 """
@@ -87,14 +88,16 @@ def install(
     *gpus: dict[str, str],
     processes: list[dict[str, str]] | None = None,
     starts: bool = False,
+    mute: bool = False,
 ) -> Smi:
     """Put it on the PATH.
 
-    gpus : what differs from IDLE; starts : without a resident the driver starts each time, and looks busy
+    gpus : what differs from IDLE; starts : without a resident the driver starts each time, and looks busy;
+    mute : one that stays prints nothing
     """
     home.mkdir(exist_ok=True)
     scene: dict[str, Any] = {"gpus": [{**IDLE, **gpu} for gpu in gpus or ({},)]}
-    scene |= {"processes": processes or [], "starts": starts}
+    scene |= {"processes": processes or [], "starts": starts, "mute": mute}
     (home / "scene.json").write_text(json.dumps(scene))
     program = home / "nvidia-smi"
     program.write_text(f"#!{sys.executable} -SE\n{PROGRAM}")

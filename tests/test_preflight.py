@@ -183,6 +183,11 @@ def test_nvidia_smi_is_asked_three_times_and_others_are_noticed(
         preflight.nvidia_smi(here),
     )
     assert sum("persistence_mode" in words[0] for words in played.asked()) == 3
+    monkeypatch.setattr(preflight, "HEARD_S", 0.5)
+    smi.install(tmp_path / "mute", monkeypatch, mute=True)
+    with pytest.raises(UserError, match="^nvidia-smi -lms says nothing"):
+        preflight.nvidia_smi(here)
+    monkeypatch.setattr(preflight, "HEARD_S", 10.0)
     busy = {"utilization.gpu": "97", "memory.used": "4096"}
     smi.install(tmp_path / "busy", monkeypatch, busy)
     with pytest.raises(UserError, match="^gpu0 is in use by others"):

@@ -32,7 +32,7 @@ from ddlkit.run.jobs.protocol import PARENT, die_with_parent, ending
 from ddlkit.run.sessions.session import one_line
 
 TOTAL_S = 30.0
-SMI_LOOKS = 3
+SMI_LOOKS, HEARD_S = 3, 3.0
 OVERLAP = 0.9  # a stand-in that runs beside less of a product does not run beside it
 # The oldest versions that ddlkit works with, as in pyproject.toml.
 NEEDED = {
@@ -253,23 +253,25 @@ def _raise_lo() -> None:
 
 
 def nvidia_smi(here: Here) -> str:
-    """Asked three times, what is the GPU's load; then whether it is somebody's."""
+    """Asked three times, what is the GPU's load; that one which stays tells it; that it is nobody else's."""
     fields = ("utilization.gpu", "memory.used", "persistence_mode")
     looks = []
-    for _ in range(SMI_LOOKS):
-        begun_s = time.monotonic()
-        rows = machine.cells(machine.ask_gpus(fields))
-        looks.append((rows, time.monotonic() - begun_s))
-        if not rows:
-            raise UserError("nvidia-smi does not answer: no vitals, and others are not noticed")
+    with vitals.Sampler(gpu=True, period_s=0.2) as sampler:
+        for _ in range(SMI_LOOKS):
+            begun_s = time.monotonic()
+            rows = machine.cells(machine.ask_gpus(fields))
+            if not rows:
+                raise UserError("nvidia-smi does not answer: no vitals, and others are not noticed")
+            load, mib, persistence = rows[0]
+            looks.append(f"{load}% {mib} MiB in {time.monotonic() - begun_s:.2f} s")
+        give_up = time.monotonic() + HEARD_S
+        while "gpu0" not in set(sampler.frame()["device"]):
+            if time.monotonic() > give_up:
+                raise UserError("nvidia-smi -lms says nothing: vitals would have no GPU")
+            time.sleep(0.05)
     if used := vitals.gpu_in_use():
         raise UserError(used)
-    told = (
-        f"{'+'.join(load for load, _, _ in rows)}% {'+'.join(mib for _, mib, _ in rows)} MiB "
-        f"in {seconds:.2f} s"
-        for rows, seconds in looks
-    )
-    return f"{', '.join(told)}; persistence mode {rows[0][2]}; nobody else is there"
+    return f"{', '.join(looks)}; persistence mode {persistence}; nobody else is there"
 
 
 # -- torch and the GPU -------------------------------------------------------------------------
