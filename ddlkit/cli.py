@@ -144,12 +144,20 @@ def measure(arguments: argparse.Namespace) -> None:
     "record all that this machine can show: ddlkit measure cpu, gpu or smoke",
     arg("--suite", choices=("gpu", "cpu"), required=True, help="on which device"),
     arg("--profile", choices=("standard", "smoke"), default="standard", help="how much"),
+    flag(
+        "--preflight", "measure nothing: check in half a minute that all it needs is here and works"
+    ),
     *_session("data/recorded/<this machine>"),
 )
-def record(arguments: argparse.Namespace) -> None:
+def record(arguments: argparse.Namespace) -> int | None:
     device = "cuda" if arguments.suite == "gpu" else "cpu"
+    if arguments.preflight:
+        from ddlkit.run.sessions.preflight import preflight
+
+        return preflight(device, arguments.out)
     name = arguments.suite if arguments.profile == "standard" else arguments.profile
     _measured(arguments, name, device=device)
+    return None
 
 
 # ---------------------------------------------------------------- import, timeline

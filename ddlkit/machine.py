@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.metadata
 import importlib.util
@@ -14,8 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ddlkit.core.errors import UserError
+
 _PACKAGE = Path(__file__).parent
 _GPU_QUERY = ("name", "driver_version", "memory.total", "compute_cap")
+_CAPABILITY = (75, 76)  # CUdevice_attribute: major and minor
 # Words that every processor of a maker carries; without them names still differ between machines.
 _NOISE = r"\((r|tm)\)|@.*|\b(cpu|processor|platinum|gold|silver|bronze|[\w-]+-core)\b"
 
@@ -72,15 +76,24 @@ def installed(package: str) -> str:
 
 
 def commit(directory: Path = _PACKAGE) -> str:
-    """Commit of the code in ``directory``, 12 digits, "+dirty" when it differs; "unknown" outside git.
+    """Commit of the code in ``directory``, 12 digits, "+dirty" when it differs.
 
-    Only the directory itself counts: rows recorded a minute ago do not make the code dirty.
+    Only the directory itself counts: rows recorded a minute ago do not make the code dirty. Outside git
+    it is what DDLKIT_COMMIT in the environment says, "unknown" without that.
+
+    Raises UserError when that is no commit.
     """
     git = ("git", "-C", str(directory))
     head = output(*git, "rev-parse", "--short=12", "HEAD").strip()
-    if not head:
-        return "unknown"
-    return head + ("+dirty" if output(*git, "status", "--porcelain", ".") else "")
+    if head:
+        return head + ("+dirty" if output(*git, "status", "--porcelain", ".") else "")
+    said = os.environ.get("DDLKIT_COMMIT", "")
+    found = re.fullmatch(r"([0-9a-f]{7,40})(\+dirty)?", said)
+    if said and not found:
+        raise UserError(
+            f"DDLKIT_COMMIT is {said!r}: give 7 to 40 hex digits, with +dirty if changed"
+        )
+    return found[1][:12] + (found[2] or "") if found else "unknown"
 
 
 def output(*command: str) -> str:
@@ -131,7 +144,7 @@ def _os_name() -> str:
 @functools.cache
 def _gpus() -> tuple[dict[str, Any], ...]:
     """GPUs as the driver sees them; those of other makers only where torch is loaded."""
-    found = parse_gpus(ask_gpus(_GPU_QUERY))
+    found = parse_gpus(ask_gpus(_GPU_QUERY)) or _gpus_of_driver()
     torch = sys.modules.get("torch")
     if found or torch is None or not torch.cuda.is_available():
         return found
@@ -139,10 +152,45 @@ def _gpus() -> tuple[dict[str, Any], ...]:
     return tuple(_gpu(p.name, "", p.total_memory, f"{p.major}.{p.minor}") for p in properties)
 
 
-def ask_gpus(fields: Sequence[str], *options: str) -> str:
-    """What nvidia-smi prints of these fields, a line of comma-separated cells per GPU; "" without it."""
-    query = f"--query-gpu={','.join(fields)}"
-    return output("nvidia-smi", query, "--format=csv,noheader,nounits", *options)
+def _gpus_of_driver() -> tuple[dict[str, Any], ...]:
+    """GPUs by CUDA's driver itself, where there is no nvidia-smi; it makes no context on them."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ()
+    number, model, n_bytes = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.c_size_t()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(number)):
+        return ()
+    version = re.search(r"\d+\.[\d.]+", content(Path("/proc/driver/nvidia/version")))
+    found = []
+    for device in range(number.value):  # which is its handle, too
+        driver.cuDeviceGetName(model, len(model), device)
+        driver.cuDeviceTotalMem_v2(ctypes.byref(n_bytes), device)
+        capability = []
+        for attribute in _CAPABILITY:
+            driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
+            capability.append(str(number.value))
+        facts = (version[0] if version else "", n_bytes.value, ".".join(capability))
+        found.append(_gpu(model.value.decode(), *facts))
+    return tuple(found)
+
+
+def ask_gpus(fields: Sequence[str], *options: str, about: str = "gpu") -> str:
+    """What nvidia-smi prints of these fields, a line of comma-separated cells per GPU; "" without it.
+
+    about : of what: "gpu", or "compute-apps" for a line per process
+    """
+    return output(*gpu_question(fields, *options, about=about))
+
+
+def gpu_question(fields: Sequence[str], *options: str, about: str = "gpu") -> list[str]:
+    """The command that asks it."""
+    return [
+        "nvidia-smi",
+        f"--query-{about}={','.join(fields)}",
+        "--format=csv,noheader,nounits",
+        *options,
+    ]
 
 
 def cells(text: str) -> list[list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from ddlkit import machine
+from ddlkit.core.errors import UserError
+from places import ROOT
 
 SMI = """\
 NVIDIA H200, 570.86.15, 143771, 9.0
@@ -68,8 +71,46 @@ def test_gpus_name_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_gpus", lambda: gpus)
     assert machine.name() == "2x-nvidia-h200"
     monkeypatch.setattr(machine, "_gpus", lambda: gpus[:1])
-    assert machine.name() == "nvidia-h200"
+    assert machine.name() == machine.name("cuda") == "nvidia-h200"
+    assert machine.name("cpu").startswith("cpu-")
     assert machine.parse_gpus("") == () == machine.parse_gpus("No devices were found\n")
+
+
+DRIVER = """\
+#include <string.h>
+int cuInit(unsigned flags) { return 0; }
+int cuDeviceGetCount(int *n) { *n = 2; return 0; }
+int cuDeviceGetName(char *name, int size, int device) {
+  strncpy(name, device ? "NVIDIA H100" : "NVIDIA A100-SXM4-80GB", size); return 0;
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = 80ul << 30; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  *value = attribute == 75 ? 8 + device : 0; return 0;
+}
+"""
+
+
+def test_without_nvidia_smi_the_driver_names_the_gpus(tmp_path: Path) -> None:
+    """A libcuda.so.1 that plays the driver; torch is not asked."""
+    (tmp_path / "driver.c").write_text(DRIVER)
+    library = ["-shared", "-fPIC", "-o", str(tmp_path / "libcuda.so.1")]
+    if (compiler := shutil.which("cc") or shutil.which("gcc")) is None:
+        pytest.skip("no C compiler")
+    subprocess.run([compiler, *library, str(tmp_path / "driver.c")], check=True)
+    asked = "import json, sys; from ddlkit import machine; assert 'torch' not in sys.modules; "
+    there = {"PATH": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", asked + "print(json.dumps(machine.describe()))"],
+        env=there,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said = json.loads(done.stdout)
+    assert said["name"] == "2x-nvidia-a100-sxm4-80gb"
+    facts = [(gpu["model"], gpu["memory_bytes"], gpu["compute_capability"]) for gpu in said["gpus"]]
+    n_bytes = 80 * 2**30
+    assert facts == [("NVIDIA A100-SXM4-80GB", n_bytes, "8.0"), ("NVIDIA H100", n_bytes, "9.0")]
 
 
 def test_each_pair_of_gpus_has_one_link() -> None:
@@ -99,10 +140,13 @@ def _git(directory: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_commit_says_when_the_code_differs_from_it(tmp_path: Path) -> None:
+def test_the_commit_says_when_the_code_differs_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, data = tmp_path / "code", tmp_path / "data"
     for directory in (code, data):
         directory.mkdir()
+    monkeypatch.delenv("DDLKIT_COMMIT", raising=False)
     assert machine.commit(code) == "unknown"
     _git(tmp_path, "init", "--quiet")
     assert machine.commit(code) == "unknown", "no commit yet"
@@ -115,6 +159,35 @@ def test_the_commit_says_when_the_code_differs_from_it(tmp_path: Path) -> None:
     assert machine.commit(code) == head, "new rows are not new code"
     (code / "a.py").write_text("2\n")
     assert machine.commit(code) == head + "+dirty"
+
+
+@pytest.mark.parametrize(
+    ("said", "commit"),
+    [
+        ("", "unknown"),
+        ("0123abc", "0123abc"),
+        ("0123456789abcdef" * 2 + "+dirty", "0123456789ab+dirty"),
+    ],
+)
+def test_a_copied_tree_takes_its_commit_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, commit: str
+) -> None:
+    monkeypatch.setenv("DDLKIT_COMMIT", said)
+    shutil.copy(Path(machine.__file__), tmp_path / "machine.py")
+    assert machine.commit(tmp_path) == commit
+    _git(tmp_path, "init", "--quiet")
+    _git(tmp_path, "add", ".")
+    _git(tmp_path, "commit", "--quiet", "-m", "one")
+    assert machine.commit(tmp_path) == _git(tmp_path, "rev-parse", "HEAD")[:12], "git knows better"
+
+
+@pytest.mark.parametrize("said", ["main", "0123ab", "0123abc+", "0123ABC", "0123abc\n", "+dirty"])
+def test_what_is_no_commit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    monkeypatch.setenv("DDLKIT_COMMIT", said)
+    with pytest.raises(UserError, match="^DDLKIT_COMMIT is '.*: give 7 to 40 hex digits"):
+        machine.commit(tmp_path)
 
 
 def test_missing_programs_and_files_are_silence() -> None:

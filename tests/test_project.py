@@ -141,7 +141,7 @@ def test_checkers_find_nothing(checker: list[str]) -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-@pytest.mark.parametrize("script", ["reproduce.sh", ".ci/run"])
+@pytest.mark.parametrize("script", ["reproduce.sh", ".ci/run", "examples/gpu_day.sh"])
 def test_shell_scripts_are_executable_and_parse(script: str) -> None:
     assert (ROOT / script).stat().st_mode & 0o111 == 0o111
     assert run("bash", "-n", script).stderr == ""

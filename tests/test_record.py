@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import faulty_points
+import smi
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import GIB
@@ -471,7 +472,8 @@ def test_a_gpu_in_use_by_others_is_left_alone(
 ) -> None:
     described = {**machine.describe(), "gpus": [{"model": "NVIDIA H200"}]}
     monkeypatch.setattr(machine, "describe", lambda: described)
-    monkeypatch.setattr(vitals, "gpu_vitals", lambda: [("gpu0", "utilisation", 0.97)])
+    monkeypatch.setattr(vitals, "PATIENCE_S", 0.5)
+    smi.install(tmp_path / "bin", monkeypatch, {"utilization.gpu": "97", "memory.used": "4096"})
     with pytest.raises(UserError, match="^nothing is measured: gpu0 is in use by others"):
         measure("gpu", out=tmp_path)
 

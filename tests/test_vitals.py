@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
+import smi
 from ddlkit import store
 from ddlkit.run.instruments import vitals
+from places import wait_for
 
-# As printed by nvidia-smi 580: two GPUs, the second one without a power sensor.
-TWO_GPUS = "1980, 3201, 45, 350.12, 98, 2048\n345, 3201, 31, [N/A], 0, 4\n"
+# As printed by nvidia-smi 580 of the last two of four GPUs, the second one without a power sensor.
+TWO_GPUS = "2, 1980, 3201, 45, 350.12, 98, 2048\n3, 345, 3201, 31, [N/A], 0, 4\n"
+BUSY = {"utilization.gpu": "98"}
+FULL = {"memory.used": "40960"}
+NOBODY = "99999999"  # no pid of this machine
 
 
 def test_units_are_those_of_the_names() -> None:
-    found = vitals.parse_vitals(TWO_GPUS)
+    numbers: dict[str, int] = {}
+    found = [one for line in TWO_GPUS.splitlines() for one in vitals.parse_vitals(line, numbers)]
+    assert found == vitals.parse_vitals(TWO_GPUS, {})
     assert found[:6] == [
         ("gpu0", "sm_clock_hz", 1980e6),
         ("gpu0", "memory_clock_hz", 3201e6),
@@ -31,23 +44,106 @@ def test_units_are_those_of_the_names() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["", "No devices were found\n", "1980, 3201\n"])
+@pytest.mark.parametrize("text", ["", "No devices were found\n", "0, 1980, 3201\n"])
 def test_what_is_not_understood_is_left_out(text: str) -> None:
-    assert vitals.parse_vitals(text) == []
+    assert vitals.parse_vitals(text, {}) == []
 
 
-def test_a_gpu_is_in_use_if_it_is_busy_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vitals, "LOOK_PERIOD_S", 0.0)
+@pytest.mark.parametrize(
+    ("gpus", "strangers", "used"),
+    [
+        ([{}, {**BUSY, **FULL}], [], "gpu1 is in use by others: utilisation 98% or more for 0.5 s"),
+        ([BUSY], ["GPU-0"], "gpu0 is in use by others: utilisation 98% or more for 0.5 s"),
+        ([BUSY], [], ""),  # a driver that starts
+        ([BUSY, {}], ["GPU-1"], ""),
+        ([FULL], ["GPU-0"], ""),  # somebody rests
+        ([{**BUSY, "memory.used": "[N/A]"}], [], ""),
+    ],
+)
+def test_a_gpu_is_in_use_if_it_is_busy_with_company_at_every_look(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: list[dict[str, str]],
+    strangers: list[str],
+    used: str,
+) -> None:
+    monkeypatch.setattr(vitals, "PATIENCE_S", 0.5)
+    ours = [{"gpu_uuid": "GPU-0", "pid": str(pid)} for pid in (os.getpid(), os.getppid())]
+    processes = [*ours, *({"gpu_uuid": uuid, "pid": NOBODY} for uuid in strangers)]
+    smi.install(tmp_path, monkeypatch, *gpus, processes=processes)
+    assert vitals.gpu_in_use() == used
 
-    def said(*looks: list[tuple[str, str, float]]) -> str:
-        answers = iter(looks)
-        monkeypatch.setattr(vitals, "gpu_vitals", lambda: next(answers))
-        return vitals.gpu_in_use()
 
-    busy, idle = vitals.parse_vitals(TWO_GPUS), [("gpu0", "utilisation", 0.0)]
-    assert said(busy, busy, busy).startswith("gpu0 is in use by others: utilisation 98%")
-    assert said(busy, busy, idle) == said(idle, busy, busy) == said(busy, [], busy) == ""
-    assert said([], [], []) == ""
+def test_a_driver_that_starts_anew_for_each_question_is_not_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process that asks by itself finds it busy, and with the memory of what starts it."""
+    played = smi.install(tmp_path, monkeypatch, FULL, starts=True)
+    assert [x for _, what, x in vitals.gpu_vitals() if what == "utilisation"] == [1.0]
+    assert vitals.gpu_in_use() == ""
+    assert not psutil.pid_exists(played.resident())
+
+
+def test_without_nvidia_smi_nobody_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert vitals.gpu_in_use() == "" and vitals.gpu_vitals() == []
+    with vitals.Sampler(gpu=True, period_s=0.02) as sampler:
+        assert wait_for(lambda: len(sampler.frame()) > 0)
+
+
+def test_the_gpus_are_sampled_by_one_process_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = smi.install(tmp_path, monkeypatch, {}, BUSY)
+    with vitals.Sampler(gpu=True, period_s=0.05) as sampler:
+        gpus = ("gpu0", "gpu1")
+        assert wait_for(lambda: (sampler.frame()["device"] == "gpu1").sum() >= 9)
+        assert wait_for(lambda: "cpu" in set(sampler.frame()["device"]))
+    frame = sampler.frame()
+    assert len(played.asked()) == 1 and not psutil.pid_exists(played.resident())
+    assert frame["time_s"].is_monotonic_increasing and set(frame["device"]) == {"cpu", *gpus}
+    loads = frame[frame["quantity"] == "utilisation"].groupby("device")["value"].agg(set)
+    assert loads.to_dict() == {"gpu0": {0.0}, "gpu1": {0.98}}
+
+
+def test_it_does_not_outlive_one_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = smi.install(tmp_path, monkeypatch)
+    sampling = "from ddlkit.run.instruments import vitals as v; v.Sampler(gpu=True).__enter__(); "
+    with subprocess.Popen(
+        [sys.executable, "-c", sampling + "input()"], stdin=subprocess.PIPE
+    ) as owner:
+        assert wait_for(lambda: played.resident() > 0)
+        assert psutil.pid_exists(played.resident())
+        owner.send_signal(signal.SIGKILL)
+    assert wait_for(lambda: not psutil.pid_exists(played.resident()))
+
+
+def test_facts_are_asked_at_once_and_a_field_that_it_does_not_know_costs_that_field(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = {fact: "7" for fact in vitals._FACTS}
+    played = smi.install(tmp_path / "all", monkeypatch, every, {**every, "pstate": "[N/A]"})
+    asked_before: list[int] = []
+
+    def properties(_: int) -> SimpleNamespace:  # for which torch initialises CUDA
+        asked_before.append(len(played.asked()))
+        return SimpleNamespace(multi_processor_count=132)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    known = vitals.facts()
+    assert asked_before == [0] and len(played.asked()) == 2
+    assert "132" in set(known[known["fact"] == "multi_processor_count"]["value"])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    found = known[known["fact"] != "multi_processor_count"].groupby("subject")["fact"].agg(set)
+    assert found["gpu0"] == set(vitals._FACTS) and found["gpu0"] - found["gpu1"] == {"pstate"}
+    smi.install(tmp_path / "some", monkeypatch)  # knows what smi.IDLE has
+    found = vitals.facts().groupby("subject")["fact"].agg(set)
+    assert found["gpu0"] == set(vitals._FACTS) & smi.IDLE.keys() - {"power.draw"}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "gpu0" not in set(vitals.facts()["subject"])
 
 
 def test_samples_are_taken_meanwhile_and_fit_the_store(tmp_path: Path) -> None:

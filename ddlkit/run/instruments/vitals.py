@@ -5,10 +5,13 @@ No torch at import: the sampler belongs into a process that does not measure.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,16 @@ import pandas as pd
 import psutil
 
 from ddlkit import machine
+from ddlkit.core.units import GIB
 from ddlkit.model.calibration import STOLEN_LIMIT
+from ddlkit.run.jobs.launch import end
+from ddlkit.run.jobs.protocol import child_environment
 
 PERIOD_S = 1.0
 PACKAGES = ("torch", "torchvision", "triton", "numpy", "pandas", "scipy", "psutil", "tqdm")
 BUSY = 0.1  # an idle GPU's utilisation is 0; somebody who measures or trains is far above this
-LOOKS, LOOK_PERIOD_S = 3, 0.4
+COMPANY_BYTES = GIB  # a driver that starts takes less, somebody who measures or trains more
+LOOK_PERIOD_S, PATIENCE_S = 0.4, 10.0
 BUSY_LIMIT = 0.9  # with more of all cores in use, the processor may set the pace, not the link
 TRIES = 3  # how often at most in a campaign; the last one stays, and is marked
 
@@ -34,6 +41,12 @@ _SAMPLED = (
     ("power.draw", "power_w", 1.0),
     ("utilization.gpu", "utilisation", 0.01),
     ("memory.used", "memory_used_bytes", 2.0**20),
+)
+_FIELDS = ("index", *(name for name, _, _ in _SAMPLED))
+# Becomes another program that dies with us, whatever we die of.
+_BECOME = (
+    "import os, sys; from ddlkit.run.jobs.protocol import die_with_parent; "
+    "die_with_parent(); os.execvp(sys.argv[1], sys.argv[1:])"
 )
 _FACTS = (
     *("name", "driver_version", "vbios_version", "memory.total", "compute_cap", "pstate"),
@@ -50,33 +63,72 @@ _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "hy
 
 
 class Sampler:
-    """Samples in a thread from entry to exit, once in ``period_s``; ``gpu``: nvidia-smi is asked too."""
+    """Samples in threads from entry to exit, once in ``period_s``; ``gpu``: nvidia-smi is heard, too."""
 
     def __init__(self, *, gpu: bool, period_s: float = PERIOD_S) -> None:
-        self._gpu, self._period_s = gpu, period_s
+        self._period_s = period_s
         self._rows: list[tuple[float, str, str, float]] = []
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._smi = _resident_smi(period_s) if gpu else contextlib.nullcontext(())
         self._start_s = time.monotonic()
 
     def __enter__(self) -> Sampler:
-        self._thread.start()
+        lines = self._smi.__enter__()
+        self._threads = [
+            threading.Thread(target=self._watch_host, daemon=True),
+            threading.Thread(target=self._hear_gpus, args=[lines], daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *reason: Any) -> None:
         self._done.set()
-        self._thread.join()
+        self._smi.__exit__(*reason)  # what it printed ends here
+        for thread in self._threads:
+            thread.join()
 
     def frame(self) -> pd.DataFrame:
         """Table ``vitals`` of what was sampled so far; no rows before the first sample."""
-        return pd.DataFrame(list(self._rows), columns=["time_s", "device", "quantity", "value"])
+        rows = sorted(list(self._rows), key=lambda row: row[0])
+        return pd.DataFrame(rows, columns=["time_s", "device", "quantity", "value"])
 
-    def _run(self) -> None:
+    def _note(self, samples: Iterable[tuple[str, str, float]]) -> None:
+        now_s = time.monotonic() - self._start_s
+        self._rows.extend((now_s, *sample) for sample in samples)
+
+    def _watch_host(self) -> None:
         psutil.cpu_percent()  # the next call gives the load since this one
         while not self._done.wait(self._period_s):
-            now_s = time.monotonic() - self._start_s
-            found = host_vitals() + (gpu_vitals() if self._gpu else [])
-            self._rows += [(now_s, *sample) for sample in found]
+            self._note(host_vitals())
+
+    def _hear_gpus(self, lines: Iterable[str]) -> None:
+        numbers: dict[str, int] = {}
+        for line in lines:
+            self._note(parse_vitals(line, numbers))
+
+
+@contextlib.contextmanager
+def _resident_smi(period_s: float) -> Iterator[Iterable[str]]:
+    """The lines of one nvidia-smi that prints `_SAMPLED` of each GPU once in a period; none without it.
+
+    It holds the driver open. Where nobody does (no persistence mode), each question starts the driver
+    anew: that takes seconds, in which an idle GPU looks busy. It does not outlive the block, or us.
+    """
+    question = machine.gpu_question(_FIELDS, "-lms", f"{period_s * 1e3:.0f}", *_visible())
+    process = subprocess.Popen(
+        [sys.executable, "-c", _BECOME, *question],
+        env=child_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert process.stdout
+    try:
+        yield map(bytes.decode, process.stdout)
+    finally:
+        end([process])
 
 
 def host_vitals() -> list[tuple[str, str, float]]:
@@ -100,36 +152,61 @@ def host_vitals() -> list[tuple[str, str, float]]:
 
 def gpu_vitals() -> list[tuple[str, str, float]]:
     """(device, quantity, value) of every GPU; nothing where nvidia-smi is not there."""
-    return parse_vitals(_ask_visible([name for name, _, _ in _SAMPLED]))
+    return parse_vitals(_ask_visible(_FIELDS), {})
 
 
-def parse_vitals(text: str) -> list[tuple[str, str, float]]:
-    """(device, quantity, value) from what nvidia-smi prints; what a GPU does not say is left out."""
+def parse_vitals(text: str, numbers: dict[str, int]) -> list[tuple[str, str, float]]:
+    """(device, quantity, value) from what nvidia-smi prints; what a GPU does not say is left out.
+
+    numbers : of the GPUs met so far, by their indexes: those that CUDA sees are counted from 0
+    """
     found = []
-    for number, cells in enumerate(machine.cells(text)):
+    for index, *cells in machine.cells(text):
         if len(cells) != len(_SAMPLED):
             continue
+        device = f"gpu{numbers.setdefault(index, len(numbers))}"
         for cell, (_, quantity, factor) in zip(cells, _SAMPLED, strict=True):
-            with suppress(ValueError):  # "[N/A]" and its like
-                found.append((f"gpu{number}", quantity, float(cell) * factor))
+            with contextlib.suppress(ValueError):  # "[N/A]" and its like
+                found.append((device, quantity, float(cell) * factor))
     return found
 
 
 def gpu_in_use() -> str:
     """Which GPU somebody else computes on, in a few words; "" if none. To be asked while we do not.
 
-    A GPU counts as used if it was found busy each of a few times: right after a program's end, or
-    after starting up, utilisation may still be above zero for a moment.
+    A GPU is used if it is busy, and somebody has memory or a process on it, at every look in PATIENCE_S:
+    right after a program's end, or while the driver starts, utilisation may be high with nobody there.
     """
-    looks = []
-    for number in range(LOOKS):
-        time.sleep(LOOK_PERIOD_S if number else 0)
-        looks.append({device: load for device, what, load in gpu_vitals() if what == "utilisation"})
-    for device in looks[0]:
-        load = min(look.get(device, 0.0) for look in looks)
-        if load >= BUSY:
-            return f"{device} is in use by others: utilisation {load:.0%} while we rest"
+    give_up = time.monotonic() + PATIENCE_S
+    with _resident_smi(PERIOD_S):
+        used = _computing_gpus()
+        while used and time.monotonic() < give_up:
+            time.sleep(LOOK_PERIOD_S)
+            again = _computing_gpus()
+            used = {gpu: min(load, again[gpu]) for gpu, load in used.items() if gpu in again}
+    for gpu, load in used.items():
+        return f"{gpu} is in use by others: utilisation {load:.0%} or more for {PATIENCE_S:g} s"
     return ""
+
+
+def _computing_gpus() -> dict[str, float]:
+    """Utilisation of each GPU that is busy and on which others have memory or a process."""
+    found = {(gpu, quantity): value for gpu, quantity, value in gpu_vitals()}
+    busy = {gpu: x for (gpu, what), x in found.items() if what == "utilisation" and x >= BUSY}
+    if not busy:
+        return {}
+    used = {gpu for gpu in busy if found.get((gpu, "memory_used_bytes"), 0.0) > COMPANY_BYTES}
+    return {gpu: load for gpu, load in busy.items() if gpu in used | _gpus_with_processes()}
+
+
+def _gpus_with_processes() -> set[str]:
+    """GPUs on which a process computes that is neither this one nor of its family."""
+    us = psutil.Process()
+    ours = {str(one.pid) for one in (us, *us.parents(), *us.children(recursive=True))}
+    uuids = [cells[0] for cells in machine.cells(_ask_visible(["uuid"]))]
+    running = machine.cells(_ask_visible(["gpu_uuid", "pid"], about="compute-apps"))
+    used = {uuid for uuid, *pid in running if not ours.issuperset(pid)}
+    return {f"gpu{number}" for number, uuid in enumerate(uuids) if uuid in used}
 
 
 def facts() -> pd.DataFrame:
@@ -140,12 +217,12 @@ def facts() -> pd.DataFrame:
     import torch
 
     found = {**_host_facts(), **_torch_facts(torch)}
-    rows = [(*key, str(value)) for key, value in found.items()] + _nvidia_facts()
-    for number in range(torch.cuda.device_count()):
+    rows = [(*key, str(value)) for key, value in found.items()]
+    for number in range(torch.cuda.device_count()):  # CUDA first: it holds the driver open
         properties = torch.cuda.get_device_properties(number)
         known = [name for name in _TORCH_FACTS if getattr(properties, name, None) is not None]
         rows += [(f"gpu{number}", name, str(getattr(properties, name))) for name in known]
-    table = pd.DataFrame(rows, columns=["subject", "fact", "value"])
+    table = pd.DataFrame(rows + _nvidia_facts(), columns=["subject", "fact", "value"])
     return table.drop_duplicates(["subject", "fact"])
 
 
@@ -180,19 +257,37 @@ def _torch_facts(torch: Any) -> dict[tuple[str, str], object]:
 
 
 def _nvidia_facts() -> list[tuple[str, str, str]]:
-    """One question per fact: nvidia-smi answers nothing at all if it does not know one of several."""
+    if not _ask_visible(["index"]):  # no nvidia-smi, or it hangs: no reason to ask bit by bit
+        return []
     return [
-        (f"gpu{number}", fact, cells[0])
-        for fact in _FACTS
-        for number, cells in enumerate(machine.cells(_ask_visible([fact])))
-        if cells[0] and not cells[0].startswith("[")
+        (f"gpu{number}", fact, cell)
+        for fact, column in _columns(_FACTS).items()
+        for number, cell in enumerate(column)
+        if cell and not cell.startswith("[")
     ]
 
 
-def _ask_visible(fields: list[str]) -> str:
+def _columns(fields: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Field -> its cell of each GPU, in one question, which takes long.
+
+    nvidia-smi answers nothing at all if it does not know one of several: then it is asked by halves.
+    """
+    rows = machine.cells(_ask_visible(fields))
+    if rows and all(len(row) == len(fields) for row in rows):
+        return dict(zip(fields, zip(*rows, strict=True), strict=True))
+    half = len(fields) // 2
+    return _columns(fields[:half]) | _columns(fields[half:]) if half else {}
+
+
+def _ask_visible(fields: Sequence[str], about: str = "gpu") -> str:
     """What nvidia-smi prints of the GPUs that CUDA may see."""
+    return machine.ask_gpus(fields, *_visible(), about=about)
+
+
+def _visible() -> list[str]:
+    """nvidia-smi's words for the GPUs that CUDA may see."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return machine.ask_gpus(fields, *(("-i", visible) if visible else ()))
+    return ["-i", visible] if visible else []
 
 
 # -- the processor -----------------------------------------------------------------------------

@@ -1,0 +1,384 @@
+"""Whether all that a recording needs is here and works: half a minute of checks, a line for each.
+
+Each check runs in a process of its own, forked from this one once it has imported torch: a fault, or one
+that hangs, costs that check alone. This process never touches CUDA.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import psutil
+
+from ddlkit import machine, store
+from ddlkit.core.errors import UserError
+from ddlkit.core.units import GIB, KIB, MIB, format_bytes, format_seconds
+from ddlkit.run.instruments import vitals
+from ddlkit.run.jobs.launch import LOCALHOST, Loopback, launch
+from ddlkit.run.jobs.protocol import PARENT, die_with_parent, ending
+from ddlkit.run.sessions.session import one_line
+
+TOTAL_S = 30.0
+SMI_LOOKS, HEARD_S = 3, 3.0
+OVERLAP = 0.9  # a stand-in that runs beside less of a product does not run beside it
+# The oldest versions that ddlkit works with, as in pyproject.toml.
+NEEDED = {
+    **{"numpy": "1.26", "pandas": "2.1", "psutil": "5.9", "scipy": "1.11"},
+    **{"torch": "2.4", "torchvision": "0.19", "tqdm": "4.66"},
+}
+# Free space that a whole recording takes, with a margin.
+SPACE = {"memory": 2 * GIB, "disk": GIB, "/dev/shm": 60 * MIB}
+# Variables that change what is measured, the values with which they do not, and how they do.
+HARMFUL = {
+    "CUDA_LAUNCH_BLOCKING": (("0",), "nothing runs beside anything"),
+    "CUDA_DEVICE_MAX_CONNECTIONS": (("8", "32"), "streams wait for one another"),
+    "NVIDIA_TF32_OVERRIDE": ((), "precisions are not what they are called"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": (("0",), "each tensor waits for its memory"),
+    "NCCL_ALGO": ((), "NCCL does not choose"),
+    "NCCL_PROTO": ((), "NCCL does not choose"),
+    "NCCL_NTHREADS": ((), "NCCL does not choose"),
+    "PYTHONDONTWRITEBYTECODE": ((), "every process compiles what it imports anew"),
+}
+_SHOWN = re.compile(r"(CUDA|NCCL|TORCH|PYTORCH|OMP|GLOO)_\w+")
+_GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
+
+
+class Here(NamedTuple):
+    """What is to be recorded: on which device, "cuda" or "cpu", and into which directory."""
+
+    device: str
+    out: Path
+
+
+class Check(NamedTuple):
+    """Something that must work: ``run`` says how in a line, or raises.
+
+    most_s : after which it counts as hanging; gpu : whether it is for recordings of GPUs only
+    """
+
+    name: str
+    run: Callable[[Here], str]
+    most_s: float = 10.0
+    gpu: bool = False
+
+
+def preflight(device: str, out: Path | None = None) -> int:
+    """Check, and print a line for each check; returns the exit status: 0 if all is well.
+
+    Raises UserError where there is no GPU and one is to be recorded.
+    """
+    start_s = time.monotonic()
+    here = Here(device, out or store.RECORDED)
+    failed = []
+    for check in CHECKS:
+        if check.gpu and device == "cpu":
+            continue
+        begun_s = time.monotonic()
+        well, line = _isolated(check, here, min(check.most_s, start_s + TOTAL_S - begun_s))
+        seconds = time.monotonic() - begun_s
+        if check.run is gpu and not well:
+            raise UserError(line)
+        print(
+            f"{'ok' if well else 'FAILED':<6} {seconds:5.1f} s  {check.name:<12} {line}", flush=True
+        )
+        if not well:
+            failed.append(check.name)
+        elif check.run is packages:  # once, and not in every child
+            importlib.import_module("ddlkit.run.sessions.suites")
+    verdict = f"FAILED: {', '.join(failed)}" if failed else "all is well"
+    print(f"preflight: {verdict}, after {format_seconds(time.monotonic() - start_s)}")
+    return 1 if failed else 0
+
+
+# -- a check in a process of its own -----------------------------------------------------------
+
+
+def _isolated(check: Check, here: Here, limit_s: float) -> tuple[bool, str]:
+    """Whether it is well, and the line that says so, or why not."""
+    if limit_s <= 0:
+        return False, f"not begun: {TOTAL_S:g} s are over"
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        _run(check, here, writing)
+    os.close(writing)
+    with open(reading, "rb") as stream:
+        in_time = select.select([stream], [], [], limit_s)[0]
+        if not in_time:
+            os.kill(pid, signal.SIGKILL)
+        said = stream.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if not in_time:
+        return False, f"did not end within {format_seconds(limit_s)}"
+    if not said:
+        return False, f"its process {ending(status)}"
+    well, line = json.loads(said)
+    return well, line
+
+
+def _run(check: Check, here: Here, writing: int) -> NoReturn:
+    """The child: say what became of the check, and end, whatever CUDA's own clean-up would do."""
+    said = ""
+    try:
+        os.environ[PARENT] = str(os.getppid())
+        die_with_parent()
+        os.dup2(2, 1)  # what libraries print is no line of ours
+        said = json.dumps([True, check.run(here)])
+    except UserError as error:
+        said = json.dumps([False, one_line(error)])
+    except Exception as error:
+        said = json.dumps([False, f"{type(error).__name__}: {one_line(error)}"])
+    finally:
+        os.write(writing, said.encode())
+        os._exit(0 if said else 1)
+
+
+# -- the machine -------------------------------------------------------------------------------
+
+
+def gpu(here: Here) -> str:
+    """There is one; without nvidia-smi the driver is asked, which no fork of the asking process survives."""
+    found = machine.describe()["gpus"]
+    if not found:
+        raise UserError("no GPU here: nothing can be checked; use --suite cpu")
+    one = found[0]
+    size = format_bytes(one["memory_bytes"])
+    return f"{len(found)} x {one['model']}, {size}, driver {one['driver'] or 'unknown'}"
+
+
+def environment(here: Here) -> str:
+    """Variables that decide how CUDA, NCCL and torch work; none may change what is measured."""
+    harmful = {
+        name: how
+        for name, (harmless, how) in HARMFUL.items()
+        if (value := os.environ.get(name)) and value not in harmless
+    }
+    if here.device == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
+        harmful["CUDA_VISIBLE_DEVICES"] = "it hides every GPU"
+    if harmful:
+        raise UserError("; ".join(f"unset {name}: {how}" for name, how in harmful.items()))
+    shown = [f"{name}={value}" for name, value in sorted(os.environ.items()) if _SHOWN.match(name)]
+    return " ".join(shown) or "nothing is set"
+
+
+def commit(here: Here) -> str:
+    """Every stamp says which code measured."""
+    found = machine.commit()
+    if found == "unknown":
+        raise UserError("unknown, and every stamp would say so: set DDLKIT_COMMIT")
+    return found
+
+
+def packages(here: Here) -> str:
+    """All packages are there, none is too old, and everything that measures can be imported."""
+    found = {name: machine.installed(name) for name in NEEDED}
+    old = [f"{name} {there}" for name, there in found.items() if _older(there, NEEDED[name])]
+    if old:
+        needed = ", ".join(f"{name} {version}" for name, version in NEEDED.items())
+        raise UserError(f"{', '.join(old)}: at least {needed} are needed")
+    importlib.import_module("ddlkit.run.sessions.suites")
+    return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def _older(version: str, least: str) -> bool:
+    """Whether it is, or is none at all."""
+    have, need = ([int(part) for part in re.findall(r"\d+", text)[:3]] for text in (version, least))
+    return have < need
+
+
+def space(here: Here) -> str:
+    """Memory, the disk of the recording, and what processes share."""
+    out = next(path for path in (here.out, *here.out.absolute().parents) if path.exists())
+    shared = Path("/dev/shm")
+    free = {
+        "memory": psutil.virtual_memory().available,
+        "disk": shutil.disk_usage(out).free,
+        **({"/dev/shm": shutil.disk_usage(shared).free} if shared.exists() else {}),
+    }
+    short = [
+        f"{what} needs {format_bytes(SPACE[what])}" for what in free if free[what] < SPACE[what]
+    ]
+    line = ", ".join(f"{what} {format_bytes(size)}" for what, size in free.items())
+    if not os.access(out, os.W_OK):
+        short.append(f"{out} cannot be written")
+    if short:
+        raise UserError(f"{'; '.join(short)}; free: {line}")
+    return f"free: {line}"
+
+
+def loopback(here: Here) -> str:
+    """Ranks talk over 127.0.0.1, which is down in a new network namespace: root raises it."""
+    try:
+        _echo()
+        return f"{LOCALHOST} answers"
+    except OSError:
+        _raise_lo()
+    _echo()
+    return f"{LOCALHOST} answers: lo was down, and was raised"
+
+
+def _echo() -> None:
+    with socket.create_server((LOCALHOST, 0)) as server:
+        server.settimeout(5.0)
+        with socket.create_connection(server.getsockname(), 5.0) as sender:
+            sender.sendall(b"?")
+            with server.accept()[0] as receiver:
+                assert receiver.recv(1) == b"?"
+
+
+def _raise_lo() -> None:
+    """What ``ip link set lo up`` does. Raises UserError for who may not."""
+    request = bytearray(struct.pack("16sH22x", b"lo", 0))  # struct ifreq
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _GET_FLAGS, request)
+        (flags,) = struct.unpack_from("H", request, 16)
+        struct.pack_into("H", request, 16, flags | _UP)
+        try:
+            fcntl.ioctl(control, _SET_FLAGS, request)
+        except PermissionError as error:
+            raise UserError("lo is down: as root, ip link set lo up") from error
+
+
+def nvidia_smi(here: Here) -> str:
+    """Asked three times, what is the GPU's load; that one which stays tells it; that it is nobody else's."""
+    fields = ("utilization.gpu", "memory.used", "persistence_mode")
+    looks = []
+    with vitals.Sampler(gpu=True, period_s=0.2) as sampler:
+        for _ in range(SMI_LOOKS):
+            begun_s = time.monotonic()
+            rows = machine.cells(machine.ask_gpus(fields))
+            if not rows:
+                raise UserError("nvidia-smi does not answer: no vitals, and others are not noticed")
+            load, mib, persistence = rows[0]
+            looks.append(f"{load}% {mib} MiB in {time.monotonic() - begun_s:.2f} s")
+        give_up = time.monotonic() + HEARD_S
+        while "gpu0" not in set(sampler.frame()["device"]):
+            if time.monotonic() > give_up:
+                raise UserError("nvidia-smi -lms says nothing: vitals would have no GPU")
+            time.sleep(0.05)
+    if used := vitals.gpu_in_use():
+        raise UserError(used)
+    return f"{', '.join(looks)}; persistence mode {persistence}; nobody else is there"
+
+
+# -- torch and the GPU -------------------------------------------------------------------------
+
+
+def product(here: Here) -> str:
+    """A product of whole numbers, which no precision rounds, is right on the device."""
+    import torch
+
+    if here.device == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"torch {torch.__version__} sees no GPU: install a build for this driver")
+    a, b = torch.randint(0, 4, (2, 256, 256)).float()
+    if not torch.equal((a.to(here.device) @ b.to(here.device)).cpu(), a @ b):
+        raise UserError(f"a product on {here.device} is wrong")
+    if here.device == "cpu":
+        return f"right, by {torch.get_num_threads()} threads"
+    gpu = torch.cuda.get_device_properties(0)
+    return f"right, by {gpu.name} (sm_{gpu.major}{gpu.minor}), CUDA {torch.version.cuda}"
+
+
+def compiler(here: Here) -> str:
+    """NVRTC makes the stand-in's machine code for this very GPU."""
+    import torch
+
+    from ddlkit.run.measure.standin import cubin
+
+    architecture = "sm_{}{}".format(*torch.cuda.get_device_capability())
+    return f"{format_bytes(len(cubin(architecture)))} for {architecture}"
+
+
+def overlap(here: Here) -> str:
+    """The stand-in runs beside a product, as long as that takes."""
+    import torch
+
+    from ddlkit.run.measure.standin import Footprint, GpuStandIn
+
+    standin, a = GpuStandIn(), torch.randn(2048, 2048, device="cuda")
+    standin.beside(None, lambda: a @ a)
+    for _ in range(2):  # the first one loads the kernel
+        passage = standin.beside(Footprint(blocks=8, threads=512), lambda: a @ a)
+        torch.cuda.synchronize()
+    traffic = passage.traffic()
+    took = format_seconds(traffic.closed_s - traffic.opened_s)
+    found = f"beside {traffic.overlap_share:.1%} of a product that took {took}"
+    if traffic.overlap_share <= OVERLAP:
+        raise UserError(f"the stand-in runs {found}: kernels take turns here")
+    return f"the stand-in runs {found}, at {traffic.bytes_per_s / 1e9:.0f} GB/s"
+
+
+def profiler(here: Here) -> str:
+    """CUPTI tells torch's profiler which kernels ran."""
+    import torch
+
+    from ddlkit.run.instruments.clock import chrome_trace
+
+    a = torch.randn(256, 256, device="cuda")
+    events = json.loads(chrome_trace(lambda: a @ a, "cuda"))["traceEvents"]
+    kernels = [event["name"] for event in events if event.get("cat") == "kernel"]
+    if not kernels:
+        raise UserError("the profiler sees no kernel on the GPU: CUPTI is missing or not allowed")
+    return f"sees {kernels[0][:60]}"
+
+
+# -- ranks -------------------------------------------------------------------------------------
+
+
+def nccl(here: Here) -> str:
+    """A rank, forked by the real launch, can use CUDA, and NCCL begins and sums there."""
+    import torch
+
+    version = ".".join(map(str, torch.cuda.nccl.version()))
+    return f"{version}, {_all_reduce(1, backend='nccl')}"
+
+
+def gloo(here: Here) -> str:
+    """Two ranks of the real launch sum over 127.0.0.1, from the GPU's memory where there is one."""
+    return _all_reduce(2, backend="gloo", on_gpu=here.device == "cuda")
+
+
+def _all_reduce(ranks: int, **join: object) -> str:
+    from ddlkit.run.instruments.clock import Budget
+    from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
+
+    budget = Budget(warmup=1, min_repeats=3, max_repeats=3)
+    settings = CollectivesSettings(["all_reduce"], [4 * KIB, MIB], budget)
+    rows = launch(collectives_job, settings, ranks=ranks, place=Loopback(), join=join)[
+        "collectives"
+    ]
+    medians = rows.groupby("bytes")["seconds"].median()
+    times = ", ".join(
+        f"{format_bytes(size)} in {format_seconds(seconds)}" for size, seconds in medians.items()
+    )
+    return f"all_reduce by {ranks}: {times}"
+
+
+CHECKS = (
+    Check("gpu", gpu, gpu=True),
+    Check("environment", environment),
+    Check("commit", commit),
+    Check("nvidia-smi", nvidia_smi, most_s=18.0, gpu=True),
+    Check("space", space),
+    Check("loopback", loopback),
+    Check("packages", packages, most_s=20.0),
+    Check("product", product),
+    Check("compiler", compiler, gpu=True),
+    Check("overlap", overlap, gpu=True),
+    Check("profiler", profiler, gpu=True),
+    Check("gloo", gloo, most_s=15.0),
+    Check("nccl", nccl, most_s=15.0, gpu=True),
+)

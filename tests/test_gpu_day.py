@@ -1,0 +1,145 @@
+"""The script for half an hour on a GPU, rehearsed: it may be killed at any moment, and goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddlkit import cli, store
+from places import ROOT, alive, family, wait_for
+
+SCRIPT = ROOT / "examples" / "gpu_day.sh"
+# Plays python: notes its arguments, and ends as FAIL says of those that hold its first word.
+PLAYED = """\
+#!/bin/bash
+echo "$*" >> "$NOTED"
+[[ -z $FAIL || "$*" != *${FAIL% *}* ]] || exit "${FAIL#* }"
+"""
+
+
+def day(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The script, to its end."""
+    environment = {**os.environ, "PYTHON": sys.executable, **environment}
+    argv = [str(SCRIPT), *map(str, words)]
+    return subprocess.run(argv, env=environment, capture_output=True, text=True)
+
+
+@contextmanager
+def begun(*words: object) -> Iterator[subprocess.Popen[bytes]]:
+    """The script while it runs; at the end of the block it is killed, as a machine is taken away."""
+    environment = {**os.environ, "PYTHON": sys.executable}
+    with subprocess.Popen([str(SCRIPT), *map(str, words)], env=environment) as process:
+        yield process
+        ours = family(process.pid)
+        process.kill()
+    assert wait_for(lambda: not alive(ours)), "it leaves processes behind"
+
+
+def packed(archive: Path, into: Path) -> set[str]:
+    """The tables in an archive that is whole: each fits its stamp."""
+    shutil.rmtree(into, ignore_errors=True)
+    with tarfile.open(archive) as found:
+        found.extractall(into, filter="data")
+    tables = {path for path in into.rglob("*.csv*")}
+    assert all(len(store.load_table(path).columns) for path in tables)
+    return {path.name for path in tables}
+
+
+def written_ns(archive: Path) -> int:
+    """When it was last replaced; 0 if there is none."""
+    return archive.stat().st_mtime_ns if archive.exists() else 0
+
+
+def newly_packed(archive: Path, before_ns: int, at_least: int) -> bool:
+    """Whether it was replaced since, and holds so many tables."""
+    changed = written_ns(archive) > before_ns
+    return changed and len(packed(archive, archive.parent / "look")) >= at_least
+
+
+@pytest.mark.parametrize(
+    "words", [(), (1, 240, "90s"), (4, 240, "90s", "out"), (1, 0, "90s", "out")]
+)
+def test_wrong_arguments_show_how_it_is_called(words: tuple[object, ...]) -> None:
+    done = day(*words)
+    assert done.returncode == 2 and done.stdout == ""
+    assert "STAGE LIMIT_S BUDGET OUT" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fail", "status", "steps"),
+    [
+        (" 0", 0, ["--preflight", "--profile smoke", "-m gpu"]),
+        ("--preflight 2", 2, ["--preflight"]),  # no GPU at all
+        ("--preflight 1", 1, ["--preflight", "--profile smoke", "-m gpu"]),
+        ("--profile 2", 1, ["--preflight", "--profile smoke", "-m gpu"]),
+    ],
+)
+def test_the_first_stage_goes_on_after_a_failure_and_says_so(
+    tmp_path: Path, fail: str, status: int, steps: list[str]
+) -> None:
+    (tmp_path / "python").write_text(PLAYED)
+    (tmp_path / "python").chmod(0o755)
+    played = {"PYTHON": str(tmp_path / "python"), "NOTED": str(tmp_path / "noted"), "FAIL": fail}
+    done = day(1, 60, "90s", tmp_path / "day", "--ignore-load", **played)
+    called = (tmp_path / "noted").read_text().split("-c import ")[1:]
+    assert done.returncode == status
+    assert [step for step, call in zip(steps, called, strict=True) if step in call] == steps
+    for call in called:
+        words = call.split("sys.argv[1:]])")[1].split()
+        if words[1] == "ddlkit":
+            assert cli._parser().parse_args(words[2:]).suite == "gpu"
+        else:
+            assert {"contention", "copies", "layers", "record", "selection", "vitals"} <= {
+                Path(word).stem.removeprefix("test_") for word in words if (ROOT / word).is_file()
+            }
+            file, _, left_out = words[words.index("--deselect") + 1].partition("::")
+            assert f"def {left_out}(" in (ROOT / file).read_text()
+    logged = (tmp_path / "day" / "stage1.log").read_text()
+    assert logged.count("gpu_day: exit status") == len(steps)
+
+
+def test_nothing_outlives_a_first_stage_that_is_killed(tmp_path: Path) -> None:
+    with begun(1, 60, "1s", tmp_path, "--suite", "cpu") as process:
+        assert wait_for(lambda: any(map(checks, family(process.pid))))
+
+
+def checks(process: psutil.Process) -> bool:
+    """Whether it is a preflight that has begun, or one of its checks."""
+    with suppress(psutil.NoSuchProcess):
+        return "--preflight" in process.cmdline() and "ddlkit" in process.cmdline()[2:3]
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_kill_at_any_moment_leaves_a_whole_archive_from_which_the_next_call_goes_on(
+    tmp_path: Path,
+) -> None:
+    out, archive = tmp_path / "recorded" / "here", tmp_path / "day" / "recording.tgz"
+    smoke = ("--suite", "cpu", "--profile", "smoke", "--out", out)
+    there: set[str] = set()
+    # Before anything is measured, in the middle, and going on from there.
+    for at_least in (0, 1, 1):
+        with begun(2, 300, "5m", archive.parent, *smoke):
+            assert wait_for(partial(newly_packed, archive, written_ns(archive), at_least), 90)
+        found = packed(archive, tmp_path / "look")
+        assert there <= found
+        there = found
+        shutil.rmtree(out)  # another machine
+    assert there
+    # At the limit it ends by itself, and packs.
+    done = day(3, 12, "5m", archive.parent, *smoke)
+    log = (archive.parent / "stage3.log").read_text()
+    assert done.returncode == 130 or "points are there" in log
+    assert "already measured: " in log
+    assert there <= packed(archive, tmp_path / "look") == {path.name for path in out.glob("*.csv*")}

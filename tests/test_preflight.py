@@ -1,0 +1,197 @@
+"""Preflight: what would spoil half an hour is found in half a minute, check by check."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import tomllib
+
+import smi
+from ddlkit import machine
+from ddlkit.core.errors import UserError
+from ddlkit.run.instruments import vitals
+from ddlkit.run.sessions import preflight
+from ddlkit.run.sessions.preflight import Check, Here
+from places import ROOT
+
+HERE = Here("cpu", Path())
+LINE = re.compile(r"(ok|FAILED) +\d+\.\d s  ([\w-]+) +\S")
+
+
+def well(_: Here) -> str:
+    return "as it should be"
+
+
+def wrong(_: Here) -> str:
+    raise UserError("mend it")
+
+
+def broken(_: Here) -> str:
+    raise KeyError("drift")
+
+
+def gone(_: Here) -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return ""
+
+
+def hanging(_: Here) -> str:
+    time.sleep(1000)
+    return ""
+
+
+def test_each_check_is_a_line_and_a_fault_costs_only_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs = (well, wrong, broken, gone, hanging, well)
+    checks = [Check(run.__name__, run, most_s=0.5 if run is hanging else 10.0) for run in runs]
+    monkeypatch.setattr(preflight, "CHECKS", [*checks, Check("skipped", wrong, gpu=True)])
+    before = set(psutil.Process().children())
+    assert preflight.preflight("cpu", tmp_path) == 1
+    *told, last = capfd.readouterr().out.splitlines()
+    assert all(map(LINE.match, told))
+    assert [re.sub(r" +[\d.]+ s  ", " ", line) for line in told] == [
+        "ok well         as it should be",
+        "FAILED wrong        mend it",
+        "FAILED broken       KeyError: 'drift'",
+        "FAILED gone         its process was killed by SIGKILL",
+        "FAILED hanging      did not end within 500 ms",
+        "ok well         as it should be",
+    ]
+    assert last.startswith("preflight: FAILED: wrong, broken, gone, hanging, after ")
+    assert set(psutil.Process().children()) == before
+    monkeypatch.setattr(preflight, "CHECKS", [checks[0]])
+    assert preflight.preflight("cpu", tmp_path) == 0
+    assert "preflight: all is well, after" in capfd.readouterr().out
+    monkeypatch.setattr(preflight, "TOTAL_S", 0.0)
+    assert preflight.preflight("cpu", tmp_path) == 1
+    assert "not begun" in capfd.readouterr().out
+
+
+def ddlkit(*words: str, **how: str) -> subprocess.CompletedProcess[str]:
+    """The command, in an environment where nothing harms."""
+    harmful = {*preflight.HARMFUL, "CUDA_VISIBLE_DEVICES"}
+    environment = {name: value for name, value in os.environ.items() if name not in harmful}
+    environment = {**environment, "DDLKIT_COMMIT": "0123abc", "PYTHONPATH": str(ROOT), **how}
+    return subprocess.run(words, env=environment, capture_output=True, text=True)
+
+
+RECORD = (sys.executable, "-m", "ddlkit", "record", "--preflight", "--suite")
+
+
+@pytest.mark.slow
+def test_all_is_well_where_recordings_are_made(tmp_path: Path, require_lab: None) -> None:
+    """In a bare network namespace, whose loopback is down."""
+    done = ddlkit("unshare", "--net", *RECORD, "cpu", "--out", str(tmp_path / "new" / "one"))
+    *told, last = done.stdout.splitlines()
+    assert done.returncode == 0 and last.startswith("preflight: all is well"), done.stdout
+    ours = [check.name for check in preflight.CHECKS if not check.gpu]
+    assert [found[2] for line in told if (found := LINE.match(line))] == ours
+    assert "127.0.0.1 answers: lo was down, and was raised" in done.stdout
+    assert "all_reduce by 2: 4 KiB in " in done.stdout
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(bool(machine.describe()["gpus"]), reason="there is a GPU")
+def test_no_gpu_is_one_line_and_a_failure() -> None:
+    done = ddlkit(*RECORD, "gpu")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("ddlkit: error: no GPU here: ") and done.stderr.count("\n") == 1
+
+
+def test_who_may_not_raise_the_loopback_is_told_how(require_lab: None) -> None:
+    check = "from ddlkit.run.sessions import preflight as p; p.loopback(p.Here('cpu', p.Path()))"
+    unprivileged = ("unshare", "--net", "setpriv", "--bounding-set=-all", "--inh-caps=-all")
+    done = ddlkit(*unprivileged, sys.executable, "-c", check)
+    assert done.stderr.splitlines()[-1].endswith("lo is down: as root, ip link set lo up")
+
+
+def test_variables_that_change_what_is_measured_are_to_be_unset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in {*os.environ, *preflight.HARMFUL}:
+        if name in preflight.HARMFUL or re.match("CUDA|NCCL|TORCH|PYTORCH|OMP|GLOO", name):
+            monkeypatch.delenv(name, raising=False)
+    assert preflight.environment(HERE) == "nothing is set"
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
+    assert preflight.environment(HERE) == "CUDA_LAUNCH_BLOCKING=0 NCCL_DEBUG=INFO"
+    for name in preflight.HARMFUL:
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(UserError) as refused:
+        preflight.environment(HERE)
+    assert re.findall(r"unset (\w+):", str(refused.value)) == list(preflight.HARMFUL)
+    for name in preflight.HARMFUL:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(UserError, match="^unset CUDA_VISIBLE_DEVICES: it hides every GPU$"):
+        preflight.environment(Here("cuda", Path()))
+
+
+def test_the_versions_needed_are_those_that_the_package_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["notebooks"]]
+    least = dict(re.findall(r"^(\w+)>=([\d.]+)", "\n".join(asked), re.MULTILINE))
+    assert {name: least[name] for name in preflight.NEEDED} == preflight.NEEDED
+    assert len(preflight.NEEDED) == len(project["dependencies"]) + 1, "torchvision is a notebook's"
+
+
+def test_an_old_or_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {**preflight.NEEDED, "torch": "2.4.0a0+cu121", "pandas": "2.10", "tqdm": "none"}
+    monkeypatch.setattr(machine, "installed", there.__getitem__)
+    with pytest.raises(UserError, match="^tqdm none: at least numpy 1.26, .*are needed$"):
+        preflight.packages(HERE)
+    monkeypatch.setitem(there, "tqdm", "4.70")
+    monkeypatch.setitem(there, "torch", "2.3.1")
+    with pytest.raises(UserError, match="^torch 2.3.1: at least"):
+        preflight.packages(HERE)
+
+
+def test_what_is_short_of_space_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Here("cpu", tmp_path / "to" / "come")
+    assert preflight.space(here).startswith("free: memory ")
+    monkeypatch.setitem(preflight.SPACE, "disk", 2**60)
+    with pytest.raises(UserError, match="^disk needs .* GiB; free: memory "):
+        preflight.space(here)
+
+
+def test_code_of_no_commit_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no git
+    monkeypatch.setenv("DDLKIT_COMMIT", "0123abc+dirty")
+    assert preflight.commit(HERE) == "0123abc+dirty"
+    monkeypatch.delenv("DDLKIT_COMMIT")
+    with pytest.raises(UserError, match="set DDLKIT_COMMIT$"):
+        preflight.commit(HERE)
+
+
+def test_nvidia_smi_is_asked_three_times_and_others_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Here("cuda", tmp_path)
+    monkeypatch.setattr(vitals, "PATIENCE_S", 0.5)
+    played = smi.install(tmp_path / "idle", monkeypatch)
+    assert re.fullmatch(
+        r"(0% 4 MiB in \d+\.\d\d s, ){2}0% 4 MiB in \S+ s; persistence mode Disabled; .* there",
+        preflight.nvidia_smi(here),
+    )
+    assert sum("persistence_mode" in words[0] for words in played.asked()) == 3
+    monkeypatch.setattr(preflight, "HEARD_S", 0.5)
+    smi.install(tmp_path / "mute", monkeypatch, mute=True)
+    with pytest.raises(UserError, match="^nvidia-smi -lms says nothing"):
+        preflight.nvidia_smi(here)
+    monkeypatch.setattr(preflight, "HEARD_S", 10.0)
+    busy = {"utilization.gpu": "97", "memory.used": "4096"}
+    smi.install(tmp_path / "busy", monkeypatch, busy)
+    with pytest.raises(UserError, match="^gpu0 is in use by others"):
+        preflight.nvidia_smi(here)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="^nvidia-smi does not answer"):
+        preflight.nvidia_smi(here)
