@@ -16,11 +16,16 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
+import faulty_job
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs import launch, protocol, worker
+from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.launch import Loopback, Place
+from ddlkit.run.lab.replay import choose_join
+from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
 from places import ROOT, alive, family, free_port, listening, ranks_below, wait_for
 
 ENDLESS = {
@@ -193,6 +198,85 @@ def test_a_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="was not done after 0.5 s and was ended"):
         run({"out": str(tmp_path), **ENDLESS}, Loopback(), timeout_s=0.5)
     assert not workers()
+
+
+BARE = """
+from ddlkit.run.jobs import launch
+launch.run_ranks("collectives", {"out": "."}, ranks=1, place=launch.Loopback(), timeout_s=60)
+"""
+
+
+def test_a_machine_without_loopback_is_one_line_before_any_rank_starts(
+    require_lab: None, tmp_path: Path
+) -> None:
+    command = ["unshare", "--net", sys.executable, "-c", BARE]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    said = done.stderr.splitlines()[-1].partition(": ")[2]
+    assert said.startswith("no rank is started: this machine does not reach itself at 127.0.0.1 (")
+    assert said.endswith("; as root: ip link set lo up")
+    assert not [*tmp_path.rglob("rank*.log")]
+
+
+def test_nccl_looks_for_no_network_on_one_machine() -> None:
+    """Else it tries interfaces for a minute, or has no interface at all where there is loopback only."""
+    told = Loopback().environment(0, 1)
+    assert told["NCCL_SOCKET_IFNAME"] == "=lo" and told["GLOO_SOCKET_IFNAME"] == "lo"
+    assert told["NCCL_IB_DISABLE"] == "1" and told["NCCL_NET"] == "Socket"
+    asked = Loopback(variables={"NCCL_NET": "IB"}).environment(0, 1)
+    assert asked["NCCL_NET"] == "IB", "what a point asks for counts"
+
+
+def test_ranks_that_lose_one_another_say_so_soon(tmp_path: Path) -> None:
+    """`launch` lets ranks wait for one another for MEETING_S, a slow link's for as long as it takes."""
+    assert launch.MEETING_S <= 20 < choose_join()["timeout_s"]
+    told: list[float] = []
+
+    def note(_: str, config: dict[str, Any], **__: object) -> None:
+        told.append(config["join"]["timeout_s"])
+        raise UserError("noted")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "run_ranks", note)
+        for join in (None, {"gloo_threads": 2}, {"timeout_s": 7.0}):
+            with pytest.raises(UserError, match="noted"):
+                settings = CollectivesSettings(sizes=[8])
+                launch.launch(collectives_job, settings, ranks=1, place=Loopback(), join=join)
+    assert told == [launch.MEETING_S, launch.MEETING_S, 7.0]
+
+
+def test_a_rank_that_hangs_ends_the_job_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one sleeps at a collective, the other gives up after its timeout, and both are ended."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
+    monkeypatch.setattr(launch, "_current", None)
+    hanging = faulty_job.hanging_job, faulty_job.HangingSettings()
+    with pytest.raises(UserError, match="^rank 0 of 2 ended with exit status 3 in job") as caught:
+        launch.launch(*hanging, ranks=2, place=Loopback(), join={"timeout_s": 1.0})
+    assert "Timed out waiting 1000ms" in str(caught.value) and "\n" not in str(caught.value)
+    assert not workers()
+
+
+def test_a_rank_of_a_process_that_used_a_gpu_refuses_to_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    with pytest.raises(UserError, match="^this rank was forked from a process that had used a GPU"):
+        peers._choose("gloo", None, 0, 1)
+
+
+@pytest.mark.parametrize("error", [OSError(38, "Function not implemented"), AttributeError("os")])
+def test_a_kernel_that_only_names_pidfd_open_cannot_fork_ranks(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert launch._can_fork() == launch.CAN_FORK
+
+    def refuse(_: int) -> int:
+        raise error
+
+    monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
+    assert not launch._can_fork()
 
 
 def test_a_rank_whose_parent_is_gone_does_not_start() -> None:

@@ -116,6 +116,9 @@ def _choose(
     asked: str | None, on_gpu: bool | None, local_rank: int, neighbours: int
 ) -> tuple[str, torch.device]:
     """The backend, and where this rank's tensors lie."""
+    if torch.cuda._is_in_bad_fork():
+        used = "this rank was forked from a process that had used a GPU, so it can use none"
+        raise UserError(f"{used}: what a job imports must leave torch.cuda alone")
     gpus = torch.cuda.device_count()
     if asked not in (None, "gloo", "nccl"):
         raise UserError(f"unknown backend {asked!r}: use gloo or nccl")

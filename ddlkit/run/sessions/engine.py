@@ -43,7 +43,7 @@ PARTS = ("layers", "collectives", "training", "replay", "campaign", "convergence
 
 OVERTIME_S = 20.0  # what a point may run over the budget
 HUNG_FACTOR = 10.0  # a point that takes this many times what was expected hangs,
-HUNG_S = 120.0  # but not before this long
+HUNG_S = 60.0  # but not before this long: CUDA, NCCL and a first kernel need seconds, not a minute
 LISTED = 8
 VITALS_SAVED_S = 30.0  # how often what was sampled so far is saved
 SPENT = 75  # exit status: the GPU cannot be used any more by this process
