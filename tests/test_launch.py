@@ -24,8 +24,6 @@ from ddlkit.core.errors import UserError
 from ddlkit.run.jobs import launch, protocol, worker
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.launch import Loopback, Place
-from ddlkit.run.lab.replay import choose_join
-from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
 from places import ROOT, alive, family, free_port, listening, ranks_below, wait_for
 
 ENDLESS = {
@@ -225,24 +223,6 @@ def test_nccl_looks_for_no_network_on_one_machine() -> None:
     assert told["NCCL_IB_DISABLE"] == "1" and told["NCCL_NET"] == "Socket"
     asked = Loopback(variables={"NCCL_NET": "IB"}).environment(0, 1)
     assert asked["NCCL_NET"] == "IB", "what a point asks for counts"
-
-
-def test_ranks_that_lose_one_another_say_so_soon(tmp_path: Path) -> None:
-    """`launch` lets ranks wait for one another for MEETING_S, a slow link's for as long as it takes."""
-    assert launch.MEETING_S <= 20 < choose_join()["timeout_s"]
-    told: list[float] = []
-
-    def note(_: str, config: dict[str, Any], **__: object) -> None:
-        told.append(config["join"]["timeout_s"])
-        raise UserError("noted")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "run_ranks", note)
-        for join in (None, {"gloo_threads": 2}, {"timeout_s": 7.0}):
-            with pytest.raises(UserError, match="noted"):
-                settings = CollectivesSettings(sizes=[8])
-                launch.launch(collectives_job, settings, ranks=1, place=Loopback(), join=join)
-    assert told == [launch.MEETING_S, launch.MEETING_S, 7.0]
 
 
 def test_a_rank_that_hangs_ends_the_job_with_one_line(

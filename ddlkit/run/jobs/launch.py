@@ -47,7 +47,7 @@ LOGS = "rank-logs"
 WORKER = [sys.executable, "-u", "-m", "ddlkit.run.jobs.worker"]
 POLL_S = 0.05
 SETTLE_S = 0.3  # ranks that die of one cause do so within this time
-MEETING_S = 20.0  # ranks of one machine that do not answer one another within this time never will
+MEETING_S = 20.0  # two ranks of one machine that do not hear of one another for so long never will
 GRACE_S = 3.0  # what a process has to end by itself before it is killed
 FOR_EVER_S = 1e6
 
@@ -119,16 +119,14 @@ def launch(
         settings = CollectivesSettings(sizes=[1024, 4 * MIB])
         table = launch(collectives_job, settings, ranks=2, place=Loopback())["collectives"]
 
-    join : arguments of `ddlkit.run.jobs.rank.Rank.join`, e.g. {"gloo_threads": 2}; ``timeout_s`` is
-        MEETING_S unless it says otherwise
+    join : arguments of `ddlkit.run.jobs.rank.Rank.join`, e.g. {"gloo_threads": 2}
     out : where the tables are also left, each as soon as there is something of it
 
     Raises UserError as `run_ranks` does.
     """
     link = {"link": place.name, "link_bits_per_s": place.link_bits_per_s}
     with workspace(out) as directory:
-        how = {"timeout_s": MEETING_S, **(join or {})}
-        config = {"out": str(directory), "join": how, **link, **asdict(settings)}
+        config = {"out": str(directory), "join": dict(join or {}), **link, **asdict(settings)}
         run_ranks(job.module, config, ranks=ranks, place=place, timeout_s=timeout_s)
         return {name: store.load_table(directory / f"{name}.csv", name) for name in job.tables}
 

@@ -62,8 +62,7 @@ def choose_join(in_flight: int = 1) -> dict[str, Any]:
 
     One gloo thread carries the collectives one after the other, as NCCL would; torch's default is 2.
     """
-    patient = {"timeout_s": 60.0}  # a large message over a slow link takes a while
-    return {"backend": "gloo", "gloo_threads": in_flight, "raise_priority": True, **patient}
+    return {"backend": "gloo", "gloo_threads": in_flight, "raise_priority": True}
 
 
 def calibrate(

@@ -37,7 +37,6 @@ from ddlkit.run.sessions.session import Partial
 SIZES = (1 * MB, 25 * MB, 250 * MB)  # 25 MB is what DistributedDataParallel sends (sharing Fig 2)
 BLOCKS, THREADS = (1, 2, 3, 4, 8, 16, 32), (64, 128, 256, 512)
 COLLECTIVE = "all_reduce"
-TIMEOUT_S = 120.0  # for each setting
 LOG = "nccl.log"  # with the process id behind it
 DEFAULT = (0, 0)  # both left to NCCL
 
@@ -46,11 +45,15 @@ _CHANNELS = re.compile(r"\b(\d+) coll channels")
 
 
 def measure_channels(
-    settings: Sequence[tuple[int, int]], n_ranks: int, sizes: Sequence[int], budget: Budget
+    settings: Sequence[tuple[int, int]],
+    n_ranks: int,
+    sizes: Sequence[int],
+    budget: Budget,
+    timeout_s: float = 60.0,
 ) -> pd.DataFrame:
     """Table ``channels``: all_reduce under each (blocks, threads), on the GPUs of this machine.
 
-    settings : 0 for what is left to NCCL; each is measured in fresh processes
+    settings : 0 for what is left to NCCL; each is measured in fresh processes, ``timeout_s`` at most
     taken_channels, taken_blocks, taken_threads : what the witnesses saw, 0 if they saw nothing
 
     Raises as `measure_settings` does, also for a setting that did not take effect.
@@ -58,7 +61,7 @@ def measure_channels(
 
     def measure_one(blocks: int, threads: int) -> pd.DataFrame:
         own = ChannelsSettings(blocks, threads, sizes, budget)
-        frame, log = launch_under(channels_job, own, n_ranks, TIMEOUT_S)
+        frame, log = launch_under(channels_job, own, n_ranks, timeout_s)
         heeded, taken_channels = read_log(log)
         for name, asked in (("NCCL_MAX_CTAS", blocks), ("NCCL_NTHREADS", threads)):
             if asked and taken_channels and heeded.get(name) != asked:
@@ -118,6 +121,7 @@ def launch_under(
     with launch.workspace(None) as out:
         place = Loopback(variables=environment(settings.blocks, settings.threads, out))
         how: dict[str, Any] = {"place": place, "timeout_s": timeout_s, "out": out}
+        how["join"] = {"timeout_s": launch.MEETING_S}
         tables = launch.launch(job, settings, ranks=n_ranks, **how)
         log = "".join(path.read_text(errors="replace") for path in out.glob(f"{LOG}*"))
     return tables[job.tables[0]], log

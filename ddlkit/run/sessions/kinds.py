@@ -29,7 +29,7 @@ from ddlkit.papers import networks as published
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.jobs.job import Job, S
-from ddlkit.run.jobs.launch import Loopback, Place, launch
+from ddlkit.run.jobs.launch import MEETING_S, Loopback, Place, launch
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.replay import calibrate, choose_join, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
@@ -351,7 +351,7 @@ def _launched(
 
 def _join(device: str) -> dict[str, Any]:
     """How ranks meet that measure a device: what else the machine has is not asked."""
-    return {"backend": "nccl" if device == "cuda" else "gloo"}
+    return {"backend": "nccl" if device == "cuda" else "gloo", "timeout_s": MEETING_S}
 
 
 # What collectives can show where there is one device is labelled as a link of its own.
@@ -407,11 +407,11 @@ def nccl_channels(
     for ranks in _rank_counts(here.device):
         for n in map(int, blocks):
             settings = [(n, threads) for threads in channels.THREADS] if n else [channels.DEFAULT]
-            how: dict[str, Any] = {"sizes": sizes, "budget": budget}
+            each_s = LAUNCH_S + len(sizes) * budget.max_s
+            how: dict[str, Any] = {"sizes": sizes, "budget": budget, "timeout_s": PATIENCE * each_s}
             measure = partial(channels.measure_channels, settings, ranks, **how)
             name = f"p{ranks}-{f'{n}-blocks' if n else 'default'}"
-            estimate_s = len(settings) * (LAUNCH_S + len(sizes) * budget.max_s)
-            yield _on_gpus(ranks, Point("channels", name, measure, estimate_s))
+            yield _on_gpus(ranks, Point("channels", name, measure, len(settings) * each_s))
 
 
 # -- the lab -------------------------------------------------------------------------------------
