@@ -231,11 +231,29 @@ def test_a_rank_that_hangs_ends_the_job_with_one_line(
     """Where one sleeps at a collective, the other gives up after its timeout, and both are ended."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
     monkeypatch.setattr(launch, "_current", None)
-    hanging = faulty_job.hanging_job, faulty_job.HangingSettings()
+    hanging = faulty_job.faulty_job, faulty_job.FaultySettings("")
     with pytest.raises(UserError, match="^rank 0 of 2 ended with exit status 3 in job") as caught:
         launch.launch(*hanging, ranks=2, place=Loopback(), join={"timeout_s": 1.0})
     assert "Timed out waiting 1000ms" in str(caught.value) and "\n" not in str(caught.value)
     assert not workers()
+
+
+def test_a_rank_that_dies_in_cuda_says_of_what_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As CUDA says it: the reason first, and then three lines of advice."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
+    monkeypatch.setattr(launch, "_current", None)
+    failing = faulty_job.faulty_job, faulty_job.FaultySettings(faulty_job.ILLEGAL_ADDRESS)
+    with pytest.raises(UserError) as caught:
+        launch.launch(*failing, ranks=2, place=Loopback())
+    line = str(caught.value)
+    assert line.startswith(
+        "rank 1 of 2 ended with exit status 1 in job faulty_job; last line: Runtime"
+    )
+    assert (
+        "Error: CUDA error: an illegal memory access was encountered" in line and "\n" not in line
+    )
 
 
 def test_a_rank_of_a_process_that_used_a_gpu_refuses_to_go_on(
