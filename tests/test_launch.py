@@ -216,11 +216,12 @@ def test_a_machine_without_loopback_is_one_line_before_any_rank_starts(
     assert not [*tmp_path.rglob("rank*.log")]
 
 
-def test_nccl_looks_for_no_network_on_one_machine() -> None:
-    """Else it tries interfaces for a minute, or has no interface at all where there is loopback only."""
+def test_ranks_look_for_no_network_on_one_machine() -> None:
+    """Else NCCL tries interfaces for a minute, and torch waits for a name server."""
     told = Loopback().environment(0, 1)
     assert told["NCCL_SOCKET_IFNAME"] == "=lo" and told["GLOO_SOCKET_IFNAME"] == "lo"
     assert told["NCCL_IB_DISABLE"] == "1" and told["NCCL_NET"] == "Socket"
+    assert told["RES_OPTIONS"] == "timeout:1 attempts:1"
     asked = Loopback(variables={"NCCL_NET": "IB"}).environment(0, 1)
     assert asked["NCCL_NET"] == "IB", "what a point asks for counts"
 

@@ -52,9 +52,11 @@ GRACE_S = 3.0  # what a process has to end by itself before it is killed
 FOR_EVER_S = 1e6
 
 # Ranks of one machine talk by NVLink, PCIe or shared memory, but NCCL looks for a network all the same: it
-# overlooks loopback unless told, tries an interface without a route for 60 s (34 times), and loads what
-# plug-ins and InfiniBand drivers there are. Its RAS threads would open a port that nobody asks.
-NCCL_ON_ONE_MACHINE = {
+# prefers any interface to loopback, tries one without a route 34 times, for a minute, and loads what plug-ins
+# and InfiniBand drivers there are. Its RAS threads open a port that nobody asks. And torch asks for the name
+# of every address: where loopback has none and no name server answers, a meeting would take 10 s longer.
+ON_ONE_MACHINE = {
+    "RES_OPTIONS": "timeout:1 attempts:1",
     "NCCL_NET": "Socket",
     "NCCL_NET_PLUGIN": "none",
     "NCCL_IB_DISABLE": "1",
@@ -95,7 +97,7 @@ class Loopback:
         numbers = rank_environment(rank, ranks, LOCALHOST, self.port)
         # "=": this interface alone, not all whose names begin so.
         only = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
-        return {**numbers, **only, **NCCL_ON_ONE_MACHINE, **self.variables}
+        return {**numbers, **only, **ON_ONE_MACHINE, **self.variables}
 
     def namespace(self, rank: int) -> Path | None:
         """Our own."""
