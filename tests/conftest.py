@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
+from collections.abc import Generator
+from pathlib import Path
 
 import pytest
+
+REQUIRE_ALL = os.environ.get("DDLKIT_REQUIRE_ALL") == "1"
+OURS = {"ddlkit", *(path.stem for path in Path(__file__).parent.glob("*.py"))}
 
 # Read when torch is loaded. Tests share the cores: threads of one that wait for each other busily take
 # ten times as long as one thread alone.
@@ -18,9 +24,23 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def _missing(reason: str) -> None:
     """Skip where a prerequisite may be absent; fail where every test is required to run."""
-    if os.environ.get("DDLKIT_REQUIRE_ALL") == "1":
+    if REQUIRE_ALL:
         pytest.fail(f"DDLKIT_REQUIRE_ALL=1, but {reason}")
     pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A file that imports a package which is not here is skipped, and says so; a GPU node has no Jupyter."""
+    report = yield
+    lacking = re.search(r"ModuleNotFoundError: No module named '(\w+)", str(report.longrepr))
+    if report.failed and lacking and not REQUIRE_ALL and lacking[1] not in OURS:
+        report.outcome = "skipped"
+        reason = f"Skipped: needs {lacking[1]}, which is not installed here"
+        report.longrepr = (str(collector.path), 1, reason)
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor, busbw
-from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.instruments.clock import Budget, Marks
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.launch import Loopback, launch
 from ddlkit.run.jobs.rank import Rank
@@ -157,6 +158,36 @@ def test_gloo_gets_the_threads_that_were_asked(alone: None, threads: int) -> Non
         assert peers.agree_all(True) and not peers.agree_all(False)
     finally:
         me.leave()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_messages_of_a_gpu_are_timed_by_its_clock_once_all_are_queued(
+    backend: str, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that says it is NCCL's, on the processor: what is done for each sample, in which order."""
+    did: list[str] = []
+
+    def noting(word: str, action: Callable[..., Any]) -> Callable[..., Any]:
+        def note(*arguments: Any) -> Any:
+            did.append(word)
+            return action(*arguments)
+
+        return note
+
+    me = Rank.join("gloo")
+    try:
+        monkeypatch.setattr(torch.cuda, "_sleep", noting("hold", lambda cycles: None))
+        monkeypatch.setattr(Marks, "mark", noting("mark", Marks.mark))
+        monkeypatch.setattr(CheckedCollective, "run", noting("run", CheckedCollective.run))
+        monkeypatch.setattr(CheckedCollective, "reset", noting("reset", CheckedCollective.reset))
+        twice = Budget(warmup=1, min_repeats=2, max_repeats=2)
+        settings = CollectivesSettings(["all_gather"], [1000], twice)
+        (tables,) = collectives_job.part(replace(me, backend=backend), settings)
+    finally:
+        me.leave()
+    each = ["reset", "run"] if backend == "gloo" else ["reset", "hold", "mark", "run", "mark"]
+    assert did == 3 * each
+    assert set(tables["collectives"]["clock"]) == {"wall" if backend == "gloo" else "device"}
 
 
 def test_raised_priority_is_for_gloo_only_and_is_told(alone: None) -> None:

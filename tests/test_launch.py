@@ -16,10 +16,13 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
+import faulty_job
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs import launch, protocol, worker
+from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.launch import Loopback, Place
 from places import ROOT, alive, family, free_port, listening, ranks_below, wait_for
 
@@ -193,6 +196,86 @@ def test_a_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="was not done after 0.5 s and was ended"):
         run({"out": str(tmp_path), **ENDLESS}, Loopback(), timeout_s=0.5)
     assert not workers()
+
+
+BARE = """
+from ddlkit.run.jobs import launch
+launch.run_ranks("collectives", {"out": "."}, ranks=1, place=launch.Loopback(), timeout_s=60)
+"""
+
+
+def test_a_machine_without_loopback_is_one_line_before_any_rank_starts(
+    require_lab: None, tmp_path: Path
+) -> None:
+    command = ["unshare", "--net", sys.executable, "-c", BARE]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    said = done.stderr.splitlines()[-1].partition(": ")[2]
+    assert said.startswith("no rank is started: this machine does not reach itself at 127.0.0.1 (")
+    assert said.endswith("; as root: ip link set lo up")
+    assert not [*tmp_path.rglob("rank*.log")]
+
+
+def test_ranks_look_for_no_network_on_one_machine() -> None:
+    """Else NCCL tries interfaces for a minute, and torch waits for a name server."""
+    told = Loopback().environment(0, 1)
+    assert told["NCCL_SOCKET_IFNAME"] == "=lo" and told["GLOO_SOCKET_IFNAME"] == "lo"
+    assert told["NCCL_IB_DISABLE"] == "1" and told["NCCL_NET"] == "Socket"
+    assert told["RES_OPTIONS"] == "timeout:1 attempts:1"
+    asked = Loopback(variables={"NCCL_NET": "IB"}).environment(0, 1)
+    assert asked["NCCL_NET"] == "IB", "what a point asks for counts"
+
+
+def test_a_rank_that_hangs_ends_the_job_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one sleeps at a collective, the other gives up after its timeout, and both are ended."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
+    monkeypatch.setattr(launch, "_current", None)
+    hanging = faulty_job.faulty_job, faulty_job.FaultySettings("")
+    with pytest.raises(UserError, match="^rank 0 of 2 ended with exit status 3 in job") as caught:
+        launch.launch(*hanging, ranks=2, place=Loopback(), join={"timeout_s": 1.0})
+    assert "Timed out waiting 1000ms" in str(caught.value) and "\n" not in str(caught.value)
+    assert not workers()
+
+
+def test_a_rank_that_dies_in_cuda_says_of_what_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As CUDA says it: the reason first, and then three lines of advice."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
+    monkeypatch.setattr(launch, "_current", None)
+    failing = faulty_job.faulty_job, faulty_job.FaultySettings(faulty_job.ILLEGAL_ADDRESS)
+    with pytest.raises(UserError) as caught:
+        launch.launch(*failing, ranks=2, place=Loopback())
+    line = str(caught.value)
+    assert line.startswith(
+        "rank 1 of 2 ended with exit status 1 in job faulty_job; last line: Runtime"
+    )
+    assert (
+        "Error: CUDA error: an illegal memory access was encountered" in line and "\n" not in line
+    )
+
+
+def test_a_rank_of_a_process_that_used_a_gpu_refuses_to_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    with pytest.raises(UserError, match="^this rank was forked from a process that had used a GPU"):
+        peers._choose("gloo", None, 0, 1)
+
+
+@pytest.mark.parametrize("error", [OSError(38, "Function not implemented"), AttributeError("os")])
+def test_a_kernel_that_only_names_pidfd_open_cannot_fork_ranks(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert launch._can_fork() == launch.CAN_FORK
+
+    def refuse(_: int) -> int:
+        raise error
+
+    monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
+    assert not launch._can_fork()
 
 
 def test_a_rank_whose_parent_is_gone_does_not_start() -> None:

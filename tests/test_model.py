@@ -15,8 +15,11 @@ from ddlkit import cli, store
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import predict
+from ddlkit.formats import messages
 from ddlkit.model import Calibration, Communication, forecast, make_plan
+from ddlkit.report import compare
 from ddlkit.report.accuracy import validate
+from ddlkit.report.figures import osf_measured
 from ddlkit.report.source import Source
 from strategies import random_workload
 
@@ -102,6 +105,27 @@ def test_a_cost_without_draws_has_no_interval_and_density_one_is_dense() -> None
     communication = Communication(AlphaBeta(1e-3, 1e-9, workers=4))
     assert forecast(WORKLOAD, make_plan("none", WORKLOAD), communication).interval_s is None
     assert communication.sparse(1.0) is communication
+
+
+@pytest.mark.parametrize("sizes", [3, 45])
+def test_one_rank_alone_is_never_fitted(sizes: int, tmp_path: Path) -> None:
+    """It sends nothing; NCCL does not even start a kernel. What is known without it is known with it."""
+    alone = table(1).assign(link="one-rank").head(sizes)
+    known = Calibration.of(pd.concat([alone, table(4)]), draws=0).known
+    assert set(known) == {("lab:1gbit", 4, "all_reduce")}
+    expected = Calibration.of(table(4), draws=0).known
+    sizes_bytes = np.geomspace(1e3, 1e8)
+    found, wanted = (
+        one["lab:1gbit", 4, "all_reduce"].cost(sizes_bytes) for one in (known, expected)
+    )
+    assert np.array_equal(found, wanted)
+    assert not Calibration.of(alone).known
+    assert compare.terms(alone).empty
+    assert osf_measured.left_out_by_link({"here": alone}).empty
+    path = tmp_path / "alone.csv"
+    alone.astype({"bytes": int}).to_csv(path, index=False)
+    with pytest.raises(UserError, match="alone.csv: one rank sends no messages"):
+        messages.read_bytes_seconds(path)
 
 
 def test_what_was_not_calibrated_is_refused_with_what_was() -> None:

@@ -6,12 +6,14 @@ import ast
 import contextlib
 import graphlib
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +231,46 @@ def test_no_import_goes_round_in_a_circle() -> None:
     assert "ddlkit.run.jobs.worker" in graph["ddlkit.run.jobs.launch"], "started by its name"
     order = list(graphlib.TopologicalSorter(graph).static_order())
     assert len(order) >= len(FLOORS)
+
+
+HIDING = """
+import sys
+class Hiding:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {hidden}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Hiding())
+"""
+
+
+@pytest.mark.slow
+def test_tests_of_a_gpu_are_found_where_only_what_measures_is_installed(tmp_path: Path) -> None:
+    """A GPU node has no Jupyter: files that need it say so, and all others are run."""
+    kept = NEEDED_TO_RUN | {"pytest", "hypothesis"}
+    extras = {
+        Requirement(text).name.lower().replace("-", "_")
+        for texts in project()["optional-dependencies"].values()
+        for text in texts
+    }
+    hidden = {
+        module
+        for module, packages in metadata.packages_distributions().items()
+        if {name.lower().replace("-", "_") for name in packages} & extras - kept
+    }
+    assert {"papermill", "seaborn", "nbformat", "yaml", "xdist"} <= hidden
+    (tmp_path / "sitecustomize.py").write_text(HIDING.format(hidden=hidden))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "DDLKIT_REQUIRE_ALL": ""}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "gpu"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
+    wanted = [path for path in ROOT.glob("tests/test_*.py") if "mark.gpu" in path.read_text()]
+    assert found == {str(path.relative_to(ROOT)) for path in wanted} - {"tests/test_project.py"}
+    assert "tests/test_book.py:1: needs nbformat, which is not installed here" in done.stdout
+    strict = {**environment, "DDLKIT_REQUIRE_ALL": "1"}
+    one = [*command, "tests/test_book.py"]
+    assert subprocess.run(one, cwd=ROOT, env=strict, capture_output=True).returncode != 0
 
 
 def test_every_function_fits_on_a_screen() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -285,6 +286,42 @@ def test_every_point_has_a_place_of_its_own(name: str, device: str, any_device: 
     assert len(paths) == sum(len(point.schemas) for point in everything)
     assert {table for point in everything for table in point.schemas} <= set(store.SCHEMAS)
     assert all(0 <= point.estimate_s < 600 for point in everything)
+
+
+def code_paths(name: str, device: str) -> set[tuple[str, str, str]]:
+    """(kind, link, precision) of all that a suite measures on a device."""
+    suite = reader.read(name)
+    assert isinstance(suite, reader.Suite)
+    return {
+        (one["measure"], one.get("link", ""), precision)
+        for one in (*suite.opening, *suite.points, *suite.closing)
+        if one.get("device", "") in ("", device)
+        for precision in (one.get("precisions") or one.get("sides") or ["fp32"])
+    }
+
+
+@pytest.mark.parametrize(("name", "device"), [("cpu", "cpu"), ("gpu", "cuda")])
+def test_smoke_takes_every_path_that_the_long_suite_will_take(name: str, device: str) -> None:
+    """Alone points too: what is first met in the standard run is met too late."""
+    assert code_paths(name, device) <= code_paths("smoke", device)
+
+
+@pytest.mark.parametrize(("name", "device"), [("cpu", "cpu"), ("gpu", "cuda")])
+def test_ranks_join_as_their_device_says_and_hang_no_longer_than_thrice_the_estimate(
+    name: str, device: str, any_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processor's suite on a machine with GPUs measures gloo: what the machine has is not asked."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    body = suites.points(out=Path(), session=1, name=name, device=device).body
+    launched = {one.key: one for one in body if one.what in ("collectives", "training")}
+    assert launched
+    for key, one in launched.items():
+        assert isinstance(one.measure, functools.partial)
+        how = one.measure.keywords
+        assert how["timeout_s"] <= 3 * one.estimate_s and how["join"]["timeout_s"] <= 20
+        assert (how["join"]["backend"] == "nccl") == (device == "cuda" and "gloo" not in key)
+    assert launched["collectives/one-rank"].measure.args[1].sizes == (4096, 2**20, 2**26)  # type: ignore[attr-defined]
+    assert engine.HUNG_S <= 60
 
 
 def test_eight_minutes_on_a_gpu_hold_what_matters_most(any_device: None) -> None:

@@ -48,6 +48,7 @@ def collectives(n: int = 3, **changed: Any) -> pd.DataFrame:
         "seconds": 0.1 + np.arange(n) / 3,
         "stolen": 0.0,
         "in_flight": 1,
+        "clock": "wall",
     }
     return pd.DataFrame({**columns, **changed})
 
@@ -468,7 +469,7 @@ def broken(data: bytes) -> dict[str, tuple[bytes, str]]:
         "header only": (rows[0], "no rows"),
         "cut in a row": (
             b"".join(rows[:3]) + rows[3][: rows[3].rindex(b",")],
-            "line 4, column in_flight",
+            "line 4, column clock",
         ),
         "long row": (rows[0] + rows[1].strip() + b",1\n", "line 2"),
         "open quote": (data + b'"all_reduce,', "not CSV"),

@@ -139,13 +139,15 @@ def test_drift_is_the_same_work_at_both_moments(tmp_path: Path) -> None:
 
 # -- NCCL's blocks and threads -----------------------------------------------------------------
 
-# Lines as NCCL 2.25 prints them.
+# Lines as NCCL 2.25 and 2.28 print them; of the latter also what is not a number.
 LOG = """\
 node:1263644:1263644 [0] NCCL INFO NCCL version 2.25.1+cuda12.8
 node:1263644:1263644 [0] NCCL INFO NCCL_MIN_CTAS set by environment to 2.
 node:1263644:1263644 [0] NCCL INFO NCCL_MAX_CTAS set by environment to 2.
 node:1263644:1263655 [0] NCCL INFO NCCL_NTHREADS set by environment to 256.
 node:1263644:1263655 [0] NCCL INFO 2 coll channels, 2 collnet channels, 0 nvls channels, 4 p2p channels
+node:1263644:1263655 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to =lo
+[0] NCCL INFO 2 coll channels, 2 collnet channels, 0 nvls channels, 4 p2p channels, 4 p2p channels per peer
 """
 
 
@@ -205,18 +207,37 @@ def test_a_setting_that_did_not_take_effect_is_not_passed_over(
         heeded = heeded.replace(
             "NTHREADS set by environment to 256", "NTHREADS set by environment to 64"
         )
-        frame = pd.DataFrame({"asked_blocks": [blocks], "taken_blocks": [min(blocks, 2)]})
+        taken = {"taken_blocks": [min(blocks, 2)], "taken_threads": [128 * bool(blocks)]}
+        frame = pd.DataFrame({"asked_blocks": [blocks], **taken})
         return frame, log if blocks == 8 else heeded
 
     monkeypatch.setattr(channels, "launch_under", launched)
     whole = channels.measure_channels([(0, 0), (1, 64), (2, 64)], 2, [1000], ONCE)
     assert list(whole["taken_blocks"]) == [0, 1, 2]
-    with pytest.raises(Partial, match="^4x64: seen with 2 blocks; 8x64: NCCL did not heed") as some:
+    with pytest.raises(
+        Partial, match="^4x64: seen with 2 blocks of 128 .*; 8x64: NCCL did not heed"
+    ) as some:
         channels.measure_channels([(2, 64), (4, 64), (8, 64)], 2, [1000], ONCE)
     assert list(some.value.tables["channels"]["asked_blocks"]) == [2, 4]
     with pytest.raises(UserError, match="did not heed") as nothing:
         channels.measure_channels([(8, 64)], 2, [1000], ONCE)
     assert not isinstance(nothing.value, Partial)
+
+
+@pytest.mark.parametrize("taken", [64, 128, 160, 256, 288, 544])
+@pytest.mark.parametrize("asked", channels.THREADS)
+def test_a_kernel_of_other_threads_than_nccl_makes_of_those_asked_is_told(
+    asked: int, taken: int
+) -> None:
+    """NCCL adds a warp that synchronises, and launches no fewer than four."""
+    made = dict(zip(channels.THREADS, (128, 160, 288, 544), strict=True))
+    frame = pd.DataFrame({"taken_blocks": [2], "taken_threads": [taken]})
+    if taken == made[asked]:
+        channels._check_shape(frame, 2, asked)
+        return
+    with pytest.raises(Partial, match=f"^seen with 2 blocks of {taken} threads$") as some:
+        channels._check_shape(frame, 2, asked)
+    assert some.value.tables["channels"] is frame
 
 
 @pytest.mark.gpu

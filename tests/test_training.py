@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
 from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.jobs.job import Tables
 from ddlkit.run.jobs.launch import LOGS, Loopback, launch
-from ddlkit.run.measure.layers import profile_layers
+from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.measure import training
+from ddlkit.run.measure.layers import Training, profile_layers
 from ddlkit.run.measure.training import (
     OWN_PLAN,
     TrainingSettings,
@@ -66,6 +72,41 @@ def test_resnet18_gets_the_buckets_that_ddp_makes_by_itself() -> None:
     assert rebuilt == 2 * own
 
 
+def test_training_computes_in_the_precision_of_the_profiles_that_predict_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CUDA's convolutions take TF32 unless they are told not to; the profiles are told."""
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    seen: dict[str, set[tuple[bool, ...]]] = {"training": set(), "layers": set()}
+
+    def note(what: str) -> None:
+        seen[what].add(tuple(switch.allow_tf32 for switch in switches))
+
+    def rounds(*_: object) -> Iterator[Tables]:
+        note("training")
+        yield {}
+
+    def iterate(self: Training, mark: Callable[[], object]) -> None:
+        note("layers")
+        plain(self, mark)
+
+    plain = Training.iterate
+    monkeypatch.setattr(training, "_rounds", rounds)
+    monkeypatch.setattr(Training, "iterate", iterate)
+    before = [switch.allow_tf32 for switch in switches]
+    for switch in switches:
+        switch.allow_tf32 = True
+    me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1, 1)
+    settings = TrainingSettings(NETWORK, 2, {OWN_PLAN: []}, repeats=1, iterations=1)
+    assert list(training_job.part(me, settings)) == [{}]
+    profile_layers(NETWORK, 1, budget=Budget(warmup=1, min_repeats=1, max_repeats=1))
+    after = [switch.allow_tf32 for switch in switches]
+    for switch, was in zip(switches, before, strict=True):
+        switch.allow_tf32 = was
+    assert after == [True, True], "as before"
+    assert seen == {"training": {(False, False)}, "layers": {(False, False)}}
+
+
 def keys(tables: dict[str, pd.DataFrame]) -> dict[str, str]:
     """Key of the case of every plan that was measured."""
     return dict(tables["runs"][["plan", "case"]].drop_duplicates().to_numpy().tolist())
@@ -103,6 +144,7 @@ def test_runs_are_rows_of_their_case(measured: dict[str, pd.DataFrame]) -> None:
     first = runs.iloc[0]
     assert (first["kind"], first["link"], first["workers"]) == ("training", "loopback", 2)
     assert (first["batch"], first["seed"], first["origin"]) == (256, 3, "measured")
+    assert set(runs["precision"]) == {"fp32"}
     assert np.allclose(
         runs["exposed_communication_s"], runs["iteration_s"] - runs["compute_s"], atol=1e-12
     )

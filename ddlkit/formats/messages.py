@@ -49,8 +49,8 @@ def read_bytes_seconds(
         said where the file is silent
     meta : ``source`` (recorded, csv or nccl-tests) and those of them that are known
 
-    Raises UserError for a wrong file, naming row and column, for times in another unit, and where
-    rows of several collectives, links or numbers of ranks remain.
+    Raises UserError for a wrong file, naming row and column, for times in another unit, where rows of
+    several collectives, links or numbers of ranks remain, and for those of one rank, which sends nothing.
     """
     if is_stamped(path):
         source, frame = "recorded", load_table(path, "collectives")
@@ -59,6 +59,8 @@ def read_bytes_seconds(
     frame, chosen = choose(frame, _MESSAGE_KEYS, wanted, path)
     said = {name: value for name, value in wanted.items() if value is not None}
     meta = {"source": source, **said, **chosen}
+    if meta.get("ranks") == 1:
+        raise UserError(f"{path}: one rank sends no messages: choose times of two or more")
     return frame["bytes"].to_numpy(), frame["seconds"].to_numpy(), meta
 
 
@@ -75,7 +77,7 @@ def read_collectives(path: Path, *, ranks: int | None = None, link: str | None =
     frame = _own_messages(path)[1]
     said: dict[str, Any] = {"ranks": ranks, "link": link or "unknown", "collective": "all_reduce"}
     said |= {"algorithm": "", "link_bits_per_s": 0.0, "session": 0, "stolen": 0.0}
-    said |= {"messages_per_sample": 1, "in_flight": 1}
+    said |= {"messages_per_sample": 1, "in_flight": 1, "clock": "wall"}
     if "ranks" not in frame and ranks is None:
         raise UserError(f"{path}: does not say how many ranks there were: give --ranks")
     return frame.assign(**{name: value for name, value in said.items() if name not in frame})

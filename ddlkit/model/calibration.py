@@ -132,7 +132,12 @@ def software_at_once(samples: pd.DataFrame) -> float:
 
 
 def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
-    """Without samples that lost more than STOLEN_LIMIT of the cores, of sizes measured better too."""
+    """What a cost may be fitted to: messages, between ranks that had their cores.
+
+    One rank alone sends nothing. Samples that lost more than STOLEN_LIMIT of the cores are left out of
+    sizes that were measured better too.
+    """
+    collectives = collectives[collectives["ranks"] > 1]
     keys = ["link", "ranks", "collective", "in_flight", "bytes"]
     least = collectives.groupby(keys)["stolen"].transform("min")
     lost = collectives["stolen"].gt(STOLEN_LIMIT) & least.le(STOLEN_LIMIT)

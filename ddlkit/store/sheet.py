@@ -265,16 +265,24 @@ def _columns(groups: dict[str, str]) -> dict[str, Column]:
     return columns
 
 
+def _came_later(columns: dict[str, Column], defaults: dict[str, str]) -> dict[str, Column]:
+    """The columns, of which some have a default for tables that are older than they."""
+    later = {
+        name: replace(columns[name], default=default, later=True)
+        for name, default in defaults.items()
+    }
+    return columns | later
+
+
 def _schemas(described: dict[str, Any]) -> dict[str, Schema]:
-    known = _columns(described["columns"])
-    for name, default in described["later"].items():
-        known[name] = replace(known[name], default=default, later=True)
+    known = _came_later(_columns(described["columns"]), described["later"])
     for name, values in described["renamed_values"].items():
         known[name] = replace(known[name], aliases=tuple(values.items()))
     schemas = {}
     for name, table in described["tables"].items():
         case = _CASE if table.get("starts_with_case") else {}
         own = known | _columns(table.get("but", {})) | case
+        own = _came_later(own, table.get("later", {}))
         columns = tuple(own[column] for column in (*case, *table["columns"].split()))
         key, renamed = tuple(table.get("key", "").split()), table.get("renamed", {})
         schemas[name] = Schema(name, columns, key, tuple(renamed.items()))

@@ -47,8 +47,21 @@ LOGS = "rank-logs"
 WORKER = [sys.executable, "-u", "-m", "ddlkit.run.jobs.worker"]
 POLL_S = 0.05
 SETTLE_S = 0.3  # ranks that die of one cause do so within this time
+MEETING_S = 20.0  # two ranks of one machine that do not hear of one another for so long never will
 GRACE_S = 3.0  # what a process has to end by itself before it is killed
 FOR_EVER_S = 1e6
+
+# Ranks of one machine talk by NVLink, PCIe or shared memory, but NCCL looks for a network all the same: it
+# prefers any interface to loopback, tries one without a route 34 times, for a minute, and loads what plug-ins
+# and InfiniBand drivers there are. Its RAS threads open a port that nobody asks. And torch asks for the name
+# of every address: where loopback has none and no name server answers, a meeting would take 10 s longer.
+ON_ONE_MACHINE = {
+    "RES_OPTIONS": "timeout:1 attempts:1",
+    "NCCL_NET": "Socket",
+    "NCCL_NET_PLUGIN": "none",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_RAS_ENABLE": "0",
+}
 
 
 class Place(Protocol):
@@ -79,10 +92,12 @@ class Loopback:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self, rank: int, ranks: int) -> dict[str, str]:
-        """torchrun's variables, the interface, and ``variables``."""
+        """torchrun's variables, the interface of gloo and NCCL, and ``variables``."""
         interface = "lo0" if sys.platform == "darwin" else "lo"
         numbers = rank_environment(rank, ranks, LOCALHOST, self.port)
-        return {**numbers, "GLOO_SOCKET_IFNAME": interface, **self.variables}
+        # "=": this interface alone, not all whose names begin so.
+        only = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+        return {**numbers, **only, **ON_ONE_MACHINE, **self.variables}
 
     def namespace(self, rank: int) -> Path | None:
         """Our own."""
@@ -134,7 +149,8 @@ def run_ranks(
     Their standard error goes to ``rank-logs`` in ``config["out"]``, which stays only when the job failed.
 
     Raises UserError, in one line, when a rank dies (all others are then ended at once), when the job
-    takes longer than ``timeout_s``, and when the port is taken. No rank outlives this call or process.
+    takes longer than ``timeout_s``, when the port is taken, and where this machine does not reach itself.
+    No rank outlives this call or process.
     """
     out = Path(config["out"])
     logs = out / LOGS
@@ -164,7 +180,18 @@ def run_ranks(
 # spend half a minute on it before the first message. So one process imports it once, and every rank of
 # every launch is its child. It ends when our end of the pipe closes, however we end, and its ranks with it.
 
-CAN_FORK = hasattr(os, "pidfd_open")
+
+def _can_fork() -> bool:
+    """Whether ended children can be waited for by file descriptor; some kernels only have the name."""
+    try:
+        with open(os.pidfd_open(os.getpid())) as us, selectors.DefaultSelector() as selector:
+            selector.register(us, selectors.EVENT_READ)
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+CAN_FORK = _can_fork()
 """Whether this system can do it; elsewhere each rank is a process that imports torch itself."""
 
 
@@ -295,13 +322,12 @@ class _Group:
 
     def start(self) -> None:
         """Start every rank; call `end` even if this fails half-way."""
-        with socket.create_server((LOCALHOST, 0)) as probe:
-            free_port = str(probe.getsockname()[1])
+        port = str(free_port())
         for rank in range(self.ranks):
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             environment |= self.place.environment(rank, self.ranks)
             if environment["MASTER_PORT"] == "0":
-                environment["MASTER_PORT"] = free_port
+                environment["MASTER_PORT"] = port
             self.processes.append(self._start(rank, environment))
 
     def _start(self, rank: int, environment: dict[str, str]) -> Process:
@@ -346,6 +372,18 @@ class _Group:
         if deaths[first] == MISTAKE and line.startswith(ERROR):
             return f"{line.removeprefix(ERROR)} ({where}, job {self.job})"
         return f"{where} {ending(deaths[first])} in job {self.job}; last line: {line}"
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on; raises UserError where it cannot reach itself."""
+    try:
+        with socket.create_server((LOCALHOST, 0)) as server:
+            port: int = server.getsockname()[1]
+            socket.create_connection((LOCALHOST, port), timeout=MEETING_S).close()
+    except OSError as error:
+        why = f"this machine does not reach itself at {LOCALHOST} ({error.strerror or error})"
+        raise UserError(f"no rank is started: {why}; as root: ip link set lo up") from error
+    return port
 
 
 def end(processes: Sequence[Process]) -> None:

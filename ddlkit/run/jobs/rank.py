@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ddlkit import machine
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs.protocol import PROGRESS
+from ddlkit.run.sessions.session import one_line
 
 Floats = NDArray[np.float64]
 
@@ -116,6 +117,9 @@ def _choose(
     asked: str | None, on_gpu: bool | None, local_rank: int, neighbours: int
 ) -> tuple[str, torch.device]:
     """The backend, and where this rank's tensors lie."""
+    if torch.cuda._is_in_bad_fork():
+        used = "this rank was forked from a process that had used a GPU, so it can use none"
+        raise UserError(f"{used}: what a job imports must leave torch.cuda alone")
     gpus = torch.cuda.device_count()
     if asked not in (None, "gloo", "nccl"):
         raise UserError(f"unknown backend {asked!r}: use gloo or nccl")
@@ -153,8 +157,8 @@ def _meet(
         if "EADDRINUSE" in str(error):
             taken = f"port {port} on {address} is taken by another program"
             raise UserError(f"{taken}: choose another port") from error
-        reason = str(error).splitlines()[0]
-        raise UserError(f"ranks did not meet at {address} port {port}: {reason}") from error
+        met = f"ranks did not meet at {address} port {port}"
+        raise UserError(f"{met}: {one_line(error)}") from error
 
 
 # -- exchange of numbers: as float64 tensors, nothing is pickled ---------------------------------

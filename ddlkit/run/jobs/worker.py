@@ -42,6 +42,7 @@ import ddlkit.run
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs.job import Job
 from ddlkit.run.jobs.protocol import ERROR, FORK, LOST_PEER, MISTAKE, PARENT, die_with_parent
+from ddlkit.run.sessions.session import one_line
 
 MODULE = "ddlkit.run.jobs.worker"
 _CLONE_NEWNET = 0x40000000
@@ -111,6 +112,8 @@ def main(argv: Sequence[str]) -> int:
         from torch.distributed import DistError
 
         traceback.print_exc()
+        # CUDA and NCCL explain over several lines, the last of which says nothing.
+        print(f"{type(error).__name__}: {one_line(error)}", file=sys.stderr)
         # So NCCL, the store, the negotiation and gloo say that another rank is gone.
         lost = isinstance(error, DistError | ConnectionError) or "gloo/transport" in str(error)
         return LOST_PEER if lost else 1

@@ -4,7 +4,7 @@ NCCL reads these from its environment when it starts (NCCL_MIN_CTAS, NCCL_MAX_CT
 every setting is measured in processes of its own. Threads count for its ring and Simple protocol
 only, which are therefore asked for too. What it took is read from two witnesses: NCCL's log, which
 names every variable that it heeds and its channels, and the profiler, which sees grid and block of
-the kernel itself. NCCL launches a warp more than asked for, and not fewer than 128 threads.
+the kernel itself. That one is of the largest message: a small one gets fewer blocks, and then fewer threads.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.job import Job, Tables, job
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.jobs.rank import Rank
-from ddlkit.run.measure.collectives import CheckedCollective, measure_size, whole_size
+from ddlkit.run.measure.collectives import (
+    CheckedCollective,
+    clock_of,
+    measure_size,
+    whole_size,
+)
 from ddlkit.run.sessions.session import Partial
 
 SIZES = (1 * MB, 25 * MB, 250 * MB)  # 25 MB is what DistributedDataParallel sends (sharing Fig 2)
 BLOCKS, THREADS = (1, 2, 3, 4, 8, 16, 32), (64, 128, 256, 512)
 COLLECTIVE = "all_reduce"
-TIMEOUT_S = 120.0  # for each setting
 LOG = "nccl.log"  # with the process id behind it
 DEFAULT = (0, 0)  # both left to NCCL
 
@@ -41,11 +45,15 @@ _CHANNELS = re.compile(r"\b(\d+) coll channels")
 
 
 def measure_channels(
-    settings: Sequence[tuple[int, int]], n_ranks: int, sizes: Sequence[int], budget: Budget
+    settings: Sequence[tuple[int, int]],
+    n_ranks: int,
+    sizes: Sequence[int],
+    budget: Budget,
+    timeout_s: float = 60.0,
 ) -> pd.DataFrame:
     """Table ``channels``: all_reduce under each (blocks, threads), on the GPUs of this machine.
 
-    settings : 0 for what is left to NCCL; each is measured in fresh processes
+    settings : 0 for what is left to NCCL; each is measured in fresh processes, ``timeout_s`` at most
     taken_channels, taken_blocks, taken_threads : what the witnesses saw, 0 if they saw nothing
 
     Raises as `measure_settings` does, also for a setting that did not take effect.
@@ -53,18 +61,33 @@ def measure_channels(
 
     def measure_one(blocks: int, threads: int) -> pd.DataFrame:
         own = ChannelsSettings(blocks, threads, sizes, budget)
-        frame, log = launch_under(channels_job, own, n_ranks, TIMEOUT_S)
+        frame, log = launch_under(channels_job, own, n_ranks, timeout_s)
         heeded, taken_channels = read_log(log)
         for name, asked in (("NCCL_MAX_CTAS", blocks), ("NCCL_NTHREADS", threads)):
             if asked and taken_channels and heeded.get(name) != asked:
                 raise UserError(f"NCCL did not heed {name}={asked}: its log does not name it")
         frame = frame.assign(taken_channels=taken_channels)
-        taken = frame["taken_blocks"].iloc[0]
-        if blocks and blocks != taken:
-            raise Partial({"channels": frame}, f"seen with {taken} blocks")
+        _check_shape(frame, blocks, threads)
         return frame
 
     return measure_settings("channels", settings, measure_one)
+
+
+def launched_threads(threads: int) -> int:
+    """Threads of a block of NCCL's kernel (ring, Simple) that is told ``threads``: a warp more, at least 128.
+
+    >>> [launched_threads(threads) for threads in THREADS]
+    [128, 160, 288, 544]
+    """
+    return max(128, threads + 32)
+
+
+def _check_shape(frame: pd.DataFrame, blocks: int, threads: int) -> None:
+    """Raise Partial where the profiler did not see what was asked for, or nothing at all."""
+    taken = (int(frame["taken_blocks"].iloc[0]), int(frame["taken_threads"].iloc[0]))
+    asked = (blocks or taken[0], launched_threads(threads) if threads else taken[1])
+    if taken != asked:
+        raise Partial({"channels": frame}, f"seen with {taken[0]} blocks of {taken[1]} threads")
 
 
 def measure_settings(
@@ -98,6 +121,7 @@ def launch_under(
     with launch.workspace(None) as out:
         place = Loopback(variables=environment(settings.blocks, settings.threads, out))
         how: dict[str, Any] = {"place": place, "timeout_s": timeout_s, "out": out}
+        how["join"] = {"timeout_s": launch.MEETING_S}
         tables = launch.launch(job, settings, ranks=n_ranks, **how)
         log = "".join(path.read_text(errors="replace") for path in out.glob(f"{LOG}*"))
     return tables[job.tables[0]], log
@@ -162,6 +186,7 @@ def channels_job(me: Rank, settings: ChannelsSettings) -> Iterator[Tables]:
             "taken_channels": 0,
             "taken_blocks": blocks,
             "taken_threads": threads,
+            "clock": clock_of(me),
         }
         me.say(
             f"{settings.blocks}x{settings.threads} (seen {blocks}x{threads}): {format_bytes(size)} "

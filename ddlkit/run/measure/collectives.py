@@ -19,7 +19,7 @@ from ddlkit.core.link import bus_factor, busbw
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
 from ddlkit.model.calibration import STOLEN_LIMIT
 from ddlkit.run.instruments import vitals
-from ddlkit.run.instruments.clock import Budget, measure, sample_rows, synchronizer
+from ddlkit.run.instruments.clock import Budget, Marks, measure, sample_rows, synchronizer, timed
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank, agree_all, gather_single, scatter_single, slowest
 
@@ -27,6 +27,7 @@ COLLECTIVES = ("all_reduce", "all_gather")
 SIZES = tuple(KIB << power for power in range(17))  # 1 KiB .. 64 MiB
 BUDGET = Budget(warmup=1, min_repeats=5, max_repeats=50, max_s=1.0)
 SAMPLE_BYTES = 32 * MIB
+HOLD_CYCLES = 2_000_000  # of a GPU, about 1 ms: until all of a sample is queued
 
 _ELEMENT_BYTES = 4
 _LARGEST = 4096  # sums of up to 4096 such integers are exact in float32
@@ -68,6 +69,9 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     the time of one small message, and the slowest rank's time includes waiting for the last to start:
     so times below a few small messages are too long by a fraction of one. Large sizes are not touched.
 
+    NCCL's messages are timed by the GPU's own clock, without launching them and waiting for their end;
+    all others by the wall clock, since gloo's threads are what carries them. The column ``clock`` says so.
+
     Raises UserError when an element comes out wrong.
     """
     gloo = me.backend == "gloo"
@@ -89,6 +93,7 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
                 "in_flight": max(1, me.gloo_threads),
                 "bytes": size,
                 "stolen": stolen,
+                "clock": clock_of(me),
             }
             frames.append(sample_rows(labels, seconds))
             median_s = float(np.median(seconds))
@@ -115,6 +120,11 @@ def _undisturbed(
     return seconds, stolen
 
 
+def clock_of(me: Rank) -> str:
+    """By which clock messages are timed: NCCL's are a device's own work, gloo's that of threads."""
+    return "device" if me.backend == "nccl" else "wall"
+
+
 def whole_size(size: int, world_size: int) -> int:
     """``size`` in bytes, rounded up so that every rank holds the same number of elements."""
     unit = _ELEMENT_BYTES * world_size
@@ -137,9 +147,14 @@ def measure_size(
     def together() -> None:
         checked.reset()
         synchronize()
-        dist.barrier()
+        dist.barrier()  # NCCL's is a kernel; `measure` waits for its end, too, before it starts a sample
 
-    seconds = measure(checked.run, budget, synchronize=synchronize, setup=together, agree=agree_all)
+    def held() -> Marks:
+        torch.cuda._sleep(HOLD_CYCLES)
+        return timed(checked.run, me.device)()
+
+    action = held if clock_of(me) == "device" else checked.run
+    seconds = measure(action, budget, synchronize=synchronize, setup=together, agree=agree_all)
     checked.check()
     return slowest(seconds) / count
 

@@ -27,12 +27,16 @@ from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB, format_seconds
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
 from ddlkit.run.instruments import vitals
-from ddlkit.run.instruments.clock import Budget, chrome_trace, measure, synchronizer
+from ddlkit.run.instruments.clock import Budget, chrome_trace, measure, measure_on, synchronizer
 from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank, everyones, slowest
+from ddlkit.run.measure.layers import computing
 from ddlkit.run.nets import registry as networks
 
+PRECISION = (
+    "fp32"  # as of the profiles that predict it: no TF32, which CUDA's convolutions else take
+)
 OWN_PLAN = "ddp"  # DistributedDataParallel's own rule: nothing is imposed
 COPIES = Budget(warmup=2, min_repeats=20, max_repeats=20, max_s=float("inf"))
 WARMUP = 3  # DDP rebuilds its buckets in the second iteration, and reports them in the third
@@ -93,8 +97,15 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     timeline : one profiled iteration per plan, on rank 0.
 
     Note that torch's own DDP has 2 gloo_threads, ours 1. Raises UserError for buckets that do not add up
-    to the network's gradients, and for ranks that do not hold the same gradients afterwards.
+    to the network's gradients, for ranks that do not hold the same gradients afterwards, and where memory
+    runs out.
     """
+    with computing(f"training of {settings.network}", me.device, PRECISION):
+        yield from _rounds(me, settings)
+
+
+def _rounds(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
+    """The tables of every plan in every round."""
     torch.manual_seed(settings.seed)
     network = networks.build(settings.network).to(me.device)
     held_bytes = sum(p.nbytes for p in network.parameters() if p.requires_grad)
@@ -105,7 +116,9 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
         for spec in [spec for spec in settings.plans if spec not in refused]:
             tables = _Block(me, settings, network, spec).measure(repeat)
             if "runs" in tables:
-                tables["runs"]["copy_s_per_byte"] = copy_s_per_byte
+                tables["runs"] = tables["runs"].assign(
+                    copy_s_per_byte=copy_s_per_byte, precision=PRECISION
+                )
             else:
                 refused.add(spec)
             yield tables
@@ -123,7 +136,7 @@ def _copy_s(me: Rank, network: nn.Module) -> float:
         for part, gradient in zip(parts, gradients, strict=True):
             part.copy_(gradient)
 
-    seconds = measure(copy_all, COPIES, synchronize=synchronizer(me.device), setup=dist.barrier)
+    seconds = measure_on(me.device, copy_all, COPIES, setup=dist.barrier)
     return float(np.median(slowest(seconds)))
 
 

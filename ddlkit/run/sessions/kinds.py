@@ -28,7 +28,8 @@ from ddlkit.core.workload import LayerProfile
 from ddlkit.papers import networks as published
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs.launch import Loopback, Place, launch
+from ddlkit.run.jobs.job import Job, S
+from ddlkit.run.jobs.launch import MEETING_S, Loopback, Place, launch
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.replay import calibrate, choose_join, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
@@ -51,6 +52,7 @@ from ddlkit.run.sessions.session import Point, Tables, Unavailable, say, table_p
 
 DISTINCT_PLANS = 8
 LAUNCH_S = 10.0  # starting ranks
+PATIENCE = 3.0  # ranks that take this many times what was estimated are ended
 BUILD_S = 2.0  # building a network, moving it to the device, counting its FLOP
 GRAPH_S = 0.4  # an iteration as a CUDA graph
 TRIES = 3  # of each size, while the host disturbs
@@ -348,10 +350,23 @@ def _rank_counts(device: str) -> list[int]:
     return sorted({2, torch.cuda.device_count()} - {0, 1}) if device == "cuda" else [2]
 
 
+def _launched(
+    job: Job[S], settings: S, estimate_s: float, **how: Any
+) -> Callable[[], dict[str, pd.DataFrame]]:
+    """A job on ranks of this machine, which ends whatever happens: one that hangs costs little more."""
+    how = {"place": Loopback(), **how, "timeout_s": PATIENCE * estimate_s}
+    return partial(launch, job, settings, **how)
+
+
+def _join(device: str) -> dict[str, Any]:
+    """How ranks meet that measure a device: what else the machine has is not asked."""
+    return {"backend": "nccl" if device == "cuda" else "gloo", "timeout_s": MEETING_S}
+
+
 # What collectives can show where there is one device is labelled as a link of its own.
 _LINKS: dict[str, tuple[int, Loopback, dict[str, Any]]] = {
-    "loopback-p2": (2, Loopback(), {}),
-    "one-rank": (1, Loopback(name="one-rank"), {}),
+    "loopback-p2": (2, Loopback(), _join("cpu")),
+    "one-rank": (1, Loopback(name="one-rank"), {}),  # joins as its device does
     "gloo-cuda-p2": (2, Loopback(name="host"), {"backend": "gloo", "on_gpu": True}),
 }
 
@@ -365,14 +380,15 @@ def collectives(
     sizes: Sizes = SIZES,
 ) -> Iterator[Point]:
     """By one of _LINKS, or else as the devices are joined: by NCCL between GPUs, gloo between CPUs."""
-    gpus = here.device == "cuda" and not link
+    gpus, own = here.device == "cuda" and not link, _join(here.device)
     links = {link: _LINKS[link]} if link else {}
     for ranks in _rank_counts(here.device) if not link else ():
         links[f"nccl-p{ranks}" if gpus else f"loopback-p{ranks}"] = (ranks, Loopback(), {})
     estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
     settings = CollectivesSettings(collectives, sizes, budget)
     for name, (ranks, place, join) in links.items():
-        measure = partial(launch, collectives_job, settings, ranks=ranks, place=place, join=join)
+        how: dict[str, Any] = {"ranks": ranks, "place": place, "join": own | join}
+        measure = _launched(collectives_job, settings, estimate_s, **how)
         yield _on_gpus(ranks * gpus, Point("collectives", name, measure, estimate_s))
 
 
@@ -384,9 +400,10 @@ def trainings(here: Here, networks: Batched, repeats: int, iterations: int) -> I
         for name, batch in networks:
             settings = TrainingSettings(name, batch, {OWN_PLAN: []}, repeats, iterations)
             key = f"{name}-b{batch}-p{ranks}"
-            measure = partial(launch, training_job, settings, ranks=ranks, place=Loopback())
             iteration_s = _iteration_s(name, batch, "fp32", here.device)
             estimate_s = LAUNCH_S + 2 * rounds * iteration_s
+            join = _join(here.device)
+            measure = _launched(training_job, settings, estimate_s, ranks=ranks, join=join)
             point = Point("training", key, measure, estimate_s, training_job.tables)
             yield _on_gpus(ranks if here.device == "cuda" else 0, point)
 
@@ -399,11 +416,11 @@ def nccl_channels(
     for ranks in _rank_counts(here.device):
         for n in map(int, blocks):
             settings = [(n, threads) for threads in channels.THREADS] if n else [channels.DEFAULT]
-            how: dict[str, Any] = {"sizes": sizes, "budget": budget}
+            each_s = LAUNCH_S + len(sizes) * budget.max_s
+            how: dict[str, Any] = {"sizes": sizes, "budget": budget, "timeout_s": PATIENCE * each_s}
             measure = partial(channels.measure_channels, settings, ranks, **how)
             name = f"p{ranks}-{f'{n}-blocks' if n else 'default'}"
-            estimate_s = len(settings) * (LAUNCH_S + len(sizes) * budget.max_s)
-            yield _on_gpus(ranks, Point("channels", name, measure, estimate_s))
+            yield _on_gpus(ranks, Point("channels", name, measure, len(settings) * each_s))
 
 
 # -- the lab -------------------------------------------------------------------------------------
@@ -417,7 +434,8 @@ def _send(ranks: int, rate: str, **how: Any) -> pd.DataFrame:
     """Collectives over a link of the lab or, without a rate, over loopback."""
     if not rate:
         settings = CollectivesSettings(**how)
-        return launch(collectives_job, settings, ranks=ranks, place=Loopback())["collectives"]
+        how = {"place": Loopback(), "join": _join("cpu")}
+        return launch(collectives_job, settings, ranks=ranks, **how)["collectives"]
     with _lab(ranks, rate) as place:
         return calibrate(place, **how)
 
