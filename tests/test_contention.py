@@ -584,7 +584,7 @@ def test_profiler_sees_both_kernels_at_the_same_time(gpu: GpuStandIn, tmp_path: 
     )
     assert beside["ts"] < product["ts"]
     assert product["ts"] + product["dur"] < beside["ts"] + beside["dur"]
-    assert beside["args"]["grid"] == [4, 1, 1] and beside["args"]["block"] == [256, 1, 1]
+    assert beside["args"]["grid"] == [4, 1, 1] and beside["args"]["block"] == [288, 1, 1]
 
 
 @pytest.mark.gpu

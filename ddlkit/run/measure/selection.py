@@ -274,7 +274,9 @@ def cases(device: str, brief: bool) -> Iterator[tuple[str, Callable[[], pd.DataF
     on_gpu = device.startswith("cuda")
     densities = (1e-3, 0.1) if brief else DENSITIES
     most_s = 0.1 if brief else 2.0 if on_gpu else 5.0
-    budget = Budget(warmup=1, min_repeats=2 if brief else 6, max_repeats=15, max_s=most_s)
+    # Kernels of a GPU take milliseconds, so it can afford a median that is known well.
+    least, most = (2, 15) if brief else (20, 20) if on_gpu else (6, 15)
+    budget = Budget(warmup=1, min_repeats=least, max_repeats=most, max_s=most_s)
     groups = len(densities) + len(DISTRIBUTIONS)
     for size in (1_000, 2 * MEDIUM) if brief else ELEMENTS:
         # On a CPU the repeats end small sizes early, and the least number of rounds the large ones late.
