@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
@@ -45,6 +47,49 @@ def test_slowdown_is_beside_over_alone() -> None:
     (row,) = compare.slowdowns(contention(0.5, 0.8)).to_dict("records")
     assert row["slowdown"] == pytest.approx(1.6)
     assert (row["blocks"], row["overlap_share"]) == (2, 1.0)
+
+
+@given(st.floats(0.1, 1), st.floats(0.1, 1), st.floats(0.01, 3), st.floats(1.0, 5.0))
+def test_training_slows_down_while_a_message_is_under_way(
+    before_s: float, after_s: float, message_s: float, slowdown: float
+) -> None:
+    """A message leaves while some of backward is left, which then goes on ``slowdown`` times slower."""
+    overlap_s = min(message_s, after_s * slowdown)
+    exposed_s = message_s - overlap_s
+    rest_s = after_s - overlap_s / slowdown
+    table = sharing(before_s + after_s, before_s + message_s + rest_s, message_s, exposed_s)
+    (row,) = compare.shared_training(table).to_dict("records")
+    assert row["compute_s"] == before_s + after_s
+    assert row["overlap_s"] == pytest.approx(overlap_s, abs=1e-9)
+    assert row["slowdown"] == pytest.approx(slowdown, rel=1e-6)
+
+
+def test_training_beside_which_nothing_ran_has_no_slowdown() -> None:
+    (alone,) = compare.shared_training(sharing(1.0, 1.5, 0.5, 0.5)).to_dict("records")
+    assert alone["overlap_s"] == 0 and np.isnan(alone["slowdown"])
+    (still,) = compare.shared_training(sharing(1.0, 1.5, 0.5, 0.0)).to_dict("records")
+    assert still["slowdown"] == np.inf
+
+
+def sharing(
+    compute_s: float, iteration_s: float, message_s: float, exposed_s: float
+) -> pd.DataFrame:
+    """A table of one setting, whose samples are alike."""
+    own = {"network": "made-up", "device": "cpu", "batch": 4, "precision": "fp32"}
+    counts = "blocks", "threads", "taken_threads", "bytes_per_s_asked", "buckets", "bytes"
+    seen = "bytes_per_s", "communication_s", "exposed_communication_s", "overlap_share"
+    none = {"ranks": 1, "policy": "none", **dict.fromkeys((*counts, *seen), 0)}
+    sent = {"ranks": 2, "policy": "same", **dict.fromkeys(counts, 1), "communication_s": message_s}
+    rows = [
+        {**none, "quantity": "compute", "seconds": compute_s},
+        {**none, **sent, "quantity": "communication", "seconds": message_s},
+        {
+            **{**none, **sent, "quantity": "iteration", "seconds": iteration_s},
+            "exposed_communication_s": exposed_s,
+        },
+    ]
+    frames = [pd.DataFrame({**own, **row, "sample": range(3)}) for row in rows]
+    return pd.concat(frames, ignore_index=True)
 
 
 def test_c_is_the_achieved_over_the_largest_measured_rate(tmp_path: Path) -> None:

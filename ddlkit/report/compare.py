@@ -83,6 +83,34 @@ def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
     return beside.reset_index(drop=True)
 
 
+def shared_training(sharing: pd.DataFrame) -> pd.DataFrame:
+    """Medians of a ``sharing`` table, one row per network and setting (sharing Fig 4 to 8, Tab 2).
+
+    compute_s : of an iteration without messages; alone_s : of the messages without training
+    overlap_s : in which messages and training went on at the same time
+    slowdown : of training in that time, what it lost there being all that it lost but the wait at the
+        end: 1 / (1 - lost / overlap). If slowdown x time holds, it is that of kernels beside the same
+        footprint (`slowdowns`); NaN where nothing overlapped, infinite where training stood still
+    """
+    own = ["network", "device", "batch", "precision"]
+    setting = ["ranks", "policy", "blocks", "threads", "bytes_per_s_asked"]
+    seen = ["seconds", "communication_s", "exposed_communication_s", "bytes_per_s"]
+    found = sharing.groupby([*own, *setting, "quantity"])[seen].median()
+    compute, iterations, alone = (
+        found.xs(name, level="quantity") for name in ("compute", "iteration", "communication")
+    )
+    rows = iterations.rename(columns={"seconds": "iteration_s"})
+    rows["alone_s"] = alone["communication_s"]
+    rows = rows.reset_index().join(
+        compute["seconds"].groupby(own).median().rename("compute_s"), on=own
+    )
+    exposed_s = rows["exposed_communication_s"]
+    overlap_s = (rows["communication_s"] - exposed_s).clip(lower=0)
+    lost_s = rows["iteration_s"] - exposed_s - rows["compute_s"]
+    kept_s = (overlap_s - lost_s).clip(lower=0)
+    return rows.assign(overlap_s=overlap_s, slowdown=overlap_s / kept_s.where(overlap_s > 0))
+
+
 def terms(collectives: pd.DataFrame) -> pd.DataFrame:
     """One row per link and collective: the parts of a message's cost, each from sizes where it shows.
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.units import MIB
 from ddlkit.run.instruments.clock import Budget, synchronizer
 from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.job import Tables, job
@@ -214,4 +215,6 @@ def case(brief: bool) -> tuple[Sequence[tuple[int, int]], ContentionSettings]:
     names = ("convolution", "attention") if brief else tuple(contention.kernels(scale))
     most_s = 0.1 if brief else 1.0
     budget = Budget(warmup=1, min_repeats=3, max_repeats=15, max_s=most_s)
-    return SETTINGS[: 1 if brief else None], ContentionSettings(0, scale, budget, names)
+    message_bytes = 4 * MIB if brief else contention.MESSAGE_BYTES
+    settings = ContentionSettings(0, scale, budget, names, message_bytes)
+    return SETTINGS[: 1 if brief else None], settings

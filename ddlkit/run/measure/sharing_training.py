@@ -43,6 +43,9 @@ COMPUTE, ITERATION, COMMUNICATION = "compute", "iteration", "communication"
 """Quantities of the table: training without messages, with them, and the messages without training."""
 
 
+TICK_S = 1e-6  # a GPU's timer may not see what is shorter
+
+
 @dataclass(frozen=True)
 class Setting:
     """How gradients are sent.
@@ -280,7 +283,7 @@ def _seen(sending: SendingTraining, setting: Setting, run: Run) -> Mapping[str, 
             "in the time that a message may take; ask for a higher rate"
         )
     n_bytes = int(np.dot(chunks, round_bytes))
-    communication_s = sum(spans_s)
+    communication_s = max(TICK_S, sum(spans_s))
     at_s: Floats = run.marks.seconds()
     exposed_s = float(at_s[3] - at_s[2] if len(at_s) > 2 else at_s[1])
     return {

@@ -478,6 +478,7 @@ def _c_value(argument: torch.Tensor | int | float) -> c_void_p | c_uint64 | c_do
     return c_uint64(argument) if isinstance(argument, int) else c_double(argument)
 
 
+@functools.cache
 def cubin(architecture: str) -> bytes:
     """The source's machine code for an architecture such as "sm_90"; no GPU is needed to make it.
 
