@@ -143,7 +143,9 @@ class _Module:
         """Those that only CUDA reaches, by line."""
         lines = self.source.splitlines()
         for node in ast.walk(self.tree):
-            plain = isinstance(node, ast.stmt) and not isinstance(node, ast.FunctionDef | ast.ClassDef)
+            plain = isinstance(node, ast.stmt) and not isinstance(
+                node, ast.FunctionDef | ast.ClassDef
+            )
             if not plain or node not in self.only or _says_nothing(node):
                 continue
             first, inner = node.lineno, getattr(node, "body", None)
@@ -163,17 +165,15 @@ def _is_union(node: ast.BinOp) -> bool:
 
 
 def _says_nothing(node: ast.AST) -> bool:
-    """A docstring, or what leaves no trace in the program."""
+    """A definition, whose statements count themselves, or a docstring."""
     constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return constant or isinstance(node, ast.Global | ast.Nonlocal | ast.Pass)
+    return constant or isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Pass)
 
 
 def _own(statement: ast.stmt) -> Iterator[ast.expr]:
     """Expressions of a statement, without those of the statements in it."""
     for field in ast.iter_child_nodes(statement):
-        if isinstance(field, ast.expr):
-            yield from (node for node in ast.walk(field) if isinstance(node, ast.expr))
-        elif isinstance(field, ast.withitem):
+        if isinstance(field, ast.expr | ast.withitem):
             yield from (node for node in ast.walk(field) if isinstance(node, ast.expr))
 
 

@@ -1,7 +1,7 @@
 """The half hour on a GPU, rehearsed: the smoke suite of the GPU as a command, on GPUs that are played.
 
-torch.cuda, the driver and nvidia-smi are played by tests/played; ddlkit runs as it is. Nothing here says how
-fast a GPU is: only that every point is measured, every table valid, and every line that only CUDA reaches run.
+torch.cuda, the driver and nvidia-smi are played by tests/played; ddlkit runs as it is. Nothing here says
+how fast a GPU is: only that every point is measured, every table valid, and what only CUDA reaches run.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 import reach
 from ddlkit import store
@@ -24,6 +24,7 @@ from places import ROOT
 
 PLAYED = ROOT / "tests" / "played"
 REPORT = ROOT / "build" / "rehearsal.txt"
+NVRTC = "libnvrtc.so.13"
 GOAL = 0.9
 PATIENCE_S = 280.0
 
@@ -53,21 +54,28 @@ class Rehearsal:
         return self.log.read_text(errors="replace")[-6000:]
 
 
-def start(
-    directory: Path, name: str, arguments: Sequence[str], library: Path | None, gpus: int
-) -> tuple[subprocess.Popen[bytes], Rehearsal]:
-    """A command of ddlkit on that many played GPUs, all of whose processes note their lines."""
-    made = Rehearsal(directory / name, directory / f"{name}.lines", directory / f"{name}.log")
-    # Threads would wait for each other: two runs share the cores, and the kernel's own threads.
-    extra = {"PLAYED_LINES": str(made.lines), "PLAYED_PACKAGE": str(ROOT / "ddlkit")}
-    extra |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{PLAYED}:{ROOT}"}
+def environment(lines: Path, library: Path | None, gpus: int) -> dict[str, str]:
+    """Of a process on that many played GPUs, which notes its lines as all that it starts do."""
+    # Threads of one operation would wait for each other: several runs share the cores.
+    added = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{PLAYED}:{ROOT}", "PLAYED_LINES": str(lines)}
+    added["PLAYED_PACKAGE"] = str(ROOT / "ddlkit")
     if library:
-        paths = f"{PLAYED / 'bin'}:{os.environ['PATH']}", str(library)
-        extra |= {"PLAYED_GPUS": str(gpus), "PATH": paths[0], "LD_LIBRARY_PATH": paths[1]}
-    command = [sys.executable, "-m", "ddlkit", *arguments, "--out", str(made.out)]
+        added |= {"PLAYED_GPUS": str(gpus), "LD_LIBRARY_PATH": str(library)}
+    return {**os.environ, **added}
+
+
+def start(
+    directory: Path, suite: str, library: Path | None, gpus: int
+) -> tuple[subprocess.Popen[bytes], Rehearsal]:
+    """Record the smoke suite on that many played GPUs."""
+    names = (f"gpus{gpus}", f"gpus{gpus}.lines", f"gpus{gpus}.log")
+    made = Rehearsal(*(directory / name for name in names))
+    around = environment(made.lines, library, gpus)
+    around["PATH"] = f"{PLAYED / 'bin'}:{around['PATH']}" if library else around["PATH"]
+    arguments = ["record", "--suite", suite, "--profile", "smoke", "--out", str(made.out)]
     with made.log.open("wb") as log:
-        environment = {**os.environ, **extra}
-        return subprocess.Popen(command, stdout=log, stderr=log, env=environment), made
+        command = [sys.executable, "-m", "ddlkit", *arguments]
+        return subprocess.Popen(command, stdout=log, stderr=log, env=around), made
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +85,8 @@ def library(tmp_path_factory: pytest.TempPathFactory, require_compiler: None) ->
     import played_driver
 
     directory = tmp_path_factory.mktemp("driver")
-    found = [*Path(standin.torch.__file__).parents[1].glob("nvidia/*/lib/libnvrtc.so.13")]
-    nvrtc = "" if found else "libnvrtc.so.13"
+    beside = Path(str(torch.__file__)).parents[1].glob(f"nvidia/*/lib/{NVRTC}")
+    nvrtc = "" if any(beside) else NVRTC
     played_driver.build(directory, standin.SOURCE, standin.OPTIONS, nvrtc=nvrtc)
     return directory
 
@@ -87,9 +95,8 @@ def library(tmp_path_factory: pytest.TempPathFactory, require_compiler: None) ->
 def rehearsed(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Rehearsal]:
     """The smoke suite on no, one and two played GPUs, at the same time."""
     directory = tmp_path_factory.mktemp("rehearsal")
-    smoke = ("record", "--profile", "smoke", "--suite")
     running = {
-        gpus: start(directory, f"gpus{gpus}", (*smoke, suite), library if gpus else None, gpus)
+        gpus: start(directory, suite, library if gpus else None, gpus)
         for gpus, suite in ((2, "gpu"), (1, "gpu"), (0, "cpu"))
     }
     try:
@@ -145,73 +152,102 @@ def test_the_kernel_beside_which_others_run_is_the_stand_in_itself(
     assert (rows.loc[rows["communication"] == "nccl", "taken_threads"] == 160).all()
 
 
-def test_what_only_cuda_reaches_is_rehearsed(rehearsed: dict[int, Rehearsal]) -> None:
+# What each is refused with, and how it is done.
+MISUSES = [
+    ("all tensors to be on the same device", "torch.ones(2, device='cuda') + torch.ones(2)"),
+    ("use Tensor.cpu()", "torch.ones(2, device='cuda').numpy()"),
+    ("invalid device ordinal", "torch.ones(2, device='cuda:1')"),
+    (
+        "without timing",
+        "a, b = E(), E(); a.record(); b.record(); C.synchronize(); a.elapsed_time(b)",
+    ),
+    ("was not recorded", "a = E(enable_timing=True); a.elapsed_time(a)"),
+    ("before anybody waited", "a = E(enable_timing=True); a.record(); a.elapsed_time(a)"),
+    ("replay before capture", "C.CUDAGraph().replay()"),
+    ("while a graph is captured", "with C.graph(C.CUDAGraph()): C.synchronize()"),
+    ("wait_stream of 7", "C.Stream().wait_stream(7)"),
+    ("record_stream of None", "torch.ones(2, device='cuda').record_stream(None)"),
+    ("cuModuleLoadData(", "cuda.cuModuleLoadData(byref(c_void_p()), 1 << 40)"),
+    ("cuFuncSetAttribute(", "cuda.cuFuncSetAttribute(c_void_p(), 8, 1 << 40)"),
+    ("cuFuncSetAttribute: invalid argument", "s._send.allow_shared(1 << 20)"),
+    ("too many resources requested", "s._send.launch(1, 1024, [])"),
+    ("cuLaunchKernelEx: invalid argument", "s._send.launch(3, 64, [], 0, 2)"),
+    (
+        "cuLaunchKernelEx: invalid argument",
+        "s._send.launch(4, 64, [s.a, s.b, s.c, 9, 9, 5, 9, record])",
+    ),
+    ("cuLaunchKernelEx: invalid argument", "s._gate.launch(1, 1, [0, 2, 0, 0, 0, 0])"),
+    ("does not compile: ddlkit.cu(1): error: no architecture", "cubin('compute_90')"),
+    ("its buffers hold", "s.send(Footprint(640, 640), 1)"),
+    ("is not there: torch sees 1 GPUs", "layers.device_named('cuda:1')"),
+    ("nccl needs a GPU for each rank", "rank._choose('nccl', None, 0, 2)"),
+    (
+        "a forked child: 9",
+        "torch.ones(1, device='cuda'); pid = os.fork()\n"
+        "if not pid:\n"
+        "    try: torch.ones(1, device='cuda'); os._exit(0)\n"
+        "    except RuntimeError: os._exit(9)\n"
+        "raise OSError(f'a forked child: {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}')",
+    ),
+]
+PREFACE = """
+import os, torch
+from ctypes import *
+from ddlkit import machine
+from ddlkit.run.jobs import rank
+from ddlkit.run.measure import layers
+from ddlkit.run.measure.standin import Footprint, GpuStandIn, cubin
+assert machine.name() == "played-gpu", "without nvidia-smi, torch is asked"
+C, E, cuda = torch.cuda, torch.cuda.Event, CDLL("libcuda.so.1")
+s = GpuStandIn(1 << 20)
+record = s._record(0)
+s._gate.launch(1, 1, [record, 2, 0, 0, 0, 0])
+assert record[2] > 0
+refused = 0
+"""
+
+
+@pytest.fixture(scope="module")
+def refused(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Rehearsal:
+    """The misuses, one after the other, in one process without nvidia-smi."""
+    parts = [PREFACE]
+    for words, misuse in MISUSES:
+        tried = "\n".join(f"    {line}" for line in misuse.splitlines())
+        parts += ["try:", tried, "except Exception as error:"]
+        parts += [f"    assert {words!r} in str(error), error", "    refused += 1"]
+    script = "\n".join([*parts, "print(refused, 'refused')"])
+    directory = tmp_path_factory.mktemp("misuse")
+    made = Rehearsal(directory, directory / "lines", directory / "log")
+    around = environment(made.lines, library, 1)
+    with made.log.open("wb") as log:
+        subprocess.run([sys.executable, "-c", script], stdout=log, stderr=log, env=around)
+    return made
+
+
+def test_what_a_real_gpu_refuses_the_played_one_refuses(refused: Rehearsal) -> None:
+    assert refused.said.endswith(f"\n{len(MISUSES)} refused\n"), refused.said
+
+
+def test_what_only_cuda_reaches_is_rehearsed(
+    rehearsed: dict[int, Rehearsal], refused: Rehearsal
+) -> None:
     package = ROOT / "ddlkit"
     files = [*sorted((package / "run").rglob("*.py")), package / "machine.py"]
     without = reach.read_lines(rehearsed[0].lines)
-    reached = reach.read_lines(rehearsed[1].lines)
-    for file, numbers in reach.read_lines(rehearsed[2].lines).items():
-        reached.setdefault(file, set()).update(numbers)
-    only = [
-        one for one in reach.cuda_only(files) if not one.lines & without.get(one.file, set())
-    ]
+    found = reach.cuda_only(files)
+    only = [one for one in found if not one.lines & without.get(one.file, set())]
     assert len(only) > 150, "the search for CUDA's lines finds too few: is it out of date?"
-    ran = {one for one in only if one.lines & reached.get(one.file, set())}
-    report = [f"{len(ran)} of {len(only)} statements that only CUDA reaches were rehearsed.", ""]
+    ran: set[reach.Statement] = set()
+    for made in (rehearsed[1], rehearsed[2], refused):
+        reached = reach.read_lines(made.lines)
+        ran |= {one for one in only if one.lines & reached.get(one.file, set())}
+    report = [f"{len(ran)} of {len(only)} statements that only CUDA reaches were rehearsed."]
     for one in only:
-        reason = next((why for words, why in UNREHEARSED.items() if re.search(words, one.text)), "?")
-        note = "" if one in ran else f"   <- not run: {reason}"
+        whys = (why for words, why in UNREHEARSED.items() if re.search(words, one.text))
+        note = "" if one in ran else f"  <- not run: {next(whys, 'nobody has said why')}"
         where = f"{one.file.relative_to(ROOT)}:{one.line}"
         report.append(f"{'ran' if one in ran else '-':<4} {where:<45} {one.text}{note}")
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text("\n".join(report) + "\n")
     left = "\n".join(line for line in report if line.startswith("-"))
     assert len(ran) >= GOAL * len(only), f"{report[0]}\n{left}"
-
-
-MISUSES = {
-    "two devices": "torch.ones(2, device='cuda') + torch.ones(2)",
-    "NumPy": "torch.ones(2, device='cuda').numpy()",
-    "no such GPU": "torch.ones(2, device='cuda:1')",
-    "no timing": "a, b = E(), E(); a.record(); b.record(); C.synchronize(); a.elapsed_time(b)",
-    "not recorded": "a, b = E(enable_timing=True), E(enable_timing=True); a.elapsed_time(b)",
-    "not waited": "a = E(enable_timing=True); a.record(); a.elapsed_time(a)",
-    "replay before capture": "C.CUDAGraph().replay()",
-    "wait within a capture": "g = C.CUDAGraph()\nwith C.graph(g): C.synchronize()",
-    "no stream": "C.Stream().wait_stream(7)",
-    "a number for an address": "cuda.cuModuleLoadData(byref(c_void_p()), 1 << 40)",
-    "a wide number": "cuda.cuFuncSetAttribute(c_void_p(), 8, 1 << 40)",
-    "too many threads": "s._send.launch(1, 1024, [])",
-    "a cluster that does not divide": "s._send.launch(3, 64, [], 0, 2)",
-    "a whole number for a real one": "s._send.launch(4, 64, [s.a, s.b, s.c, 9, 9, 5, 9, record])",
-    "a null address": "s._gate.launch(1, 1, [torch.ones(0, device='cuda'), 2, 0, 0, 0, 0])",
-    "a fork": "torch.ones(1, device='cuda'); pid = os.fork()\n"
-    "if not pid:\n    try: torch.ones(1, device='cuda'); os._exit(0)\n    except RuntimeError: os._exit(9)\n"
-    "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0",
-}
-PREFACE = """
-import os, torch
-from ctypes import *
-from ddlkit.run.measure.standin import GpuStandIn
-C, E, cuda = torch.cuda, torch.cuda.Event, CDLL("libcuda.so.1")
-s = GpuStandIn(1 << 20)
-record = s._record(0)
-s._gate.launch(1, 1, [record, 2, 0, 0, 0, 0])
-assert record[2] > 0
-refused = []
-"""
-
-
-def test_what_a_real_gpu_refuses_the_played_one_refuses(library: Path, tmp_path: Path) -> None:
-    parts = [PREFACE]
-    for name, misuse in MISUSES.items():
-        body = "\n".join(f"    {line}" for line in misuse.splitlines())
-        parts.append(f"try:\n{body}\nexcept Exception:\n    refused.append({name!r})")
-    script = "\n".join([*parts, "print('|'.join(refused))"])
-    environment = {**os.environ, "PYTHONPATH": f"{PLAYED}:{ROOT}", "PLAYED_GPUS": "1"}
-    environment |= {"LD_LIBRARY_PATH": str(library)}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert set(done.stdout.strip().split("|")) == set(MISUSES), done.stderr

@@ -42,7 +42,7 @@ class _State:
     gpus = 0
     current = 0
     owner = 0  # process that has used a GPU first, 0 while none has
-    stream: list[Stream] = []  # noqa: RUF012
+    stream: list[Stream] = []
     graph: Graph | None = None
     recorded = waited = 0  # events so far, and of these the ones that somebody has waited for
     group = ""  # what the process group takes itself for
@@ -116,7 +116,8 @@ class _OnProcessor(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is torch.Tensor.backward:
             with self:  # hooks run in this thread, and look at devices, too
-                torch.autograd.backward(*args, kwargs.pop("gradient", None), **kwargs)
+                args += (kwargs.pop("gradient", None),)
+                torch.autograd.backward(*args, **kwargs)
             return None
         return self._run(func, name, args, kwargs)
 
@@ -188,7 +189,9 @@ class _Generator(torch._C.Generator):
     def __new__(cls, device: Any = "cpu") -> _Generator:
         if torch.device(device).type == "cuda":
             _gpu(device)
-        return super().__new__(cls, "cpu")  # type: ignore[no-any-return]
+        make: Any = super().__new__
+        made: _Generator = make(cls, "cpu")
+        return made
 
 
 # -- streams, events, graphs -------------------------------------------------------------------

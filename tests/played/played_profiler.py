@@ -30,7 +30,9 @@ def install() -> None:
     @functools.wraps(start)
     def on_host(self: Any, *, activities: Any = (), **how: Any) -> None:
         self.played = ProfilerActivity.CUDA in activities
-        start(self, activities=[one for one in activities if one is not ProfilerActivity.CUDA], **how)
+        start(
+            self, activities=[one for one in activities if one is not ProfilerActivity.CUDA], **how
+        )
 
     @functools.wraps(export)
     def with_kernels(self: Any, path: str) -> None:

@@ -69,7 +69,9 @@ def _note_lines(file: str, package: str) -> None:
         return line
 
     def call(frame: FrameType, event: str, argument: object) -> Any:
-        return line(frame, event, argument) if frame.f_code.co_filename.startswith(package) else None
+        return (
+            line(frame, event, argument) if frame.f_code.co_filename.startswith(package) else None
+        )
 
     threading.settrace(call)
     sys.settrace(call)
