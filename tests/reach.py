@@ -5,7 +5,7 @@ A line counts if its statement
 * stands under a condition that says that the device is CUDA (`truth`), after a way out for all others, or
   in a loop over GPUs; or
 * belongs to a function or class that is mentioned in such places only, or in others of its kind: found
-  again and again until nothing is added. ROOTS are mentioned by name in a suite for CUDA.
+  again and again until nothing is added. A kind of points is mentioned in suites: see `kinds_of_cuda`.
 
 A statement goes by its first line. What a run without any GPU executes is never among them.
 """
@@ -13,11 +13,12 @@ A statement goes by its first line. What a run without any GPU executes is never
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOTS = {"nccl_channels"}  # of `ddlkit.run.sessions.kinds`: suites name it with "device": "cuda"
+SUITES = Path("run/sessions/suites")
 _YES = {"cuda", "nccl", "d2d"}  # constants that something is compared with
 _NO = {"cpu"}
 _TRUE = {"on_gpu", "gpu", "_gpu", "gpus", "nccl", "cuda", "_cuda", "device_count"}
@@ -148,7 +149,7 @@ class _Module:
             )
             if not plain or node not in self.only or _says_nothing(node):
                 continue
-            first, inner = node.lineno, getattr(node, "body", None)
+            first, inner = node.lineno, getattr(node, "body", [])
             last = inner[0].lineno - 1 if inner else node.end_lineno or first
             own = frozenset(range(first, max(first, last) + 1))
             text = lines[first - 1].strip()
@@ -164,7 +165,7 @@ def _is_union(node: ast.BinOp) -> bool:
     return isinstance(node.op, ast.BitOr) and bool(names) and names[0].id[0].isupper()
 
 
-def _says_nothing(node: ast.AST) -> bool:
+def _says_nothing(node: ast.stmt) -> bool:
     """A definition, whose statements count themselves, or a docstring."""
     constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return constant or isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Pass)
@@ -177,14 +178,26 @@ def _own(statement: ast.stmt) -> Iterator[ast.expr]:
             yield from (node for node in ast.walk(field) if isinstance(node, ast.expr))
 
 
-def cuda_only(files: list[Path]) -> list[Statement]:
-    """Every statement of the files that only CUDA reaches, as far as the source shows it."""
-    modules = [_Module(file) for file in files]
+def kinds_of_cuda(suites: Path) -> set[str]:
+    """What only suites for CUDA measure, and descriptions in others that are for CUDA."""
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    for file in sorted(suites.glob("*.json")):
+        suite = json.loads(file.read_text())
+        for one in suite["points"]:
+            device = one.get("device") or suite.get("device")
+            names[device == "cuda"].add(one["measure"])
+    return names[True] - names[False]
+
+
+def cuda_only(package: Path) -> list[Statement]:
+    """Every statement that only CUDA reaches, as far as the source shows it: of run/ and machine.py."""
+    modules = [_Module(file) for file in (package / "machine.py", *package.glob("run/**/*.py"))]
+    roots = kinds_of_cuda(package / SUITES)
     chosen: set[ast.AST] = set()
     while True:
         for module in modules:
             module.look(chosen)
-        found = set(_mentioned_only_there(modules))
+        found = set(_mentioned_only_there(modules, roots))
         if found <= chosen:
             break
         chosen |= found
@@ -192,8 +205,8 @@ def cuda_only(files: list[Path]) -> list[Statement]:
     return sorted(statements, key=lambda one: (one.file, one.line))
 
 
-def _mentioned_only_there(modules: list[_Module]) -> Iterator[ast.AST]:
-    """Definitions of which every mention, outside themselves, is one that only CUDA reaches."""
+def _mentioned_only_there(modules: list[_Module], roots: set[str]) -> Iterator[ast.AST]:
+    """The roots, and definitions that only CUDA mentions, themselves left out."""
     places: dict[str, list[tuple[_Module, ast.AST]]] = {}
     for module in modules:
         for name, node in module.mentions():
@@ -206,7 +219,7 @@ def _mentioned_only_there(modules: list[_Module]) -> Iterator[ast.AST]:
                 for other, node in places.get(name, [])
                 if node not in inside and (not name.startswith("_") or other is module)
             ]
-            if name in ROOTS or (elsewhere and all(elsewhere)):
+            if name in roots or (elsewhere and all(elsewhere)):
                 yield definition
 
 

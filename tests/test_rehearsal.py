@@ -60,6 +60,7 @@ def environment(lines: Path, library: Path | None, gpus: int) -> dict[str, str]:
     added = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{PLAYED}:{ROOT}", "PLAYED_LINES": str(lines)}
     added["PLAYED_PACKAGE"] = str(ROOT / "ddlkit")
     if library:
+        added |= {"PLAYED_NCCL": "version=23003", "PLAYED_LOG": os.devnull}
         added |= {"PLAYED_GPUS": str(gpus), "LD_LIBRARY_PATH": str(library)}
     return {**os.environ, **added}
 
@@ -88,6 +89,8 @@ def library(tmp_path_factory: pytest.TempPathFactory, require_compiler: None) ->
     beside = Path(str(torch.__file__)).parents[1].glob(f"nvidia/*/lib/{NVRTC}")
     nvrtc = "" if any(beside) else NVRTC
     played_driver.build(directory, standin.SOURCE, standin.OPTIONS, nvrtc=nvrtc)
+    nccl = ["-shared", "-fPIC", "-O3", "-o", str(directory / "libnccl.so.2")]
+    subprocess.run(["gcc", *nccl, str(ROOT / "tests" / "played_nccl.c")], check=True)
     return directory
 
 
@@ -200,7 +203,7 @@ from ddlkit.run.measure.standin import Footprint, GpuStandIn, cubin
 assert machine.name() == "played-gpu", "without nvidia-smi, torch is asked"
 C, E, cuda = torch.cuda, torch.cuda.Event, CDLL("libcuda.so.1")
 s = GpuStandIn(1 << 20)
-record = s._record(0)
+record = s.record(0)
 s._gate.launch(1, 1, [record, 2, 0, 0, 0, 0])
 assert record[2] > 0
 refused = 0
@@ -231,10 +234,8 @@ def test_what_a_real_gpu_refuses_the_played_one_refuses(refused: Rehearsal) -> N
 def test_what_only_cuda_reaches_is_rehearsed(
     rehearsed: dict[int, Rehearsal], refused: Rehearsal
 ) -> None:
-    package = ROOT / "ddlkit"
-    files = [*sorted((package / "run").rglob("*.py")), package / "machine.py"]
     without = reach.read_lines(rehearsed[0].lines)
-    found = reach.cuda_only(files)
+    found = reach.cuda_only(ROOT / "ddlkit")
     only = [one for one in found if not one.lines & without.get(one.file, set())]
     assert len(only) > 150, "the search for CUDA's lines finds too few: is it out of date?"
     ran: set[reach.Statement] = set()

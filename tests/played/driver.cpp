@@ -3,7 +3,8 @@
 // Kernels are ddlkit's own source, compiled for the processor: kernels.inc, made by played_driver.py. They
 // get what the real driver would hand on: a CUlaunchConfig and kernelParams, whose layouts are written down
 // here a second time. A block is PLAYED_THREADS operating-system threads at most; so a kernel that counts
-// its threads moves less than on a GPU. A stream is a chain of tasks, the null stream the caller itself:
+// its threads moves less than on a GPU. The GPU's timer runs slower than the clock: a thread that must have
+// started soon may have to wait for a core. A stream is a chain of tasks, the null stream the caller itself:
 // torch's operations, played on the processor, are over when they return.
 //
 // Misuse is refused with the real driver's status, and said on standard error.
@@ -21,6 +22,7 @@
 #include <string>
 #include <thread>
 #include <time.h>
+#include <unistd.h>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -71,7 +73,7 @@ static inline unsigned long long globaltimer() {
   sched_yield();  // whoever polls the timer leaves the core to others
   timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec * 1000000000ULL + t.tv_nsec;
+  return (t.tv_sec * 1000000000ULL + t.tv_nsec) / PLAYED_SLOWNESS;
 }
 
 #include "kernels.inc"
@@ -141,7 +143,6 @@ struct Stream {
 };
 static std::mutex lock;
 static std::vector<Stream*> streams;
-static std::atomic<int> launches{0};
 
 static bool known(void* stream) {
   std::lock_guard guard(lock);
@@ -190,7 +191,13 @@ void played_stream_wait(Stream* stream, Stream* other) {
 void played_record(Stream* stream, double* at_s) {
   submit(stream, [at_s] { *at_s = now_s(); });
 }
-int played_launches() { return launches; }
+// A copy engine: it takes its time, and no core.
+void played_copy(Stream* stream, void* to, const void* from, std::size_t bytes) {
+  submit(stream, [=] {
+    std::memcpy(to, from, bytes);
+    usleep(1e6 * bytes / PLAYED_COPY_BYTES_PER_S);
+  });
+}
 
 // -- the driver ------------------------------------------------------------------------------------
 
@@ -256,7 +263,6 @@ int cuLaunchKernelEx(const Config* how, Function* function, void** parameters, v
   }
   const auto kernel = function->bind(parameters);
   if (!kernel) return refuse(INVALID_VALUE, "an argument cannot be what its parameter is");
-  ++launches;
   const auto played = threads < PLAYED_THREADS ? threads : PLAYED_THREADS;
   submit(how->stream, [=] { run_grid(blocks, played, kernel); });
   return OK;
@@ -290,8 +296,9 @@ int nvrtcCompileProgram(Program* program, int n, const char** options) {
   std::string architecture;
   for (int i = 0; i < n; ++i) {
     const std::string option = options[i];
-    if (option.rfind("--gpu-architecture=sm_", 0) == 0) architecture = option.substr(19);
-    else if (option.rfind("--maxrregcount=", 0) && option.rfind("-D", 0)) return 5;
+    const auto begins = [&](const char* with) { return option.rfind(with, 0) == 0; };
+    if (begins("--gpu-architecture=sm_")) architecture = option.substr(19);
+    if (!begins("--gpu-architecture=") && !begins("--maxrregcount=") && !begins("-D")) return 5;
   }
   if (architecture.empty()) return complain(program, "no architecture is named");
   for (const auto& [name, _] : functions)

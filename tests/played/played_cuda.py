@@ -5,8 +5,9 @@ views, parameters and gradients look alike. What torch refuses on a real GPU is 
 devices in one operation, NumPy on a GPU's memory, an event's time before anybody waited for it, synchronising
 while a graph is captured, a GPU in a process that was forked from one that used it.
 
-Not played: operations that overlap with the host (they are over when they return; only ddlkit's own kernels
-run beside them), a GPU's memory and its limits, TF32, and anything that looks at a tensor from C++.
+Not played: operations that overlap with the host (they are over when they return; only ddlkit's own kernels,
+and copies in a stream of their own, run beside them), a GPU's memory and its limits, TF32, and whatever looks
+at a tensor from C++.
 """
 
 from __future__ import annotations
@@ -129,6 +130,8 @@ class _OnProcessor(TorchFunctionMode):
             raise TypeError(f"can't convert {source} device type tensor to numpy: use Tensor.cpu()")
         if name in _WAITS and source:
             wait_for_all()
+        if name == "copy_" and current_stream().cuda_stream and not _State.graph:
+            return _copy_later(*args[:2])
         pinned = kwargs.pop("pin_memory", False) or name == "pin_memory"
         found = args[0].clone() if name == "pin_memory" else func(*args, **kwargs)
         target = source if asked is _NOWHERE else asked
@@ -305,6 +308,16 @@ class Graph:
 
     def reset(self) -> None:
         self.calls, self._captured = [], False
+
+
+def _copy_later(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """A copy beside all else, by the copy engine."""
+    alike = target.shape == source.shape and target.dtype == source.dtype
+    assert alike and target.is_contiguous() and source.is_contiguous(), "not played"
+    _ALIVE.extend((target, source))
+    places = target.data_ptr(), source.data_ptr(), target.nbytes
+    _driver().played_copy(current_stream().cuda_stream, *places)
+    return target
 
 
 def graph(captured: Graph, pool: Any = None, stream: Any = None, **_: Any) -> Any:

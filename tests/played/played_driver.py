@@ -10,9 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import played_profiler
+
 HERE = Path(__file__).parent
 THREADS = 2  # of the operating system, at most, that play a block
 SHARED_BYTES = 232_448  # that a block may ask for on sm_90
+SLOWNESS = 8  # of the GPU's timer
+COPY_BYTES_PER_S = 500_000_000
 
 _TIMER = re.compile(r'asm volatile\("mov\.u64 %0, %%globaltimer;" : "=l"\((\w+)\)\);')
 _KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(')
@@ -52,6 +56,10 @@ def build(directory: Path, source: str, options: tuple[str, ...], *, nvrtc: str 
     library = directory / "libcuda.so.1"
     definitions = [option for option in options if option.startswith("-D")]
     definitions += [f"-DPLAYED_THREADS={THREADS}u", f"-DPLAYED_SHARED_BYTES={SHARED_BYTES}"]
+    definitions += [
+        f"-DPLAYED_SLOWNESS={SLOWNESS}",
+        f"-DPLAYED_COPY_BYTES_PER_S={COPY_BYTES_PER_S}",
+    ]
     how = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"-I{directory}"]
     command = ["g++", *how, *definitions, str(HERE / "driver.cpp"), "-o", str(library)]
     subprocess.run(command, check=True)
@@ -66,6 +74,7 @@ def library() -> ctypes.CDLL:
     for name in ("stream_wait", "record"):
         getattr(found, f"played_{name}").argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     found.played_stream_synchronize.argtypes = [ctypes.c_void_p]
+    found.played_copy.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_size_t]
     return found
 
 
@@ -78,6 +87,8 @@ def check_calls() -> None:
         library = Path(str(self._name)).name
         if library.startswith(("libcuda.so", "libnvrtc.so")) and name in _SIGNATURES:
             return _checked(name, found)
+        if name == "ncclGroupEnd":  # where a played NCCL sums; the profiler shall see it
+            return played_profiler.as_message("all_reduce", found)
         if library.startswith("libcuda.so") and not str(name).startswith("played_"):
             raise AttributeError(f"{name} of the driver is not played: add it to driver.cpp")
         return found

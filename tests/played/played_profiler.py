@@ -19,6 +19,8 @@ _KINDS = {"all_reduce": "AllReduce_Sum_f32", "reduce_scatter": "ReduceScatter_Su
 _SHAPE = {"grid": [1, 1, 1], "block": [64, 1, 1], "registers per thread": 32, "shared memory": 0}
 _NCCL = {"grid": [2, 1, 1], "block": [160, 1, 1], "registers per thread": 96}
 
+_NCCL_SPAN = "played nccl:"
+
 Span = dict[str, Any]
 
 
@@ -45,6 +47,16 @@ def install() -> None:
     profile.__init__, profile.export_chrome_trace = on_host, with_kernels
 
 
+def as_message(collective: str, call: Any) -> Any:
+    """``call`` as what a trace shows as a message of NCCL."""
+
+    def seen(*arguments: Any) -> Any:
+        with torch.profiler.record_function(f"{_NCCL_SPAN}{collective}"):
+            return call(*arguments)
+
+    return seen
+
+
 def as_on_gpu(events: list[Span]) -> list[Span]:
     """The events of a processor's trace with launches and kernels; gloo's spans become NCCL's kernels."""
     found = []
@@ -53,12 +65,12 @@ def as_on_gpu(events: list[Span]) -> list[Span]:
     inner = {id(span) for span in _leaves([s for s in spans if s.get("cat") == "cpu_op"])}
     for number, event in enumerate(events):
         name = str(event.get("name"))
-        message = event.get("ph") == "X" and name.startswith("gloo:")
+        message = event.get("ph") == "X" and name.startswith(("gloo:", _NCCL_SPAN))
         if not message:
             found.append(event)
         if not (message or id(event) in inner):
             continue
-        kind = name.removeprefix("gloo:")
+        kind = name.rpartition(":")[2]
         called = f"ncclDevKernel_{_KINDS.get(kind, kind)}_RING_LL" if message else f"played_{name}"
         launch = {**(home if message else event), "ts": event["ts"], "dur": 0}
         found.append(_kernel(launch, "cudaLaunchKernel", "cuda_runtime", number, {}))
