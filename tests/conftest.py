@@ -59,6 +59,13 @@ def require_lab() -> None:
         _missing(reason)
 
 
+@pytest.fixture(scope="session")
+def require_compiler() -> None:
+    """A C++ compiler must be there: the kernels of a GPU are compiled for the processor with it."""
+    if shutil.which("g++") is None:
+        _missing("no g++ on the PATH")
+
+
 @pytest.fixture
 def require_browser() -> tuple[str, str]:
     """Paths of a headless Chromium and of its driver: without one given, selenium would download it."""

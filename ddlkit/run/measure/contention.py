@@ -519,11 +519,12 @@ def cases(device: str, brief: bool) -> Iterator[Case]:
         own = ContentionSettings(0, scale, budget, few, 4 * MIB)
         yield "gloo-p2", partial(measure_beside_all_reduce, own, [0], 2), each_s, 0
         return
-    everyone = channels.THREADS, torch.cuda.device_count()
+    threads, gpus = channels.THREADS[: 2 if brief else None], torch.cuda.device_count()
+    names, message_bytes = (few, 4 * MIB) if brief else (names, MESSAGE_BYTES)
     for blocks in channels.BLOCKS[: 1 if brief else None]:
-        own = ContentionSettings(blocks, scale, budget, names)
-        measure = partial(measure_beside_all_reduce, own, *everyone)
-        yield f"nccl-b{blocks}", measure, len(channels.THREADS) * each_s, 2
+        own = ContentionSettings(blocks, scale, budget, names, message_bytes)
+        measure = partial(measure_beside_all_reduce, own, threads, gpus)
+        yield f"nccl-b{blocks}", measure, len(threads) * each_s, 2
 
 
 def copy_case(device: str, brief: bool) -> Case:

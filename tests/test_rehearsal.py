@@ -1,0 +1,254 @@
+"""The half hour on a GPU, rehearsed: the smoke suite of the GPU as a command, on GPUs that are played.
+
+torch.cuda, the driver and nvidia-smi are played by tests/played; ddlkit runs as it is. Nothing here says
+how fast a GPU is: only that every point is measured, every table valid, and what only CUDA reaches run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+import reach
+from ddlkit import store
+from ddlkit.run.measure import standin
+from ddlkit.run.sessions import session as outcomes
+from places import ROOT
+
+PLAYED = ROOT / "tests" / "played"
+REPORT = ROOT / "build" / "rehearsal.txt"
+NVRTC = "libnvrtc.so.13"
+GOAL = 0.9
+PATIENCE_S = 280.0
+
+# Why a point may be missing, by the number of GPUs.
+REASONS = {1: r"needs 2 GPUs, here is 1", 2: r"(?!)"}
+
+# Lines that the rehearsal need not run, and why, by what stands in them. All others must be run, or count.
+UNREHEARSED = {
+    r"^raise |^return f\".* is in use by others": "somebody's mistake, or a fault",
+    r"^(found|complaint) = f?\"|^complaint = next": "the words of a mistake or a fault",
+}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a run left: its tables, the lines of ddlkit that it reached, and what it said."""
+
+    out: Path
+    lines: Path
+    log: Path
+
+    @property
+    def said(self) -> str:
+        """The end of what it said, for whoever must find out why it failed."""
+        return self.log.read_text(errors="replace")[-6000:]
+
+
+def environment(lines: Path, library: Path | None, gpus: int) -> dict[str, str]:
+    """Of a process on that many played GPUs, which notes its lines as all that it starts do."""
+    # Threads of one operation would wait for each other: several runs share the cores.
+    added = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{PLAYED}:{ROOT}", "PLAYED_LINES": str(lines)}
+    added["PLAYED_PACKAGE"] = str(ROOT / "ddlkit")
+    if library:
+        added |= {"PLAYED_NCCL": "version=23003", "PLAYED_LOG": os.devnull}
+        added |= {"PLAYED_GPUS": str(gpus), "LD_LIBRARY_PATH": str(library)}
+    return {**os.environ, **added}
+
+
+def start(
+    directory: Path, suite: str, library: Path | None, gpus: int
+) -> tuple[subprocess.Popen[bytes], Rehearsal]:
+    """Record the smoke suite on that many played GPUs."""
+    names = (f"gpus{gpus}", f"gpus{gpus}.lines", f"gpus{gpus}.log")
+    made = Rehearsal(*(directory / name for name in names))
+    around = environment(made.lines, library, gpus)
+    around["PATH"] = f"{PLAYED / 'bin'}:{around['PATH']}" if library else around["PATH"]
+    arguments = ["record", "--suite", suite, "--profile", "smoke", "--out", str(made.out)]
+    with made.log.open("wb") as log:
+        command = [sys.executable, "-m", "ddlkit", *arguments]
+        return subprocess.Popen(command, stdout=log, stderr=log, env=around), made
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory, require_compiler: None) -> Path:
+    """The directory of the played driver; of NVRTC, too, where there is no real one beside torch."""
+    sys.path.insert(0, str(PLAYED))
+    import played_driver
+
+    directory = tmp_path_factory.mktemp("driver")
+    beside = Path(str(torch.__file__)).parents[1].glob(f"nvidia/*/lib/{NVRTC}")
+    nvrtc = "" if any(beside) else NVRTC
+    played_driver.build(directory, standin.SOURCE, standin.OPTIONS, nvrtc=nvrtc)
+    nccl = ["-shared", "-fPIC", "-O3", "-o", str(directory / "libnccl.so.2")]
+    subprocess.run(["gcc", *nccl, str(ROOT / "tests" / "played_nccl.c")], check=True)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def rehearsed(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Rehearsal]:
+    """The smoke suite on no, one and two played GPUs, at the same time."""
+    directory = tmp_path_factory.mktemp("rehearsal")
+    running = {
+        gpus: start(directory, suite, library if gpus else None, gpus)
+        for gpus, suite in ((2, "gpu"), (1, "gpu"), (0, "cpu"))
+    }
+    try:
+        for process, made in running.values():
+            assert process.wait(PATIENCE_S) == 0, made.said
+    finally:
+        for process, _ in running.values():
+            process.kill()
+            process.wait()
+    return {gpus: made for gpus, (_, made) in running.items()}
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_every_point_of_the_smoke_suite_is_measured_on_played_gpus(
+    rehearsed: dict[int, Rehearsal], gpus: int
+) -> None:
+    found = store.load_table(rehearsed[gpus].out / "outcomes.csv", "outcomes")
+    assert len(found) >= 22
+    missing = found[found["outcome"] != outcomes.MEASURED]
+    for row in missing.itertuples():
+        told = f"{row.what}/{row.point}: {row.outcome}, {row.reason}\n{rehearsed[gpus].said}"
+        assert row.outcome == outcomes.UNAVAILABLE, told
+        assert re.search(REASONS[gpus], str(row.reason)), told
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_every_table_is_valid_and_says_that_its_gpu_is_played(
+    rehearsed: dict[int, Rehearsal], gpus: int
+) -> None:
+    paths = sorted(rehearsed[gpus].out.rglob("*.csv*"))
+    tables = [path for path in paths if not path.name.endswith(".json")]
+    assert len(tables) >= 18
+    for path in tables:
+        frame, stamp = store.load_table(path), store.load_stamp(path)
+        assert stamp["machine"]["name"] == ("played-gpu" if gpus == 1 else f"{gpus}x-played-gpu")
+        assert [gpu["model"] for gpu in stamp["machine"]["gpus"]] == ["Played GPU"] * gpus
+        if "device" in frame and not path.name.startswith(("vitals", "copies-disk")):
+            assert set(frame["device"]) == {"cuda"}, path.name
+        if "backend" in frame:
+            assert set(frame["backend"]) <= {"nccl", "gloo"}, path.name
+
+
+def test_the_kernel_beside_which_others_run_is_the_stand_in_itself(
+    rehearsed: dict[int, Rehearsal],
+) -> None:
+    for gpus in (1, 2):
+        rows = store.load_table(rehearsed[gpus].out / "contention-convolution.csv.gz", "contention")
+        beside = rows[rows["communication"] == "standin"]
+        assert set(beside["registers"]) == {94} and (beside["shared_bytes"] > 0).all()
+        assert (beside["bytes_per_s"] > 0).any()
+        assert set(beside.loc[beside["blocks"] % standin.CLUSTER == 0, "cluster"]) == {4}
+    rows = store.load_table(rehearsed[2].out / "contention-nccl-b1.csv.gz", "contention")
+    assert (rows.loc[rows["communication"] == "nccl", "taken_threads"] == 160).all()
+
+
+# What each is refused with, and how it is done.
+MISUSES = [
+    ("all tensors to be on the same device", "torch.ones(2, device='cuda') + torch.ones(2)"),
+    ("use Tensor.cpu()", "torch.ones(2, device='cuda').numpy()"),
+    ("invalid device ordinal", "torch.ones(2, device='cuda:1')"),
+    (
+        "without timing",
+        "a, b = E(), E(); a.record(); b.record(); C.synchronize(); a.elapsed_time(b)",
+    ),
+    ("was not recorded", "a = E(enable_timing=True); a.elapsed_time(a)"),
+    ("before anybody waited", "a = E(enable_timing=True); a.record(); a.elapsed_time(a)"),
+    ("replay before capture", "C.CUDAGraph().replay()"),
+    ("while a graph is captured", "with C.graph(C.CUDAGraph()): C.synchronize()"),
+    ("wait_stream of 7", "C.Stream().wait_stream(7)"),
+    ("record_stream of None", "torch.ones(2, device='cuda').record_stream(None)"),
+    ("cuModuleLoadData(", "cuda.cuModuleLoadData(byref(c_void_p()), 1 << 40)"),
+    ("cuFuncSetAttribute(", "cuda.cuFuncSetAttribute(c_void_p(), 8, 1 << 40)"),
+    ("cuFuncSetAttribute: invalid argument", "s._send.allow_shared(1 << 20)"),
+    ("too many resources requested", "s._send.launch(1, 1024, [])"),
+    ("cuLaunchKernelEx: invalid argument", "s._send.launch(3, 64, [], 0, 2)"),
+    (
+        "cuLaunchKernelEx: invalid argument",
+        "s._send.launch(4, 64, [s.a, s.b, s.c, 9, 9, 5, 9, record])",
+    ),
+    ("cuLaunchKernelEx: invalid argument", "s._gate.launch(1, 1, [0, 2, 0, 0, 0, 0])"),
+    ("does not compile: ddlkit.cu(1): error: no architecture", "cubin('compute_90')"),
+    ("its buffers hold", "s.send(Footprint(640, 640), 1)"),
+    ("is not there: torch sees 1 GPUs", "layers.device_named('cuda:1')"),
+    ("nccl needs a GPU for each rank", "rank._choose('nccl', None, 0, 2)"),
+    (
+        "a forked child: 9",
+        "torch.ones(1, device='cuda'); pid = os.fork()\n"
+        "if not pid:\n"
+        "    try: torch.ones(1, device='cuda'); os._exit(0)\n"
+        "    except RuntimeError: os._exit(9)\n"
+        "raise OSError(f'a forked child: {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}')",
+    ),
+]
+PREFACE = """
+import os, torch
+from ctypes import *
+from ddlkit import machine
+from ddlkit.run.jobs import rank
+from ddlkit.run.measure import layers
+from ddlkit.run.measure.standin import Footprint, GpuStandIn, cubin
+assert machine.name() == "played-gpu", "without nvidia-smi, torch is asked"
+C, E, cuda = torch.cuda, torch.cuda.Event, CDLL("libcuda.so.1")
+s = GpuStandIn(1 << 20)
+record = s.record(0)
+s._gate.launch(1, 1, [record, 2, 0, 0, 0, 0])
+assert record[2] > 0
+refused = 0
+"""
+
+
+@pytest.fixture(scope="module")
+def refused(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Rehearsal:
+    """The misuses, one after the other, in one process without nvidia-smi."""
+    parts = [PREFACE]
+    for words, misuse in MISUSES:
+        tried = "\n".join(f"    {line}" for line in misuse.splitlines())
+        parts += ["try:", tried, "except Exception as error:"]
+        parts += [f"    assert {words!r} in str(error), error", "    refused += 1"]
+    script = "\n".join([*parts, "print(refused, 'refused')"])
+    directory = tmp_path_factory.mktemp("misuse")
+    made = Rehearsal(directory, directory / "lines", directory / "log")
+    around = environment(made.lines, library, 1)
+    with made.log.open("wb") as log:
+        subprocess.run([sys.executable, "-c", script], stdout=log, stderr=log, env=around)
+    return made
+
+
+def test_what_a_real_gpu_refuses_the_played_one_refuses(refused: Rehearsal) -> None:
+    assert refused.said.endswith(f"\n{len(MISUSES)} refused\n"), refused.said
+
+
+def test_what_only_cuda_reaches_is_rehearsed(
+    rehearsed: dict[int, Rehearsal], refused: Rehearsal
+) -> None:
+    without = reach.read_lines(rehearsed[0].lines)
+    found = reach.cuda_only(ROOT / "ddlkit")
+    only = [one for one in found if not one.lines & without.get(one.file, set())]
+    assert len(only) > 150, "the search for CUDA's lines finds too few: is it out of date?"
+    ran: set[reach.Statement] = set()
+    for made in (rehearsed[1], rehearsed[2], refused):
+        reached = reach.read_lines(made.lines)
+        ran |= {one for one in only if one.lines & reached.get(one.file, set())}
+    report = [f"{len(ran)} of {len(only)} statements that only CUDA reaches were rehearsed."]
+    for one in only:
+        whys = (why for words, why in UNREHEARSED.items() if re.search(words, one.text))
+        note = "" if one in ran else f"  <- not run: {next(whys, 'nobody has said why')}"
+        where = f"{one.file.relative_to(ROOT)}:{one.line}"
+        report.append(f"{'ran' if one in ran else '-':<4} {where:<45} {one.text}{note}")
+    REPORT.parent.mkdir(exist_ok=True)
+    REPORT.write_text("\n".join(report) + "\n")
+    left = "\n".join(line for line in report if line.startswith("-"))
+    assert len(ran) >= GOAL * len(only), f"{report[0]}\n{left}"
