@@ -215,6 +215,25 @@ def test_footprints_before_the_first_that_takes_turns_are_kept(
     assert (table.loc[table["communication"] == "standin", "overlap_share"] > 0).all()
 
 
+@pytest.mark.parametrize("chances", [1, 2])
+def test_a_neighbour_has_as_many_chances_as_it_says(
+    chances: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(OneByOne):
+        def beside(self, footprint: Footprint | None, compute: Compute) -> Passage:
+            passage = super().beside(footprint, compute)
+            self.first_blocks += bool(footprint)
+            return passage
+
+    monkeypatch.setattr(Late, "chances", chances)
+    monkeypatch.setattr(contention, "CpuStandIn", Late)
+    if chances == 1:
+        with pytest.raises(UserError, match="take turns"):
+            measure_beside_standin("cpu", "relu", TINY, THREE[:1], TWICE)
+    else:
+        assert len(measure_beside_standin("cpu", "relu", TINY, THREE[:1], TWICE)) == 4
+
+
 def test_a_computation_that_waits_for_its_neighbour_ends_the_point(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -35,7 +35,7 @@ from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure_interlea
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Rank, agree_all, slowest
 from ddlkit.run.measure import channels
-from ddlkit.run.measure.copyengine import WAYS, CopyEngine
+from ddlkit.run.measure.copyengine import LEAST_S, WAYS, CopyEngine
 from ddlkit.run.measure.layers import computing, device_named
 from ddlkit.run.measure.standin import (
     Asked,
@@ -242,14 +242,16 @@ class _Beside(Generic[Asked]):
         A profiler does that, and a GPU with one queue: each passage would then last as long as the
         neighbour does when nobody stops it, and show nothing.
         """
-        seconds, seen = self.passage(way)
-        share, extra_s = seen["overlap_share"], seconds - alone_s
-        if share < self._neighbour.least_overlap or extra_s > self._neighbour.most_extra_s:
-            raise UserError(
-                f"beside {way} a kernel took {format_seconds(seconds)}, alone {format_seconds(alone_s)}, "
-                f"and both ran at the same time for {share:.0%} of it: something has them take turns"
-            )
-        return seconds
+        neighbour = self._neighbour
+        for _ in range(neighbour.chances):
+            seconds, seen = self.passage(way)
+            share, extra_s = seen["overlap_share"], seconds - alone_s
+            if share >= neighbour.least_overlap and extra_s <= neighbour.most_extra_s:
+                return seconds
+        raise UserError(
+            f"beside {way} a kernel took {format_seconds(seconds)}, alone {format_seconds(alone_s)}, "
+            f"and both ran at the same time for {share:.0%} of it: something has them take turns"
+        )
 
 
 _COUNTS = ("blocks", "threads", "taken_blocks", "taken_threads", "registers", "shared_bytes")
@@ -531,7 +533,8 @@ def copy_case(device: str, brief: bool) -> Case:
     """As one of `cases`: all kernels beside copies; nobody waits for it where there is no GPU."""
     scale, budget, few = _plan(device, brief)
     budget = replace(budget, max_s=budget.max_s / 4)
-    estimate_s = 3.0 + len(few) * budget.max_s if device.startswith("cuda") else 0.0
+    each_s = QUICK_REPEATS * len(WAYS) * LEAST_S
+    estimate_s = 3.0 + len(few) * each_s if device.startswith("cuda") else 0.0
     return "copy-engine", partial(measure_beside_copies, device, few, scale, budget), estimate_s, 0
 
 

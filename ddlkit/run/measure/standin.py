@@ -158,8 +158,10 @@ class Neighbour(Protocol[Asked]):
     least_s : a computation that takes less does not share fairly: repeat it
     least_overlap : share of a computation's time in which the neighbour must have run
     most_extra_s : that a computation may take beside it, over its time alone
+    chances : how often the first computation beside it may be tried
     """
 
+    chances: int
     least_s: float
     least_overlap: float
     most_extra_s: float
@@ -182,7 +184,7 @@ class GpuStandIn:
 
     least_s = 0.0
     # Kernels that are given to the GPU together run together, unless something has it take turns.
-    least_overlap, most_extra_s = 0.98, 0.2
+    chances, least_overlap, most_extra_s = 1, 0.98, 0.2
 
     def __init__(self, buffer_bytes: int = BUFFER_BYTES) -> None:
         torch.cuda.synchronize()  # makes torch's context the current one, where modules belong
@@ -298,7 +300,7 @@ class CpuStandIn:
     least_s = 0.02  # several of the scheduler's slices: threads that share a core take turns
     # So its threads are there all the time, from before the computation until after it, unless that goes
     # on for longer than a stand-in does; and how much longer it takes is what sharing a core costs.
-    least_overlap, most_extra_s = 0.5, float("inf")
+    chances, least_overlap, most_extra_s = 1, 0.5, float("inf")
     chunk_elements = 256 * KIB  # long enough for another thread to wake up and get the interpreter
 
     def __init__(self, buffer_bytes: int = 64 * MIB) -> None:
