@@ -289,6 +289,7 @@ def test_what_is_quick_is_measured_until_its_median_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hurried = Budget(warmup=1, min_repeats=3, max_repeats=30, max_s=1e-9)
+    monkeypatch.setattr(contention, "QUICK_S", float("inf"))
     table = measure_beside_standin("cpu", "relu", TINY, [], hurried)
     assert len(table) == contention.QUICK_REPEATS
     monkeypatch.setattr(contention, "QUICK_S", 0.0)
