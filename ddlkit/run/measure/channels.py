@@ -32,6 +32,7 @@ from ddlkit.run.measure.collectives import (
     measure_size,
     whole_size,
 )
+from ddlkit.run.measure.standin import nccl_threads
 from ddlkit.run.sessions.session import Partial
 
 SIZES = (1 * MB, 25 * MB, 250 * MB)  # 25 MB is what DistributedDataParallel sends (sharing Fig 2)
@@ -73,19 +74,10 @@ def measure_channels(
     return measure_settings("channels", settings, measure_one)
 
 
-def launched_threads(threads: int) -> int:
-    """Threads of a block of NCCL's kernel (ring, Simple) that is told ``threads``: a warp more, at least 128.
-
-    >>> [launched_threads(threads) for threads in THREADS]
-    [128, 160, 288, 544]
-    """
-    return max(128, threads + 32)
-
-
 def _check_shape(frame: pd.DataFrame, blocks: int, threads: int) -> None:
     """Raise Partial where the profiler did not see what was asked for, or nothing at all."""
     taken = (int(frame["taken_blocks"].iloc[0]), int(frame["taken_threads"].iloc[0]))
-    asked = (blocks or taken[0], launched_threads(threads) if threads else taken[1])
+    asked = (blocks or taken[0], nccl_threads(threads) if threads else taken[1])
     if taken != asked:
         raise Partial({"channels": frame}, f"seen with {taken[0]} blocks of {taken[1]} threads")
 
