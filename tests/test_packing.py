@@ -178,10 +178,10 @@ def test_the_file_is_never_older_than_it_may_be_and_seldom_written(steps_s: list
     assert writes <= clock.now_s / packing.EVERY_S
 
 
-def start(out: Path, file: Path) -> subprocess.Popen[bytes]:
+def start(out: Path, file: Path, stderr: int | None = None) -> subprocess.Popen[bytes]:
     """A recording that packs after each point or two, by a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": PATH}
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, out, file], env=environment)
+    command = [sys.executable, "-c", SCRIPT, str(out), str(file)]
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": PATH}, stderr=stderr)
 
 
 def points_in(directory: Path) -> int:
@@ -241,6 +241,17 @@ def test_a_recording_that_is_ended_packs_all_it_leaves(
     finally:
         parent.kill()
     assert contents(unpacked(file, tmp_path / "found")) == contents(out)
+
+
+def test_a_log_that_nobody_writes_any_more_ends_no_recording(tmp_path: Path) -> None:
+    out, file = tmp_path / "rec", tmp_path / "rec.tgz"
+    reading, writing = os.pipe()
+    parent = start(out, file, stderr=writing)
+    os.close(writing)
+    assert wait_for(partial(holds, out, 1), 60)
+    os.close(reading)
+    parent.wait(60)
+    assert points_in(unpacked(file, tmp_path / "found")) == 20
 
 
 def test_points_in_this_process_are_packed_too(

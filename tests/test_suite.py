@@ -120,7 +120,13 @@ def test_two_runs_into_one_directory_do_not_mix(tmp_path: Path) -> None:
         measure("layers", networks=TINY, out=tmp_path)
 
 
-def test_ctrl_c_ends_in_one_line_and_leaves_no_half_table(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_being_ended_is_one_line_and_leaves_no_half_table(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    before = signal.signal(
+        signal.SIGHUP, lambda *_: None
+    )  # nohup would have us hand on that it is ignored
     argv = [sys.executable, "-m", "ddlkit", "measure", "layers", "--out", str(tmp_path)]
     process = subprocess.Popen(
         [*argv, "--networks", "lenet5:4,vgg16:8"],
@@ -129,10 +135,11 @@ def test_ctrl_c_ends_in_one_line_and_leaves_no_half_table(tmp_path: Path) -> Non
         text=True,
         start_new_session=True,
     )
+    signal.signal(signal.SIGHUP, before)
     deadline = time.monotonic() + 60
     while not (tmp_path / "samples-lenet5-b4-r1.json").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 130
     assert "interrupted; what was measured is kept" in said

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,9 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 
 def say(line: str) -> None:
-    """One line of progress, on standard error."""
-    print(f"ddlkit: {line}", file=sys.stderr, flush=True)
+    """One line of progress, on standard error; that nobody can read it there ends no measurement."""
+    with suppress(OSError):
+        print(f"ddlkit: {line}", file=sys.stderr, flush=True)
 
 
 # -- points ------------------------------------------------------------------------------------
