@@ -136,8 +136,12 @@ class _OnProcessor(TorchFunctionMode):
         if source and not current_stream().cuda_stream:
             _settle()
         pinned = kwargs.pop("pin_memory", False) or name == "pin_memory"
-        found = args[0].clone() if name == "pin_memory" else func(*args, **kwargs)
         target = source if asked is _NOWHERE else asked
+        if func is torch.randn and target and torch.Size(args).numel() > _MOST_RANDOM:
+            found = torch.randn(_MOST_RANDOM).repeat(-(-torch.Size(args).numel() // _MOST_RANDOM))
+            found = found[: torch.Size(args).numel()].view(args)
+        else:
+            found = args[0].clone() if name == "pin_memory" else func(*args, **kwargs)
         if name in ("to", "cpu", "cuda") and target != source:
             found = found.clone()  # two devices share no memory
         if _State.graph and name.endswith("_") and not name.endswith("__"):
@@ -148,6 +152,9 @@ class _OnProcessor(TorchFunctionMode):
 
 
 _NOWHERE: Any = object()
+_MOST_RANDOM = (
+    1 << 20
+)  # random numbers that differ: a GPU makes 200 million at once, we would take seconds
 
 
 def _common_home(name: str, given: list[torch.Tensor]) -> Home:

@@ -24,6 +24,11 @@ _KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\
 # What may be passed for each parameter: a pointer (p) or 32 bits (i). ctypes passes a bare int as 32 bits
 # wherever it stands, which the real driver takes for half an address.
 _SIGNATURES = {
+    "cuInit": "i",
+    "cuDeviceGetCount": "p",
+    "cuDeviceGetName": "pii",
+    "cuDeviceTotalMem_v2": "pi",
+    "cuDeviceGetAttribute": "pii",
     "cuModuleLoadData": "pp",
     "cuModuleGetFunction": "ppp",
     "cuFuncGetAttribute": "pip",
