@@ -143,11 +143,10 @@ class _Module:
     def statements(self) -> Iterator[Statement]:
         """Those that only CUDA reaches, by line."""
         lines = self.source.splitlines()
-        for node in ast.walk(self.tree):
-            plain = isinstance(node, ast.stmt) and not isinstance(
-                node, ast.FunctionDef | ast.ClassDef
-            )
-            if not plain or node not in self.only or _says_nothing(node):
+        every = [node for node in ast.walk(self.tree) if isinstance(node, ast.stmt)]
+        only = self.only
+        for node in filter(only.__contains__, every):
+            if _says_nothing(node):
                 continue
             first, inner = node.lineno, getattr(node, "body", [])
             last = inner[0].lineno - 1 if inner else node.end_lineno or first

@@ -33,8 +33,10 @@ REASONS = {1: r"needs 2 GPUs, here is 1", 2: r"(?!)"}
 
 # Lines that the rehearsal need not run, and why, by what stands in them. All others must be run, or count.
 UNREHEARSED = {
-    r"^raise |^return f\".* is in use by others": "somebody's mistake, or a fault",
-    r"^(found|complaint) = f?\"|^complaint = next": "the words of a mistake or a fault",
+    r"^raise |is in use by others|^(found|complaint) = f?\"|^complaint = next": "a mistake, or a fault",
+    r"^return False$|^return \{\"issue\": issue\}$|^say\(f\"no graph": "a fault of a GPU, or none to capture",
+    r"^return 0, 0$|^return str\(error\)$": "a library that is not there, or shows nothing",
+    r"^continue$|half": "nvidia-smi or NVRTC as other machines have them",
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -185,6 +187,12 @@ MISUSES = [
     ("is not there: torch sees 1 GPUs", "layers.device_named('cuda:1')"),
     ("nccl needs a GPU for each rank", "rank._choose('nccl', None, 0, 2)"),
     (
+        "has no two ranks on one GPU",
+        "nccl('version=22809'); one.measure_on_one_gpu([(1, 64)], None)",
+    ),
+    ("Duplicate GPU detected", "nccl('refuse'); one.TwoRanks(one.Nccl(one.library()), gpu, 64)"),
+    ("their sums are wrong", "nccl('wrong'); one.TwoRanks(one.Nccl(one.library()), gpu, 64)"),
+    (
         "a forked child: 9",
         "torch.ones(1, device='cuda'); pid = os.fork()\n"
         "if not pid:\n"
@@ -198,9 +206,12 @@ import os, torch
 from ctypes import *
 from ddlkit import machine
 from ddlkit.run.jobs import rank
-from ddlkit.run.measure import layers
+from ddlkit.run.measure import layers, nccl_one_gpu as one
+from ddlkit.run.sessions import suites
 from ddlkit.run.measure.standin import Footprint, GpuStandIn, cubin
 assert machine.name() == "played-gpu", "without nvidia-smi, torch is asked"
+assert len(suites.points(out=None, session=1, name="gpu").body) > 100
+gpu, nccl = torch.device("cuda"), lambda role: os.environ.update(PLAYED_NCCL=role)
 C, E, cuda = torch.cuda, torch.cuda.Event, CDLL("libcuda.so.1")
 s = GpuStandIn(1 << 20)
 record = s.record(0)

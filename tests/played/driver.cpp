@@ -10,9 +10,11 @@
 // Misuse is refused with the real driver's status, and said on standard error.
 #include <atomic>
 #include <barrier>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <future>
@@ -22,7 +24,6 @@
 #include <string>
 #include <thread>
 #include <time.h>
-#include <unistd.h>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -143,6 +144,7 @@ struct Stream {
 };
 static std::mutex lock;
 static std::vector<Stream*> streams;
+static std::vector<std::shared_future<void>> null_waits;
 
 static bool known(void* stream) {
   std::lock_guard guard(lock);
@@ -154,8 +156,19 @@ static std::shared_future<void> last_of(Stream* stream) {
   std::lock_guard guard(lock);
   return stream->last;
 }
+static void settle() {  // what the null stream was told to wait for
+  std::vector<std::shared_future<void>> before;
+  {
+    std::lock_guard guard(lock);
+    before.swap(null_waits);
+  }
+  for (auto& one : before) one.wait();
+}
 static void submit(Stream* stream, std::function<void()> work) {
-  if (!stream) return work();
+  if (!stream) {
+    settle();
+    return work();
+  }
   std::lock_guard guard(lock);
   stream->last = std::async(std::launch::async, [work, before = stream->last] {
                    if (before.valid()) before.wait();
@@ -171,7 +184,7 @@ void* played_stream_create() {
   return streams.back();
 }
 void played_stream_synchronize(Stream* stream) {
-  if (!stream) return;
+  if (!stream) return settle();
   if (auto last = last_of(stream); last.valid()) last.wait();
 }
 void played_synchronize() {
@@ -180,13 +193,18 @@ void played_synchronize() {
     std::lock_guard guard(lock);
     all = streams;
   }
+  settle();
   for (auto* stream : all) played_stream_synchronize(stream);
 }
-// What comes next in `stream` waits for what `other` has been given so far.
+// What comes next in `stream` waits for what `other` has been given so far; the null stream's caller when it
+// next asks for something there.
 void played_stream_wait(Stream* stream, Stream* other) {
   if (!other) return;
   auto last = last_of(other);
-  if (last.valid()) submit(stream, [last] { last.wait(); });
+  if (!last.valid()) return;
+  if (stream) return submit(stream, [last] { last.wait(); });
+  std::lock_guard guard(lock);
+  null_waits.push_back(last);
 }
 void played_record(Stream* stream, double* at_s) {
   submit(stream, [at_s] { *at_s = now_s(); });
@@ -194,8 +212,10 @@ void played_record(Stream* stream, double* at_s) {
 // A copy engine: it takes its time, and no core.
 void played_copy(Stream* stream, void* to, const void* from, std::size_t bytes) {
   submit(stream, [=] {
+    const auto end = std::chrono::steady_clock::now() +
+                     std::chrono::duration<double>(double(bytes) / PLAYED_COPY_BYTES_PER_S);
     std::memcpy(to, from, bytes);
-    usleep(1e6 * bytes / PLAYED_COPY_BYTES_PER_S);
+    std::this_thread::sleep_until(end);
   });
 }
 
@@ -212,6 +232,26 @@ struct Config {  // CUlaunchConfig
   unsigned n_attributes;
 };
 static_assert(sizeof(Attribute) == 72 && sizeof(Config) == 56);
+
+int cuInit(unsigned flags) { return flags ? INVALID_VALUE : OK; }
+int cuDeviceGetCount(int* count) {
+  *count = std::stoi(std::getenv("PLAYED_GPUS"));
+  return OK;
+}
+int cuDeviceGetName(char* name, int size, int) {
+  std::snprintf(name, size, "Played GPU");
+  return OK;
+}
+int cuDeviceTotalMem_v2(std::size_t* bytes, int) {
+  *bytes = 8ULL << 30;
+  return OK;
+}
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  if (attribute != 75 && attribute != 76)
+    return refuse(INVALID_VALUE, "only compute capability (75, 76) is played");
+  *value = attribute == 75 ? 9 : 0;
+  return OK;
+}
 
 static int module_token;
 

@@ -45,6 +45,7 @@ class _State:
     owner = 0  # process that has used a GPU first, 0 while none has
     stream: list[Stream] = []
     graph: Graph | None = None
+    settled = True  # whether the null stream has waited for all that it was told to wait for
     recorded = waited = 0  # events so far, and of these the ones that somebody has waited for
     group = ""  # what the process group takes itself for
 
@@ -132,9 +133,15 @@ class _OnProcessor(TorchFunctionMode):
             wait_for_all()
         if name == "copy_" and current_stream().cuda_stream and not _State.graph:
             return _copy_later(*args[:2])
+        if source and not current_stream().cuda_stream:
+            _settle()
         pinned = kwargs.pop("pin_memory", False) or name == "pin_memory"
-        found = args[0].clone() if name == "pin_memory" else func(*args, **kwargs)
         target = source if asked is _NOWHERE else asked
+        if func is torch.randn and target and torch.Size(args).numel() > _MOST_RANDOM:
+            found = torch.randn(_MOST_RANDOM).repeat(-(-torch.Size(args).numel() // _MOST_RANDOM))
+            found = found[: torch.Size(args).numel()].view(args)
+        else:
+            found = args[0].clone() if name == "pin_memory" else func(*args, **kwargs)
         if name in ("to", "cpu", "cuda") and target != source:
             found = found.clone()  # two devices share no memory
         if _State.graph and name.endswith("_") and not name.endswith("__"):
@@ -145,6 +152,9 @@ class _OnProcessor(TorchFunctionMode):
 
 
 _NOWHERE: Any = object()
+_MOST_RANDOM = (
+    1 << 20
+)  # random numbers that differ: a GPU makes 200 million at once, we would take seconds
 
 
 def _common_home(name: str, given: list[torch.Tensor]) -> Home:
@@ -211,6 +221,7 @@ class Stream:
 
     def wait_stream(self, other: Stream) -> None:
         assert isinstance(other, Stream), f"wait_stream of {other!r}"
+        _State.settled = _State.settled and bool(self.cuda_stream)
         _driver().played_stream_wait(self.cuda_stream, other.cuda_stream)
 
     def wait_event(self, event: Event) -> None:
@@ -244,6 +255,7 @@ class Event:
         _State.recorded += 1
         self._stream, self._number, self._at_s = stream, _State.recorded, ctypes.c_double()
         if not stream.cuda_stream:
+            _settle()
             self._at_s.value = time.perf_counter()
             return
         _ALIVE.append(self._at_s)  # the driver writes to it, whatever becomes of the event
@@ -337,6 +349,18 @@ def wait_for_all(device: Any = None) -> None:
     _ALIVE.clear()
 
 
+def _settle() -> None:
+    """Have the null stream, which is the caller, wait for what it was told to wait for."""
+    if not _State.settled:
+        _State.settled = True
+        _driver().played_stream_synchronize(0)
+
+
+def _spin(cycles: int) -> None:
+    _settle()
+    time.sleep(cycles / CYCLES_PER_S)
+
+
 def current_stream(device: Any = None) -> Stream:
     return _State.stream[-1]
 
@@ -420,7 +444,7 @@ _CUDA: dict[str, Any] = {
     "empty_cache": _nothing,
     "manual_seed": _nothing,  # the host's generator is seeded beside it
     "manual_seed_all": _nothing,
-    "_sleep": lambda cycles: time.sleep(cycles / CYCLES_PER_S),
+    "_sleep": _spin,
 }
 
 

@@ -1,0 +1,105 @@
+"""Notebooks show a GPU's recording beside the processor's without change: tried with one that is made up.
+
+It is made from the recorded tables of a processor, as if a GPU were FASTER times as fast, in a directory of
+the test's own. Machine, directory and model say that it is made up; it is never data.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+
+from ddlkit import store
+from ddlkit.report import book
+
+FASTER = 10.0
+NAME, MODEL = "made-up-gpu", "Made-up GPU"
+KINDS = ("layers", "samples", "peaks", "selection", "contention", "copies", "collectives")
+NOTEBOOKS = ("10", "11", "12")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def made_up(frame: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """The rows as if they were a GPU's."""
+    found = frame.replace({"device": {"cpu": "cuda"}}) if "device" in frame else frame.copy()
+    times = found.columns.intersection(["seconds", "forward_s", "backward_s", "update_s"])
+    found[times] /= FASTER
+    if "bytes_per_s" in found:
+        found["bytes_per_s"] *= FASTER
+    for column in found.columns.intersection(["backend", "communication"]):
+        found[column] = found[column].replace({"gloo": "nccl"})
+    if kind == "samples":  # a GPU's tell how long the host was busy, too
+        issue = found[found["quantity"] == "unhooked_iteration"].assign(quantity="issue")
+        found = pd.concat([found, issue.assign(seconds=issue["seconds"] / 2)], ignore_index=True)
+    return found
+
+
+@pytest.fixture(scope="module")
+def processor() -> str:
+    """The recording that the committed report was made from."""
+    return store.list_recorded()[0].name
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, processor: str) -> Path:
+    """A tree with all recorded data, and that of the GPU that is made up."""
+    root = tmp_path_factory.mktemp("tree")
+    shutil.copytree(store.DATA, root / "data")
+    gpu = {"model": MODEL, "driver": "", "memory_bytes": 0, "compute_capability": ""}
+    suite = store.RECORDED / f"{processor}-suite"
+    for path in sorted(path for kind in KINDS for path in suite.glob(f"{kind}-*.csv*")):
+        kind = path.name.partition("-")[0]
+        machine = store.load_stamp(path)["machine"] | {"name": NAME, "gpus": [gpu]}
+        how = {"schema": kind, "command": ["made up from", path.name], "machine": machine}
+        name = path.name.replace("-cpu", "-cuda")
+        frame = made_up(store.load_table(path, kind), kind)
+        store.save_table(frame, root / "data" / "recorded" / NAME, name, **how)
+    return root
+
+
+@pytest.fixture(scope="module")
+def executed(root: Path, processor: str) -> Path:
+    """The three notebooks, run with that tree, and the reports that they wrote."""
+    before = os.environ.get("DDLKIT_ROOT")
+    os.environ["DDLKIT_ROOT"] = str(root)  # of the kernels
+    try:
+        chosen = book.notebooks(list(NOTEBOOKS))
+        book.run(chosen, processor, executed=root, reports=root / "reports")
+    finally:
+        os.environ.pop("DDLKIT_ROOT")
+        if before:
+            os.environ["DDLKIT_ROOT"] = before
+    return root
+
+
+def test_each_notebook_shows_the_made_up_gpu_beside_the_processor(
+    executed: Path, processor: str
+) -> None:
+    for notebook in book.notebooks(list(NOTEBOOKS)):
+        cells = nbformat.read(str(executed / notebook.name), as_version=4).cells
+        outputs = [str(output) for cell in cells for output in cell.get("outputs", [])]
+        assert not [text for text in outputs if "'name': 'stderr'" in text], notebook.name
+        assert any(NAME in text and processor in text for text in outputs), notebook.name
+
+
+def test_what_is_shown_of_it_is_what_was_made_up(executed: Path, processor: str) -> None:
+    (speeds,) = (executed / "reports").rglob("wb-machines.csv")
+    rows = pd.read_csv(speeds).set_index(["machine", "batch", "precision", "ranks"])["gflops"]
+    own, made = rows.loc[f"{processor}-suite"], rows.loc[NAME]
+    assert len(made) > 0 and (made / own).to_numpy() == pytest.approx(FASTER, rel=1e-6)
+    (slow,) = (executed / "reports").rglob("wb-contention.csv")
+    assert set(pd.read_csv(slow)["device"]) == {"cuda"}, "the last machine's is drawn"
+
+
+def test_the_recorded_data_know_nothing_of_it(executed: Path) -> None:
+    assert (executed / "data" / "recorded" / NAME).is_dir()
+    assert not [path for path in store.DATA.rglob("*") if "made-up" in path.name]
+    for path in (executed / "data" / "recorded" / NAME).glob("*.csv*"):
+        stamp = store.load_stamp(path)
+        assert stamp["machine"]["name"] == NAME and stamp["command"][0] == "made up from"
