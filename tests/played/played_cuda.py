@@ -137,9 +137,8 @@ class _OnProcessor(TorchFunctionMode):
             _settle()
         pinned = kwargs.pop("pin_memory", False) or name == "pin_memory"
         target = source if asked is _NOWHERE else asked
-        if func is torch.randn and target and torch.Size(args).numel() > _MOST_RANDOM:
-            found = torch.randn(_MOST_RANDOM).repeat(-(-torch.Size(args).numel() // _MOST_RANDOM))
-            found = found[: torch.Size(args).numel()].view(args)
+        if func is torch.randn and target:
+            found = _random(torch.Size(args if isinstance(args[0], int) else args[0]), kwargs)
         else:
             found = args[0].clone() if name == "pin_memory" else func(*args, **kwargs)
         if name in ("to", "cpu", "cuda") and target != source:
@@ -155,6 +154,12 @@ _NOWHERE: Any = object()
 _MOST_RANDOM = (
     1 << 20
 )  # random numbers that differ: a GPU makes 200 million at once, we would take seconds
+
+
+def _random(shape: torch.Size, how: dict[str, Any]) -> torch.Tensor:
+    count = shape.numel()
+    some = torch.randn(min(count, _MOST_RANDOM), **how)
+    return some.repeat(-(-count // max(1, len(some))))[:count].view(shape)
 
 
 def _common_home(name: str, given: list[torch.Tensor]) -> Home:
