@@ -20,10 +20,10 @@
 #include <future>
 #include <map>
 #include <mutex>
-#include <sched.h>
 #include <string>
 #include <thread>
 #include <time.h>
+#include <unistd.h>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -71,7 +71,7 @@ static double now_s() {
   return t.tv_sec + t.tv_nsec * 1e-9;
 }
 static inline unsigned long long globaltimer() {
-  sched_yield();  // whoever polls the timer leaves the core to others
+  usleep(20);  // whoever polls the timer leaves the core to others
   timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (t.tv_sec * 1000000000ULL + t.tv_nsec) / PLAYED_SLOWNESS;

@@ -131,8 +131,9 @@ class _OnProcessor(TorchFunctionMode):
             raise TypeError(f"can't convert {source} device type tensor to numpy: use Tensor.cpu()")
         if name in _WAITS and source:
             wait_for_all()
-        if name == "copy_" and current_stream().cuda_stream and not _State.graph:
-            return _copy_later(*args[:2])
+        between = name == "copy_" and _home(args[0]) != _home(args[1])
+        if between or (name == "copy_" and current_stream().cuda_stream and not _State.graph):
+            return _copy_by_engine(*args[:2])
         if source and not current_stream().cuda_stream:
             _settle()
         pinned = kwargs.pop("pin_memory", False) or name == "pin_memory"
@@ -327,8 +328,8 @@ class Graph:
         self.calls, self._captured = [], False
 
 
-def _copy_later(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """A copy beside all else, by the copy engine."""
+def _copy_by_engine(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """A copy at the engine's rate; in a stream other than the null one, beside all else."""
     alike = target.shape == source.shape and target.dtype == source.dtype
     assert alike and target.is_contiguous() and source.is_contiguous(), "not played"
     _ALIVE.extend((target, source))
