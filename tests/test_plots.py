@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 from matplotlib.container import BarContainer
 from numpy.typing import NDArray
@@ -115,11 +116,12 @@ SAMPLES = pd.DataFrame({"bytes": SIZES, "seconds": SECONDS, "collective": "all_r
 TABLE = pd.DataFrame({"model": [0.2, 0.3], "measured": [0.1, np.nan]}, index=[1, 2])
 VERDICTS = pd.DataFrame(
     {
-        "id": ["exact", "close", "far", "never"],
-        "value": [2.0, 2.0, 2.0, 2.0],
-        "computed": [2.0, 2.5, 20.0, np.nan],
-        "tolerance": [0.1, 0.5, 0.1, 0.1],
-        "verdict": ["reproduced", "reproduced", "differs", "not attempted"],
+        "id": ["exact", "range", "bound", "far", "never"],
+        "value": [2.0, 2.0, 2.0, 2.0, 2.0],
+        "low": [2.0, 1.0, 3.0, 20.0, np.nan],
+        "high": [2.0, 4.0, np.inf, 20.0, np.nan],
+        "tolerance": [0.1, 0.5, 0.1, 0.1, 0.1],
+        "outcome": ["reproduced", "compatible", "contradicted", "differs", "open"],
     }
 )
 DRAWN: list[tuple[Callable[[Axes], None], str, str]] = [
@@ -227,14 +229,19 @@ def test_dots_of_a_group_are_all_there_beside_their_median(ax: Axes) -> None:
     assert found == [[1.0, 2.0, 3.0], [2.0, 2.0], [7.0], [7.0, 7.0]]
 
 
-def test_ratios_of_attempted_claims_stand_in_their_rows_and_far_ones_carry_their_value(
+def test_ratios_of_judged_claims_stand_in_their_rows_and_far_ones_carry_their_value(
     ax: Axes,
 ) -> None:
     plots.verdict_ratios(ax, VERDICTS)
-    assert np.allclose(drawn(ax, "reproduced")[:2], [(1, 0), (1.25, 1)])
-    assert np.allclose(drawn(ax, "differs")[2], (4, 2))
+    assert np.allclose(drawn(ax, "reproduced")[0], (1, 0))
+    assert np.allclose(drawn(ax, "compatible")[1], (1, 1))
+    assert np.allclose(drawn(ax, "differs")[3], (4, 3))
     assert [text.get_text().strip() for text in ax.texts] == ["10"]
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["exact", "close", "far"]
+    names = [label.get_text() for label in ax.get_yticklabels()]
+    assert names == ["exact", "range", "bound", "far"]
+    (bars,) = (c for c in ax.collections if isinstance(c, LineCollection))
+    ends = [np.asarray(path.vertices)[:, 0].tolist() for path in bars.get_paths()]
+    assert ends == [[1, 1], [0.5, 2], [1.5, 4], [4, 4]]
 
 
 def test_a_gantt_chart_has_every_span_once_at_full_length(ax: Axes) -> None:

@@ -43,7 +43,6 @@ class Entry:
     hardware: str = "any"
     minutes: float = 0
     tolerance: Mapping[str, Mapping[str, float]] | None = None
-    claims: tuple[str, ...] = ()
     status: str = "done"
 
     @property
@@ -89,13 +88,11 @@ def _entry(item: Any, where: str) -> Entry:
 def find_problems(reports: Path, entries: Sequence[Entry]) -> list[str]:
     """What is wrong, one line each; empty when all is well.
 
-    Every claim that an entry names must exist. A ``done`` entry needs its inputs, its image, its
-    CSV with at least one row, and every statistic of its tolerance within the limit.
+    A ``done`` entry needs its inputs, its image, its CSV with at least one row, and every statistic of its
+    tolerance within the limit.
     """
-    known = {claim.id for claim in claims.load_claims()}
     lines = []
     for entry in entries:
-        lines += [f"{entry.id}: no claim {c} in claims.csv" for c in entry.claims if c not in known]
         if entry.status == "done":
             lines += [f"{entry.id}: {line}" for line in _missing(entry, reports)]
     return lines

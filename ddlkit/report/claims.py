@@ -1,15 +1,17 @@
 """What the papers print, as transcribed: claims, tables, prose; and the register of the claims' checks.
 
-A claim is one number of a paper, a row of data/papers/<key>/claims.csv. A check computes that number
-from the paper's own other numbers, its equations or a count; it never sees the claimed value. A claim
-is *reproduced* when |computed - value| <= tolerance x |value|.
+A claim is one number of a paper, a row of data/papers/<key>/claims.csv. A check computes that number anew,
+never sees the claimed value, and returns a Result: an interval, and by what evidence. One rule for all
+judges them: a claim agrees when the printed number, with its tolerance, meets the interval.
 """
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,13 +19,94 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from ddlkit import papers, store
+from ddlkit.core.errors import UserError
+from ddlkit.core.timeline import ORIGINS
 from ddlkit.store import files, specs
 from ddlkit.store.sheet import Sheet, read_sheet
 
 PAPERS = tuple(papers.load())
-VERDICTS = ("reproduced", "differs", "not attempted")
 
-Result = tuple[float, str]
+
+class Evidence(StrEnum):
+    """By what a claim is judged, the strongest first."""
+
+    MEASURED = "measured here"
+    COUNTED = "counted independently"
+    MODEL = "model, compatible settings"
+    BOUND = "bound"
+    OWN = "the paper's own numbers"
+    NONE = "nothing yet"
+
+
+class Outcome(StrEnum):
+    """What the evidence says of a claim. Only what was measured or counted here can reproduce one."""
+
+    REPRODUCED = "reproduced"
+    DIFFERS = "differs"
+    COMPATIBLE = "compatible"
+    CONTRADICTED = "contradicted"
+    OPEN = "open"
+
+
+_FIRM = (Outcome.REPRODUCED, Outcome.DIFFERS)
+_SOFT = (Outcome.COMPATIBLE, Outcome.CONTRADICTED)
+OUTCOMES = {
+    **dict.fromkeys((Evidence.MEASURED, Evidence.COUNTED), _FIRM),
+    **dict.fromkeys((Evidence.MODEL, Evidence.BOUND, Evidence.OWN), _SOFT),
+}
+"""What each evidence says where a claim agrees, and where not."""
+RELATIONS = ("=", "<=", ">=")
+"""Of a computed number to the printed one: equal within the tolerance, at most, at least."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a check computed: the claimed quantity lies between ``low`` and ``high``, equal for a point.
+
+    Both are in the claim's unit; a bound leaves one side infinite. ``grade``: of what was measured, one of
+    ORIGINS, else "". Raises UserError for low above high, NaN, and a grade that does not fit.
+    """
+
+    evidence: Evidence
+    low: float
+    high: float
+    note: str
+    grade: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise UserError(f"a result from {self.low} to {self.high}: give low <= high, no NaN")
+        known = ORIGINS if self.evidence is Evidence.MEASURED else ("",)
+        if self.grade not in known:
+            raise UserError(f"{self.evidence} of grade {self.grade!r}: use one of {known}")
+
+
+def counted(value: float, note: str) -> Result:
+    """A number that follows from published architectures, or from running an algorithm to its end."""
+    return Result(Evidence.COUNTED, value, value, note)
+
+
+def own(low: float, high: float, note: str) -> Result:
+    """What the paper's own printed numbers say, from ``low`` to ``high`` within their rounding."""
+    return Result(Evidence.OWN, low, high, note)
+
+
+def at_least(value: float, note: str) -> Result:
+    """A lower bound on the claimed quantity."""
+    return Result(Evidence.BOUND, value, math.inf, note)
+
+
+def at_most(value: float, note: str) -> Result:
+    """An upper bound on the claimed quantity."""
+    return Result(Evidence.BOUND, -math.inf, value, note)
+
+
+def measured(values: Iterable[float], grade: str, note: str) -> Result:
+    """The range of what was measured here, over links, cases or repeats."""
+    seen = list(values)
+    return Result(Evidence.MEASURED, min(seen), max(seen), note, grade)
+
+
 Checking = TypeVar("Checking", bound=Callable[..., Result])
 
 
@@ -31,26 +114,44 @@ Checking = TypeVar("Checking", bound=Callable[..., Result])
 class Claim:
     """One number of a paper: where it stands, and within which relative tolerance it must agree.
 
-    ``figure`` is the catalog entry it belongs to, "" if none.
+    relation : one of RELATIONS. An ordering ("A is above B") is a ratio or a count with a bound.
+    figure : the catalog entry it belongs to, "" if none; errata : numbers, in the paper's errata.md, of
+        the entries that mark it, separated by spaces.
     """
 
     id: str
     paper: str
     place: str
     quantity: str
+    relation: str
     value: float
     unit: str
     tolerance: float
     condition: str
     figure: str
+    errata: str
 
-    def verdict(self, computed: float | None) -> str:
-        """One of VERDICTS."""
-        if computed is None:
-            return "not attempted"
+    @property
+    def accepted(self) -> tuple[float, float]:
+        """The values that agree with the printed one."""
         # One unit in the last place of a double must not turn an exact match into a difference.
-        margin = self.tolerance * abs(self.value) + 1e-12 * abs(self.value)
-        return "reproduced" if abs(computed - self.value) <= margin else "differs"
+        margin = (self.tolerance + 1e-12) * abs(self.value)
+        low = -math.inf if self.relation == "<=" else self.value - margin
+        return low, math.inf if self.relation == ">=" else self.value + margin
+
+    def outcome(self, result: Result | None) -> Outcome:
+        """The one rule: a claim agrees when the accepted values meet the computed interval.
+
+        Of what was measured, a range over links, networks or repeats, all must be accepted.
+        """
+        if result is None:
+            return Outcome.OPEN
+        low, high = self.accepted
+        agrees = result.low <= high and low <= result.high
+        if result.evidence is Evidence.MEASURED:
+            agrees = low <= result.low and result.high <= high
+        yes, no = OUTCOMES[result.evidence]
+        return yes if agrees else no
 
 
 _SCHEMA = store.Schema(
@@ -58,7 +159,7 @@ _SCHEMA = store.Schema(
     tuple(
         store.Column(name, "float", "non_negative")
         if name in ("value", "tolerance")
-        else store.Column(name, "str", "" if name in ("condition", "figure") else "named")
+        else store.Column(name, "str", "" if name in ("condition", "figure", "errata") else "named")
         for name in (field.name for field in fields(Claim))
     ),
     key=("id",),
@@ -80,6 +181,9 @@ def load_claims(folder: Path | None = None) -> tuple[Claim, ...]:
                 sheet.fail(
                     row, "paper", f"is {claims[-1].paper!r}, but this is the file of {key!r}"
                 )
+            if claims[-1].relation not in RELATIONS:
+                known = ", ".join(RELATIONS)
+                sheet.fail(row, "relation", f"is {claims[-1].relation!r}: use one of {known}")
     return tuple(claims)
 
 
@@ -93,7 +197,7 @@ def transcribed_sheet(paper: str, name: str, folder: Path | None = None) -> Shee
 
 
 CHECKS: dict[str, Callable[[], Result]] = {}
-"""Claim id -> function that computes (value in the claim's unit, note)."""
+"""Claim id -> function that computes its Result."""
 
 
 def check(claim: str, *arguments: Any) -> Callable[[Checking], Checking]:
@@ -106,10 +210,13 @@ def check(claim: str, *arguments: Any) -> Callable[[Checking], Checking]:
     return register
 
 
-def reasons() -> dict[str, str]:
-    """Claim id -> why nothing here computes it (not_attempted.csv); every other claim has a check."""
-    rows = pd.concat([paper_table(paper, "not_attempted") for paper in PAPERS])
-    return rows.set_index("claim")["why"].to_dict()
+def waiting() -> pd.DataFrame:
+    """The open claims, by id: ``notebook`` that will decide it ("" if none can), and ``why`` it is open.
+
+    From the papers' open.csv; every other claim has a check.
+    """
+    rows = pd.concat([paper_table(paper, "open") for paper in PAPERS])
+    return rows.set_index("claim").fillna("")
 
 
 def paper_table(paper: str, name: str) -> pd.DataFrame:

@@ -129,20 +129,25 @@ def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: 
 
 @theme()
 def verdict_ratios(ax: Axes, verdicts: pd.DataFrame) -> None:
-    """Computed over printed value of every attempted claim, with the tolerance as a bar around 1.
+    """Computed over printed value of every claim that is not open: a marker, a bar where it is a range.
 
-    ``verdicts`` is ``report.papers.evaluate()``'s; ratios beyond 4 sit on the border with their value.
+    ``verdicts`` is ``report.papers.evaluate()``'s. The grey band is the claim's tolerance; what lies beyond
+    a ratio of 4 ends at the border, a single number with its value.
     """
-    tried = verdicts[verdicts["verdict"] != "not attempted"].reset_index(drop=True)
-    ratio = tried["computed"] / tried["value"]
-    shown = ratio.clip(1 / FAR, FAR)
-    kinds = {name: shown.where(tried["verdict"] == name) for name in ("reproduced", "differs")}
+    tried = verdicts[verdicts["outcome"] != "open"].reset_index(drop=True)
+    ratios = tried[["low", "high"]].div(tried["value"], axis=0)
+    ends = ratios.clip(1 / FAR, FAR)
+    middle = np.sqrt(ends["low"] * ends["high"])
+    kinds = {name: middle.where(tried["outcome"] == name) for name in tried["outcome"].unique()}
     band = "tolerance", tried["tolerance"]
     label = "computed here / printed in the paper"
     dots(ax, tried["id"].tolist(), kinds, label=label, reference=1.0, band=band)
-    for row in np.flatnonzero(shown != ratio).tolist():
-        text, side = f" {ratio[row]:.2g} ", "left" if ratio[row] < 1 else "right"
-        ax.text(shown[row], row, text, va="center", ha=side, fontsize=7)
+    ax.hlines(tried.index, ends["low"], ends["high"], color=INK)
+    far = (ratios["low"] == ratios["high"]) & (ends["low"] != ratios["low"])
+    for row in np.flatnonzero(far).tolist():
+        ratio = ratios["low"][row]
+        text, side = f" {ratio:.2g} ", "left" if ratio < 1 else "right"
+        ax.text(middle[row], row, text, va="center", ha=side, fontsize=7)
     ax.set_xscale("log")
     ax.set_xlim(0.9 / FAR, 1.1 * FAR)
     plain_log_ticks(ax.xaxis)

@@ -68,7 +68,7 @@ def write(
         "equations": listed.to_dict("records"),
         "coded": equations.coded(listed),
         "total": equations.count(listed),
-        "verdicts": papers.in_order(evaluated).to_dict("records"),
+        "verdicts": papers.shown(evaluated),
         "counts": papers.counts(evaluated),
     }
     names = ("index.html", "equations.html", "verdicts.html", "style.css")
@@ -82,7 +82,7 @@ def write(
 
 
 def reproduction(reports: Path) -> str:
-    """REPRODUCTION.md: key numbers by notebook, the figures that are there, the verdict on every claim."""
+    """REPRODUCTION.md: verdicts by evidence, key numbers by notebook, the figures, every claim."""
     evaluated = papers.evaluate()
     return _render(
         "reproduction.md",
@@ -92,7 +92,7 @@ def reproduction(reports: Path) -> str:
             for e in catalog.load()
             if outputs.is_made(e.id, reports)
         ],
-        counts=papers.counts(evaluated),
+        counts=papers.counts_markdown(evaluated),
         verdicts=papers.markdown(evaluated),
     )
 
