@@ -79,12 +79,60 @@ def test_checks_do_not_depend_on_the_claimed_value(verdicts: pd.DataFrame) -> No
     assert not found["outcome"][equal].isin(["reproduced", "compatible"]).any()
 
 
+def test_the_papers_main_claims_are_listed() -> None:
+    """What the four papers conclude, each on a line of its own, whether or not anything here decides it."""
+    known = {claim.id for claim in claims.load_claims()}
+    assert len(known) >= 110
+    figure7 = {f"sharing-{id}" for id in claims.prose("sharing") if id.startswith("fig07-")}
+    assert len(figure7 & known | {"sharing-fig07-vgg16"} & known) == 20
+    assert known >= {
+        *("omgs-theorem1", "omgs-complexity", "omgs-fig03", "omgs-lstm-over-topk"),
+        *("omgs-best-of-all", "omgs-computing"),
+        *(f"omgs-tab6-s1-{network}" for network in ("vgg16", "resnet50", "inception", "lstm")),
+        *(f"omgs-tab6-s2-{network}" for network in ("vgg16", "resnet50", "inception", "lstm")),
+        *("osf-fig10-small", "osf-fig05-negotiate", "osf-fig11-best-buffer", "osf-eq4-backward"),
+        *("osf-fig04a-above", "sharing-conclusion-last", "sharing-conclusion-few"),
+        *("sharing-fig03-three", "sharing-fig02-2x128", "sharing-threads-fall"),
+        *("sharing-intensity-order", "dag-fig03-k80-over-v100", "dag-cntk-exposed"),
+        *("dag-caffe-best", "dag-k80-hidden", "dag-v100-exposed", "dag-k80-peak", "dag-v100-peak"),
+        *("dag-finding1", "dag-finding2", "dag-finding4"),
+    }
+    assert "osf-eq8-limit" not in known  # printed nowhere
+
+
+def test_measured_claims_say_what_the_recordings_say(verdicts: pd.DataFrame) -> None:
+    frame = verdicts[verdicts["evidence"] == "measured here"].set_index("id")
+    outcomes = frame["outcome"].to_dict()
+    assert outcomes == {
+        "osf-fig06-falls": "reproduced",
+        "osf-fig05-negotiate": "reproduced",
+        "osf-fig05-vgg16": "reproduced",
+        "osf-eq4-backward": "differs",
+        "osf-fig09-lower": "reproduced",
+        "osf-fig09-accuracy": "reproduced",
+        "osf-fig10-small": "differs",
+        "osf-fig10-all": "differs",
+        "sharing-slower-kernels": "reproduced",
+        "dag-finding2": "reproduced",
+        "omgs-eq12": "differs",
+        "omgs-merged-message": "differs",
+    }
+    assert frame.loc["osf-fig10-small", "low"] < 0.5 < 1 < frame.loc["osf-fig10-small", "high"]
+
+
 def test_known_results(verdicts: pd.DataFrame) -> None:
     frame = verdicts.set_index("id")
     expected = {
         "osf-sf-example": (0.9, 0.9, "compatible"),
         "osf-fig06-vgg16": (-math.inf, 7.834, "contradicted"),
         "osf-fig08-after": (0.809, 0.978, "contradicted"),
+        "osf-fig11-constant-max": (-math.inf, 47.5, "contradicted"),
+        "osf-fig11-constant-min": (-math.inf, 1.565, "contradicted"),
+        "osf-below-bdp": (0, 66.2, "compatible"),
+        "dag-k80-peak": (2.806, 2.806, "differs"),
+        "omgs-theorem1": (1.242, 1.242, "differs"),
+        "omgs-deep-over-mgs": (2.716, 2.719, "contradicted"),
+        "sharing-intensity-order": (6, 6, "contradicted"),
         "osf-fig03-csf-min": (0.2067, 32.2, "compatible"),
         "sharing-best-gain": (16.51, 17.85, "compatible"),
         "sharing-fig06-batch16": (4.109, 4.333, "contradicted"),

@@ -12,11 +12,12 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pandas as pd
+import yaml
 
 from ddlkit import papers, store
 from ddlkit.core.errors import UserError
@@ -81,9 +82,10 @@ class Result:
             raise UserError(f"{self.evidence} of grade {self.grade!r}: use one of {known}")
 
 
-def counted(value: float, note: str) -> Result:
-    """A number that follows from published architectures, or from running an algorithm to its end."""
-    return Result(Evidence.COUNTED, value, value, note)
+def counted(values: float | Iterable[float], note: str) -> Result:
+    """A number, or its range over networks, from published architectures or an algorithm run to its end."""
+    seen = list(values) if isinstance(values, Iterable) else [values]
+    return Result(Evidence.COUNTED, min(seen), max(seen), note)
 
 
 def own(low: float, high: float, note: str) -> Result:
@@ -142,16 +144,15 @@ class Claim:
     def outcome(self, result: Result | None) -> Outcome:
         """The one rule: a claim agrees when the accepted values meet the computed interval.
 
-        Of what was measured, a range over links, networks or repeats, all must be accepted.
+        Of what was measured or counted, a range over links, networks or repeats, all must be accepted.
         """
         if result is None:
             return Outcome.OPEN
         low, high = self.accepted
-        agrees = result.low <= high and low <= result.high
-        if result.evidence is Evidence.MEASURED:
-            agrees = low <= result.low and result.high <= high
         yes, no = OUTCOMES[result.evidence]
-        return yes if agrees else no
+        if yes is Outcome.REPRODUCED:
+            return yes if low <= result.low and result.high <= high else no
+        return yes if result.low <= high and low <= result.high else no
 
 
 _SCHEMA = store.Schema(
@@ -204,7 +205,7 @@ def check(claim: str, *arguments: Any) -> Callable[[Checking], Checking]:
     """Register the decorated function, called with ``arguments``, as the check of a claim."""
 
     def register(function: Checking) -> Checking:
-        CHECKS[claim] = partial(function, *arguments)
+        CHECKS[claim] = cache(partial(function, *arguments))
         return function
 
     return register
@@ -268,3 +269,9 @@ def prose(paper: str) -> dict[str, float]:
 def percent(share: float) -> float:
     """A share as per cent."""
     return 100 * share
+
+
+def settings(paper: str) -> dict[str, Any]:
+    """What a paper's experiments ran on, as it states it, and what it leaves out (its settings.yml)."""
+    path = store.DATA / "papers" / paper / "settings.yml"
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))

@@ -209,6 +209,11 @@ def live_campaign(data: str = "") -> Source | None:
     return open_campaign(str(found)) if [*found.glob("runs-*.csv")] else None
 
 
+def recordings(kind: str) -> dict[str, Source]:
+    """The recording of each machine that has tables of ``kind``, by name: nothing that was measured since."""
+    return Source(tuple(store.list_recorded())).apart(kind)
+
+
 def machines(kind: str, data: str = "") -> dict[str, Source]:
     """All that is at hand of ``kind``: "here" for what was measured live, then each recording by name.
 

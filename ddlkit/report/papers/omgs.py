@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+import math
+from collections.abc import Callable
+from typing import TypeVar, cast
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from ddlkit.core.sparse import Log, SelectionCost
 from ddlkit.core.units import MIB
 from ddlkit.papers import networks as published
 from ddlkit.papers import omgs, osf
+from ddlkit.report import source
 from ddlkit.report.claims import (
     Result,
     at_least,
     at_most,
     check,
     counted,
+    measured,
     own,
     paper_table,
     percent,
@@ -23,6 +30,8 @@ from ddlkit.report.claims import (
 
 THRESHOLD = 8192
 """Elements from which MGS-SGD sends (omgs V-D)."""
+DENSITY = 0.001
+"""At which gamma was measured (omgs V-B)."""
 Times = TypeVar("Times", float, pd.Series)
 
 
@@ -89,7 +98,12 @@ def speedup_range(slow_s: Times, fast_s: Times, half_s: float = 0.0005) -> tuple
     return (slow_s - half_s) / (fast_s + half_s), (slow_s + half_s) / (fast_s - half_s)
 
 
+@check("omgs-tab6-s1-vgg16", "VGG-16", "topk_s")
 @check("omgs-tab6-s1-resnet50", "ResNet-50", "topk_s")
+@check("omgs-tab6-s1-inception", "Inception-v4", "topk_s")
+@check("omgs-tab6-s1-lstm", "LSTM-PTB", "topk_s")
+@check("omgs-tab6-s2-vgg16", "VGG-16", "mgs_s")
+@check("omgs-tab6-s2-resnet50", "ResNet-50", "mgs_s")
 @check("omgs-tab6-s2-inception", "Inception-v4", "mgs_s")
 @check("omgs-tab6-s2-lstm", "LSTM-PTB", "mgs_s")
 def _speedup(model: str, other: str) -> Result:
@@ -104,6 +118,7 @@ def _best_improvement() -> Result:
     return _improvement(str(ratio.idxmax()), "topk_s")
 
 
+@check("omgs-lstm-over-topk", "LSTM-PTB", "topk_s")
 @check("omgs-vgg16-over-mgs", "VGG-16", "mgs_s")
 def _improvement(model: str, other: str) -> Result:
     ratio = _speedup(model, other)
@@ -142,3 +157,96 @@ def table6() -> pd.DataFrame:
         table.insert(place, f"{column}_least", least)
         table.insert(place + 1, f"{column}_most", most)
     return table
+
+
+@check("omgs-computing")
+def _computing() -> Result:
+    iteration_s = float(_times().loc["ResNet-50", "omgs_s"])
+    return at_most(
+        iteration_s + 0.0005, "OMGS-SGD's whole iteration in Table VI, of which it is a part"
+    )
+
+
+@check("omgs-theorem1")
+def _theorem1() -> Result:
+    """A counterexample with three layers, all of whose four mergings are tried."""
+    three = omgs.Instance(
+        np.array([16.0, 16.0, 0.0]), np.array([8.0, 8.0, 16.0]), Log(1.0), alpha_s=64.0, beta_s=2.0
+    )
+    every = omgs.merged_iteration_s(three, omgs.combinations(3))
+    by_rule = float(omgs.merged_iteration_s(three, omgs.find_merged_layers(three)))
+    note = f"three layers are enough: {by_rule:.1f} by the rule, {every.min():.1f} is possible"
+    return counted(by_rule / float(every.min()), note)
+
+
+@check("omgs-complexity")
+def _complexity() -> Result:
+    """How the layers for which Algorithm 1 computes a selection time grow when every layer is merged."""
+
+    def steps(layers: int) -> int:
+        visited = []
+
+        def no_time(elements: NDArray[np.float64], _: float) -> NDArray[np.float64]:
+            visited.append(np.size(elements))
+            return np.zeros(np.shape(elements))
+
+        one = np.ones(layers)
+        omgs.find_merged_layers(omgs.Instance(one, one, cast(SelectionCost, no_time), 1e9, 0.0))
+        return sum(visited)
+
+    power = math.log2(steps(512) / steps(256))
+    return counted(power, "from 256 to 512 layers, all of them merged; selection times computed")
+
+
+@check("omgs-eq12")
+def _merged_selection() -> Result:
+    ratios = []
+    found = source.recordings("selection")
+    for one in found.values():
+        rows = one.table("selection")
+        chosen = rows[
+            (rows["operation"] == "topk_unsorted") & (rows["distribution"] == "normal")
+            & (rows["density"] == DENSITY)
+        ]  # fmt: skip
+        times = chosen.groupby("elements")["seconds"].median()
+        for size in (10**k for k in range(4, 9)):
+            apart = 3 * times[3 * size // 10] + times[size // 10]
+            ratios.append(times[size] / apart)
+    note = (
+        f"four layers, of 3, 3, 3 and 1 parts of 10^4 to 10^8 elements, top-k: {', '.join(found)}"
+    )
+    return measured(ratios, "recorded", note)
+
+
+@check("omgs-merged-message")
+def _merged_message() -> Result:
+    rows = source.open_campaign().alone.table("collectives")
+    chosen = rows[rows["collective"] == "all_gather"]
+    ratios = []
+    for _, times in chosen.groupby(["link", "ranks"]):
+        by_size = times.groupby("bytes")["seconds"].median()
+        ratios += [2 * by_size[n] / by_size[2 * n] for n in by_size.index if 2 * n in by_size]
+    note = "all-gathers of 1 KiB to 8 MiB in the lab, whose shaper lets the first bytes of a message through"
+    return measured(ratios, "recorded", note)
+
+
+@check("omgs-best-of-all")
+def _best_of_all() -> Result:
+    times = _times()
+    best = int((times["omgs_s"] < times[["topk_s", "mgs_s"]].min(axis=1)).sum())
+    return own(best, best, "from the times of Table VI")
+
+
+@check("omgs-deep-over-topk", "topk_s", min)
+@check("omgs-deep-over-mgs", "mgs_s", max)
+def _deep(other: str, which: Callable[..., Result]) -> Result:
+    deep = [_speedup(model, other) for model in ("ResNet-50", "Inception-v4")]
+    return which(deep, key=lambda one: one.low)
+
+
+@check("omgs-tab5-lags-vgg16", "VGG-16")
+@check("omgs-tab5-lags-resnet50", "ResNet-50")
+@check("omgs-tab5-lags-inception", "Inception-v4")
+@check("omgs-tab5-lags-lstm", "LSTM-PTB")
+def _tensors(network: str) -> Result:
+    return counted(len(tensors(network)), "parameter tensors of the network")

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.fit import unseen_errors
 from ddlkit.core.units import MIB
+from ddlkit.model.calibration import undisturbed
 from ddlkit.papers import networks, osf
 from ddlkit.papers.osf import cluster, gains
+from ddlkit.report import source
 from ddlkit.report.claims import (
     Evidence,
     Result,
     at_most,
     check,
     counted,
+    measured,
     own,
     paper_table,
     percent,
     prose,
     recomputed,
 )
-from ddlkit.report.figures import osf_scaling
+from ddlkit.report.figures import osf_measured, osf_overhead, osf_scaling
+from ddlkit.store import network_named
 
 
 def table2() -> pd.DataFrame:
@@ -62,6 +69,7 @@ def _mib(tensors: Sequence[int]) -> float:
     return 4 * sum(tensors) / MIB
 
 
+Floats = NDArray[np.float64]
 BDP_BYTES = 45e3
 
 
@@ -93,9 +101,18 @@ def _vgg_loss() -> Result:
 
 
 @check("osf-tab2-resnet50-tensors", "ResNet50")
+@check("osf-tab2-resnet101-tensors", "ResNet101")
+@check("osf-tab2-resnet152-tensors", "ResNet152")
 @check("osf-tab2-vgg16-tensors", "VGG16")
+@check("osf-tab2-vgg19-tensors", "VGG19")
 def _tensors(network: str) -> Result:
     return counted(len(networks.parameters(network)), "of the published architecture")
+
+
+@check("osf-tab2-resnet50-gflops")
+def _flops() -> Result:
+    note = "two operations a multiply-add, of which there are half as many"
+    return counted(2 * networks.multiply_adds("ResNet50") / 1e9, note)
 
 
 @check("osf-tab2-vgg16-size", slice(None))
@@ -107,6 +124,10 @@ def _size(layers: slice) -> Result:
 
 @check("osf-fig03-csf-min", "five: smallest CSF error", 100)
 @check("osf-fig03-csf-max", "five: largest CSF error", 100)
+@check("osf-fig03-resnets", "ResNets: CSF above SF", 1, 1)
+@check("osf-fig04a-above", "ResNet-101: CSF above at 1 KB, 1 MB", 1, 1)
+@check("osf-fig04a-below", "ResNet-101: CSF below at 100 MB, 1 GB", 1, 1)
+@check("osf-fig04b-unchanged", "VGG-16: change up to 100 MB", 1, 1)
 @check("osf-fig04a-csf", "ResNet-101: largest CSF error", 100)
 @check("osf-fig05-allreduce", "ResNet-101: ALLREDUCE share", 100)
 @check("osf-fig06-resnet101", "ResNet-101: gain at 1 GB", 100)
@@ -162,6 +183,13 @@ def _best_buffer() -> Result:
     return Result(Evidence.MODEL, int(counts.min()), int(counts.max()), note)
 
 
+@check("osf-fig06-grows")
+def _resnet101_grows() -> Result:
+    found = fusion_gains()
+    gain = 1 + found["constant_over_none"][found["network"] == "ResNet101"]
+    return Result(Evidence.MODEL, gain.min(), gain.max(), _compatible_note())
+
+
 @check("osf-vgg16-one-layer")
 def _vgg_layer_share() -> Result:
     found = osf_scaling.setting_search()
@@ -189,3 +217,127 @@ def _below_bdp() -> Result:
         "meant is not stated. Without fusion VGG-16 alone has 17/32 = 53.1%"
     )
     return Result(Evidence.MODEL, min(shares), max(shares), note)
+
+
+LAB = "in the lab at 1 Gbit/s, recorded layer times waited out, every message negotiated"
+
+
+@lru_cache(maxsize=1)
+def _lab() -> osf_scaling.Lab:
+    return osf_scaling.Lab.load()
+
+
+@lru_cache(maxsize=1)
+def _equal_workers() -> pd.DataFrame:
+    """The lab's communication times by phase, of workers that are equally fast."""
+    rows = osf_overhead.phases(_lab())
+    return rows[rows["slowest"] == 1]
+
+
+@check("osf-fig05-negotiate")
+def _negotiate() -> Result:
+    rows = _equal_workers()
+    shares = rows["measured"][rows["phase"] == "NEGOTIATE"]
+    return measured(100 * shares, "replayed", f"2 to 8 equal workers, {LAB}")
+
+
+@check("osf-fig05-vgg16")
+def _busier_link() -> Result:
+    rows = _equal_workers()
+    unfused = rows[(rows["phase"] == "ALLREDUCE") & (rows["buffer_bytes"] == 0)]
+    wide = unfused.pivot(index="workers", columns="network", values="measured").dropna()
+    note = f"{' and '.join(map(str, wide.index))} workers, {LAB}"
+    return measured(wide["VGG16"] / wide["ResNet101"], "replayed", note)
+
+
+@check("osf-fig06-falls")
+def _too_long_a_wait() -> Result:
+    runs = _lab().runs[lambda r: r["network"] == "resnet101"]
+    factors = (runs["compute_s"] / runs["iteration_s"]).groupby([runs["straggler"], runs["plan"]])
+    wide = factors.mean().unstack()
+    ratios = wide["buffer:100MB"] / wide["buffer:1GB"]
+    return measured(ratios.dropna(), "replayed", f"4 workers, equal and with one 10% slower, {LAB}")
+
+
+@check("osf-eq4-backward")
+def _backward_over_forward() -> Result:
+    ratios: dict[tuple[str, str], float] = {}
+    for found in source.recordings("layers").values():
+        layers = found.table("layers")
+        alone = layers[(layers["ranks"] == 1) & (layers["precision"] == "fp32")]
+        ours = alone[alone["network"].isin([network_named(name) for name in cluster.FIVE])]
+        sums = ours.groupby(["network", "machine"])[["forward_s", "backward_s"]].sum()
+        ratios |= (sums["backward_s"] / sums["forward_s"]).to_dict()
+    names = sorted({network for network, _ in ratios})
+    return measured(ratios.values(), "recorded", f"{', '.join(names)} on every machine recorded")
+
+
+@check("osf-fig09-lower", "loss", "running")
+@check("osf-fig09-accuracy", "accuracy", "held_out")
+def _trained(what: str, where: str) -> Result:
+    (found,) = source.recordings("convergence").values()
+    rows = found.table("convergence")
+    last = rows[(rows["epoch"] == rows["epochs"].max()) & (rows["measured_on"] == where)]
+    wide = last.pivot(index="seed", columns="network", values=what)
+    ratios = wide["vgg16_eighth_replaced"] / wide["vgg16_eighth"]
+    bare = wide["vgg16_eighth_no_dropout"] / wide["vgg16_eighth"]
+    note = (
+        f"{where.replace('_', '-')} images, {len(ratios)} seeds, networks an eighth as wide, other images; "
+        f"without dropout, which the replacement drops too, {bare.min():.2g} to {bare.max():.2g}"
+    )
+    return measured(ratios, "recorded", note)
+
+
+@check("osf-fig10-small", True)
+@check("osf-fig10-all", False)
+def _linear_over_piecewise(small: bool) -> Result:
+    """Median error per tensor, each size unseen: the better of two honest lines over osf Eq 18's."""
+    ratios = {}
+    for link, errors in _cost_errors().items():
+        chosen = errors[errors["small"]] if small else errors
+        medians = chosen[list(_COSTS)].abs().median()
+        ratios[link] = medians[["ends", "least_squares"]].min() / medians["piecewise"]
+    each = ", ".join(f"{link} {ratio:.2g}" for link, ratio in ratios.items())
+    note = f"the better of a line by least squares and one through the ends; {each}"
+    return measured(ratios.values(), "recorded", note)
+
+
+def _least_squares(sizes: Floats, seconds: Floats) -> AlphaBeta:
+    slope, start = np.polyfit(sizes, seconds, 1)
+    return AlphaBeta(max(float(start), 0.0), float(slope))
+
+
+_COSTS = ("ends", "least_squares", "piecewise")
+
+
+@lru_cache(maxsize=1)
+def _cost_errors() -> dict[str, pd.DataFrame]:
+    """Per link of the lab: a row per tensor of ResNet-101, each cost's error, and whether it is small."""
+    (recording,) = source.recordings("tensors").values()
+    known, others = (recording.table(kind) for kind in ("collectives", "tensors"))
+    count = pd.Series(networks.parameters("ResNet101")).mul(4).value_counts()
+    found = {}
+    for link, rows in others[others["link"].str.startswith("lab:")].groupby("link"):
+        workers = int(rows["ranks"].iloc[0])
+        chosen = known[(known["link"] == link) & (known["collective"] == "all_reduce")]
+        samples = [
+            undisturbed(part)[name].to_numpy(float)
+            for part in (chosen, rows)
+            for name in ("bytes", "seconds")
+        ]
+        ends = partial(osf.ring_from_ends, workers=workers)
+        threshold = osf.bandwidth_delay_bytes(ends(samples[0], samples[1]))
+        makers: list[osf_measured.Maker] = [
+            ends,
+            _least_squares,
+            osf_measured.maker("piecewise:BDP", workers, threshold),
+        ]
+        errors = {
+            name: unseen_errors(make, samples[:2], samples[2:])
+            for name, make in zip(_COSTS, makers, strict=True)
+        }
+        frame = pd.DataFrame({name: error for name, (_, error) in errors.items()})
+        sizes = errors["ends"][0].astype(int)
+        frame = frame.assign(small=sizes < threshold)
+        found[str(link)] = frame.loc[frame.index.repeat(count.reindex(sizes).to_numpy())]
+    return found

@@ -8,14 +8,18 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from ddlkit.papers import sharing
+from ddlkit.papers import networks, sharing
+from ddlkit.report import compare, source
 from ddlkit.report.claims import (
     Result,
+    at_most,
     check,
     counted,
+    measured,
     own,
     paper_table,
     percent,
+    prose,
     recomputed,
 )
 from ddlkit.store import network_named
@@ -188,3 +192,66 @@ def table2_networks() -> pd.DataFrame:
         gflop=[size.forward_flops / 1e9 for size in sizes],
         intensity=[sharing.model_intensity(s.forward_flops, s.parameters) for s in sizes],
     )
+
+
+@check("sharing-fig07-alexnet-communication-default", DEFAULT)
+@check("sharing-fig07-alexnet-communication-best", "1x256")
+def _alexnet_communication(configuration: str) -> Result:
+    images = throughput().loc[("AlexNet", 64)][configuration]
+    longest_ms = 1e3 * sharing.iteration_s(64, images - 0.5)
+    alone_ms = prose("sharing")["fig07-alexnet-computation-only"] - 0.5
+    note = f"{longest_ms:.1f} ms an iteration by Fig 8, less computation alone"
+    return at_most(longest_ms - alone_ms, note)
+
+
+@check("sharing-slower-kernels")
+def _slower_kernels() -> Result:
+    found = source.recordings("contention")
+    rows = pd.concat([compare.slowdowns(one.table("contention")) for one in found.values()])
+    busy = rows[(rows["kernel"] != "idle") & (rows["communication"] != "standin")]
+    note = f"kernels of Table 1 beside a real all-reduce: {', '.join(found)}"
+    return measured(busy["slowdown"], "recorded", note)
+
+
+@check("sharing-backward-flop")
+def _backward_flop() -> Result:
+    """Each layer's two gradients cost as much as its forward, but the first layer needs only one."""
+    ratios = {}
+    for network in ("AlexNet", "VGG16", "VGG19", *networks.RESNET_BLOCKS):
+        work = [layer.multiply_adds for layer in networks.layers(network)]
+        ratios[network] = 2 - work[0] / sum(work)
+    return counted(ratios.values(), f"of {', '.join(ratios)}: matrix products")
+
+
+def _best_threads() -> pd.DataFrame:
+    """Threads in all of the best configuration of Table 2, by network and batch; one column a batch."""
+    table = paper_table("sharing", "tab02").set_index("network")
+    best = table[[f"best_{batch}" for batch in BATCHES]]
+    return best.map(lambda name: math.prod(map(int, name.split("x"))))
+
+
+@check("sharing-threads-fall")
+def _threads_fall() -> Result:
+    falling = (_best_threads().diff(axis=1).iloc[:, 1:] <= 0).all(axis=1)
+    return own(int(falling.sum()), int(falling.sum()), "from the configurations of Table 2")
+
+
+@check("sharing-intensity-order")
+def _intensity_order() -> Result:
+    least = _best_threads() == 64
+    first = least.to_numpy().argmax(axis=1)
+    reached = np.where(least.any(axis=1), first, len(BATCHES))
+    order = np.argsort(paper_table("sharing", "tab02")["intensity"].to_numpy(), kind="stable")
+    earliest = np.minimum.accumulate(reached[order])
+    late = np.array(_best_threads().index)[order][reached[order] > earliest]
+    fitting = len(order) - len(late)
+    return own(
+        fitting, fitting, f"from Table 2; later than one of lower intensity: {', '.join(late)}"
+    )
+
+
+@check("sharing-fig06-constant")
+def _constant_saving() -> Result:
+    said = prose("sharing")
+    ratio = said["fig06-saved-256"] / said["fig06-saved-16"]
+    return own(ratio, ratio, "6.92 ms over 3.97 ms, both printed beside the claim")
