@@ -218,7 +218,7 @@ def test_googlenets_53_millions_are_bytes_with_heads() -> None:
     assert 4 * with_heads == pytest.approx(printed, rel=0.02)
 
 
-def test_efficiency_uses_the_rounded_parameters() -> None:
+def test_24_million_are_resnet50_without_its_dense_layer() -> None:
     rate = CLUSTERS["network_bits_per_s"][2] / 8
     assert rate == 1e9 * PROSE["fig03-infiniband"]
     seconds = PROSE["fig03-v100-communication"]
@@ -232,6 +232,13 @@ def test_efficiency_uses_the_rounded_parameters() -> None:
     assert counted == pytest.approx(10.3, abs=0.05)
     bus = counted * 2 * (GPUS - 1) / GPUS
     assert bus == pytest.approx(19.2, abs=0.05)
+    whole, printed_millions = (
+        networks.layers("ResNet50"),
+        TABLE_4["parameters_millions"]["ResNet-50"],
+    )
+    millions = [sum(sum(one.tensors) for one in part) / 1e6 for part in (whole, whole[:-1])]
+    assert millions == pytest.approx([25.557, 23.508], abs=1e-3)
+    assert [round(one) == printed_millions for one in millions] == [False, True]
 
 
 def test_a_v100_is_four_times_as_fast_not_ten() -> None:

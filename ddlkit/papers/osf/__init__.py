@@ -216,11 +216,18 @@ def sent_bytes(
 
 
 def wait_s(
-    sizes: Values, backward_s: Values, capacity: float, timeout_s: float, *, literal: bool = True
+    sizes: Values,
+    backward_s: Values,
+    capacity: float,
+    timeout_s: float,
+    *,
+    literal: bool = True,
+    full_waits: bool = False,
 ) -> Floats:
     """osf Eq 14: (n,) t_wait, how long layer i's tensors stay in the buffer before they leave.
 
-    Printed, a full buffer still waits for the layer that no longer fits; repaired, it does not.
+    Printed, a full buffer still waits for the layer that no longer fits; repaired, it does not, or with
+    ``full_waits`` it does: both are admissible (errata 14).
     """
     filled = buffered_bytes(sizes, backward_s, capacity, timeout_s)
     waited = np.zeros(len(sizes))
@@ -229,8 +236,10 @@ def wait_s(
         if literal:
             late = backward_s[i - 1] > timeout_s
             waited[i] = timeout_s if late else backward_s[i - 1] if full else 0.0
-        elif not full and backward_s[i - 1] >= timeout_s:
+        elif backward_s[i - 1] >= timeout_s and (full_waits or not full):
             waited[i] = timeout_s
+        elif full and full_waits:
+            waited[i] = backward_s[i - 1]
     return waited
 
 
@@ -242,13 +251,15 @@ def fused_start_s(
     timeout_s: float,
     *,
     literal: bool = True,
+    full_waits: bool = False,
 ) -> Floats:
     """osf Eq 15: (n,) tau, start of layer i's transfer, counted from the end of layer n's backward.
 
-    Symbols: t_update = update, F and t_wait as Eqs 13 and 14.
+    Symbols: t_update = update, F and t_wait as Eqs 13 and 14. Printed, layer i + 1's wait delays layer i's
+    message; repaired, each delays its own.
     """
     arguments = sizes, backward_s, capacity, timeout_s
-    waited = wait_s(*arguments, literal=literal)
+    waited = wait_s(*arguments, literal=literal, full_waits=full_waits)
     sent = sent_bytes(*arguments, literal=literal)
     taken = [update(size) if literal or size > 0 else 0.0 for size in sent.tolist()]
     n = len(sizes)
@@ -273,6 +284,7 @@ def osf_fused(
     timeout_s: float = math.inf,
     *,
     literal: bool = True,
+    full_waits: bool = False,
 ) -> float:
     """osf Eqs 11, 16: OSF_fusion = T_comp / (T_comp + tau^(1) + t_update(F^(1)) - T_overlap).
 
@@ -280,7 +292,8 @@ def osf_fused(
     """
     arguments = sizes, backward_s, capacity, timeout_s
     first = float(sent_bytes(*arguments, literal=literal)[0])
-    start = fused_start_s(sizes, backward_s, update, capacity, timeout_s, literal=literal)
+    repairs = {"literal": literal, "full_waits": full_waits}
+    start = fused_start_s(sizes, backward_s, update, capacity, timeout_s, **repairs)
     compute = forward_s + math.fsum(backward_s)
     return compute / (compute + start[0] + update(first) - overlap_s(backward_s))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ from ddlkit.core.plan import make_plan
 from ddlkit.core.units import MB
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf import cluster
-from ddlkit.papers.osf.cluster import BUFFERS, FIVE, Grid, PaperSetting
+from ddlkit.papers.osf.cluster import BUFFERS, FIVE, UNITS, Floats, Grid, PaperSetting
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,3 +91,24 @@ def over(grid: Grid, wanted: NDArray[np.bool_]) -> pd.DataFrame:
         found = pd.DataFrame(rows).iloc[of_setting.ravel()].reset_index(drop=True)
         frames.append(found.assign(network=network, setting=np.arange(len(places))))
     return pd.concat(frames, ignore_index=True)
+
+
+def possible(network: str, grid: Grid) -> Floats:
+    """What the best plan can gain at most over the constant buffer, in every setting of a grid.
+
+    Shape as ``grid.shape``, 1 wide along the computing time of the other family.
+    """
+    own = "vgg16_s" if network.startswith("VGG") else "resnet101_s"
+    times = grid.times[own] * cluster.network_flops(network)
+    times = times / cluster.network_flops("VGG16" if own == "vgg16_s" else "ResNet101")
+    timeouts_s, overheads_s = grid.times["timeout_s"], grid.times["overhead_s"]
+    found = np.empty((len(UNITS), len(timeouts_s), len(overheads_s), len(times)))
+    slope = PaperSetting(1.0, 1.0, 0.0).cost().beta_s_per_byte
+    for (u, unit), (k, timeout_s), (t, compute_s) in product(
+        enumerate(UNITS), enumerate(timeouts_s), enumerate(times)
+    ):
+        fused = cluster.fused(network, float(compute_s), CONSTANT, float(timeout_s), unit)
+        taken_s = cluster.fused_iteration_s(*fused, overheads_s, slope)
+        least = [least_iteration_s(fused[0], AlphaBeta(float(d), slope)) for d in overheads_s]
+        found[u, k, :, t] = taken_s / least - 1
+    return np.expand_dims(found, -2 if own == "vgg16_s" else -1)
