@@ -236,8 +236,9 @@ def test_the_scan_equals_the_repaired_equations_one_by_one(capacity: int, timeou
     sizes, backward = workload.bytes[::-1].tolist(), workload.backward_s[::-1].tolist()
     for overhead, found in zip(overheads.tolist(), fast.tolist(), strict=True):
         cost = AlphaBeta(overhead, slope)
-        options = {"capacity": capacity, "timeout_s": timeout_s if capacity else math.inf}
-        slow = osf.osf_fused(workload.forward_s, sizes, backward, cost, **options, literal=False)
+        times = workload.forward_s, sizes, backward
+        until_s = timeout_s if capacity else math.inf
+        slow = osf.osf_fused(*times, cost, capacity, until_s, literal=False)
         assert found == pytest.approx(slow)
 
 

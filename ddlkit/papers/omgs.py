@@ -352,11 +352,16 @@ index : line 32 takes the backward time of layer L (printed is tb[l], where l is
 """
 
 
-def find_merged_layers(instance: Instance, repairs: frozenset[str] = REPAIRS) -> Bools:
+def find_merged_layers(
+    instance: Instance, repairs: frozenset[str] = REPAIRS, *, by_code: bool = False
+) -> Bools:
     """omgs Algorithm 1: (L,) truth of merged layers, judged from layer L down to 2.
 
     repairs : which of REPAIRS to make; ``frozenset()`` is the algorithm as printed. A comparison
     with a number that is not one is false, as in any language that follows IEEE 754.
+    by_code : by the rule of the authors' published code. It merges a layer when its message waits less than
+    a start-up; that leaves Q3 out, and the time to select from layer l-1 alone out of Q5. Layer L always
+    joins layer L-1, without being judged, and the times do not know of it.
     """
     backward, size = instance.backward_s.copy(), instance.elements.copy()
     merged = np.zeros(instance.layers, bool)
@@ -369,7 +374,11 @@ def find_merged_layers(instance: Instance, repairs: frozenset[str] = REPAIRS) ->
         )
         q3 = ready + own + before < sending[i] + instance.alpha_s + instance.beta_s * size[i]
         q5 = sending[i] + instance.alpha_s > ready + both
-        if not (q3 and q5):
+        joins = q3 and q5
+        if by_code:
+            merged[i] = i == instance.layers - 1
+            joins = not merged[i] and ready + both - before < sending[i] + instance.alpha_s
+        if not joins:
             continue
         backward[i - 1] += backward[i]
         size[i - 1] += size[i]
