@@ -126,6 +126,8 @@ def test_two_scaling_factors_for_one_replacement() -> None:
     kept = TABLE_2["size_mb"]["VGG16"] - sum(sizes[:3]) + sum(sizes[3:])
     communication = (1 / PROSE["fig08-before"] - 1) * kept / TABLE_2["size_mb"]["VGG16"]
     assert osf.csf(1, communication) == pytest.approx(0.748, abs=5e-4)
+    overlapped = osf_scaling.setting_search().without("VGG-16 replaced: scaling factor")
+    assert (overlapped.low, overlapped.high) == pytest.approx((0.81, 0.98), abs=5e-3)
 
 
 def test_losses_say_nothing_of_accuracy() -> None:
@@ -338,6 +340,19 @@ def test_32_per_cent_contradicts_section_3_3(
     assert least[found.most()].max() == pytest.approx(0.016, abs=1e-3)
     both = (least >= wanted[0]) & (largest >= wanted[1])
     assert both.any() and found.count[both].max() == 5
+
+
+def test_gains_of_single_settings_are_those_of_the_whole_grid() -> None:
+    grid = cluster.Grid(points=3)
+    wanted = np.zeros(grid.shape, bool)
+    wanted[0, 3, 1, 2, 1] = wanted[1, -1, 2, 1, 1] = wanted[1, 0, 0, 0, 2] = True
+    rows = gains.over(grid, wanted)
+    assert len(rows) == 3 * len(cluster.FIVE)
+    for network, one in rows.groupby("network"):
+        everywhere = np.broadcast_to(gains.possible(str(network), grid), grid.shape)
+        assert one["over_constant"].tolist() == pytest.approx(everywhere[wanted].tolist())
+    assert (rows["constant_over_none"] >= rows["constant_over_others"] - 1e-12).all()
+    assert (rows[["over_constant", "over_mg_wfbp"]] >= -1e-12).all(axis=None)
 
 
 @given(times, times, st.lists(st.tuples(times, st.integers(1, 10**6)), min_size=1, max_size=6))

@@ -71,6 +71,29 @@ def test_a_marked_claim_names_entries_that_exist() -> None:
         assert set(claim.errata.split()) <= set(numbers), claim.id
 
 
+def errata_of(paper: str) -> dict[str, str]:
+    """Number -> verdict, in lower case, of each entry of a paper's errata."""
+    text = (store.DATA / "papers" / paper / "errata.md").read_text(encoding="utf-8")
+    parts = re.split(r"^(?:## )?(\d+)\. ", text, flags=re.MULTILINE)[1:]
+    verdict = re.compile(r"\*(proven|refuted|cannot\s+be\s+decided)", re.IGNORECASE)
+    found = (
+        (number, verdict.search(body)) for number, body in zip(parts[::2], parts[1::2], strict=True)
+    )
+    return {number: match[1].split()[0].lower() for number, match in found if match}
+
+
+def test_verdicts_and_errata_say_the_same(verdicts: pd.DataFrame) -> None:
+    """What the paper's own numbers or a count refute is a proven erratum; a refuted one marks what agrees."""
+    known = {paper: errata_of(paper) for paper in claims.PAPERS}
+    for row in verdicts.itertuples():
+        marks = {known[row.paper][number] for number in row.errata.split()}
+        certain = row.evidence in ("counted independently", "the paper's own numbers", "bound")
+        if certain and row.outcome in ("differs", "contradicted"):
+            assert "proven" in marks, row.id
+        if marks == {"refuted"}:
+            assert row.outcome in ("reproduced", "compatible", "open"), row.id
+
+
 def test_checks_do_not_depend_on_the_claimed_value(verdicts: pd.DataFrame) -> None:
     shifted = [replace(one, value=3 * one.value + 17) for one in claims.load_claims()]
     found = papers.evaluate(shifted)
