@@ -320,8 +320,8 @@ def published_code() -> pd.DataFrame:
     Columns: quantity, paper, code, here; "" where one says nothing.
     """
     code = paper_table("omgs", "code").set_index("id")["value"]
-    (found,) = source.recordings("selection").values()
-    rows = found.table("selection")
+    found = source.recordings("selection").values()
+    rows = pd.concat([one.table("selection") for one in found])
     chosen = rows[(rows["operation"] == "topk_unsorted") & (rows["density"] == DENSITY)]
     times = chosen.groupby("elements")["seconds"].median()
     here = times / (times.index * np.log2(times.index))

@@ -275,10 +275,10 @@ def _backward_over_forward() -> Result:
 @check("osf-fig09-lower", "loss", "running")
 @check("osf-fig09-accuracy", "accuracy", "held_out")
 def _trained(what: str, where: str) -> Result:
-    (found,) = source.recordings("convergence").values()
-    rows = found.table("convergence")
+    found = source.recordings("convergence").values()
+    rows = pd.concat([one.table("convergence") for one in found])
     last = rows[(rows["epoch"] == rows["epochs"].max()) & (rows["measured_on"] == where)]
-    wide = last.pivot(index="seed", columns="network", values=what)
+    wide = last.pivot(index=["machine", "seed"], columns="network", values=what)
     ratios = wide["vgg16_eighth_replaced"] / wide["vgg16_eighth"]
     bare = wide["vgg16_eighth_no_dropout"] / wide["vgg16_eighth"]
     note = (
@@ -313,13 +313,18 @@ _COSTS = ("ends", "least_squares", "piecewise")
 @lru_cache(maxsize=1)
 def _cost_errors() -> dict[str, pd.DataFrame]:
     """Per link of the lab: a row per tensor of ResNet-101, each cost's error, and whether it is small."""
-    (recording,) = source.recordings("tensors").values()
-    known, others = (recording.table(kind) for kind in ("collectives", "tensors"))
+    found = source.recordings("tensors")
+    known, others = (
+        pd.concat([one.table(kind) for one in found.values()])
+        for kind in ("collectives", "tensors")
+    )
     count = pd.Series(networks.parameters("ResNet101")).mul(4).value_counts()
-    found = {}
-    for link, rows in others[others["link"].str.startswith("lab:")].groupby("link"):
-        workers = int(rows["ranks"].iloc[0])
-        chosen = known[(known["link"] == link) & (known["collective"] == "all_reduce")]
+    errors_of = {}
+    places = ["machine", "link", "ranks"]
+    for place, rows in others[others["link"].str.startswith("lab:")].groupby(places):
+        workers = int(place[2])
+        same = (known[places] == place).all(axis=1)
+        chosen = known[same & (known["collective"] == "all_reduce")]
         samples = [
             undisturbed(part)[name].to_numpy(float)
             for part in (chosen, rows)
@@ -339,5 +344,5 @@ def _cost_errors() -> dict[str, pd.DataFrame]:
         frame = pd.DataFrame({name: error for name, (_, error) in errors.items()})
         sizes = errors["ends"][0].astype(int)
         frame = frame.assign(small=sizes < threshold)
-        found[str(link)] = frame.loc[frame.index.repeat(count.reindex(sizes).to_numpy())]
-    return found
+        errors_of[str(place[1])] = frame.loc[frame.index.repeat(count.reindex(sizes).to_numpy())]
+    return errors_of
