@@ -323,7 +323,7 @@ def _cost_errors() -> dict[str, pd.DataFrame]:
     places = ["machine", "link", "ranks"]
     for place, rows in others[others["link"].str.startswith("lab:")].groupby(places):
         workers = int(place[2])
-        same = (known[places] == place).all(axis=1)
+        same = (known[places] == list(place)).all(axis=1)
         chosen = known[same & (known["collective"] == "all_reduce")]
         samples = [
             undisturbed(part)[name].to_numpy(float)
