@@ -95,6 +95,14 @@ class Calibration:
         }
         return Calibration(bare)
 
+    def with_certain_drift(self) -> Calibration:
+        """The same with intervals as if its few sessions told exactly how sessions differ."""
+        known = {
+            key: replace(one, noise=one.noise and one.noise.certain())
+            for key, one in self.known.items()
+        }
+        return Calibration(known)
+
     def between(
         self, link: str, workers: int, collective: str = "all_reduce", in_flight: int = 1
     ) -> Communication:
