@@ -80,6 +80,8 @@ Between a profile and a run the machine's speed drifts; what error remains here 
 TAIL = 0.9
 """The quantile of errors that one case in ten exceeds."""
 DRAWS = 1000
+ROUNDS = 5
+"""Repeats of a case from which its repeatability can be told: of two, one difference is all there is."""
 Floats = NDArray[np.float64]
 
 
@@ -105,6 +107,12 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
     found = found.join(runs.groupby("case").agg({**how, "processor_limited": "any"}))
     keys = runs.drop_duplicates("case").set_index("case")[[*CASE_COLUMNS, "origin"]]
     return keys.join(found).reset_index()
+
+
+def often_repeated(*runs: pd.DataFrame, least: int = ROUNDS) -> pd.DataFrame:
+    """Of several runs tables, the `measured` cases of at least so many repeats: they tell what repeats."""
+    found = pd.concat([measured(one) for one in runs], ignore_index=True)
+    return found[found["repeats"] >= least]
 
 
 def mean_difference(values: pd.Series) -> float:
@@ -264,6 +272,20 @@ def contest(cases: pd.DataFrame, by: str = "lab", draws: int = DRAWS) -> pd.Data
         of = there.groupby(by, sort=False).ngroup().to_numpy()
         rows.append({**row, **_intervals(both, of, draws)})
     return pd.DataFrame(rows)
+
+
+def beside_ours(row: pd.Series) -> str:
+    """One row of a `contest` as a sentence: median and tail beside ours, with their factors."""
+
+    def times(name: str) -> str:
+        low, high = row[f"{name}_lower"], row[f"{name}_upper"]
+        return f"{row[name]:.1f} times ({low:.1f} to {high:.1f})"
+
+    return (
+        f"{row['median']:.2%} in the median against our {row['ours_median']:.2%}, {times('factor')}; "
+        f"one case in ten above {row['tail']:.1%} against {row['ours_tail']:.1%}, "
+        f"{times('tail_factor')}; closer in {row['closer']:.0%} of {row['cases']:.0f} cases"
+    )
 
 
 def _compared(both: Floats) -> dict[str, float]:
