@@ -93,7 +93,7 @@ def test_a_true_ring_is_predicted_by_all_but_the_logarithm() -> None:
     assert set(frame["model"]) == set(osf_measured.MODELS)
     assert frame["bandwidth_delay_bytes"].iloc[0] == pytest.approx(125e6 * 9e-4 / 3)
     worst = frame.groupby("model")["error"].agg(lambda column: column.abs().max())
-    assert worst[["ring_all_reduce", "alpha_beta"]].max() < 1e-9
+    assert worst[list(osf_measured.LINE_MODELS)].max() < 1e-9
     assert worst["piecewise:BDP"] > 0.01
     assert frame["repeated"].abs().max() < 1e-12
     per_tensor = frame[frame["model"] == "alpha_beta"]["tensors"]
@@ -106,6 +106,17 @@ def test_another_day_shows_as_repeatability_and_as_error() -> None:
     assert frame["repeated"].dropna().to_numpy() == pytest.approx(-0.2)
     summary = osf_measured.error_summary(frame)
     assert summary.loc[("lab:1gbit", 4, "alpha_beta"), "sum"] == pytest.approx(-0.2)
+
+
+def test_forms_are_told_apart_only_where_runs_differ_by_less() -> None:
+    """A true ring: on one day the line beats Eq 18 on small tensors, on another nothing is decided."""
+    for factor, decided in ((1.0, True), (1.5, False)):
+        tensors = samples(OWN_SIZES, factor).assign(network="ResNet101")
+        told = osf_measured.decided(osf_measured.fig10(samples(SIZES), tensors, "ResNet101"))
+        small = told[told["tensors"] == "small"].iloc[0]
+        assert small["line"] in osf_measured.LINE_MODELS and small["decided"] == decided
+        assert small["runs_differ"] == pytest.approx(1 - 1 / factor)
+        assert (small["line_error"] < small["eq18_error"]) or not decided
 
 
 def test_a_link_that_was_not_measured_before_is_told() -> None:
@@ -136,5 +147,5 @@ def test_left_out_errors_of_a_line_are_none() -> None:
     few = samples(SIZES[:3]).assign(link="short")
     table = osf_measured.left_out_by_link({"here": pd.concat([samples(SIZES), few])})
     row = table[table["link"] == "lab:1gbit"].iloc[0]
-    assert row["alpha_beta"] < 1e-9
+    assert row[[form for form in osf_measured.FORMS if form.startswith("alpha")]].max() < 1e-9
     assert table[table["link"] == "short"]["segments"].isna().all()

@@ -9,7 +9,7 @@ import pytest
 
 from ddlkit.core.cost import AlphaBeta, MessageCost, Piecewise, Segments, Table
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import costs_from_dict, fit, held_out_errors, unseen_errors
+from ddlkit.core.fit import LINES, costs_from_dict, fit, held_out_errors, unseen_errors
 
 SIZES = np.geomspace(1024, 64 * 2**20, 17).round()
 TRUTHS: dict[str, MessageCost] = {
@@ -71,6 +71,54 @@ def test_relative_error_keeps_alpha_where_plain_least_squares_loses_it() -> None
     assert abs(found / 1e-4 - 1) < 0.15 < abs(plain_alpha / 1e-4 - 1)
 
 
+@pytest.mark.parametrize("how", LINES)
+def test_every_way_to_lay_a_line_finds_a_line(how: str) -> None:
+    """Without noise exactly, with its errors from residuals or repeats; the weights sum to two parameters."""
+    truth = AlphaBeta(1e-3, 8e-9)
+    exact = fit(f"alpha_beta:{how}", *samples(truth, 0.0), draws=2)
+    np.testing.assert_allclose(exact.values, [1e-3, 8e-9], rtol=1e-6)
+    found = fit(f"alpha_beta:{how}", *samples(truth, 0.02), draws=50)
+    assert found.leverage.sum() == pytest.approx(2)
+    assert np.all(found.standard_errors > 0)
+    drawn = np.array([[draw.alpha_s, draw.beta_s_per_byte] for draw in found.draws])
+    ratio = drawn.std(axis=0) / found.standard_errors
+    assert np.all((ratio > 0.2) & (ratio < 5))
+
+
+def test_lines_are_what_their_names_say() -> None:
+    """On a curve, where they differ: through the ends, least in seconds, least in shares of the time."""
+    sizes, seconds = samples(TRUTHS["segments"], 0.05)
+    medians = np.array([np.median(seconds[sizes == size]) for size in SIZES])
+    costs = {how: fit(f"alpha_beta:{how}", sizes, seconds, draws=0).cost for how in LINES}
+    assert costs["ends"](SIZES[[0, -1]]) == pytest.approx(medians[[0, -1]])
+    slope, start = np.polyfit(SIZES, medians, 1)
+    assert costs["medians"].alpha_s == pytest.approx(max(start, 0.0))
+    losses = {
+        how: (np.sum((cost(sizes) - seconds) ** 2), np.sum((cost(sizes) / seconds - 1) ** 2))
+        for how, cost in costs.items()
+    }
+    assert min(losses, key=lambda how: losses[how][0]) == "least_squares"
+    assert min(losses, key=lambda how: losses[how][1]) == "relative"
+    bare = fit("alpha_beta", sizes, seconds, draws=0).cost
+    assert bare.to_dict() == costs["relative"].to_dict()
+
+
+def test_a_given_slope_is_kept_and_the_smallest_message_gives_the_rest() -> None:
+    sizes, seconds = samples(TRUTHS["alpha_beta"], 0.05)
+    found = fit("alpha_beta:1.2e-8", sizes, seconds, draws=3)
+    assert found.cost.beta_s_per_byte == 1.2e-8 and len(found.names) == 1
+    assert found.cost.alpha_s == np.median(seconds[sizes == SIZES[0]])
+    assert found.leverage.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("how", ["least_squares", "medians", "ends"])
+def test_no_line_starts_below_zero(how: str) -> None:
+    sizes, seconds = samples(AlphaBeta(-1e-6, 8e-9), 0.0)
+    cost = fit(f"alpha_beta:{how}", sizes, seconds, draws=0).cost
+    assert cost.alpha_s == 0
+    assert cost(SIZES[-1]) == pytest.approx(seconds.max(), rel=1e-3)
+
+
 def test_held_out_error_prefers_the_true_form() -> None:
     data = samples(TRUTHS["piecewise"], 0.02)
     straight, broken = (
@@ -121,7 +169,10 @@ def test_the_same_rows_in_another_order_give_the_same_fit() -> None:
         ("alpha_beta", [1, 2], [1, 2, 3], "2 sizes but 3 times"),
         ("piecewise", [1, 2, 3, 4], [1, 2, 3, 4], "at least 5 distinct sizes"),
         ("spline", [1, 2, 3], [1, 2, 3], "unknown cost form 'spline'"),
-        ("alpha_beta:2KB", [1, 2, 3], [1, 2, 3], "write alpha_beta, nothing behind it"),
+        ("segments:2KB", [1, 2, 3], [1, 2, 3], "write segments, nothing behind it"),
+        ("alpha_beta:2KB", [1, 2, 3], [1, 2, 3], "medians, ends, or seconds per byte"),
+        ("alpha_beta:nan", [1, 2, 3], [1, 2, 3], "medians, ends, or seconds per byte"),
+        ("alpha_beta:", [1, 2, 3], [1, 2, 3], "write alpha_beta, nothing behind it"),
         ("piecewise:2", [1, 2, 3, 4, 5], [1, 2, 3, 4, 5], "has 1 sizes below and 4 above"),
         ("piecewise:2Kb", [1, 2, 3, 4, 5], [1, 2, 3, 4, 5], "size '2Kb'"),
     ],

@@ -20,6 +20,7 @@ import pytest
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.model import Calibration, forecast_case
+from ddlkit.report.accuracy import ROUNDS
 from ddlkit.report.source import default_recording
 from ddlkit.run.lab import network
 from ddlkit.run.lab.network import LabShape
@@ -71,6 +72,9 @@ def test_a_grid_is_the_product_of_its_lists_grouped_by_lab(tmp_path: Path) -> No
         ({"round": 3}, "round: unknown key"),
         ({"rounds": 0}, "rounds: 0: must be a whole number"),
         ({"rounds": True}, "rounds: True: must be a whole number"),
+        ({"repeat": 20}, "repeat: 20: must be a mapping as {cases: 20, rounds: 5}"),
+        ({"repeat": {"cases": 20}}, "must be a mapping as {cases: 20, rounds: 5}"),
+        ({"repeat": {"cases": 0, "rounds": 5}}, "must be a whole number, at least 1"),
         ({"calibration": "long"}, "calibration: 'long': must be quick or full"),
         ({"selection": "no"}, "selection: 'no': must be recorded or real"),
         ({"grids": []}, "grids: must be a list"),
@@ -249,6 +253,34 @@ def test_an_estimate_is_the_forecast_of_the_validated_model(
         foreseen = forecast_case(one.case, workloads, calibration, selections).prediction
         around_s = campaign.AROUND_S + campaign.CHECK_S_PER_BYTE * 4 * one.workload.bytes.sum()
         assert points.iteration_s(one) == pytest.approx(foreseen.iteration_s + around_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("cases", [1, 7, 20])
+def test_some_cases_of_a_campaign_get_more_rounds(tmp_path: Path, cases: int) -> None:
+    """As many as asked, over all labs in proportion, and every iteration is wanted exactly once."""
+    grids = [{"workers": [2, 4], "rates": ["1gbit", "500mbit"]}]
+    plans = ["none", "single", "ddp", "exact", "buffer:1MB", "random:1:3", "random:2:2"]
+    described = {**WHOLE, "plans": plans, "grids": grids, "repeat": {"cases": cases, "rounds": 5}}
+    found = read_campaign(written(tmp_path, described))
+    assert sum(found.repeated.values()) == cases
+    assert max(found.repeated.values()) - min(found.repeated.values()) <= 1
+    inputs = campaign._Inputs(found, tmp_path, "campaign")
+    for shape, requests in found.labs.items():
+        points = campaign._LabPoints(shape, requests, inputs)
+        planned = points.planned()
+        rounds = points.rounds(planned)
+        often = min(found.repeated[shape], len(planned))
+        assert sorted(rounds.values()) == [2] * (len(planned) - often) + [5] * often
+        missing = points._missing(planned)
+        assert len(missing) == len(set(missing)) == sum(rounds.values())
+        assert all(repeat < rounds[key] for key, repeat in missing)
+        assert [repeat for _, repeat in missing] == sorted(repeat for _, repeat in missing)
+
+
+def test_the_whole_campaign_tells_what_twenty_of_its_cases_repeat_to() -> None:
+    found = read_campaign(ROOT / "examples" / "campaign.yml")
+    assert found.repeat.cases == 20 and found.repeat.rounds >= ROUNDS
+    assert all(found.repeated.values()), "every lab has one"
 
 
 def test_the_command_refuses_a_file_where_none_belongs() -> None:

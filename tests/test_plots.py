@@ -97,6 +97,14 @@ def test_as_many_series_as_nccl_has_numbers_of_blocks_differ_without_colour(ax: 
     assert not legend.get_window_extent().overlaps(ax.title.get_window_extent())
 
 
+def test_a_name_with_an_argument_may_have_a_look_of_its_own() -> None:
+    names = ["alpha_beta:ends", "alpha_beta", "piecewise:BDP", "piecewise"]
+    ends, line, given, found = looks.looks(names)
+    forms = looks.FAMILIES["forms"]
+    assert (ends, line) == (forms["alpha_beta:ends"], forms["alpha_beta"])
+    assert given.color == forms["piecewise"].color != found.color
+
+
 def test_the_theme_is_left_behind() -> None:
     before = dict(mpl.rcParams)
     with looks.theme():
@@ -205,7 +213,7 @@ def test_lines_and_their_samples_carry_the_numbers(ax: Axes) -> None:
 def test_fitted_lines_pass_through_what_they_were_made_of(ax: Axes) -> None:
     cost = AlphaBeta(1e-3, 1e-9)
     plots.cost_fit(ax, fit("alpha_beta", SIZES, cost(SIZES), draws=0))
-    x, y = drawn(ax, "alpha-beta").T
+    x, y = drawn(ax, "line, relative error").T
     np.testing.assert_allclose(y, 1e3 * cost(x))
     x, y = drawn(ax, "measured, median").T
     np.testing.assert_allclose(y, 1e3 * cost(x))

@@ -10,7 +10,7 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.case import Case
-from ddlkit.core.cost import Table
+from ddlkit.core.cost import AlphaBeta, MessageCost, Table
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import PLAIN, Iteration
 from ddlkit.core.link import Link, wire_s_per_byte
@@ -18,7 +18,7 @@ from ddlkit.core.plan import make_plan
 from ddlkit.core.sparse import SelectionTimes
 from ddlkit.model.calibration import Calibration, software_at_once
 from ddlkit.model.predictor import forecast_case, plan_of
-from ddlkit.report.accuracy import by_every_model, summary, validate
+from ddlkit.report.accuracy import LINES, TRIALS, by_every_model, calibrated, summary, validate
 from strategies import random_workload
 
 SIZES = np.geomspace(1e2, 1e8, 13)
@@ -46,7 +46,7 @@ def calibration(noise: float = 0.0, rate_bits_per_s: float = 0.0) -> Calibration
         "stolen": 0.0,
         "link_bits_per_s": rate_bits_per_s,
     }
-    return Calibration.of(pd.DataFrame({**known, **rows}))
+    return calibrated(pd.DataFrame({**known, **rows}))
 
 
 def case(spec: str, workers: int = 4) -> Case:
@@ -57,12 +57,16 @@ def case(spec: str, workers: int = 4) -> Case:
 
 
 def runs(
-    noise: float = 0.0, workers: int = 4, link: Link = PLAIN, copy_s_per_byte: float = 0.0
+    noise: float = 0.0,
+    workers: int = 4,
+    link: Link = PLAIN,
+    copy_s_per_byte: float = 0.0,
+    cost: MessageCost = COST,
 ) -> pd.DataFrame:
     rng, rows = np.random.default_rng(2), []
     for spec in SPECS:
         asked = replace(case(spec, workers), in_flight=link.in_flight)
-        truth = Iteration(WORKLOAD, plan_of(asked), COST, link, copy_s_per_byte).prediction
+        truth = Iteration(WORKLOAD, plan_of(asked), cost, link, copy_s_per_byte).prediction
         for repeat in range(4):
             iteration_s = truth.iteration_s * float(np.exp(rng.normal(0, noise)))
             exposed_s = iteration_s - WORKLOAD.compute_s
@@ -83,6 +87,33 @@ def test_a_truth_made_by_the_model_has_no_error() -> None:
     assert found["no_overlap_error"].max() > 0.01
     assert (found["no_overlap_error"] >= -1e-12).all()
     assert (found["perfect_overlap_error"] <= 1e-12).all()
+
+
+def test_every_model_on_trial_is_right_where_it_is_the_truth() -> None:
+    """Each gets the same messages and plan: lines where the truth is one, tables where it is that."""
+    costs = calibration(rate_bits_per_s=RATE_BITS_PER_S).without_credit()
+    truths = {
+        AlphaBeta(1e-3, 8e-9, workers=4): [*LINES, "line_relative", "osf_repaired_line"],
+        COST: ["no_credit", "osf_repaired_table"],
+    }
+    for cost, names in truths.items():
+        found = validate(runs(cost=cost), {"abc": WORKLOAD}, costs)
+        covered = found["plan"].isin(["none", "single", "buffer:25MB"])
+        for name in names:
+            error = found[f"{name}_error"]
+            assert error.isna().any() == name.startswith("osf") and error[covered].notna().all()
+            # What has no fit takes the link's rate, which is not the truth's here.
+            assert (error.abs().max() < 1e-9) == (name != "line_unfitted"), name
+
+
+def test_a_trial_whose_cost_is_not_known_says_nothing() -> None:
+    """Of a link without a rate there is no unfitted line, and no error of one."""
+    found = validate(runs(), {"abc": WORKLOAD}, calibration())
+    assert found["line_unfitted_error"].isna().all()
+    assert found["line_medians_error"].notna().all()
+    assert "line_unfitted_median_error" not in summary(found)
+    assert set(TRIALS) == {c.removesuffix("_iteration_s") for c in found if c.endswith("_iteration_s")} - {
+        "measured", "model", "rescaled"}  # fmt: skip
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -138,7 +169,9 @@ def test_noise_shows_as_repeatability_and_the_summary_keeps_it() -> None:
     figures = summary(found)
     assert 0.01 < figures["median_repeatability"] < 0.1
     assert figures["median_error"] < 0.05
-    assert figures["skill_over_no_overlap"] > 1
+    assert figures["median_error"] < figures["no_overlap_median_error"]
+    assert figures["median_error"] <= figures["tail_error"] <= figures["max_error"]
+    assert figures["median_error_where_osf_line"] < 0.05
     assert 0 <= figures["interval_coverage"] <= 1
     assert (found["lower_s"] <= found["model_iteration_s"]).mean() > 0.5
 

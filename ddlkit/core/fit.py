@@ -1,12 +1,14 @@
-"""Fit costs of messages and selections to measured times by relative error, and say how sure the fit is.
+"""Fit costs of messages and selections to measured times, and say how sure the fit is.
 
 Every form here is linear in its parameters once its breakpoints are chosen, so a fit is a weighted linear
-least squares with weights 1/t (an error of 10% counts the same at 1 KiB and at 1 GiB), and breakpoints are
-found by trying every gap between measured sizes.
+least squares, and breakpoints are found by trying every gap between measured sizes. Weights are 1/t (an
+error of 10% counts the same at 1 KiB and at 1 GiB) unless a line is asked for that counts seconds: what
+is right for a curve is wrong for a line, which cannot hold small and large messages to 10% at once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -100,20 +102,25 @@ def costs_from_dict(description: dict[str, Any]) -> tuple[MessageCost, list[Mess
     return cost_from_dict(description), [cost_from_dict(draw) for draw in fitted.get("draws", [])]
 
 
-def _least_squares(design: Floats, seconds: Floats) -> tuple[Floats, Floats, Floats, float]:
-    """Minimise loss = sum(((design @ values - seconds) / seconds)**2); ``design`` is (n, k).
+def _least_squares(
+    design: Floats, seconds: Floats, unit_s: Floats | None = None
+) -> tuple[Floats, Floats, Floats, float]:
+    """Minimise loss = sum(((design @ values - seconds) / unit_s)**2); ``design`` is (n, k).
+
+    unit_s : (n,) what an error counts in: by default the measured time itself, so errors are relative
 
     Returns (k,) values and their standard errors, (n,) leverage, and the loss.
     """
-    weighted = design / seconds[:, None]
+    unit_s = seconds if unit_s is None else unit_s
+    weighted, wanted = design / unit_s[:, None], seconds / unit_s
     scale = np.linalg.norm(weighted, axis=0)
     basis, rank = np.zeros(0), 0
     if np.all(scale > 0):
-        basis, _, rank, _ = np.linalg.lstsq(weighted / scale, np.ones(len(seconds)), rcond=None)
+        basis, _, rank, _ = np.linalg.lstsq(weighted / scale, wanted, rcond=None)
     if rank < design.shape[1]:
         raise UserError("the sizes do not determine the parameters: measure more distinct sizes")
     values = basis / scale
-    loss = float(np.sum((weighted @ values - 1) ** 2))
+    loss = float(np.sum((weighted @ values - wanted) ** 2))
     inverse = np.linalg.inv((weighted / scale).T @ (weighted / scale)) / np.outer(scale, scale)
     leverage = np.einsum("ij,jk,ik->i", weighted, inverse, weighted)
     variance = np.diag(inverse * loss / max(len(seconds) - design.shape[1], 1))
@@ -163,14 +170,78 @@ def _full_grid(kind: type[Form]) -> Fitter:
             )
         medians = np.array([np.median(group) for group in groups])
         count = np.array([group.size for group in groups])
-        # The median of a normal sample spreads 1.2533 times as much as its mean.
-        spread = [1.2533 * group.std(ddof=min(1, group.size - 1)) for group in groups]
         names = tuple(f"seconds[{','.join(f'{x:.15g}' for x in point)}]" for point in points)
         grid = (axis.tolist() for axis in (*axes[::-1], medians.reshape(shape)))
         values = dict(zip(parameters(kind), grid, strict=True))
-        return values, names, medians, spread / count**0.5, 1.0 / count[which]
+        return values, names, medians, _median_spread(groups), 1.0 / count[which]
 
     return fitter
+
+
+LINES = ("relative", "least_squares", "medians", "ends")
+"""Ways to lay a straight line through messages, as in "alpha_beta:ends": by relative error; by least squares
+in seconds through every sample, or through the median of every size; through the two ends alone."""
+
+
+def _line(how: str) -> Fitter:
+    """One of LINES, or "1.2e-8": that many seconds a byte are given, and the smallest message adds its time.
+
+    In seconds the largest messages decide, where a line's slope shows; so a start-up below zero may come out:
+    then it is zero and the slope alone is fitted. Raises UserError for any other ``how``.
+    """
+    if how == "relative":
+        return _linear_in_parameters(AlphaBeta)
+    names = parameters(AlphaBeta)
+    slope = 0.0 if how in LINES else _seconds_per_byte(how)
+
+    def fitter(sizes: Floats, seconds: Floats) -> Fitted:
+        points, groups, which = _grouped(sizes[:, None], seconds)
+        grid, count = points[:, 0], np.array([group.size for group in groups])
+        medians = np.array([np.median(group) for group in groups])
+        if how not in LINES:
+            share = (which == 0) / count[which]
+            spread_s = float(_median_spread(groups[:1])[0])
+            known = {names[0]: float(medians[0]), names[1]: slope}
+            return known, names[:1], medians[:1], np.array([spread_s]), share
+        if how == "least_squares":
+            return _no_negative_start(sizes, seconds)
+        chosen = np.array([0, -1]) if how == "ends" else np.arange(grid.size)
+        known, _, values, errors, weight = _no_negative_start(grid[chosen], medians[chosen])
+        shared = np.zeros(grid.size)
+        shared[chosen] = weight
+        if how == "ends":  # two points leave no residual to tell the error: the repeats do
+            low_s, high_s = _median_spread([groups[0], groups[-1]])
+            errors = np.array([low_s, np.hypot(low_s, high_s) / (grid[-1] - grid[0])])
+        return known, names, values, errors, shared[which] / count[which]
+
+    return fitter
+
+
+def _seconds_per_byte(text: str) -> float:
+    try:
+        given = float(text)
+    except ValueError:
+        given = math.nan
+    if not (math.isfinite(given) and given > 0):
+        ways = ", ".join(LINES)
+        raise UserError(f"cost form alpha_beta:{text}: use {ways}, or seconds per byte as 1.2e-8")
+    return given
+
+
+def _no_negative_start(sizes: Floats, seconds: Floats) -> Fitted:
+    """Least squares in seconds; where the start-up would be negative, it is zero."""
+    names, unit_s = parameters(AlphaBeta), np.ones_like(seconds)
+    values, errors, leverage, _ = _least_squares(_straight(sizes), seconds, unit_s)
+    if values[0] < 0:
+        slope, slope_error, leverage, _ = _least_squares(sizes[:, None], seconds, unit_s)
+        values, errors = np.append(0.0, slope), np.append(0.0, slope_error)
+    return dict(zip(names, values.tolist(), strict=True)), names, values, errors, leverage
+
+
+def _median_spread(groups: Sequence[Floats]) -> Floats:
+    """(k,) standard error of each group's median; that of a normal sample spreads 1.2533 times its mean."""
+    spread = [1.2533 * group.std(ddof=min(1, group.size - 1)) for group in groups]
+    return np.array(spread) / np.array([group.size for group in groups]) ** 0.5
 
 
 Design = Callable[[Floats], Floats]
@@ -265,6 +336,11 @@ _METHODS: dict[type[Form], tuple[Fitter, int]] = {
     Segments: (_fit_segments, MIN_SIZES_PER_PIECE),
 }
 """How each form is fitted, and from how many distinct sizes at least."""
+_VARIANTS: dict[type[Form], Callable[[str], Fitter]] = {
+    AlphaBeta: _line,
+    Piecewise: lambda text: partial(_fit_piecewise, threshold=text),
+}
+"""What may stand behind a form's name, as in "piecewise:45KB", to how it is then fitted."""
 
 
 def fitted_forms(forms: Mapping[str, type[Form]]) -> tuple[str, ...]:
@@ -276,7 +352,8 @@ def fit(form: str, *rows: ArrayLike, draws: int = 200, seed: int = 0, **known: A
     """Fit ``form`` to raw samples (repeats allowed) of messages or of selections.
 
     form : of messages "alpha_beta", "piecewise", "segments", "table"; "piecewise:45KB" has its threshold
-        there, "piecewise" where the loss is least; of selections "density_log", "log", "scan", "table"
+        there, "piecewise" where the loss is least; "alpha_beta:least_squares" and others as of LINES, by
+        relative error without; of selections "density_log", "log", "scan", "table"
     rows : bytes, seconds of messages, or elements, density, seconds of selections, (n,) each
     known : what the cost holds for: collective, workers, algorithm, samples as of `MessageCost`, or
         operation, device as of `SelectionCost`
@@ -295,9 +372,9 @@ def fit(form: str, *rows: ArrayLike, draws: int = 200, seed: int = 0, **known: A
     kind: Callable[..., Any] = forms[name]
     fitter, least = _METHODS[forms[name]]
     if colon:
-        if kind is not Piecewise or not text:
+        if forms[name] not in _VARIANTS or not text:
             raise UserError(f"cost form {form!r}: write {name}, nothing behind it")
-        fitter = partial(_fit_piecewise, threshold=text)
+        fitter = _VARIANTS[forms[name]](text)
     *at, times = _checked(rows)
     distinct = np.unique(at[0]).size
     if distinct < least:

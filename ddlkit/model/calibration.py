@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -12,12 +12,15 @@ import pandas as pd
 from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost, Samples
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import fit
+from ddlkit.core.fit import Fit, fit
 from ddlkit.core.iteration import PLAIN
 from ddlkit.core.link import Link, burst_s, wire_s_per_byte
 from ddlkit.core.sparse import SparseGather
 from ddlkit.model.noise import Noise
 
+UNFITTED = "alpha_beta:wire"
+"""The line that no fit is needed for: the time of the smallest message, and bytes at the link's known rate
+less its framing."""
 STOLEN_LIMIT = 0.02
 """Share of the cores that a machine's host may take while something is measured."""
 
@@ -28,19 +31,22 @@ class Communication:
 
     cost : of a message; draws : costs fitted to bootstrap resamples, to say how sure it is
     link : what messages share; noise : how single messages differ from the cost, None: not known
+    others : costs of other forms, fitted to the very same samples, by what each was asked as
     """
 
     cost: MessageCost
     draws: Sequence[MessageCost] = ()
     link: Link = PLAIN
     noise: Noise | None = None
+    others: Mapping[str, MessageCost] = field(default_factory=dict)
 
     def sparse(self, density: float) -> Communication:
         """The same for groups of which only the largest elements are gathered; as it is at density 1."""
         if density == 1.0:
             return self
         draws = [SparseGather(draw, density) for draw in self.draws]
-        return replace(self, cost=SparseGather(self.cost, density), draws=draws)
+        others = {form: SparseGather(other, density) for form, other in self.others.items()}
+        return replace(self, cost=SparseGather(self.cost, density), draws=draws, others=others)
 
 
 @dataclass(frozen=True)
@@ -53,10 +59,18 @@ class Calibration:
     known: Mapping[tuple[str, int, str], Communication]
 
     @classmethod
-    def of(cls, collectives: pd.DataFrame, form: str = "table", draws: int = 200) -> Calibration:
+    def of(
+        cls,
+        collectives: pd.DataFrame,
+        form: str = "table",
+        draws: int = 200,
+        also: Collection[str] = (),
+    ) -> Calibration:
         """Fit ``form`` to each link, number of ranks and collective of a collectives table.
 
+        form : as `fit` takes it, or UNFITTED for links whose rate is known
         draws : bootstrap resamples for the intervals; 0 where none is wanted, which is faster
+        also : further forms, without draws; UNFITTED is left out of a link whose rate is not known
 
         Samples that the machine's host disturbed are left out where the size has others.
         """
@@ -65,20 +79,12 @@ class Calibration:
         for (link, ranks, collective), every in undisturbed(collectives).groupby(keys):
             key = str(link), int(ranks), str(collective)
             rows = every[every["in_flight"] == 1]
-            sizes, seconds = rows["bytes"].to_numpy(), rows["seconds"].to_numpy()
-            per_sample = rows.groupby("bytes")["messages_per_sample"].first()
-            found = fit(
-                form,
-                sizes,
-                seconds,
-                collective=key[2],
-                workers=key[1],
-                algorithm=str(rows["algorithm"].iloc[0]),
-                samples=Samples(per_sample.index.to_numpy(float), per_sample.to_numpy(float)),
-                draws=draws,
-            )
-            noise = Noise.of(sizes, seconds, rows["session"], rows["messages_per_sample"])
-            known[key] = Communication(found.cost, found.draws, shared_link(every), noise)
+            found = _fitted(rows, form, draws)
+            there = [name for name in also if name != UNFITTED or rows["link_bits_per_s"].all()]
+            others = {name: _fitted(rows, name, 0).cost for name in there}
+            columns = "bytes", "seconds", "session", "messages_per_sample"
+            noise = Noise.of(*(rows[name] for name in columns))
+            known[key] = Communication(found.cost, found.draws, shared_link(every), noise, others)
         return cls(known)
 
     def without_credit(self) -> Calibration:
@@ -88,6 +94,14 @@ class Calibration:
             for key, one in self.known.items()
         }
         return Calibration(bare)
+
+    def with_certain_drift(self) -> Calibration:
+        """The same with intervals as if its few sessions told exactly how sessions differ."""
+        known = {
+            key: replace(one, noise=one.noise and one.noise.certain())
+            for key, one in self.known.items()
+        }
+        return Calibration(known)
 
     def between(
         self, link: str, workers: int, collective: str = "all_reduce", in_flight: int = 1
@@ -106,6 +120,27 @@ class Calibration:
         """Messages of a case, sparse where it is. Raises UserError when its lab was not calibrated."""
         dense = self.between(case.link, case.workers, case.collective, case.in_flight)
         return dense.sparse(case.density) if case.collective == "all_gather" else dense
+
+
+def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
+    """``form`` fitted to one link's messages of one collective, sent one by one."""
+    collective, workers = str(rows["collective"].iloc[0]), int(rows["ranks"].iloc[0])
+    if form == UNFITTED:
+        rate_bits_per_s = float(rows["link_bits_per_s"].iloc[0])
+        if not rate_bits_per_s:
+            raise UserError(f"no rate is known of {rows['link'].iloc[0]}: {UNFITTED} needs one")
+        form = f"alpha_beta:{wire_s_per_byte(collective, workers, rate_bits_per_s)!r}"
+    per_sample = rows.groupby("bytes")["messages_per_sample"].first()
+    return fit(
+        form,
+        rows["bytes"],
+        rows["seconds"],
+        collective=collective,
+        workers=workers,
+        algorithm=str(rows["algorithm"].iloc[0]),
+        samples=Samples(per_sample.index.to_numpy(float), per_sample.to_numpy(float)),
+        draws=draws,
+    )
 
 
 def shared_link(samples: pd.DataFrame) -> Link:

@@ -6,7 +6,7 @@ or faster together, since the machine of one session is not quite that of the ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -60,6 +60,10 @@ class Noise:
                     scatter = 1 + (ratio - 1) * np.sqrt(together[here])
                     ratios[column].append(np.maximum(0.0, scatter))
         return cls(sizes, tuple(map(np.concatenate, ratios)), *_drift(sizes, np.log(medians)))
+
+    def certain(self) -> Noise:
+        """The same if the drift's deviation were known and not estimated: normal, not by Student's t."""
+        return replace(self, degrees=np.full_like(self.degrees, np.inf))
 
     def factors(self, n_bytes: ArrayLike, draws: int, seed: int = 0) -> Floats:
         """(draws, k) factors by which messages of ``n_bytes`` (k,) differ from what they should cost.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,11 @@ class Source:
             remark = f" ({stamp['remark']})" if stamp.get("remark") else ""
             parts.append(f"{how} on {stamp['machine']['name']}, {stamp['time'][:10]}{remark}")
         return "; ".join(dict.fromkeys(parts))
+
+    def begun(self, kind: str) -> datetime:
+        """When the first table of ``kind`` was saved: what was decided later may have seen it."""
+        stamps = [store.load_stamp(path) for path in self._files(kind)]
+        return min(datetime.fromisoformat(stamp["time"]) for stamp in stamps)
 
     def profile(self, network: str) -> LayerProfile:
         """The fp32 profile of a network on one rank alone: the first by directory, then by file name."""

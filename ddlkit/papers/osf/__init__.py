@@ -298,26 +298,30 @@ def osf_fused(
     return compute / (compute + start[0] + update(first) - overlap_s(backward_s))
 
 
-def predict_osf(iteration: Iteration) -> Prediction:
-    """The iteration by OSF (osf Eqs 3, 8-10; i as Eq 8's prose has it) or OSF_fusion (Eqs 11-16, printed).
+def predict_osf(iteration: Iteration, *, literal: bool = True) -> Prediction:
+    """The iteration by OSF (osf Eqs 3, 8-10; i as Eq 8's prose has it) or OSF_fusion (Eqs 11-16).
 
-    Of a plan without fusion, with one message, or with a constant buffer and no timeout. For other
-    plans the paper has no formula: the times are NaN. The update comes after, as in our own model.
+    literal : whether OSF_fusion is as printed or as repaired
+
+    Of all-reduces, one at a time, of a plan without fusion, with one message, or with a constant buffer and
+    no timeout. For all else the paper has no formula: the times are NaN. The update comes after, as in our
+    own model.
     """
     workload, cost = iteration.workload, iteration.cost
     sizes, backward_s = of_workload(workload)
     kind, _, argument = iteration.plan.planner.partition(":")
+    covered = cost.collective == "all_reduce" and iteration.link.in_flight == 1
 
     def update(n_bytes: float) -> float:
         return float(cost(n_bytes)) if n_bytes > 0 else 0.0
 
-    if kind == "none":
+    factor = math.nan
+    if covered and kind == "none":
         factor = osf(workload.forward_s, backward_s, [update(size) for size in sizes], first=0)
-    elif kind == "single" or (kind == "buffer" and ":" not in argument):
+    elif covered and (kind == "single" or (kind == "buffer" and ":" not in argument)):
         capacity = math.inf if kind == "single" else parse_bytes(argument)
-        factor = osf_fused(workload.forward_s, sizes, backward_s, update, capacity)
-    else:
-        factor = math.nan
+        forward_s = workload.forward_s
+        factor = osf_fused(forward_s, sizes, backward_s, update, capacity, literal=literal)
     sent_s = float(iteration.communication_s.sum())
     alone_s = workload.compute_s - workload.update_s
     return Prediction(alone_s / factor + workload.update_s, workload.compute_s, sent_s)

@@ -21,11 +21,28 @@ from ddlkit.report.claims import claimed
 Floats = NDArray[np.float64]
 Maker = Callable[[Floats, Floats], MessageCost]
 
-MODELS = ("ring_all_reduce", "alpha_beta", "piecewise:BDP", "piecewise", "segments", "table")
-"""Ways to make a cost from samples, in the order of figures: osf Eq 7 from the two ends, a line, osf Eq 18
-with its threshold at the bandwidth-delay product, the same where it fits best, linear pieces, a table."""
+MODELS = (
+    "ring_all_reduce",
+    "alpha_beta:medians",
+    "alpha_beta",
+    "piecewise:BDP",
+    "piecewise",
+    "segments",
+    "table",
+)
+"""Ways to make a cost from samples, in the order of figures: osf Eq 7 from the two ends, a line by least
+squares through the medians, another by relative error, osf Eq 18 with its threshold at the bandwidth-delay
+product, the same where it fits best, linear pieces, a table."""
+LINE_MODELS = ("ring_all_reduce", "alpha_beta:medians", "alpha_beta")
 LINK = ["link", "ranks"]
-FORMS = ("alpha_beta", "piecewise", "segments", "table")
+FORMS = (
+    "alpha_beta:medians",
+    "alpha_beta:ends",
+    "alpha_beta",
+    "piecewise",
+    "segments",
+    "table",
+)
 PAPER_CLASSES = 1000
 """Of ImageNet, on which the paper trains."""
 VARIANTS = {
@@ -156,6 +173,30 @@ def error_summary(frame: pd.DataFrame) -> pd.DataFrame:
     keys = [*LINK, "model"]
     found = {key: summed(rows) for key, rows in frame.groupby(keys, sort=False)}
     return pd.DataFrame(found).T.rename_axis(keys)
+
+
+def decided(frame: pd.DataFrame) -> pd.DataFrame:
+    """Per link and side of the bandwidth-delay product: whether these tensors tell Eq 18 from a line.
+
+    frame : of `fig10`. Columns: the best line and its median error per tensor, the better of Eq 18's two and
+    its error, how far the two runs differ at sizes that both have, and ``decided``: whether errors differ by
+    more.
+    """
+    summary, rows = error_summary(frame), []
+    sides = {"small": frame["bytes"] < frame["bandwidth_delay_bytes"]}
+    sides["large"] = ~sides["small"]
+    for place, errors in summary.groupby(level=LINK, sort=False):
+        here = (frame[LINK] == list(place)).all(axis=1)
+        table = errors.droplevel(LINK)
+        for side, inside in sides.items():
+            of = table[side]
+            line = of[list(LINE_MODELS)].idxmin()
+            curve = of[["piecewise:BDP", "piecewise"]].idxmin()
+            apart = float(frame.loc[here & inside, "repeated"].abs().median())
+            row = dict(zip(LINK, place, strict=True)) | {"tensors": side}
+            row |= {"line": line, "line_error": of[line], "eq18": curve, "eq18_error": of[curve]}
+            rows.append({**row, "runs_differ": apart, "decided": abs(of[line] - of[curve]) > apart})
+    return pd.DataFrame(rows)
 
 
 def left_out_by_link(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

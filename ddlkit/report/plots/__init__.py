@@ -233,11 +233,14 @@ def samples(
 
 
 @theme()
-def cost_fit(ax: Axes, *fits: Fit[Any], density: float | None = None) -> None:
+def cost_fit(
+    ax: Axes, *fits: Fit[Any], density: float | None = None, names: Sequence[str] = ()
+) -> None:
     """Costs fitted to the same data: samples, their medians, and the fitted lines with 95% intervals.
 
     fits : of messages, or of selections, of which those at one ``density`` are drawn. A fit without draws
-    has no interval. Raises UserError for a density that was not measured.
+    has no interval. ``names``: the forms as they were asked for ("alpha_beta:ends"), to look like that.
+    Raises UserError for a density that was not measured.
     """
     at, seconds = fits[0].at, fits[0].seconds
     chosen = np.full(len(seconds), True)
@@ -251,7 +254,7 @@ def cost_fit(ax: Axes, *fits: Fit[Any], density: float | None = None) -> None:
     grid = np.geomspace(sizes.min(), sizes.max(), 200)
     place = [grid] if density is None else [grid, np.full_like(grid, density)]
     ax.plot(sizes, seconds * scale, ".", color=SOFT, markersize=2.5, alpha=0.5, zorder=1)
-    for fit, style in zip(fits, looks([fit.cost.form for fit in fits]), strict=True):
+    for fit, style in zip(fits, looks(names or [fit.cost.form for fit in fits]), strict=True):
         label = style.label
         if fit.draws:
             low, high = (scale * limit for limit in fit.interval(*place))

@@ -70,12 +70,16 @@ def theme() -> Iterator[None]:
 def look(name: str) -> Style:
     """The style of a role, plan ("buffer:25MB" looks like "buffer"), cost form or span kind.
 
+    A name with its argument may have a look of its own ("alpha_beta:ends").
+
     Raises UserError for an unknown name.
 
     >>> look("buffer:25MB").label, look("buffer:25MB").color == look("buffer").color
     ('buffer 25MB', True)
     """
     head, _, argument = name.partition(":")
+    if name in _LOOKS:
+        return _LOOKS[name]
     if head not in _LOOKS:
         raise UserError(f"no style for {name!r}: use a role, plan, cost form or span kind")
     style = _LOOKS[head]
@@ -88,7 +92,7 @@ def looks(names: Sequence[str]) -> list[Style]:
     Of two names with one look ("adafusion" and "adafusion:repaired") the second is darker.
     """
     styles: list[Style] = []
-    heads = [name.partition(":")[0] for name in names]
+    heads = [name if name in _LOOKS else name.partition(":")[0] for name in names]
     for place, (name, head) in enumerate(zip(names, heads, strict=True)):
         style = Style(name, *_SERIES[place % len(_SERIES)])
         if head in _LOOKS:

@@ -285,11 +285,22 @@ class _LabPoints:
             cost = table_cost(rows[rows["session"] == BEFORE], self.shape.workers)
         return SparseGather(cost, case.density) if case.density < 1 else cost
 
+    def rounds(self, planned: Sequence[PlannedCase]) -> dict[str, int]:
+        """How often each case is replayed, by its key; those that are repeated are spread over the lab's."""
+        campaign = self.inputs.campaign
+        count = min(campaign.repeated[self.shape], len(planned))
+        chosen = {len(planned) * k // count for k in range(count)}
+        more = max(campaign.rounds, campaign.repeat.rounds)
+        return {
+            one.case.key: more if number in chosen else campaign.rounds
+            for number, one in enumerate(planned)
+        }
+
     def _missing(self, planned: Sequence[PlannedCase]) -> list[tuple[str, int]]:
         """(case's key, repeat) of what is not in the tables."""
-        saved = _saved(self._path("runs"))
-        rounds = range(self.inputs.campaign.rounds)
-        wanted = [(one.case.key, repeat) for repeat in rounds for one in planned]
+        saved, rounds = _saved(self._path("runs")), self.rounds(planned)
+        turns = range(max(rounds.values()))
+        wanted = [(key, repeat) for repeat in turns for key in rounds if repeat < rounds[key]]
         return [pair for pair in wanted if pair not in saved]
 
     @property
@@ -316,14 +327,15 @@ class _LabPoints:
         """Replay what is missing; it is saved as it comes, so nothing is returned."""
         self._absorb()
         planned = self.planned()
-        incomplete = {key for key, _ in self._missing(planned)}
+        missing = self._missing(planned)
+        incomplete = {key for key, _ in missing}
         wanted = [one for one in planned if one.case.key in incomplete]
         if wanted:
             self._left.mkdir(parents=True)
             described = json.dumps([asdict(one.case) for one in wanted])
             store.atomic_write_text(self._left / CASES, described + "\n")
             try:
-                self._play(wanted)
+                self._play(wanted, missing)
             finally:
                 self._absorb()
         runs = store.load_table(self._path("runs"))
@@ -331,8 +343,9 @@ class _LabPoints:
         say(f"{self.shape.name}: {limited} of {len(runs)} iterations limited by the processor")
         return {}
 
-    def _play(self, wanted: Sequence[PlannedCase]) -> None:
-        rounds = self.inputs.campaign.rounds
+    def _play(self, wanted: Sequence[PlannedCase], missing: Sequence[tuple[str, int]]) -> None:
+        rounds = 1 + max(repeat for _, repeat in missing)
+        every = {(one.case.key, repeat) for one in wanted for repeat in range(rounds)}
         with Lab(self.shape) as lab:
             # How many are in flight is settled when ranks are started.
             for in_flight in dict.fromkeys(one.case.in_flight for one in wanted):
@@ -343,7 +356,7 @@ class _LabPoints:
                     alike,
                     rounds,
                     selection=lambda n, density: self.inputs.selection_times(density)(n, density),
-                    done=_saved(self._path("runs")),
+                    done=every.difference(missing),
                     tries=vitals.TRIES,
                     afterwards_s=self.afterwards_s,
                     out=self._left,

@@ -226,12 +226,33 @@ class CaseRequest(NamedTuple):
     compute_s: float | None
 
 
+class Repeats(NamedTuple):
+    """Cases of a campaign that are replayed more often than all: enough to tell what a case repeats to."""
+
+    cases: int
+    rounds: int
+
+
+def repeats(value: Any) -> Repeats:
+    """How many cases, over all labs, get how many rounds; none for an empty mapping.
+
+    >>> repeats({"cases": 20, "rounds": 5})
+    Repeats(cases=20, rounds=5)
+    """
+    if value == {}:
+        return Repeats(0, 0)
+    if not isinstance(value, dict) or set(value) != set(Repeats._fields):
+        raise ValueError("must be a mapping as {cases: 20, rounds: 5}")
+    return Repeats(**{name: count(given) for name, given in value.items()})
+
+
 @dataclass(frozen=True)
 class Campaign:
     """What is asked, case by case.
 
     labs : requests by lab, in the file's order
     rounds : repeats of every case
+    repeat : some cases that get more rounds
     calibration : one of CALIBRATIONS: how long labs are calibrated, and networks measured that were not yet
     selection : one of SELECTIONS: how selection passes in a replay of sparse cases
     """
@@ -241,6 +262,16 @@ class Campaign:
     rounds: int = _field(count, 2)
     calibration: str = _field(one_of(CALIBRATIONS), "full")
     selection: str = _field(one_of(SELECTIONS), "recorded")
+    repeat: Repeats = _field(repeats, {})
+
+    @property
+    def repeated(self) -> dict[LabShape, int]:
+        """How many cases of each lab get the rounds of ``repeat``: in proportion to what is asked of it."""
+        sizes = [len(requests) for requests in self.labs.values()]
+        ends = [self.repeat.cases * sum(sizes[: k + 1]) // sum(sizes) for k in range(len(sizes))]
+        return {
+            lab: end - start for lab, start, end in zip(self.labs, [0, *ends], ends, strict=False)
+        }
 
     @property
     def folder(self) -> str:
@@ -331,7 +362,8 @@ _GRID = {
 
 
 def _campaign(file: Path, described: dict[str, Any]) -> Campaign:
-    """A campaign. Top-level keys: ``rounds``, ``calibration``, ``selection``, and ``grids``, a list.
+    """A campaign. Top-level keys: ``rounds``, ``calibration``, ``selection``, ``repeat``, and ``grids``, a
+    list.
 
     Each grid is the product of its lists, which are those of _GRID. A grid's key that stands at the top
     level holds for all grids that do not have it.
