@@ -65,7 +65,7 @@ def fig05(setting: PaperSetting, slow_rank: float = SLOW_RANK) -> pd.DataFrame:
 def fig07(setting: PaperSetting) -> pd.DataFrame:
     """Communication time by phase against the buffer at 32 workers, all equal and one slower.
 
-    Columns: network, buffer_bytes (0: no fusion), slowest, phase, seconds, model (its share), paper.
+    Columns: network, buffer_bytes (0: no fusion), slowest, phase, seconds, model (its share).
     """
     found = {
         (network, size, slowest): _phases(setting, network, slowest, WORKERS, size)
@@ -74,7 +74,7 @@ def fig07(setting: PaperSetting) -> pd.DataFrame:
         for slowest in (1.0, SLOW_RANK)
     }
     keys = ["network", "buffer_bytes", "slowest"]
-    return _by_phase(keys, seconds=found, model=_shares(found)).assign(paper=math.nan)
+    return _by_phase(keys, seconds=found, model=_shares(found))
 
 
 def _phases(

@@ -1,7 +1,7 @@
 """osf's figures 1 to 4, 6, 8 and 11: scaling factors, and what overlapping and fusing gain.
 
-They are made from the paper's cluster in the setting that fits, and from the lab's campaign. Column ``paper``
-holds what the paper's text says and is empty where it prints only a picture.
+They are made from the paper's cluster in the setting that fits, and from the lab's campaign. What the
+paper's text says stands in a column ``paper``; most of its figures are pictures without numbers.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ FIG02_BACKWARD_S = (2e-3, 2e-3, 9e-3, 5e-3)
 FIG02_BYTES = (4 * MB, 4 * MB, 4 * MB, 4 * MB)
 FIG02_OVERHEAD_S = 4e-3
 FIG02_PLANS = {"one by one": "none", "fused in pairs": "cuts:2", "only the first pair": "cuts:2,3"}
+FORMULAS = ("CSF", "OSF printed", "OSF repaired")
 FIG11_PLANNERS = (
     *("none", "buffer:100MB", "buffer:25MB", "ddp", "mg_wfbp"),
     *("adafusion", "adafusion:repaired", "exact"),
@@ -122,9 +123,9 @@ def buffer_name(size: float) -> str:
 
 
 def _tidy(found: Numbers, *keys: str) -> pd.DataFrame:
-    """One row per number, its key in columns; the paper prints none."""
+    """One row per number, its key in columns."""
     numbers = pd.Series(found, dtype=float).rename_axis(list(keys))
-    return numbers.reset_index(name="model").assign(paper=math.nan)
+    return numbers.reset_index(name="model")
 
 
 def _csf(workload: Workload, cost: MessageCost) -> float:
@@ -155,31 +156,43 @@ def fig02() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
     return workload, cost, timelines
 
 
+def formulas(workload: Workload, cost: MessageCost) -> dict[str, float]:
+    """The scaling factor without fusion by each of FORMULAS (osf Eqs 2, 3, 8 to 10).
+
+    The paper's iteration has no update; the workload's comes after all else, as in our own model.
+    """
+    sent_s = cost(workload.bytes[::-1]).tolist()
+    times = workload.forward_s, workload.backward_s[::-1].tolist(), sent_s
+    alone_s = workload.compute_s - workload.update_s
+    overlapped = {
+        name: workload.compute_s / (alone_s / osf.osf(*times, first=first) + workload.update_s)
+        for name, first in (("OSF printed", 1), ("OSF repaired", 0))
+    }
+    return {"CSF": _csf(workload, cost), **overlapped}
+
+
 def fig03(setting: PaperSetting) -> pd.DataFrame:
     """Scaling factor of the five networks at 32 workers without fusion: simulated, CSF, OSF.
 
-    Columns: network, quantity, model, error (over the simulated one), paper.
+    Columns: network, quantity, model, error (over the simulated one).
     """
     found: Numbers = {}
     cost = setting.cost()
     for network in FIVE:
         workload = setting.workload(network)
-        sent = cost(workload.bytes[::-1]).tolist()
-        arguments = workload.forward_s, workload.backward_s[::-1].tolist(), sent
-        found[network, "simulated"] = predict(workload, none(workload), cost).scaling_factor
-        found[network, "CSF"] = _csf(workload, cost)
-        found[network, "OSF printed"] = osf.osf(*arguments)
-        found[network, "OSF repaired"] = osf.osf(*arguments, first=0)
+        simulated = predict(workload, none(workload), cost).scaling_factor
+        for name, factor in {"simulated": simulated, **formulas(workload, cost)}.items():
+            found[network, name] = factor
     frame = _tidy(found, "network", "quantity")
-    simulated = frame.groupby("network")["model"].transform("first")
-    frame.insert(3, "error", frame["model"] / simulated - 1)
+    simulated_first = frame.groupby("network")["model"].transform("first")
+    frame.insert(3, "error", frame["model"] / simulated_first - 1)
     return frame
 
 
 def fig04(setting: PaperSetting) -> pd.DataFrame:
     """Scaling factor against the buffer: simulated, CSF, and OSF_fusion as printed and repaired.
 
-    Columns: network, buffer_bytes, quantity, model, paper.
+    Columns: network, buffer_bytes, quantity, model.
     """
     found: Numbers = {}
     cost = setting.cost()
@@ -199,7 +212,7 @@ def fig04(setting: PaperSetting) -> pd.DataFrame:
 def fig06(setting: PaperSetting) -> pd.DataFrame:
     """Number of all-reduces and scaling factor against the buffer at 32 workers (0: no fusion).
 
-    Columns: network, buffer_bytes, quantity, model, paper.
+    Columns: network, buffer_bytes, quantity, model.
     """
     found: Numbers = {
         (network, size, quantity): value
@@ -237,7 +250,7 @@ def fig08(setting: PaperSetting) -> pd.DataFrame:
                 overlapped = predict(workload, none(workload), cost)
                 factors = overlapped.scaling_factor, _csf(workload, cost)
             found[network, workers, "OSF"], found[network, workers, "CSF"] = factors
-    frame = _tidy(found, "network", "workers", "quantity")
+    frame = _tidy(found, "network", "workers", "quantity").assign(paper=math.nan)
     for network, claim in (("VGG16", "osf-fig08-before"), (REPLACED, "osf-fig08-after")):
         here = (frame["network"] == network) & (frame["workers"] == WORKERS)
         frame.loc[here, "paper"] = claimed(claim)
@@ -297,7 +310,7 @@ def fig11(setting: PaperSetting) -> pd.DataFrame:
                     "most_possible_gain": osf.largest_fusion_gain(constant, saved),
                 }
             )
-    return pd.DataFrame(rows).assign(paper=math.nan)
+    return pd.DataFrame(rows)
 
 
 def gain_region(gains: Sequence[float], factors: Sequence[float]) -> pd.DataFrame:

@@ -11,6 +11,7 @@ dots by case; curves, samples and fits against a size; timelines.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -110,6 +111,52 @@ def dots(
         _mark(ax, values[name], place, style, 4.5)
     ax.set_xlabel(label)
     add_legend(ax, legend)
+
+
+@theme()
+def intervals(
+    ax: Axes,
+    cases: Sequence[str],
+    ranges: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    *,
+    label: str,
+    printed: Mapping[str, tuple[float, float]] | None = None,
+    legend: str = "above",
+) -> None:
+    """A row per case, in it a thick line per series, from low to high: name -> (n,) lows and (n,) highs.
+
+    A range of no width is a dot. printed : what a paper prints as a range, by name, shaded over all rows.
+    """
+    _case_rows(ax, cases, 0.0)
+    hatches = ("...", "///")
+    for (name, (least, most)), hatch in zip((printed or {}).items(), hatches, strict=False):
+        band = ax.axvspan(least, most, zorder=0, color=look("paper").color, alpha=0.16, linewidth=0)
+        band.set(hatch=hatch, label=f"paper: {name}")
+    step = 0.7 / len(ranges)
+    for k, (style, ends) in enumerate(zip(looks(list(ranges)), ranges.values(), strict=True)):
+        row = np.arange(len(cases)) + step * (k - (len(ranges) - 1) / 2)
+        ax.hlines(row, *ends, color=style.color, linewidth=3)
+        for end, label in zip(ends, (style.label, "_"), strict=True):
+            _mark(ax, end, row, replace(style, label=label), 4)
+    ax.set_xlabel(label)
+    add_legend(ax, legend)
+
+
+@theme()
+def ribbon(
+    ax: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, name: str, names: Sequence[str]
+) -> None:
+    """What lies between (n,) lows and highs, behind the line ``name`` of `lines` with columns ``names``."""
+    color = looks(names)[list(names).index(name)].color
+    x, low, high = (np.asarray(values, dtype=float) for values in (x, low, high))
+    ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0, zorder=0)
+
+
+@theme()
+def level(ax: Axes, value: float, role: str, *, label: str) -> None:
+    """A line of a role across the axes, at a value that belongs to no place on the other axis."""
+    style = look(role)
+    ax.axhline(value, color=style.color, linestyle=style.line, linewidth=1, label=label)
 
 
 @theme()

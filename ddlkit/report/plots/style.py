@@ -44,7 +44,7 @@ class Style:
     @property
     def face(self) -> str:
         """The colour inside its markers."""
-        return "none" if self.hollow else self.color
+        return "white" if self.hollow else self.color
 
 
 def _style(look: dict[str, Any]) -> Style:

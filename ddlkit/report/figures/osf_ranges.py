@@ -1,0 +1,223 @@
+"""What osf's figures say over all settings that fit its statements equally well, and beside the lab.
+
+One setting gives one curve; the paper's text leaves many open. A range here goes from the least to the
+largest number over the *compatible* settings: VGG-16 at its 0.25, and of the other statements as many as
+hold together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+import pandas as pd
+
+from ddlkit.core.case import Case
+from ddlkit.core.units import GB, MB, parse_bytes
+from ddlkit.papers.osf.cluster import FIVE, PaperSetting, osf_name
+from ddlkit.report import compare
+from ddlkit.report.claims import claimed
+from ddlkit.report.figures import osf_scaling
+from ddlkit.report.figures.osf_scaling import ANCHOR, FORMULAS, Lab, formulas, setting_search
+
+Figure = Callable[[PaperSetting], pd.DataFrame]
+RULES = ("adafusion:repaired", "mg_wfbp", "exact")
+CONSTANT, RIVAL = "buffer:100MB", "mg_wfbp"
+
+
+@lru_cache(maxsize=2)
+def compatible(unit: str = "") -> tuple[PaperSetting, ...]:
+    """Every setting that agrees with as many statements as that of the figures, the best one first.
+
+    unit : "tensor" or "layer": of these only
+    """
+    found = setting_search()
+    mask = found.most(ANCHOR)
+    order = np.argsort(found.miss[mask], kind="stable")
+    settings = [found.grid.setting(index) for index in np.argwhere(mask)[order]]
+    return tuple(one for one in settings if unit in ("", one.unit))
+
+
+def over(
+    figure: Figure, keys: Sequence[str], values: Sequence[str] = ("model",), unit: str = ""
+) -> pd.DataFrame:
+    """A figure at the best compatible setting, each of ``values`` with its range over all of them.
+
+    keys : columns that name a row; unit : as for `compatible`. New columns: ``<value>_low``, ``_high``.
+    """
+    settings = compatible(unit)
+    by_row = pd.concat(map(figure, settings)).groupby(list(keys), sort=False)[list(values)]
+    low, high = by_row.min().add_suffix("_low"), by_row.max().add_suffix("_high")
+    return figure(settings[0]).join(low, on=list(keys)).join(high, on=list(keys))
+
+
+def graded(model: pd.DataFrame, lab: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the model and of the lab, each named by its grade, one below the other."""
+    return pd.concat([model.assign(grade="model"), lab.assign(grade="lab")])
+
+
+def printed_errors() -> dict[str, tuple[float, float]]:
+    """Smallest and largest error in % that the text states of each formula without fusion (Section 3.2)."""
+    ends = ("min", "max")
+    found = {
+        name: [claimed(f"osf-fig03-{name.lower()}-{end}") for end in ends]
+        for name in ("CSF", "OSF")
+    }
+    return {name: (low, high) for name, (low, high) in found.items()}
+
+
+def printed_gains() -> dict[str, tuple[float, float]]:
+    """Smallest and largest gain of adaFusion in % that the text states (Section 4.2), by what it is over."""
+    names = {CONSTANT: "constant", RIVAL: "mgwfbp"}
+    found = {over: f"osf-fig11-{name}" for over, name in names.items()}
+    return {over: (claimed(f"{name}-min"), claimed(f"{name}-max")) for over, name in found.items()}
+
+
+# -- beside the lab ------------------------------------------------------------------------------------
+
+
+def unfused_in_lab(labs: Sequence[Lab]) -> pd.DataFrame:
+    """Scaling factors measured without fusion, and the errors of the formulas against them.
+
+    One row per plain replay in which every gradient is a message. The formulas know the layer profile and the
+    calibrated messages, nothing of the runs. Columns: network, workers, link, measured, and for each of
+    FORMULAS its error.
+    """
+    rows = []
+    for lab in labs:
+        for case in filter(_plain, lab.cases(negotiated=False)):
+            if case.plan != "none":
+                continue
+            measured = _measured(lab, case)["measured"]
+            found = formulas(lab.workload(case), lab.calibration.of_case(case).cost)
+            errors = {name: factor / measured - 1 for name, factor in found.items()}
+            place = {"network": case.network, "workers": case.workers, "link": case.link}
+            rows.append({**place, "measured": measured, **errors})
+    frame = pd.DataFrame(rows, columns=["network", "workers", "link", "measured", *FORMULAS])
+    return frame.sort_values(["network", "workers", "link"], ignore_index=True)
+
+
+def fused_in_lab(lab: Lab, workers: int) -> pd.DataFrame:
+    """Scaling factors measured against the buffer, among ``workers`` equal workers.
+
+    Columns: network, buffer_bytes (0: no fusion), measured, repeatability (largest difference of repeats).
+    Of cases run with and without a negotiation, that without.
+    """
+    rows = {}
+    for case in (*lab.cases(negotiated=True), *lab.cases(negotiated=False)):
+        kind, _, size = case.plan.partition(":")
+        if _plain(case) and case.workers == workers and kind in ("none", "buffer"):
+            place = osf_name(case.network), parse_bytes(size) if size else 0
+            rows[place] = {**dict(zip(BUFFERED, place, strict=True)), **_measured(lab, case)}
+    return pd.DataFrame(rows.values()).sort_values(list(BUFFERED), ignore_index=True)
+
+
+BUFFERED = ("network", "buffer_bytes")
+NO_FUSION_MB = 3e-4
+
+
+def place(buffer_bytes: pd.Series) -> pd.Series:
+    """Where a buffer stands on a logarithmic axis, in MB: no fusion left of the smallest."""
+    return (buffer_bytes / MB).where(buffer_bytes > 0, NO_FUSION_MB)
+
+
+def fig06() -> pd.DataFrame:
+    """Figure 6 with its ranges over the settings in which a message is a tensor, and what the text prints.
+
+    Columns: network, buffer_bytes, quantity, model, paper, model_low, model_high.
+    """
+    frame = over(osf_scaling.fig06, (*BUFFERED, "quantity"), unit="tensor")
+    return frame.assign(paper=printed_at_1gb(frame))
+
+
+def printed_at_1gb(figure6: pd.DataFrame) -> pd.Series:
+    """Of rows of figure 6: what the printed gain or loss at 1 GB makes of the factor without fusion here."""
+    change = {
+        "ResNet101": claimed("osf-fig06-resnet101") / 100,
+        "VGG16": -claimed("osf-fig06-vgg16") / 100,
+    }
+    unfused = figure6[(figure6["quantity"] == "SF") & (figure6["buffer_bytes"] == 0)]
+    expected = unfused.set_index("network")["model"] * (1 + pd.Series(change))
+    at_1gb = (figure6["quantity"] == "SF") & (figure6["buffer_bytes"] == GB)
+    return figure6["network"].map(expected).where(at_1gb)
+
+
+def _plain(case: Case) -> bool:
+    """Whether nothing special was tried: equal workers, dense gradients, one message in flight."""
+    return case.density == 1 and case.straggler == 1 and case.in_flight == 1
+
+
+def _measured(lab: Lab, case: Case) -> dict[str, float]:
+    """Mean scaling factor (osf Eq 1) of a case, and how far its iterations differ."""
+    runs = lab.runs[lab.runs["case"] == case.key]
+    factors = runs["compute_s"] / runs["iteration_s"]
+    return {"measured": factors.mean(), "repeatability": factors.max() - factors.min()}
+
+
+# -- figure 11, and what would settle it ---------------------------------------------------------------
+
+
+def gains(setting: PaperSetting) -> pd.DataFrame:
+    """Figure 11's gain of each of RULES over the constant buffer and over MG-WFBP.
+
+    Columns: planner, over, network, gain.
+    """
+    wide = (
+        osf_scaling.fig11(setting)
+        .pivot(index="network", columns="planner", values="model")
+        .loc[list(FIVE)]
+    )
+    found = {
+        (rule, other): wide[rule] / wide[other] - 1
+        for rule in RULES
+        for other in (CONSTANT, RIVAL)
+        if rule != other
+    }
+    return pd.concat(found, names=["planner", "over", "network"]).rename("gain").reset_index()
+
+
+def by_planner(gained: pd.DataFrame) -> dict[str, tuple[pd.Series, pd.Series]]:
+    """Lows and highs in % of every planner, network by network, as `plots.intervals` takes them."""
+    return {
+        planner: (100 * rows["gain_low"], 100 * rows["gain_high"])
+        for planner, rows in gained.groupby("planner", sort=False)
+    }
+
+
+def gains_in_lab(runs: pd.DataFrame) -> pd.DataFrame:
+    """Measured gains of the planners over a constant buffer, with the 95% interval over the rounds.
+
+    runs : in which plans of one network took turns. Columns: network, planner, over, gain, gain_low,
+    gain_high.
+    """
+    frames = []
+    for rule in (RIVAL, "exact"):
+        found = compare.paired(runs, rule)
+        found = found[found["other"].str.startswith("buffer")]
+        ranges = {"gain": "ratio", "gain_low": "lower", "gain_high": "upper"}
+        columns = {name: found[column] - 1 for name, column in ranges.items()}
+        frames.append(found[["network"]].assign(planner=rule, over=found["other"], **columns))
+    return pd.concat(frames, ignore_index=True)
+
+
+def identifiability(figure: Figure, value: str = "model") -> pd.DataFrame:
+    """What knowing one unstated number would leave of the compatible settings, one row per free number.
+
+    Every compatible setting counts alike, as does each value of the number that some of them has.
+    Columns: free, values (how many are left open), settings (share that remains, in the mean), and range
+    (mean width of the figure's ranges that remains, over their width now).
+    """
+    settings = compatible()
+    table = pd.DataFrame([vars(one) for one in settings])
+    numbers = np.array([figure(one)[value].to_numpy(float) for one in settings])
+    whole = np.ptp(numbers, axis=0)
+    moves = whole > 1e-9 * np.abs(numbers).max(axis=0)
+    rows = []
+    for free in table:
+        groups = [numbers[rows] for rows in table.groupby(free, dropna=False).indices.values()]
+        left = [float(np.mean(np.ptp(group, axis=0)[moves] / whole[moves])) for group in groups]
+        remains = float(np.mean([len(group) / len(settings) for group in groups]))
+        rows.append((free, len(groups), remains, float(np.mean(left))))
+    frame = pd.DataFrame(rows, columns=["free", "values", "settings", "range"])
+    return frame.sort_values("range", ignore_index=True)

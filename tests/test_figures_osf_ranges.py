@@ -1,0 +1,87 @@
+"""osf's figures over all settings that fit: a range holds its members, and knowing more never widens it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.iteration import predict
+from ddlkit.core.plan import none
+from ddlkit.papers.osf import cluster
+from ddlkit.report.figures import osf_ranges, osf_scaling
+from strategies import random_workload
+from test_figures_osf import made
+
+KEYS = ["network", "buffer_bytes", "quantity"]
+
+
+def test_compatible_settings_are_those_with_the_most_statements_best_first() -> None:
+    found = osf_scaling.setting_search()
+    settings = osf_ranges.compatible()
+    assert len(settings) == found.most(osf_scaling.ANCHOR).sum()
+    assert settings[0] == osf_scaling.setting()
+    by_unit = [osf_ranges.compatible(unit) for unit in cluster.UNITS]
+    assert sum(map(len, by_unit)) == len(settings)
+    assert all(
+        one.unit == unit for unit, own in zip(cluster.UNITS, by_unit, strict=True) for one in own
+    )
+
+
+def test_a_range_holds_every_compatible_setting() -> None:
+    frame = osf_ranges.over(osf_scaling.fig04, KEYS).set_index(KEYS)
+    assert (frame["model_low"] <= frame["model"]).all()
+    assert (frame["model"] <= frame["model_high"]).all()
+    for one in osf_ranges.compatible()[::37]:
+        own = osf_scaling.fig04(one).set_index(KEYS)["model"]
+        assert (own >= frame["model_low"]).all() and (own <= frame["model_high"]).all()
+
+
+def test_figure_6_counts_tensors_and_starts_without_fusion() -> None:
+    frame = osf_ranges.fig06()
+    counts = frame[(frame["quantity"] == "all-reduces") & (frame["buffer_bytes"] == 0)]
+    assert dict(zip(counts["network"], counts["model"], strict=True)) == {
+        "ResNet101": 314,
+        "VGG16": 32,
+    }
+    assert frame["paper"].notna().sum() == 2
+    assert (osf_ranges.place(frame["buffer_bytes"]) > 0).all()
+
+
+def test_formulas_are_exact_where_they_hold() -> None:
+    """Without start-ups OSF repaired is the recursion, and CSF is never above it."""
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        workload = random_workload(rng, 12)
+        cost = AlphaBeta(0.0, float(10 ** rng.uniform(-11, -8)))
+        found = osf_scaling.formulas(workload, cost)
+        simulated = predict(workload, none(workload), cost).scaling_factor
+        assert found["OSF repaired"] == pytest.approx(simulated, rel=1e-9)
+        assert found["CSF"] <= simulated * (1 + 1e-12)
+
+
+def test_the_lab_is_measured_not_predicted() -> None:
+    """Replays made by the model, the second repeat alike: no error of OSF, and CSF below."""
+    found = osf_ranges.unfused_in_lab([made()])
+    assert set(found["network"]) == {"resnet101", "vgg16", "vgg16_replaced"}
+    assert found["OSF repaired"].abs().max() < 1e-6
+    assert (found["CSF"] <= 1e-9).all()
+    fused = osf_ranges.fused_in_lab(made(), 4)
+    assert set(fused["buffer_bytes"]) == {0, 25_000_000}
+    assert fused["measured"].between(0, 1).all()
+
+
+def test_knowing_a_number_never_widens_a_range() -> None:
+    found = osf_ranges.identifiability(osf_scaling.fig03)
+    assert sorted(found["free"]) == ["overhead_s", "resnet101_s", "timeout_s", "unit", "vgg16_s"]
+    assert found["range"].between(0, 1).all() and found["settings"].between(0, 1).all()
+    assert (found["settings"] >= 1 / len(osf_ranges.compatible())).all()
+    timeout = found.set_index("free").loc["timeout_s"]
+    assert timeout["range"] == pytest.approx(1)  # figure 3 is without fusion: no buffer waits
+
+
+def test_no_plan_gains_less_than_it_should() -> None:
+    """The exact plan is never behind another, in any compatible setting."""
+    gains = osf_ranges.over(osf_ranges.gains, ["planner", "over", "network"], ["gain"])
+    exact = gains[gains["planner"] == "exact"]
+    assert (exact["gain_low"] >= -1e-9).all()
