@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -219,6 +220,30 @@ def test_times_taken_beside_others_are_kept_and_told(
         "drift-b.csv": "",
         "drift-half.csv": came.format(8),
     }
+
+
+def test_a_process_in_which_a_graph_could_not_be_captured_measures_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch does not leave the stream of a capture that fails; its random numbers then fail for good."""
+    streams = ["null"]
+    played = SimpleNamespace(
+        synchronize=lambda: None,
+        empty_cache=lambda: None,
+        mem_get_info=lambda: (1, 1),
+        memory_reserved=lambda: 0,
+        current_stream=lambda: streams[-1],
+        default_stream=lambda: "null",
+    )
+    monkeypatch.setattr(outcomes, "_cuda", lambda: played)
+
+    def captured() -> Tables:
+        streams.append("of the capture")
+        return faulty_points.drift("b")
+
+    points = PointList([fine("a"), faulty_points.point("b", captured), fine("c")])
+    assert not outcomes.measure_points(points, tmp_path, lambda event: None)
+    assert set(valid_tables(tmp_path)) == {"drift-a.csv", "drift-b.csv"}
 
 
 @given(

@@ -390,14 +390,18 @@ def _cuda() -> Any:
 
 
 def _gpu_is_usable() -> bool:
-    """False after a fault such as an illegal address: CUDA then refuses all further work."""
+    """False after a fault such as an illegal address: CUDA then refuses all further work.
+
+    And after the capture of a graph that failed: torch then leaves its stream the current one, and random
+    numbers and memory as they are within a capture.
+    """
     if not (cuda := _cuda()):
         return True
     try:
         cuda.synchronize()
+        return bool(cuda.current_stream() == cuda.default_stream())
     except RuntimeError:
         return False
-    return True
 
 
 def _foreign_bytes() -> int:
