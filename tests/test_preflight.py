@@ -107,6 +107,18 @@ def test_no_gpu_is_one_line_and_a_failure() -> None:
     assert done.stderr.startswith("ddlkit: error: no GPU here: ") and done.stderr.count("\n") == 1
 
 
+def test_a_driver_that_answers_late_is_not_taken_for_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where there is none, the first stage of a day on a GPU ends at once."""
+    monkeypatch.setattr(machine, "describe", lambda: time.sleep(1000))
+    checks = [Check("gpu", preflight.gpu, most_s=0.2, gpu=True), Check("next", well)]
+    monkeypatch.setattr(preflight, "CHECKS", checks)
+    assert preflight.preflight("cuda", tmp_path) == 1
+    told = capfd.readouterr().out.splitlines()
+    assert [line.split()[0] for line in told] == ["FAILED", "ok", "preflight:"]
+
+
 def test_who_may_not_raise_the_loopback_is_told_how(require_lab: None) -> None:
     check = "from ddlkit.run.sessions import preflight as p; p.loopback(p.Here('cpu', p.Path()))"
     unprivileged = ("unshare", "--net", "setpriv", "--bounding-set=-all", "--inh-caps=-all")
@@ -152,6 +164,14 @@ def test_an_old_or_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(there, "tqdm", "4.70")
     monkeypatch.setitem(there, "torch", "2.3.1")
     with pytest.raises(UserError, match="^torch 2.3.1: at least"):
+        preflight.packages(HERE)
+
+
+def test_a_torchvision_that_cannot_be_imported_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "installed", preflight.NEEDED.__getitem__)
+    assert preflight.packages(HERE).endswith(preflight.NEEDED["tqdm"])
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(UserError, match="^torchvision cannot be imported"):
         preflight.packages(HERE)
 
 

@@ -33,6 +33,7 @@ from ddlkit.run.sessions.session import one_line
 
 TOTAL_S = 30.0
 SMI_LOOKS, HEARD_S = 3, 3.0
+NO_GPU = "no GPU here: nothing can be checked; use --suite cpu"
 OVERLAP = 0.9  # a stand-in that runs beside less of a product does not run beside it
 # The oldest versions that ddlkit works with, as in pyproject.toml.
 NEEDED = {
@@ -89,7 +90,7 @@ def preflight(device: str, out: Path | None = None) -> int:
         begun_s = time.monotonic()
         well, line = _isolated(check, here, min(check.most_s, start_s + TOTAL_S - begun_s))
         seconds = time.monotonic() - begun_s
-        if check.run is gpu and not well:
+        if line == NO_GPU:
             raise UserError(line)
         print(
             f"{'ok' if well else 'FAILED':<6} {seconds:5.1f} s  {check.name:<12} {line}", flush=True
@@ -153,7 +154,7 @@ def gpu(here: Here) -> str:
     """There is one; without nvidia-smi the driver is asked, which no fork of the asking process survives."""
     found = machine.describe()["gpus"]
     if not found:
-        raise UserError("no GPU here: nothing can be checked; use --suite cpu")
+        raise UserError(NO_GPU)
     one = found[0]
     size = format_bytes(one["memory_bytes"])
     return f"{len(found)} x {one['model']}, {size}, driver {one['driver'] or 'unknown'}"
@@ -189,7 +190,10 @@ def packages(here: Here) -> str:
     if old:
         needed = ", ".join(f"{name} {version}" for name, version in NEEDED.items())
         raise UserError(f"{', '.join(old)}: at least {needed} are needed")
+    from ddlkit.run.nets.registry import import_torchvision
+
     importlib.import_module("ddlkit.run.sessions.suites")
+    import_torchvision()  # which fails where it was built for another torch
     return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
@@ -368,7 +372,7 @@ def _all_reduce(ranks: int, **join: object) -> str:
 
 
 CHECKS = (
-    Check("gpu", gpu, gpu=True),
+    Check("gpu", gpu, most_s=25.0, gpu=True),  # a driver that nobody holds open takes long to start
     Check("environment", environment),
     Check("commit", commit),
     Check("nvidia-smi", nvidia_smi, most_s=18.0, gpu=True),
