@@ -74,6 +74,19 @@ def test_a_computation_alone_overlaps_with_nothing() -> None:
     assert Traffic((0.0,), (9.0,), 1.0, 3.0, 10.0).bytes_per_s == 5.0
 
 
+@given(st.integers(0, 2000), st.lists(st.integers(1, 10**6), min_size=1, max_size=4))
+def test_a_computation_within_a_tick_of_the_timer_ran_beside_what_did(
+    takes_ns: int, later_ns: list[int]
+) -> None:
+    opened = 2**62  # a double does not hold such times
+    begins, ends = ([opened + sign * one for one in later_ns] for sign in (-1, 1))
+    ends = [end + max(1000, takes_ns) for end in ends]
+    words = [1, len(begins), opened, 5, opened + takes_ns, 7, *begins, *ends, *begins]
+    traffic = standin._read(torch.tensor(words), 10)
+    assert traffic.overlap_share == 1.0
+    assert traffic.bytes_per_s == pytest.approx(20e9 / max(1000, takes_ns))
+
+
 @pytest.mark.parametrize(
     "wrong", [(0, 64, 0.0), (1, 0, 0.0), (1, 641, 0.0), (1, 64, -1.0), (1, 64, float("nan"))]
 )

@@ -35,15 +35,18 @@ from ddlkit.core.workload import Workload
 from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure_interleaved, sample_rows
 from ddlkit.run.measure.layers import Training, computing
-from ddlkit.run.measure.standin import CpuStandIn, Footprint, GpuStandIn, read_message
+from ddlkit.run.measure.standin import (
+    TICK_S,
+    CpuStandIn,
+    Footprint,
+    GpuStandIn,
+    read_message,
+)
 
 StandIn = GpuStandIn | CpuStandIn
 
 COMPUTE, ITERATION, COMMUNICATION = "compute", "iteration", "communication"
 """Quantities of the table: training without messages, with them, and the messages without training."""
-
-
-TICK_S = 1e-6  # a GPU's timer may not see what is shorter
 
 
 @dataclass(frozen=True)
