@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -496,6 +497,22 @@ def test_nvrtc_gives_the_stand_in_the_registers_of_nccl(
     assert "0 bytes spill stores, 0 bytes spill loads" in report
     assert 88 < int(report.partition("Used ")[2].split()[0]) <= 96
     assert "0 bytes spill stores, 0 bytes spill loads" in said.partition("function 'gate'")[2]
+
+
+def test_the_driver_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages leave from within the backward pass, which a slow launch would hold up."""
+    opened: list[str] = []
+
+    def open_library(name: str) -> SimpleNamespace:
+        opened.append(name)
+        return SimpleNamespace(cuInit=lambda flags: 0)
+
+    monkeypatch.setattr(ctypes, "CDLL", open_library)
+    standin._libcuda.cache_clear()
+    for _ in range(3):
+        standin._driver("cuInit", 0)
+    standin._libcuda.cache_clear()
+    assert opened == ["libcuda.so.1"]
 
 
 def test_a_source_that_does_not_compile_is_one_line(

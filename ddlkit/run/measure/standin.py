@@ -549,9 +549,15 @@ def _nvrtc() -> ctypes.CDLL:
 
 def _driver(call: str, *arguments: object) -> None:
     """One call of the CUDA driver. Raises UserError with the driver's words when it fails."""
-    library = ctypes.CDLL("libcuda.so.1")
+    library = _libcuda()
     status = getattr(library, call)(*arguments)
     if status:
         words = c_char_p()
         library.cuGetErrorString(status, byref(words))
         raise UserError(f"{call}: {(words.value or b'unknown error').decode()} ({status})")
+
+
+@functools.cache
+def _libcuda() -> ctypes.CDLL:
+    """The driver, opened once: looking it up takes longer than a launch, for which training waits."""
+    return ctypes.CDLL("libcuda.so.1")
