@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import shutil
@@ -497,6 +498,33 @@ def test_nvrtc_gives_the_stand_in_the_registers_of_nccl(
     assert "0 bytes spill stores, 0 bytes spill loads" in report
     assert 88 < int(report.partition("Used ")[2].split()[0]) <= 96
     assert "0 bytes spill stores, 0 bytes spill loads" in said.partition("function 'gate'")[2]
+
+
+@pytest.mark.parametrize(("asked", "launched"), [(64, 128), (128, 160), (256, 288), (512, 544)])
+def test_as_many_threads_are_launched_as_nccl_makes_of_those_asked(
+    asked: int, launched: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[tuple[Any, ...]] = []
+    there = GpuStandIn.__new__(GpuStandIn)
+    there.a = there.b = there.c = torch.zeros(2**20)
+    there._send = SimpleNamespace(launch=lambda *how: shapes.append(how[:2]))  # type: ignore[assignment]
+    there._stream = SimpleNamespace(wait_stream=lambda other: None)  # type: ignore[assignment]
+    there._clusters, there.shared_bytes = True, 0
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    record: Any = SimpleNamespace(record_stream=lambda stream: None)
+    there.send(Footprint(4, asked), 1, record)
+    assert shapes == [(4, launched)]
+    assert there.chunk_bytes(asked) == 16 * standin.UNROLL * launched
+
+
+def test_what_is_measured_on_a_gpu_says_something() -> None:
+    """Turns are noticed at once; a slow host hides in the hold; paced settings differ from one another."""
+    assert (GpuStandIn.chances, GpuStandIn.least_overlap) == (1, 0.98)
+    assert GpuStandIn.most_extra_s <= 0.2 and standin.HOLD_S >= 1e-3
+    assert contention.QUICK_S == 0.05 and contention.QUICK_REPEATS >= 20
+    full, link, least = contention.RATES
+    assert full == 0.0 and 1e3 * least < link < 20e9, "the smallest setting reaches 20 GB/s or so"
 
 
 def test_the_driver_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import pandas as pd
 import psutil
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import faulty_points
@@ -174,6 +174,7 @@ class Clock:
 
 @settings(max_examples=20, deadline=None)
 @given(taken_s=st.floats(0.0, 120.0), closing_s=st.floats(0.1, 5.0))
+@example(taken_s=65.0, closing_s=1.0)
 def test_a_point_that_takes_too_long_costs_none_of_the_closing_ones(
     taken_s: float, closing_s: float
 ) -> None:
