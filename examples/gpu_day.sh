@@ -6,7 +6,7 @@
 #     examples/gpu_day.sh 3 590 8m50s ~/day    # goes on; so does any further call
 # LIMIT_S: seconds after which the call ends itself; BUDGET: after which it measures nothing new.
 # OUT: what to bring home: logs, and archives, which are whole at any time. Put it back, and the next call
-# goes on from there, on another machine, too. FLAG: of ddlkit record, such as --ignore-load.
+# goes on from there, on another machine with the same GPU, too; another GPU needs another OUT. FLAG: of ddlkit record, such as --ignore-load.
 # In a tree without .git, export DDLKIT_COMMIT. PYTHON is the interpreter [python3].
 set -uo pipefail
 

@@ -46,7 +46,7 @@ from ddlkit.run.measure.standin import (
 StandIn = GpuStandIn | CpuStandIn
 
 COMPUTE, ITERATION, COMMUNICATION = "compute", "iteration", "communication"
-"""Quantities of the table: training without messages, with them, and the messages without training."""
+"""Quantities of the table: training with empty messages, with whole ones, and these without training."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ class Setting:
         return [self.footprint] * (messages - 1) + [self.last or self.footprint]
 
 
+NOTHING = Setting(Footprint(1, 64))
+"""How messages of no chunks leave: what the host spends on each is not what sharing costs."""
 RATES, CPU_RATES = (0.0, 10e9), (0.0, 1e9)
 # (blocks, threads): corners of the paper's grid, its default of NCCL, and what NCCL takes today.
 GRID = ((1, 64), (1, 512), (2, 256), (4, 64), (4, 512), (16, 512))
@@ -151,7 +153,7 @@ class SendingTraining:
             yield
 
     def iterate(self, setting: Setting | None) -> Run:
-        """One iteration, within `hooked`; without a setting nothing is sent."""
+        """One iteration, within `hooked`; without a setting its messages are empty."""
         run = self._start(setting)
         self._training.iterate(run.marks.mark)
         return run
@@ -179,8 +181,9 @@ class SendingTraining:
     def _start(self, setting: Setting | None) -> Run:
         """Whatever must be there before the clock starts."""
         self._missing, self._next = list(self._tensors), 0
-        self._footprints = setting.footprints(len(self.sizes)) if setting else []
-        self._chunks = self.chunks(setting)[0] if setting else []
+        count = len(self.sizes)
+        self._footprints = (setting or NOTHING).footprints(count)
+        self._chunks = self.chunks(setting)[0] if setting else [0] * count
         records = [self._stand_in.record(one.blocks) for one in self._footprints]
         self._run = Run(Marks(self._device), records)
         return self._run
@@ -193,9 +196,8 @@ class SendingTraining:
             self._next += 1
 
     def _send(self, bucket: int) -> None:
-        if self._footprints:
-            how = self._footprints[bucket], self._chunks[bucket], self._run.records[bucket]
-            self._stand_in.send(*how)
+        how = self._footprints[bucket], self._chunks[bucket], self._run.records[bucket]
+        self._stand_in.send(*how)
 
     def _wait(self, *_: object) -> None:
         self._stand_in.join()
@@ -215,7 +217,8 @@ def measure_sharing(
 
     budget : for all of it together
 
-    ``seconds`` are the device's own: of quantity "compute" without messages (but with the same hooks), of
+    ``seconds`` are the device's own: of quantity "compute" with messages of no bytes (as many, so that the
+    host issues the same), of
     "iteration" with them, of "communication" the messages alone. bytes : that were sent; bytes_per_s :
     while they were under way; communication_s : the time in which they were; exposed_communication_s :
     from the end of backward to the update; overlap_share : of communication_s, what is not exposed.
