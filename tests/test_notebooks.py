@@ -8,7 +8,7 @@ import nbformat
 import pytest
 
 from ddlkit import store
-from ddlkit.report import book, site
+from ddlkit.report import book, catalog, site
 
 # All notebooks one after the other; on a busy machine that takes more than a test may by default.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -27,6 +27,16 @@ def executed(tmp_path_factory: pytest.TempPathFactory, recording: str) -> Path:
     reports = folder / "reports"
     book.run(book.notebooks(), recording, executed=folder, reports=reports)
     return folder
+
+
+def test_every_table_of_the_papers_is_shown(executed: Path) -> None:
+    """As text under its own name: what a page has no number of cannot be checked by its reader."""
+    cells = nbformat.read(str(executed / "80_tables.ipynb"), as_version=4).cells
+    pages = [out["data"]["text/html"] for cell in cells for out in cell.get("outputs", ())
+             if "text/html" in out.get("data", {})]  # fmt: skip
+    for entry in catalog.load():
+        if entry.notebook == "80_tables":
+            assert any(f"<caption>{entry.id}</caption>" in page for page in pages), entry.id
 
 
 def test_every_notebook_runs_without_a_warning_and_asks_its_exercises(executed: Path) -> None:

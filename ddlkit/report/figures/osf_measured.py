@@ -34,6 +34,8 @@ MODELS = (
 squares through the medians, another by relative error, osf Eq 18 with its threshold at the bandwidth-delay
 product, the same where it fits best, linear pieces, a table."""
 LINE_MODELS = ("ring_all_reduce", "alpha_beta:medians", "alpha_beta")
+DRAWN = ("alpha_beta:medians", "piecewise:BDP", "table")
+"""The claim's two forms, each as it should be, and what knows every other size."""
 LINK = ["link", "ranks"]
 FORMS = (
     "alpha_beta:medians",
@@ -152,6 +154,19 @@ def _errors(known: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
         }
         frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True)
+
+
+def repeatable(frame: pd.DataFrame) -> dict[tuple[str, int], pd.DataFrame]:
+    """Rows of ``fig10`` by link, of the links on which something is `decided`.
+
+    Elsewhere the machine changed between the two runs by more than the models differ: that shows nothing.
+    """
+    told = decided(frame)
+    kept = told.loc[told["decided"], LINK].drop_duplicates()
+    return {
+        (str(link), int(ranks)): frame[(frame["link"] == link) & (frame["ranks"] == ranks)]
+        for link, ranks in kept.itertuples(index=False)
+    }
 
 
 def error_summary(frame: pd.DataFrame) -> pd.DataFrame:

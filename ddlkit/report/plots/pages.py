@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from pandas.io.formats.style import Styler
 
 from ddlkit.report import outputs
 from ddlkit.report.plots.style import INK, WIDTH, theme
@@ -40,7 +42,7 @@ def save_figure(
     The bytes depend on nothing but the figure: no date, no version is written. Returns the PNG.
     """
     path = _write(figure, name, numbers, reports)
-    _show(figure, path)
+    _show(figure, partial(_image, path, figure.get_figwidth()))
     return path
 
 
@@ -56,16 +58,33 @@ def _write(
     return path
 
 
-def _show(figure: Figure, path: Path) -> None:
-    """In a notebook, what was written: its own showing at a cell's end ends with the first theme."""
+def _show(figure: Figure, make: Callable[[], object]) -> None:
+    """In a notebook, show what ``make`` gives: a figure's own showing ends with the first theme."""
     if "IPython" not in sys.modules:
         return
     from IPython import get_ipython
-    from IPython.display import Image, display
+    from IPython.display import display
 
     if get_ipython() is not None:
         plt.close(figure)
-        display(Image(path.read_bytes(), width=round(100 * figure.get_figwidth())))
+        display(make())
+
+
+def _image(path: Path, width: float) -> object:
+    """What was written, so many inches wide."""
+    from IPython.display import Image
+
+    return Image(path.read_bytes(), width=round(100 * width))
+
+
+def _page(frame: pd.DataFrame, name: str) -> Styler:
+    """A table as text that can be searched and copied: words left, numbers right, as in the image."""
+    numbers = frame.select_dtypes("number").columns
+    page = frame.style.format(outputs.format_number).format_index(
+        lambda column: str(column).replace("_", " "), axis="columns"
+    )
+    shown = page.hide().set_caption(name).set_properties(**{"text-align": "left"})
+    return shown.set_properties(numbers, **{"text-align": "right"})
 
 
 @theme()
@@ -85,7 +104,7 @@ def pictures(axes: Sequence[Axes], images: NDArray[np.uint8], names: Sequence[st
 
 @theme()
 def table(frame: pd.DataFrame, name: str, reports: Path | None = None) -> Figure:
-    """A typeset table as ``figures/<name>.png`` and ``.csv``. Returns the figure, to show it.
+    """A typeset table as ``figures/<name>.png`` and ``.csv``; in a notebook also shown, as text.
 
     Numbers stand right, words left; up to four significant digits in print, all of them in the CSV.
     Names of columns are broken into lines of about HEADER_WIDTH letters.
@@ -108,4 +127,5 @@ def table(frame: pd.DataFrame, name: str, reports: Path | None = None) -> Figure
         cell.set(height=line * (1 if row else n_lines + 0.5), edgecolor=INK, linewidth=0.8)
         cell.visible_edges = "TB" if row == 0 else "B" if row == len(frame) else "open"
     _write(figure, name, frame, reports, bbox_inches="tight")
+    _show(figure, partial(_page, frame, name))
     return figure
