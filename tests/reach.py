@@ -19,9 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SUITES = Path("run/sessions/suites")
-ELSEWHERE = {
-    "preflight.py"
-}  # takes half a minute of its own, and has tests of its own: not rehearsed here
 _YES = {"cuda", "nccl", "d2d"}  # constants that something is compared with
 _NO = {"cpu"}
 _TRUE = {"on_gpu", "gpu", "_gpu", "gpus", "nccl", "cuda", "_cuda", "device_count"}
@@ -210,8 +207,7 @@ def cuda_only(package: Path) -> list[Statement]:
         if found <= chosen:
             break
         chosen |= found
-    counted = (module for module in modules if module.file.name not in ELSEWHERE)
-    statements = (statement for module in counted for statement in module.statements())
+    statements = (statement for module in modules for statement in module.statements())
     return sorted(statements, key=lambda one: (one.file, one.line))
 
 

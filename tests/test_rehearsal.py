@@ -19,6 +19,7 @@ import torch
 import reach
 from ddlkit import store
 from ddlkit.run.measure import standin
+from ddlkit.run.sessions import preflight
 from ddlkit.run.sessions import session as outcomes
 from places import ROOT
 
@@ -50,6 +51,11 @@ class Rehearsal:
     lines: Path
     log: Path
 
+    @classmethod
+    def of(cls, directory: Path, name: str) -> Rehearsal:
+        """One that is to come, there."""
+        return cls(*(directory / f"{name}{end}" for end in ("", ".lines", ".log")))
+
     @property
     def said(self) -> str:
         """The end of what it said, for whoever must find out why it failed."""
@@ -64,21 +70,20 @@ def environment(lines: Path, library: Path | None, gpus: int) -> dict[str, str]:
     if library:
         added |= {"PLAYED_NCCL": "version=23003", "PLAYED_LOG": os.devnull}
         added |= {"PLAYED_GPUS": str(gpus), "LD_LIBRARY_PATH": str(library)}
-    return {**os.environ, **added}
+    return {**os.environ, "DDLKIT_COMMIT": "rehearsed", **added}
 
 
 def start(
-    directory: Path, suite: str, library: Path | None, gpus: int
-) -> tuple[subprocess.Popen[bytes], Rehearsal]:
-    """Record the smoke suite on that many played GPUs."""
-    names = (f"gpus{gpus}", f"gpus{gpus}.lines", f"gpus{gpus}.log")
-    made = Rehearsal(*(directory / name for name in names))
+    made: Rehearsal, library: Path | None, gpus: int, *arguments: str
+) -> subprocess.Popen[bytes]:
+    """`ddlkit record` on that many played GPUs, in an environment where nothing harms."""
     around = environment(made.lines, library, gpus)
     around["PATH"] = f"{PLAYED / 'bin'}:{around['PATH']}" if library else around["PATH"]
-    arguments = ["record", "--suite", suite, "--profile", "smoke", "--out", str(made.out)]
+    around = {name: value for name, value in around.items() if name not in preflight.HARMFUL}
+    suite = ["--suite", "gpu" if gpus else "cpu", "--out", str(made.out)]
     with made.log.open("wb") as log:
-        command = [sys.executable, "-m", "ddlkit", *arguments]
-        return subprocess.Popen(command, stdout=log, stderr=log, env=around), made
+        command = [sys.executable, "-m", "ddlkit", "record", *suite, *arguments]
+        return subprocess.Popen(command, stdout=log, stderr=log, env=around)
 
 
 @pytest.fixture(scope="module")
@@ -100,18 +105,28 @@ def library(tmp_path_factory: pytest.TempPathFactory, require_compiler: None) ->
 def rehearsed(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Rehearsal]:
     """The smoke suite on no, one and two played GPUs, at the same time."""
     directory = tmp_path_factory.mktemp("rehearsal")
+    made = {gpus: Rehearsal.of(directory, f"gpus{gpus}") for gpus in (2, 1, 0)}
     running = {
-        gpus: start(directory, suite, library if gpus else None, gpus)
-        for gpus, suite in ((2, "gpu"), (1, "gpu"), (0, "cpu"))
+        gpus: start(one, library if gpus else None, gpus, "--profile", "smoke")
+        for gpus, one in made.items()
     }
     try:
-        for process, made in running.values():
-            assert process.wait(PATIENCE_S) == 0, made.said
+        for gpus, process in running.items():
+            assert process.wait(PATIENCE_S) == 0, made[gpus].said
     finally:
-        for process, _ in running.values():
+        for process in running.values():
             process.kill()
             process.wait()
-    return {gpus: made for gpus, (_, made) in running.items()}
+    return made
+
+
+@pytest.fixture(scope="module")
+def preflown(
+    rehearsed: dict[int, Rehearsal], library: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, Rehearsal]:
+    """Exit status of the preflight on a played GPU; not beside the recordings, as on the day."""
+    made = Rehearsal.of(tmp_path_factory.mktemp("preflight"), "preflight")
+    return start(made, library, 1, "--preflight").wait(PATIENCE_S), made
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
@@ -155,6 +170,13 @@ def test_the_kernel_beside_which_others_run_is_the_stand_in_itself(
         assert set(beside.loc[beside["blocks"] % standin.CLUSTER == 0, "cluster"]) == {4}
     rows = store.load_table(rehearsed[2].out / "contention-nccl-b1.csv.gz", "contention")
     assert (rows.loc[rows["communication"] == "nccl", "taken_threads"] == 160).all()
+
+
+def test_the_preflight_finds_all_well_on_a_played_gpu(preflown: tuple[int, Rehearsal]) -> None:
+    status, made = preflown
+    checks = {check.name for stage in preflight.STAGES for check in stage.checks}
+    well = re.findall(r"^ok +\d+\.\d s  ([\w-]+) +\S", made.said, re.MULTILINE)
+    assert (status, sorted(well)) == (0, sorted(checks)), made.said
 
 
 # What each is refused with, and how it is done.
@@ -230,8 +252,7 @@ def refused(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Rehearsa
         parts += ["try:", tried, "except Exception as error:"]
         parts += [f"    assert {words!r} in str(error), error", "    refused += 1"]
     script = "\n".join([*parts, "print(refused, 'refused')"])
-    directory = tmp_path_factory.mktemp("misuse")
-    made = Rehearsal(directory, directory / "lines", directory / "log")
+    made = Rehearsal.of(tmp_path_factory.mktemp("misuse"), "misuse")
     around = environment(made.lines, library, 1)
     with made.log.open("wb") as log:
         subprocess.run([sys.executable, "-c", script], stdout=log, stderr=log, env=around)
@@ -243,14 +264,14 @@ def test_what_a_real_gpu_refuses_the_played_one_refuses(refused: Rehearsal) -> N
 
 
 def test_what_only_cuda_reaches_is_rehearsed(
-    rehearsed: dict[int, Rehearsal], refused: Rehearsal
+    rehearsed: dict[int, Rehearsal], preflown: tuple[int, Rehearsal], refused: Rehearsal
 ) -> None:
     without = reach.read_lines(rehearsed[0].lines)
     found = reach.cuda_only(ROOT / "ddlkit")
     only = [one for one in found if not one.lines & without.get(one.file, set())]
     assert len(only) > 150, "the search for CUDA's lines finds too few: is it out of date?"
     ran: set[reach.Statement] = set()
-    for made in (rehearsed[1], rehearsed[2], refused):
+    for made in (rehearsed[1], rehearsed[2], preflown[1], refused):
         reached = reach.read_lines(made.lines)
         ran |= {one for one in only if one.lines & reached.get(one.file, set())}
     report = [f"{len(ran)} of {len(only)} statements that only CUDA reaches were rehearsed."]
