@@ -72,10 +72,23 @@ def _in_streams(span: Span) -> list[Span]:
     ]
 
 
+def _begin_when_posted(spans: list[Span]) -> None:
+    """As NCCL's kernel does, once the one before it is over; gloo's thread begins when it gets a core."""
+    posts = sorted(span["ts"] for span in spans if str(span.get("name")).startswith("c10d::"))
+    messages = [span for span in spans if str(span.get("name")).startswith("gloo:")]
+    messages.sort(key=lambda span: float(span["ts"]))
+    free = 0.0
+    for span, post in zip(messages, posts, strict=False):
+        end = span["ts"] + span["dur"]
+        begin = min(span["ts"], max(free, post))
+        span["ts"], span["dur"], free = begin, end - begin, end
+
+
 def as_on_gpu(events: list[Span]) -> list[Span]:
     """The events of a processor's trace with launches and kernels; messages become NCCL's kernels."""
     found: list[Span] = []
     spans = [event for event in events if event.get("ph") == "X"]
+    _begin_when_posted(spans)
     home = next((s for s in spans if s.get("cat") == "cpu_op"), {})
     inner = {id(span) for span in _leaves([s for s in spans if s.get("cat") == "cpu_op"])}
     for event in events:
