@@ -19,9 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SUITES = Path("run/sessions/suites")
-ELSEWHERE = {
-    "preflight.py"
-}  # takes half a minute of its own, and has tests of its own: not rehearsed here
 _YES = {"cuda", "nccl", "d2d"}  # constants that something is compared with
 _NO = {"cpu"}
 _TRUE = {"on_gpu", "gpu", "_gpu", "gpus", "nccl", "cuda", "_cuda", "device_count"}
@@ -135,20 +132,19 @@ class _Module:
 
     def mentions(self) -> Iterator[tuple[str, ast.AST]]:
         """Each name that is used to do something, and where."""
+        types = self._types()
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Name | ast.Attribute) and node not in self._types():
+            if isinstance(node, ast.Name | ast.Attribute) and node not in types:
                 yield (node.id if isinstance(node, ast.Name) else node.attr), node
 
     def _types(self) -> set[ast.AST]:
         """Names in annotations, and in unions, which do nothing."""
-        if not hasattr(self, "_found"):
-            parts: list[ast.AST] = []
-            for node in ast.walk(self.tree):
-                parts += [getattr(node, "annotation", None) or node] if _annotated(node) else []
-                parts += [node.returns] if getattr(node, "returns", None) else []  # type: ignore[attr-defined]
-                parts += [node] if isinstance(node, ast.BinOp) and _is_union(node) else []
-            self._found = {inner for part in parts for inner in ast.walk(part)}
-        return self._found
+        parts: list[ast.AST] = []
+        for node in ast.walk(self.tree):
+            parts += [getattr(node, "annotation", None) or node] if _annotated(node) else []
+            parts += [node.returns] if getattr(node, "returns", None) else []  # type: ignore[attr-defined]
+            parts += [node] if isinstance(node, ast.BinOp) and _is_union(node) else []
+        return {inner for part in parts for inner in ast.walk(part)}
 
     def statements(self) -> Iterator[Statement]:
         """Those that only CUDA reaches, by line."""
@@ -202,35 +198,41 @@ def cuda_only(package: Path) -> list[Statement]:
     """Every statement that only CUDA reaches, as far as the source shows it: of run/ and machine.py."""
     modules = [_Module(file) for file in (package / "machine.py", *package.glob("run/**/*.py"))]
     roots = kinds_of_cuda(package / SUITES)
+    mentioned = _mentioned(modules)
     chosen: set[ast.AST] = set()
     while True:
         for module in modules:
             module.look(chosen)
-        found = set(_mentioned_only_there(modules, roots))
+        only = {node for module in modules for node in module.only}
+        found = {
+            definition
+            for definition, (name, places) in mentioned.items()
+            if name in roots or (places and only.issuperset(places))
+        }
         if found <= chosen:
             break
         chosen |= found
-    counted = (module for module in modules if module.file.name not in ELSEWHERE)
-    statements = (statement for module in counted for statement in module.statements())
+    statements = (statement for module in modules for statement in module.statements())
     return sorted(statements, key=lambda one: (one.file, one.line))
 
 
-def _mentioned_only_there(modules: list[_Module], roots: set[str]) -> Iterator[ast.AST]:
-    """The roots, and definitions that only CUDA mentions, themselves left out."""
+def _mentioned(modules: list[_Module]) -> dict[ast.AST, tuple[str, list[ast.AST]]]:
+    """Every definition's name, and where it is mentioned outside itself; a private one in its file only."""
     places: dict[str, list[tuple[_Module, ast.AST]]] = {}
     for module in modules:
         for name, node in module.mentions():
             places.setdefault(name, []).append((module, node))
+    found: dict[ast.AST, tuple[str, list[ast.AST]]] = {}
     for module in modules:
         for name, definition in module.definitions.items():
             inside = set(ast.walk(definition))
             elsewhere = [
-                node in other.only
+                node
                 for other, node in places.get(name, [])
                 if node not in inside and (not name.startswith("_") or other is module)
             ]
-            if name in roots or (elsewhere and all(elsewhere)):
-                yield definition
+            found[definition] = name, elsewhere
+    return found
 
 
 def read_lines(file: Path) -> Lines:

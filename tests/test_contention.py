@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import json
+import re
 import shutil
 import subprocess
 import threading
@@ -15,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -28,10 +31,12 @@ from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.jobs import launch, protocol
 from ddlkit.run.jobs.job import Tables
+from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure import contention, standin
 from ddlkit.run.measure.contention import (
     TINY,
     ContentionSettings,
+    Exchange,
     measure_beside_all_reduce,
     measure_beside_standin,
     read_trace,
@@ -392,6 +397,54 @@ def test_trace_without_either_proves_nothing() -> None:
     for events in ([_event("gemm", 0, 1)], [_event("ncclDevKernel", 0, 1)], []):
         with pytest.raises(UserError, match="not proven"):
             read_trace({"traceEvents": events})
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=5), st.sampled_from(["cuda", "cpu"]))
+def test_on_a_gpu_a_kernel_that_took_turns_with_messages_leaves_no_row(
+    shares: list[float], device: str
+) -> None:
+    """The others do, and the reason names each that did; on CPUs turns are what is measured."""
+    me = Rank(0, 2, 0, torch.device(device), "nccl", 0, 1)
+    names = [f"k{number}" for number in range(len(shares))]
+
+    def rows(_: Rank, name: str, *__: object) -> pd.DataFrame:
+        pair = {"communication": ["none", "nccl"], "seconds": [1.0, 2.0]}
+        return pd.DataFrame({"kernel": name, **pair, "overlap_share": [0, shares[int(name[1:])]]})
+
+    found: list[str] = []
+    message = ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contention, "beside", rows)
+        patch.setattr(contention, "slowest", lambda values: np.array(values, float))
+        patch.setattr(contention, "computing", lambda *_: contextlib.nullcontext())
+        company = Exchange("nccl", 2, lambda: lambda: None, lambda: None)
+        settings = ContentionSettings(0, TINY, TWICE, names)
+        try:
+            for part in contention.beside_each(me, settings, lambda: company):
+                found += set(part["contention"]["kernel"])
+        except UserError as error:
+            message = str(error)
+    kept = [share >= contention.LEAST_OVERLAP or device == "cpu" for share in shares]
+    assert found == list(itertools.compress(names, kept))
+    refused = re.findall(
+        r"beside nccl (k\d) took 2 s, alone 1 s, and both ran at the same", message
+    )
+    assert refused == [name for name, well in zip(names, kept, strict=True) if not well]
+
+
+def test_rows_that_a_job_left_before_it_failed_are_kept(tmp_path: Path) -> None:
+    def fail() -> None:
+        with contention.keeping(tmp_path):
+            raise UserError("k1 took turns")
+
+    with pytest.raises(UserError, match="^k1 took turns$") as nothing:
+        fail()
+    assert not isinstance(nothing.value, Partial)
+    beside = measure_beside_standin("cpu", "relu", TINY, [Footprint(1, 1)], TWICE)
+    store.save_table(beside, tmp_path, "contention", schema="contention", command=[])
+    with pytest.raises(Partial, match="^k1 took turns$") as raised:
+        fail()
+    assert len(raised.value.tables["contention"]) == len(beside)
 
 
 @pytest.mark.alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -116,13 +117,15 @@ def test_a_table_that_is_being_written_is_packed_with_its_own_stamp(tmp_path: Pa
     writer.start()
     try:
         assert wait_for((out / "drift-a.json").exists)
-        for number in range(20):
-            pack(out, tmp_path / f"{number}.tgz")
+        seen: set[bytes] = set()
+        for number in itertools.count():
+            pack(out, file := tmp_path / f"{number}.tgz")
+            seen.add((unpacked(file, tmp_path / f"of{number}") / "drift-a.csv").read_bytes())
+            if number >= 20 and len(seen) > 1:  # the lock is not fair: the writer may have to wait
+                break
     finally:
         over.set()
         writer.join()
-    found = [unpacked(tmp_path / f"{n}.tgz", tmp_path / f"of{n}") for n in range(20)]
-    assert len({(path / "drift-a.csv").read_bytes() for path in found}) > 1
 
 
 def test_a_disk_that_refuses_ends_no_session_before_its_end(
@@ -200,7 +203,9 @@ def test_killed_at_any_moment_the_file_is_whole_and_gone_on_from(who: str, tmp_p
         shutil.rmtree(out, ignore_errors=True)  # a machine of its own each time
         parent = start(out, file)
         try:
-            goal = min(17, there + chance.randint(2, 4))
+            goal = min(
+                12, there + chance.randint(2, 4)
+            )  # far enough from the end, on busy cores too
             assert wait_for(partial(holds, out, goal), 60)
             threading.Event().wait(chance.uniform(0.0, 0.1))
             processes = family(parent.pid)

@@ -19,6 +19,7 @@ import torch
 import reach
 from ddlkit import store
 from ddlkit.run.measure import standin
+from ddlkit.run.sessions import preflight
 from ddlkit.run.sessions import session as outcomes
 from places import ROOT
 
@@ -31,13 +32,36 @@ PATIENCE_S = 280.0
 # Why a point may be missing, by the number of GPUs.
 REASONS = {1: r"needs 2 GPUs, here is 1", 2: r"(?!)"}
 
-# Lines that the rehearsal need not run, and why, by what stands in them. All others must be run, or count.
-UNREHEARSED = {
-    r"^raise |is in use by others|^(found|complaint) = f?\"|^complaint = next": "a mistake, or a fault",
-    r"^return False$|^return \{\"issue\": issue\}$|^say\(f\"no graph": "a fault of a GPU, or none to capture",
-    r"^return 0, 0$|^return str\(error\)$": "a library that is not there, or shows nothing",
-    r"^continue$|half": "nvidia-smi or NVRTC as other machines have them",
-}
+# Statements that no rehearsal runs: their file, how they begin, and why not. There are no others.
+UNREHEARSED = (
+    ("machine.py", "properties = [torch", "GPUs of makers whose driver is not CUDA's"),
+    ("machine.py", "return tuple(_gpu(p.name", "GPUs of makers whose driver is not CUDA's"),
+    (
+        "channels.py",
+        'raise UserError(f"NCCL did not heed',
+        "gloo writes no log: see test_throughput",
+    ),
+    (
+        "channels.py",
+        'raise Partial({"channels"',
+        "the play gives what is asked: see test_throughput",
+    ),
+    ("channels.py", "return 0, 0", "the played profiler sees all: see test_throughput"),
+    ("layers.py", 'return {"issue": issue}', "training on one GPU is always captured in the play"),
+    ("layers.py", 'say(f"no graph of an iteration', "the play captures whatever it is given"),
+    ("contention.py", "turns.append(_taking", "no kernel takes turns here: see test_contention"),
+    ("standin.py", "for half in Path(candidate)", "NVRTC of a wheel, which may not be installed"),
+    ("standin.py", "ctypes.CDLL(str(half)", "NVRTC of a wheel, which may not be installed"),
+    ("engine.py", 'raise UserError("no GPU here', "there are GPUs here: see test_cli"),
+    ("preflight.py", 'raise UserError("nvidia-smi does not', "it answers: see test_preflight"),
+    ("preflight.py", "if time.monotonic() > give_up", "whether it must be waited for is chance"),
+    ("preflight.py", "time.sleep(0.05)", "whether it must be waited for is chance"),
+    ("preflight.py", 'raise UserError("nvidia-smi -lms', "it is heard: see test_preflight"),
+    ("preflight.py", 'raise UserError(f"torch {torch', "torch sees its GPU, or no test could run"),
+    ("preflight.py", 'raise UserError(f"the stand-in runs', "kernels never take turns in the play"),
+    ("session.py", "return False", "no fault of a GPU is played: see test_record"),
+    ("suites.py", "raise UserError(", "torch sees its GPU, or no test could run"),
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -49,6 +73,11 @@ class Rehearsal:
     out: Path
     lines: Path
     log: Path
+
+    @classmethod
+    def of(cls, directory: Path, name: str) -> Rehearsal:
+        """One that is to come, there."""
+        return cls(*(directory / f"{name}{end}" for end in ("", ".lines", ".log")))
 
     @property
     def said(self) -> str:
@@ -64,21 +93,20 @@ def environment(lines: Path, library: Path | None, gpus: int) -> dict[str, str]:
     if library:
         added |= {"PLAYED_NCCL": "version=23003", "PLAYED_LOG": os.devnull}
         added |= {"PLAYED_GPUS": str(gpus), "LD_LIBRARY_PATH": str(library)}
-    return {**os.environ, **added}
+    return {**os.environ, "DDLKIT_COMMIT": "rehearsed", **added}
 
 
 def start(
-    directory: Path, suite: str, library: Path | None, gpus: int
-) -> tuple[subprocess.Popen[bytes], Rehearsal]:
-    """Record the smoke suite on that many played GPUs."""
-    names = (f"gpus{gpus}", f"gpus{gpus}.lines", f"gpus{gpus}.log")
-    made = Rehearsal(*(directory / name for name in names))
+    made: Rehearsal, library: Path | None, gpus: int, *arguments: str
+) -> subprocess.Popen[bytes]:
+    """`ddlkit record` on that many played GPUs, in an environment where nothing harms."""
     around = environment(made.lines, library, gpus)
     around["PATH"] = f"{PLAYED / 'bin'}:{around['PATH']}" if library else around["PATH"]
-    arguments = ["record", "--suite", suite, "--profile", "smoke", "--out", str(made.out)]
+    around = {name: value for name, value in around.items() if name not in preflight.HARMFUL}
+    suite = ["--suite", "gpu" if gpus else "cpu", "--out", str(made.out)]
     with made.log.open("wb") as log:
-        command = [sys.executable, "-m", "ddlkit", *arguments]
-        return subprocess.Popen(command, stdout=log, stderr=log, env=around), made
+        command = [sys.executable, "-m", "ddlkit", "record", *suite, *arguments]
+        return subprocess.Popen(command, stdout=log, stderr=log, env=around)
 
 
 @pytest.fixture(scope="module")
@@ -100,18 +128,28 @@ def library(tmp_path_factory: pytest.TempPathFactory, require_compiler: None) ->
 def rehearsed(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Rehearsal]:
     """The smoke suite on no, one and two played GPUs, at the same time."""
     directory = tmp_path_factory.mktemp("rehearsal")
+    made = {gpus: Rehearsal.of(directory, f"gpus{gpus}") for gpus in (2, 1, 0)}
     running = {
-        gpus: start(directory, suite, library if gpus else None, gpus)
-        for gpus, suite in ((2, "gpu"), (1, "gpu"), (0, "cpu"))
+        gpus: start(one, library if gpus else None, gpus, "--profile", "smoke")
+        for gpus, one in made.items()
     }
     try:
-        for process, made in running.values():
-            assert process.wait(PATIENCE_S) == 0, made.said
+        for gpus, process in running.items():
+            assert process.wait(PATIENCE_S) == 0, made[gpus].said
     finally:
-        for process, _ in running.values():
+        for process in running.values():
             process.kill()
             process.wait()
-    return {gpus: made for gpus, (_, made) in running.items()}
+    return made
+
+
+@pytest.fixture(scope="module")
+def preflown(
+    rehearsed: dict[int, Rehearsal], library: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, Rehearsal]:
+    """Exit status of the preflight on a played GPU; not beside the recordings, as on the day."""
+    made = Rehearsal.of(tmp_path_factory.mktemp("preflight"), "preflight")
+    return start(made, library, 1, "--preflight").wait(PATIENCE_S), made
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
@@ -157,6 +195,13 @@ def test_the_kernel_beside_which_others_run_is_the_stand_in_itself(
     assert (rows.loc[rows["communication"] == "nccl", "taken_threads"] == 160).all()
 
 
+def test_the_preflight_finds_all_well_on_a_played_gpu(preflown: tuple[int, Rehearsal]) -> None:
+    status, made = preflown
+    checks = {check.name for stage in preflight.STAGES for check in stage.checks}
+    well = re.findall(r"^ok +\d+\.\d s  ([\w-]+) +\S", made.said, re.MULTILINE)
+    assert (status, sorted(well)) == (0, sorted(checks)), made.said
+
+
 # What each is refused with, and how it is done.
 MISUSES = [
     ("all tensors to be on the same device", "torch.ones(2, device='cuda') + torch.ones(2)"),
@@ -200,17 +245,36 @@ MISUSES = [
         "    except RuntimeError: os._exit(9)\n"
         "raise OSError(f'a forked child: {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}')",
     ),
+    ("needs a GPU", "contention.measure_beside_copies('cpu', [], contention.TINY, None)"),
+    ("no NVRTC 7: neither in", "torch.version.cuda = '7.0'; standin._nvrtc.__wrapped__()"),
+    (
+        "none.so: cannot open",
+        "os.environ['DDLKIT_NCCL'] = '/none.so'; one.measure_on_one_gpu([], None)",
+    ),
+    (
+        "gpu0 is in use by others: utilisation 97%",
+        f"os.environ.update(PATH='{PLAYED / 'bin'}:' + os.environ['PATH'], PLAYED_LOAD='97')\n"
+        "vitals.PATIENCE_S = 0.5\n"
+        "preflight.nvidia_smi(here)",
+    ),
+    (
+        "CUDA_VISIBLE_DEVICES: it hides every GPU",
+        "os.environ['CUDA_VISIBLE_DEVICES'] = ''; preflight.environment(here)",
+    ),
 ]
 PREFACE = """
 import os, torch
 from ctypes import *
+from pathlib import Path
 from ddlkit import machine
+from ddlkit.run.instruments import vitals
 from ddlkit.run.jobs import rank
-from ddlkit.run.measure import layers, nccl_one_gpu as one
-from ddlkit.run.sessions import suites
+from ddlkit.run.measure import contention, layers, nccl_one_gpu as one, standin
+from ddlkit.run.sessions import preflight, suites
 from ddlkit.run.measure.standin import Footprint, GpuStandIn, cubin
 assert machine.name() == "played-gpu", "without nvidia-smi, torch is asked"
 assert len(suites.points(out=None, session=1, name="gpu").body) > 100
+here = preflight.Here("cuda", Path())
 gpu, nccl = torch.device("cuda"), lambda role: os.environ.update(PLAYED_NCCL=role)
 C, E, cuda = torch.cuda, torch.cuda.Event, CDLL("libcuda.so.1")
 s = GpuStandIn(1 << 20)
@@ -230,8 +294,7 @@ def refused(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Rehearsa
         parts += ["try:", tried, "except Exception as error:"]
         parts += [f"    assert {words!r} in str(error), error", "    refused += 1"]
     script = "\n".join([*parts, "print(refused, 'refused')"])
-    directory = tmp_path_factory.mktemp("misuse")
-    made = Rehearsal(directory, directory / "lines", directory / "log")
+    made = Rehearsal.of(tmp_path_factory.mktemp("misuse"), "misuse")
     around = environment(made.lines, library, 1)
     with made.log.open("wb") as log:
         subprocess.run([sys.executable, "-c", script], stdout=log, stderr=log, env=around)
@@ -242,24 +305,36 @@ def test_what_a_real_gpu_refuses_the_played_one_refuses(refused: Rehearsal) -> N
     assert refused.said.endswith(f"\n{len(MISUSES)} refused\n"), refused.said
 
 
+def why_not(statement: reach.Statement) -> str:
+    """Why the rehearsal does not run it; "" if there is no reason."""
+    whys = (
+        why
+        for name, words, why in UNREHEARSED
+        if statement.file.name == name and statement.text.startswith(words)
+    )
+    return next(whys, "")
+
+
 def test_what_only_cuda_reaches_is_rehearsed(
-    rehearsed: dict[int, Rehearsal], refused: Rehearsal
+    rehearsed: dict[int, Rehearsal], preflown: tuple[int, Rehearsal], refused: Rehearsal
 ) -> None:
     without = reach.read_lines(rehearsed[0].lines)
     found = reach.cuda_only(ROOT / "ddlkit")
     only = [one for one in found if not one.lines & without.get(one.file, set())]
     assert len(only) > 150, "the search for CUDA's lines finds too few: is it out of date?"
     ran: set[reach.Statement] = set()
-    for made in (rehearsed[1], rehearsed[2], refused):
+    for made in (rehearsed[1], rehearsed[2], preflown[1], refused):
         reached = reach.read_lines(made.lines)
         ran |= {one for one in only if one.lines & reached.get(one.file, set())}
     report = [f"{len(ran)} of {len(only)} statements that only CUDA reaches were rehearsed."]
     for one in only:
-        whys = (why for words, why in UNREHEARSED.items() if re.search(words, one.text))
-        note = "" if one in ran else f"  <- not run: {next(whys, 'nobody has said why')}"
+        note = "" if one in ran else f"  <- not run: {why_not(one) or 'nobody has said why'}"
         where = f"{one.file.relative_to(ROOT)}:{one.line}"
         report.append(f"{'ran' if one in ran else '-':<4} {where:<45} {one.text}{note}")
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text("\n".join(report) + "\n")
     left = "\n".join(line for line in report if line.startswith("-"))
     assert len(ran) >= GOAL * len(only), f"{report[0]}\n{left}"
+    assert all(map(why_not, set(only) - ran)), f"some have no reason:\n{left}"
+    used = {why_not(one) for one in only}
+    assert {why for *_, why in UNREHEARSED} <= used, "a reason is left for what is no more"

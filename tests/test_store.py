@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -264,6 +266,35 @@ def test_processes_appending_at_once_lose_no_row(tmp_path: Path) -> None:
         process.join(timeout=60)
     assert [process.exitcode for process in running] == [0, 0, 0]
     assert len(store.load_table(tmp_path / "c.csv")) == 12
+
+
+# What a writer does: the next stamp waits, the CSV is exchanged, the stamp is.
+@pytest.mark.parametrize("moments", [*itertools.combinations_with_replacement(range(4), 5)])
+def test_a_reader_beside_a_writer_sees_the_old_table_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moments: tuple[int, ...]
+) -> None:
+    """``moments``: how far the writer has come when the reader opens its next file; at last it is done."""
+    new = save(tmp_path / "new", collectives(5))
+    path = save(tmp_path, collectives(3))
+    pending, stamp = path.with_name(f".{path.stem}.json.pending"), path.with_suffix(".json")
+    shutil.copy(new.with_suffix(".json"), tmp_path / "stamp")
+    steps = iter(((tmp_path / "stamp", pending), (new, path), (pending, stamp)))
+    done, opened, read = 0, iter(moments), files.read
+
+    def write(until: int) -> None:
+        nonlocal done
+        for source, target in itertools.islice(steps, max(0, until - done)):
+            os.replace(source, target)
+            done += 1
+
+    def beside(asked: Path) -> bytes:
+        write(next(opened, 3))
+        return read(asked)
+
+    monkeypatch.setattr(files, "read", beside)
+    assert len(store.load_table(path)) in (3, 5)
+    write(3)
+    assert len(store.load_table(path)) == 5
 
 
 # --- crashes, refusing file systems, locks

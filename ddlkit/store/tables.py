@@ -134,10 +134,12 @@ def _stamp_paths(path: Path) -> tuple[Path, Path]:
 
 def _read_stamp(path: Path) -> dict[str, Any] | None:
     """The stamp in that file; None when there is none, or the file is some other JSON."""
-    if not path.exists():
-        return None
     try:
         stamp = json.loads(files.read(path))
+    except UserError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
     except ValueError as error:
         raise UserError(f"{path}: damaged stamp ({error}): restore it or measure again") from error
     if not isinstance(stamp, dict) or "sha256" not in stamp:
@@ -152,16 +154,17 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
     """Bytes of the CSV and the stamp that matches them.
 
     After a crash between the two renames it is the pending one; looking there first also serves a
-    reader that comes while a writer renames.
+    reader that comes while a writer renames. Where none matches, a writer may have exchanged all since the
+    CSV was read: only one that is still the same has been damaged.
     """
-    data = files.read(path)
-    digest = hashlib.sha256(data).hexdigest()
-    found = None
-    for place in _stamp_paths(path):
-        stamp = _read_stamp(place)
-        if stamp is not None and stamp["sha256"] == digest:
-            return data, stamp
-        found = stamp or found
+    before = found = None
+    while (data := files.read(path)) != before:
+        digest, before = hashlib.sha256(data).hexdigest(), data
+        for place in _stamp_paths(path):
+            stamp = _read_stamp(place)
+            if stamp is not None and stamp["sha256"] == digest:
+                return data, stamp
+            found = stamp or found
     if found is None:
         raise UserError(f"{path}: not a recorded table: no stamp {_stamp_paths(path)[1].name}")
     raise UserError(

@@ -209,12 +209,12 @@ void played_stream_wait(Stream* stream, Stream* other) {
 void played_record(Stream* stream, double* at_s) {
   submit(stream, [at_s] { *at_s = now_s(); });
 }
-// A copy engine: it takes its time, and no core.
+// A copy engine: it takes its time, and no core. Of a place to itself, it is only the time.
 void played_copy(Stream* stream, void* to, const void* from, std::size_t bytes) {
   submit(stream, [=] {
     const auto end = std::chrono::steady_clock::now() +
                      std::chrono::duration<double>(double(bytes) / PLAYED_COPY_BYTES_PER_S);
-    std::memcpy(to, from, bytes);
+    if (to != from) std::memcpy(to, from, bytes);
     std::this_thread::sleep_until(end);
   });
 }

@@ -140,6 +140,12 @@ class _OnProcessor(TorchFunctionMode):
         target = source if asked is _NOWHERE else asked
         if func is torch.randn and target:
             found = _random(torch.Size(args if isinstance(args[0], int) else args[0]), kwargs)
+        elif func is torch.ones and target:
+            found = func((), **kwargs).expand(
+                *args
+            )  # as many as a cache holds take a processor long
+        elif name == "sum" and len(args) == 1 and not kwargs and not any(args[0].stride()):
+            found = args[0].reshape(-1)[0] * args[0].numel()  # all are one and the same
         else:
             found = args[0].clone() if name == "pin_memory" else func(*args, **kwargs)
         if name in ("to", "cpu", "cuda") and target != source:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
 import subprocess
 import sys
@@ -94,13 +95,34 @@ def check_calls() -> None:
         library = Path(str(self._name)).name
         if library.startswith(("libcuda.so", "libnvrtc.so")) and name in _SIGNATURES:
             return _checked(name, found)
-        if name == "ncclGroupEnd":  # where a played NCCL sums; the profiler shall see it
-            return played_profiler.as_message("all_reduce", found)
+        if name == "ncclGroupEnd":  # where a played NCCL sums
+            return _in_streams(found, real(self, "played_summed"))
         if library.startswith("libcuda.so") and not str(name).startswith("played_"):
             raise AttributeError(f"{name} of the driver is not played: add it to driver.cpp")
         return found
 
     ctypes.CDLL.__getitem__ = find  # type: ignore[method-assign]
+
+
+def _in_streams(sum_now: Callable[[], int], summed: Callable[..., int]) -> Callable[[], int]:
+    """The end of a group whose messages are still under way in their streams, as the profiler sees."""
+    summed.restype = ctypes.c_size_t  # type: ignore[attr-defined]
+
+    def end() -> int:
+        status, stream, ends = sum_now(), ctypes.c_void_p(), []
+        driver = library()
+        for rank in itertools.count():
+            if not (n_bytes := summed(rank, ctypes.byref(stream))):
+                break
+            if stream.value:
+                ends.append((ctypes.c_double(), ctypes.c_double()))
+                driver.played_record(stream, ctypes.addressof(ends[-1][0]))
+                driver.played_copy(stream, None, None, n_bytes)
+                driver.played_record(stream, ctypes.addressof(ends[-1][1]))
+        played_profiler.note_messages(ends)
+        return status
+
+    return end
 
 
 def _checked(name: str, call: Callable[..., int]) -> Callable[..., int]:

@@ -1,14 +1,16 @@
 """torch.profiler played: the processor's own trace, in which operators have launched kernels.
 
-Each operator that calls no other one becomes a kernel at the same time on stream 7, and gloo's messages
-become NCCL's kernels; each has a launch of the same correlation. What real kernels would be called is not
-played, nor that they run later than their launch.
+Each operator that calls no other one becomes a kernel at the same time on stream 7, and gloo's messages, and
+those of the played NCCL in their streams, become NCCL's kernels; each has a launch of the same correlation.
+What real kernels would be called is not played, nor that they run later than their launch.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,9 @@ _NCCL = {"grid": [2, 1, 1], "block": [160, 1, 1], "registers per thread": 96}
 _NCCL_SPAN = "played nccl:"
 
 Span = dict[str, Any]
+Ends = tuple[ctypes.c_double, ctypes.c_double]  # by the host's monotonic clock
+
+_messages: list[tuple[float, list[Ends]]] = []  # with the time when each group was noted
 
 
 def install() -> None:
@@ -47,36 +52,59 @@ def install() -> None:
     profile.__init__, profile.export_chrome_trace = on_host, with_kernels
 
 
-def as_message(collective: str, call: Any) -> Any:
-    """``call`` as what a trace shows as a message of NCCL."""
+def note_messages(ends: list[Ends]) -> None:
+    """Messages that are under way from now on: a trace shows each when it began and ended in its stream."""
+    now_s = time.perf_counter()
+    with torch.profiler.record_function(f"{_NCCL_SPAN}{len(_messages)}"):
+        _messages.append((now_s, ends))
 
-    def seen(*arguments: Any) -> Any:
-        with torch.profiler.record_function(f"{_NCCL_SPAN}{collective}"):
-            return call(*arguments)
 
-    return seen
+def _in_streams(span: Span) -> list[Span]:
+    """The spans of the messages that were noted by that one."""
+    noted_s, ends = _messages[int(str(span["name"]).rpartition(":")[2])]
+    return [
+        {
+            **span,
+            "ts": span["ts"] + 1e6 * (begin.value - noted_s),
+            "dur": 1e6 * (end.value - begin.value),
+        }
+        for begin, end in ends
+    ]
+
+
+def _begin_when_posted(spans: list[Span]) -> None:
+    """As NCCL's kernel does, once the one before it is over; gloo's thread begins when it gets a core."""
+    posts = sorted(span["ts"] for span in spans if str(span.get("name")).startswith("c10d::"))
+    messages = [span for span in spans if str(span.get("name")).startswith("gloo:")]
+    messages.sort(key=lambda span: float(span["ts"]))
+    free = 0.0
+    for span, post in zip(messages, posts, strict=False):
+        end = span["ts"] + span["dur"]
+        begin = min(span["ts"], max(free, post))
+        span["ts"], span["dur"], free = begin, end - begin, end
 
 
 def as_on_gpu(events: list[Span]) -> list[Span]:
-    """The events of a processor's trace with launches and kernels; gloo's spans become NCCL's kernels."""
-    found = []
+    """The events of a processor's trace with launches and kernels; messages become NCCL's kernels."""
+    found: list[Span] = []
     spans = [event for event in events if event.get("ph") == "X"]
+    _begin_when_posted(spans)
     home = next((s for s in spans if s.get("cat") == "cpu_op"), {})
     inner = {id(span) for span in _leaves([s for s in spans if s.get("cat") == "cpu_op"])}
-    for number, event in enumerate(events):
+    for event in events:
         name = str(event.get("name"))
-        message = event.get("ph") == "X" and name.startswith(("gloo:", _NCCL_SPAN))
-        if not message:
-            found.append(event)
-        if not (message or id(event) in inner):
-            continue
-        kind = name.rpartition(":")[2]
+        noted = event.get("ph") == "X" and name.startswith(_NCCL_SPAN)
+        message = noted or (event.get("ph") == "X" and name.startswith("gloo:"))
+        found += [] if message else [event]
+        kind = "all_reduce" if noted else name.rpartition(":")[2]
         called = f"ncclDevKernel_{_KINDS.get(kind, kind)}_RING_LL" if message else f"played_{name}"
-        launch = {**(home if message else event), "ts": event["ts"], "dur": 0}
-        found.append(_kernel(launch, "cudaLaunchKernel", "cuda_runtime", number, {}))
         shape = _SHAPE | (_NCCL if message else {})
-        kernel = {**event, "pid": 0, "tid": 20 if message else 7}
-        found.append(_kernel(kernel, called, "kernel", number, shape))
+        for span in _in_streams(event) if noted else [event] * (message or id(event) in inner):
+            number = len(found)
+            launch = {**(home if message else event), "ts": event["ts"], "dur": 0}
+            found.append(_kernel(launch, "cudaLaunchKernel", "cuda_runtime", number, {}))
+            kernel = {**span, "pid": 0, "tid": 20 if message else 7}
+            found.append(_kernel(kernel, called, "kernel", number, shape))
     return found
 
 

@@ -107,10 +107,10 @@ def measure_settings(
 
 
 def launch_under(
-    job: Job[Any], settings: Any, n_ranks: int, timeout_s: float
+    job: Job[Any], settings: Any, n_ranks: int, timeout_s: float, out: Path | None = None
 ) -> tuple[pd.DataFrame, str]:
     """The table of a job under the blocks and threads of its ``settings``, and NCCL's log."""
-    with launch.workspace(None) as out:
+    with launch.workspace(out) as out:
         place = Loopback(variables=environment(settings.blocks, settings.threads, out))
         how: dict[str, Any] = {"place": place, "timeout_s": timeout_s, "out": out}
         how["join"] = {"timeout_s": launch.MEETING_S}

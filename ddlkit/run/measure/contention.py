@@ -13,8 +13,10 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Generic
 
@@ -25,6 +27,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor
 from ddlkit.core.timeline import merge
@@ -32,6 +35,7 @@ from ddlkit.core.units import MIB, format_seconds
 from ddlkit.formats import kineto
 from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure_interleaved, sample_rows
+from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Rank, agree_all, slowest
 from ddlkit.run.measure import channels
@@ -45,7 +49,7 @@ from ddlkit.run.measure.standin import (
     GpuStandIn,
     Neighbour,
 )
-from ddlkit.run.sessions.session import Unavailable, all_or_partial
+from ddlkit.run.sessions.session import Partial, Unavailable, all_or_partial
 
 # -- kernels -----------------------------------------------------------------------------------
 
@@ -248,10 +252,16 @@ class _Beside(Generic[Asked]):
             share, extra_s = seen["overlap_share"], seconds - alone_s
             if share >= neighbour.least_overlap and extra_s <= neighbour.most_extra_s:
                 return seconds
-        raise UserError(
-            f"beside {way} a kernel took {format_seconds(seconds)}, alone {format_seconds(alone_s)}, "
-            f"and both ran at the same time for {share:.0%} of it: something has them take turns"
-        )
+        raise _taking_turns("a kernel", way, seconds, alone_s, share)
+
+
+def _taking_turns(
+    name: str, company: object, seconds: float, alone_s: float, share: float
+) -> UserError:
+    return UserError(
+        f"beside {company} {name} took {format_seconds(seconds)}, alone {format_seconds(alone_s)}, "
+        f"and both ran at the same time for {share:.0%} of it: something has them take turns"
+    )
 
 
 _COUNTS = ("blocks", "threads", "taken_blocks", "taken_threads", "registers", "shared_bytes")
@@ -288,6 +298,7 @@ def _calls(once: Compute, device: torch.device, least_s: float) -> int:
 
 MESSAGE_BYTES = 256 * MIB
 AS_LONG = 4.0  # how long messages beside a kernel last, over its time alone
+LEAST_OVERLAP = 0.1  # of a GPU's kernel: less is the end of one beside the begin of the other
 HOLD_CYCLES = 2_000_000  # of the GPU, 1 ms: until the first message's kernel has started
 COMPUTE = "ddlkit.compute"
 TIMEOUT_S = 300.0  # for each setting
@@ -319,12 +330,13 @@ def measure_beside_all_reduce(
     as with gloo). ``seconds`` are of the slowest rank. ``overlap_share`` and ``bytes_per_s`` (what each
     rank sends while messages are under way) are seen once a kernel, by profiling one more repeat.
 
-    Raises as `channels.measure_settings` does.
+    Raises as `channels.measure_settings` does, also for kernels that had to take turns (see `beside_each`).
     """
 
     def measure_one(_: int, threads: int) -> pd.DataFrame:
         own = replace(settings, threads=threads)
-        return channels.launch_under(contention_job, own, n_ranks, TIMEOUT_S)[0]
+        with launch.workspace(None) as out, keeping(out):
+            return channels.launch_under(contention_job, own, n_ranks, TIMEOUT_S, out)[0]
 
     pairs = [(settings.blocks, threads) for threads in thread_counts]
     return channels.measure_settings("contention", pairs, measure_one)
@@ -347,10 +359,43 @@ class Exchange:
 @job(ContentionSettings, "contention")
 def contention_job(me: Rank, settings: ContentionSettings) -> Iterator[Tables]:
     """One kernel after the other."""
+    return beside_each(me, settings, lambda: _between_ranks(me, settings.message_bytes))
+
+
+@contextmanager
+def keeping(out: Path) -> Iterator[None]:
+    """Where a job in the block fails, raise Partial with the rows that it left in ``out``, if any."""
+    try:
+        yield
+    except UserError as error:
+        left = out / "contention.csv"
+        if not left.exists():
+            raise
+        raise Partial({"contention": store.load_table(left, "contention")}, str(error)) from error
+
+
+def beside_each(
+    me: Rank, settings: ContentionSettings, exchange: Callable[[], Exchange]
+) -> Iterator[Tables]:
+    """Rows of each kernel, as of `beside`.
+
+    Raises UserError, at the end, for those that did not run at the same time as the messages, on whichever
+    rank: on a GPU that is as little a measurement as beside a stand-in. On CPUs all are kept: gloo's
+    threads share the cores with the computation, and to take turns there is what is measured.
+    """
+    turns = []
     for name in settings.names:
         with computing(f"{name} beside all-reduces", me.device), torch.no_grad():
-            rows = beside(me, name, settings, _between_ranks(me, settings.message_bytes))
-        yield {"contention": rows}
+            company = exchange()
+            rows = beside(me, name, settings, company)
+        alone_s, beside_s = rows.groupby("communication", sort=False)["seconds"].median()
+        share = float(-slowest([-rows["overlap_share"].max()])[0])
+        if me.device.type == "cuda" and share < LEAST_OVERLAP:
+            turns.append(_taking_turns(name, company.communication, beside_s, alone_s, share))
+        else:
+            yield {"contention": rows}
+    if turns:
+        raise UserError("; ".join(map(str, turns)))
 
 
 def _between_ranks(me: Rank, message_bytes: int) -> Exchange:

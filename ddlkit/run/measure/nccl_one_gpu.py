@@ -183,7 +183,7 @@ def measure_on_one_gpu(
         raise Unavailable(reason)
 
     def one(blocks: int, threads: int) -> Tables:
-        with launch.workspace(None) as out:
+        with launch.workspace(None) as out, contention.keeping(out):
             variables = {**channels.environment(blocks, threads, out), **VARIABLES}
             return launch.launch(
                 one_gpu_job,
@@ -204,9 +204,8 @@ def one_gpu_job(me: Rank, settings: ContentionSettings) -> Iterator[Tables]:
     """One kernel after the other, in the one process that is both ranks."""
     with computing("two ranks of NCCL", me.device), torch.no_grad():
         ranks = TwoRanks(Nccl(library()), me.device, settings.message_bytes)
-        exchange = Exchange("nccl_one_gpu", RANKS, ranks.post, ranks.reset)
-        for name in settings.names:
-            yield {"contention": contention.beside(me, name, settings, exchange)}
+    exchange = Exchange("nccl_one_gpu", RANKS, ranks.post, ranks.reset)
+    return contention.beside_each(me, settings, lambda: exchange)
 
 
 def case(brief: bool) -> tuple[Sequence[tuple[int, int]], ContentionSettings]:

@@ -64,7 +64,8 @@ class Unavailable(UserError):
 def all_or_partial(table: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     """The frames as they are measured, below each other.
 
-    Raises what the first frame does as it is, and what a later one does as Partial with those before.
+    Raises what the first frame does as it is, and what a later one does as Partial with those before, and
+    with what there is of itself.
     """
     done: list[pd.DataFrame] = []
     try:
@@ -73,6 +74,7 @@ def all_or_partial(table: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     except Exception as error:
         if not done:
             raise
+        done += error.tables.values() if isinstance(error, Partial) else ()
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         raise Partial({table: pd.concat(done, ignore_index=True)}, f"{kind}{error}") from error
     return pd.concat(done, ignore_index=True)
