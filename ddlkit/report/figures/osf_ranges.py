@@ -19,7 +19,7 @@ from ddlkit.papers.osf.cluster import FIVE, PaperSetting, osf_name
 from ddlkit.report import compare
 from ddlkit.report.claims import claimed
 from ddlkit.report.figures import osf_scaling
-from ddlkit.report.figures.osf_scaling import ANCHOR, FORMULAS, Lab, formulas, setting_search
+from ddlkit.report.figures.osf_scaling import ANCHOR, EQ7, FORMULAS, Lab, formulas, setting_search
 
 Figure = Callable[[PaperSetting], pd.DataFrame]
 RULES = ("adafusion:repaired", "mg_wfbp", "exact")
@@ -77,12 +77,13 @@ def printed_gains() -> dict[str, tuple[float, float]]:
 # -- beside the lab ------------------------------------------------------------------------------------
 
 
-def unfused_in_lab(labs: Sequence[Lab]) -> pd.DataFrame:
+def unfused_in_lab(labs: Sequence[Lab], *, ring: bool = False) -> pd.DataFrame:
     """Scaling factors measured without fusion, and the errors of the formulas against them.
 
     One row per plain replay in which every gradient is a message. The formulas know the layer profile and the
-    calibrated messages, nothing of the runs. Columns: network, workers, link, measured, and for each of
-    FORMULAS its error.
+    calibrated messages, nothing of the runs. ring : with osf Eq 7 through the smallest and the largest
+    calibrated message, as the paper has it, in place of our table of all sizes. Columns: network, workers, link, measured, and
+    for each of FORMULAS its error.
     """
     rows = []
     for lab in labs:
@@ -90,7 +91,8 @@ def unfused_in_lab(labs: Sequence[Lab]) -> pd.DataFrame:
             if case.plan != "none":
                 continue
             measured = _measured(lab, case)["measured"]
-            found = formulas(lab.workload(case), lab.calibration.of_case(case).cost)
+            messages = lab.calibration.of_case(case)
+            found = formulas(lab.workload(case), messages.others[EQ7] if ring else messages.cost)
             errors = {name: factor / measured - 1 for name, factor in found.items()}
             place = {"network": case.network, "workers": case.workers, "link": case.link}
             rows.append({**place, "measured": measured, **errors})

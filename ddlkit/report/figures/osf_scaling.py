@@ -41,6 +41,8 @@ FIG02_BACKWARD_S = (2e-3, 2e-3, 9e-3, 5e-3)
 FIG02_BYTES = (4 * MB, 4 * MB, 4 * MB, 4 * MB)
 FIG02_OVERHEAD_S = 4e-3
 FIG02_PLANS = {"one by one": "none", "fused in pairs": "cuts:2", "only the first pair": "cuts:2,3"}
+EQ7 = "alpha_beta:ends"
+"""osf Eq 7 as a form of cost: a line, its delta measured directly, on the smallest message."""
 FORMULAS = ("CSF", "OSF printed", "OSF repaired")
 FIG11_PLANNERS = (
     *("none", "buffer:100MB", "buffer:25MB", "ddp", "mg_wfbp"),
@@ -91,7 +93,7 @@ class Lab:
         """The recorded campaign. Raises UserError where there is none."""
         found = open_campaign(name=campaign)
         own = found.alone
-        calibration = Calibration.of(own.table("collectives"))
+        calibration = Calibration.of(own.table("collectives"), also=(EQ7,))
         return cls(own.table("runs"), own.table("timeline"), found.workloads(), calibration)
 
     def cases(self, *, negotiated: bool) -> list[Case]:
