@@ -81,9 +81,10 @@ def unfused_in_lab(labs: Sequence[Lab], *, ring: bool = False) -> pd.DataFrame:
     """Scaling factors measured without fusion, and the errors of the formulas against them.
 
     One row per plain replay in which every gradient is a message. The formulas know the layer profile and the
-    calibrated messages, nothing of the runs. ring : with osf Eq 7 through the smallest and the largest
-    calibrated message, as the paper has it, in place of our table of all sizes. Columns: network, workers, link, measured, and
-    for each of FORMULAS its error.
+    calibrated messages, nothing of the runs. Columns: network, workers, link, measured, and for each of
+    FORMULAS its error.
+
+    ring : with osf Eq 7 through the smallest and the largest message, as the paper has it, not our table
     """
     rows = []
     for lab in labs:
