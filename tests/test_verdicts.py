@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.report import catalog, claims, papers
+from ddlkit.report.figures import osf_scaling
 from ddlkit.report.papers import omgs
 
 HEADER = "id,paper,place,quantity,relation,value,unit,tolerance,condition,figure,errata\n"
@@ -157,6 +158,19 @@ def test_two_messages_are_compared_with_one_only_where_both_profit_alike() -> No
     rows = rows.assign(collective="all_gather", link="lab:a", ranks=4)
     assert omgs._doubled(rows, as_many_bytes=True).to_dict() == {2: 6 / 5}
     assert omgs._doubled(rows).to_dict() == {1: 2 / 3, 2: 6 / 5, 4: 10 / 4}
+
+
+def test_what_osf_states_is_what_its_claims_accept() -> None:
+    """One number in one place: a tolerance or a threshold changes in claims.csv, and the search with it."""
+    known = {one.id: one for one in claims.load_claims()}
+    stated = {one.name: one for one in osf_scaling.stated()}
+    low, high = known["osf-fig04b-unchanged"].accepted
+    assert stated["VGG-16: change up to 100 MB"].low == pytest.approx(low - 1)
+    assert stated["VGG-16: change up to 100 MB"].high == pytest.approx(high - 1)
+    assert stated["ResNets: CSF above SF"].low == pytest.approx(0.01)
+    assert stated["ResNet-101: CSF below at 100 MB, 1 GB"].low == -math.inf
+    table = pd.read_csv(osf_scaling.__file__.replace("scaling.py", "stated.csv"), comment="#")
+    assert set(table["claim"]) <= set(known) and table["tolerance"].notna().sum() == 1
 
 
 def test_about_is_never_taken_to_the_last_digit() -> None:
