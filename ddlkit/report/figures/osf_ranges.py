@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.case import Case
+from ddlkit.core.iteration import predict
+from ddlkit.core.plan import none
 from ddlkit.core.units import GB, MB, parse_bytes
 from ddlkit.papers.osf.cluster import FIVE, PaperSetting, osf_name
 from ddlkit.report import compare
@@ -114,6 +116,25 @@ def fused_in_lab(lab: Lab, workers: int) -> pd.DataFrame:
             place = osf_name(case.network), parse_bytes(size) if size else 0
             rows[place] = {**dict(zip(BUFFERED, place, strict=True)), **_measured(lab, case)}
     return pd.DataFrame(rows.values()).sort_values(list(BUFFERED), ignore_index=True)
+
+
+def startup_shares(lab: Lab, workers: int) -> dict[str, tuple[float, float]]:
+    """Share of ResNet-101's unfused iteration that its messages' start-ups take, by where, least and most.
+
+    Where it is small fusing has little to gain, whatever it gains elsewhere. "lab": of Eq 7 as calibrated
+    over the measured iteration; "paper": over the compatible settings.
+    """
+    cases = [case for case in lab.cases(negotiated=False) if _plain(case) and case.plan == "none"]
+    mine = {osf_name(case.network): case for case in cases if case.workers == workers}["ResNet101"]
+    taken_s = lab.runs.loc[lab.runs["case"] == mine.key, "iteration_s"].mean()
+    start_s = float(lab.calibration.of_case(mine).others[EQ7](1.0))
+    here = lab.workload(mine).n * start_s / taken_s
+    there = []
+    for one in compatible():
+        workload, cost = one.workload("ResNet101"), one.cost()
+        whole_s = predict(workload, none(workload), cost).iteration_s
+        there.append(workload.n * cost.alpha_s / whole_s)
+    return {"lab": (here, here), "paper": (min(there), max(there))}
 
 
 BUFFERED = ("network", "buffer_bytes")
