@@ -129,6 +129,8 @@ VERDICTS = pd.DataFrame(
         "low": [2.0, 1.0, 3.0, 20.0, np.nan],
         "high": [2.0, 4.0, np.inf, 20.0, np.nan],
         "tolerance": [0.1, 0.5, 0.1, 0.1, 0.1],
+        "relation": ["=", "<=", ">=", "=", "="],
+        "evidence": ["counted", "model", "bound", "counted", "nothing"],
         "outcome": ["reproduced", "compatible", "contradicted", "differs", "open"],
     }
 )
@@ -150,7 +152,6 @@ DRAWN: list[tuple[Callable[[Axes], None], str, str]] = [
     (lambda ax: plots.gantt(ax, {"": timeline()}), r"time \[(ms|s)\]", ""),
     (lambda ax: plots.bars(ax, TABLE, label="time", seconds=True), "", r"time \[ms\]"),
     (lambda ax: plots.layer_profile(ax, {"net": WORKLOAD}), r"\[ms\]", r"\[% of bytes\]"),
-    (lambda ax: plots.verdict_ratios(ax, VERDICTS), "computed here / printed", ""),
 ]
 
 
@@ -237,10 +238,9 @@ def test_dots_of_a_group_are_all_there_beside_their_median(ax: Axes) -> None:
     assert found == [[1.0, 2.0, 3.0], [2.0, 2.0], [7.0], [7.0, 7.0]]
 
 
-def test_ratios_of_judged_claims_stand_in_their_rows_and_far_ones_carry_their_value(
-    ax: Axes,
-) -> None:
-    plots.verdict_ratios(ax, VERDICTS)
+def test_ratios_of_judged_claims_stand_by_size_and_far_ones_carry_their_value(ax: Axes) -> None:
+    judged = VERDICTS.iloc[[3, 0, 2, 1]]
+    plots.verdict_ratios(ax, judged, list(judged["id"]))
     assert np.allclose(drawn(ax, "reproduced")[0], (1, 0))
     assert np.allclose(drawn(ax, "compatible")[1], (1, 1))
     assert np.allclose(drawn(ax, "differs")[3], (4, 3))
@@ -250,6 +250,17 @@ def test_ratios_of_judged_claims_stand_in_their_rows_and_far_ones_carry_their_va
     (bars,) = (c for c in ax.collections if isinstance(c, LineCollection))
     ends = [np.asarray(path.vertices)[:, 0].tolist() for path in bars.get_paths()]
     assert ends == [[1, 1], [0.5, 2], [1.5, 4], [4, 4]]
+    (accepted,) = (c for c in ax.containers if isinstance(c, BarContainer))
+    left, right = ([bar.get_x() + k * bar.get_width() for bar in accepted] for k in (0, 1))
+    assert np.allclose([left[0], right[0], right[1], left[2]], [0.9, 1.1, 1.5, 0.9])
+    assert left[1] < 0.25 and right[2] > 4  # one-sided claims
+
+
+def test_verdicts_have_a_panel_for_every_evidence() -> None:
+    judged = VERDICTS[:4]
+    figure = plots.verdict_panels(judged, list(judged["id"]))
+    titles = {ax.get_title("left"): len(ax.get_yticks()) for ax in figure.axes}
+    assert titles == {"counted: 2 claims": 2, "model: 1 claims": 1, "bound: 1 claims": 1}
 
 
 def test_a_gantt_chart_has_every_span_once_at_full_length(ax: Axes) -> None:

@@ -14,12 +14,14 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.case import Case
+from ddlkit.core.iteration import predict
+from ddlkit.core.plan import none
 from ddlkit.core.units import GB, MB, parse_bytes
 from ddlkit.papers.osf.cluster import FIVE, PaperSetting, osf_name
 from ddlkit.report import compare
 from ddlkit.report.claims import claimed
 from ddlkit.report.figures import osf_scaling
-from ddlkit.report.figures.osf_scaling import ANCHOR, FORMULAS, Lab, formulas, setting_search
+from ddlkit.report.figures.osf_scaling import ANCHOR, EQ7, FORMULAS, Lab, formulas, setting_search
 
 Figure = Callable[[PaperSetting], pd.DataFrame]
 RULES = ("adafusion:repaired", "mg_wfbp", "exact")
@@ -77,12 +79,14 @@ def printed_gains() -> dict[str, tuple[float, float]]:
 # -- beside the lab ------------------------------------------------------------------------------------
 
 
-def unfused_in_lab(labs: Sequence[Lab]) -> pd.DataFrame:
+def unfused_in_lab(labs: Sequence[Lab], *, ring: bool = False) -> pd.DataFrame:
     """Scaling factors measured without fusion, and the errors of the formulas against them.
 
     One row per plain replay in which every gradient is a message. The formulas know the layer profile and the
     calibrated messages, nothing of the runs. Columns: network, workers, link, measured, and for each of
     FORMULAS its error.
+
+    ring : with osf Eq 7 through the smallest and the largest message, as the paper has it, not our table
     """
     rows = []
     for lab in labs:
@@ -90,7 +94,8 @@ def unfused_in_lab(labs: Sequence[Lab]) -> pd.DataFrame:
             if case.plan != "none":
                 continue
             measured = _measured(lab, case)["measured"]
-            found = formulas(lab.workload(case), lab.calibration.of_case(case).cost)
+            messages = lab.calibration.of_case(case)
+            found = formulas(lab.workload(case), messages.others[EQ7] if ring else messages.cost)
             errors = {name: factor / measured - 1 for name, factor in found.items()}
             place = {"network": case.network, "workers": case.workers, "link": case.link}
             rows.append({**place, "measured": measured, **errors})
@@ -111,6 +116,25 @@ def fused_in_lab(lab: Lab, workers: int) -> pd.DataFrame:
             place = osf_name(case.network), parse_bytes(size) if size else 0
             rows[place] = {**dict(zip(BUFFERED, place, strict=True)), **_measured(lab, case)}
     return pd.DataFrame(rows.values()).sort_values(list(BUFFERED), ignore_index=True)
+
+
+def startup_shares(lab: Lab, workers: int) -> dict[str, tuple[float, float]]:
+    """Share of ResNet-101's unfused iteration that its messages' start-ups take, by where, least and most.
+
+    Where it is small fusing has little to gain, whatever it gains elsewhere. "lab": of Eq 7 as calibrated
+    over the measured iteration; "paper": over the compatible settings.
+    """
+    cases = [case for case in lab.cases(negotiated=False) if _plain(case) and case.plan == "none"]
+    mine = {osf_name(case.network): case for case in cases if case.workers == workers}["ResNet101"]
+    taken_s = lab.runs.loc[lab.runs["case"] == mine.key, "iteration_s"].mean()
+    start_s = float(lab.calibration.of_case(mine).others[EQ7](1.0))
+    here = lab.workload(mine).n * start_s / taken_s
+    there = []
+    for one in compatible():
+        workload, cost = one.workload("ResNet101"), one.cost()
+        whole_s = predict(workload, none(workload), cost).iteration_s
+        there.append(workload.n * cost.alpha_s / whole_s)
+    return {"lab": (here, here), "paper": (min(there), max(there))}
 
 
 BUFFERED = ("network", "buffer_bytes")

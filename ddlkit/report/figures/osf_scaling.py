@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from ddlkit.papers import osf
 from ddlkit.papers.osf import cluster
 from ddlkit.papers.osf.cluster import FIVE, REPLACED, WORKERS, PaperSetting, osf_name
 from ddlkit.report.accuracy import mean_difference
-from ddlkit.report.claims import claimed
+from ddlkit.report.claims import claimed, load_claims
 from ddlkit.report.source import open_campaign
 
 TWO = ("ResNet101", "VGG16")
@@ -41,6 +41,8 @@ FIG02_BACKWARD_S = (2e-3, 2e-3, 9e-3, 5e-3)
 FIG02_BYTES = (4 * MB, 4 * MB, 4 * MB, 4 * MB)
 FIG02_OVERHEAD_S = 4e-3
 FIG02_PLANS = {"one by one": "none", "fused in pairs": "cuts:2", "only the first pair": "cuts:2,3"}
+EQ7 = "alpha_beta:ends"
+"""osf Eq 7 as a form of cost: a line, its delta measured directly, on the smallest message."""
 FORMULAS = ("CSF", "OSF printed", "OSF repaired")
 FIG11_PLANNERS = (
     *("none", "buffer:100MB", "buffer:25MB", "ddp", "mg_wfbp"),
@@ -50,18 +52,19 @@ Numbers = dict[tuple[Any, ...], float]
 
 
 def stated() -> tuple[cluster.Stated, ...]:
-    """What osf states of its cluster, from osf_stated.csv beside this module.
+    """What osf states of its cluster: claims, by the quantities that osf_stated.csv beside this module names.
 
-    Most are numbers, each with the tolerance of its claim; of the others the text says what is higher.
+    Raises KeyError for a claim that there is not.
     """
     table = Path(__file__).with_name("osf_stated.csv")
-    rows = pd.read_csv(table, comment="#").itertuples()
-    return tuple(
-        cluster.Stated(row.statement, row.least, row.most)
-        if pd.isna(row.claim)
-        else cluster.Stated.about(row.statement, claimed(row.claim) * row.unit, row.tolerance)
-        for row in rows
-    )
+    known, found = {claim.id: claim for claim in load_claims()}, []
+    for row in pd.read_csv(table, comment="#").itertuples():
+        claim = known[row.claim]
+        if not pd.isna(row.tolerance):
+            claim = replace(claim, tolerance=row.tolerance)
+        low, high = (row.offset + row.unit * end for end in claim.accepted)
+        found.append(cluster.Stated(row.statement, low, high))
+    return tuple(found)
 
 
 @lru_cache(maxsize=1)
@@ -91,7 +94,7 @@ class Lab:
         """The recorded campaign. Raises UserError where there is none."""
         found = open_campaign(name=campaign)
         own = found.alone
-        calibration = Calibration.of(own.table("collectives"))
+        calibration = Calibration.of(own.table("collectives"), also=(EQ7,))
         return cls(own.table("runs"), own.table("timeline"), found.workloads(), calibration)
 
     def cases(self, *, negotiated: bool) -> list[Case]:

@@ -18,6 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
 
@@ -35,6 +36,7 @@ from ddlkit.report.plots.style import (
     FAINT,
     INK,
     SOFT,
+    WIDTH,
     Style,
     add_legend,
     look,
@@ -175,29 +177,67 @@ def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: 
 
 
 @theme()
-def verdict_ratios(ax: Axes, verdicts: pd.DataFrame) -> None:
-    """Computed over printed value of every claim that is not open: a marker, a bar where it is a range.
+def verdict_ratios(ax: Axes, verdicts: pd.DataFrame, names: Sequence[str]) -> None:
+    """Computed over printed value of judged claims, in rows by that ratio: a marker, or a bar for a range.
 
-    ``verdicts`` is ``report.papers.evaluate()``'s. The grey band is the claim's tolerance; what lies beyond
-    a ratio of 4 ends at the border, a single number with its value.
+    ``verdicts`` is of ``report.papers.evaluate()``, (n,) names are of its rows. Grey is what would agree, on
+    the side that counts. What lies beyond a ratio of 4 ends there, a number with its value.
     """
-    tried = verdicts[verdicts["outcome"] != "open"].reset_index(drop=True)
-    ratios = tried[["low", "high"]].div(tried["value"], axis=0)
+    ratios = verdicts[["low", "high"]].div(verdicts["value"], axis=0)
     ends = ratios.clip(1 / FAR, FAR)
-    middle = np.sqrt(ends["low"] * ends["high"])
-    kinds = {name: middle.where(tried["outcome"] == name) for name in tried["outcome"].unique()}
-    band = "tolerance", tried["tolerance"]
-    label = "computed here / printed in the paper"
-    dots(ax, tried["id"].tolist(), kinds, label=label, reference=1.0, band=band)
-    ax.hlines(tried.index, ends["low"], ends["high"], color=INK)
+    order = np.argsort(np.sqrt(ends["low"] * ends["high"]).to_numpy(), kind="stable")
+    found, ratios, ends = (
+        frame.iloc[order].reset_index(drop=True) for frame in (verdicts, ratios, ends)
+    )
+    middle, place = np.sqrt(ends["low"] * ends["high"]), np.arange(len(found))
+    _case_rows(ax, [names[row] for row in order], 1.0)
+    low = (1 - found["tolerance"]).where(found["relation"] != "<=", 0.5 / FAR)
+    high = (1 + found["tolerance"]).where(found["relation"] != ">=", 2 * FAR)
+    ax.barh(place, high - low, left=low, height=0.8, color=FAINT, label="would agree")
+    ax.hlines(place, ends["low"], ends["high"], color=INK, linewidth=1)
+    kinds = [str(name) for name in found["outcome"].unique()]
+    for style, name in zip(looks(kinds), kinds, strict=True):
+        _mark(ax, middle.where(found["outcome"] == name), place, style, 4)
     far = (ratios["low"] == ratios["high"]) & (ends["low"] != ratios["low"])
     for row in np.flatnonzero(far).tolist():
         ratio = ratios["low"][row]
-        text, side = f" {ratio:.2g} ", "left" if ratio < 1 else "right"
+        text, side = f"  {ratio:.2g}  ", "left" if ratio < 1 else "right"
         ax.text(middle[row], row, text, va="center", ha=side, fontsize=7)
     ax.set_xscale("log")
     ax.set_xlim(0.9 / FAR, 1.1 * FAR)
     plain_log_ticks(ax.xaxis)
+
+
+@theme()
+def verdict_panels(verdicts: pd.DataFrame, names: Sequence[str]) -> Figure:
+    """`verdict_ratios` by evidence, in two columns of about the same height; (n,) names of the rows."""
+    rows = verdicts.reset_index(drop=True).groupby("evidence", sort=False).indices
+    gap, total = 4, sum(len(of) + 4 for of in rows.values())
+    figure = plt.figure(figsize=(2 * WIDTH, 1.2 + 0.15 * (total / 2 + 8)))
+    grid = figure.add_gridspec(1, 2)
+    columns: tuple[list[str], list[str]] = ([], [])
+    for evidence in sorted(rows, key=lambda kind: -len(rows[kind])):
+        min(columns, key=lambda kinds: sum(len(rows[kind]) + gap for kind in kinds)).append(
+            evidence
+        )
+    for column, kinds in enumerate(columns):
+        kinds.sort(key=list(rows).index)
+        heights = [len(rows[kind]) + gap for kind in kinds]
+        parts = grid[column].subgridspec(max(len(kinds), 1), 1, height_ratios=heights or None)
+        for part, evidence in enumerate(kinds):
+            ax = figure.add_subplot(parts[part])
+            mine = rows[evidence]
+            verdict_ratios(ax, verdicts.iloc[mine], [names[row] for row in mine])
+            heading(ax, f"{evidence}: {len(mine)} claims")
+            ax.tick_params(axis="y", labelsize=7)
+    figure.supxlabel("computed here / printed in the paper", fontsize=8)
+    handles = {
+        name: one
+        for ax in figure.axes
+        for one, name in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles, loc="outside upper left", ncols=len(handles))
+    return figure
 
 
 @theme()
