@@ -71,6 +71,16 @@ def test_the_lab_is_measured_not_predicted() -> None:
     assert fused["measured"].between(0, 1).all()
 
 
+def test_the_range_of_a_statement_is_that_of_its_figure() -> None:
+    """VGG-16's scaling factor, computed for every compatible setting and looked up in the search."""
+    low, high = osf_scaling.setting_search().range_of("VGG-16: scaling factor", osf_scaling.ANCHOR)
+    frame = osf_ranges.over(osf_scaling.fig03, ["network", "quantity"]).set_index(
+        ["network", "quantity"]
+    )
+    row = frame.loc["VGG16", "simulated"]
+    assert (low, high) == pytest.approx((row["model_low"], row["model_high"]), rel=1e-9)
+
+
 def test_knowing_a_number_never_widens_a_range() -> None:
     found = osf_ranges.identifiability(osf_scaling.fig03)
     assert sorted(found["free"]) == ["overhead_s", "resnet101_s", "timeout_s", "unit", "vgg16_s"]

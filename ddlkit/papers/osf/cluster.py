@@ -339,6 +339,11 @@ class SettingSearch:
         chosen = np.where(self.most(*required), self.miss, np.inf)
         return tuple(int(i) for i in np.unravel_index(int(np.argmin(chosen)), chosen.shape))
 
+    def range_of(self, name: str, *required: str) -> tuple[float, float]:
+        """Least and largest value of what a statement is about, over ``most(*required)``."""
+        seen = np.broadcast_to(self.values[name], self.grid.shape)[self.most(*required)]
+        return float(seen.min()), float(seen.max())
+
     def without(self, name: str) -> LeftOut:
         """What all *other* statements say of this one."""
         k, value = self._number(name), np.broadcast_to(self.values[name], self.grid.shape)
