@@ -184,9 +184,8 @@ def test_a_point_that_takes_too_long_costs_none_of_the_closing_ones(
     closing = [clock.point(name, closing_s, closing_s) for name in ("drift", "efficiency")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outcomes, "time", clock)
-        patch.setattr(
-            outcomes.gc, "collect", lambda: 0
-        )  # a third of a second in a process of tests
+        # A third of a second in a process of tests.
+        patch.setattr("gc.collect", lambda: 0)
         found = work(PointList(body, closing=closing), Path(), deadline_s=60.0)
     slowness = max(1.0, (taken_s + outcomes.PRIOR_S) / (30.0 + outcomes.PRIOR_S))
     end_s = 60.0 + outcomes.OVERTIME_S
