@@ -110,7 +110,7 @@ SUMS = "SHA256SUMS"
 
 
 def read_transcribed(path: Path) -> bytes:
-    """Content of a transcribed file, compared with the SHA256SUMS beside it.
+    """Content of a transcribed or taken file, compared with the SHA256SUMS beside it.
 
     A folder without SHA256SUMS is not guarded. Raises UserError when the file cannot be read, is
     not listed, or differs from what is listed.
@@ -120,7 +120,7 @@ def read_transcribed(path: Path) -> bytes:
     if not sums.is_file():
         return data
     listed = _parse(files.read_text(sums), sums)
-    advice = f"restore it, or check it against the paper and run sha256sum *.csv > {SUMS} there"
+    advice = f"restore it, or check it against its source and write {SUMS} there anew"
     if path.name not in listed:
         raise UserError(f"{path} is not among what was transcribed ({SUMS}): {advice}")
     if hashlib.sha256(data).hexdigest() != listed[path.name]:
