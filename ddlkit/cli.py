@@ -67,8 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"ddlkit: error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("ddlkit: interrupted; what was measured is kept", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        # Who measured says so: elsewhere there is nothing that could be kept.
+        print("; ".join(["ddlkit: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader of our output has gone (``| head``): not an error, but flushing again would be.
@@ -94,8 +95,31 @@ def _show(result: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(result))
         return
     for name, value in result.items():
-        shown = f"{value:.6g}" if isinstance(value, float) else value
-        print(f"{name:<32} {shown}")
+        print(f"{name:<32} {_shown(value)}")
+
+
+FEW = 4
+"""So many numbers a person reads one by one; of more, the range tells enough."""
+
+
+def _shown(value: Any) -> str:
+    """A value as a person reads it: lists of many numbers by their range; None: not known."""
+    if value is None:
+        return "not known"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    numbers = list(value.values() if isinstance(value, dict) else value) if _many(value) else []
+    if len(numbers) > FEW:
+        return f"{len(numbers)} from {_shown(min(numbers))} to {_shown(max(numbers))} (--json: all)"
+    if numbers and isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(number)}" for name, number in value.items())
+    return ", ".join(map(_shown, numbers)) if numbers else str(value)
+
+
+def _many(value: Any) -> bool:
+    """Whether it is a list of numbers, or numbers by name."""
+    held = value.values() if isinstance(value, dict) else value
+    return isinstance(value, (dict, list)) and all(isinstance(one, (int, float)) for one in held)
 
 
 JSON = flag("--json", "print JSON")
@@ -129,7 +153,10 @@ def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> None:
     budget_s = units.parse_seconds(arguments.budget) if arguments.budget else math.inf
     chosen = ("out", "dry_run", "pack", "ignore_load")
     common = {"budget_s": budget_s, **{name: getattr(arguments, name) for name in chosen}}
-    print(engine.measure(what, **common, **how))
+    try:
+        print(engine.measure(what, **common, **how))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("what was measured is kept") from None
 
 
 @command(
@@ -147,7 +174,7 @@ def measure(arguments: argparse.Namespace) -> None:
 @command(
     "record all that this machine can show: ddlkit measure cpu, gpu or smoke",
     arg("--suite", choices=("gpu", "cpu"), required=True, help="on which device"),
-    arg("--profile", choices=("standard", "smoke"), default="standard", help="how much"),
+    arg("--profile", choices=("standard", "smoke"), default="standard", help="how much [standard]"),
     flag(
         "--preflight", "measure nothing: check in half a minute that all it needs is here and works"
     ),
@@ -237,24 +264,22 @@ def timeline(arguments: argparse.Namespace) -> None:
 # ---------------------------------------------------------------- fit, predict, plan
 
 
+_FORM_HELP = "alpha_beta, piecewise, piecewise:45KB, segments or table [alpha_beta]"
+
+
 @command(
     "fit a message cost to measured times",
     arg("file", type=Path, help="collectives table, CSV of bytes and seconds, or nccl-tests log"),
-    arg(
-        "--form",
-        default="alpha_beta",
-        help="[alpha_beta], piecewise, piecewise:45KB, segments, table",
-    ),
+    arg("--form", default="alpha_beta", help=_FORM_HELP),
     arg("--collective", help="of a recorded table: all_reduce or all_gather"),
     arg("--link", help="of a recorded table: which link, as in lab:1gbit"),
     arg("--ranks", type=int, help="of a recorded table: with how many ranks"),
     JSON,
 )
 def fit(arguments: argparse.Namespace) -> None:
-    import numpy as np
-
     from ddlkit.core import fit as fitting
     from ddlkit.formats import messages
+    from ddlkit.report.doubts import Measured
 
     wanted = {name: getattr(arguments, name) for name in ("collective", "link", "ranks")}
     sizes, seconds, known = messages.read_bytes_seconds(arguments.file, **wanted)
@@ -267,10 +292,9 @@ def fit(arguments: argparse.Namespace) -> None:
         algorithm=known.get("algorithm"),
     )
     description = found.to_dict()
-    _, held_out = fitting.held_out_errors(arguments.form, sizes, seconds)
-    description["fit"]["median_abs_held_out_error"] = (
-        float(np.median(abs(held_out))) if held_out.size else None
-    )
+    measured = Measured.of(sizes, known.get("backend"), known["source"])
+    error = _held_out_error(arguments.form, sizes, seconds)
+    description["fit"] |= {"median_abs_held_out_error": error, **measured._asdict()}
     if arguments.json:
         _show(description, True)
         return
@@ -278,7 +302,21 @@ def fit(arguments: argparse.Namespace) -> None:
     _show({**{k: v for k, v in description.items() if k != "fit"}, **summary}, False)
 
 
-_PLAN_HELP = "as none, single, ddp, buffer:25MB, mg_wfbp, cuts:3,40 or exact; a wrong one lists all"
+def _held_out_error(form: str, sizes: Any, seconds: Any) -> float | None:
+    """Median over the inner sizes, each left out; None where a fit needs every size there is."""
+    import numpy as np
+
+    from ddlkit.core.fit import held_out_errors
+
+    try:
+        _, errors = held_out_errors(form, sizes, seconds)
+    except UserError:  # the whole was fitted: what fails is a fit to one size less
+        return None
+    return float(np.median(abs(errors))) if errors.size else None
+
+
+_PLANS = "none, single, ddp, buffer:25MB, mg_wfbp, cuts:3,40 or exact; a wrong one lists all"
+_PLAN_HELP = f"as {_PLANS}; or a file of ddlkit plan --json"
 
 
 _INPUTS = (
@@ -295,17 +333,27 @@ _INPUTS = (
     arg("--link", help="over which link, as in lab:1gbit [the table's, if it has but one]"),
     arg("--cost", type=Path, help="in place of --collectives: message cost (JSON of ddlkit fit)"),
     arg("--in-flight", type=int, default=1, help="collectives under way at once [1]"),
-    arg("--copy-s-per-byte", type=float, default=0.0, help="of gradients into and out of messages"),
+    arg(
+        "--copy-s-per-byte",
+        type=float,
+        default=0.0,
+        help="of gradients into and out of messages [0]",
+    ),
     arg("--samples", type=Path, help="of real training: the profile's iterations, which scatter"),
     JSON,
 )
 
 
-def _forecast(arguments: argparse.Namespace, spec: str) -> Any:
-    """The forecast of the files under the plan ``spec``; on standard error, what a profile left open."""
+def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str]]:
+    """The forecast of the files under the plan ``spec``, and what is doubtful of it.
+
+    Both what is doubtful and what a profile left open is said on standard error.
+    """
     from ddlkit import store
+    from ddlkit.formats import plans
     from ddlkit.model import forecast, make_plan
     from ddlkit.model.predictor import STEADY, scatter_of
+    from ddlkit.report.doubts import doubts
 
     if bool(arguments.cost) == bool(arguments.collectives):
         raise UserError("give --collectives TABLE to calibrate from, or --cost COST.json")
@@ -319,8 +367,11 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> Any:
         assumed=assumed,
     )
     workload = profile.workload().scaled(arguments.dilation)
-    communication = _given(arguments) if arguments.cost else _calibrated(arguments)
-    plan = make_plan(spec, workload, communication.cost)
+    communication, measured = (_given if arguments.cost else _calibrated)(arguments)
+    if plans.is_file(spec):
+        plan = plans.read_plan(Path(spec))
+    else:
+        plan = make_plan(plans.with_unit(spec), workload, communication.cost)
     samples = store.load_table(arguments.samples, "samples") if arguments.samples else None
     found = forecast(
         workload,
@@ -331,14 +382,19 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> Any:
     )
     if assumed:
         print(f"ddlkit: {arguments.profile}: assumed {', '.join(assumed)}", file=sys.stderr)
-    return found
+    cost, n_bytes = communication.cost, found.iteration.group_bytes
+    doubtful = list(doubts(profile.device, cost, measured, n_bytes))
+    for line in doubtful:
+        print(f"ddlkit: warning: {line}", file=sys.stderr)
+    return found, doubtful
 
 
-def _given(arguments: argparse.Namespace) -> Any:
-    """Communication at a cost that is given as JSON."""
+def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Communication at a cost that is given as JSON, and what is known of how it was measured."""
     from ddlkit.core.fit import costs_from_dict
     from ddlkit.core.link import Link
     from ddlkit.model import Communication
+    from ddlkit.report.doubts import Measured
     from ddlkit.store.files import read_text
 
     try:
@@ -350,15 +406,17 @@ def _given(arguments: argparse.Namespace) -> Any:
         raise UserError(
             f"{arguments.cost}: a cost of {cost.workers} workers, not {arguments.ranks}"
         )
-    return Communication(cost, draws, Link(in_flight=arguments.in_flight))
+    known = Communication(cost, draws, Link(in_flight=arguments.in_flight))
+    return known, Measured.read(described, cost)
 
 
-def _calibrated(arguments: argparse.Namespace) -> Any:
-    """Communication as it was measured: the validated model's."""
+def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Communication as it was measured: the validated model's; and what is known of the messages."""
     import pandas as pd
 
     from ddlkit.formats.messages import read_collectives
     from ddlkit.model import Calibration
+    from ddlkit.report.doubts import Measured
     from ddlkit.store.readers import choose
 
     how = {"ranks": arguments.ranks, "link": arguments.link}
@@ -367,16 +425,17 @@ def _calibrated(arguments: argparse.Namespace) -> Any:
     rows = pd.concat(tables, ignore_index=True)
     rows, chosen = choose(rows, tuple(wanted), wanted, Path("--collectives"))
     link, ranks = str(chosen["link"]), int(chosen["ranks"])
-    return Calibration.of(rows).between(link, ranks, in_flight=arguments.in_flight)
+    known = Calibration.of(rows).between(link, ranks, in_flight=arguments.in_flight)
+    return known, Measured.of(rows["bytes"], *rows["backend"].unique())
 
 
 @command(
     "predict an iteration from a profile and measured collectives, or a cost",
     *_INPUTS,
-    arg("--plan", default="ddp", help=_PLAN_HELP),
+    arg("--plan", default="ddp", help=f"{_PLAN_HELP} [ddp]"),
 )
 def predict(arguments: argparse.Namespace) -> None:
-    found = _forecast(arguments, arguments.plan)
+    found, doubtful = _forecast(arguments, arguments.plan)
     names = ("iteration_s", "compute_s", "communication_s", "exposed_communication_s")
     result = {
         **{name: getattr(found.prediction, name) for name in (*names, "scaling_factor")},
@@ -385,19 +444,19 @@ def predict(arguments: argparse.Namespace) -> None:
         "messages": len(found.iteration.plan.ends),
         "workers": found.iteration.cost.workers,
     }
-    _show(result, arguments.json)
+    _show({**result, "warnings": doubtful} if arguments.json else result, arguments.json)
 
 
 @command(
     "choose which gradients to fuse; planned for messages one after the other",
     *_INPUTS,
-    arg("--planner", default="exact", help=_PLAN_HELP),
+    arg("--planner", default="exact", help=f"as {_PLANS} [exact]"),
 )
 def plan(arguments: argparse.Namespace) -> None:
-    found = _forecast(arguments, arguments.planner)
+    found, doubtful = _forecast(arguments, arguments.planner)
     iteration_s, chosen = found.prediction.iteration_s, found.iteration.plan
     if arguments.json:
-        _show(chosen.to_dict(iteration_s), True)
+        _show({**chosen.to_dict(iteration_s), "warnings": doubtful}, True)
         return
     sizes, tensor = found.iteration.group_bytes, found.iteration.workload.tensor
     _show({"planner": chosen.planner, "messages": len(sizes), "iteration_s": iteration_s}, False)

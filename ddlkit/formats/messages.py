@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _MESSAGE_KEYS = ("collective", "backend", "algorithm", "link", "link_bits_per_s", "ranks")
 _MESSAGES = (Column("bytes", "int", "positive"), Column("seconds", "float", "positive"))
+# In a header: what is per second, whose unit is neither one of sizes nor one of times.
+_RATE = re.compile(r"(?:bw|bandwidth|throughput)(?![a-z])|/s(?![a-z])|bps|per_?s(?![a-z])")
 
 # Units that people put in a header, and what turns them into bytes or seconds.
 _UNITS = {
@@ -74,10 +76,10 @@ def read_collectives(path: Path, *, ranks: int | None = None, link: str | None =
     """
     if is_stamped(path):
         return load_table(path, "collectives")
-    frame = _own_messages(path)[1]
+    source, frame = _own_messages(path)
     said: dict[str, Any] = {"ranks": ranks, "link": link or "unknown", "collective": "all_reduce"}
     said |= {"algorithm": "", "link_bits_per_s": 0.0, "session": 0, "stolen": 0.0}
-    said |= {"messages_per_sample": 1, "in_flight": 1, "clock": "wall"}
+    said |= {"backend": source, "messages_per_sample": 1, "in_flight": 1, "clock": "wall"}
     if "ranks" not in frame and ranks is None:
         raise UserError(f"{path}: does not say how many ranks there were: give --ranks")
     return frame.assign(**{name: value for name, value in said.items() if name not in frame})
@@ -99,14 +101,20 @@ def _own_messages(path: Path) -> tuple[str, DataFrame]:
 
 def _check_units(sheet: Sheet) -> None:
     """Raise a UserError that says what to convert where a header names another unit."""
+    rates = [name for name in sheet.header if _RATE.search(name.lower())]
     for needed, units in _UNITS.items():
         if needed in sheet.header:
             continue
         for name in sheet.header:
+            if name in rates:
+                continue
             unit = next((word for word in re.split(r"[\W_]+", name.lower()) if word in units), None)
             if unit is not None:
                 advice = f"{units[unit]} and name the column {needed}"
                 sheet.fail(None, name, f"in {unit}, expected {needed}: {advice}")
+        told = [name for name in rates if name not in _MESSAGE_KEYS]
+        if told and needed == "seconds":
+            sheet.fail(None, told[0], "a rate, not a time: add the column seconds")
 
 
 def _check_rate(sheet: Sheet, frame: DataFrame) -> None:

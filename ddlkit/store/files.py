@@ -59,6 +59,13 @@ def read(path: Path) -> bytes:
         return path.read_bytes()
 
 
+def is_empty(path: Path) -> bool:
+    """Whether a file is there that has no bytes."""
+    with contextlib.suppress(OSError):
+        return path.is_file() and not path.stat().st_size
+    return False
+
+
 def text_of(data: bytes, path: Path) -> str:
     """Content as text, unpacked if ``path`` ends in .gz; UserError if empty, damaged or binary."""
     if path.suffix == ".gz" and data:

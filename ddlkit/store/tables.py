@@ -98,8 +98,12 @@ def load_stamp(path: Path) -> dict[str, Any]:
 
 
 def is_stamped(path: Path) -> bool:
-    """Whether a stamp lies beside the file (a user's own CSV has none)."""
-    return any(_read_stamp(place) is not None for place in _stamp_paths(path))
+    """Whether a stamp lies beside the file (a user's own CSV has none).
+
+    An empty file is none: no writer leaves one, but a shell does that is to fill it with our output.
+    """
+    places = [place for place in _stamp_paths(path) if not files.is_empty(place)]
+    return any(_read_stamp(place) is not None for place in places)
 
 
 def _portable(word: str) -> str:

@@ -1,0 +1,274 @@
+"""What strangers tried on the commands: each is answered, or refused in one line that says what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddlkit import cli
+from ddlkit.core.errors import UserError
+from ddlkit.formats import plans
+from ddlkit.store.tables import is_stamped
+
+LEAST = {"alpha_beta": 3, "piecewise": 5, "segments": 3, "table": 2}
+COST = {"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9}
+SIZES = tuple(1024 * 4**k for k in range(8))
+TENSORS = 5
+
+
+def write_times(path: Path, sizes: tuple[int, ...] = SIZES, **columns: str) -> Path:
+    """Times on a line, with columns that say the same in each row."""
+    header, *said = (
+        ",".join(words) for words in (["bytes", "seconds", *columns], columns.values())
+    )
+    rows = [",".join([f"{size},{1e-3 + 8e-9 * size}", *filter(None, said)]) for size in sizes]
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+def write_profile(path: Path, device: str = "cpu") -> Path:
+    rows = [f"{device},t{k},{1_000_000 * (k + 1)},0.01,0.02" for k in range(TENSORS)]
+    header = "device,tensor,gradient_bytes,forward_s,backward_s"
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+def write_cost(path: Path, **more: object) -> Path:
+    path.write_text(json.dumps({**COST, **more}))
+    return path
+
+
+def asked(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    """Exit status, output and standard error of a command."""
+    capsys.readouterr()
+    status = cli.main([str(word) for word in words])
+    return status, *capsys.readouterr()
+
+
+# -- fit ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("form", "least"), LEAST.items())
+def test_as_many_sizes_as_a_form_needs_are_enough_and_one_less_is_not(
+    form: str, least: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = write_times(tmp_path / "times.csv", SIZES[:least])
+    status, out, _ = asked(capsys, "fit", times, "--form", form, "--json")
+    assert status == 0
+    assert json.loads(out)["fit"]["median_abs_held_out_error"] is None
+    assert "held_out_error        not known" in asked(capsys, "fit", times, "--form", form)[1]
+    times = write_times(tmp_path / "fewer.csv", SIZES[: least - 1])
+    status, _, said = asked(capsys, "fit", times, "--form", form)
+    assert status == 2 and f"got {least - 1}" in said
+
+
+def test_the_cost_may_be_written_beside_the_times_under_their_name(tmp_path: Path) -> None:
+    """The shell makes the file before the command begins; a failed command leaves it empty."""
+    times, cost = write_times(tmp_path / "x.csv"), tmp_path / "x.json"
+    argv = [sys.executable, "-m", "ddlkit", "fit", str(times), "--json"]
+    for _ in range(2):
+        with cost.open("w") as file:
+            done = subprocess.run(argv, stdout=file, stderr=subprocess.PIPE, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(cost.read_text())["form"] == "alpha_beta"
+
+
+def test_an_empty_file_is_no_stamp_but_half_of_one_is_damaged(tmp_path: Path) -> None:
+    times = write_times(tmp_path / "x.csv")
+    (tmp_path / "x.json").touch()
+    assert not is_stamped(times)
+    (tmp_path / "x.json").write_text('{"sha256": ')
+    with pytest.raises(UserError, match="damaged stamp"):
+        is_stamped(times)
+
+
+@pytest.mark.parametrize(
+    ("header", "advice"),
+    [
+        ("bytes,busbw(GB/s)", "column busbw(GB/s): a rate, not a time: add the column seconds"),
+        ("size,seconds,algbw_GBps", "column bytes: missing"),
+        ("size,seconds,bus bandwidth [GB]", "column bytes: missing"),
+        (
+            "bytes,time(us),busbw(GB/s)",
+            "column time(us): in us, expected seconds: divide by 100000",
+        ),
+        (
+            "size_mb,seconds,busbw(GB/s)",
+            "column size_mb: in mb, expected bytes: multiply by 100000",
+        ),
+        ("bytes,gb_per_s", "column gb_per_s: a rate, not a time"),
+    ],
+)
+def test_a_rate_is_taken_neither_for_a_size_nor_for_a_time(
+    header: str, advice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = tmp_path / "times.csv"
+    cells = ",".join("1" * len(header.split(",")))
+    times.write_text(f"{header}\n{cells}\n")
+    status, out, said = asked(capsys, "fit", times)
+    assert (status, out, said.count("\n")) == (2, "", 1)
+    assert advice in said and "1000000000" not in said
+
+
+def test_a_fit_of_many_numbers_is_still_a_page_of_short_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = write_times(tmp_path / "times.csv", tuple(range(1000, 65000, 1000)))
+    _, out, _ = asked(capsys, "fit", times, "--form", "table")
+    assert max(map(len, out.splitlines())) < 100
+    assert re.search(r"standard_errors +64 from 0 to 0 \(--json: all\)", out)
+    _, out, _ = asked(capsys, "fit", times)
+    assert re.search(r"standard_errors +alpha_s \S+, beta_s_per_byte \S+\n", out)
+    document = json.loads(asked(capsys, "fit", times, "--form", "table", "--json")[1])
+    assert len(document["fit"]["standard_errors"]) == len(document["seconds"]) == 64
+
+
+@pytest.mark.parametrize("measuring", [False, True])
+def test_only_what_measured_says_that_something_is_kept(
+    measuring: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ddlkit.core import fit
+    from ddlkit.run.sessions import engine
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fit, "fit", interrupted)
+    monkeypatch.setattr(engine, "measure", interrupted)
+    argv = ("measure", "quick") if measuring else ("fit", write_times(tmp_path / "times.csv"))
+    kept = "; what was measured is kept" if measuring else ""
+    assert asked(capsys, *argv) == (130, "", f"ddlkit: interrupted{kept}\n")
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_tells_what_is_done_where_nothing_is_said(name: str) -> None:
+    for names, options in cli.COMMANDS[name].arguments:
+        default = options.get("default")
+        if default not in (None, ""):
+            shown = f"{default:g}" if isinstance(default, (int, float)) else default
+            assert f"[{shown}]" in options["help"], f"{name} {names[0]}: {options['help']}"
+
+
+# -- plans -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", ["25", "1023", "1.5", "25:5ms"])
+def test_a_buffer_of_a_few_bytes_is_refused(
+    size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = ("--profile", write_profile(tmp_path / "p.csv"), "--cost", write_cost(tmp_path / "c"))
+    for command in (("predict", "--plan"), ("plan", "--planner")):
+        status, out, said = asked(capsys, *command, f"buffer:{size}", *inputs)
+        assert (status, out) == (2, "")
+        number, _, timeout = size.partition(":")
+        assert f"write buffer:{number}MB{timeout and ':' + timeout}, or" in said
+    for meant in (f"{number}B", "1024", "25MB"):
+        assert asked(capsys, "predict", "--plan", f"buffer:{meant}", *inputs)[0] == 0
+
+
+@pytest.mark.parametrize("planner", ["exact", "none", "single", "cuts:3", "ddp"])
+def test_a_plan_that_was_printed_is_predicted_as_it_was_planned(
+    planner: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile, cost = write_profile(tmp_path / "p.csv"), write_cost(tmp_path / "cost.json")
+    inputs = ("--profile", profile, "--cost", cost, "--json")
+    _, out, _ = asked(capsys, "plan", *inputs, "--planner", planner)
+    kept = tmp_path / "plan.json"
+    kept.write_text(out)
+    planned = json.loads(out)
+    predicted = json.loads(asked(capsys, "predict", *inputs, "--plan", kept)[1])
+    assert predicted["iteration_s"] == planned["iteration_s"]
+    assert predicted["messages"] == len(planned["groups"])
+    assert plans.read_plan(kept).forward_groups() == planned["groups"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty"),
+        ("{", "is not JSON"),
+        ("[]", "not a plan: it has no groups"),
+        ('{"groups": []}', "not a plan"),
+        ('{"groups": [[1], []]}', "not a plan"),
+        ('{"groups": [[0], [1]]}', "group 0 is [0], expected [1]"),
+        ('{"groups": [[2, 0], [1]]}', "expected [2, 1]"),
+        ('{"groups": [[1], [1]]}', "every tensor once"),
+        ('{"groups": [["a"]]}', "group 0 is ['a']"),
+        ('{"groups": [[1, 0]]}', "is of 2 tensors, the workload has 5"),
+    ],
+)
+def test_another_file_is_no_plan(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = ("--profile", write_profile(tmp_path / "p.csv"), "--cost", write_cost(tmp_path / "c"))
+    (tmp_path / "plan.json").write_text(text)
+    status, out, said = asked(capsys, "predict", *inputs, "--plan", tmp_path / "plan.json")
+    assert (status, out) == (2, "") and message in said
+    assert said.startswith("ddlkit: error: ")
+
+
+# -- what does not fit together ----------------------------------------------------------------
+
+
+def test_messages_outside_the_measured_sizes_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a cost of fit, from a table by hand and from the times themselves; not when all are inside."""
+    profile = write_profile(tmp_path / "p.csv")
+    times = write_times(tmp_path / "times.csv", tuple(range(1_500_000, 4_500_001, 500_000)))
+    fitted, table = tmp_path / "cost.json", tmp_path / "table.json"
+    fitted.write_text(asked(capsys, "fit", times, "--json")[1])
+    table.write_text('{"form": "table", "bytes": [1.5e6, 4.5e6], "seconds": [0.013, 0.037]}')
+    for given in (("--cost", fitted), ("--cost", table), ("--collectives", times, "--ranks", 4)):
+        words = ("predict", "--profile", profile, *given, "--json", "--plan")
+        _, out, said = asked(capsys, *words, "none")
+        (line,) = json.loads(out)["warnings"]
+        assert "2 of 5 messages (976.6 KiB to 4.768 MiB) are outside" in line
+        assert f"ddlkit: warning: {line}\n" in said
+        # Two messages of 9 and 6 MB; then none outside.
+        _, out, _ = asked(capsys, *words, "cuts:2")
+        assert "2 of 2 messages" in json.loads(out)["warnings"][0]
+    inside = write_times(tmp_path / "inside.csv")
+    words = ("predict", "--profile", profile, "--collectives", inside, "--ranks", 4, "--json")
+    _, out, said = asked(capsys, *words, "--plan", "none")
+    assert json.loads(out)["warnings"] == [] and "warning" not in said
+
+
+def test_a_cost_of_another_collective_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = write_profile(tmp_path / "p.csv")
+    for collective, told in (("all_gather", 1), ("all_reduce", 0)):
+        times = write_times(tmp_path / "times.csv", collective=collective)
+        cost = tmp_path / "cost.json"
+        cost.write_text(asked(capsys, "fit", times, "--json")[1])
+        _, out, said = asked(capsys, "predict", "--profile", profile, "--cost", cost)
+        assert said.count(f"warning: the cost is of {collective}") == told
+        assert "iteration_s" in out and "warning" not in out
+
+
+@pytest.mark.parametrize("device", ["cpu", "NVIDIA A100-SXM4-40GB", "unknown"])
+@pytest.mark.parametrize("backend", ["gloo", "nccl", ""])
+def test_a_profile_of_one_device_with_messages_of_another_is_told(
+    device: str, backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = write_profile(tmp_path / "p.csv", device)
+    known = {"backend": backend} if backend else {}
+    times = write_times(tmp_path / "times.csv", (1024, *SIZES[1:], 10**8), **known)
+    cost = tmp_path / "cost.json"
+    cost.write_text(asked(capsys, "fit", times, "--json")[1])
+    alike = {("cpu", "gloo"), ("NVIDIA A100-SXM4-40GB", "nccl")}
+    wanted = device != "unknown" and bool(backend) and (device, backend) not in alike
+    for given in (("--cost", cost), ("--collectives", times, "--ranks", 4)):
+        _, out, _ = asked(capsys, "plan", "--profile", profile, *given, "--json")
+        lines = json.loads(out)["warnings"]
+        assert len(lines) == wanted
+        assert not wanted or f"({device}), the messages were timed between" in lines[0]
