@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, record_function
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
+from ddlkit.formats import ImportOptions, import_file
 from ddlkit.formats.autograd import ACCUMULATE, check_profile, layer_profile
 from ddlkit.formats.kineto import (
     BACKWARD,
@@ -244,6 +245,79 @@ def test_what_a_recorded_profile_lacks_is_said(recorded: Path, tmp_path: Path) -
         UserError, match=r"no-shapes\.json: .*no events of autograd.*optimizer\.step"
     ):
         timeline(read_kineto(path))
+
+
+# -- its batch ---------------------------------------------------------------------------------
+
+
+def imported(path: Path, batch: int | None = None) -> tuple[int, dict[str, str]]:
+    """The batch of the profile, and findings by what they are of."""
+    found = import_file(path, options=ImportOptions(batch=batch))
+    return found.profile.batch, {finding.what: finding.text for finding in found.findings}
+
+
+def test_the_batch_is_that_of_the_first_convolution(recorded: Path, distributed: Path) -> None:
+    for path in (recorded, distributed):
+        batch, findings = imported(path)
+        assert batch == 4 and findings["batch"].startswith("4, as the input of the first conv")
+        assert "batch" not in imported(path, 4)[1]
+        batch, findings = imported(path, 32)
+        assert batch == 32 and findings["batch"].startswith("32 is taken as said, but")
+
+
+def conv_training(*shapes: list[Any]) -> str:
+    """An iteration for each pair of shapes of input and weight, the backward's convolution another."""
+    rows, size = [], {"Input Dims": [[10]], "Input type": ["float"]}
+    other = {"Input Dims": [[99, 8, 3, 3], [8, 8, 3, 3]]}
+    for number, dims in enumerate(shapes):
+        own = {"Input Dims": dims}
+        spans: list[tuple[str, int, int, dict[str, Any]]] = [
+            (FORWARD, 0, 10, {}),
+            ("aten::conv2d", 1, 5, own),
+            ("aten::convolution", 2, 4, own),
+            ("aten::conv2d", 6, 8, other),
+            (BACKWARD, 10, 30, {}),
+            ("aten::convolution_backward", 11, 12, other),
+            (ACCUMULATE, 20, 25, size),
+            (UPDATE, 30, 40, {}),
+        ]
+        rows += [
+            {
+                "ph": "X",
+                "cat": "cpu_op",
+                "name": name,
+                "ts": 50 * number + a,
+                "dur": b - a,
+                "args": args,
+            }
+            for name, a, b, args in spans
+        ]
+    return json.dumps({"traceEvents": rows})
+
+
+@pytest.mark.parametrize(
+    ("shapes", "batch"),
+    [
+        ([[[32, 3, 8, 8], [8, 3, 3, 3]]], 32),
+        ([[[7, 3, 8], [8, 3, 3]]], 7),
+        ([[[3, 8, 8], [8, 3, 3, 3]]], None),
+        ([[]], None),
+        ([["3x8x8", 8]], None),
+        ([[[0, 3, 8], [8, 3, 3]]], None),
+        ([[[32, 3, 8, 8], [8, 3, 3, 3]], [[32, 3, 8, 8], [8, 3, 3, 3]]], 32),
+        ([[[32, 3, 8, 8], [8, 3, 3, 3]], [[17, 3, 8, 8], [8, 3, 3, 3]]], None),
+    ],
+)
+def test_a_batch_is_told_where_all_iterations_have_the_same(
+    shapes: list[Any], batch: int | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(conv_training(*shapes))
+    found, findings = imported(path)
+    assert found == (batch or 1)
+    assert ("and 1 is taken" in findings["batch"]) == (batch is None)
+    differ = len({dims[0][0] for dims in shapes if dims}) > 1
+    assert findings.get("batches", "").startswith("iterations of 17, 32") == differ
 
 
 # -- one as a GPU writes them ------------------------------------------------------------------

@@ -38,12 +38,13 @@ KINDS = {
 
 
 class Imported(NamedTuple):
-    """What a file gave: messages as (bytes, seconds), and what its user should know."""
+    """What a file gave: messages as (bytes, seconds), what its user should know, its batch if it tells."""
 
     kind: str
     profile: LayerProfile
     messages: tuple[tuple[int, float], ...]
     findings: tuple[Finding, ...]
+    batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ def import_file(
 ) -> Imported:
     """The file as a layer profile, of the kind that its content shows unless given.
 
-    The network is named after the file and the batch is 1 unless the options say otherwise.
+    Unless the options say otherwise, the network is named after the file, and the batch is what the file
+    tells: a profiler's file that of the first convolution; or else 1.
     Raises UserError for an unknown or ambiguous kind, a wrong file, a batch below 1, and rates that
     FLOP counts need and the options lack.
     """
@@ -79,14 +81,24 @@ def import_file(
     profile = replace(
         found.profile,
         network=options.network or path.name.partition(".")[0],
-        batch=options.batch or 1,
+        batch=options.batch or found.batch or 1,
         device=options.device or found.profile.device,
     )
-    findings = found.findings
-    if options.batch is None:
+    told = _batch_finding(options.batch, found.batch)
+    return found._replace(profile=profile, findings=(*found.findings, *told))
+
+
+def _batch_finding(said: int | None, told: int | None) -> list[Finding]:
+    """What the user of a profile should know of its batch: as said, and as the file tells it."""
+    if said is None and told is None:
         text = "the file does not tell the batch size, and 1 is taken"
-        findings = (*findings, Finding("batch", (), text))
-    return found._replace(profile=profile, findings=findings)
+    elif said is None:
+        text = f"{told}, as the input of the first convolution tells"
+    elif told not in (None, said):
+        text = f"{said} is taken as said, but the input of the first convolution is of {told}"
+    else:
+        return []
+    return [Finding("batch", (), text)]
 
 
 def guess_kind(text: str, source: str) -> str:
@@ -163,7 +175,14 @@ def _iterations(found: trace.LayerTrace) -> Finding:
 def _import_kineto(text: str, source: str, options: ImportOptions) -> Imported:
     found = kineto.parse_kineto(text, source)
     profile, findings = autograd.layer_profile(found, ""), autograd.check_profile(found)
-    return Imported("kineto", profile, tuple(kineto.message_times(found)), tuple(findings))
+    seen = sorted(set(kineto.batch_sizes(found)))
+    if len(seen) > 1:
+        text = (
+            f"iterations of {', '.join(map(str, seen))} samples: their medians are of none of them"
+        )
+        findings.append(Finding("batches", (), text))
+    told = seen[0] if len(seen) == 1 else None
+    return Imported("kineto", profile, tuple(kineto.message_times(found)), tuple(findings), told)
 
 
 def _import_flops(text: str, source: str, options: ImportOptions) -> Imported:

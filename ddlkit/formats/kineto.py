@@ -331,6 +331,28 @@ def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:
     return Timeline.from_rows(rows)
 
 
+_CONVOLUTION = re.compile(r"^aten::(\w+_)?conv(olution|\dd)?$")
+
+
+def batch_sizes(trace: KinetoTrace) -> list[int]:
+    """Samples in each iteration, by the input of its first convolution; none where no shape tells it.
+
+    Raises UserError as ``iterations`` does.
+    """
+    found = []
+    for iteration in iterations(trace):
+        start_s, end_s = iteration.phases["forward"]
+        forward = (e for e in iteration.events if start_s <= e.start_s < end_s and not e.on_gpu)
+        convolutions = (e for e in forward if _CONVOLUTION.match(e.name))
+        first = min(convolutions, key=lambda e: (e.start_s, -e.end_s), default=None)
+        shapes = first.args.get("Input Dims") if first else None
+        match shapes:
+            # Of an input without the axis of samples the weight has one axis more.
+            case [[int(samples), *_] as data, list(weight), *_] if len(data) == len(weight) > 2:
+                found += [samples] if samples > 0 else []
+    return found
+
+
 def message_times(trace: KinetoTrace, collective: str = "all_reduce") -> list[tuple[int, float]]:
     """(bytes, seconds) of each message whose size is known, in order. It may wait for other ranks in it."""
     return [
