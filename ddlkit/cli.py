@@ -113,6 +113,8 @@ def _shown(value: Any) -> str:
         return f"{len(numbers)} from {_shown(min(numbers))} to {_shown(max(numbers))} (--json: all)"
     if numbers and isinstance(value, dict):
         return ", ".join(f"{name} {_shown(number)}" for name, number in value.items())
+    if value in ([], {}):
+        return "none"
     return ", ".join(map(_shown, numbers)) if numbers else str(value)
 
 
@@ -298,8 +300,10 @@ def fit(arguments: argparse.Namespace) -> None:
     if arguments.json:
         _show(description, True)
         return
-    summary = {name: value for name, value in description["fit"].items() if name != "draws"}
-    _show({**{k: v for k, v in description.items() if k != "fit"}, **summary}, False)
+    whole = {**description, **description["fit"]}
+    # What is nested is for programs.
+    nested = [k for k, v in whole.items() if isinstance(v, (list, dict)) and not _many(v)]
+    _show({name: value for name, value in whole.items() if name not in nested}, False)
 
 
 def _held_out_error(form: str, sizes: Any, seconds: Any) -> float | None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit.core.cost import AlphaBeta, Samples
+from ddlkit.core.cost import SMALL, AlphaBeta, Samples, Table
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import group_ends
 from ddlkit.core.link import Link, Parts
@@ -96,6 +96,54 @@ def test_scenarios_are_computed_as_one_by_one(messages: list, lanes: int, burst:
     for row, factor in zip(together, factors, strict=True):
         one = link.ends(ready, Parts(*(part * factor for part in parts)))
         np.testing.assert_allclose(row, one)
+
+
+SIZES = st.lists(st.integers(1, 10**9), min_size=2, max_size=8, unique=True).map(sorted)
+
+
+@given(SIZES, st.floats(1e-6, 1e-2), st.floats(1e-11, 1e-7), st.integers(1, 4))
+def test_a_table_of_a_line_is_that_line_wherever_its_sizes_begin(
+    sizes: list[int], alpha: float, beta: float, lanes: int
+) -> None:
+    """Up to SMALL the bytes of the first size are taken for software; beyond, nothing is."""
+    line, at = AlphaBeta(alpha, beta), np.array(sizes, dtype=float)
+    table, link = Table(at, line(at)), Link(lanes)
+    of_table, of_line = link.parts(table, at), link.parts(line, at)
+    np.testing.assert_allclose(sum(of_table), line(at), rtol=1e-9)
+    known = beta * (
+        at[0] - 1 if at[0] <= SMALL else -1
+    )  # a line's own start-up is that of one byte
+    apart_s = of_table.software_s - of_line.software_s
+    np.testing.assert_allclose(apart_s, known, rtol=1e-6, atol=1e-9 * line(at[-1]))
+    ends = [link.ends(np.zeros(at.size), parts)[-1] for parts in (of_table, of_line)]
+    assert abs(ends[0] - ends[1]) <= abs(known) * at.size + 1e-6 * ends[1]
+
+
+@pytest.mark.parametrize("first_bytes", [8 * 2**20, 64 * 1024, SMALL + 1])
+def test_large_messages_of_two_lanes_share_the_wire_of_a_table_without_small_sizes(
+    first_bytes: int,
+) -> None:
+    """Eight messages of 10 MiB, two under way at once: no wire is there twice."""
+    line = AlphaBeta(1e-3, 8e-9)
+    sizes = np.array([first_bytes * 2.0**k for k in range(5)])
+    messages = np.full(8, 10.0 * 2**20)
+    ends = [
+        Link(2).ends(np.zeros(8), Link(2).parts(cost, messages))[-1]
+        for cost in (Table(sizes, line(sizes)), line)
+    ]
+    assert ends[0] == pytest.approx(ends[1], rel=0.02)
+    assert ends[0] > 8 * 8e-9 * messages[0]
+
+
+@given(st.lists(st.floats(1e-6, 1.0), min_size=3, max_size=3))
+def test_a_table_s_start_is_within_its_first_time_and_of_small_sizes_that_very_time(
+    seconds: list[float],
+) -> None:
+    for first_bytes in (1.0, SMALL, SMALL + 1, 10**7):
+        table = Table(first_bytes * np.array([1.0, 2.0, 8.0]), np.array(seconds))
+        assert 0 <= table.startup_s() <= table(1.0) * (1 + 1e-12)
+        if first_bytes <= SMALL:
+            assert table.startup_s() == table(1.0)
 
 
 def test_no_lane_is_refused() -> None:

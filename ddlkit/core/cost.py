@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.units import KIB
 from ddlkit.core.workload import Floats
 
 UNDESCRIBED = {"described": False}
@@ -137,6 +138,10 @@ class MessageCost(Form):
         """Size of the collectives that a message of ``n_bytes`` (any shape) really is, together."""
         return np.asarray(n_bytes, dtype=float)
 
+    def startup_s(self) -> float:
+        """What a message takes, however few its bytes; may come out below zero for a fitted line."""
+        return float(self(1.0))
+
     def messages_per_sample(self, n_bytes: ArrayLike) -> Floats:
         """Of how many messages in a row the time of ``n_bytes`` (any shape) is the mean."""
         sent_bytes = self.sent_bytes(n_bytes)
@@ -241,9 +246,17 @@ class RingAllReduce(MessageCost):
         return cls(2 * share / cost.beta_s_per_byte, cost.alpha_s, workers=cost.workers)
 
 
+SMALL = 4 * KIB
+"""Up to this size a message's bytes count little beside its start-up, on any link of 1 Gbit/s or more."""
+
+
 @dataclass(frozen=True, eq=False)
 class Table(MessageCost):
-    """Measured times, interpolated in log-log; below the first size its time, above the last slope."""
+    """Measured times, interpolated in log-log; below the first size its time, above the last slope.
+
+    Where even the first size is larger than SMALL, its time is not that of a start-up: that is where the
+    straight line through the first two sizes meets no bytes, at least 0 and at most the first time.
+    """
 
     form: ClassVar[str] = "table"
     bytes: Floats
@@ -261,6 +274,13 @@ class Table(MessageCost):
         inside = np.exp(np.interp(np.log(np.maximum(sizes, self.bytes[0])), x, y))
         slope = (self.seconds[-1] - self.seconds[-2]) / (self.bytes[-1] - self.bytes[-2])
         return inside + max(slope, 0.0) * np.maximum(sizes - self.bytes[-1], 0.0)
+
+    def startup_s(self) -> float:
+        """The first size's time where that is small, or else what a line leaves to no bytes."""
+        if self.bytes[0] <= SMALL:
+            return super().startup_s()
+        slope = (self.seconds[1] - self.seconds[0]) / (self.bytes[1] - self.bytes[0])
+        return float(max(0.0, self.seconds[0] - max(slope, 0.0) * self.bytes[0]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -75,10 +75,10 @@ class Link:
     def parts(self, cost: MessageCost, n_bytes: ArrayLike) -> Parts:
         """The parts of messages of ``n_bytes`` (G,): in a row of equals they make up their cost.
 
-        What the smallest message costs is software. Behind a bucket, what was measured is the processor's
-        time up to the size whose bytes take as long on the link, and the link's above it.
+        What a message costs with hardly any bytes is software. Behind a bucket, what was measured is the
+        processor's time up to the size whose bytes take as long on the link, and the link's above it.
         """
-        taken_s, startup_s = np.asarray(cost(n_bytes)), np.maximum(0.0, cost(1.0))
+        taken_s, startup_s = np.asarray(cost(n_bytes)), max(0.0, cost.startup_s())
         if not self.burst_s:
             software_s = np.minimum(startup_s, taken_s)
             return Parts(software_s, taken_s - software_s)
