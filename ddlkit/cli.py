@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -266,6 +267,11 @@ def timeline(arguments: argparse.Namespace) -> None:
 # ---------------------------------------------------------------- fit, predict, plan
 
 
+RANKS = arg(
+    "--ranks",
+    type=int,
+    help="between how many ranks messages were measured: chooses, or says it where the file does not",
+)
 _FORM_HELP = "alpha_beta, piecewise, piecewise:45KB, segments or table [alpha_beta]"
 
 
@@ -275,7 +281,7 @@ _FORM_HELP = "alpha_beta, piecewise, piecewise:45KB, segments or table [alpha_be
     arg("--form", default="alpha_beta", help=_FORM_HELP),
     arg("--collective", help="of a recorded table: all_reduce or all_gather"),
     arg("--link", help="of a recorded table: which link, as in lab:1gbit"),
-    arg("--ranks", type=int, help="of a recorded table: with how many ranks"),
+    RANKS,
     JSON,
 )
 def fit(arguments: argparse.Namespace) -> None:
@@ -333,7 +339,7 @@ _INPUTS = (
     arg(
         "--collectives", type=Path, nargs="+", metavar="TABLE", help="to calibrate from: any tables"
     ),
-    arg("--ranks", type=int, help="workers that communicate [the table's, if it has but one]"),
+    RANKS,
     arg("--link", help="over which link, as in lab:1gbit [the table's, if it has but one]"),
     arg("--cost", type=Path, help="in place of --collectives: message cost (JSON of ddlkit fit)"),
     arg("--in-flight", type=int, default=1, help="collectives under way at once [1]"),
@@ -406,9 +412,12 @@ def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
     except ValueError as error:
         raise UserError(f"{arguments.cost}: is not JSON ({error})") from error
     cost, draws = costs_from_dict(described)
-    if arguments.ranks not in (None, cost.workers):
+    if cost.workers is None:
+        cost = replace(cost, workers=arguments.ranks)
+    elif arguments.ranks not in (None, cost.workers):
         raise UserError(
-            f"{arguments.cost}: a cost of {cost.workers} workers, not {arguments.ranks}"
+            f"{arguments.cost}: measured between {cost.workers} ranks, not {arguments.ranks}: --ranks "
+            "does not carry a cost to other numbers, measure with that many"
         )
     known = Communication(cost, draws, Link(in_flight=arguments.in_flight))
     return known, Measured.read(described, cost)

@@ -272,3 +272,42 @@ def test_a_profile_of_one_device_with_messages_of_another_is_told(
         lines = json.loads(out)["warnings"]
         assert len(lines) == wanted
         assert not wanted or f"({device}), the messages were timed between" in lines[0]
+
+
+# -- ranks -------------------------------------------------------------------------------------
+
+
+def test_ranks_mean_the_same_to_every_command_that_reads_messages() -> None:
+    commands = ("fit", "predict", "plan")
+    given = [
+        one for name in commands for one in cli.COMMANDS[name].arguments if "--ranks" in one[0]
+    ]
+    assert len(given) == len(commands) and all(one == given[0] for one in given)
+
+
+def test_ranks_choose_or_say_and_never_carry(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever the number comes from, the prediction is of that many, and no other is taken."""
+    profile = write_profile(tmp_path / "p.csv")
+    silent, told = (
+        write_times(tmp_path / "silent.csv"),
+        write_times(tmp_path / "told.csv", ranks="4"),
+    )
+    for times, at_fit, at_predict in (
+        (silent, (), ("--ranks", 4)),
+        (silent, ("--ranks", 4), ()),
+        (told, (), ()),
+        (told, ("--ranks", 4), ("--ranks", 4)),
+    ):
+        cost = tmp_path / "cost.json"
+        cost.write_text(asked(capsys, "fit", times, *at_fit, "--json")[1])
+        words = ("predict", "--profile", profile, "--json")
+        found = json.loads(asked(capsys, *words, "--cost", cost, *at_predict)[1])
+        again = json.loads(asked(capsys, *words, "--collectives", times, "--ranks", 4)[1])
+        assert found["workers"] == again["workers"] == 4
+    status, _, said = asked(capsys, *words, "--cost", cost, "--ranks", 8)
+    assert status == 2 and "measured between 4 ranks, not 8: --ranks does not carry" in said
+    for argv in (("fit", told), (*words, "--collectives", told)):
+        status, _, said = asked(capsys, *argv, "--ranks", 8)
+        assert status == 2 and "no row with ranks 8: it has 4" in said
