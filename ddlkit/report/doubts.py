@@ -69,5 +69,5 @@ def doubts(device: str, cost: MessageCost, measured: Measured, n_bytes: ArrayLik
         fitted = f"{format_bytes(measured.from_bytes)} to {format_bytes(measured.to_bytes)}"
         yield (
             f"{outside.size} of {sizes.size} messages ({sent}) are outside the sizes that were "
-            f"measured ({fitted}): their time is a guess, measure such sizes too"
+            f"measured ({fitted}): their time is extrapolated, measure such sizes too"
         )
