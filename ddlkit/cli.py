@@ -270,7 +270,7 @@ def timeline(arguments: argparse.Namespace) -> None:
 RANKS = arg(
     "--ranks",
     type=int,
-    help="between how many ranks messages were measured: chooses, or says it where the file does not [the file's]",
+    help="between how many ranks messages were measured: chosen, or said if the file is silent [the file's]",
 )
 _FORM_HELP = "alpha_beta, piecewise, piecewise:45KB, segments or table [alpha_beta]"
 

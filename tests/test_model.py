@@ -19,6 +19,7 @@ from ddlkit.formats import messages
 from ddlkit.model import Calibration, Communication, forecast, make_plan
 from ddlkit.report import compare
 from ddlkit.report.accuracy import validate
+from ddlkit.report.doubts import Measured
 from ddlkit.report.figures import osf_measured
 from ddlkit.report.source import Source
 from strategies import random_workload
@@ -41,9 +42,9 @@ def test_the_command_predicts_what_the_report_validates(
     directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calibrate = cli._calibrated
-    labs: dict[tuple[object, ...], Communication] = {}
+    labs: dict[tuple[object, ...], tuple[Communication, Measured]] = {}
 
-    def calibrate_once(arguments: argparse.Namespace) -> Communication:
+    def calibrate_once(arguments: argparse.Namespace) -> tuple[Communication, Measured]:
         """The command's own, for hundreds of cases of a few labs."""
         lab = (arguments.link, arguments.ranks, arguments.in_flight)
         if lab not in labs:
