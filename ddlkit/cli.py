@@ -416,7 +416,7 @@ def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
         cost = replace(cost, workers=arguments.ranks)
     elif arguments.ranks not in (None, cost.workers):
         raise UserError(
-            f"{arguments.cost}: measured between {cost.workers} ranks, not {arguments.ranks}: --ranks "
+            f"{arguments.cost}: a cost of {cost.workers} workers, not {arguments.ranks}: --ranks "
             "does not carry a cost to other numbers, measure with that many"
         )
     known = Communication(cost, draws, Link(in_flight=arguments.in_flight))

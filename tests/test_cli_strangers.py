@@ -307,7 +307,7 @@ def test_ranks_choose_or_say_and_never_carry(
         again = json.loads(asked(capsys, *words, "--collectives", times, "--ranks", 4)[1])
         assert found["workers"] == again["workers"] == 4
     status, _, said = asked(capsys, *words, "--cost", cost, "--ranks", 8)
-    assert status == 2 and "measured between 4 ranks, not 8: --ranks does not carry" in said
+    assert status == 2 and "a cost of 4 workers, not 8: --ranks does not carry" in said
     for argv in (("fit", told), (*words, "--collectives", told)):
         status, _, said = asked(capsys, *argv, "--ranks", 8)
         assert status == 2 and "no row with ranks 8: it has 4" in said
