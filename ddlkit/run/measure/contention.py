@@ -566,7 +566,8 @@ def cases(device: str, brief: bool) -> Iterator[Case]:
         own = ContentionSettings(0, scale, budget, few, 4 * MIB)
         yield "gloo-p2", partial(measure_beside_all_reduce, own, [0], 2), each_s, 0
         return
-    threads, gpus = channels.THREADS[: 2 if brief else None], torch.cuda.device_count()
+    threads = channels.THREADS[1:2] if brief else channels.THREADS
+    gpus = torch.cuda.device_count()
     names, message_bytes = (few, 4 * MIB) if brief else (names, MESSAGE_BYTES)
     for blocks in channels.BLOCKS[: 1 if brief else None]:
         own = ContentionSettings(blocks, scale, budget, names, message_bytes)
