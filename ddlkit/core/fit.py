@@ -125,6 +125,7 @@ class Fit(Generic[C]):
         if self.why:
             summary["why"] = self.why
         if self.held_out:
+            summary["median_abs_held_out_error"] = float(np.median(self.held_out.log_errors))
             summary["held_out"] = {"draws": len(self.draws), **self.held_out.to_dict()}
         else:
             summary["draws"] = [draw.to_dict() for draw in self.draws]
