@@ -101,7 +101,7 @@ class Fit(Generic[C]):
         """
         if not self.draws:
             raise UserError(
-                "this fit has no interval: it needs draws, and two sizes more than its least"
+                "this fit has no interval: give it draws, and a size more than its form needs"
             )
         times = np.array(
             [draw(*(np.asarray(column, float) for column in at)) for draw in self.draws]

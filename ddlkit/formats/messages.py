@@ -93,7 +93,8 @@ def read_collectives(path: Path, *, ranks: int | None = None, link: str | None =
     said |= {"backend": source, "messages_per_sample": 1, "in_flight": 1, "clock": "wall"}
     if "ranks" not in frame and ranks is None:
         raise UserError(f"{path}: does not say how many ranks there were: give --ranks")
-    return frame.assign(**{name: value for name, value in said.items() if name not in frame})
+    there = frame.drop(columns="place", errors="ignore")
+    return there.assign(**{name: value for name, value in said.items() if name not in frame})
 
 
 def _own_messages(path: Path) -> tuple[str, DataFrame]:
