@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import time
 from functools import cache
@@ -28,12 +27,7 @@ DENSE = np.unique(np.geomspace(4, 2**30, 1024).round())
 @cache
 def log(path: Path, place: str | None = "out_of_place") -> tuple[np.ndarray, np.ndarray]:
     """Sizes and seconds of a log: a row a size, or two where both places are asked for."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as directory:
-        plain = Path(directory) / "log"
-        plain.write_bytes(gzip.decompress(path.read_bytes()))
-        sizes, seconds, _ = messages.read_bytes_seconds(plain, place=place)
+    sizes, seconds, _ = messages.read_bytes_seconds(path, place=place)
     return sizes.astype(float), seconds
 
 
