@@ -807,11 +807,37 @@ def nccl_log(
     ids=str,
 )
 def test_an_nccl_log_is_read_in_every_layout(tmp_path: Path, layout: dict[str, Any]) -> None:
-    size, seconds, meta = messages.read_bytes_seconds(own_csv(tmp_path, nccl_log(**layout)))
-    assert size.tolist() == list(TIMES_US)
-    assert seconds.tolist() == [float(us) / 1e6 for us in TIMES_US.values()]
+    path = own_csv(tmp_path, nccl_log(**layout))
     collective = layout.get("program", "all_reduce")
-    assert meta == {"source": "nccl-tests", "collective": collective, "ranks": 8}
+    places = {"out_of_place": list(TIMES_US.values()), "in_place": ["1.00"] * len(TIMES_US)}
+    for place, times_us in places.items():
+        size, seconds, meta = messages.read_bytes_seconds(path, place=place)
+        assert size.tolist() == list(TIMES_US)
+        assert seconds.tolist() == [float(us) / 1e6 for us in times_us]
+        assert meta == {"source": "nccl-tests", "collective": collective, "ranks": 8}
+    size, seconds, _ = messages.read_bytes_seconds(path)
+    assert size.tolist() == [size for size in TIMES_US for _ in places]
+    assert seconds[::2].tolist() == [float(us) / 1e6 for us in TIMES_US.values()]
+    assert set(seconds[1::2]) == {1e-6}
+
+
+def test_a_log_without_times_in_place_has_those_out_of_place(tmp_path: Path) -> None:
+    text = nccl_log().replace("1.00  9.92  17.37  0", "N/A  N/A  N/A  N/A")
+    path = own_csv(tmp_path, text)
+    assert messages.read_bytes_seconds(path)[0].tolist() == list(TIMES_US)
+    line = refusal(lambda: messages.read_bytes_seconds(path, place="in_place"))
+    assert line == f"{path}: no times 'in_place': it has out_of_place"
+
+
+def test_only_logs_have_times_in_place(tmp_path: Path) -> None:
+    path = own_csv(tmp_path, "bytes,seconds\n8,0.1\n")
+    line = refusal(lambda: messages.read_bytes_seconds(path, place="in_place"))
+    assert "it has none: not a log" in line
+
+
+def test_wrong_values_in_place_are_refused_too(tmp_path: Path) -> None:
+    path = own_csv(tmp_path, nccl_log().replace("17.37  0", "17.37  2"))
+    assert "2 wrong values" in refusal(lambda: messages.read_bytes_seconds(path))
 
 
 def test_an_nccl_log_that_contradicts_the_question_is_refused(tmp_path: Path) -> None:
@@ -834,7 +860,7 @@ def test_two_runs_in_one_nccl_log_are_told_apart(tmp_path: Path) -> None:
     assert "choose one" in refusal(lambda: messages.read_bytes_seconds(path))
     for collective, ranks in (("all_reduce", 8), ("all_gather", 7)):
         size, _, meta = messages.read_bytes_seconds(path, collective=collective)
-        assert meta["ranks"] == ranks and size.tolist() == list(TIMES_US)
+        assert meta["ranks"] == ranks and sorted({*size.tolist()}) == list(TIMES_US)
 
 
 def test_an_nccl_log_without_a_device_list_has_no_ranks(tmp_path: Path) -> None:
@@ -917,7 +943,7 @@ def test_message_times_that_cannot_be_are_named_by_row_and_column(
 def test_messages_too_small_to_divide_are_left_out(tmp_path: Path) -> None:
     row = "0  0  float  none  -1  0.05  0.00  0.00  0  0.05  0.00  0.00  0"
     path = own_csv(tmp_path, nccl_log(program="all_gather", extra=(row,)))
-    assert messages.read_bytes_seconds(path)[0].tolist() == list(TIMES_US)
+    assert messages.read_bytes_seconds(path, place="out_of_place")[0].tolist() == list(TIMES_US)
 
 
 # --- networks

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -30,6 +30,7 @@ from ddlkit.core.cost import (
     cost_from_dict,
     parameters,
 )
+from ddlkit.core.doubt import ENDS, HeldOut
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import (
     SELECTION_FORMS,
@@ -46,6 +47,19 @@ C = TypeVar("C", MessageCost, SelectionCost)
 PIECES = 3
 """Linear pieces of a ``segments`` fit; each must hold at least MIN_SIZES_PER_PIECE sizes."""
 MIN_SIZES_PER_PIECE = 3
+DRAWS = 200
+ENOUGH_REPEATS = 4
+"""Of messages measured more rarely at most sizes, resamples of a size hardly differ."""
+MOST_LEFT_OUT = 24
+"""Of so many sizes at most, evenly spaced, each is left out in turn to see how a form then does."""
+AUTO = "auto"
+"""In place of a form's name: whichever of messages' forms does best at sizes left out."""
+SIMPLE_FIRST = (AlphaBeta.form, Piecewise.form, Segments.form, Table.form)
+"""Between which AUTO chooses."""
+AS_GOOD = 1.1
+"""Forms whose error is at most so many times the least are as good: of those the simplest is taken."""
+NEGLIGIBLE = 1e-6
+"""Errors that differ by less are rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +67,14 @@ class Fit(Generic[C]):
     """A cost, and how far to trust it.
 
     names, values, standard_errors : (k,) parameters; standard errors hold for given breakpoints
-    draws : B costs fitted to bootstrap resamples of the repeats at each point
+    draws : B costs: fitted to bootstrap resamples of the repeats at each point, or, of messages with fewer
+        than ENOUGH_REPEATS a size, off by what the form was off at sizes left out of it
     at, seconds : rows fitted on, (n,) each; ``at`` is what the cost is a function of: (bytes,) of a
         message, (elements, density) of a selection
     relative_residuals : (n,) (fitted - measured) / measured
     leverage : (n,) weight of each row on its own fitted value, from 0 to 1
+    held_out : those errors, where the draws are made of them
+    why : of a form chosen by its errors: why this one
     """
 
     cost: C
@@ -69,6 +86,8 @@ class Fit(Generic[C]):
     seconds: Floats
     relative_residuals: Floats
     leverage: Floats
+    held_out: HeldOut | None = None
+    why: str = ""
 
     @property
     def bytes(self) -> Floats:
@@ -76,7 +95,14 @@ class Fit(Generic[C]):
         return self.at[0]
 
     def interval(self, *at: ArrayLike, level: float = 0.95) -> tuple[Floats, Floats]:
-        """(lower, upper) bootstrap interval of the fitted time ``at`` bytes, or elements and density."""
+        """(lower, upper) of the fitted time ``at`` bytes, or elements and density.
+
+        Raises UserError for a fit without draws, which does not say how sure it is.
+        """
+        if not self.draws:
+            raise UserError(
+                "this fit has no interval: give it draws, and a size more than its form needs"
+            )
         times = np.array(
             [draw(*(np.asarray(column, float) for column in at)) for draw in self.draws]
         )
@@ -84,22 +110,35 @@ class Fit(Generic[C]):
         return np.quantile(times, tail, axis=0), np.quantile(times, 1 - tail, axis=0)
 
     def to_dict(self) -> dict[str, Any]:
-        """The cost's JSON with a summary of the fit and its draws, which ``costs_from_dict`` reads back."""
-        summary = {
+        """The cost's JSON with a summary of the fit and its draws, which ``costs_from_dict`` reads back.
+
+        Standard errors of zero, which say that nothing was repeated, are left out.
+        """
+        errors = zip(self.names, self.standard_errors.tolist(), strict=True)
+        summary: dict[str, Any] = {
             "rows": len(self.seconds),
             "median_abs_relative_error": float(np.median(np.abs(self.relative_residuals))),
             "max_abs_relative_error": float(np.max(np.abs(self.relative_residuals))),
             "max_leverage": float(np.max(self.leverage)),
-            "standard_errors": dict(zip(self.names, self.standard_errors.tolist(), strict=True)),
-            "draws": [draw.to_dict() for draw in self.draws],
+            "standard_errors": {name: error for name, error in errors if error > 0},
         }
+        if self.why:
+            summary["why"] = self.why
+        if self.held_out:
+            summary["median_abs_held_out_error"] = float(np.median(self.held_out.log_errors))
+            summary["held_out"] = {"draws": len(self.draws), **self.held_out.to_dict()}
+        else:
+            summary["draws"] = [draw.to_dict() for draw in self.draws]
         return {**self.cost.to_dict(), "fit": summary}
 
 
 def costs_from_dict(description: dict[str, Any]) -> tuple[MessageCost, list[MessageCost]]:
-    """The cost, and the bootstrap draws that came with it (none for a cost written by hand)."""
+    """The cost, and the draws that came with it (none for a cost written by hand)."""
     fitted = description.get("fit", {}) if isinstance(description, dict) else {}
-    return cost_from_dict(description), [cost_from_dict(draw) for draw in fitted.get("draws", [])]
+    cost, held_out = cost_from_dict(description), fitted.get("held_out")
+    if held_out:
+        return cost, [*HeldOut.from_dict(held_out).draws(cost, held_out.get("draws", DRAWS))]
+    return cost, [cost_from_dict(draw) for draw in fitted.get("draws", [])]
 
 
 def _least_squares(
@@ -151,8 +190,17 @@ def _linear_in_parameters(kind: type[Form]) -> Fitter:
 
 def _grouped(points: Floats, seconds: Floats) -> tuple[Floats, list[Floats], NDArray[np.int64]]:
     """(n, k) points to those that differ, (k', k), the times at each, and which one each row is at."""
-    distinct, which = np.unique(points, axis=0, return_inverse=True)
-    return distinct, [seconds[which.ravel() == k] for k in range(len(distinct))], which.ravel()
+    distinct, inverse, counts = np.unique(points, axis=0, return_inverse=True, return_counts=True)
+    which = inverse.ravel()
+    in_order = seconds[np.argsort(which, kind="stable")]
+    return distinct, np.split(in_order, np.cumsum(counts)[:-1]), which
+
+
+def _each(of: Callable[..., Any], groups: Sequence[Floats]) -> Floats:
+    """(k,) ``of`` each of k groups, at once where all are of one length."""
+    if len({group.size for group in groups}) == 1:
+        return np.asarray(of(np.stack(groups), axis=1))
+    return np.array([of(group, axis=0) for group in groups])
 
 
 def _full_grid(kind: type[Form]) -> Fitter:
@@ -168,7 +216,7 @@ def _full_grid(kind: type[Form]) -> Fitter:
                 f"{len(points)} points are not the {shape[0]} densities x {shape[1]} sizes of a "
                 "table: measure every size at every density"
             )
-        medians = np.array([np.median(group) for group in groups])
+        medians = _each(np.median, groups)
         count = np.array([group.size for group in groups])
         names = tuple(f"seconds[{','.join(f'{x:.15g}' for x in point)}]" for point in points)
         grid = (axis.tolist() for axis in (*axes[::-1], medians.reshape(shape)))
@@ -197,7 +245,7 @@ def _line(how: str) -> Fitter:
     def fitter(sizes: Floats, seconds: Floats) -> Fitted:
         points, groups, which = _grouped(sizes[:, None], seconds)
         grid, count = points[:, 0], np.array([group.size for group in groups])
-        medians = np.array([np.median(group) for group in groups])
+        medians = _each(np.median, groups)
         if how not in LINES:
             share = (which == 0) / count[which]
             spread_s = float(_median_spread(groups[:1])[0])
@@ -240,8 +288,11 @@ def _no_negative_start(sizes: Floats, seconds: Floats) -> Fitted:
 
 def _median_spread(groups: Sequence[Floats]) -> Floats:
     """(k,) standard error of each group's median; that of a normal sample spreads 1.2533 times its mean."""
-    spread = [1.2533 * group.std(ddof=min(1, group.size - 1)) for group in groups]
-    return np.array(spread) / np.array([group.size for group in groups]) ** 0.5
+
+    def spread(times: Floats, axis: int) -> Floats:
+        return np.asarray(1.2533 * times.std(axis=axis, ddof=min(1, times.shape[axis] - 1)))
+
+    return _each(spread, groups) / np.array([group.size for group in groups]) ** 0.5
 
 
 Design = Callable[[Floats], Floats]
@@ -260,29 +311,88 @@ def _linear(sizes: Floats) -> Floats:
     return np.column_stack([sizes, np.ones_like(sizes)])
 
 
+def _losses(x: Floats, y: Floats, weight: Floats, starts: int) -> Floats:
+    """(starts, n+1) losses of a line through the points from i up to j, 0 where there is none.
+
+    x, y, weight : (n,) of the points
+
+    Points are added one by one to moments about their mean: plain sums would lose the digits of short pieces.
+    """
+    losses = np.zeros((x.size + 1, starts))
+    moments = np.zeros((6, starts))
+    for j, (new_x, new_y, new) in enumerate(zip(x, y, weight, strict=True)):
+        total, mean_x, mean_y, xx, xy, yy = moments[:, : j + 1]
+        both = total + new
+        off_x, off_y, rest = new_x - mean_x, new_y - mean_y, new * total / both
+        mean_x += off_x * new / both
+        mean_y += off_y * new / both
+        xx += rest * off_x * off_x
+        xy += rest * off_x * off_y
+        yy += rest * off_y * off_y
+        total[:] = both
+        explained = np.divide(xy * xy, xx, out=np.zeros_like(xx), where=xx > 0)
+        losses[j + 1, : j + 1] = np.maximum(yy - explained, 0.0)
+    return losses.T
+
+
+def _total_losses(variables: Sequence[Floats], groups: Sequence[Floats], minimum: int) -> Floats:
+    """Losses of len(variables) pieces by where they are cut, an axis a cut; infinite where one is too short.
+
+    variables : of each piece (n,), what it is straight in; groups : the n sizes' times
+
+    Repeats scatter about their own mean wherever the cuts are, so that part is left out.
+    """
+    weight = np.array([np.sum(group**-2.0) for group in groups])
+    mean = np.array([np.sum(1.0 / group) for group in groups]) / weight
+    n, count = len(groups), np.arange(len(groups) + 1)
+    total = np.where(count < minimum, np.inf, _losses(variables[0], mean, weight, 1)[0])
+    too_short = count - count[:, None] < minimum
+    for variable in variables[1:-1]:
+        piece = np.zeros((n + 1, n + 1))
+        piece[:n] = _losses(variable, mean, weight, n)
+        total = total[..., None] + np.where(too_short, np.inf, piece)
+    last = _losses(variables[-1][::-1], mean[::-1], weight[::-1], 1)[0]
+    return np.asarray(total + np.where(count < minimum, np.inf, last)[::-1])
+
+
+CLOSE = 64
+"""So many of the best breakpoints, if equal but for rounding, are compared by their exact loss."""
+
+
 def _best_breaks(
     designs: Sequence[Design], sizes: Floats, seconds: Floats, minimum: int
 ) -> list[float]:
-    """The breakpoints of least total loss, geometric means between neighbouring sizes."""
-    grid = np.unique(sizes)
+    """The breakpoints of least total loss, geometric means between neighbouring sizes.
+
+    Every cut is tried, by sums of all pieces' losses; those that rounding cannot tell apart by least squares.
+    """
+    points, groups, _ = _grouped(sizes[:, None], seconds)
+    grid, starts = points[:, 0], np.cumsum([0, *(group.size for group in groups)])
+    if grid.size < minimum * len(designs):
+        raise UserError(
+            f"{len(designs)} pieces need at least {minimum * len(designs)} distinct sizes, "
+            f"got {grid.size}"
+        )
+    if len(designs) == 1:
+        return []
+    # A design is a constant and a variable: their sum is as good a variable.
+    total = _total_losses([design(grid).sum(axis=1) for design in designs], groups, minimum)
+    slack = 1e-9 * total.min() + 1e-12 * sizes.size
+    near = np.flatnonzero(total <= total.min() + slack)
+    near = np.sort(near[np.argsort(total.flat[near], kind="stable")[:CLOSE]])
 
     @cache
     def loss(design: Design, start: int, end: int) -> float:
-        inside = (sizes >= grid[start]) & (sizes <= grid[end - 1])
+        inside = slice(starts[start], starts[end])
         return _least_squares(design(sizes[inside]), seconds[inside])[-1]
 
-    def total(cuts: tuple[int, ...]) -> float:
+    def exact(cuts: tuple[int, ...]) -> float:
         bounds = pairwise((0, *cuts, grid.size))
         return sum(loss(design, *ends) for design, ends in zip(designs, bounds, strict=True))
 
-    every = combinations(range(minimum, grid.size - minimum + 1), len(designs) - 1)
-    wide = [cuts for cuts in every if min(np.diff((0, *cuts, grid.size))) >= minimum]
-    if not wide:
-        needed = minimum * len(designs)
-        raise UserError(
-            f"{len(designs)} pieces need at least {needed} distinct sizes, got {grid.size}"
-        )
-    return [float(np.sqrt(grid[cut - 1] * grid[cut])) for cut in min(wide, key=total)]
+    tried = list(zip(*(c.tolist() for c in np.unravel_index(near, total.shape)), strict=True))
+    best = tried[0] if len(tried) == 1 else min(tried, key=exact)
+    return [float(np.sqrt(grid[cut - 1] * grid[cut])) for cut in best]
 
 
 def _pieces(
@@ -348,10 +458,11 @@ def fitted_forms(forms: Mapping[str, type[Form]]) -> tuple[str, ...]:
     return tuple(name for name, kind in forms.items() if kind in _METHODS)
 
 
-def fit(form: str, *rows: ArrayLike, draws: int = 200, seed: int = 0, **known: Any) -> Fit[Any]:
+def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **known: Any) -> Fit[Any]:
     """Fit ``form`` to raw samples (repeats allowed) of messages or of selections.
 
-    form : of messages "alpha_beta", "piecewise", "segments", "table"; "piecewise:45KB" has its threshold
+    form : of messages "auto" for the best of all, or "alpha_beta", "piecewise", "segments", "table";
+        "piecewise:45KB" has its threshold
         there, "piecewise" where the loss is least; "alpha_beta:least_squares" and others as of LINES, by
         relative error without; of selections "density_log", "log", "scan", "table"
     rows : bytes, seconds of messages, or elements, density, seconds of selections, (n,) each
@@ -365,28 +476,61 @@ def fit(form: str, *rows: ArrayLike, draws: int = 200, seed: int = 0, **known: A
     Raises UserError for degenerate data: too few distinct sizes, zero, negative or non-finite entries,
     a density above 1, and a table without a full grid.
     """
-    forms: Mapping[str, type[Form]] = FORMS if len(rows) == 2 else SELECTION_FORMS
+    *at, times = _checked(rows)
+    if form == AUTO and len(rows) == 2:
+        form, why, held_out = _best_form(at[0], times)
+    else:
+        why, held_out = "", None
+    kind, fitter, least = _method(form, len(rows))
+    distinct, repeats = np.unique(at[0], return_counts=True)
+    if distinct.size < least:
+        raise UserError(f"a {form} fit needs at least {least} distinct sizes, got {distinct.size}")
+    values, names, estimates, errors, leverage = fitter(*at, times)
+    cost = kind(**values, **known)
+    if draws and len(rows) == 2 and np.median(repeats) < ENOUGH_REPEATS:
+        held_out = held_out or _held_out(form, at[0], times)
+        costs: tuple[Any, ...] = held_out.draws(cost, draws) if held_out else ()
+    else:
+        held_out = None
+        costs = tuple(
+            kind(**fitter(*at, times[drawn])[0], **known)
+            for drawn in _resamples(at, draws, np.random.default_rng(seed))
+        )
+    residuals = cost(*at) / times - 1
+    sure = names, estimates, errors, costs, tuple(at), times, residuals, leverage
+    return Fit(cost, *sure, held_out=held_out, why=why)
+
+
+def _method(form: str, columns: int) -> tuple[Callable[..., Any], Fitter, int]:
+    """The class of a form's costs, how it is fitted, and the least number of distinct sizes."""
+    forms: Mapping[str, type[Form]] = FORMS if columns == 2 else SELECTION_FORMS
     name, colon, text = form.partition(":")
     if name not in fitted_forms(forms):
-        raise UserError(f"unknown cost form {form!r}: use one of {', '.join(fitted_forms(forms))}")
-    kind: Callable[..., Any] = forms[name]
+        known = [*fitted_forms(forms), *([AUTO] if columns == 2 else [])]
+        raise UserError(f"unknown cost form {form!r}: use one of {', '.join(known)}")
     fitter, least = _METHODS[forms[name]]
     if colon:
         if forms[name] not in _VARIANTS or not text:
             raise UserError(f"cost form {form!r}: write {name}, nothing behind it")
         fitter = _VARIANTS[forms[name]](text)
-    *at, times = _checked(rows)
-    distinct = np.unique(at[0]).size
-    if distinct < least:
-        raise UserError(f"a {form} fit needs at least {least} distinct sizes, got {distinct}")
-    values, names, estimates, errors, leverage = fitter(*at, times)
-    cost = kind(**values, **known)
-    costs = tuple(
-        kind(**fitter(*at, times[drawn])[0], **known)
-        for drawn in _resamples(at, draws, np.random.default_rng(seed))
-    )
-    residuals = cost(*at) / times - 1
-    return Fit(cost, names, estimates, errors, costs, tuple(at), times, residuals, leverage)
+    return forms[name], fitter, least
+
+
+def _best_form(sizes: Floats, seconds: Floats) -> tuple[str, str, HeldOut | None]:
+    """The form of least median error at sizes left out, a sentence of why, and its errors there.
+
+    Where the sizes are too few to leave one out of a line, it is the line.
+    """
+    every = {form: _held_out(form, sizes, seconds) for form in SIMPLE_FIRST}
+    known = {form: held_out for form, held_out in every.items() if held_out}
+    if AlphaBeta.form not in known:
+        return AlphaBeta.form, "too few sizes to leave one out and compare forms", None
+    errors = {form: float(np.median(held_out.log_errors)) for form, held_out in known.items()}
+    as_good = AS_GOOD * min(errors.values()) + NEGLIGIBLE
+    chosen = next(form for form, error in errors.items() if error <= as_good)
+    others = "".join(f"; {form} {error:.2%}" for form, error in errors.items() if form != chosen)
+    why = f"median error {errors[chosen]:.2%} at sizes left out of the fit{others}"
+    return chosen, why, known[chosen]
 
 
 def _checked(given: Sequence[ArrayLike]) -> list[Floats]:
@@ -424,10 +568,54 @@ def _resamples(
 def held_out_errors(form: str, *rows: ArrayLike) -> tuple[Floats, ...]:
     """Leave one size out: sizes (and densities), signed relative error of the median fitted without it.
 
-    Only inner sizes are left out: at the ends a fit would have to extrapolate.
+    Only inner sizes are left out, MOST_LEFT_OUT at most: at the ends a fit would have to extrapolate. None
+    where the form needs every size there is.
     """
-    inner = np.unique(np.asarray(rows[0], float))[1:-1]
+    inner = _inner(form, np.asarray(rows[0], float), len(rows))
     return unseen_errors(lambda *kept: fit(form, *kept, draws=0).cost, rows, rows, inner)
+
+
+def _inner(form: str, sizes: Floats, columns: int) -> Floats:
+    """Distinct sizes without which the form can still be fitted: not the ends, and evenly spaced if many."""
+    distinct = np.unique(sizes)
+    least = _method(AlphaBeta.form if form == AUTO else form, columns)[-1]
+    if distinct.size <= max(least, 2):
+        return distinct[:0]
+    inner = distinct[1:-1]
+    every = np.linspace(0, inner.size - 1, min(inner.size, MOST_LEFT_OUT)).round().astype(int)
+    return np.asarray(inner[every])
+
+
+def _held_out(form: str, sizes: Floats, seconds: Floats) -> HeldOut | None:
+    """What a form is off by at inner sizes, left out one by one, and beyond a half, quarter, eighth of all.
+
+    None where it needs every size. Costs are given a thousandth of the measured time at least.
+    """
+
+    def off(kept: NDArray[np.bool_], at: NDArray[np.bool_]) -> Floats:
+        try:
+            cost = fit(form, sizes[kept], seconds[kept], draws=0).cost
+        except UserError:  # the form needs this size
+            return np.empty(0)
+        return np.abs(np.log(seconds[at] / np.maximum(cost(sizes[at]), seconds[at] / 1000)))
+
+    inner = [off(sizes != size, sizes == size) for size in _inner(form, sizes, 2)]
+    errors = np.sort(np.concatenate([np.empty(0), *inner]))
+    if not errors.size:
+        return None
+    first, last, grows = float(sizes[0]), float(sizes[-1]), []
+    for kept_to in (
+        lambda part: (sizes >= first * part, sizes == first, first),
+        lambda part: (sizes <= last / part, sizes == last, last),
+    ):
+        seen = []
+        for part in ENDS:
+            kept, at, end = kept_to(part)
+            if kept.any() and (found := off(kept, at)).size:
+                near = sizes[kept][0 if end == first else -1]
+                seen.append(float(np.median(found)) / abs(math.log(near / end)))
+        grows.append(max(seen, default=float(errors[-1]) / math.log(2)))
+    return HeldOut(errors, first, last, *grows)
 
 
 def unseen_errors(
@@ -448,7 +636,7 @@ def unseen_errors(
     *at, times = (np.asarray(column, float) for column in others)
     sizes = np.unique(at[0]) if sizes is None else sizes
     points, groups, _ = _grouped(np.column_stack(at), times)
-    medians = np.array([np.median(group) for group in groups])
+    medians = _each(np.median, groups)
     whole, errors = make(*known), [np.empty(0)]
     for size in sizes:
         kept, here = known[0] != size, points[:, 0] == size

@@ -40,15 +40,15 @@ _UNITS = {
 
 
 def read_bytes_seconds(
-    path: Path, **wanted: Any
+    path: Path, *, place: str | None = None, **wanted: Any
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], dict[str, Any]]:
     """Message sizes (n,) in bytes, times (n,) in seconds, and what is known of them.
 
     Reads a recorded ``collectives`` table, a CSV with columns ``bytes`` and ``seconds``, or a log
-    as nccl-tests prints it (out-of-place times).
+    as nccl-tests prints it (both times of a size, out of place and in place, as two rows).
 
     wanted : which rows, by collective, backend, algorithm, link, link_bits_per_s, ranks; taken as
-        said where the file is silent
+        said where the file is silent. place="out_of_place" or "in_place" chooses between a log's two
     meta : ``source`` (recorded, csv or nccl-tests) and those of them that are known
 
     Raises UserError for a wrong file, naming row and column, for times in another unit, where rows of
@@ -58,12 +58,23 @@ def read_bytes_seconds(
         source, frame = "recorded", load_table(path, "collectives")
     else:
         source, frame = _own_messages(path)
+    if place is not None:
+        frame = _at_place(frame, place, path)
     frame, chosen = choose(frame, _MESSAGE_KEYS, wanted, path)
     said = {name: value for name, value in wanted.items() if value is not None}
     meta = {"source": source, **said, **chosen}
     if meta.get("ranks") == 1:
         raise UserError(f"{path}: one rank sends no messages: choose times of two or more")
     return frame["bytes"].to_numpy(), frame["seconds"].to_numpy(), meta
+
+
+def _at_place(frame: DataFrame, place: str, path: Path) -> DataFrame:
+    """The rows of a log measured out of place, or in place. Raises UserError where there are none."""
+    found = frame[frame["place"] == place] if "place" in frame else frame[:0]
+    if found.empty:
+        there = " or ".join(frame["place"].unique()) if "place" in frame else "none: not a log"
+        raise UserError(f"{path}: no times {place!r}: it has {there}")
+    return found
 
 
 def read_collectives(path: Path, *, ranks: int | None = None, link: str | None = None) -> DataFrame:
@@ -82,7 +93,8 @@ def read_collectives(path: Path, *, ranks: int | None = None, link: str | None =
     said |= {"backend": source, "messages_per_sample": 1, "in_flight": 1, "clock": "wall"}
     if "ranks" not in frame and ranks is None:
         raise UserError(f"{path}: does not say how many ranks there were: give --ranks")
-    return frame.assign(**{name: value for name, value in said.items() if name not in frame})
+    there = frame.drop(columns="place", errors="ignore")
+    return there.assign(**{name: value for name, value in said.items() if name not in frame})
 
 
 def _own_messages(path: Path) -> tuple[str, DataFrame]:
@@ -148,12 +160,15 @@ _LOG = Schema(
         Column("#wrong", "float", "non_negative"),
         Column("collective", "str"),
         Column("ranks", "int", "non_negative"),
+        Column("place", "str"),
     ),
 )
+_PLACES = ("out_of_place", "in_place")
+"""Of the result: what nccl-tests prints first and second. Gradients are summed in place."""
 
 
 def _read_log(text: str, file: str) -> DataFrame:
-    """Columns bytes, seconds (out of place), and collective and ranks where the log says them.
+    """Columns bytes, seconds, place, and collective and ranks where the log says them.
 
     Rows of size 0 are left out: all_gather prints them where a message is too small to be divided
     among the ranks. Raises UserError naming file, row and column for truncated rows, wrong values,
@@ -169,7 +184,7 @@ def _read_log(text: str, file: str) -> DataFrame:
     frame["seconds"] = frame["time"] / 1e6
     frame = frame.rename(columns={"size": "bytes"})
     known = [name for name in ("collective", "ranks") if frame[name].all()]
-    return frame[["bytes", "seconds", *known]]
+    return frame[["bytes", "seconds", "place", *known]]
 
 
 def _log_sheet(text: str, file: str) -> Sheet:
@@ -193,10 +208,11 @@ def _log_sheet(text: str, file: str) -> Sheet:
         elif _END.match(line):
             after = []
         elif after and _ROW.match(line):
-            size, time, wrong = _log_cells(line.split(), after, file, number)
-            if size != "0":
-                lines.append(number)
-                rows.append((size, time, wrong, collective, str(ranks)))
+            size, both = _log_cells(line.split(), after, file, number)
+            for place, measured in zip(_PLACES, both, strict=False):
+                if size != "0" and measured[0] != "N/A":
+                    lines.append(number)
+                    rows.append((size, *measured, collective, str(ranks), place))
         elif program := _PROGRAM.search(line):
             collective = program[1]
     if not rows:
@@ -206,8 +222,10 @@ def _log_sheet(text: str, file: str) -> Sheet:
     return Sheet(file, _LOG.names, tuple(lines), tuple(rows))
 
 
-def _log_cells(words: list[str], after: list[str], file: str, number: int) -> tuple[str, str, str]:
-    """Size, out-of-place time and number of wrong values of a row.
+def _log_cells(
+    words: list[str], after: list[str], file: str, number: int
+) -> tuple[str, list[tuple[str, str]]]:
+    """Size, then time and number of wrong values out of place, and in place where they are printed.
 
     The words in front of the time vary (all_gather prints no redop, old versions no root), those
     behind do not, so they are counted from the end. A time stamp is one name but two words.
@@ -217,7 +235,12 @@ def _log_cells(words: list[str], after: list[str], file: str, number: int) -> tu
         raise UserError(
             f"{file}: row at line {number}, column time: truncated after {len(words)} words"
         )
-    measured = dict(zip(reversed(after), reversed(words[start : start + len(after)]), strict=True))
-    # Old versions print the largest deviation as "error"; N/A means that values were not checked.
-    wrong = measured.get("#wrong", "N/A")
-    return words[0], measured["time"], "0" if wrong == "N/A" else wrong
+    printed = list(zip(after, words[start : start + len(after)], strict=True))
+    begins = [k for k, (name, _) in enumerate(printed) if name == "time"]
+    found = []
+    for begin, end in zip(begins, [*begins[1:], len(printed)], strict=True):
+        cells = dict(printed[begin:end])
+        # Old versions print the largest deviation as "error"; N/A means that values were not checked.
+        wrong = cells.get("#wrong", "N/A")
+        found.append((cells["time"], "0" if wrong == "N/A" else wrong))
+    return words[0], found

@@ -1,0 +1,128 @@
+"""How far a message cost is off where it was not fitted, learned from sizes that were left out of the fit.
+
+Repeats of a size tell how the times scatter, not whether the form can follow them; and most logs have no
+repeats at all. The error at a size that the fit has not seen holds both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ddlkit.core.cost import MessageCost, cost_from_dict
+from ddlkit.core.errors import UserError
+from ddlkit.core.workload import Floats
+
+ENDS = (2.0, 4.0, 8.0)
+"""So many times beyond the sizes that it is fitted to, each once, a form is tried at either end."""
+
+
+@dataclass(frozen=True, eq=False)
+class Off(MessageCost):
+    """Another cost that is off by one factor at all sizes it was fitted to, and by more beyond them.
+
+    cost : the other one; log_error : logarithm of the factor between first_bytes and last_bytes
+    below, above : by how much the logarithm grows for a size e times smaller, or larger, than those
+    """
+
+    form: ClassVar[str] = "off"
+    cost: MessageCost
+    log_error: float
+    first_bytes: float
+    last_bytes: float
+    below: float
+    above: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.cost, dict):  # of a JSON description
+            object.__setattr__(self, "cost", cost_from_dict(self.cost))
+        if not 0 < self.first_bytes <= self.last_bytes:
+            raise UserError("off cost: first_bytes must be above zero and at most last_bytes")
+        for name in ("collective", "workers", "algorithm", "samples"):
+            object.__setattr__(self, name, getattr(self.cost, name))
+
+    def _seconds(self, sizes: Floats) -> Floats:
+        at = np.maximum(sizes, 1.0)
+        smaller = np.log(self.first_bytes / np.minimum(at, self.first_bytes))
+        larger = np.log(np.maximum(at, self.last_bytes) / self.last_bytes)
+        off = self.log_error + self.below * smaller + self.above * larger
+        return np.asarray(self.cost(sizes) * np.exp(off))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, with the other cost's own description inside."""
+        return {**super().to_dict(), "cost": self.cost.to_dict()}
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Errors of a form at sizes that were left out of its fit.
+
+    log_errors : (n,) size of the logarithm of measured over predicted, increasing, a row each
+    first_bytes, last_bytes : between which sizes the cost was fitted
+    below, above : what such an error grows by, for a size e times smaller, or larger, than those: the most
+        seen of ENDS
+    """
+
+    log_errors: Floats
+    first_bytes: float
+    last_bytes: float
+    below: float
+    above: float
+
+    def quantile(self, share: ArrayLike) -> Floats:
+        """The error that this ``share`` (any shape, below 1) of new rows should stay within.
+
+        One of n known errors, ordered, has k/(n+1) of new ones below it. Beyond the largest nothing is
+        known: there errors are taken to thin out as an exponential law does, which is more than a normal one.
+        """
+        n, wanted = self.log_errors.size, np.asarray(share, dtype=float)
+        inside = np.interp(wanted, np.arange(1, n + 1) / (n + 1), self.log_errors)
+        return np.asarray(inside * np.maximum(_rarer(wanted, n), 1.0))
+
+    def draws(self, cost: MessageCost, count: int) -> tuple[Off, ...]:
+        """``count`` costs, too fast and too slow in turn by evenly spaced quantiles of the error."""
+        shares = (np.arange(count) // 2 + 0.5) / max((count + 1) // 2, 1)
+        signs = np.where(np.arange(count) % 2, 1.0, -1.0)
+        return tuple(
+            Off(
+                cost,
+                float(sign * error),
+                self.first_bytes,
+                self.last_bytes,
+                float(sign * grown * self.below),
+                float(sign * grown * self.above),
+            )
+            for sign, grown, error in zip(
+                signs, _rarer(shares, len(ENDS)), self.quantile(shares), strict=True
+            )
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, errors to four digits."""
+        edges = {"first_bytes": self.first_bytes, "last_bytes": self.last_bytes}
+        errors = [float(f"{error:.4g}") for error in self.log_errors]
+        return {"log_errors": errors, **edges, "below": self.below, "above": self.above}
+
+    @classmethod
+    def from_dict(cls, description: Any) -> HeldOut:
+        """What ``to_dict`` described. Raises UserError for anything else."""
+        try:
+            errors = np.sort(np.asarray(description["log_errors"], dtype=float))
+            names = ("first_bytes", "last_bytes", "below", "above")
+            found = cls(errors, *(float(description[name]) for name in names))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                "the cost's held_out is not what ddlkit fit writes: fit again"
+            ) from error
+        numbers = [*errors, found.first_bytes, found.last_bytes, found.below, found.above]
+        if not errors.size or not np.all(np.isfinite(numbers)) or min(numbers) < 0:
+            raise UserError("the cost's held_out has no errors, or some below zero: fit again")
+        return found
+
+
+def _rarer(share: Floats, n: int) -> Floats:
+    """How many times the largest of ``n`` errors that one is which ``share`` of all stay within."""
+    return np.asarray(np.log1p(-share) / -np.log1p(n))
