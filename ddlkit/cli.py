@@ -272,13 +272,13 @@ RANKS = arg(
     type=int,
     help="between how many ranks messages were measured: chosen, or said if the file is silent [the file's]",
 )
-_FORM_HELP = "alpha_beta, piecewise, piecewise:45KB, segments or table [alpha_beta]"
+_FORM_HELP = "auto, alpha_beta, piecewise, piecewise:45KB, segments or table [auto]"
 
 
 @command(
     "fit a message cost to measured times",
     arg("file", type=Path, help="collectives table, CSV of bytes and seconds, or nccl-tests log"),
-    arg("--form", default="alpha_beta", help=_FORM_HELP),
+    arg("--form", default="auto", help=_FORM_HELP),
     arg("--collective", help="of a recorded table: all_reduce or all_gather"),
     arg("--link", help="of a recorded table: which link, as in lab:1gbit"),
     RANKS,
@@ -301,8 +301,10 @@ def fit(arguments: argparse.Namespace) -> None:
     )
     description = found.to_dict()
     measured = Measured.of(sizes, known.get("backend"), known["source"])
-    error = _held_out_error(arguments.form, sizes, seconds)
-    description["fit"] |= {"median_abs_held_out_error": error, **measured._asdict()}
+    if "median_abs_held_out_error" not in description["fit"]:
+        error = _held_out_error(description["form"], sizes, seconds)
+        description["fit"]["median_abs_held_out_error"] = error
+    description["fit"] |= measured._asdict()
     if arguments.json:
         _show(description, True)
         return

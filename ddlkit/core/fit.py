@@ -529,7 +529,7 @@ def _best_form(sizes: Floats, seconds: Floats) -> tuple[str, str, HeldOut | None
     as_good = AS_GOOD * min(errors.values()) + NEGLIGIBLE
     chosen = next(form for form, error in errors.items() if error <= as_good)
     others = "".join(f"; {form} {error:.2%}" for form, error in errors.items() if form != chosen)
-    why = f"median error {errors[chosen]:.2%} at sizes left out of the fit{others}"
+    why = f"single times at sizes left out are off by {errors[chosen]:.2%} in the median{others}"
     return chosen, why, known[chosen]
 
 
