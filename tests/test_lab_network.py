@@ -40,8 +40,9 @@ print((n - skipped) / (time.perf_counter() - start))
 """
 # An owner that says which lab it has up, with a process inside it, and then waits.
 OWNER = """
-import subprocess, sys, time
+import signal, subprocess, sys, time
 from ddlkit.run.lab.network import Lab, LabShape
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which is ignored where the tests run under nohup
 with Lab(LabShape(2, 1e9)) as lab:
     sleep = ["ip", "netns", "exec", lab.namespaces[1], "sleep", "60"]
     inside = subprocess.Popen(sleep, start_new_session=True)
