@@ -320,10 +320,7 @@ def _held_out_error(form: str, sizes: Any, seconds: Any) -> float | None:
 
     from ddlkit.core.fit import held_out_errors
 
-    try:
-        _, errors = held_out_errors(form, sizes, seconds)
-    except UserError:  # the whole was fitted: what fails is a fit to one size less
-        return None
+    _, errors = held_out_errors(form, sizes, seconds)
     return float(np.median(abs(errors))) if errors.size else None
 
 

@@ -221,3 +221,14 @@ def test_quantiles_of_held_out_errors_rise_through_the_errors_and_beyond(n: int)
     np.testing.assert_allclose(held_out.quantile(np.arange(1, n + 1) / (n + 1)), errors)
     assert np.all(np.diff(held_out.quantile(np.linspace(0, 0.999, 500))) >= 0)
     assert held_out.quantile(0.9999) > errors[-1]
+
+
+def test_a_draw_starts_up_as_its_cost_does_however_far_below_the_sizes() -> None:
+    """What a message's software takes is not the doubt about sizes that nobody measured."""
+    sizes, seconds = log(LOGS[0])
+    large = sizes >= 2**20
+    found = fit("table", sizes[large], seconds[large])
+    one_by_one = [draw.startup_s() / found.cost.startup_s() for draw in found.draws]
+    inside = found.draws[0](sizes[large]) / found.cost(sizes[large])
+    assert one_by_one[0] == pytest.approx(inside[0], rel=1e-9)
+    assert max(one_by_one) < 3 and min(one_by_one) > 1 / 3

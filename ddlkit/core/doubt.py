@@ -51,6 +51,10 @@ class Off(MessageCost):
         off = self.log_error + self.below * smaller + self.above * larger
         return np.asarray(self.cost(sizes) * np.exp(off))
 
+    def startup_s(self) -> float:
+        """That of the other cost: far below the fitted sizes the doubt is large, not the software."""
+        return self.cost.startup_s() * float(np.exp(self.log_error))
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, with the other cost's own description inside."""
         return {**super().to_dict(), "cost": self.cost.to_dict()}
