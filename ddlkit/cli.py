@@ -59,9 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         # Being terminated cleans up as Ctrl-C does, also where a script started us with SIGINT ignored.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        if (
-            signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
-        ):  # the terminal is gone; nohup ignores it
+        # The terminal is gone; under nohup that is ignored.
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
             signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         return arguments.run(arguments) or 0

@@ -70,10 +70,8 @@ MODEST = Scale(images=4, side=224, product=1024, attention=(1, 8, 1024, 64))  # 
 TINY = Scale(images=1, side=32, product=128, attention=(1, 2, 64, 16))
 
 _ONCE = Budget(warmup=1, min_repeats=1, max_repeats=1)
-QUICK_S, QUICK_REPEATS = (
-    0.05,
-    20,
-)  # enough samples for an interval of the median that says something
+# Of what is this quick there are samples enough for an interval of the median that says something.
+QUICK_S, QUICK_REPEATS = 0.05, 20
 IDLE = "idle"  # no kernel: what the communication does by itself
 
 
