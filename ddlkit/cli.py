@@ -57,11 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake is one line on stderr and exit status 2."""
     arguments = _parser().parse_args(argv)
     if threading.current_thread() is threading.main_thread():
-        # Being terminated cleans up as Ctrl-C does, also where a script started us with SIGINT ignored.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        # The terminal is gone; under nohup that is ignored.
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-            signal.signal(signal.SIGHUP, signal.default_int_handler)
+        _end_as_ctrl_c_does()
     try:
         return arguments.run(arguments) or 0
     except UserError as error:
@@ -75,6 +71,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has gone (``| head``): not an error, but flushing again would be.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+AGAIN_S = 0.05
+"""So long after an interrupt was dropped it comes again."""
+
+
+def _end_as_ctrl_c_does() -> None:
+    """Let SIGTERM and SIGHUP interrupt as Ctrl-C does, also where SIGINT is ignored; lose no interrupt."""
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, signal.default_int_handler)
+    # The terminal is gone; under nohup that is ignored.
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _come_again
+
+
+def _come_again(dropped: sys.UnraisableHookArgs) -> None:
+    """Python drops what is raised in a finaliser or a callback of the collector; not an interrupt, here."""
+    if issubclass(dropped.exc_type, KeyboardInterrupt):
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+    else:
+        sys.__unraisablehook__(dropped)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -149,6 +149,31 @@ def test_only_what_measured_says_that_something_is_kept(
     assert asked(capsys, *argv) == (130, "", f"ddlkit: interrupted{kept}\n")
 
 
+FALLS_INTO_A_FINALISER = """
+import signal, sys, time
+from ddlkit import cli
+from ddlkit.core import fit
+
+class Last:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+def long(*_, **__):
+    Last()
+    time.sleep(50)
+
+fit.fit = long
+sys.exit(cli.main(["fit", sys.argv[1]]))
+"""
+
+
+def test_an_interrupt_that_falls_into_a_finaliser_is_not_lost(tmp_path: Path) -> None:
+    times = write_times(tmp_path / "times.csv")
+    argv = [sys.executable, "-c", FALLS_INTO_A_FINALISER, times]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=40, check=False)
+    assert (done.returncode, done.stderr) == (130, "ddlkit: interrupted\n")
+
+
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_help_tells_what_is_done_where_nothing_is_said(name: str) -> None:
     for names, options in cli.COMMANDS[name].arguments:

@@ -141,7 +141,8 @@ def test_being_ended_is_one_line_and_leaves_no_half_table(
         time.sleep(0.05)
     process.send_signal(number)
     said = process.communicate(timeout=60)[1]
-    assert process.returncode == 130
+    # To a shell both are 130; Python ends by the signal where an extension saw the interrupt pass.
+    assert process.returncode in (130, -signal.SIGINT)
     assert "interrupted; what was measured is kept" in said
     assert "Traceback" not in said
     kept = sorted(path.name for path in tmp_path.glob("*.csv"))
