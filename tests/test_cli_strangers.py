@@ -169,7 +169,7 @@ sys.exit(cli.main(["fit", sys.argv[1]]))
 
 def test_an_interrupt_that_falls_into_a_finaliser_is_not_lost(tmp_path: Path) -> None:
     times = write_times(tmp_path / "times.csv")
-    argv = [sys.executable, "-c", FALLS_INTO_A_FINALISER, times]
+    argv = [sys.executable, "-c", FALLS_INTO_A_FINALISER, str(times)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=40, check=False)
     assert (done.returncode, done.stderr) == (130, "ddlkit: interrupted\n")
 

@@ -17,25 +17,25 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, no_overlap, perfect_overlap
 from ddlkit.core.workload import Workload
 from ddlkit.formats.clusters import EXTERNAL
-from ddlkit.report import clusters
+from ddlkit.report.clusters import board, overlap, pollux, rules
 
 POLLUX = "pollux-resnet50"
 SECONDS = st.floats(1e-4, 1e3)
 
 
-@pytest.mark.parametrize("name", clusters.rules())
+@pytest.mark.parametrize("name", rules.rules())
 def test_no_row_both_calibrates_and_tests(name: str) -> None:
-    found = clusters.rows(name)
+    found = rules.rows(name)
     parts = [set(part.index) for part in (found.compute, found.calibrate, found.test)]
     assert found.test.size and parts[0] | parts[1]
     assert sum(map(len, parts)) == len(set().union(*parts))
-    assert (found.test[clusters.rules()[name]["predicts"]] > 0).all()
-    costs = clusters.rules()[name].get("costs")
+    assert (found.test[rules.rules()[name]["predicts"]] > 0).all()
+    costs = rules.rules()[name].get("costs")
     assert costs is None or list(EXTERNAL.glob(costs))
 
 
 def test_no_batch_that_is_tested_calibrates_in_pollux() -> None:
-    found = clusters.rows(POLLUX)
+    found = rules.rows(POLLUX)
     assert not set(found.test["batch"]) & set(found.calibrate["batch"])
     assert set(found.compute["placement"]) == {"1"}
     assert (len(found.compute), len(found.calibrate), len(found.test)) == (8, 107, 749)
@@ -53,13 +53,13 @@ def test_lines_are_the_iteration_that_they_stand_for(
     sent = plan.buffer(shape, int(draw.integers(1, 3 * 10**7)))
     cost = AlphaBeta(0.0, wire_s / shape.bytes.sum())
     whole = Iteration(shape.scaled(compute_s / shape.compute_s), sent, cost)
-    both = {name: clusters.models()[name] for name in ("no_overlap", "perfect_overlap")}
+    both = {name: overlap.models()[name] for name in ("no_overlap", "perfect_overlap")}
     said = {
         "no_overlap": no_overlap(whole).iteration_s,
         "perfect_overlap": perfect_overlap(whole).iteration_s,
         "workbook": whole.prediction.iteration_s,
     }
-    ours = {**both, "workbook": clusters.overlapped(shape, sent)}
+    ours = {**both, "workbook": overlap.overlapped(shape, sent)}
     found = {
         name: model.iteration_s(np.array([compute_s]), np.array([wire_s]))[0]
         for name, model in ours.items()
@@ -76,27 +76,27 @@ def test_a_model_is_calibrated_to_what_it_is_shown(
     name: str, compute_s: float, wire_s: float
 ) -> None:
     """The W that is found gives the same iteration; it is 0 where computing alone takes as long."""
-    model, alone = clusters.models()[name], np.array([compute_s])
+    model, alone = overlap.models()[name], np.array([compute_s])
     shown_s = model.iteration_s(alone, np.array([wire_s]))
     fitted_s = model.wire_s(alone, shown_s)
     assert model.iteration_s(alone, fitted_s) == pytest.approx(shown_s, rel=1e-9)
     assert model.wire_s(alone, 0.9 * alone)[0] == 0.0
 
 
-@pytest.mark.parametrize("name", clusters.models())
+@pytest.mark.parametrize("name", overlap.models())
 def test_predictions_are_blind(name: str) -> None:
     """They are the same whatever was measured in the rows that are tested."""
-    found, model = clusters.rows(POLLUX), clusters.models()[name]
+    found, model = rules.rows(POLLUX), overlap.models()[name]
     hidden = found.test.assign(iteration_s=np.nan, sync_s=np.nan)
-    before = clusters.predict_pollux(found, model)
-    assert np.array_equal(before, clusters.predict_pollux(replace(found, test=hidden), model))
+    before = pollux.predict(found, model)
+    assert np.array_equal(before, pollux.predict(replace(found, test=hidden), model))
     assert np.isfinite(before).all()
 
 
 @pytest.mark.parametrize("name", ["no_overlap", "perfect_overlap", "workbook"])
 def test_a_cluster_that_follows_a_model_is_predicted_exactly(name: str) -> None:
     """Rows made by the model itself, with a wire time for each placement that keeps it visible."""
-    found, model = clusters.rows(POLLUX), clusters.models()[name]
+    found, model = rules.rows(POLLUX), overlap.models()[name]
     alone = found.compute.set_index("batch")["iteration_s"]
     places = sorted(set(found.test["placement"]))
     wire = dict(zip(places, np.linspace(0.5, 5.0, len(places)), strict=True))
@@ -107,19 +107,19 @@ def test_a_cluster_that_follows_a_model_is_predicted_exactly(name: str) -> None:
         return model.iteration_s(alone[frame["batch"]].to_numpy(), wire_s)
 
     shown = replace(found, calibrate=found.calibrate.assign(iteration_s=made("calibrate")))
-    assert clusters.predict_pollux(shown, model) == pytest.approx(made("test"), rel=1e-9)
+    assert pollux.predict(shown, model) == pytest.approx(made("test"), rel=1e-9)
 
 
 def test_the_workbook_beats_what_it_is_held_against_on_pollux() -> None:
     """5.2% is what a first look had reached on these 749 cells, before this was built."""
-    board = clusters.scoreboard().set_index("model")
-    assert set(board["n"]) == {749} and set(board["source"]) == {POLLUX}
-    ours, others = board.loc["workbook"], board.drop("workbook")
+    judged = board.scoreboard(pollux.predictions()).set_index("model")
+    assert set(judged["n"]) == {749} and set(judged["rule"]) == {POLLUX}
+    ours, others = judged.loc["workbook"], judged.drop("workbook")
     assert ours["median_error"] < 0.052
     assert (others["median_error"] > ours["median_error"]).all()
     assert (others["error_90"] > ours["error_90"]).all()
-    assert (board["bias"].abs() <= board["median_error"]).all()
-    assert (board["median_error"] <= board["error_90"]).all()
+    assert (judged["bias"].abs() <= judged["median_error"]).all()
+    assert (judged["median_error"] <= judged["error_90"]).all()
 
 
 WRONG = [
@@ -134,18 +134,18 @@ WRONG = [
 
 @pytest.mark.parametrize(("old", "new", "said"), WRONG)
 def test_a_wrong_rule_is_one_line_of_error(old: str, new: str, said: str, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(EXTERNAL, tmp_path / "external")) / clusters.RULES.name
+    copy = Path(shutil.copytree(EXTERNAL, tmp_path / "external")) / rules.RULES.name
     copy.write_text(copy.read_text().replace(old, new, 1))
     with pytest.raises(UserError, match=said) as error:
-        clusters.rows(POLLUX, copy)
+        rules.rows(POLLUX, copy)
     assert "\n" not in str(error.value)
 
 
 def test_a_rule_that_is_not_there_and_rows_that_lack_a_batch_are_told() -> None:
     with pytest.raises(UserError, match="unknown rule 'pollux': use one of pollux-resnet50"):
-        clusters.rows("pollux")
-    found, model = clusters.rows(POLLUX), clusters.models()["workbook"]
+        rules.rows("pollux")
+    found, model = rules.rows(POLLUX), overlap.models()["workbook"]
     with pytest.raises(UserError, match=r"batches without a row to compute: \[200\]"):
-        clusters.predict_pollux(replace(found, compute=found.compute[:-1]), model)
+        pollux.predict(replace(found, compute=found.compute[:-1]), model)
     with pytest.raises(UserError, match="placements without one to calibrate"):
-        clusters.predict_pollux(replace(found, calibrate=found.calibrate[1:]), model)
+        pollux.predict(replace(found, calibrate=found.calibrate[1:]), model)

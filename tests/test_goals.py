@@ -15,7 +15,7 @@ import yaml
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import goals, source
+from ddlkit.report import accuracy, goals, source
 from ddlkit.report.goals import Change, Goal, Goals
 
 MODEL = ("ddlkit/core", "ddlkit/model", "ddlkit/report/accuracy.py", "ddlkit/report/goals.py")
@@ -72,6 +72,13 @@ def test_the_present_campaign_only_explores_and_the_judgement_says_why() -> None
     reasons = goals.load().since(begun)
     assert any("Student's t" in reason for reason in reasons)
     assert any(reason.startswith("goals set since") for reason in reasons)
+
+
+def test_repeatability_is_told_by_twenty_cases_of_five_rounds() -> None:
+    runs = source.open_campaign("", source.REPEATS).alone.table("runs")
+    assert len(accuracy.often_repeated(runs)) >= 20
+    met = source.open_campaign("").alone.table("runs")
+    assert not set(runs.loc[runs["plan"].str.startswith("random"), "plan"]) & set(met["plan"])
 
 
 @pytest.mark.parametrize(
@@ -146,7 +153,7 @@ def test_history_tells_a_goal_that_was_moved_after_the_data(
     assert [reason[:6] for reason in unconfirmed(root, NOON)] == ["commit"]
 
 
-@pytest.mark.parametrize("name", [source.CAMPAIGN])
+@pytest.mark.parametrize("name", [source.CAMPAIGN, source.REPEATS])
 def test_what_counts_as_confirmed_is_confirmed_by_the_history(name: str) -> None:
     """Of every recorded campaign: no goal, statistic or model that is newer than what it judges."""
     if not (store.ROOT / ".git").exists():

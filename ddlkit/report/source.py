@@ -19,8 +19,10 @@ from ddlkit.model.predictor import scatter_of
 
 Floats = NDArray[np.float64]
 
-CAMPAIGN, BEST, QUICK = "campaign", "campaign-best", "campaign-quick"
-"""Directories of campaigns: two that are recorded with their machine, and one that is measured live."""
+CAMPAIGN, BEST, REPEATS = "campaign", "campaign-best", "campaign-repeats"
+"""Directories of campaigns that are recorded with their machine."""
+QUICK = "campaign-quick"
+"""Directory of the campaign that is measured live."""
 HERE = "here"
 """Name of the machine in tables that are not under data/recorded."""
 

@@ -1,0 +1,1 @@
+"""Models on trial on clusters that others measured: rules fixed before, blind predictions, a scoreboard."""
