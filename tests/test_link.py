@@ -15,6 +15,7 @@ from ddlkit.core.link import Link, Parts
 TIMES = st.floats(0, 10).map(lambda x: round(x, 3))
 MESSAGES = st.lists(st.tuples(TIMES, TIMES, TIMES), min_size=1, max_size=12)
 BURSTS = st.sampled_from([0.0, 0.5, 3.0])
+SLOWDOWNS = st.sampled_from([0.0, 0.1, 1.0])
 
 
 def columns(messages: list[tuple[float, ...]]) -> tuple[np.ndarray, Parts]:
@@ -30,14 +31,35 @@ def test_one_lane_without_credit_is_the_recursion(messages: list) -> None:
     np.testing.assert_allclose(ends, expected, rtol=1e-9, atol=1e-9)
 
 
-@given(MESSAGES, BURSTS, st.floats(1, 3))
+@given(MESSAGES, BURSTS, st.floats(1, 3), SLOWDOWNS)
 def test_one_lane_event_by_event_is_one_by_one(
-    messages: list, burst: float, software: float
+    messages: list, burst: float, software: float, slowdown: float
 ) -> None:
     ready, parts = columns(messages)
-    link = Link(1, software, burst, 1.0)
+    link = Link(1, software, burst, 1.0, slowdown)
     shared = link._shared(ready.tolist(), *(part.tolist() for part in parts))
-    np.testing.assert_allclose(link.ends(ready, parts), shared, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(link.play(ready, parts), shared, rtol=1e-9, atol=1e-9)
+
+
+@given(MESSAGES, st.integers(1, 3), BURSTS, st.floats(0.001, 2))
+def test_what_computing_loses_is_its_time_beside_messages(
+    messages: list, lanes: int, burst: float, slowdown: float
+) -> None:
+    """Messages begin when ready; until the last is ready, time beside messages counts 1 / (1 + s)."""
+    ready, parts = columns(messages)
+    link = Link(lanes, 1.5, burst, 1.0, slowdown)
+    starts, ends = link.play(ready, parts)
+    shown = link.computed_s(ready, starts, ends)
+    assert np.all(starts >= shown - 1e-9)
+    last = shown[-1]
+    edges = np.unique(np.clip(np.concatenate([[0.0], starts, ends, shown]), 0.0, last))
+    middle = (edges[:-1] + edges[1:]) / 2
+    busy = ((starts[:, None] < middle) & (middle < ends[:, None])).any(axis=0) @ np.diff(edges)
+    assert last - busy + busy / (1 + slowdown) == pytest.approx(ready[-1], abs=1e-6)
+    # A message that shares its link may gain by a later one that is slowed down; one after the other none does.
+    if lanes == 1:
+        assert np.all(ends >= Link(1, 1.5, burst, 1.0).ends(ready, parts) - 1e-9)
+    assert np.all(shown <= (1 + slowdown) * ready + 1e-9)
 
 
 @given(MESSAGES, st.integers(1, 4), st.floats(1, 3), BURSTS)
@@ -151,6 +173,9 @@ def test_no_lane_is_refused() -> None:
         Link(0)
     with pytest.raises(UserError, match="at least 1"):
         Link(2, 0.5)
+    for wrong in (-0.1, np.inf, np.nan):
+        with pytest.raises(UserError, match="a slowdown of"):
+            Link(slowdown=wrong)
     with pytest.raises(UserError, match="finite"):
         Link(2).ends([0.0], Parts(np.array([np.nan]), np.array([1.0])))
 

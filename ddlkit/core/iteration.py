@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import Link, Parts, turn_s
+from ddlkit.core.link import Link, Parts
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import Floats, Ints, Workload
@@ -109,12 +109,19 @@ class Iteration:
         return self._checked_s(self.cost)
 
     @cached_property
-    def ends_s(self) -> Floats:
-        """(G,) when each message has arrived."""
+    def played_s(self) -> tuple[Floats, Floats]:
+        """(G,) when each message begins, and (G,) when it has arrived."""
         begin_s = self.ready_s if self.leave_s is None else self.leave_s
         if self.link.plain:
-            return group_ends(begin_s, self.communication_s)
-        return self.link.ends(begin_s, self.link.parts(self.cost, self.group_bytes))
+            ends_s = group_ends(begin_s, self.communication_s)
+            # A later rounding of the cumulative sums must not make a message begin before it is ready.
+            return np.maximum(begin_s, np.append(0.0, ends_s[:-1])), ends_s
+        return self.link.play(begin_s, self.link.parts(self.cost, self.group_bytes))
+
+    @property
+    def ends_s(self) -> Floats:
+        """(G,) when each message has arrived."""
+        return self.played_s[1]
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -189,20 +196,23 @@ class Iteration:
     def _compute_spans(self) -> Iterator[tuple[object, ...]]:
         end_s = self.workload.forward_s
         yield "forward", "forward", "compute", 0.0, end_s, -1, 0
+        shown_s = self.tensor_ready_s
+        if self.link.slowdown:
+            shown_s = self.link.computed_s(shown_s, *self.played_s)
         for group, members in enumerate(self.plan.slices):
             for i in range(members.start, members.stop):
-                begin_s, end_s = end_s, float(self.tensor_ready_s[i])
+                begin_s, end_s = end_s, float(shown_s[i])
                 name, n_bytes = f"backward {self.workload.tensor[i]}", int(self.workload.bytes[i])
                 yield name, "backward", "compute", begin_s, end_s, group, n_bytes
 
     def _message_spans(self) -> Iterator[tuple[object, ...]]:
         """And the update that follows them."""
         kind = self.cost.collective
-        starts_s = np.maximum(self.ready_s, turn_s(self.ends_s, self.link.in_flight))
+        starts_s, ends_s = self.played_s
         for group, n_bytes in enumerate(self.group_bytes):
             start_s = float(starts_s[group])
             # A later rounding of the cumulative sums must not make a span end before it starts.
-            end_s = max(start_s, float(self.ends_s[group]))
+            end_s = max(start_s, float(ends_s[group]))
             yield f"{kind} {group}", kind, "communication", start_s, end_s, group, int(n_bytes)
         if self.workload.update_s:
             begin_s = float(self._unpacked_s(self.ends_s))

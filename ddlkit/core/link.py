@@ -1,8 +1,9 @@
 """Messages that share a link: several under way at once, over a link that saves up credit while it rests.
 
-gloo's process group carries two messages at once by default. And a rate is often enforced by a token bucket:
-what a link may send grows at its rate, up to a depth, the burst; what has been saved is sent at once. So
-a message costs less after a pause, or after small ones that left the link idle, than among its equals.
+gloo's process group carries two messages at once by default. A GPU's collectives take processors and memory
+bandwidth from the computation that they hide behind. And a rate is often enforced by a token bucket: what a
+link may send grows at its rate, up to a depth, the burst; what has been saved is sent at once. So a message
+costs less after a pause, or after small ones that left the link idle, than among its equals.
 
 What a link carries is bus bandwidth as nccl-tests defines it. ``bytes`` is the size of the reduced buffer for
 all_reduce, of the whole output for all_gather, and of a rank's whole input for reduce_scatter; algorithm
@@ -45,12 +46,14 @@ class Link:
     software : how many messages' software the processor does at once, 1 or more; beyond, it is shared alike
     burst_s : most credit that a rested link has saved, in seconds of its rate; 0: it saves none
     wire_s_per_byte : of the link, a byte of a message, at its rate; of a link with a burst only
+    slowdown : how much longer computing takes while a message is under way, 0 or more: 0.1 is a tenth longer
 
     With a burst, which must be longer than the software between two steps of a collective, a message's
     software runs while credit grows for its next bytes: the longer of the two decides. Without, the link
     rests meanwhile for good: software comes on top of the bytes.
 
-    Raises UserError for no message in flight, and for a processor that does less than one message's software.
+    Raises UserError for no message in flight, for a processor that does less than one message's software, and
+    for a slowdown that is negative or not finite.
 
     >>> Link(in_flight=2).ends([0.0, 0.0], Parts(np.zeros(2), np.array([1.0, 1.0]))).tolist()
     [2.0, 2.0]
@@ -60,17 +63,20 @@ class Link:
     software: float = math.inf
     burst_s: float = 0.0
     wire_s_per_byte: float = 0.0
+    slowdown: float = 0.0
 
     def __post_init__(self) -> None:
         if self.in_flight < 1:
             raise UserError(f"{self.in_flight} messages in flight: at least 1")
         if not self.software >= 1:
             raise UserError(f"software of {self.software} messages at once: at least 1")
+        if not 0 <= self.slowdown < math.inf:
+            raise UserError(f"a slowdown of {self.slowdown}: 0 or more, 0.1 for a tenth longer")
 
     @property
     def plain(self) -> bool:
-        """Whether a message takes what it costs, whatever went before it."""
-        return self.in_flight == 1 and not self.burst_s
+        """Whether a message takes what it costs, whatever went before it, and slows nothing down."""
+        return self.in_flight == 1 and not self.burst_s and not self.slowdown
 
     def parts(self, cost: MessageCost, n_bytes: ArrayLike) -> Parts:
         """The parts of messages of ``n_bytes`` (G,): in a row of equals they make up their cost.
@@ -94,60 +100,84 @@ class Link:
 
     def ends(self, ready_s: ArrayLike, parts: Parts) -> Floats:
         """(..., G) end of each message, which begins when ready with fewer than `in_flight` under way."""
+        return self.play(ready_s, parts)[1]
+
+    def play(self, ready_s: ArrayLike, parts: Parts) -> tuple[Floats, Floats]:
+        """(..., G) beginning and (..., G) end of each message.
+
+        ready_s : (..., G) when each would be ready if no message slowed down what makes it ready
+        """
         columns = np.broadcast_arrays(np.asarray(ready_s, dtype=float), *parts)
         if not all(np.isfinite(column).all() for column in columns):
             raise UserError("messages on a link: every time must be finite")
         if self.in_flight == 1:
             return self._one_by_one(*columns)
-        ends_s = np.empty(columns[0].shape)
+        starts_s, ends_s = np.empty(columns[0].shape), np.empty(columns[0].shape)
         for scenario in np.ndindex(ends_s.shape[:-1]):
-            ends_s[scenario] = self._shared(*(column[scenario].tolist() for column in columns))
-        return ends_s
+            played = self._shared(*(column[scenario].tolist() for column in columns))
+            starts_s[scenario], ends_s[scenario] = played
+        return starts_s, ends_s
 
-    def _one_by_one(self, ready_s: Floats, software_s: Floats, wire_s: Floats) -> Floats:
-        ends_s = np.empty(ready_s.shape)
+    def computed_s(self, work_s: Floats, starts_s: Floats, ends_s: Floats) -> Floats:
+        """(n,) when computing has come as far as ``work_s`` (n,), beside messages of these times (G,)."""
+        knots_s = np.unique(np.concatenate([[0.0], starts_s, ends_s]))
+        under_way = ((starts_s <= knots_s[:, None]) & (knots_s[:, None] < ends_s)).any(axis=1)
+        pace = np.where(under_way, 1 / (1 + self.slowdown), 1.0)
+        done_s = np.concatenate([[0.0], np.cumsum(pace[:-1] * np.diff(knots_s))])
+        last = np.searchsorted(done_s, work_s, side="right") - 1
+        return np.asarray(knots_s[last] + (work_s - done_s[last]) / pace[last])
+
+    def _one_by_one(
+        self, ready_s: Floats, software_s: Floats, wire_s: Floats
+    ) -> tuple[Floats, Floats]:
+        starts_s, ends_s = np.empty(ready_s.shape), np.empty(ready_s.shape)
         free_s, credit_s = np.zeros(ready_s.shape[:-1]), np.full(ready_s.shape[:-1], self.burst_s)
+        late_s = before_s = np.zeros(ready_s.shape[:-1])
         for k in range(ready_s.shape[-1]):
-            start_s = np.maximum(free_s, ready_s[..., k])
+            # Of the work since the message before was ready, what fell beside messages took longer.
+            beside_s = np.maximum(0.0, free_s - before_s - late_s) / (1 + self.slowdown)
+            late_s = late_s + self.slowdown * np.minimum(ready_s[..., k] - before_s, beside_s)
+            before_s = ready_s[..., k]
+            start_s = starts_s[..., k] = np.maximum(free_s, before_s + late_s)
             credit_s = np.minimum(self.burst_s, credit_s + start_s - free_s)
             moved_s = np.maximum(0.0, wire_s[..., k] - credit_s)
             both = np.maximum if self.burst_s else np.add
             took_s = both(moved_s, software_s[..., k])
             credit_s = np.minimum(self.burst_s, credit_s + took_s - wire_s[..., k])
             free_s = ends_s[..., k] = start_s + took_s
-        return ends_s
+        return starts_s, ends_s
 
     def _shared(
         self, ready_s: list[float], software_s: list[float], wire_s: list[float]
-    ) -> list[float]:
-        """Event by event: a message is admitted, has moved its bytes, or has done its software."""
-        ends_s = [0.0] * len(ready_s)
+    ) -> tuple[list[float], list[float]]:
+        """Event by event: a message is ready, is admitted, has moved its bytes, or has done its software."""
+        starts_s, ends_s = [0.0] * len(ready_s), [0.0] * len(ready_s)
         wire: dict[int, float] = {}  # what messages under way still need of the link
         software: dict[int, float] = {}  # and of the processor
-        now_s, credit_s, admitted = 0.0, self.burst_s, 0
+        now_s, worked_s, credit_s, admitted = 0.0, 0.0, self.burst_s, 0
         while admitted < len(ready_s) or wire:
             for done in [k for k in wire if wire[k] == software[k] == 0]:
                 ends_s[done] = now_s
                 del wire[done], software[done]
             free = admitted < len(ready_s) and len(wire) < self.in_flight
-            if free and ready_s[admitted] <= now_s:
+            if free and ready_s[admitted] <= worked_s:
                 saved_s = min(credit_s, wire_s[admitted])
                 credit_s -= saved_s
-                wire[admitted], software[admitted] = (
-                    wire_s[admitted] - saved_s,
-                    software_s[admitted],
-                )
+                starts_s[admitted] = now_s
+                wire[admitted] = wire_s[admitted] - saved_s
+                software[admitted] = software_s[admitted]
                 admitted += 1
                 continue
             moving = [k for k in wire if wire[k]]
             working = [k for k in wire if software[k] and (self.burst_s or not wire[k])]
             slower = max(1.0, len(working) / self.software)
+            stretch = 1 + self.slowdown if wire else 1.0
             moments_s = [wire[k] * len(moving) for k in moving]
             moments_s += [software[k] * slower for k in working]
-            moments_s += [ready_s[admitted] - now_s] if free else []
-            if not moments_s:
+            left_s = (ready_s[admitted] - worked_s) * stretch if free else math.inf
+            passed_s = min([*moments_s, left_s])
+            if math.isinf(passed_s):
                 continue
-            passed_s = min(moments_s)
             for k in moving:
                 share_s = passed_s / len(moving)
                 wire[k] = wire[k] - share_s if wire[k] * len(moving) > passed_s else 0.0
@@ -157,7 +187,8 @@ class Link:
             if not moving:
                 credit_s = min(self.burst_s, credit_s + passed_s)
             now_s += passed_s
-        return ends_s
+            worked_s = ready_s[admitted] if left_s <= passed_s else worked_s + passed_s / stretch
+        return starts_s, ends_s
 
 
 def turn_s(ends_s: Floats, in_flight: int) -> Floats:
