@@ -56,7 +56,7 @@ def test_what_computing_loses_is_its_time_beside_messages(
     middle = (edges[:-1] + edges[1:]) / 2
     busy = ((starts[:, None] < middle) & (middle < ends[:, None])).any(axis=0) @ np.diff(edges)
     assert last - busy + busy / (1 + slowdown) == pytest.approx(ready[-1], abs=1e-6)
-    # A message that shares its link may gain by a later one that is slowed down; one after the other none does.
+    # A message that shares its link may gain by a later one that is slowed down.
     if lanes == 1:
         assert np.all(ends >= Link(1, 1.5, burst, 1.0).ends(ready, parts) - 1e-9)
     assert np.all(shown <= (1 + slowdown) * ready + 1e-9)
