@@ -7,9 +7,12 @@ from collections.abc import Callable
 import pandas as pd
 
 from ddlkit.report.accuracy import TAIL
-from ddlkit.report.clusters import pollux
+from ddlkit.report.clusters import abci, pollux
 
-SOURCES: dict[str, Callable[[], pd.DataFrame]] = {"pollux": pollux.predictions}
+SOURCES: dict[str, Callable[[], pd.DataFrame]] = {
+    "pollux": pollux.predictions,
+    "abci": abci.predictions,
+}
 """What each source's models predict, by the first part of its rules' names.
 
 A frame of one row per model and test row: rule, model, measured_s, predicted_s, lower_s and upper_s of a
