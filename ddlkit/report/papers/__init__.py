@@ -94,7 +94,7 @@ def printed(row: pd.Series) -> str:
     return sign + format_quantity(row["value"], row["unit"])
 
 
-def short_names(verdicts: pd.DataFrame, letters: int = 60) -> list[str]:
+def short_names(verdicts: pd.DataFrame, letters: int = 84) -> list[str]:
     """Each claim in a row of a figure: the paper, the quantity, and of whom where several claims share it."""
     first = verdicts["condition"].str.split(";").str[0]
     shared = verdicts.duplicated(["paper", "quantity"], keep=False) & (first != "")
