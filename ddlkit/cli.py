@@ -65,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as interrupt:
         # Who measured says so: elsewhere there is nothing that could be kept.
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         print("; ".join(["ddlkit: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return 130
     except BrokenPipeError:
@@ -73,27 +74,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
 
 
-AGAIN_S = 0.05
-"""So long after an interrupt was dropped it comes again."""
+AGAIN_S = 0.5
+"""So long after an interrupt it comes again, if nothing is dealing with it."""
 
 
 def _end_as_ctrl_c_does() -> None:
     """Let SIGTERM and SIGHUP interrupt as Ctrl-C does, also where SIGINT is ignored; lose no interrupt."""
     for number in (signal.SIGTERM, signal.SIGALRM):
-        signal.signal(number, signal.default_int_handler)
-    # The terminal is gone; under nohup that is ignored.
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, signal.default_int_handler)
-    if sys.unraisablehook is sys.__unraisablehook__:
-        sys.unraisablehook = _come_again
+        signal.signal(number, _interrupt)
+    # SIGINT is ignored in the background of a script; SIGHUP, as the terminal is gone, under nohup.
+    for number, usual in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) == usual:
+            signal.signal(number, _interrupt)
 
 
-def _come_again(dropped: sys.UnraisableHookArgs) -> None:
-    """Python drops what is raised in a finaliser or a callback of the collector; not an interrupt, here."""
-    if issubclass(dropped.exc_type, KeyboardInterrupt):
-        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
-    else:
-        sys.__unraisablehook__(dropped)
+def _interrupt(number: int, _: object) -> None:
+    """Python drops what is raised in a finaliser, and extensions what is raised beneath them; not this."""
+    signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+    if number != signal.SIGALRM or not isinstance(sys.exception(), KeyboardInterrupt):
+        raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:

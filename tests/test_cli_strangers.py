@@ -149,8 +149,8 @@ def test_only_what_measured_says_that_something_is_kept(
     assert asked(capsys, *argv) == (130, "", f"ddlkit: interrupted{kept}\n")
 
 
-FALLS_INTO_A_FINALISER = """
-import signal, sys, time
+FALLS_WHERE_IT_IS_DROPPED = """
+import contextlib, signal, sys, time
 from ddlkit import cli
 from ddlkit.core import fit
 
@@ -159,19 +159,31 @@ class Last:
         signal.raise_signal(signal.SIGTERM)
 
 def long(*_, **__):
-    Last()
-    time.sleep(50)
+    if sys.argv[2] == "finaliser":
+        Last()
+    else:
+        with contextlib.suppress(KeyboardInterrupt):  # as an extension does that asks for an attribute
+            signal.raise_signal(signal.SIGTERM)
+    try:
+        time.sleep(50)
+    finally:
+        time.sleep(1.5)  # cleaning up takes longer than an interrupt takes to come again
+        print("cleaned up")
 
 fit.fit = long
 sys.exit(cli.main(["fit", sys.argv[1]]))
 """
 
 
-def test_an_interrupt_that_falls_into_a_finaliser_is_not_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["finaliser", "extension"])
+def test_an_interrupt_that_is_dropped_comes_again_and_lets_clean_up(
+    where: str, tmp_path: Path
+) -> None:
     times = write_times(tmp_path / "times.csv")
-    argv = [sys.executable, "-c", FALLS_INTO_A_FINALISER, str(times)]
+    argv = [sys.executable, "-c", FALLS_WHERE_IT_IS_DROPPED, str(times), where]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=40, check=False)
-    assert (done.returncode, done.stderr) == (130, "ddlkit: interrupted\n")
+    assert (done.returncode, done.stdout) == (130, "cleaned up\n")
+    assert done.stderr.endswith("ddlkit: interrupted\n")
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
