@@ -438,6 +438,11 @@ def test_the_main_result_in_the_readme_is_what_was_recorded() -> None:
         f"{lab['best_line_tail']:.1%}, where the measured curve misses it by "
         f"{lab['model_tail_error']:.1%}. The judgement is {lab['standing']}: "
     ) in text
+    assert lab["unmet_standing"] == "confirmatory"
+    assert (
+        f"of {lab['unmet_cases']} cases with plans that the model had not met, confirms it: off by "
+        f"{lab['unmet_median_error']:.1%} in the median, by {lab['unmet_largest_error']:.1%} at most."
+    ) in text
 
 
 def test_every_room_is_on_the_plan_of_the_house() -> None:
