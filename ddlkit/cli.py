@@ -217,17 +217,25 @@ def record(arguments: argparse.Namespace) -> int | None:
 # ---------------------------------------------------------------- import, timeline
 
 
+ELEMENT = arg(
+    "--gradient-bytes", help="of a number of a gradient: 2, fp16, bf16 [as the file says]"
+)
+
+
 @command(
-    "make a layer profile of a layer-wise trace, a torch.profiler file or FLOP counts",
+    "make a layer profile of a layer-wise trace, a torch.profiler file, FLOP counts or a transformer's shape",
     arg("file", type=Path, help="the trace, Chrome trace (also .gz) or CSV"),
-    arg("--kind", help="trace, kineto or flops [by content]"),
+    arg("--kind", help="trace, kineto, flops or transformer [by content]"),
     arg("--out", type=Path, required=True, help="the layer profile (CSV)"),
     arg("--messages", type=Path, help="also bytes and seconds of messages (CSV)"),
-    arg("--network", help="its name [the file's]"),
+    arg("--network", help="its name [the file's]; of transformers: which one"),
     arg("--batch", type=int, help="samples an iteration [1]"),
     arg("--device", help="what it ran on [as the file says]"),
-    arg("--peak", type=float, help="of FLOP counts: peak rate in FLOP/s"),
-    arg("--utilisation", type=float, help="of FLOP counts: share of it, 0 to 1"),
+    arg("--peak", type=float, help="of counts: peak rate in FLOP/s"),
+    arg("--utilisation", type=float, help="of counts: share of it, 0 to 1"),
+    arg("--compute-s", type=float, help="of counts: forward and backward, in place of a rate"),
+    arg("--sequence", type=int, help="of a transformer: tokens of a sample"),
+    ELEMENT,
     flag("--without-input", "of a trace: leave out all before the first layer with parameters"),
     JSON,
 )
@@ -241,6 +249,9 @@ def import_(arguments: argparse.Namespace) -> None:
         peak_flops_per_s=arguments.peak,
         utilisation=arguments.utilisation,
         with_input=not arguments.without_input,
+        compute_s=arguments.compute_s,
+        sequence=arguments.sequence,
+        element_bytes=_element_bytes(arguments),
     )
     found = formats.import_file(arguments.file, arguments.kind, options)
     formats.save_profile(found.profile, arguments.out)
@@ -355,6 +366,14 @@ _INPUTS = (
     arg("--profile-ranks", type=int, help="measured by how many ranks, when it holds several"),
     arg("--forward-s", type=float, help="forward pass, for a profile without the column forward_s"),
     arg("--dilation", type=float, default=1.0, help="compute this many times slower [1]"),
+    ELEMENT,
+    arg(
+        "--accumulate",
+        type=int,
+        default=1,
+        metavar="M",
+        help="gradients over M of the profile's batches, sent beside the last one [1]",
+    ),
     arg(
         "--collectives", type=Path, nargs="+", metavar="TABLE", help="to calibrate from: any tables"
     ),
@@ -387,15 +406,8 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str]]
     if bool(arguments.cost) == bool(arguments.collectives):
         raise UserError("give --collectives TABLE to calibrate from, or --cost COST.json")
     assumed: list[str] = []
-    profile = store.read_profile(
-        arguments.profile,
-        arguments.network,
-        arguments.batch,
-        ranks=arguments.profile_ranks,
-        forward_s=arguments.forward_s,
-        assumed=assumed,
-    )
-    workload = profile.workload().scaled(arguments.dilation)
+    profile = _profile(arguments, assumed)
+    workload = profile.workload().scaled(arguments.dilation).accumulated(arguments.accumulate)
     communication, measured = (_given if arguments.cost else _calibrated)(arguments)
     if plans.is_file(spec):
         plan = plans.read_plan(Path(spec))
@@ -416,6 +428,28 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str]]
     for line in doubtful:
         print(f"ddlkit: warning: {line}", file=sys.stderr)
     return found, doubtful
+
+
+def _element_bytes(arguments: argparse.Namespace) -> int | None:
+    """Bytes of a number of a gradient, if said."""
+    said = arguments.gradient_bytes
+    return None if said is None else units.parse_element_bytes(said)
+
+
+def _profile(arguments: argparse.Namespace, assumed: list[str]) -> Any:
+    """The layer profile of the inputs; what it left open is added to ``assumed``."""
+    from ddlkit import store
+
+    profile = store.read_profile(
+        arguments.profile,
+        arguments.network,
+        arguments.batch,
+        ranks=arguments.profile_ranks,
+        forward_s=arguments.forward_s,
+        assumed=assumed,
+    )
+    element_bytes = _element_bytes(arguments)
+    return profile if element_bytes is None else profile.sent_as(element_bytes)
 
 
 def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:

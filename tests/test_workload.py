@@ -1,7 +1,8 @@
-"""Laws of profiles made by counting FLOP instead of by timing (osf Eqs 4-6)."""
+"""Laws of profiles made by counting FLOP instead of by timing (osf Eqs 4-6), and of batches in a row."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlkit.core import plan
+from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
-from ddlkit.core.workload import LayerProfile
+from ddlkit.core.iteration import predict
+from ddlkit.core.link import Link
+from ddlkit.core.workload import LayerProfile, Workload
 from ddlkit.papers import osf
 
 counts = st.lists(st.floats(1e3, 1e10), min_size=1, max_size=8)
@@ -58,3 +63,48 @@ def test_a_rate_or_count_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         counted(flops, **changed)
+
+
+workloads = st.builds(
+    Workload.from_arrays,
+    st.floats(0, 10),
+    st.lists(st.floats(0, 1), min_size=8, max_size=8),
+    st.lists(st.integers(1, 10**7), min_size=8, max_size=8),
+    st.floats(0, 1),
+)
+lines = st.builds(AlphaBeta, st.floats(0, 1), st.floats(0, 1e-6))
+
+
+@given(workloads, lines, st.integers(1, 30), st.integers(1, 4 * 10**7), st.floats(0, 2))
+def test_accumulated_batches_come_before_the_one_whose_gradients_travel(
+    workload: Workload, cost: AlphaBeta, m: int, capacity: int, slowdown: float
+) -> None:
+    """Whatever the plan and however messages slow down what they hide behind; one batch is the present."""
+    sent, link = plan.buffer(workload, capacity), Link(slowdown=slowdown)
+    one = predict(workload, sent, cost, link)
+    many = predict(workload.accumulated(m), sent, cost, link)
+    before_s = (m - 1) * (workload.compute_s - workload.update_s)
+    assert many.iteration_s == pytest.approx(one.iteration_s + before_s)
+    assert many.communication_s == one.communication_s
+    assert workload.accumulated(1).ready_s == pytest.approx(workload.ready_s, rel=0, abs=0)
+
+
+@given(workloads, lines, st.integers(1, 4 * 10**7))
+def test_halved_gradients_are_never_slower(
+    workload: Workload, cost: AlphaBeta, capacity: int
+) -> None:
+    """Of a plan that is kept; parameters and times stay as they are."""
+    whole = counted([1e6] * 8)
+    half = whole.sent_as(2)
+    assert (half.gradient_bytes == 2 * half.parameters).all()
+    assert np.array_equal(half.backward_s, whole.backward_s) and half.batch == whole.batch
+    smaller = replace(workload, bytes=np.maximum(workload.bytes // 2, 1))
+    sent = plan.buffer(workload, capacity)
+    assert predict(smaller, sent, cost).iteration_s <= predict(workload, sent, cost).iteration_s
+
+
+def test_no_batch_and_no_byte_are_refused() -> None:
+    with pytest.raises(UserError, match="0 micro-batches"):
+        counted([1e6]).workload().accumulated(0)
+    with pytest.raises(UserError, match="gradients of 0 bytes each"):
+        counted([1e6]).sent_as(0)

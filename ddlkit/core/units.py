@@ -52,6 +52,30 @@ def parse_bytes(text: str) -> int:
     return round(value * factor)
 
 
+_ELEMENT_BYTES = {
+    "fp32": 4,
+    "float32": 4,
+    "fp16": 2,
+    "float16": 2,
+    "bf16": 2,
+    "bfloat16": 2,
+    "fp8": 1,
+}
+
+
+def parse_element_bytes(text: str) -> int:
+    """``"2"`` or ``"bf16"``: bytes of one number. Raises UserError.
+
+    >>> parse_element_bytes("2"), parse_element_bytes("bf16"), parse_element_bytes("fp32")
+    (2, 2, 4)
+    """
+    n_bytes = int(text) if text.isdecimal() else _ELEMENT_BYTES.get(text.lower(), 0)
+    if not 1 <= n_bytes <= 8:
+        known = ", ".join(_ELEMENT_BYTES)
+        raise UserError(f"{text!r} is no number of bytes from 1 to 8: use one, or {known}")
+    return n_bytes
+
+
 def parse_bits_per_s(text: str) -> float:
     """``"1gbit"``, ``"25 Gbit/s"`` or ``"200mbit"`` in bits per second. Raises UserError."""
     value, unit = _split(text, "rate", "1gbit or 200mbit")

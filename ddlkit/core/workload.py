@@ -94,6 +94,16 @@ class Workload:
             update_s=self.update_s * factor,
         )
 
+    def accumulated(self, batches: int) -> Workload:
+        """As many micro-batches whose gradients are summed up, and sent beside the last one's backward only.
+
+        What PyTorch's DDP does within ``no_sync``: all before the last backward counts as forward.
+        """
+        if batches < 1:
+            raise UserError(f"{batches} micro-batches accumulated: at least 1")
+        before_s = (batches - 1) * (self.forward_s + float(self.backward_s.sum()))
+        return replace(self, forward_s=self.forward_s + before_s)
+
     @classmethod
     def from_arrays(
         cls,
@@ -191,6 +201,12 @@ class LayerProfile:
             digest.update(column.tobytes())
         digest.update(np.float64(self.update_s).tobytes())
         return digest.hexdigest()
+
+    def sent_as(self, element_bytes: int) -> LayerProfile:
+        """The same profile whose gradients travel in numbers of that many bytes: 2 for fp16 and bf16."""
+        if element_bytes < 1:
+            raise UserError(f"gradients of {element_bytes} bytes each: at least 1")
+        return replace(self, gradient_bytes=self.parameters * element_bytes)
 
     def workload(self) -> Workload:
         """The profile in ready order: the exact reverse of forward order."""

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ddlkit.core.errors import Finding, UserError
-from ddlkit.core.workload import LayerProfile
-from ddlkit.formats import autograd, kineto, trace
+from ddlkit.core.workload import Floats, Ints, LayerProfile
+from ddlkit.formats import autograd, kineto, trace, transformer
 from ddlkit.store import files
 from ddlkit.store.readers import profile_frame
 from ddlkit.store.sheet import SCHEMAS, Column, Schema, read_sheet, write_sheet
@@ -34,6 +34,7 @@ KINDS = {
     "trace": "a layer-wise trace (six columns: id, name, forward, backward, comm, size)",
     "kineto": "a Chrome trace of torch.profiler (JSON with traceEvents)",
     "flops": "FLOP counts (CSV with columns tensor, parameters, flops)",
+    "transformer": "shapes of transformers (CSV with columns name, layers, d_model, heads, d_ff, vocabulary)",
 }
 
 
@@ -49,7 +50,12 @@ class Imported(NamedTuple):
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What a file may leave open, as its user says it; None: not said."""
+    """What a file may leave open, as its user says it; None: not said.
+
+    compute_s : of counts, forward and backward of the batch: in place of a rate and its utilisation
+    sequence : of a transformer, tokens of a sample
+    element_bytes : of a number of a gradient, where it is not what the file tells
+    """
 
     network: str | None = None
     batch: int | None = None
@@ -57,6 +63,9 @@ class ImportOptions:
     peak_flops_per_s: float | None = None
     utilisation: float | None = None
     with_input: bool = True
+    compute_s: float | None = None
+    sequence: int | None = None
+    element_bytes: int | None = None
 
 
 def import_file(
@@ -66,8 +75,8 @@ def import_file(
 
     Unless the options say otherwise, the network is named after the file, and the batch is what the file
     tells: a profiler's file that of the first convolution; or else 1.
-    Raises UserError for an unknown or ambiguous kind, a wrong file, a batch below 1, and rates that
-    FLOP counts need and the options lack.
+    Raises UserError for an unknown or ambiguous kind, a wrong file, a batch below 1, and rates and lengths
+    that counts need and the options lack.
     """
     options = options or ImportOptions()
     if options.batch is not None and options.batch < 1:
@@ -76,14 +85,15 @@ def import_file(
     kind = guess_kind(text, str(path)) if kind is None else kind
     if kind not in KINDS:
         raise UserError(f"unknown kind {kind!r}: use one of {', '.join(KINDS)}")
-    read = {"trace": _import_trace, "kineto": _import_kineto, "flops": _import_flops}[kind]
-    found = read(text, str(path), options)
+    found = _READERS[kind](text, str(path), options)
     profile = replace(
         found.profile,
-        network=options.network or path.name.partition(".")[0],
+        network=options.network or found.profile.network or path.name.partition(".")[0],
         batch=options.batch or found.batch or 1,
         device=options.device or found.profile.device,
     )
+    if options.element_bytes is not None:
+        profile = profile.sent_as(options.element_bytes)
     told = _batch_finding(options.batch, found.batch)
     return found._replace(profile=profile, findings=(*found.findings, *told))
 
@@ -117,6 +127,7 @@ def guess_kind(text: str, source: str) -> str:
         "trace": trace.looks_like_one(text),
         "kineto": text.lstrip().startswith(("{", "[")),
         "flops": {"tensor", "parameters", "flops"} <= names,
+        "transformer": transformer.looks_like_one(names),
     }
     kinds = [kind for kind, is_shown in shown.items() if is_shown]
     if len(kinds) != 1:
@@ -186,24 +197,68 @@ def _import_kineto(text: str, source: str, options: ImportOptions) -> Imported:
 
 
 def _import_flops(text: str, source: str, options: ImportOptions) -> Imported:
-    if options.peak_flops_per_s is None or options.utilisation is None:
-        raise UserError(
-            f"{source}: FLOP counts become times by a rate: say --peak (FLOP/s) and --utilisation (0..1)"
-        )
     frame = FLOPS.frame(read_sheet(text, source), exact=False)
     sample_flops = (frame["flops"] / frame["batch"]).to_numpy()
+    layer = frame["layer"].where(frame["layer"] != "", frame["tensor"]).tolist()
+    tensor, parameters = frame["tensor"].tolist(), frame["parameters"].to_numpy()
+    return _by_count("flops", "", (tensor, layer, parameters, sample_flops), source, options)
+
+
+def _import_transformer(text: str, source: str, options: ImportOptions) -> Imported:
+    shapes = transformer.read_shapes(read_sheet(text, source))
+    name, shape = transformer.chosen(shapes, options.network, source)
+    if options.sequence is None:
+        raise UserError(f"{source}: a transformer's FLOP depend on the sequence: say --sequence")
+    tensors = shape.tensors(options.sequence)
+    counts = (
+        [tensor.name for tensor in tensors],
+        [tensor.layer for tensor in tensors],
+        np.array([tensor.elements for tensor in tensors]),
+        np.array([tensor.flops for tensor in tensors]),
+    )
+    return _by_count("transformer", name, counts, source, options)
+
+
+_READERS = {
+    "trace": _import_trace,
+    "kineto": _import_kineto,
+    "flops": _import_flops,
+    "transformer": _import_transformer,
+}
+Counts = tuple[Sequence[str], Sequence[str], Ints, Floats]
+"""Tensor, layer, parameters and forward FLOP of one sample, n each."""
+
+
+def _by_count(
+    kind: str, network: str, counts: Counts, source: str, options: ImportOptions
+) -> Imported:
+    """A profile whose times are in proportion to FLOP, by a rate or by the time that all take."""
+    tensor, layer, parameters, sample_flops = counts
+    batch = options.batch or 1
+    rate = (options.peak_flops_per_s, options.utilisation)
+    if rate != (None, None) and (options.compute_s is not None or None in rate):
+        raise UserError(f"{source}: say --peak and --utilisation together, or --compute-s alone")
+    if options.compute_s is not None:
+        if not 0 < options.compute_s < np.inf:
+            raise UserError(f"--compute-s is {options.compute_s}: must be above zero")
+        rate = (3 * batch * float(sample_flops.sum()) / options.compute_s, 1.0)
+    if rate[0] is None or rate[1] is None:
+        raise UserError(
+            f"{source}: counts become times by a rate: say --peak (FLOP/s) and --utilisation (0..1), or "
+            "--compute-s"
+        )
     profile = LayerProfile.from_flops(
-        "",
-        options.batch or 1,
-        frame["tensor"].tolist(),
-        frame["parameters"].to_numpy(),
+        network,
+        batch,
+        tensor,
+        parameters,
         sample_flops,
-        peak_flops_per_s=options.peak_flops_per_s,
-        utilisation=options.utilisation,
-        layer=frame["layer"].where(frame["layer"] != "", frame["tensor"]).tolist(),
+        peak_flops_per_s=rate[0],
+        utilisation=rate[1],
+        layer=layer,
     )
     text = (
-        f"{sample_flops.sum():.4g} forward FLOP a sample at {options.utilisation:g} of "
-        f"{options.peak_flops_per_s:.4g} FLOP/s, three times that with backward; update takes no time"
+        f"{sample_flops.sum():.4g} forward FLOP a sample at {rate[1]:g} of {rate[0]:.4g} FLOP/s, three "
+        "times that with backward; update takes no time"
     )
-    return Imported("flops", profile, (), (Finding("flops", (), text),))
+    return Imported(kind, profile, (), (Finding("flops", (), text),))

@@ -1,0 +1,187 @@
+"""A GPT-like decoder by its shape: its tensors and the FLOP that stand before each gradient, by count.
+
+Parameters and FLOP follow from the matrices alone, as in Kaplan et al. 2020, Scaling laws for neural language
+models (arXiv 2001.08361), Tab 1: a matrix of P elements costs 2 P FLOP a token in the forward pass and twice
+that in the backward one. Attention of T tokens has two more products in each head, T x T x (d_model / heads)
+multiply-adds each: 4 T d_model FLOP a token, of the whole square and not of its lower half, as in Chowdhery
+et al. 2022, PaLM (arXiv 2204.02311), App B. Norms, biases, activations, softmax and looking up a token are no
+products and count nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from pandas import DataFrame
+
+from ddlkit.core.errors import UserError
+from ddlkit.store.sheet import Column, Schema, Sheet
+
+
+class Tensor(NamedTuple):
+    """Elements of a tensor, and the forward FLOP of one sample whose backward comes before its gradient."""
+
+    name: str
+    layer: str
+    elements: int
+    flops: float
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A stack of ``layers`` blocks of attention and feed-forward between an embedding and a head.
+
+    d_model, heads, d_ff, vocabulary : as usual; the head has a matrix of its own unless ``tied``
+    positions : learned positions, each a row of an embedding; 0: none, or rotary ones, which learn nothing
+    attention_matrices : 2: of query, key and value together and of the output; 4: of each
+    ff_matrices : 2, or 3 of a gated one (SwiGLU)
+    norm_tensors : 2: scale and shift; 1: scale (RMSNorm)
+    biased : whether matrices have a bias, the head's aside
+
+    Raises UserError for sizes below 1, and for heads that do not share d_model alike.
+    """
+
+    layers: int
+    d_model: int
+    heads: int
+    d_ff: int
+    vocabulary: int
+    positions: int = 0
+    attention_matrices: int = 2
+    ff_matrices: int = 2
+    norm_tensors: int = 2
+    biased: bool = True
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        sizes = (self.layers, self.d_model, self.heads, self.d_ff, self.vocabulary)
+        if min(sizes) < 1 or self.positions < 0:
+            raise UserError(f"a transformer of {sizes}, {self.positions} positions: 1 or more each")
+        if self.d_model % self.heads:
+            raise UserError(
+                f"{self.heads} heads do not share d_model {self.d_model}: choose others"
+            )
+        counts = (self.attention_matrices, self.ff_matrices, self.norm_tensors)
+        if any(n not in known for n, known in zip(counts, ((2, 4), (2, 3), (1, 2)), strict=True)):
+            raise UserError(
+                f"a transformer with {counts[0]} matrices of attention, {counts[1]} of feed-forward and "
+                f"{counts[2]} tensors a norm: 2 or 4, 2 or 3, 1 or 2 are counted"
+            )
+
+    def tensors(self, tokens: int) -> list[Tensor]:
+        """Every tensor in forward order; FLOP of one sample of ``tokens`` tokens.
+
+        A matrix's FLOP stand with its bias, if any: both gradients are ready after them. Attention's stand
+        with the last matrix that feeds it, a tied head's with the norm before it: whose gradients wait.
+
+        Raises UserError for no token, and for more than there are learned positions.
+        """
+        if tokens < 1 or 0 < self.positions < tokens:
+            raise UserError(
+                f"a sequence of {tokens} tokens: from 1 to {self.positions or 'any number'} of them"
+            )
+        return list(self._tensors(tokens))
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all tensors."""
+        return sum(tensor.elements for tensor in self.tensors(1))
+
+    def _tensors(self, tokens: int) -> Iterator[Tensor]:
+        width, head = self.d_model, 2.0 * self.d_model * self.vocabulary * tokens
+        yield Tensor("tokens.weight", "tokens", self.vocabulary * width, 0.0)
+        if self.positions:
+            yield Tensor("positions.weight", "positions", self.positions * width, 0.0)
+        for block in range(self.layers):
+            yield from self._block(f"{block}.", tokens)
+        yield from self._norm("norm", head if self.tied else 0.0)
+        if not self.tied:
+            yield Tensor("head.weight", "head", width * self.vocabulary, head)
+
+    def _block(self, prefix: str, tokens: int) -> Iterator[Tensor]:
+        width, fused = self.d_model, self.attention_matrices == 2
+        yield from self._norm(f"{prefix}attention_norm", 0.0)
+        names = ("query_key_value",) if fused else ("query", "key", "value")
+        for name in names:
+            attended = 4.0 * tokens * tokens * width if name == names[-1] else 0.0
+            outputs = 3 * width if fused else width
+            yield from self._matrix(f"{prefix}{name}", width, outputs, tokens, attended)
+        yield from self._matrix(f"{prefix}output", width, width, tokens)
+        yield from self._norm(f"{prefix}ff_norm", 0.0)
+        for name in ("up", "gate")[: self.ff_matrices - 1]:
+            yield from self._matrix(f"{prefix}{name}", width, self.d_ff, tokens)
+        yield from self._matrix(f"{prefix}down", self.d_ff, width, tokens)
+
+    def _matrix(
+        self, layer: str, inputs: int, outputs: int, tokens: int, others: float = 0.0
+    ) -> Iterator[Tensor]:
+        flops = 2.0 * inputs * outputs * tokens + others
+        yield Tensor(f"{layer}.weight", layer, inputs * outputs, 0.0 if self.biased else flops)
+        if self.biased:
+            yield Tensor(f"{layer}.bias", layer, outputs, flops)
+
+    def _norm(self, layer: str, flops: float) -> Iterator[Tensor]:
+        names = ("scale", "shift")[: self.norm_tensors]
+        for name in names:
+            last = name == names[-1]
+            yield Tensor(f"{layer}.{name}", layer, self.d_model, flops if last else 0.0)
+
+
+SHAPES = Schema(
+    "shapes of transformers",
+    (
+        Column("name", "str", "named"),
+        *(
+            Column(name, "int", "positive")
+            for name in ("layers", "d_model", "heads", "d_ff", "vocabulary")
+        ),
+        Column("positions", "int", "non_negative", default="0"),
+        Column("attention_matrices", "int", "positive", default="2"),
+        Column("ff_matrices", "int", "positive", default="2"),
+        Column("norm_tensors", "int", "positive", default="2"),
+        Column("biased", "bool", default="True"),
+        Column("tied", "bool", default="True"),
+        # What its authors print; 0: nothing.
+        Column("parameters", "int", "non_negative", default="0"),
+        Column("source", "str", default=""),
+    ),
+    key=("name",),
+)
+
+
+def looks_like_one(columns: set[str]) -> bool:
+    """Whether a table of these columns tells shapes of transformers."""
+    return {"layers", "d_model", "heads", "d_ff", "vocabulary"} <= columns
+
+
+def read_shapes(sheet: Sheet) -> dict[str, Decoder]:
+    """Shapes by name.
+
+    Raises UserError naming file, row and column; and for a shape that has not the parameters that it names.
+    """
+    frame: DataFrame = SHAPES.frame(sheet, exact=False)
+    shapes = {}
+    for row in frame.itertuples():
+        try:
+            shape = Decoder(**{one.name: getattr(row, one.name) for one in fields(Decoder)})
+        except UserError as error:
+            raise UserError(f"{sheet.file}: {row.name}: {error}") from error
+        if row.parameters not in (0, shape.parameters):
+            raise UserError(
+                f"{sheet.file}: {row.name}: {shape.parameters} parameters by its shape, {row.parameters} "
+                "in the table: correct one of the two"
+            )
+        shapes[str(row.name)] = shape
+    return shapes
+
+
+def chosen(shapes: dict[str, Decoder], name: str | None, source: str) -> tuple[str, Decoder]:
+    """The shape of that name, or the only one. Raises UserError where neither is."""
+    if name is None and len(shapes) == 1:
+        return next(iter(shapes.items()))
+    if name not in shapes:
+        what = "several transformers" if name is None else f"no transformer {name!r}"
+        raise UserError(f"{source}: {what}: choose one by --network: {', '.join(shapes)}")
+    return name, shapes[name]

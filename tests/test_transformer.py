@@ -1,0 +1,263 @@
+"""Transformers by count: parameters and FLOP as published, gradients in ready order, one time for all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlkit import cli, store
+from ddlkit.core.errors import UserError
+from ddlkit.formats import ImportOptions, import_file
+from ddlkit.formats.transformer import Decoder, read_shapes
+from ddlkit.store.sheet import read_sheet
+
+SPECS = store.DATA / "specs" / "transformers.csv"
+SHAPES = read_shapes(read_sheet(SPECS.read_text(), str(SPECS)))
+SMALL = "name,layers,d_model,heads,d_ff,vocabulary\nmine,2,8,2,32,50\n"
+# Of a stack with biases and two tensors a norm, as Hugging Face's gpt2 has; llama has nine a block and three.
+TENSORS = {"gpt2": 148, "gpt2_medium": 292, "gpt2_large": 436, "gpt2_xl": 580, "llama_7b": 291}
+
+shapes = st.builds(
+    lambda heads, head, matrices, **more: Decoder(
+        d_model=heads * head,
+        heads=heads,
+        attention_matrices=matrices[0],
+        ff_matrices=matrices[1],
+        **more,
+    ),
+    heads=st.integers(1, 8),
+    head=st.integers(1, 40),
+    matrices=st.sampled_from([(2, 2), (2, 3), (4, 2), (4, 3)]),
+    layers=st.integers(1, 6),
+    d_ff=st.integers(1, 900),
+    vocabulary=st.integers(1, 900),
+    norm_tensors=st.integers(1, 2),
+    biased=st.booleans(),
+    tied=st.booleans(),
+)
+
+
+def flops(shape: Decoder, tokens: int) -> float:
+    return sum(tensor.flops for tensor in shape.tensors(tokens))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_parameters_are_those_that_are_published(name: str) -> None:
+    printed = pd.read_csv(SPECS).set_index("name").loc[name]
+    assert printed["source"]
+    tensors = SHAPES[name].tensors(1)
+    assert len({tensor.name for tensor in tensors}) == len(tensors) == TENSORS.get(name, 435)
+    if name == "cs336_xl":
+        # What its source's memory report prints after creation, with rotary tables and blocks of 512 bytes.
+        table, blocks = 2 * 128 * 32 * 4, len(tensors) * 512
+        least = 4 * SHAPES[name].parameters
+        assert least < 7.4440598487854 * 2**30 < least + table + blocks
+    else:
+        assert SHAPES[name].parameters == printed["parameters"]
+
+
+def test_work_of_llama_is_what_a_profiler_of_flop_prints() -> None:
+    """calflops' table: llama-7b, 128 tokens, 1700.06 GFLOP forward, with norms and softmax."""
+    assert flops(SHAPES["llama_7b"], 128) / 1e9 == pytest.approx(1700.06, rel=1e-4)
+
+
+@given(shapes, st.integers(1, 300))
+def test_work_is_six_flop_a_parameter_of_a_product_and_attention(shape: Decoder, t: int) -> None:
+    """Three times forward is 6 N + 12 L H Q T a token, as PaLM, App B; N: the matrices that multiply."""
+    tensors = shape.tensors(t)
+    n = sum(
+        tensor.elements
+        for tensor in tensors
+        if tensor.name.endswith(".weight") and tensor.layer not in ("tokens", "head")
+    )
+    n += shape.vocabulary * shape.d_model
+    expected = 6 * n + 12 * shape.layers * shape.d_model * t
+    assert 3 * flops(shape, t) == pytest.approx(expected * t)
+
+
+@given(st.integers(1, 96), st.integers(1, 128), st.integers(1, 50_000), st.integers(1, 1000))
+def test_work_is_that_of_megatrons_formula(layers: int, h: int, v: int, s: int) -> None:
+    """Korthikanti et al. 2022 (arXiv 2205.05198), App A: 72 B L s h^2 (1 + s / 6h + v / 12hL)."""
+    shape = Decoder(layers, h, 1, 4 * h, v)
+    expected = 72 * layers * s * h**2 * (1 + s / (6 * h) + v / (12 * h * layers))
+    assert 3 * flops(shape, s) == pytest.approx(expected)
+
+
+@given(shapes)
+def test_a_tied_head_saves_its_matrix_and_no_work(shape: Decoder) -> None:
+    both = [replace(shape, tied=tied) for tied in (True, False)]
+    assert both[1].parameters - both[0].parameters == shape.vocabulary * shape.d_model
+    assert flops(both[0], 64) == pytest.approx(flops(both[1], 64))
+
+
+def test_gradients_are_ready_last_layer_first_and_tied_words_last_of_all() -> None:
+    ready = [tensor.layer for tensor in SHAPES["gpt2_xl"].tensors(64)][::-1]
+    assert ready[0] == "norm" and ready[-1] == "tokens"
+    blocks = [int(layer.split(".")[0]) for layer in ready if "." in layer]
+    assert blocks == sorted(blocks, reverse=True)
+    own = [tensor.layer for tensor in SHAPES["llama_7b"].tensors(64)][::-1]
+    assert own[0] == "head" and own[-1] == "tokens"
+
+
+def test_what_comes_before_a_gradient_is_done_before_it() -> None:
+    """The head's work before the last norm's gradient, attention's between its output and what feeds it."""
+    shape = Decoder(1, 8, 2, 32, 1000, tied=True)
+    by_name = {tensor.name: tensor.flops for tensor in shape.tensors(16)}
+    assert by_name["norm.shift"] == 2 * 8 * 1000 * 16
+    assert by_name["0.query_key_value.bias"] == 2 * 8 * 24 * 16 + 4 * 16 * 16 * 8
+    assert by_name["0.output.bias"] == 2 * 8 * 8 * 16
+    assert by_name["tokens.weight"] == by_name["norm.scale"] == 0
+
+
+@given(st.floats(1e-3, 1e3), st.integers(1, 64), st.integers(1, 4))
+def test_times_are_in_proportion_to_work_and_make_up_the_one_given(
+    compute_s: float, batch: int, element_bytes: int
+) -> None:
+    options = ImportOptions("gpt2", batch, None, None, None, True, compute_s, 256, element_bytes)
+    found = import_file(SPECS, None, options)
+    profile, workload = found.profile, found.profile.workload()
+    assert found.kind == "transformer" and profile.batch == batch
+    assert workload.compute_s == pytest.approx(compute_s)
+    assert workload.forward_s == pytest.approx(compute_s / 3)
+    tensors = SHAPES["gpt2"].tensors(256)
+    assert profile.flops == pytest.approx([batch * tensor.flops for tensor in tensors])
+    assert profile.backward_s == pytest.approx(
+        profile.flops * compute_s * 2 / 3 / profile.flops.sum()
+    )
+    assert profile.gradient_bytes.sum() == element_bytes * SHAPES["gpt2"].parameters
+
+
+def test_a_rate_gives_the_same_profile_as_the_time_that_follows_from_it(tmp_path: Path) -> None:
+    table = tmp_path / "shapes.csv"
+    table.write_text(SMALL)
+    by_rate = ImportOptions(peak_flops_per_s=1e9, utilisation=0.5, sequence=16)
+    first = import_file(table, options=by_rate).profile
+    assert first.network == "mine"
+    total_s = first.workload().compute_s
+    second = import_file(table, options=ImportOptions(compute_s=total_s, sequence=16)).profile
+    assert second.backward_s == pytest.approx(first.backward_s)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (SMALL, ["--compute-s", "1"], "say --sequence"),
+        (SMALL, ["--compute-s", "1", "--sequence", "0"], "a sequence of 0 tokens"),
+        (SMALL, ["--sequence", "4"], "say --peak (FLOP/s) and --utilisation"),
+        (SMALL, ["--sequence", "4", "--compute-s", "0"], "--compute-s is 0.0"),
+        (SMALL, ["--sequence", "4", "--compute-s", "1", "--peak", "1"], "--compute-s alone"),
+        (SMALL, ["--sequence", "4", "--peak", "1"], "together, or --compute-s alone"),
+        (SMALL, ["--network", "xl"], "no transformer 'xl': choose one by --network: mine"),
+        (SMALL + "other,2,8,2,32,50\n", [], "several transformers: choose one"),
+        (SMALL.replace("8,2", "8,3"), [], "3 heads do not share d_model 8"),
+        (SMALL.replace("2,8", "0,8"), [], "column layers"),
+        (SMALL, ["--gradient-bytes", "fp12"], "'fp12' is no number of bytes from 1 to 8"),
+        (
+            "name,layers,d_model,heads,d_ff,vocabulary,parameters\nmine,2,8,2,32,50,7\n",
+            [],
+            "2160 parameters by its shape, 7 in the table",
+        ),
+        (
+            "name,layers,d_model,heads,d_ff,vocabulary,positions\nmine,2,8,2,32,50,4\n",
+            ["--compute-s", "1", "--sequence", "5"],
+            "from 1 to 4 of them",
+        ),
+    ],
+)
+def test_a_shape_that_cannot_be_counted_is_one_line(
+    text: str,
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "mine.csv").write_text(text)
+    argv = ["import", str(tmp_path / "mine.csv"), "--out", str(tmp_path / "p.csv"), *options]
+    assert cli.main(argv) == 2
+    told = capsys.readouterr().err
+    assert message in told and told.count("\n") == 1
+    assert not (tmp_path / "p.csv").exists()
+
+
+@pytest.mark.parametrize(
+    "counts", [(3, 2, 1), (2, 4, 1), (2, 2, 3)], ids=["attention", "feed-forward", "norm"]
+)
+def test_matrices_that_are_not_counted_are_refused(counts: tuple[int, int, int]) -> None:
+    with pytest.raises(UserError, match="2 or 4, 2 or 3, 1 or 2 are counted"):
+        Decoder(1, 8, 1, 8, 8, 0, *counts)
+
+
+# -- the commands ------------------------------------------------------------------------------
+
+
+def asked(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, float]:
+    capsys.readouterr()
+    assert cli.main([str(word) for word in (*words, "--json")]) == 0
+    found: dict[str, float] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[object]:
+    cost, profile = tmp_path / "cost.json", tmp_path / "profile.csv"
+    cost.write_text('{"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 1e-9}')
+    said = ("--network", "gpt2", "--sequence", 128, "--batch", 8, "--compute-s", 0.3)
+    asked(capsys, "import", SPECS, *said, "--out", profile)
+    return ["--profile", profile, "--cost", cost]
+
+
+@pytest.mark.parametrize("plan", ["none", "ddp", "single", "buffer:25MiB"])
+def test_accumulated_batches_add_their_computation_and_no_communication(
+    plan: str, inputs: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def iteration(*more: object) -> dict[str, float]:
+        return asked(capsys, "predict", *inputs, "--plan", plan, *more)
+
+    one = iteration()
+    assert iteration("--accumulate", 1) == one
+    for m in (2, 5):
+        more = iteration("--accumulate", m)
+        assert more["iteration_s"] == pytest.approx(one["iteration_s"] + (m - 1) * 0.3)
+        assert more["compute_s"] == pytest.approx(m * 0.3)
+        for kept in ("communication_s", "exposed_communication_s"):
+            assert more[kept] == pytest.approx(one[kept])
+        assert more["scaling_factor"] > one["scaling_factor"]
+
+
+def test_smaller_numbers_travel_faster_whatever_the_profile_had(
+    inputs: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_bytes = {
+        said: asked(capsys, "predict", *inputs, "--plan", "none", "--gradient-bytes", said)
+        for said in ("4", "fp32", "2", "fp16", "bf16", "1")
+    }
+    assert by_bytes["4"] == by_bytes["fp32"] == asked(capsys, "predict", *inputs, "--plan", "none")
+    assert by_bytes["2"] == by_bytes["fp16"] == by_bytes["bf16"]
+    sent_s = [by_bytes[said]["communication_s"] for said in ("4", "2", "1")]
+    parameters = SHAPES["gpt2"].parameters
+    assert -np.diff(sent_s) == pytest.approx([parameters * 2e-9, parameters * 1e-9])
+    iteration_s = [by_bytes[said]["iteration_s"] for said in ("4", "2", "1")]
+    assert sorted(iteration_s, reverse=True) == iteration_s
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--accumulate", "0"], "0 micro-batches accumulated: at least 1"),
+        (["--gradient-bytes", "9"], "'9' is no number of bytes"),
+    ],
+)
+def test_what_cannot_be_sent_or_accumulated_is_one_line(
+    options: list[str], message: str, inputs: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert cli.main(["plan", *map(str, inputs), *options]) == 2
+    told = capsys.readouterr().err
+    assert message in told and told.count("\n") == 1
