@@ -14,7 +14,7 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.core.units import MB
+from ddlkit.core.units import MB, MIB
 from ddlkit.formats import clusters
 from ddlkit.formats.clusters import EXTERNAL, abci, cs336, pipedream, pollux, triosim
 from ddlkit.formats.messages import read_bytes_seconds
@@ -201,14 +201,19 @@ def test_whole_trainings_are_as_published() -> None:
 def test_buckets_and_sums_of_two_gpus_are_as_published() -> None:
     frame = cs336.read_iterations(EXTERNAL / "cs336" / "iterations.csv")
     assert frame.groupby(["batch", "sequence"])["bucket_bytes"].apply(sorted).tolist() == (
-        [[0, MB, 10 * MB, 100 * MB, 1000 * MB]] * 6
+        [[0, MIB, 10 * MIB, 100 * MIB, 1000 * MIB]] * 6
     )
     cells = frame.set_index(["batch", "sequence", "bucket_bytes"])
-    assert cells.loc[(4, 512, 100 * MB)].tolist() == [0.9598, 0.1311]
-    assert cells.loc[(2, 128, 0)].tolist() == [0.7245, 0.2318]
+    assert cells.loc[(4, 512, 100 * MIB)].tolist() == [0.9598, 0.1311, True]
+    assert cells.loc[(2, 128, 0)].tolist() == [0.7245, 0.2318, True]
+    serial = cs336.read_iterations(EXTERNAL / "cs336" / "serial_iterations.csv")
+    assert not serial["overlap"].any() and not serial["bucket_bytes"].any()
+    alone = cells.loc[(slice(None), slice(None), 0), "iteration_s"].droplevel("bucket_bytes")
+    after = serial.set_index(["batch", "sequence"])["iteration_s"]
+    assert (after > alone.reindex(after.index)).all()
     sums = cs336.read_all_reduce(EXTERNAL / "cs336" / "all_reduce.csv")
     assert sums.groupby("ranks").size().to_dict() == {2: 4, 4: 4}
-    assert sums.iloc[3].tolist() == [2, 1000 * MB, 0.05077763646841049]
+    assert sums.iloc[3].tolist() == [2, 1000 * MIB, 0.05077763646841049]
     by_size = sums.pivot(index="bytes", columns="ranks", values="seconds")
     assert (by_size[4] > by_size[2]).all() and (np.diff(by_size, axis=0) > 0).all()
 
