@@ -1,0 +1,255 @@
+"""cs336: iterations of a GPT-2 XL sized model on two GPUs by bucket size, from those without buckets.
+
+What its programs do, read in their source (damek/cs336-assignment2-systems, 749e968): buckets are filled with
+parameters from the last registered one on, and closed before they would exceed their size; one leaves when the
+last of its gradients is ready, and is copied together before. After backward each is waited for in turn,
+divided by the ranks and copied back; gradients that travel alone are only divided. The update is an AdamW of
+separate operations. The GPUs are not named; that they are A100s of 80 GB on PCIe is inferred from what is
+printed: kernels of compute capability 8.0, 51 GB in use, 1.7 TB/s in products of two tensors, and all-reduces
+at 21 GB/s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import brentq, minimize_scalar
+
+from ddlkit.core import plan
+from ddlkit.core.cost import Table
+from ddlkit.core.iteration import group_ends
+from ddlkit.core.link import Link
+from ddlkit.core.workload import Floats, Workload
+from ddlkit.formats import ImportOptions, import_file
+from ddlkit.formats.clusters import EXTERNAL, cs336
+from ddlkit.report.clusters.rules import Rows, rows
+from ddlkit.report.clusters.trials import TRIALS, fitted
+from ddlkit.store import DATA, datasheet
+
+RULES = ("cs336", "cs336-serial")
+GPU = "NVIDIA A100 80GB PCIe"
+UPDATE_PASSES = 35
+"""Times that the update reads or writes as many bytes as there are gradients: 15 operations on tensors."""
+COPY_PASSES = 2
+"""Of a copy, and of a division in place: one to read, one to write."""
+REGISTERED = (
+    *("query", "key", "value", "output"),
+    *("up", "down", "gate", "attention_norm", "ff_norm"),
+)
+"""Layers of a block in the order in which the source registers them."""
+CELL = ["batch", "sequence"]
+APART = 0.01
+"""Measured iterations of two bucket sizes that differ by more are a pair whose order is predicted."""
+
+
+@cache
+def cost() -> Table:
+    """What an all-reduce of two GPUs costs."""
+    known = cs336.read_all_reduce(EXTERNAL / "cs336" / "all_reduce.csv").query("ranks == 2")
+    return Table(known["bytes"].to_numpy(float), known["seconds"].to_numpy(), workers=2)
+
+
+def passes_s(n_bytes: Floats | float, passes: float) -> Floats | float:
+    """Seconds to read or write as many bytes so often, at the datasheet's rate."""
+    return passes * n_bytes / datasheet(GPU, "memory_bytes_per_s")
+
+
+@cache
+def messages(sequence: int, bucket_bytes: int) -> Workload:
+    """What travels, each message as one tensor in the order in which they leave; computing takes 1 s.
+
+    bucket_bytes : 0 where each gradient travels alone, when it is ready
+    """
+    options = ImportOptions("cs336_xl", compute_s=1.0, sequence=sequence)
+    alone = import_file(DATA / "specs" / "transformers.csv", options=options).profile.workload()
+    if not bucket_bytes:
+        return alone
+    registered = np.array(sorted(range(alone.n), key=lambda i: _place(alone.layer[i])))
+    filled = plan.buffer(replace(alone, bytes=alone.bytes[registered]), bucket_bytes)
+    buckets = [registered[members] for members in filled.slices]
+    leave_s = np.array([alone.ready_s[bucket].max() for bucket in buckets])
+    order = np.argsort(leave_s, kind="stable")
+    n_bytes = np.array([alone.bytes[bucket].sum() for bucket in buckets])[order]
+    gaps_s = np.diff(leave_s[order], prepend=alone.forward_s)
+    return Workload.from_arrays(alone.forward_s, gaps_s, n_bytes)
+
+
+def _place(layer: str) -> tuple[int, int]:
+    """Where buckets take it: head and last norm first, then blocks from the last on, words at the end."""
+    block, _, kind = layer.partition(".")
+    if not kind:
+        return (1, 0) if block == "tokens" else (-(10**9), 0)
+    return -int(block), -REGISTERED.index(kind)
+
+
+def beside(ready_s: Floats, sent_s: Floats, slowdown: float) -> tuple[Floats, float]:
+    """(G,) end of each message, and that of computing, where each takes longer while both are under way.
+
+    ready_s : (G,) when each would be ready, the last one at the end of computing; sent_s : (G,) what each
+    takes. Without slowdown that is the workbook's recursion; with 1, nothing is gained by overlap.
+    """
+    last_s, now_s, worked_s, computed_s = float(ready_s[-1]), 0.0, 0.0, np.inf
+    ends_s = np.empty(len(ready_s))
+    for k, (at_s, takes_s) in enumerate(zip(ready_s.tolist(), sent_s.tolist(), strict=True)):
+        now_s, worked_s = now_s + max(0.0, at_s - worked_s), max(worked_s, at_s)
+        left_s = last_s - worked_s
+        both_s = min(takes_s, left_s)
+        now_s, worked_s = now_s + both_s * (1 + slowdown), worked_s + both_s
+        if both_s == left_s:
+            computed_s, worked_s = min(computed_s, now_s), last_s
+        now_s += takes_s - both_s
+        ends_s[k] = now_s
+    return ends_s, computed_s
+
+
+def _workbook(work: Workload, slowdown: float) -> tuple[Floats, float]:
+    """The same, computing alone being slowed down."""
+    link = Link(slowdown=slowdown)
+    starts_s, ends_s = link.play(work.ready_s, link.parts(cost(), work.bytes))
+    return ends_s, float(link.computed_s(work.ready_s[-1:], starts_s, ends_s)[0])
+
+
+def _shared(work: Workload, slowdown: float) -> tuple[Floats, float]:
+    return beside(work.ready_s, np.asarray(cost()(work.bytes)), slowdown)
+
+
+OURS: dict[str, Callable[[Workload, float], tuple[Floats, float]]] = {
+    "workbook": lambda work, _: _shared(work, 0.0),
+    "workbook_slowed": _workbook,
+    "workbook_shared": _shared,
+}
+"""When messages and computing end, by a slowdown of computing alone, or of messages too."""
+FREE = {"workbook_slowed": 10.0, "workbook_shared": 1.0}
+"""Models with a free number, and what that is at most."""
+MODELS = (*(name for name, one in TRIALS.items() if not one.most and name not in OURS), *OURS)
+
+
+def iteration(
+    name: str, sequence: int, bucket_bytes: int, compute_s: float, free: float
+) -> tuple[float, float]:
+    """Iteration and wait in seconds by a model, of a forward and backward pass that take ``compute_s`` alone.
+
+    Models of others leave nothing of copies hidden, and tell no wait (NaN). dag knows no buckets.
+    """
+    bucketed = bucket_bytes > 0 and name != "dag"
+    work = messages(sequence, bucket_bytes if bucketed else 0).scaled(compute_s)
+    into_s = passes_s(work.bytes, COPY_PASSES * bucketed)
+    out_s = np.asarray(passes_s(work.bytes, COPY_PASSES * (1 + bucketed)))
+    update_s = float(passes_s(work.bytes.sum(), UPDATE_PASSES))
+    work = replace(work, backward_s=work.backward_s + into_s)
+    if name not in OURS:
+        whole = replace(work, update_s=update_s + float(out_s.sum()))
+        return TRIALS[name].iteration_s(whole, plan.none(whole), cost(), free), np.nan
+    ends_s, computed_s = OURS[name](work, free)
+    done_s = float(group_ends(np.maximum(ends_s, computed_s), out_s)[-1])
+    return done_s + update_s, done_s - computed_s
+
+
+def computing(found: Rows, name: str, free: float) -> dict[tuple[int, int], float]:
+    """Seconds of forward and backward alone, by batch and sequence.
+
+    Of iterations whose all-reduces come after backward, less those and the update, where the rule has such;
+    else those with which the model meets the iteration to calibrate, each configuration's own.
+    """
+    if len(found.compute):
+        alone = messages(int(found.compute["sequence"].iloc[0]), 0)
+        beside_s = float(cost()(alone.bytes).sum() + passes_s(alone.bytes.sum(), UPDATE_PASSES))
+        return {
+            (row.batch, row.sequence): row.iteration_s - beside_s
+            for row in found.compute.itertuples()
+        }
+    known = {}
+    for row in found.calibrate.itertuples():
+
+        def off_s(compute_s: float, row: object = row) -> float:
+            return (
+                iteration(name, row.sequence, row.bucket_bytes, compute_s, free)[0]
+                - row.iteration_s
+            )  # type: ignore[attr-defined]
+
+        known[row.batch, row.sequence] = brentq(off_s, 1e-6, row.iteration_s, xtol=1e-7)
+    return known
+
+
+def told(found: Rows, wanted: pd.DataFrame, name: str, free: float) -> Floats:
+    """(wanted rows, 2) iteration and wait by a model."""
+    compute_s = computing(found, name, free)
+    each = [
+        iteration(name, row.sequence, row.bucket_bytes, compute_s[row.batch, row.sequence], free)
+        for row in wanted.itertuples()
+    ]
+    return np.array(each)
+
+
+def free_number(found: Rows, name: str) -> float:
+    """A model's slowdown, from the rows to calibrate only; NaN where it has none.
+
+    Where computing is known, that which leaves no median signed error of iterations; where every
+    configuration's own meets its iteration, that with the least squares of relative errors of waits.
+    """
+    if name not in FREE:
+        return np.nan
+    shown, most = found.calibrate, FREE[name]
+    by_rows = partial(told, found, shown, name)
+    if len(found.compute):
+        measured_s = shown["iteration_s"].to_numpy()
+        return fitted(lambda free: by_rows(free)[:, 0], measured_s, most)
+    waits_s = shown["wait_s"].to_numpy()
+    squares = lambda free: float(np.sum((by_rows(free)[:, 1] / waits_s - 1) ** 2))  # noqa: E731
+    found_free = minimize_scalar(squares, bounds=(0.0, most), options={"xatol": 1e-4}).x
+    return float(min((0.0, float(found_free)), key=squares))
+
+
+def iterations(found: Rows, name: str) -> pd.DataFrame:
+    """Every row that is tested, by one model; ``free`` is its slowdown.
+
+    The interval is that of the rows to calibrate about the model; NaN where the model meets each of them.
+    """
+    free = free_number(found, name)
+    lower = upper = np.nan
+    if len(found.compute):
+        ratio = found.calibrate["iteration_s"] / told(found, found.calibrate, name, free)[:, 0]
+        lower, upper = np.quantile(ratio, [0.025, 0.975])
+    predicted_s = told(found, found.test, name, free)[:, 0]
+    kept = found.test[[*CELL, "bucket_bytes"]]
+    said = {"model": name, "measured_s": found.test["iteration_s"], "predicted_s": predicted_s}
+    return kept.assign(**said, lower_s=lower * predicted_s, upper_s=upper * predicted_s, free=free)
+
+
+@cache
+def _predictions() -> pd.DataFrame:
+    parts = {rule: rows(rule) for rule in RULES}
+    each = [
+        iterations(found, name).assign(rule=rule)
+        for rule, found in parts.items()
+        for name in MODELS
+    ]
+    return pd.concat(each, ignore_index=True)
+
+
+def predictions() -> pd.DataFrame:
+    """Of the rules' test rows by every model, as `board.SOURCES` describes it; with batch, sequence, bucket."""
+    return _predictions().copy()
+
+
+def pairs(predicted: pd.DataFrame) -> pd.DataFrame:
+    """Pairs of bucket sizes of one configuration that differ, as measured: right is their share ordered so.
+
+    One row per rule and model. The larger iteration is more than `APART` above the smaller; a tie is wrong.
+    """
+    judged = []
+    for (rule, model), mine in predicted.groupby(["rule", "model"], sort=False):
+        right = [
+            (one.predicted_s < other.predicted_s) == (one.measured_s < other.measured_s)
+            and one.predicted_s != other.predicted_s
+            for _, cell in mine.groupby(CELL)
+            for one, other in combinations(cell.itertuples(), 2)
+            if abs(np.log(one.measured_s / other.measured_s)) > np.log1p(APART)
+        ]
+        judged.append((rule, model, len(right), float(np.mean(right)) if right else np.nan))
+    return pd.DataFrame(judged, columns=["rule", "model", "pairs", "right"])
