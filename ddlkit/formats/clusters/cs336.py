@@ -32,7 +32,7 @@ _ALL_REDUCE = (
 
 
 def read_iterations(path: Path) -> DataFrame:
-    """Columns batch, sequence (tokens), bucket_bytes, iteration_s, wait_s and overlap, one row a configuration.
+    """Columns batch, sequence (tokens), bucket_bytes, iteration_s, wait_s, overlap; a row a configuration.
 
     batch : of one GPU. bucket_bytes : 0 where each tensor travels alone
     wait_s : what the source prints as the time of the all-reduce: from when the host has asked for all of

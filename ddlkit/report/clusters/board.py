@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pandas as pd
 
 from ddlkit.report.accuracy import TAIL
-from ddlkit.report.clusters import abci, pollux
+from ddlkit.report.clusters import abci, cs336, pollux
 
 SOURCES: dict[str, Callable[[], pd.DataFrame]] = {
     "pollux": pollux.predictions,
     "abci": abci.predictions,
+    "cs336": cs336.predictions,
 }
 """What each source's models predict, by the first part of its rules' names.
 

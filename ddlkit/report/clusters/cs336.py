@@ -1,29 +1,28 @@
 """cs336: iterations of a GPT-2 XL sized model on two GPUs by bucket size, from those without buckets.
 
-What its programs do, read in their source (damek/cs336-assignment2-systems, 749e968): buckets are filled with
-parameters from the last registered one on, and closed before they would exceed their size; one leaves when the
-last of its gradients is ready, and is copied together before. After backward each is waited for in turn,
+What its programs do, read in their source (damek/cs336-assignment2-systems, 749e968): buckets are filled
+with parameters from the last registered one on, and closed before they would exceed their size; one leaves
+when the last of its gradients is ready, copied together before. After backward each is waited for in turn,
 divided by the ranks and copied back; gradients that travel alone are only divided. The update is an AdamW of
 separate operations. The GPUs are not named; that they are A100s of 80 GB on PCIe is inferred from what is
-printed: kernels of compute capability 8.0, 51 GB in use, 1.7 TB/s in products of two tensors, and all-reduces
+printed: kernels of compute capability 8.0, 51 GB in use, products of two tensors at 1.7 TB/s, and all-reduces
 at 21 GB/s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from scipy.optimize import brentq, minimize_scalar
 
 from ddlkit.core import plan
 from ddlkit.core.cost import Table
 from ddlkit.core.iteration import group_ends
-from ddlkit.core.link import Link
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.formats import ImportOptions, import_file
 from ddlkit.formats.clusters import EXTERNAL, cs336
@@ -54,9 +53,9 @@ def cost() -> Table:
     return Table(known["bytes"].to_numpy(float), known["seconds"].to_numpy(), workers=2)
 
 
-def passes_s(n_bytes: Floats | float, passes: float) -> Floats | float:
+def passes_s(n_bytes: ArrayLike, passes: float) -> Floats:
     """Seconds to read or write as many bytes so often, at the datasheet's rate."""
-    return passes * n_bytes / datasheet(GPU, "memory_bytes_per_s")
+    return np.asarray(passes * np.asarray(n_bytes) / datasheet(GPU, "memory_bytes_per_s"))
 
 
 @cache
@@ -87,45 +86,37 @@ def _place(layer: str) -> tuple[int, int]:
     return -int(block), -REGISTERED.index(kind)
 
 
-def beside(ready_s: Floats, sent_s: Floats, slowdown: float) -> tuple[Floats, float]:
-    """(G,) end of each message, and that of computing, where each takes longer while both are under way.
+def beside(
+    ready_s: Floats, sent_s: Floats, computing: float, sending: float
+) -> tuple[Floats, float]:
+    """(G,) end of each message, and that of computing, which slow each other down while both are under way.
 
     ready_s : (G,) when each would be ready, the last one at the end of computing; sent_s : (G,) what each
-    takes. Without slowdown that is the workbook's recursion; with 1, nothing is gained by overlap.
+    takes alone
+    computing, sending : what computing and a message take more beside the other: with 0 and 0 this is the
+        workbook's recursion, with a slowdown and 0 that of `ddlkit.core.link.Link`; with 1 and 1 nothing is
+        gained by overlap
     """
     last_s, now_s, worked_s, computed_s = float(ready_s[-1]), 0.0, 0.0, np.inf
     ends_s = np.empty(len(ready_s))
     for k, (at_s, takes_s) in enumerate(zip(ready_s.tolist(), sent_s.tolist(), strict=True)):
         now_s, worked_s = now_s + max(0.0, at_s - worked_s), max(worked_s, at_s)
-        left_s = last_s - worked_s
-        both_s = min(takes_s, left_s)
-        now_s, worked_s = now_s + both_s * (1 + slowdown), worked_s + both_s
-        if both_s == left_s:
-            computed_s, worked_s = min(computed_s, now_s), last_s
-        now_s += takes_s - both_s
+        work_s, message_s = (last_s - worked_s) * (1 + computing), takes_s * (1 + sending)
+        both_s = min(work_s, message_s)
+        worked_s = last_s if work_s <= message_s else worked_s + both_s / (1 + computing)
+        if worked_s == last_s:
+            computed_s = min(computed_s, now_s + both_s)
+        now_s += both_s + max(0.0, takes_s - both_s / (1 + sending))
         ends_s[k] = now_s
     return ends_s, computed_s
 
 
-def _workbook(work: Workload, slowdown: float) -> tuple[Floats, float]:
-    """The same, computing alone being slowed down."""
-    link = Link(slowdown=slowdown)
-    starts_s, ends_s = link.play(work.ready_s, link.parts(cost(), work.bytes))
-    return ends_s, float(link.computed_s(work.ready_s[-1:], starts_s, ends_s)[0])
-
-
-def _shared(work: Workload, slowdown: float) -> tuple[Floats, float]:
-    return beside(work.ready_s, np.asarray(cost()(work.bytes)), slowdown)
-
-
-OURS: dict[str, Callable[[Workload, float], tuple[Floats, float]]] = {
-    "workbook": lambda work, _: _shared(work, 0.0),
-    "workbook_slowed": _workbook,
-    "workbook_shared": _shared,
-}
-"""When messages and computing end, by a slowdown of computing alone, or of messages too."""
+OURS = {"workbook": (0, 0), "workbook_slowed": (1, 0), "workbook_shared": (1, 1)}
+"""Whether a model's slowdown is of computing, and of messages."""
 FREE = {"workbook_slowed": 10.0, "workbook_shared": 1.0}
-"""Models with a free number, and what that is at most."""
+"""Models with a slowdown, and what it is at most."""
+TRIED = 21
+"""Slowdowns in equal steps, the best of which is refined: squares of waits are flat where none is left."""
 MODELS = (*(name for name, one in TRIALS.items() if not one.most and name not in OURS), *OURS)
 
 
@@ -139,13 +130,14 @@ def iteration(
     bucketed = bucket_bytes > 0 and name != "dag"
     work = messages(sequence, bucket_bytes if bucketed else 0).scaled(compute_s)
     into_s = passes_s(work.bytes, COPY_PASSES * bucketed)
-    out_s = np.asarray(passes_s(work.bytes, COPY_PASSES * (1 + bucketed)))
+    out_s = passes_s(work.bytes, COPY_PASSES * (1 + bucketed))
     update_s = float(passes_s(work.bytes.sum(), UPDATE_PASSES))
     work = replace(work, backward_s=work.backward_s + into_s)
     if name not in OURS:
         whole = replace(work, update_s=update_s + float(out_s.sum()))
         return TRIALS[name].iteration_s(whole, plan.none(whole), cost(), free), np.nan
-    ends_s, computed_s = OURS[name](work, free)
+    slowed = [free if share else 0.0 for share in OURS[name]]
+    ends_s, computed_s = beside(work.ready_s, np.asarray(cost()(work.bytes)), *slowed)
     done_s = float(group_ends(np.maximum(ends_s, computed_s), out_s)[-1])
     return done_s + update_s, done_s - computed_s
 
@@ -163,17 +155,18 @@ def computing(found: Rows, name: str, free: float) -> dict[tuple[int, int], floa
             (row.batch, row.sequence): row.iteration_s - beside_s
             for row in found.compute.itertuples()
         }
-    known = {}
-    for row in found.calibrate.itertuples():
-
-        def off_s(compute_s: float, row: object = row) -> float:
-            return (
+    return {
+        (row.batch, row.sequence): brentq(
+            lambda compute_s, row=row: (
                 iteration(name, row.sequence, row.bucket_bytes, compute_s, free)[0]
                 - row.iteration_s
-            )  # type: ignore[attr-defined]
-
-        known[row.batch, row.sequence] = brentq(off_s, 1e-6, row.iteration_s, xtol=1e-7)
-    return known
+            ),
+            1e-6,
+            row.iteration_s,
+            xtol=1e-9,
+        )
+        for row in found.calibrate.itertuples()
+    }
 
 
 def told(found: Rows, wanted: pd.DataFrame, name: str, free: float) -> Floats:
@@ -200,9 +193,15 @@ def free_number(found: Rows, name: str) -> float:
         measured_s = shown["iteration_s"].to_numpy()
         return fitted(lambda free: by_rows(free)[:, 0], measured_s, most)
     waits_s = shown["wait_s"].to_numpy()
-    squares = lambda free: float(np.sum((by_rows(free)[:, 1] / waits_s - 1) ** 2))  # noqa: E731
-    found_free = minimize_scalar(squares, bounds=(0.0, most), options={"xatol": 1e-4}).x
-    return float(min((0.0, float(found_free)), key=squares))
+
+    def squares(free: float) -> float:
+        return float(np.sum((by_rows(free)[:, 1] / waits_s - 1) ** 2))
+
+    tried = np.linspace(0.0, most, TRIED)
+    best = int(np.argmin([squares(free) for free in tried]))
+    around = (tried[max(best - 1, 0)], tried[min(best + 1, TRIED - 1)])
+    inner = float(minimize_scalar(squares, bounds=around, options={"xatol": 1e-6}).x)
+    return min(float(tried[best]), inner, key=squares)
 
 
 def iterations(found: Rows, name: str) -> pd.DataFrame:
@@ -233,8 +232,13 @@ def _predictions() -> pd.DataFrame:
 
 
 def predictions() -> pd.DataFrame:
-    """Of the rules' test rows by every model, as `board.SOURCES` describes it; with batch, sequence, bucket."""
+    """Of the rules' test rows by every model, as `board.SOURCES` says; with batch, sequence, bucket."""
     return _predictions().copy()
+
+
+def _sign(one_s: float, other_s: float) -> int:
+    """Which is longer; 0 where only roundings tell them apart."""
+    return 0 if np.isclose(one_s, other_s, rtol=1e-9, atol=0) else int(np.sign(one_s - other_s))
 
 
 def pairs(predicted: pd.DataFrame) -> pd.DataFrame:
@@ -245,11 +249,11 @@ def pairs(predicted: pd.DataFrame) -> pd.DataFrame:
     judged = []
     for (rule, model), mine in predicted.groupby(["rule", "model"], sort=False):
         right = [
-            (one.predicted_s < other.predicted_s) == (one.measured_s < other.measured_s)
-            and one.predicted_s != other.predicted_s
+            _sign(one.predicted_s, other.predicted_s) == _sign(one.measured_s, other.measured_s)
             for _, cell in mine.groupby(CELL)
             for one, other in combinations(cell.itertuples(), 2)
-            if abs(np.log(one.measured_s / other.measured_s)) > np.log1p(APART)
+            if max(one.measured_s, other.measured_s)
+            > (1 + APART) * min(one.measured_s, other.measured_s)
         ]
         judged.append((rule, model, len(right), float(np.mean(right)) if right else np.nan))
     return pd.DataFrame(judged, columns=["rule", "model", "pairs", "right"])
