@@ -335,6 +335,19 @@ def test_the_workbook_beats_what_it_is_held_against_on_pollux() -> None:
     assert (judged["median_error"] <= judged["error_90"]).all()
 
 
+def test_a_scoreboard_counts_what_it_is_given_by_any_columns() -> None:
+    """Twice too slow and half as long, of two sizes; only the first has an interval."""
+    two = {"measured_s": [1.0, 1.0, 2.0, 2.0], "predicted_s": [2.0, 1.0, 1.0, 2.0]}
+    ends = {"lower_s": [0.5, 1.5, np.nan, np.nan], "upper_s": [3.0, 3.0, np.nan, np.nan]}
+    given = pd.DataFrame({"size": ["a", "a", "b", "b"], "error": 1, **two, **ends})
+    judged = board.scoreboard(given, ["size"]).set_index("size")
+    assert judged["n"].tolist() == [2, 2]
+    assert judged["median_error"].tolist() == [0.5, 0.25]
+    assert judged["error_90"].tolist() == pytest.approx([0.9, 0.45])
+    assert judged["bias"].tolist() == [0.5, -0.25]
+    assert judged.loc["a", "coverage"] == 0.5 and np.isnan(judged.loc["b", "coverage"])
+
+
 def test_all_models_are_judged_on_the_same_rows_and_one_number_helps_where_it_is_fitted() -> None:
     """That a slowdown of computing makes the workbook better on ResNet-50 is the finding of the trial."""
     judged = board.scoreboard(predicted()).set_index(["rule", "model"])

@@ -35,16 +35,20 @@ def scoreboard(predicted: pd.DataFrame, by: Sequence[str] = ("rule", "model")) -
     error = predicted["predicted_s"] / predicted["measured_s"] - 1
     inside = predicted["measured_s"].between(predicted["lower_s"], predicted["upper_s"])
     judged = predicted[[*by]].assign(
-        size=error.abs(), error=error, inside=inside.where(predicted["lower_s"].notna())
+        median_error=error.abs(),
+        error_90=error.abs(),
+        bias=error,
+        n=1,
+        coverage=inside.where(predicted["lower_s"].notna()).astype(float),
     )
     return (
         judged.groupby([*by], sort=False)
         .agg(
-            median_error=("size", "median"),
-            error_90=("size", lambda size: size.quantile(TAIL)),
-            bias=("error", "median"),
-            n=("size", "size"),
-            coverage=("inside", "mean"),
+            median_error=("median_error", "median"),
+            error_90=("error_90", lambda size: size.quantile(TAIL)),
+            bias=("bias", "median"),
+            n=("n", "sum"),
+            coverage=("coverage", "mean"),
         )
         .reset_index()
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -146,6 +147,7 @@ def rule_names() -> list[str]:
     return [name for name in rules.rules() if name.startswith("pollux-")]
 
 
+@cache
 def fits(rule: str, shape: str = "") -> dict[str, Fitted]:
     """What is fitted of each model; by a rule without rows to fit, only models with nothing to fit."""
     found, layers = rules.rows(rule), SHAPES[shape or shape_of(rule)]()
@@ -183,19 +185,28 @@ def predictions(names: list[str] | None = None, shape: str = "") -> pd.DataFrame
     return pd.concat(each, ignore_index=True)
 
 
-def shared_node(found: rules.Rows) -> pd.DataFrame:
-    """What GPUs cost each other on one node: added seconds as a + b C over the batches, by GPUs.
+def single_nodes(found: rules.Rows) -> pd.DataFrame:
+    """What GPUs cost each other where all are on one node: a row per number of them and batch.
 
-    Columns gpus, added_s (a: the same at any batch, as what communication costs), share (b: grows with
-    computing, as what a shared host costs), and median, of added over C. From rows to calibrate and to fit.
+    Columns gpus, batch, compute_s (one GPU alone), iteration_s, added_s (over that), and sync_s as
+    published. From rows to calibrate and to fit.
     """
     shown = pd.concat([found.calibrate, found.fit])
-    shown = shown[shown["nodes"] == 1].sort_values("batch")
-    alone = found.compute.set_index("batch")["iteration_s"]
+    shown = shown[shown["nodes"] == 1].sort_values(["ranks", "batch"], ignore_index=True)
+    compute_s = found.compute.set_index("batch")["iteration_s"][shown["batch"]].to_numpy()
+    kept = shown[["batch", "iteration_s", "sync_s"]]
+    added = {"compute_s": compute_s, "added_s": kept["iteration_s"] - compute_s}
+    return kept.assign(gpus=shown["ranks"], **added)
+
+
+def shared_node(found: rules.Rows) -> pd.DataFrame:
+    """`single_nodes` by the number of GPUs as added seconds = a + b C over the batches.
+
+    Columns gpus, added_s (a: the same at any batch, as what communication costs), share (b: grows with
+    computing, as what a shared host costs), and median, of added over C.
+    """
     rows = []
-    for gpus, own in shown.groupby("ranks"):
-        compute_s = alone[own["batch"]].to_numpy()
-        added_s = own["iteration_s"].to_numpy() - compute_s
-        share, constant_s = np.polyfit(compute_s, added_s, 1)
-        rows.append((gpus, constant_s, share, np.median(added_s / compute_s)))
+    for gpus, own in single_nodes(found).groupby("gpus"):
+        share, constant_s = np.polyfit(own["compute_s"], own["added_s"], 1)
+        rows.append((gpus, constant_s, share, (own["added_s"] / own["compute_s"]).median()))
     return pd.DataFrame(rows, columns=["gpus", "added_s", "share", "median"])
