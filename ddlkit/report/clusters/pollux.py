@@ -147,13 +147,20 @@ def rule_names() -> list[str]:
     return [name for name in rules.rules() if name.startswith("pollux-")]
 
 
-@cache
 def fits(rule: str, shape: str = "") -> dict[str, Fitted]:
-    """What is fitted of each model; by a rule without rows to fit, only models with nothing to fit."""
-    found, layers = rules.rows(rule), SHAPES[shape or shape_of(rule)]()
-    free = {name: one for name, one in TRIALS.items() if one.numbers or one.hosts}
-    tried = TRIALS.keys() - (free.keys() if found.fit.empty else set())
-    return {name: fit(found, one, layers) for name, one in TRIALS.items() if name in tried}
+    """What is fitted of each model; by a rule without rows to fit, only models with nothing to fit.
+
+    shape : one of `SHAPES` instead of what the rule names
+    """
+    return _fits(rule, shape or shape_of(rule))
+
+
+@cache
+def _fits(rule: str, shape: str) -> dict[str, Fitted]:
+    found, layers = rules.rows(rule), SHAPES[shape]()
+    some = not found.fit.empty
+    tried = {name: one for name, one in TRIALS.items() if some or not (one.numbers or one.hosts)}
+    return {name: fit(found, one, layers) for name, one in tried.items()}
 
 
 def predictions(names: list[str] | None = None, shape: str = "") -> pd.DataFrame:
