@@ -117,7 +117,7 @@ def test_lines_are_the_iteration_that_they_stand_for(
     sent = plan.buffer(shape, int(np.random.default_rng(seed).integers(1, 3 * 10**7)))
     cost = AlphaBeta(0.0, wire_s / shape.bytes.sum())
     whole = Iteration(shape.scaled(compute_s / shape.compute_s), sent, cost)
-    models = {name: overlap.TRIALS[name].make(shape, 0.0) for name in overlap.TRIALS}
+    models = {name: overlap.FAMILIES[name].make(shape, 0.0) for name in overlap.FAMILIES}
     ours = {name: models[name] for name in ("no_overlap", "perfect_overlap")}
     ours["workbook"] = overlap.overlapped(shape, sent)
     found = {name: said(model, compute_s, wire_s) for name, model in ours.items()}
@@ -145,10 +145,10 @@ def test_the_papers_models_are_what_their_equations_say(wire_s: float, seed: int
         shape.forward_s, sizes, backward_s, lambda size: rate * size, 25 * MIB, literal=False
     )
     said_osf = (compute_s - shape.update_s) / factor + shape.update_s
-    model = overlap.TRIALS["osf"].make(shape, 0.0)
+    model = overlap.FAMILIES["osf_repaired"].make(shape, 0.0)
     assert said(model, compute_s, wire_s) == pytest.approx(said_osf, rel=1e-9)
     times = dag.IterationTimes.of_workload(shape, AlphaBeta(0.0, rate))
-    model = overlap.TRIALS["dag"].make(shape, 0.0)
+    model = overlap.FAMILIES["dag"].make(shape, 0.0)
     said_dag = dag.wait_free_iteration_s(times) + shape.update_s
     assert said(model, compute_s, wire_s) == pytest.approx(said_dag, rel=1e-9)
 
@@ -205,16 +205,16 @@ def test_a_norm_lies_between_hiding_all_and_nothing(
     assert said(overlap.norm(1.0), compute_s, wire_s) == pytest.approx(compute_s + wire_s)
 
 
-@pytest.mark.parametrize("name", [name for name in overlap.TRIALS if name != "compute_only"])
+@pytest.mark.parametrize("name", [name for name in overlap.FAMILIES if name != "compute_only"])
 @untimed
 @given(compute_s=SECONDS, wire_s=SECONDS)
 def test_a_model_is_calibrated_to_what_it_is_shown(
     name: str, compute_s: float, wire_s: float
 ) -> None:
     """The W that is found gives the same iteration; it is 0 where computing alone takes as long."""
-    trial, alone = overlap.TRIALS[name], np.array([compute_s])
-    model = trial.make(
-        overlap.bert(), trial.numbers[len(trial.numbers) // 3] if trial.numbers else 0
+    family, alone = overlap.FAMILIES[name], np.array([compute_s])
+    model = family.make(
+        overlap.bert(), family.numbers[len(family.numbers) // 3] if family.numbers else 0
     )
     shown_s = model(alone, np.array([wire_s]))
     fitted_s = overlap.wire_s(model, alone, shown_s)
@@ -223,7 +223,7 @@ def test_a_model_is_calibrated_to_what_it_is_shown(
 
 
 def test_where_no_wire_makes_it_longer_none_is_found() -> None:
-    model = overlap.TRIALS["compute_only"].make(overlap.uniform(), 0.0)
+    model = overlap.FAMILIES["compute_only"].make(overlap.uniform(), 0.0)
     assert overlap.wire_s(model, np.array([1.0]), np.array([2.0]))[0] == 0.0
 
 
@@ -242,17 +242,17 @@ def test_shapes_have_what_their_networks_have(name: str) -> None:
 # ---------------------------------------------------------------- predictions
 
 
-@pytest.mark.parametrize("name", overlap.TRIALS)
+@pytest.mark.parametrize("name", overlap.FAMILIES)
 def test_predictions_are_blind(name: str) -> None:
     """Fits and predictions are the same whatever was measured in the rows that are tested."""
     found, shape = rows_of(FITTED), overlap.bert()
-    trial = replace(overlap.TRIALS[name], numbers=overlap.TRIALS[name].numbers[::10])
+    family = replace(overlap.FAMILIES[name], numbers=overlap.FAMILIES[name].numbers[::10])
     hidden = replace(found, test=found.test.assign(iteration_s=np.nan, sync_s=np.nan))
 
     def all_of(given: rules.Rows) -> list[Floats]:
-        fitted, cells = pollux.fit(given, trial, shape), pollux.Cells.of(given, given.test)
+        fitted, cells = pollux.fit(given, family, shape), pollux.Cells.of(given, given.test)
         hosts = np.ones(5) if fitted.hosts is None else fitted.hosts
-        said_s = pollux.predict(cells, trial, shape, fitted.number, fitted.hosts)
+        said_s = pollux.predict(cells, family, shape, fitted.number, fitted.hosts)
         return [said_s, hosts, np.array([fitted.number, fitted.low, fitted.high])]
 
     for before, after in zip(all_of(found), all_of(hidden), strict=True):
@@ -272,18 +272,18 @@ def follows(found: rules.Rows, model: overlap.Model, hosts: Floats) -> rules.Row
     return replace(found, **parts)
 
 
-@pytest.mark.parametrize("name", [name for name in overlap.TRIALS if name != "compute_only"])
+@pytest.mark.parametrize("name", [name for name in overlap.FAMILIES if name != "compute_only"])
 def test_a_cluster_that_follows_a_model_is_predicted_exactly(name: str) -> None:
     """Its number and the factors of shared nodes are found, and the interval has no width."""
-    trial, shape = overlap.TRIALS[name], overlap.resnet50()
-    trial = replace(trial, numbers=trial.numbers[::5])
-    number = trial.numbers[3] if trial.numbers and not trial.hosts else 0.0
-    hosts = np.array([1.0, 1.0, 1.05, 1.1, 1.2]) if trial.hosts else np.ones(5)
-    found = follows(rows_of(FITTED), trial.make(shape, number), hosts)
-    fitted, cells = pollux.fit(found, trial, shape), pollux.Cells.of(found, found.test)
+    family, shape = overlap.FAMILIES[name], overlap.resnet50()
+    family = replace(family, numbers=family.numbers[::5])
+    number = family.numbers[3] if family.numbers and not family.hosts else 0.0
+    hosts = np.array([1.0, 1.0, 1.05, 1.1, 1.2]) if family.hosts else np.ones(5)
+    found = follows(rows_of(FITTED), family.make(shape, number), hosts)
+    fitted, cells = pollux.fit(found, family, shape), pollux.Cells.of(found, found.test)
     assert fitted.number == number and (fitted.low, fitted.high) == pytest.approx((1, 1), rel=1e-9)
     assert fitted.hosts is None or fitted.hosts == pytest.approx(hosts)
-    said_s = pollux.predict(cells, trial, shape, fitted.number, fitted.hosts)
+    said_s = pollux.predict(cells, family, shape, fitted.number, fitted.hosts)
     assert said_s == pytest.approx(found.test["iteration_s"].to_numpy(), rel=1e-9)
 
 
@@ -327,8 +327,8 @@ def test_the_workbook_beats_what_it_is_held_against_on_pollux() -> None:
     known = predicted()
     judged = board.scoreboard(known[known["rule"] == POLLUX]).set_index("model")
     assert set(judged["n"]) == {749} and judged["coverage"].isna().all()
-    assert not [name for name in judged.index if overlap.TRIALS[name].numbers]
-    ours, others = judged.loc["workbook"], judged.drop(["workbook", "osf"])
+    assert not [name for name in judged.index if overlap.FAMILIES[name].numbers]
+    ours, others = judged.loc["workbook"], judged.drop(["workbook", "osf_repaired"])
     assert ours["median_error"] < 0.052
     assert (others["median_error"] > ours["median_error"]).all()
     assert (others["error_90"] > ours["error_90"]).all()
@@ -354,7 +354,7 @@ def test_all_models_are_judged_on_the_same_rows_and_one_number_helps_where_it_is
     judged = board.scoreboard(predicted()).set_index(["rule", "model"])
     for rule in set(pollux.rule_names()) - {POLLUX}:
         own = judged.loc[rule]
-        assert set(own.index) == set(overlap.TRIALS) and own["n"].nunique() == 1
+        assert set(own.index) == set(overlap.FAMILIES) and own["n"].nunique() == 1
         assert own["coverage"].between(0.8, 1).all()
     fitted = judged.loc[FITTED, "median_error"]
     assert fitted["workbook_slowed"] < 0.75 * fitted["workbook"]

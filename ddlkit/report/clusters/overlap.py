@@ -10,9 +10,10 @@ import numpy as np
 
 from ddlkit.core import plan
 from ddlkit.core.iteration import LinearScenarios
-from ddlkit.core.units import MIB
+from ddlkit.core.link import Link, Parts
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.formats.clusters import EXTERNAL, pipedream, triosim
+from ddlkit.report.clusters.trials import BUCKET_BYTES
 
 Model = Callable[[Floats, Floats], Floats]
 """(C, W), both (n,) seconds -> (n,) seconds of as many iterations; more W never makes one shorter.
@@ -20,8 +21,8 @@ Model = Callable[[Floats, Floats], Floats]
 C : computing alone, forward, backward and update; W : all gradients on the link, nothing else going on
 """
 
-HALVINGS = 64
-"""After so many an interval of any two doubles a factor of 2 apart holds no third."""
+HALVINGS = 53
+"""So many leave of a time what doubles cannot tell apart."""
 
 
 def wire_s(model: Model, compute_s: Floats, iteration_s: Floats) -> Floats:
@@ -55,26 +56,16 @@ def overlapped(workload: Workload, sent: plan.FusionPlan) -> Model:
     return lines(coefficients[0] / workload.compute_s, coefficients[2] / workload.bytes.sum())
 
 
-def slowed(workload: Workload, sent: plan.FusionPlan, slower: float) -> Model:
-    """As `overlapped`, but while bytes are under way computing proceeds at 1 / (1 + slower) of its rate.
-
-    From one group's readiness on the link is busy until that group has arrived, end[k]; the work n between it
-    and the next takes n slower longer if all of it falls into that, slower / (1 + slower) of it if more does:
-
-        ready[k+1] = ready[k] + n + min(n slower, slower / (1 + slower) max(0, end[k] - ready[k]))
-    """
+def slowed(workload: Workload, sent: plan.FusionPlan, slowdown: float) -> Model:
+    """As `overlapped`, but computing takes longer by that share while bytes are under way (`core.link`)."""
     ready = sent.group_ready_s(workload) / workload.compute_s
-    work, update = np.diff(ready, prepend=0.0), workload.update_s / workload.compute_s
     size = sent.group_bytes(workload) / workload.bytes.sum()
+    update, link = workload.update_s / workload.compute_s, Link(slowdown=slowdown)
 
     def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
-        ready_s = end_s = np.zeros(len(compute_s))
-        for share, sent_share in zip(work, size, strict=True):
-            alone_s = share * compute_s
-            beside_s = slower / (1 + slower) * np.maximum(end_s - ready_s, 0.0)
-            ready_s = ready_s + alone_s + np.minimum(alone_s * slower, beside_s)
-            end_s = np.maximum(ready_s, end_s) + sent_share * wire_s
-        return end_s + update * compute_s
+        parts = Parts(np.zeros_like(size), np.outer(wire_s, size))
+        ends_s = link.ends(np.outer(compute_s, ready), parts)
+        return np.asarray(ends_s[:, -1] + update * compute_s)
 
     return iteration_s
 
@@ -90,7 +81,7 @@ def norm(gamma: float) -> Model:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Family:
     """A model on trial: what is made of a network's shape, and of one number where it has one.
 
     numbers : what the number may be; empty where there is none
@@ -102,32 +93,31 @@ class Trial:
     hosts: bool = False
 
 
-def _workbook(workload: Workload, slower: float) -> Model:
+def _workbook(workload: Workload, slowdown: float) -> Model:
     sent = plan.ddp(workload)
-    return slowed(workload, sent, slower) if slower else overlapped(workload, sent)
+    return slowed(workload, sent, slowdown) if slowdown else overlapped(workload, sent)
 
 
 _ONE, _NONE = np.ones(1), np.zeros(1)
-SLOWER = tuple(np.linspace(0.0, 1.0, 51).tolist())
-GAMMA = tuple(np.linspace(1.0, 10.0, 91).tolist())
+SLOWDOWNS = tuple(np.linspace(0.0, 1.0, 51).tolist())
+GAMMAS = tuple(np.linspace(1.0, 10.0, 91).tolist())
 """Pollux keeps its own between 1 and 10."""
-TRIALS = {
-    "compute_only": Trial(lambda workload, number: lines(_ONE, _NONE)),
-    "no_overlap": Trial(lambda workload, number: lines(_ONE, _ONE)),
-    "perfect_overlap": Trial(lambda workload, number: lines(np.eye(2)[0], np.eye(2)[1])),
-    "osf": Trial(lambda workload, number: overlapped(workload, plan.buffer(workload, 25 * MIB))),
-    "dag": Trial(lambda workload, number: overlapped(workload, plan.none(workload))),
-    "norm": Trial(lambda workload, number: norm(number), GAMMA),
-    "workbook": Trial(_workbook),
-    "workbook_slowed": Trial(_workbook, SLOWER),
-    "workbook_hosts": Trial(_workbook, hosts=True),
-    "workbook_hosts_slowed": Trial(_workbook, SLOWER, hosts=True),
+FAMILIES = {
+    "compute_only": Family(lambda _, __: lines(_ONE, _NONE)),
+    "no_overlap": Family(lambda _, __: lines(_ONE, _ONE)),
+    "perfect_overlap": Family(lambda _, __: lines(np.eye(2)[0], np.eye(2)[1])),
+    "osf_repaired": Family(lambda work, _: overlapped(work, plan.buffer(work, BUCKET_BYTES))),
+    "dag": Family(lambda work, _: overlapped(work, plan.none(work))),
+    "norm": Family(lambda _, gamma: norm(gamma), GAMMAS),
+    "workbook": Family(_workbook),
+    "workbook_slowed": Family(_workbook, SLOWDOWNS),
+    "workbook_hosts": Family(_workbook, hosts=True),
+    "workbook_hosts_slowed": Family(_workbook, SLOWDOWNS, hosts=True),
 }
-"""All at their best and without a start-up time, by name.
+"""As `trials.TRIALS`, where all that is known of messages is W: at their best, without a start-up time.
 
-osf : as repaired (Eqs 12-16), with a buffer of 25 MiB and no timeout
+osf_repaired : Eqs 12-16, with a buffer as large as PyTorch's buckets and no timeout
 dag : Eqs 3-6, layer by layer, where batches are fetched in time, and with the update, which Eq 4 leaves out
-workbook : with PyTorch's buckets
 The formulas of both papers come to the recursion of core.iteration on the plan given here: tests hold that.
 """
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.report.clusters import rules
-from ddlkit.report.clusters.overlap import SHAPES, TRIALS, Trial, wire_s
+from ddlkit.report.clusters.overlap import FAMILIES, SHAPES, Family, wire_s
 
 PLACE = ["placement", "nodes", "ranks"]
 """What tells placements apart: a file by nodes and ranks does not say how many GPUs each node has."""
@@ -74,14 +74,14 @@ def most_gpus(part: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def predict(
-    cells: Cells, trial: Trial, shape: Workload, number: float = 0.0, hosts: Floats | None = None
+    cells: Cells, family: Family, shape: Workload, number: float = 0.0, hosts: Floats | None = None
 ) -> Floats:
     """(n,) iterations in seconds, blind: C is the one GPU's, W what the placement's row to calibrate shows.
 
     hosts : (5,) factor on C by GPUs on the fullest node, from 0
     """
     factor = 1.0 if hosts is None else hosts[cells.gpus]
-    model = trial.make(shape, number)
+    model = family.make(shape, number)
     sent_s = wire_s(model, cells.shown_compute_s * factor, cells.shown_s)
     return model(cells.compute_s * factor, sent_s)
 
@@ -100,15 +100,15 @@ class Fitted:
     high: float
 
 
-def fit(found: rules.Rows, trial: Trial, shape: Workload) -> Fitted:
+def fit(found: rules.Rows, family: Family, shape: Workload) -> Fitted:
     """As the rules say it, from the rows to fit alone; low and high are NaN where there are none."""
     cells = Cells.of(found, found.fit)
-    hosts = fit_hosts(cells.of_mask(cells.single), trial, shape) if trial.hosts else None
+    hosts = fit_hosts(cells.of_mask(cells.single), family, shape) if family.hosts else None
     drawn = cells.of_mask(~cells.single)
     if not drawn.place.size:
         return Fitted(0.0, hosts, np.nan, np.nan)
-    numbers = np.array(trial.numbers or (0.0,))
-    each = [predict(drawn, trial, shape, number, hosts) for number in numbers]
+    numbers = np.array(family.numbers or (0.0,))
+    each = [predict(drawn, family, shape, number, hosts) for number in numbers]
     ratio = np.array(each) / drawn.measured_s  # (numbers, rows)
     errors = np.abs(ratio - 1)
     left_out = np.empty(len(drawn.place))
@@ -119,10 +119,10 @@ def fit(found: rules.Rows, trial: Trial, shape: Workload) -> Fitted:
     return Fitted(best, hosts, *conformal(left_out))
 
 
-def fit_hosts(single: Cells, trial: Trial, shape: Workload) -> Floats:
+def fit_hosts(single: Cells, family: Family, shape: Workload) -> Floats:
     """(5,) for each number of GPUs on a node the factor with the least mean error on that node alone."""
     tried = [np.full(5, factor) for factor in SLOWER_HOSTS]
-    predicted = np.array([predict(single, trial, shape, hosts=hosts) for hosts in tried])
+    predicted = np.array([predict(single, family, shape, hosts=hosts) for hosts in tried])
     errors = np.abs(predicted / single.measured_s - 1)
     best = np.ones(5)
     for gpus in np.unique(single.gpus):
@@ -159,7 +159,7 @@ def fits(rule: str, shape: str = "") -> dict[str, Fitted]:
 def _fits(rule: str, shape: str) -> dict[str, Fitted]:
     found, layers = rules.rows(rule), SHAPES[shape]()
     some = not found.fit.empty
-    tried = {name: one for name, one in TRIALS.items() if some or not (one.numbers or one.hosts)}
+    tried = {name: one for name, one in FAMILIES.items() if some or not (one.numbers or one.hosts)}
     return {name: fit(found, one, layers) for name, one in tried.items()}
 
 
@@ -180,7 +180,7 @@ def predictions(names: list[str] | None = None, shape: str = "") -> pd.DataFrame
             compute_s=cells.compute_s,
         )
         for name, fitted in fits(rule, shape).items():
-            said = predict(cells, TRIALS[name], layers, fitted.number, fitted.hosts)
+            said = predict(cells, FAMILIES[name], layers, fitted.number, fitted.hosts)
             each.append(
                 known.assign(
                     model=name,
