@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
@@ -26,25 +26,30 @@ def predictions() -> pd.DataFrame:
     return pd.concat([predict() for predict in SOURCES.values()], ignore_index=True)
 
 
-def scoreboard(predicted: pd.DataFrame) -> pd.DataFrame:
+def scoreboard(predicted: pd.DataFrame, by: Sequence[str] = ("rule", "model")) -> pd.DataFrame:
     """One row per rule and model: median_error, error_90, bias, n, coverage; errors relative to the measured.
 
+    by : other columns that tell the rows of the scoreboard apart
     error_90 : what one test row in ten exceeds; bias : median signed error, above 0: predicted too slow
     coverage : share of test rows within the interval; NaN for a model that gives none
     """
     error = predicted["predicted_s"] / predicted["measured_s"] - 1
     inside = predicted["measured_s"].between(predicted["lower_s"], predicted["upper_s"])
-    judged = predicted[["rule", "model"]].assign(
-        size=error.abs(), error=error, inside=inside.where(predicted["lower_s"].notna())
+    judged = predicted[[*by]].assign(
+        median_error=error.abs(),
+        error_90=error.abs(),
+        bias=error,
+        n=1,
+        coverage=inside.where(predicted["lower_s"].notna()).astype(float),
     )
     return (
-        judged.groupby(["rule", "model"], sort=False)
+        judged.groupby([*by], sort=False)
         .agg(
-            median_error=("size", "median"),
-            error_90=("size", lambda size: size.quantile(TAIL)),
-            bias=("error", "median"),
-            n=("size", "size"),
-            coverage=("inside", "mean"),
+            median_error=("median_error", "median"),
+            error_90=("error_90", lambda size: size.quantile(TAIL)),
+            bias=("bias", "median"),
+            n=("n", "sum"),
+            coverage=("coverage", "mean"),
         )
         .reset_index()
     )

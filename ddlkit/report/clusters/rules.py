@@ -21,15 +21,16 @@ READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "abci.read_trainings": abci.read_trainings,
     "cs336.read_iterations": cs336.read_iterations,
 }
-PARTS = ("compute", "calibrate", "test")
+PARTS = ("compute", "calibrate", "fit", "test")
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one source by what they may be used for; no row is in two of the three."""
+    """The rows of one source by what they may be used for; no row is in two of the parts."""
 
     compute: pd.DataFrame
     calibrate: pd.DataFrame
+    fit: pd.DataFrame
     test: pd.DataFrame
 
 
@@ -43,7 +44,7 @@ def rules(path: Path = RULES) -> dict[str, dict[str, Any]]:
     except (yaml.YAMLError, TypeError, KeyError) as error:
         raise UserError(f"{path}: no YAML with rules: restore it") from error
     for name, rule in found.items():
-        lacking = {"set", "read", "files", "predicts", *PARTS} - rule.keys()
+        lacking = {"set", "read", "files", "predicts", *PARTS} - {"fit"} - rule.keys()
         if lacking or rule["read"] not in READERS:
             what = f"lacks {', '.join(sorted(lacking))}" if lacking else f"reads {rule['read']!r}"
             raise UserError(f"{path}: rule {name}: {what}: write it as the head of the file says")
@@ -51,7 +52,9 @@ def rules(path: Path = RULES) -> dict[str, dict[str, Any]]:
 
 
 def rows(name: str, path: Path = RULES) -> Rows:
-    """The rows that a rule calls compute, calibrate and test; `files` are found beside the rules.
+    """The rows that a rule calls compute, calibrate, fit (none if it does not) and test.
+
+    `files` are found beside the rules.
 
     Raises UserError for an unknown rule, for one without test rows, and where a row would be in two parts.
     """
@@ -63,7 +66,11 @@ def rows(name: str, path: Path = RULES) -> Rows:
     if not found:
         raise UserError(f"{path}: rule {name}: there are no files {rule['files']}")
     frame = pd.concat([READERS[rule["read"]](file) for file in found], ignore_index=True)
-    parts = {part: frame.query(rule[part]) if rule[part] else frame[:0] for part in PARTS}
+    given = {"drawn": rule.get("drawn", [])}
+    parts = {
+        part: frame.query(rule[part], local_dict=given) if rule.get(part) else frame[:0]
+        for part in PARTS
+    }
     if pd.concat(parts.values()).index.has_duplicates or parts["test"].empty:
         raise UserError(
             f"{path}: rule {name}: tests nothing, or a row is in two parts: divide them"
