@@ -1,8 +1,8 @@
 """How well forms of a message cost hold on measured times: at sizes left out, and calibrated by a few sizes.
 
-What is asked of a calibration, fixed before it was computed: a table is *dense* if it has DENSE_SIZES sizes or
-more between DENSE_FROM and DENSE_TO and reaches both. CALIBRATION of its sizes, the nearest to evenly spaced
-ones over the logarithm of the size, both ends among them, are fitted; every other size between them is
+What is asked of a calibration, fixed before it was computed: a table is *dense* if it has DENSE_SIZES sizes
+or more between DENSE_FROM and DENSE_TO and reaches both. CALIBRATION of its sizes, the nearest to evenly
+spaced ones over the logarithm of the size, both ends among them, are fitted; every other size between them is
 predicted. An error is |predicted / median of the times there - 1|. Of each table and form: the median of all
 errors, which should be at most GOAL; their median below SMALL_TO, which should be at most GOAL_SMALL; and the
 worst, which has no goal. Tables that are not dense are treated alike, from their first size to their last.
@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ddlkit.core.fit import unseen_errors
 from ddlkit.core.fit import fit as fit_cost
+from ddlkit.core.fit import unseen_errors
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Floats
 
@@ -26,7 +26,7 @@ GOAL, GOAL_SMALL = 0.01, 0.05
 
 
 def calibration_sizes(sizes: ArrayLike, count: int = CALIBRATION) -> Floats:
-    """Of the distinct ``sizes`` the ``count`` nearest to evenly spaced ones over their logarithm, in order."""
+    """Of the distinct ``sizes`` the ``count`` nearest to evenly spaced ones over the logarithm."""
     distinct = np.unique(np.asarray(sizes, dtype=float))
     wanted = np.linspace(*np.log(distinct[[0, -1]]), count)
     nearest = np.abs(np.log(distinct)[:, None] - wanted).argmin(axis=0)
