@@ -302,8 +302,7 @@ class Curve(Table):
         bend = u * (1 - u) * width[piece]
         bent = (slope[piece] - chord[piece]) * (1 - u) - (slope[piece + 1] - chord[piece]) * u
         inside = np.exp(y[piece] + chord[piece] * u * width[piece] + bend * bent)
-        beyond = np.maximum(sizes, self.bytes[-1])
-        return np.asarray(inside + super()._seconds(beyond) - self.seconds[-1])
+        return np.where(sizes > self.bytes[-1], super()._seconds(sizes), inside)
 
 
 def _rising_slopes(width: Floats, chord: Floats) -> Floats:

@@ -38,6 +38,7 @@ from ddlkit.core.pieces import (
     each,
     grouped,
     joined,
+    joined_after_log,
     least_squares,
     linear,
     log2,
@@ -297,7 +298,7 @@ def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> Fitte
     """With the threshold that is given, or else with the one of least loss."""
     _, *names = parameters(Piecewise)
     if threshold == JOINED:
-        found = joined(sizes, seconds, 2, 2, logarithmic=True)
+        found = joined_after_log(sizes, seconds, 2)
         straight_s = found.start_s + found.slopes[0] * np.log2(found.knots_bytes[0])
         intercept_s = straight_s - found.slopes[1] * found.knots_bytes[0]
         first = found.slopes[0], found.start_s
@@ -415,7 +416,8 @@ def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **known:
         )
     residuals = cost(*at) / times - 1
     sure = names, estimates, errors, costs, tuple(at), times, residuals, leverage
-    return Fit(cost, *sure, form, held_out, unseen.error() if unseen else None, why)
+    error = unseen.error() if unseen and unseen.sizes.size else None
+    return Fit(cost, *sure, form, held_out, error, why)
 
 
 def _method(form: str, columns: int) -> tuple[Callable[..., Any], Fitter, int]:
@@ -434,20 +436,35 @@ def _method(form: str, columns: int) -> tuple[Callable[..., Any], Fitter, int]:
 
 
 def _best_form(sizes: Floats, seconds: Floats) -> tuple[str, str, Unseen | None]:
-    """The form of least median error at sizes left out, a sentence of why, and what it was there.
+    """The form that AUTO takes, why, and what it says of sizes left out."""
+    every = unseen_by_form(sizes, seconds)
+    chosen, why = chosen_because(every)
+    return chosen, why, every.get(chosen)
+
+
+def unseen_by_form(
+    sizes: ArrayLike, seconds: ArrayLike, forms: Sequence[str] = SIMPLE_FIRST
+) -> dict[str, Unseen]:
+    """What forms say of inner sizes of rows (n,), each left out; without forms that need every size."""
+    rows = _checked((sizes, seconds))
+    every = {form: _unseen(form, *rows) for form in forms}
+    return {form: one for form, one in every.items() if one.sizes.size}
+
+
+def chosen_because(every: Mapping[str, Unseen]) -> tuple[str, str]:
+    """What AUTO takes of forms, the simplest first, and a sentence of why.
 
     Where the sizes are too few to leave one out of a line, it is the line.
     """
-    every = {form: _unseen(form, sizes, seconds) for form in SIMPLE_FIRST}
-    errors = {form: error for form, one in every.items() if (error := one.error()) is not None}
-    if AlphaBeta.form not in errors:
-        return AlphaBeta.form, "too few sizes to leave one out and compare forms", None
+    if AlphaBeta.form not in every:
+        return AlphaBeta.form, "too few sizes to leave one out and compare forms"
+    errors = {form: one.error() for form, one in every.items()}
     chosen = choose_form(errors)
     others = "".join(f"; {form} {error:.2%}" for form, error in errors.items() if form != chosen)
     why = f"at sizes left out the median is off by {errors[chosen]:.2%} in the median{others}"
     if chosen in THROUGH_ALL:
         why += f" ({' and '.join(THROUGH_ALL)} count {COUNTS:g} times: neighbours will be nearer)"
-    return chosen, why, every[chosen]
+    return chosen, why
 
 
 def choose_form(errors: Mapping[str, float]) -> str:
@@ -497,7 +514,7 @@ def held_out_errors(form: str, *rows: ArrayLike) -> tuple[Floats, ...]:
     """
     if len(rows) == 2:
         unseen = _unseen(form, *_checked(rows))
-        return unseen.sizes, unseen.predicted_s / unseen.median_s - 1
+        return unseen.sizes, unseen.errors()
     inner = _inner(form, np.asarray(rows[0], float), len(rows))
     return unseen_errors(lambda *kept: fit(form, *kept, draws=0).cost, rows, rows, inner)
 
@@ -520,10 +537,13 @@ class Unseen(NamedTuple):
     predicted_s: Floats
     median_s: Floats
 
-    def error(self) -> float | None:
-        """Median size of the relative error; None where the form needs every size."""
-        off = np.abs(self.predicted_s / self.median_s - 1)
-        return float(np.median(off)) if off.size else None
+    def errors(self) -> Floats:
+        """(k,) signed, relative."""
+        return np.asarray(self.predicted_s / self.median_s - 1)
+
+    def error(self) -> float:
+        """The median of their sizes."""
+        return float(np.median(np.abs(self.errors())))
 
 
 def _unseen(form: str, sizes: Floats, seconds: Floats) -> Unseen:

@@ -187,6 +187,8 @@ def apart(
 
 SEARCHED = 48
 """Of so many sizes at most, evenly spaced in their order, the best knots are searched."""
+INSIDE, NEARER = 8, 10
+"""So many places of a knot are tried between two sizes, and so many times others nearer to the best."""
 
 
 class Joined(NamedTuple):
@@ -234,38 +236,67 @@ def joined(
     seconds: Floats,
     pieces: int,
     minimum: int,
-    *,
-    logarithmic: bool = False,
     jumps: int = 0,
 ) -> Joined:
-    """Pieces of least loss that meet at their knots, all but ``jumps`` of them, each of ``minimum`` sizes.
+    """Lines of least loss that meet at their knots, all but ``jumps`` of them, each of ``minimum`` sizes.
 
-    The best knot of two pieces that meet is either a measured size, where the pieces share it, or the place
-    between two sizes where lines that know nothing of each other happen to cross: so those are all tried.
-
-    logarithmic : the first piece, in the size's logarithm
+    The best knot of two lines that meet is either a measured size, where they share it, or the place between
+    two sizes where lines that know nothing of each other happen to cross: so those are all tried.
     """
-    points, groups, _ = grouped(sizes[:, None], seconds)
-    every = np.linspace(0, len(points) - 1, min(len(points), SEARCHED)).round().astype(int)
-    grid = points[every, 0]
-    weight, mean = _weighted([groups[k] for k in every.tolist()])
+    grid, mean, per_s = _searched(sizes, seconds)
     best = None
     for free in product((False, True), repeat=pieces - 1):
         for jumping in _jumping(free, min(jumps, pieces - 1)):
-            found = _best_knots(grid, mean, weight**0.5, free, jumping, minimum, logarithmic)
+            found = _best_knots(grid, mean, per_s, free, jumping, minimum)
             if found and (best is None or found[0] < best[0]):
                 best = found
     if best is None:
         raise UserError(f"{pieces} pieces need more sizes than {grid.size}")
     _, knots, steps = best
-    values, errors, leverage, _ = least_squares(
-        joined_design(sizes, knots, steps, logarithmic), seconds
-    )
-    heights = np.zeros(pieces - 1)
+    return _joined_at(knots, steps, sizes, seconds)
+
+
+def joined_after_log(sizes: Floats, seconds: Floats, minimum: int) -> Joined:
+    """A piece that is straight in the size's logarithm, and a line that it meets, of least loss.
+
+    The best knot may be anywhere between two sizes: INSIDE places in each are tried, then ever nearer ones.
+    """
+    grid, mean, per_s = _searched(sizes, seconds)
+    among = grid[minimum - 1 : grid.size - minimum + 1]
+    share = np.arange(INSIDE) / INSIDE
+    between = among[:-1, None] * (among[1:] / among[:-1])[:, None] ** share
+    places = np.append(between, among[-1])
+    for _ in range(NEARER):
+        design = joined_design(grid, places[:, None], (False,), True) * per_s[:, None]
+        best = int(np.argmin(_solved(design, mean * per_s)[1]))
+        knot, last = places[best], places.size - 1
+        before, behind = places[max(best - 1, 0)], places[min(best + 1, last)]
+        places = np.sort(np.append(np.linspace(before, behind, 2 * INSIDE), knot))
+    return _joined_at(np.array([knot]), (False,), sizes, seconds, True)
+
+
+def _searched(sizes: Floats, seconds: Floats) -> tuple[Floats, Floats, Floats]:
+    """(k,) sizes at which knots are searched, what the times there count as, and an error's unit, inverse."""
+    points, groups, _ = grouped(sizes[:, None], seconds)
+    every = np.linspace(0, len(points) - 1, min(len(points), SEARCHED)).round().astype(int)
+    weight, mean = _weighted([groups[k] for k in every.tolist()])
+    return points[every, 0], mean, weight**0.5
+
+
+def _joined_at(
+    knots: Floats,
+    steps: Sequence[bool],
+    sizes: Floats,
+    seconds: Floats,
+    logarithmic: bool = False,
+) -> Joined:
+    pieces = knots.size + 1
+    design = joined_design(sizes, knots, steps, logarithmic)
+    values, errors, leverage, _ = least_squares(design, seconds)
+    heights = np.zeros(knots.size)
     heights[np.flatnonzero(steps)] = values[pieces + 1 :]
-    return Joined(
-        knots, float(values[0]), values[1 : pieces + 1], heights, values, errors, leverage
-    )
+    start_s, slopes = float(values[0]), values[1 : pieces + 1]
+    return Joined(knots, start_s, slopes, heights, values, errors, leverage)
 
 
 def _jumping(free: Sequence[bool], jumps: int) -> list[tuple[bool, ...]]:
@@ -285,30 +316,32 @@ def _best_knots(
     free: Sequence[bool],
     jumping: Sequence[bool],
     minimum: int,
-    logarithmic: bool,
 ) -> tuple[float, Floats, tuple[bool, ...]] | None:
     """Loss, knots and which of them jump, of the best pieces whose knots lie between sizes where ``free``."""
     ends = _ends(grid.size, free, minimum)
     if not len(ends):
         return None
     inside = np.asarray(free, dtype=bool)
-    low, high = grid[ends], grid[np.minimum(ends + inside, grid.size - 1)]
+    low: Floats = grid[ends]
+    high: Floats = grid[np.minimum(ends + inside, grid.size - 1)]
     knots = np.sqrt(low * high)
     knots[:, ~inside] = low[:, ~inside]
-    design = joined_design(grid, knots, free, logarithmic) * per_s[:, None]
+    design = joined_design(grid, knots, free) * per_s[:, None]
     values, losses = _solved(design, mean * per_s)
     meeting = np.flatnonzero(inside & ~np.asarray(jumping, dtype=bool)).tolist()
     for place in meeting:
-        apart = partial(_apart_s, values, knots, free, place, logarithmic)
+        apart = partial(_apart_s, values, knots, free, place)
         losses[apart(low[:, place]) * apart(high[:, place]) > 0] = np.inf
     best = int(np.argmin(losses))
     if not np.isfinite(losses[best]):
         return None
     chosen = knots[best].copy()
     for place in meeting:
-        apart = partial(_apart_s, values[best], knots[best], free, place, logarithmic)
-        bounds = low[best, place], high[best, place]
-        chosen[place] = _crossing(apart, *bounds, straight=not logarithmic)
+        apart = partial(_apart_s, values[best], knots[best], free, place)
+        edges = np.array([low[best, place], high[best, place]])
+        off = apart(edges)
+        share = off[0] / (off[0] - off[1]) if off[0] != off[1] else 0.5  # one line all through
+        chosen[place] = edges[0] + (edges[1] - edges[0]) * share
     return float(losses[best]), chosen, tuple(jumping)
 
 
@@ -334,26 +367,8 @@ def _solved(design: Floats, wanted: Floats) -> tuple[Floats, Floats]:
     return values[..., 0] / scale[:, 0], losses
 
 
-def _apart_s(
-    values: Floats, knots: Floats, free: Sequence[bool], place: int, logarithmic: bool, at: Floats
-) -> Floats:
-    """How far above the piece before a free knot the one behind it is, both continued to ``at`` bytes."""
-    knot, step = knots[..., place], len(free) + 2 + sum(free[:place])
-    before = np.log2(at / knot) if logarithmic and place == 0 else at - knot
-    slopes = values[..., place + 1], values[..., place + 2]
-    return np.asarray(values[..., step] + slopes[1] * (at - knot) - slopes[0] * before)
-
-
-def _crossing(apart: Callable[[Floats], Floats], low: float, high: float, straight: bool) -> float:
-    """Where pieces cross that are apart on one side at ``low`` and on the other at ``high``."""
-    if straight:
-        ends = apart(np.array([low, high]))
-        return float(low + (high - low) * ends[0] / (ends[0] - ends[1]))
-    rising = apart(np.asarray(low)) < 0
-    for _ in range(60):
-        middle = (low + high) / 2
-        if (apart(np.asarray(middle)) < 0) == rising:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+def _apart_s(values: Floats, knots: Floats, free: Sequence[bool], place: int, at: Floats) -> Floats:
+    """How far above the line before a free knot the one behind it is, both continued to ``at`` bytes."""
+    step = len(free) + 2 + sum(free[:place])
+    bend = values[..., place + 2] - values[..., place + 1]
+    return np.asarray(values[..., step] + bend * (at - knots[..., place]))

@@ -10,13 +10,28 @@ worst, which has no goal. Tables that are not dense are treated alike, from thei
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ddlkit.core.cost import MessageCost
+from ddlkit.core.errors import UserError
+from ddlkit.core.fit import (
+    SIMPLE_FIRST,
+    Fit,
+    Unseen,
+    chosen_because,
+    unseen_by_form,
+    unseen_errors,
+)
 from ddlkit.core.fit import fit as fit_cost
-from ddlkit.core.fit import unseen_errors
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Floats
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 CALIBRATION = 12
 DENSE_SIZES, DENSE_FROM, DENSE_TO = 48, 1 * MIB, 1024 * MIB
@@ -28,8 +43,8 @@ GOAL, GOAL_SMALL = 0.01, 0.05
 def calibration_sizes(sizes: ArrayLike, count: int = CALIBRATION) -> Floats:
     """Of the distinct ``sizes`` the ``count`` nearest to evenly spaced ones over the logarithm."""
     distinct = np.unique(np.asarray(sizes, dtype=float))
-    wanted = np.linspace(*np.log(distinct[[0, -1]]), count)
-    nearest = np.abs(np.log(distinct)[:, None] - wanted).argmin(axis=0)
+    at = np.log(distinct)
+    nearest = np.abs(at[:, None] - np.linspace(at[0], at[-1], count)).argmin(axis=0)
     return np.asarray(distinct[np.unique(nearest)])
 
 
@@ -46,3 +61,66 @@ def calibrated_errors(form: str, sizes: ArrayLike, seconds: ArrayLike) -> tuple[
         (sizes[~seen], seconds[~seen]),
     )
     return at, errors
+
+
+class Comparison(NamedTuple):
+    """Forms fitted to the same times, the simplest first.
+
+    table : a row per form, NaN where it has too few sizes: sizes left out, and of |relative error| there the
+        median, the worst, the median below SMALL_TO and from DENSE_FROM on; then the median and the worst
+        at sizes that a calibration has not seen
+    fits : by form; the chosen one with draws; unseen : by form what it says of sizes left out
+    """
+
+    table: DataFrame
+    fits: dict[str, Fit[MessageCost]]
+    unseen: dict[str, Unseen]
+    chosen: str
+    why: str
+
+
+def compare(sizes: ArrayLike, seconds: ArrayLike, *forms: str, **known: Any) -> Comparison:
+    """What AUTO chooses between, and ``forms`` beside, on rows (n,) of messages.
+
+    known : of the messages, as `ddlkit.core.fit.fit` takes it, which raises for rows that no form can be of
+    """
+    import pandas as pd
+
+    names = tuple(dict.fromkeys([*SIMPLE_FIRST, *forms]))
+    unseen = unseen_by_form(sizes, seconds, names)
+    chosen, why = chosen_because({form: unseen[form] for form in SIMPLE_FIRST if form in unseen})
+    fits, rows = {}, {}
+    for form in names:
+        draws = {} if form == chosen else {"draws": 0}
+        try:
+            fits[form] = fit_cost(form, sizes, seconds, **draws, **known)
+        except UserError:
+            if form in (chosen, *forms):
+                raise
+        rows[form] = _judged(unseen.get(form)) | _judged_calibration(form, sizes, seconds)
+    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("form")
+    return Comparison(table, fits, unseen, chosen, why)
+
+
+def _judged(unseen: Unseen | None) -> dict[str, float]:
+    at, off = (unseen.sizes, np.abs(unseen.errors())) if unseen else (np.empty(0), np.empty(0))
+    return {
+        "sizes": len(at),
+        "median": _median(off),
+        "worst": float(off.max()) if off.size else np.nan,
+        "median_below_25_mib": _median(off[at < SMALL_TO]),
+        "median_from_1_mib": _median(off[at >= DENSE_FROM]),
+    }
+
+
+def _judged_calibration(form: str, sizes: ArrayLike, seconds: ArrayLike) -> dict[str, float]:
+    off = np.empty(0)
+    if np.unique(np.asarray(sizes)).size > CALIBRATION:
+        with suppress(UserError):  # of forms that need more sizes
+            off = np.abs(calibrated_errors(form, sizes, seconds)[1])
+    worst = float(off.max()) if off.size else np.nan
+    return {"median_of_12_sizes": _median(off), "worst_of_12_sizes": worst}
+
+
+def _median(off: Floats) -> float:
+    return float(np.median(off)) if off.size else np.nan
