@@ -360,15 +360,13 @@ def _compare(arguments: argparse.Namespace, sizes: Any, seconds: Any, of: dict[s
     to = arguments.draw or Path(f"{arguments.file.name.partition('.')[0]}-fits.png")
     off = {form: (one.sizes, one.errors()) for form, one in found.unseen.items()}
     plots.write_png(plots.cost_forms(found.fits, off, found.chosen), to)
+    goals = fits.against_goals(sizes, seconds)
+    said = {"chosen": found.chosen, "why": found.why, "calibration": goals, "drawn": str(to)}
     if arguments.json:
-        rows = json.loads(found.table.to_json(orient="index"))
-        _show({"forms": rows, "chosen": found.chosen, "why": found.why, "drawn": str(to)}, True)
+        _show({"forms": json.loads(found.table.to_json(orient="index")), **said}, True)
         return
-    names = {"sizes": "left out", "median_of_12_sizes": "12 sizes: median"}
-    shown = found.table.rename(columns=lambda name: names.get(name, name.replace("_", " ")))
-    percent = {name: "{:.2%}".format for name in shown.columns[1:]}
-    print(shown.to_string(formatters=percent, na_rep="-", line_width=140, index_names=False))
-    _show({"chosen": found.chosen, "why": found.why, "drawn": to}, False)
+    print(fits.page(found.table))
+    _show(said, False)
 
 
 def _held_out_error(form: str, sizes: Any, seconds: Any) -> float | None:

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import (
+    AUTO,
     SIMPLE_FIRST,
     Fit,
     Unseen,
@@ -27,7 +28,7 @@ from ddlkit.core.fit import (
     unseen_errors,
 )
 from ddlkit.core.fit import fit as fit_cost
-from ddlkit.core.units import MIB
+from ddlkit.core.units import MIB, format_bytes
 from ddlkit.core.workload import Floats
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ class Comparison(NamedTuple):
     """Forms fitted to the same times, the simplest first.
 
     table : a row per form, NaN where it has too few sizes: sizes left out, and of |relative error| there the
-        median, the worst, the median below SMALL_TO and from DENSE_FROM on; then the median and the worst
-        at sizes that a calibration has not seen
+        median, the worst, the median below SMALL_TO and from DENSE_FROM on; then of
+        `judged_calibration`
     fits : by form; the chosen one with draws; unseen : by form what it says of sizes left out
     """
 
@@ -97,7 +98,7 @@ def compare(sizes: ArrayLike, seconds: ArrayLike, *forms: str, **known: Any) -> 
         except UserError:
             if form in (chosen, *forms):
                 raise
-        rows[form] = _judged(unseen.get(form)) | _judged_calibration(form, sizes, seconds)
+        rows[form] = _judged(unseen.get(form)) | judged_calibration(form, sizes, seconds)
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("form")
     return Comparison(table, fits, unseen, chosen, why)
 
@@ -113,14 +114,64 @@ def _judged(unseen: Unseen | None) -> dict[str, float]:
     }
 
 
-def _judged_calibration(form: str, sizes: ArrayLike, seconds: ArrayLike) -> dict[str, float]:
-    off = np.empty(0)
+def judged_calibration(form: str, sizes: ArrayLike, seconds: ArrayLike) -> dict[str, float]:
+    """Median, median below SMALL_TO and worst error at sizes that a calibration has not seen; NaN: none."""
+    at = off = np.empty(0)
     if np.unique(np.asarray(sizes)).size > CALIBRATION:
         with suppress(UserError):  # of forms that need more sizes
-            off = np.abs(calibrated_errors(form, sizes, seconds)[1])
-    worst = float(off.max()) if off.size else np.nan
-    return {"median_of_12_sizes": _median(off), "worst_of_12_sizes": worst}
+            at, errors = calibrated_errors(form, sizes, seconds)
+            off = np.abs(errors)
+    return {
+        "median_of_12_sizes": _median(off),
+        "median_of_12_sizes_below_25_mib": _median(off[at < SMALL_TO]),
+        "worst_of_12_sizes": float(off.max()) if off.size else np.nan,
+    }
+
+
+def against_goals(sizes: ArrayLike, seconds: ArrayLike) -> str:
+    """How a calibration with AUTO does on these rows (n,) beside the goals, in a sentence."""
+    of = np.unique(np.asarray(sizes, dtype=float))
+    found = list(judged_calibration(AUTO, sizes, seconds).values())
+    if np.isnan(found[0]):
+        return (
+            f"{of.size} sizes are too few to calibrate with {CALIBRATION} and judge at the others"
+        )
+    inside = of[(of >= DENSE_FROM) & (of <= DENSE_TO)]
+    dense = inside.size >= DENSE_SIZES and of[0] <= DENSE_FROM and of[-1] >= DENSE_TO
+    said = [
+        f"{error:.2%} (goal {goal:.0%}: {'held' if error <= goal else 'missed'})"
+        for error, goal in zip(found, (GOAL, GOAL_SMALL), strict=False)
+        if not np.isnan(error)
+    ]
+    small = f", below {format_bytes(SMALL_TO)} {said[1]}" if len(said) > 1 else ""
+    meant = (
+        "" if dense else "; the goals are set for dense tables of 1 MiB to 1 GiB, which this is not"
+    )
+    others = of.size - calibration_sizes(of).size
+    return f"auto from {CALIBRATION} sizes is off at the other {others} by {said[0]}{small}{meant}"
 
 
 def _median(off: Floats) -> float:
     return float(np.median(off)) if off.size else np.nan
+
+
+def page(table: DataFrame) -> str:
+    """The table of a comparison for a person: errors in percent, under two lines of head."""
+    heads = {
+        "sizes": "left out",
+        "median": "median",
+        "worst": "worst",
+        "median_below_25_mib": "< 25 MiB",
+        "median_from_1_mib": ">= 1 MiB",
+        "median_of_12_sizes": "12: median",
+        "median_of_12_sizes_below_25_mib": "< 25 MiB",
+        "worst_of_12_sizes": "worst",
+    }
+    lines = [f"{'form':<18}" + "".join(f"{heads[name]:>11}" for name in table.columns)]
+    for form, row in table.iterrows():
+        errors = ["-" if np.isnan(error) else f"{error:.2%}" for error in row.iloc[1:]]
+        lines.append(f"{form:<18}{int(row.iloc[0]):>11}" + "".join(f"{e:>11}" for e in errors))
+    notes = (
+        f"12: median and what follows: at sizes that a calibration by {CALIBRATION} has not seen"
+    )
+    return "\n".join([*lines, notes, ""])
