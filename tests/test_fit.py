@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from ddlkit.core.cost import AlphaBeta, MessageCost, Piecewise, Segments, Table
+from ddlkit.core.cost import AlphaBeta, Curve, MessageCost, Piecewise, Segments, Table
 from ddlkit.core.doubt import DIGITS
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import LINES, costs_from_dict, fit, held_out_errors, unseen_errors
@@ -17,7 +17,11 @@ TRUTHS: dict[str, MessageCost] = {
     "alpha_beta": AlphaBeta(1e-3, 8e-9),
     "piecewise": Piecewise(3e5, 2e-4, -1e-3, 8e-9, 1e-4),
     "segments": Segments(*map(np.array, ([3e5, 9e6], [1e-4, 3e-3, 3e-2], [2e-8, 9e-9, 7e-9]))),
+    "segments:joined": Segments(
+        *map(np.array, ([3e5, 9e6], [1e-4, 3.4e-3, 2.14e-2], [2e-8, 9e-9, 7e-9]))
+    ),
     "table": Table(SIZES, 1e-3 + 8e-9 * SIZES),
+    "curve": Curve(SIZES, 1e-3 + 8e-9 * SIZES),
 }
 
 

@@ -27,7 +27,9 @@ def bent(knots: list[float], slopes: list[float], start_s: float = 1e-4) -> Segm
 
 def gaps(cost: Segments | Piecewise) -> np.ndarray:
     """How far a cost jumps at each of its breaks, relative to the time there."""
-    at = np.atleast_1d(getattr(cost, "breaks_bytes", getattr(cost, "threshold_bytes", None)))
+    at = np.atleast_1d(
+        cost.breaks_bytes if isinstance(cost, Segments) else np.array(cost.threshold_bytes)
+    )
     return np.abs(cost(at * (1 + 1e-12)) / cost(at * (1 - 1e-12)) - 1)
 
 

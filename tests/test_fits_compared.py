@@ -159,7 +159,8 @@ def test_forms_are_drawn_with_their_times_and_their_errors() -> None:
     drawn = {str(line.get_label()): line for line in above.lines}
     assert len(drawn) == len(SIMPLE_FIRST) + 1
     measured = drawn["measured, median"]
-    np.testing.assert_allclose(measured.get_xydata(), np.column_stack([sizes, seconds * 1e3]))
+    shown_at = np.asarray(measured.get_xydata(), dtype=float)
+    np.testing.assert_allclose(shown_at, np.column_stack([sizes, seconds * 1e3]))
     (thick,) = (line for name, line in drawn.items() if name.endswith("(chosen)"))
     x, y = np.asarray(thick.get_xydata()).T
     np.testing.assert_allclose(y / 1e3, found.fits[found.chosen].cost(x), rtol=1e-12)
