@@ -65,22 +65,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as interrupt:
         # Who measured says so: elsewhere there is nothing that could be kept.
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
         print("; ".join(["ddlkit: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader of our output has gone (``| head``): not an error, but flushing again would be.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    finally:
+        while _reminders:
+            _reminders.pop().cancel()
 
 
 AGAIN_S = 0.5
 """So long after an interrupt it comes again, if nothing is dealing with it."""
+AGAIN = signal.SIGUSR2
+_reminders: list[threading.Timer] = []
 
 
 def _end_as_ctrl_c_does() -> None:
     """Let SIGTERM and SIGHUP interrupt as Ctrl-C does, also where SIGINT is ignored; lose no interrupt."""
-    for number in (signal.SIGTERM, signal.SIGALRM):
+    for number in (signal.SIGTERM, AGAIN):
         signal.signal(number, _interrupt)
     # SIGINT is ignored in the background of a script; SIGHUP, as the terminal is gone, under nohup.
     for number, usual in (
@@ -93,8 +97,11 @@ def _end_as_ctrl_c_does() -> None:
 
 def _interrupt(number: int, _: object) -> None:
     """Python drops what is raised in a finaliser, and extensions what is raised beneath them; not this."""
-    signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
-    if number != signal.SIGALRM or not isinstance(sys.exception(), KeyboardInterrupt):
+    reminder = threading.Timer(AGAIN_S, os.kill, (os.getpid(), AGAIN))
+    reminder.daemon = True
+    reminder.start()
+    _reminders.append(reminder)
+    if number != AGAIN or not isinstance(sys.exception(), KeyboardInterrupt):
         raise KeyboardInterrupt
 
 
