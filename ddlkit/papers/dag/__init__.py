@@ -1,5 +1,10 @@
 """dag: equations of Shi et al., A DAG Model of Synchronous SGD (2018).
 
+Here are Eqs 1-6, strategies and counts. Beside them:
+
+    tasks      any graph of tasks: longest path, slack, schedule on resources
+    training   the graph of S-SGD (Fig 1) by a strategy, and what changes in it
+
 Layers are in forward order: index 0 is the paper's layer 1. All times are of one iteration.
 """
 
@@ -110,11 +115,17 @@ def wait_free_iteration_s(times: IterationTimes) -> float:
 
 @dataclass(frozen=True)
 class Strategy:
-    """What a framework hides behind computation (dag IV-C, V-C); all of them read ahead."""
+    """What a framework hides behind computation (dag IV-C, V-C): which edges the DAG has.
+
+    reads_ahead : a read does not wait for the update before it; all four frameworks do
+    one_buffer : a read waits for the copy before it, as Eq 3 needs and Fig 1 does not say (errata 3)
+    """
 
     copies_ahead: bool
     sends_during_backward: bool
     decodes_on_cpu: bool
+    reads_ahead: bool = True
+    one_buffer: bool = False
 
 
 STRATEGIES = {
