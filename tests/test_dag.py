@@ -297,6 +297,16 @@ def test_frameworks_schedules_have_no_anomaly(
         )
 
 
+def test_with_one_buffer_a_copy_that_takes_no_time_can_delay_training() -> None:
+    """Graham's anomaly in S-SGD: GPU 1 reads its next batch before GPU 0 does, whose copy takes long."""
+    times = dag.IterationTimes(4.0, 5.0, np.zeros(1), np.full(1, 3.0), np.ones(1))
+    graph = s_sgd(times, EQ_5, Gpus(1, 2), iterations=2)
+    uneven = graph.scaled(3.0, np.arange(graph.n) == 12)  # the second copy of GPU 0
+    quick = uneven.scaled(0.0, np.arange(graph.n) == 3)  # the first copy of GPU 1
+    assert [schedule(one).duration_s for one in (uneven, quick)] == [32.0, 35.0]
+    assert quick.longest_path_s <= uneven.longest_path_s
+
+
 @given(iterations(), st.sampled_from(sorted(ALL)), st.integers(1, 3), st.integers(1, 3))
 def test_a_schedule_of_s_sgd_is_played_task_by_task(
     times: dag.IterationTimes, name: str, machines: int, per_machine: int

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlkit.core.cost import MessageCost
+from ddlkit.core.errors import UserError
 from ddlkit.core.workload import Workload
 from ddlkit.papers import Paper
 
@@ -134,6 +135,18 @@ STRATEGIES = {
     "MXNet": Strategy(copies_ahead=False, sends_during_backward=True, decodes_on_cpu=False),
     "TensorFlow": Strategy(copies_ahead=False, sends_during_backward=True, decodes_on_cpu=True),
 }
+
+
+def strategy(framework: str) -> Strategy:
+    """A framework's entry in STRATEGIES, in any spelling. Raises UserError for another one.
+
+    >>> strategy("caffe-mpi").copies_ahead, strategy("cntk").sends_during_backward
+    (True, False)
+    """
+    for name, known in STRATEGIES.items():
+        if name.lower() == framework.lower():
+            return known
+    raise UserError(f"no strategy of {framework!r} is known: use one of {', '.join(STRATEGIES)}")
 
 
 def iteration_s(times: IterationTimes, strategy: Strategy) -> float:

@@ -49,6 +49,13 @@ class Gpus:
                 f"{self.machines} machines of {self.per_machine} GPUs: there must be one of each"
             )
 
+    @classmethod
+    def of(cls, n: int, per_machine: int, shared_disk: bool = False) -> Gpus:
+        """``n`` GPUs on as many machines as they fill. Raises UserError where they do not."""
+        if per_machine < 1 or n % per_machine:
+            raise UserError(f"{n} GPUs do not fill machines of {per_machine}")
+        return cls(n // per_machine, per_machine, shared_disk)
+
     @property
     def n(self) -> int:
         """N_g, the GPUs of all machines."""
@@ -272,7 +279,17 @@ class WhatIf(NamedTuple):
     @property
     def speedup(self) -> float:
         """By how much iterations follow each other faster."""
-        return self.before.period_s / self.after.period_s
+        return self.before.period_s / self.after.period_s if self.after.period_s else np.inf
+
+    def described(self) -> dict[str, Any]:
+        """Time between iterations, what limits it, and shares of the critical path, before and after."""
+        told: dict[str, Any] = {}
+        for when, one in zip(("", "_after"), self, strict=True):
+            limits = one.limits()
+            told[f"iteration_s{when}"] = one.period_s
+            told[f"limited_by{when}"] = next(iter(limits), "nothing")
+            told[f"shares_of_critical_path{when}"] = limits
+        return {**told, "speedup": self.speedup}
 
 
 def what_if(graph: TaskGraph, changes: Sequence[tuple[str, float]]) -> WhatIf:
