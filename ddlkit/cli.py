@@ -589,10 +589,8 @@ def what_if(arguments: argparse.Namespace) -> None:
     from ddlkit.papers import dag
     from ddlkit.papers.dag import training
 
-    pairs = [(text, *text.rpartition("=")[::2]) for text in arguments.scale]
-    slow = [(text, *text.rpartition(":")[::2]) for text in arguments.straggler]
-    changes = [(what, _factor(text, factor)) for text, what, factor in pairs]
-    changes += [(f"rank:{rank}", _factor(text, factor)) for text, rank, factor in slow]
+    changes = [_change(text, "=") for text in arguments.scale]
+    changes += [_change(text, ":", "rank:") for text in arguments.straggler]
     told, doubtful, profile = _forecast(arguments, arguments.plan)
     one = Iteration(told.iteration.workload, told.iteration.plan, told.iteration.cost)
     graph = training.of_iteration(
@@ -608,10 +606,11 @@ def what_if(arguments: argparse.Namespace) -> None:
     _show({**result, "warnings": doubtful} if arguments.json else result, arguments.json)
 
 
-def _factor(text: str, factor: str) -> float:
-    """The number at the end of a change."""
+def _change(text: str, parted_by: str, of: str = "") -> tuple[str, float]:
+    """What is changed, and how many times as long it takes."""
+    what, found, factor = text.rpartition(parted_by)
     try:
-        return float(factor)
+        return of + what, float(factor if found else "")
     except ValueError:
         raise UserError(f"{text!r}: write all_reduce=0.5 to scale, 3:1.2 for a straggler") from None
 

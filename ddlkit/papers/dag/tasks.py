@@ -323,6 +323,12 @@ def schedule(graph: TaskGraph) -> Schedule:
     return played if _in_order(played) else _play(graph, np.full(graph.n, True))
 
 
+def levels(graph: TaskGraph) -> Ints:
+    """(n,) the most edges that lead to each task, one after the other."""
+    steps, _ = _settled(np.ones(graph.n), graph.edges)
+    return steps.astype(np.int64)
+
+
 def _problem(task: Mapping[str, Any], known: Mapping[str, int], resources: Sequence[str]) -> str:
     """What is wrong with one row of tasks, or nothing."""
     missing = [key for key in ("name", "kind", "resource") if task.get(key) is None]
