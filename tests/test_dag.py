@@ -21,7 +21,14 @@ from ddlkit.core.timeline import KINDS
 from ddlkit.core.workload import Workload
 from ddlkit.papers import dag, networks, osf
 from ddlkit.papers.dag.tasks import TaskGraph, schedule
-from ddlkit.papers.dag.training import ONE_AFTER_THE_OTHER, Gpus, of_iteration, s_sgd, what_if
+from ddlkit.papers.dag.training import (
+    ONE_AFTER_THE_OTHER,
+    Gpus,
+    of_iteration,
+    period_s,
+    s_sgd,
+    what_if,
+)
 from strategies import costs, plans, workloads
 
 EQ_3 = replace(ONE_AFTER_THE_OTHER, reads_ahead=True, copies_ahead=True, one_buffer=True)
@@ -268,6 +275,21 @@ def test_for_many_gpus_and_for_figure_1_eqs_3_to_5_are_only_bounds(
         assert average <= dag.wait_free_iteration_s(printed) * (1 + 1e-9)
 
 
+@given(iterations(), st.sampled_from(sorted(dag.STRATEGIES)), st.booleans(), positive, st.data())
+def test_eq_5_repaired_is_the_schedule_of_equal_gpus(
+    times: dag.IterationTimes, name: str, shared: bool, decode_s: float, data: st.DataObject
+) -> None:
+    """Each of N iterations may end later than the period says by what comes before the first, no more."""
+    gpus = Gpus(data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), shared)
+    strategy, count = dag.STRATEGIES[name], 12
+    found = schedule(s_sgd(times, strategy, gpus, iterations=count, decode_s=decode_s))
+    ends, period = found.iteration_ends_s, period_s(times, strategy, gpus, decode_s=decode_s)
+    lower = period * np.arange(1, count + 1)
+    started = gpus.n * times.io_s + gpus.per_machine * decode_s + times.h2d_s + times.gpu_s
+    started += times.communication_s.sum() + times.update_s
+    assert np.all(ends >= lower * (1 - 1e-12)) and np.all(ends <= lower + started + 1e-9)
+
+
 def test_eq_3_is_not_reached_by_figure_1_nor_by_a_shared_disk() -> None:
     """Disk and copy work side by side: of the same GPU (errata 3), or of another one."""
     slow = replace(FIGURE_1, io_s=20.0, h2d_s=20.0)
@@ -463,6 +485,9 @@ def test_a_change_of_what_is_not_there_is_told(what: str, factor: float, message
 def test_a_dag_of_nothing_and_of_another_plan_is_refused() -> None:
     with pytest.raises(UserError, match="0 machines of 4 GPUs"):
         Gpus(0, 4)
+    for waiting in (EQ_5, ONE_AFTER_THE_OTHER):
+        with pytest.raises(UserError, match="has no closed form on a shared disk"):
+            period_s(FIGURE_1, waiting)
     with pytest.raises(UserError, match="0 iterations"):
         s_sgd(FIGURE_1, CAFFE, iterations=0)
     two = replace(FIGURE_1, communication_s=np.ones(2))

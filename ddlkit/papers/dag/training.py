@@ -23,7 +23,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.timeline import KINDS
-from ddlkit.papers.dag import IterationTimes, Strategy
+from ddlkit.papers.dag import IterationTimes, Strategy, exposed_communication_s
 from ddlkit.papers.dag.tasks import Bools, Floats, Ints, Schedule, TaskGraph, schedule
 
 ONE_AFTER_THE_OTHER = Strategy(
@@ -203,6 +203,32 @@ def _edges_between(numbers: _Numbers, strategy: Strategy) -> Ints:
         (numbers.h2d, numbers.io, strategy.one_buffer),
     ]
     return np.concatenate([_pairs(before, after) for before, after, there in waits if there])
+
+
+def period_s(
+    times: IterationTimes, strategy: Strategy, gpus: Gpus | None = None, *, decode_s: float = 0.0
+) -> float:
+    """dag Eq 5 repaired: what the schedule of equal GPUs takes from update to update, in the long run.
+
+    Disks, processors and copy engines work side by side, unless a strategy waits; the update is a part of
+    computing. Symbols as in ``s_sgd``; every layer is a message. A read that waits for a copy (one_buffer) or
+    for the update has no such form where several GPUs share a disk: UserError.
+
+    >>> toy = IterationTimes(2.0, 1.0, np.ones(3), np.ones(3), np.ones(3), 1.0)
+    >>> period_s(toy, Strategy(True, True, False)), period_s(toy, Strategy(True, True, False), Gpus(1, 8))
+    (8.0, 16.0)
+    """
+    gpus = Gpus() if gpus is None else gpus
+    if strategy.one_buffer or not strategy.reads_ahead:
+        raise UserError("a read that waits has no closed form on a shared disk: schedule it")
+    sent_s = exposed_communication_s(times)
+    if not strategy.sends_during_backward:
+        sent_s = float(np.sum(times.communication_s))
+    busy_s = times.gpu_s + sent_s + times.update_s
+    decoding_s = gpus.per_machine * decode_s if strategy.decodes_on_cpu else 0.0
+    readers = gpus.n if gpus.shared_disk else gpus.per_machine
+    ahead = (times.h2d_s, busy_s) if strategy.copies_ahead else (times.h2d_s + busy_s,)
+    return max(readers * times.io_s, decoding_s, *ahead)
 
 
 def of_iteration(
