@@ -31,7 +31,9 @@ def test_slack_in_a_schedule_is_zero_exactly_on_critical_paths() -> None:
 def test_the_closed_form_is_over_the_schedule_for_caffe_mpi_alone() -> None:
     """Of one GPU it is exact for the others; of Caffe-MPI only where fetching does not limit."""
     slow = replace(FIGURE_1, io_s=8.0, h2d_s=10.0)
-    table = dag.periods(slow, (1, 2), 12).set_index(["framework", "gpus"])["over"]
+    whole = dag.periods(slow, (1, 2), 12)
+    assert whole["repaired_s"].to_numpy() == pytest.approx(whole["scheduled_s"].to_numpy())
+    table = whole.set_index(["framework", "gpus"])["over"]
     assert table["Caffe-MPI", 1] == pytest.approx(18 / 13 - 1)
     assert table.drop("Caffe-MPI", level="framework").to_numpy() == pytest.approx(0, abs=1e-9)
     assert (dag.periods(FIGURE_1, (1, 2, 4), 12)["over"].abs() < 1e-9).all()
