@@ -205,9 +205,9 @@ def format_trace(trace: LayerTrace) -> str:
     Times are microseconds, as the shortest decimals that say them exactly. Raises UserError for a name that
     the format cannot hold: an empty one, or one with a blank or a comma.
 
-    >>> print(format_trace(parse_trace("0 conv 20 40 5 400", "my trace")), end="")
-    Id	Name	Forward	Backward	Comm.	Size
-    0	conv	20	40	5	400
+    >>> print(format_trace(parse_trace("0 conv 20 40 5 400", "my trace")).replace("\\t", " "), end="")
+    Id Name Forward Backward Comm. Size
+    0 conv 20 40 5 400
     """
     for name in trace.name:
         if not name or _GAP.search(name):
@@ -216,7 +216,7 @@ def format_trace(trace: LayerTrace) -> str:
     for times_s in np.moveaxis(np.array([getattr(trace, column) for column in TIMES]), 0, -1):
         for row, (name, size) in enumerate(zip(trace.name, trace.n_bytes, strict=True)):
             times_us = (
-                f"{Decimal(repr(float(time))).scaleb(6).normalize():g}" for time in times_s[row]
+                f"{Decimal(repr(float(time))).scaleb(6).normalize():f}" for time in times_s[row]
             )
             lines.append("\t".join((str(row), name, *times_us, str(size))))
     return "\n".join(lines) + "\n"
