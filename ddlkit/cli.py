@@ -47,7 +47,7 @@ def command(text: str, *arguments: Argument) -> Callable[[Run], Run]:
     """Register a function as the command of its own name."""
 
     def register(run: Run) -> Run:
-        COMMANDS[run.__name__.rstrip("_")] = Command(run, text, arguments)
+        COMMANDS[run.__name__.rstrip("_").replace("_", "-")] = Command(run, text, arguments)
         return run
 
     return register
@@ -423,8 +423,8 @@ _INPUTS = (
 )
 
 
-def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str]]:
-    """The forecast of the files under the plan ``spec``, and what is doubtful of it.
+def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str], Any]:
+    """The forecast of the files under the plan ``spec``, what is doubtful of it, and the layer profile.
 
     Both what is doubtful and what a profile left open is said on standard error.
     """
@@ -458,7 +458,7 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str]]
     doubtful = list(doubts(profile.device, cost, measured, n_bytes))
     for line in doubtful:
         print(f"ddlkit: warning: {line}", file=sys.stderr)
-    return found, doubtful
+    return found, doubtful, profile
 
 
 def _element_bytes(arguments: argparse.Namespace) -> int | None:
@@ -532,7 +532,7 @@ def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
     arg("--plan", default="ddp", help=f"{_PLAN_HELP} [ddp]"),
 )
 def predict(arguments: argparse.Namespace) -> None:
-    found, doubtful = _forecast(arguments, arguments.plan)
+    found, doubtful, _ = _forecast(arguments, arguments.plan)
     names = ("iteration_s", "compute_s", "communication_s", "exposed_communication_s")
     result = {
         **{name: getattr(found.prediction, name) for name in (*names, "scaling_factor")},
@@ -550,7 +550,7 @@ def predict(arguments: argparse.Namespace) -> None:
     arg("--planner", default="exact", help=f"as {_PLANS} [exact]"),
 )
 def plan(arguments: argparse.Namespace) -> None:
-    found, doubtful = _forecast(arguments, arguments.planner)
+    found, doubtful, _ = _forecast(arguments, arguments.planner)
     iteration_s, chosen = found.prediction.iteration_s, found.iteration.plan
     if arguments.json:
         _show({**chosen.to_dict(iteration_s), "warnings": doubtful}, True)
@@ -560,6 +560,66 @@ def plan(arguments: argparse.Namespace) -> None:
     for group, members in enumerate(chosen.slices):
         first, last = tensor[members.start], tensor[members.stop - 1]
         print(f"  {group:>3}  {units.format_bytes(sizes[group]):>10}  {first} .. {last}")
+
+
+# ---------------------------------------------------------------- what-if
+
+
+@command(
+    "change tasks of training's graph (dag Fig 1), and see what limits afterwards",
+    *_INPUTS,
+    arg("--plan", default="ddp", help=f"{_PLAN_HELP} [ddp]"),
+    arg(
+        "--scale",
+        action="append",
+        default=[],
+        metavar="WHAT=FACTOR",
+        help="a kind (all_reduce=0.5), a resource (disk=0.25), layer:3=0.5 or rank:2=1.2; may be repeated",
+    ),
+    arg(
+        "--straggler",
+        action="append",
+        default=[],
+        metavar="RANK:FACTOR",
+        help="a rank computes so many times as long; may be repeated",
+    ),
+    arg("--strategy", default="Caffe-MPI", help="whose edges: Caffe-MPI, CNTK, MXNet, TensorFlow"),
+    arg("--gpus-per-machine", type=int, default=1, help="that share a disk [1]"),
+    arg("--io-s", type=float, default=0.0, help="to read one GPU's batch [0]"),
+    arg("--decode-s", type=float, default=0.0, help="to decode it, where the strategy does [0]"),
+    arg("--h2d-s", type=float, default=0.0, help="to copy it to the GPU [0]"),
+    flag("--shared-disk", "all machines read from one"),
+    arg("--iterations", type=int, default=10, help="that follow one another [10]"),
+)
+def what_if(arguments: argparse.Namespace) -> None:
+    from ddlkit.core.iteration import Iteration
+    from ddlkit.papers import dag
+    from ddlkit.papers.dag import training
+
+    changes = [_change(text, "=") for text in arguments.scale]
+    changes += [_change(text, ":", "rank:") for text in arguments.straggler]
+    told, doubtful, profile = _forecast(arguments, arguments.plan)
+    one = Iteration(told.iteration.workload, told.iteration.plan, told.iteration.cost)
+    graph = training.of_iteration(
+        one,
+        dag.strategy(arguments.strategy),
+        training.Gpus.of(one.cost.workers or 1, arguments.gpus_per_machine, arguments.shared_disk),
+        iterations=arguments.iterations,
+        forward_s=profile.forward_s * arguments.dilation,
+        **{name: getattr(arguments, name) for name in ("io_s", "decode_s", "h2d_s")},
+    )
+    found = training.what_if(graph, changes)
+    result = {"tasks": graph.n, "longest_path_s": graph.longest_path_s, **found.described()}
+    _show({**result, "warnings": doubtful} if arguments.json else result, arguments.json)
+
+
+def _change(text: str, parted_by: str, of: str = "") -> tuple[str, float]:
+    """What is changed, and how many times as long it takes."""
+    what, found, factor = text.rpartition(parted_by)
+    try:
+        return of + what, float(factor if found else "")
+    except ValueError:
+        raise UserError(f"{text!r}: write all_reduce=0.5 to scale, 3:1.2 for a straggler") from None
 
 
 # ---------------------------------------------------------------- bench, machine

@@ -343,3 +343,74 @@ def test_an_unknown_option_and_a_closed_pipe_end_without_a_traceback(profile: Pa
     piped.wait()
     assert b"Traceback" not in piped.stderr.read()
     piped.stderr.close()
+
+
+# ---------------------------------------------------------------- what-if
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> Path:
+    """A cost of four workers: 100 MB/s, and no start-up."""
+    path = tmp_path / "cost.json"
+    line = {"form": "alpha_beta", "alpha_s": 0.0, "beta_s_per_byte": 1e-8, "workers": 4}
+    path.write_text(json.dumps(line))
+    return path
+
+
+def test_what_if_says_what_limits_before_and_after(
+    profile: Path, four: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The issue's line: messages of half the time, and rank 3 a fifth slower."""
+    files = ["--profile", profile, "--cost", four, "--plan", "single", "--json"]
+    changes = ["--scale", "allreduce=0.5", "--straggler", "3:1.2"]
+    found = run(capsys, "what-if", *files, *changes, "--io-s", "0.28")
+    sent_s, compute_s = 15e6 * 1e-8, PROFILE_ROWS * 0.03
+    assert found["tasks"] == 10 * (4 * (1 + 1 + 2 * PROFILE_ROWS) + 1 + 1)
+    assert found["iteration_s"] == pytest.approx(compute_s + sent_s)
+    assert found["iteration_s_after"] == pytest.approx(0.28)  # now the disks limit
+    assert found["limited_by_after"] == "disk" and "disk" not in found["shares_of_critical_path"]
+    told = run(capsys, "what-if", *files, *changes)
+    assert told["iteration_s_after"] == pytest.approx(1.2 * compute_s + 0.5 * sent_s)
+    assert sum(told["shares_of_critical_path_after"].values()) == pytest.approx(1)
+    share = 0.5 * sent_s / told["iteration_s_after"]
+    assert told["shares_of_critical_path_after"]["link"] == pytest.approx(share)
+    assert told["speedup"] == pytest.approx(told["iteration_s"] / told["iteration_s_after"])
+    predicted = run(capsys, "predict", *files)
+    assert told["iteration_s"] == pytest.approx(predicted["iteration_s"])
+
+
+def test_what_if_halves_a_layer_forward_and_backward_and_its_message(
+    profile: Path, four: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--profile", profile, "--cost", four, "--plan", "none", "--json"]
+    whole = run(capsys, "what-if", *files, "--strategy", "cntk", "--gpus-per-machine", "2")
+    half = run(capsys, "what-if", *files, "--strategy", "cntk", "--scale", "layer:5=0.5")
+    saved = 0.5 * (0.03 + 5e6 * 1e-8)
+    assert whole["iteration_s"] - half["iteration_s_after"] == pytest.approx(saved)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--straggler", "4:1.2"], "no task of rank 4: they are 0 to 3"),
+        (["--straggler", "3"], "'3': write all_reduce=0.5 to scale, 3:1.2 for a straggler"),
+        (["--scale", "all_reduce=fast"], "'all_reduce=fast': write all_reduce=0.5"),
+        (["--scale", "disc=0.5"], "unknown task or resource 'disc'"),
+        (["--scale", "io=-1"], "tasks cannot take -1 times as long"),
+        (["--scale", "layer:6=0.5"], "no task of layer 6: they are 1 to 5"),
+        (["--strategy", "torch"], "no strategy of 'torch' is known: use one of Caffe-MPI, CNTK"),
+        (["--gpus-per-machine", "3"], "4 GPUs do not fill machines of 3"),
+        (["--iterations", "0"], "0 iterations: there must be at least one"),
+        (["--io-s", "-1"], "task T0 (io on rank 0) has a duration of -1 s"),
+    ],
+)
+def test_a_wrong_change_is_one_line(
+    arguments: list[str],
+    message: str,
+    profile: Path,
+    four: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["what-if", "--profile", str(profile), "--cost", str(four), *arguments]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [line for line in told if line.startswith("ddlkit: error: ") and message in line]

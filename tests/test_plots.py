@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
-from matplotlib.colors import to_rgb
+from matplotlib.collections import LineCollection, PathCollection
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.container import BarContainer
 from numpy.typing import NDArray
 from PIL import Image
@@ -29,6 +29,8 @@ from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import make_plan
 from ddlkit.core.timeline import KINDS, Timeline
 from ddlkit.core.workload import Workload
+from ddlkit.papers.dag import STRATEGIES, IterationTimes, tasks
+from ddlkit.papers.dag.training import Gpus, s_sgd
 from ddlkit.report import outputs, plots
 from ddlkit.report.plots import style as looks
 from ddlkit.run.measure.channels import BLOCKS
@@ -274,6 +276,34 @@ def test_a_gantt_chart_has_every_span_once_at_full_length(ax: Axes) -> None:
     assert f"{1e3 * spans.exposed_communication_s():.3g} ms" in ax.get_title(loc="right")
     with pytest.raises(UserError, match="no span of rank 3"):
         plots.gantt(ax, {"": spans}, rank=3)
+
+
+def test_figure_1_has_36_tasks_in_two_colours_and_its_critical_path(ax: Axes) -> None:
+    times = IterationTimes(0.5, 0.5, np.ones(3), np.full(3, 2.0), np.full(3, 1.5), 0.5)
+    schedule = tasks.schedule(s_sgd(times, STRATEGIES["Caffe-MPI"], Gpus(1, 4)))
+    plots.task_graph(ax, schedule)
+    nodes = [one for one in ax.collections if isinstance(one, PathCollection)]
+    assert [np.shape(one.get_offsets())[0] for one in nodes] == [
+        25,
+        11,
+    ]  # circles compute, squares communicate
+    colors = np.concatenate([np.asarray(one.get_facecolor()) for one in nodes])
+    assert {to_hex(color) for color in colors.tolist()} == {"#f7d154", "#e8833a"}
+    places = np.concatenate([one.get_offsets() for one in nodes])
+    assert len({tuple(place) for place in places.tolist()}) == 36
+    gaps = np.hypot(*(places[:, None] - places[None]).transpose(2, 0, 1))[~np.eye(36, dtype=bool)]
+    assert gaps.min() >= 1  # a column, or a row
+    thick = [arrow for arrow in ax.patches if arrow.get_linewidth() > 1]
+    assert len(thick) == len(schedule.critical_path) - 1
+    assert len(ax.patches) - len(thick) == len(schedule.graph.edges)
+    words = {text.get_text() for text in ax.texts}
+    assert words >= {
+        *(f"T{task}" for task in range(36)),
+        "read",
+        "copy",
+        "forward\nlayer 3",
+        "GPU 3",
+    }
 
 
 def test_stacked_gantt_charts_share_one_scale() -> None:

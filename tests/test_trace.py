@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +17,13 @@ from ddlkit.formats.trace import (
     TIMES,
     LayerTrace,
     check_trace,
+    format_trace,
     looks_like_one,
     parse_trace,
 )
+from ddlkit.papers.dag import STRATEGIES
+from ddlkit.papers.dag.tasks import schedule
+from ddlkit.papers.dag.training import Gpus, s_sgd
 from ddlkit.store import DATA, files
 
 TABLE_VI = DATA / "papers" / "dag" / "tab06.csv"
@@ -48,25 +51,41 @@ def read(path: Path) -> LayerTrace:
     return parse_trace(files.read_text(path), str(path))
 
 
-def write_trace(trace: LayerTrace, path: Path) -> None:
-    """In the format of dag Table VI: microseconds as the shortest decimals that say them exactly."""
-    lines = ["Id\tName\tForward\tBackward\tComm.\tSize"]
-    for times_s in np.moveaxis(np.array([getattr(trace, column) for column in TIMES]), 0, -1):
-        for row, (name, size) in enumerate(zip(trace.name, trace.n_bytes, strict=True)):
-            times_us = (f"{Decimal(repr(float(time))).scaleb(6):g}" for time in times_s[row])
-            lines.append("\t".join((str(row), name, *times_us, str(size))))
-    path.write_text("\n".join(lines))
-
-
 @settings(deadline=None)  # the first reading imports pandas
 @given(trace=traces())
-def test_a_trace_reads_back_equal_to_the_last_bit(
-    trace: LayerTrace, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "trace.txt"
-    write_trace(trace, path)
-    assert looks_like_one(path.read_text())
-    assert same(read(path), trace)
+def test_a_trace_reads_back_equal_to_the_last_bit(trace: LayerTrace) -> None:
+    text = format_trace(trace)
+    assert looks_like_one(text)
+    assert same(parse_trace(text, "t"), trace)
+    assert format_trace(parse_trace(text, "t")) == text
+
+
+def test_table_vi_a_hundred_times_reads_back_with_its_mean_and_spread() -> None:
+    """As the files of dag Section VI are: 100 iterations, whose mean is more accurate."""
+    one, rng = read(TABLE_VI), np.random.default_rng(0)
+    scattered = {
+        column: getattr(one, column) * rng.lognormal(0, 0.05, (100, len(one.name)))
+        for column in TIMES
+    }
+    whole = LayerTrace(one.name, one.n_bytes, **scattered)
+    found = parse_trace(format_trace(whole), "a hundred")
+    assert found.iterations == 100 and same(found, whole)
+    for column, spread in found.spread().items():
+        mean, true = getattr(found.mean(), column)[0], getattr(one, column)[0]
+        timed = true > 0
+        # Five standard errors of the mean, and of the spread, of 100 samples that scatter by 5%.
+        assert mean[timed] == pytest.approx(true[timed], rel=5 * 0.05 / 10)
+        assert spread[timed] / true[timed] == pytest.approx(0.05, rel=5 / np.sqrt(2 * 99))
+        assert not spread[~timed].any()
+    marked = {finding.what: finding.layers for finding in check_trace(found)}["forward"]
+    assert marked == tuple(f"conv{i}" for i in range(1, 6))
+
+
+@pytest.mark.parametrize("name", ["", "conv 1", "conv,1", "conv\t1"])
+def test_a_name_that_the_format_cannot_hold_is_refused(name: str) -> None:
+    times_s = [np.ones((1, 1))] * 3
+    with pytest.raises(UserError, match="blanks and commas part columns"):
+        format_trace(LayerTrace((name,), np.array([4]), *times_s))
 
 
 @given(traces())
@@ -131,6 +150,20 @@ def test_table_vi_from_trace_to_iteration() -> None:
     # Taken at its word, all but conv1's message hides behind the backward of conv1 to conv4.
     assert found.exposed_communication_s == pytest.approx(123.424e-6, rel=1e-6)
     assert Iteration(workload, plan, cost).timeline().duration_s == pytest.approx(found.iteration_s)
+
+
+def test_table_vi_as_a_dag_is_table_vi_simulated() -> None:
+    """All 21 layers as tasks, eight messages: the same end as of the eight folded layers."""
+    trace = read(TABLE_VI)
+    times, plan = trace.training()
+    assert (len(times.backward_s), len(plan.ends)) == (21, 8)
+    graph = s_sgd(times, STRATEGIES["Caffe-MPI"], Gpus(1, 2), plan=plan, iterations=3)
+    found = schedule(graph)
+    cost = fit("table", *trace.messages()).cost
+    workload = trace.profile("alexnet-caffe", with_input=False).workload()
+    alone = predict(workload, make_plan("none", workload, cost), cost)
+    assert found.period_s == pytest.approx(alone.iteration_s, rel=1e-9)
+    assert found.duration_s == pytest.approx(2 * 1.2 + 3 * alone.iteration_s, rel=1e-9)
 
 
 def test_table_vi_is_told_to_contradict_itself() -> None:

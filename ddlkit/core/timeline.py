@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ddlkit.core.errors import UserError
 
 KINDS = (
-    *("io", "h2d", "forward", "backward", "sparsify", "negotiate", "wait"),
+    *("io", "decode", "h2d", "forward", "backward", "sparsify", "negotiate", "wait"),
     *("all_reduce", "all_gather", "update"),
 )
 COMPUTE = ("forward", "backward", "sparsify", "update")

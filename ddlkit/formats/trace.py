@@ -1,4 +1,4 @@
-"""Layer-wise traces in the format of dag Section VI and Table VI, read, checked and made a profile.
+"""Layer-wise traces in the format of dag Section VI and Table VI: read, written, checked, made a profile.
 
 One line per layer in forward order: id, name, forward, backward and communication time in microseconds,
 bytes of its gradient (0 for a layer without parameters). Ids count from 0; a file of several
@@ -10,14 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddlkit.core.errors import Finding, UserError
+from ddlkit.core.plan import FusionPlan
 from ddlkit.core.units import format_bytes, format_seconds
 from ddlkit.core.workload import Floats, Ints, LayerProfile
+from ddlkit.papers.dag import IterationTimes
 from ddlkit.store.readers import BYTES_PER_PARAMETER
 from ddlkit.store.sheet import Column, Schema, Sheet
 
@@ -35,6 +38,7 @@ _FILE = Schema(
         Column("size", "int", "non_negative"),
     ),
 )
+_HEADER = ("Id", "Name", "Forward", "Backward", "Comm.", "Size")
 _GAP = re.compile(r"[\s,]+")
 _OTHER_UNIT = re.compile(r"[^a-z](ms|ns|s|sec|seconds|bits|[kmg]i?b)\b")
 """In a header: neither microseconds nor bytes."""
@@ -102,19 +106,16 @@ class LayerTrace:
 
         Raises UserError when no layer has parameters.
         """
-        if not len(self.learnable):
-            raise UserError("trace: no layer has a gradient (all sizes are 0): nothing to exchange")
-        owner = np.maximum(
-            np.searchsorted(self.learnable, np.arange(len(self.name)), "right") - 1, 0
-        )
-        first = 0 if with_input else int(self.learnable[0])
-        n, mean = len(self.learnable), self.mean()
+        rows = self._learnable()
+        owner = np.maximum(np.searchsorted(rows, np.arange(len(self.name)), "right") - 1, 0)
+        first = 0 if with_input else int(rows[0])
+        n, mean = len(rows), self.mean()
 
         def folded(times: Floats) -> Floats:
             return np.bincount(owner[first:], times[0, first:], n).astype(float)
 
-        names = tuple(self.name[row] for row in self.learnable)
-        n_bytes = self.n_bytes[self.learnable]
+        names = tuple(self.name[row] for row in rows)
+        n_bytes = self.n_bytes[rows]
         return LayerProfile(
             network=network,
             device="unnamed",
@@ -128,6 +129,23 @@ class LayerTrace:
             flops=np.zeros(n),
         )
 
+    def training(self) -> tuple[IterationTimes, FusionPlan]:
+        """The mean iteration as tasks of the DAG (dag IV-B): every layer of its own, a message a gradient.
+
+        What stands before the first layer with parameters is the read, t_io; copy and update are not in
+        the trace. Raises UserError when no layer has parameters.
+        """
+        first, mean = int(self._learnable()[0]), self.mean()
+        times = IterationTimes(
+            io_s=_input_s(mean),
+            h2d_s=0.0,
+            forward_s=mean.forward_s[0, first:],
+            backward_s=mean.backward_s[0, first:],
+            communication_s=mean.communication_s[0, self.learnable],
+        )
+        ends = len(self.name) - self.learnable[::-1]
+        return times, FusionPlan("none", tuple(ends.tolist()))
+
     def messages(self) -> tuple[Ints, Floats]:
         """Every message of every iteration, as measured: (k n,) bytes and seconds, in forward order.
 
@@ -136,6 +154,12 @@ class LayerTrace:
         seconds = self.communication_s[:, self.learnable]
         n_bytes = np.broadcast_to(self.n_bytes[self.learnable], seconds.shape)
         return n_bytes[seconds > 0], seconds[seconds > 0]
+
+    def _learnable(self) -> NDArray[np.int64]:
+        """``learnable``; raises UserError where no layer is."""
+        if not len(self.learnable):
+            raise UserError("trace: no layer has a gradient (all sizes are 0): nothing to exchange")
+        return self.learnable
 
 
 # -- files -------------------------------------------------------------------------------------
@@ -173,6 +197,29 @@ def parse_trace(text: str, file: str) -> LayerTrace:
     times = frame[["forward", "backward", "comm"]].to_numpy().reshape(-1, count, 3)
     columns = dict(zip(TIMES, np.moveaxis(times, -1, 0), strict=True))
     return LayerTrace(tuple(frame["name"][:count]), frame["size"].to_numpy()[:count], **columns)
+
+
+def format_trace(trace: LayerTrace) -> str:
+    """The trace in the columns of dag Table VI: ``parse_trace`` reads it back equal to the last bit.
+
+    Times are microseconds, as the shortest decimals that say them exactly. Raises UserError for a name that
+    the format cannot hold: an empty one, or one with a blank or a comma.
+
+    >>> print(format_trace(parse_trace("0 conv 20 40 5 400", "my trace")).replace("\\t", " "), end="")
+    Id Name Forward Backward Comm. Size
+    0 conv 20 40 5 400
+    """
+    for name in trace.name:
+        if not name or _GAP.search(name):
+            raise UserError(f"trace: layer {name!r}: blanks and commas part columns; rename it")
+    lines = ["\t".join(_HEADER)]
+    for times_s in np.moveaxis(np.array([getattr(trace, column) for column in TIMES]), 0, -1):
+        for row, (name, size) in enumerate(zip(trace.name, trace.n_bytes, strict=True)):
+            times_us = (
+                f"{Decimal(repr(float(time))).scaleb(6).normalize():f}" for time in times_s[row]
+            )
+            lines.append("\t".join((str(row), name, *times_us, str(size))))
+    return "\n".join(lines) + "\n"
 
 
 def _cells(line: str) -> list[str]:

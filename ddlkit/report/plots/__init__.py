@@ -4,6 +4,7 @@ Every function takes an Axes and numbers in base units (seconds, bytes) and puts
 figure consists of is a table: its index the cases, sizes or workers, a column per series. Here are bars and
 dots by case; curves, samples and fits against a size; timelines.
 
+    graphs      graphs of tasks
     style       what a role, plan, cost form or span kind looks like; units, legends
     pages       figures and typeset tables, and the files they are kept in
 """
@@ -27,6 +28,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.fit import Fit
 from ddlkit.core.timeline import COMMUNICATION, KINDS, Timeline
 from ddlkit.core.workload import Workload
+from ddlkit.report.plots.graphs import task_graph as task_graph
 from ddlkit.report.plots.pages import canvas as canvas
 from ddlkit.report.plots.pages import heading as heading
 from ddlkit.report.plots.pages import pictures as pictures

@@ -1,5 +1,10 @@
 """dag: equations of Shi et al., A DAG Model of Synchronous SGD (2018).
 
+Here are Eqs 1-6, strategies and counts. Beside them:
+
+    tasks      any graph of tasks: longest path, slack, schedule on resources
+    training   the graph of S-SGD (Fig 1) by a strategy, and what changes in it
+
 Layers are in forward order: index 0 is the paper's layer 1. All times are of one iteration.
 """
 
@@ -12,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlkit.core.cost import MessageCost
+from ddlkit.core.errors import UserError
 from ddlkit.core.workload import Workload
 from ddlkit.papers import Paper
 
@@ -110,11 +116,17 @@ def wait_free_iteration_s(times: IterationTimes) -> float:
 
 @dataclass(frozen=True)
 class Strategy:
-    """What a framework hides behind computation (dag IV-C, V-C); all of them read ahead."""
+    """What a framework hides behind computation (dag IV-C, V-C): which edges the DAG has.
+
+    reads_ahead : a read does not wait for the update before it; all four frameworks do
+    one_buffer : a read waits for the copy before it, as Eq 3 needs and Fig 1 does not say (errata 3)
+    """
 
     copies_ahead: bool
     sends_during_backward: bool
     decodes_on_cpu: bool
+    reads_ahead: bool = True
+    one_buffer: bool = False
 
 
 STRATEGIES = {
@@ -123,6 +135,18 @@ STRATEGIES = {
     "MXNet": Strategy(copies_ahead=False, sends_during_backward=True, decodes_on_cpu=False),
     "TensorFlow": Strategy(copies_ahead=False, sends_during_backward=True, decodes_on_cpu=True),
 }
+
+
+def strategy(framework: str) -> Strategy:
+    """A framework's entry in STRATEGIES, in any spelling. Raises UserError for another one.
+
+    >>> strategy("caffe-mpi").copies_ahead, strategy("cntk").sends_during_backward
+    (True, False)
+    """
+    for name, known in STRATEGIES.items():
+        if name.lower() == framework.lower():
+            return known
+    raise UserError(f"no strategy of {framework!r} is known: use one of {', '.join(STRATEGIES)}")
 
 
 def iteration_s(times: IterationTimes, strategy: Strategy) -> float:

@@ -1,0 +1,335 @@
+"""The DAG of synchronous SGD (dag IV-B, Fig 1): any layers, machines, GPUs and iterations, by a strategy.
+
+Tasks are numbered as in Fig 1: of each iteration first all reads, then all copies, forward from layer 1 on,
+backward from layer L on, the messages in the order of backward, the update. A read, a copy and a layer are
+one task a GPU; a message and the update one for all.
+
+What the paper leaves open is decided so. A message holds the links of all machines at once, so they are
+one resource; the disk (and the CPU where it decodes) is of a machine, or the disk of all (NFS); each GPU has
+a copy engine of its own. Decoding is a task only where it takes time: Fig 1 has none.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddlkit.core.errors import UserError
+from ddlkit.core.iteration import Iteration
+from ddlkit.core.plan import FusionPlan
+from ddlkit.core.timeline import KINDS
+from ddlkit.papers.dag import IterationTimes, Strategy, exposed_communication_s
+from ddlkit.papers.dag.tasks import Bools, Floats, Ints, Schedule, TaskGraph, schedule
+
+ONE_AFTER_THE_OTHER = Strategy(
+    copies_ahead=False, sends_during_backward=False, decodes_on_cpu=False, reads_ahead=False
+)
+"""dag Eqs 1 and 2: nothing is hidden."""
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """Where tasks run: ``machines`` with as many GPUs each; ``shared_disk``: one NFS for all machines.
+
+    Raises UserError for fewer than one of either.
+    """
+
+    machines: int = 1
+    per_machine: int = 1
+    shared_disk: bool = False
+
+    def __post_init__(self) -> None:
+        if self.machines < 1 or self.per_machine < 1:
+            raise UserError(
+                f"{self.machines} machines of {self.per_machine} GPUs: there must be one of each"
+            )
+
+    @classmethod
+    def of(cls, n: int, per_machine: int, shared_disk: bool = False) -> Gpus:
+        """``n`` GPUs on as many machines as they fill. Raises UserError where they do not."""
+        if per_machine < 1 or n % per_machine:
+            raise UserError(f"{n} GPUs do not fill machines of {per_machine}")
+        return cls(n // per_machine, per_machine, shared_disk)
+
+    @property
+    def n(self) -> int:
+        """N_g, the GPUs of all machines."""
+        return self.machines * self.per_machine
+
+    def resources(self) -> dict[str, Ints]:
+        """Numbers of the resources by name: one a rank (R,); the link, and all GPUs together, (1,)."""
+        ranks = np.arange(self.n)
+        machine, disks = ranks // self.per_machine, 1 if self.shared_disk else self.machines
+        counts = {
+            "disk": disks,
+            "cpu": self.machines,
+            "copy": self.n,
+            "gpu": self.n,
+            "link": 1,
+            "all": 1,
+        }
+        first = dict(zip(counts, np.cumsum([0, *counts.values()]), strict=False))
+        within = {"disk": machine % disks, "cpu": machine, "copy": ranks, "gpu": ranks}
+        return {name: first[name] + within.get(name, np.zeros(1, np.int64)) for name in counts}
+
+    def names(self) -> tuple[str, ...]:
+        """What the resources are called: kind and number; "gpu all" are all GPUs together."""
+        disks = ["disk all"] if self.shared_disk else [f"disk {i}" for i in range(self.machines)]
+        cpus = [f"cpu {i}" for i in range(self.machines)]
+        engines = [f"{name} {i}" for name in ("copy", "gpu") for i in range(self.n)]
+        return (*disks, *cpus, *engines, "link", "gpu all")
+
+
+class _Numbers(NamedTuple):
+    """Numbers of the tasks of one iteration: those of a rank (R,), of its layers (L, R), messages (G,)."""
+
+    io: Ints
+    decode: Ints
+    h2d: Ints
+    forward: Ints
+    backward: Ints
+    sent: Ints
+    update: Ints
+
+    @classmethod
+    def of(cls, layers: int, messages: int, gpus: int, decodes: bool) -> _Numbers:
+        sizes = [gpus, decodes * gpus, gpus, layers * gpus, layers * gpus, messages, 1]
+        parts = cls(*np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]))
+        forward, backward = (one.reshape(layers, gpus) for one in (parts.forward, parts.backward))
+        return parts._replace(forward=forward, backward=backward)
+
+
+def s_sgd(
+    times: IterationTimes,
+    strategy: Strategy,
+    gpus: Gpus | None = None,
+    *,
+    iterations: int = 1,
+    plan: FusionPlan | None = None,
+    decode_s: float = 0.0,
+) -> TaskGraph:
+    """The DAG of ``iterations`` of S-SGD (dag IV-B and IV-C).
+
+    times : io_s and h2d_s are of *one* GPU's batch, as decode_s is; communication_s of each layer, or of each
+        message of ``plan`` (a tensor is a layer), in forward order
+
+    Raises UserError without an iteration, and for a plan of other layers or messages.
+
+    >>> toy = IterationTimes(1.0, 1.0, np.ones(3), np.ones(3), np.ones(3), 1.0)
+    >>> graph = s_sgd(toy, ONE_AFTER_THE_OTHER, Gpus(1, 4))
+    >>> graph.n, graph.longest_path_s, schedule(graph).duration_s
+    (36, 10.0, 15.0)
+    """
+    gpus = Gpus() if gpus is None else gpus
+    layers, messages = len(times.backward_s), len(times.communication_s)
+    ends = np.arange(1, layers + 1) if plan is None else np.array(plan.ends)
+    if iterations < 1:
+        raise UserError(f"{iterations} iterations: there must be at least one")
+    if ends[-1] != layers or len(ends) != messages:
+        raise UserError(
+            f"a plan of {ends[-1]} layers in {len(ends)} messages does not fit {layers} layers with "
+            f"{messages} times of communication"
+        )
+    decode_s = decode_s if strategy.decodes_on_cpu else 0.0
+    numbers = _Numbers.of(layers, messages, gpus.n, decode_s > 0)
+    n = int(numbers.update[0]) + 1
+    offsets = n * np.arange(iterations)[:, None, None]
+    within = _edges(numbers, ends, strategy) + offsets
+    between = _edges_between(numbers, strategy) + [0, n] + offsets[:-1]
+    columns = _columns(times, decode_s, numbers, gpus, layers - ends + 1)
+    tiled: dict[str, Any] = {name: np.tile(one, iterations) for name, one in columns.items()}
+    return TaskGraph(
+        resources=gpus.names(),
+        iteration=np.repeat(np.arange(iterations), n),
+        edges=np.concatenate([within.reshape(-1, 2), between.reshape(-1, 2)]),
+        **tiled,
+    )
+
+
+def _columns(
+    times: IterationTimes, decode_s: float, numbers: _Numbers, gpus: Gpus, sent_layer: Ints
+) -> dict[str, NDArray[Any]]:
+    """kind, resource, duration_s, rank and layer of the tasks of one iteration."""
+    held, layers = gpus.resources(), np.arange(1, len(times.backward_s) + 1)[:, None]
+    rows: dict[str, tuple[Ints, Any, Any]] = {
+        "io": (held["disk"], times.io_s, 0),
+        "decode": (held["cpu"], decode_s, 0),
+        "h2d": (held["copy"], times.h2d_s, 0),
+        "forward": (held["gpu"], times.forward_s[:, None], layers),
+        "backward": (held["gpu"], times.backward_s[::-1, None], layers[::-1]),
+        "all_reduce": (held["link"], times.communication_s[::-1], sent_layer),
+        "update": (held["all"], times.update_s, 0),
+    }
+    names = ("kind", "resource", "duration_s", "rank", "layer")
+    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
+    for task, (kind, (resource, seconds, layer)) in zip(numbers, rows.items(), strict=True):
+        of_rank = -1 if kind in ("all_reduce", "update") else np.arange(gpus.n)
+        values = (KINDS.index(kind), resource, seconds, of_rank, np.where(layer, layer, -1))
+        for name, value in zip(names, values, strict=True) if task.size else ():
+            columns[name].append(np.broadcast_to(value, task.shape).ravel())
+    return {name: np.concatenate(parts) for name, parts in columns.items()}
+
+
+def _pairs(before: Ints, after: Ints) -> Ints:
+    """(m, 2) edges between tasks, of which one of either may belong to many of the other."""
+    return np.column_stack([side.ravel() for side in np.broadcast_arrays(before, after)])
+
+
+def _edges(numbers: _Numbers, ends: Ints, strategy: Strategy) -> Ints:
+    """(m, 2) edges within an iteration; a message waits for its last layer, or for all of backward."""
+    fetched = [one for one in numbers[:3] if one.size]
+    lines = [*fetched, *numbers.forward, *numbers.backward]
+    ready = numbers.backward[ends - 1 if strategy.sends_during_backward else np.full_like(ends, -1)]
+    return np.concatenate(
+        [
+            *[_pairs(one, next_) for one, next_ in itertools.pairwise(lines)],
+            _pairs(ready, numbers.sent[:, None]),
+            _pairs(numbers.sent, numbers.update),
+        ]
+    )
+
+
+def _edges_between(numbers: _Numbers, strategy: Strategy) -> Ints:
+    """(m, 2) edges from an iteration to the next, numbered as within one: where a strategy waits."""
+    waits = [(numbers.io, numbers.io, True), (numbers.update, numbers.forward[0], True)]
+    waits += [
+        (numbers.update, numbers.io, not strategy.reads_ahead),
+        (numbers.update, numbers.h2d, not strategy.copies_ahead),
+        (numbers.h2d, numbers.io, strategy.one_buffer),
+    ]
+    return np.concatenate([_pairs(before, after) for before, after, there in waits if there])
+
+
+def period_s(
+    times: IterationTimes, strategy: Strategy, gpus: Gpus | None = None, *, decode_s: float = 0.0
+) -> float:
+    """dag Eq 5 repaired: what the schedule of equal GPUs takes from update to update, in the long run.
+
+    Disks, processors and copy engines work side by side, unless a strategy waits; the update is a part of
+    computing. Symbols as in ``s_sgd``; every layer is a message. A read that waits for a copy (one_buffer) or
+    for the update has no such form where several GPUs share a disk: UserError.
+
+    >>> toy = IterationTimes(2.0, 1.0, np.ones(3), np.ones(3), np.ones(3), 1.0)
+    >>> period_s(toy, Strategy(True, True, False)), period_s(toy, Strategy(True, True, False), Gpus(1, 8))
+    (8.0, 16.0)
+    """
+    gpus = Gpus() if gpus is None else gpus
+    if strategy.one_buffer or not strategy.reads_ahead:
+        raise UserError("a read that waits has no closed form on a shared disk: schedule it")
+    sent_s = exposed_communication_s(times)
+    if not strategy.sends_during_backward:
+        sent_s = float(np.sum(times.communication_s))
+    busy_s = times.gpu_s + sent_s + times.update_s
+    decoding_s = gpus.per_machine * decode_s if strategy.decodes_on_cpu else 0.0
+    readers = gpus.n if gpus.shared_disk else gpus.per_machine
+    ahead = (times.h2d_s, busy_s) if strategy.copies_ahead else (times.h2d_s + busy_s,)
+    return max(readers * times.io_s, decoding_s, *ahead)
+
+
+def of_iteration(
+    iteration: Iteration,
+    strategy: Strategy,
+    gpus: Gpus | None = None,
+    *,
+    iterations: int = 1,
+    io_s: float = 0.0,
+    decode_s: float = 0.0,
+    h2d_s: float = 0.0,
+    forward_s: Floats | None = None,
+) -> TaskGraph:
+    """The DAG of core's iteration: its tensors as layers, a message per group of its plan.
+
+    forward_s : (n,) of each layer, in forward order; without it all stands at layer 1
+
+    Raises UserError where messages share a link or are copied.
+
+    >>> from ddlkit.core.cost import AlphaBeta
+    >>> from ddlkit.core.workload import Workload
+    >>> from ddlkit.papers.dag import STRATEGIES
+    >>> toy = Workload.from_arrays(1.0, [1.0, 1.0], [1_000_000, 3_000_000])
+    >>> one = Iteration(toy, FusionPlan("none", (1, 2)), AlphaBeta(0.5, 1e-6))
+    >>> schedule(of_iteration(one, STRATEGIES["Caffe-MPI"], Gpus(2, 4))).duration_s
+    7.0
+    """
+    iteration.edges()  # refuses what no graph says
+    times = IterationTimes.of_workload(iteration.workload, iteration.cost, io_s, h2d_s)
+    times = replace(times, communication_s=iteration.communication_s[::-1])
+    if forward_s is not None:
+        times = replace(times, forward_s=forward_s)
+    return s_sgd(
+        times, strategy, gpus, iterations=iterations, plan=iteration.plan, decode_s=decode_s
+    )
+
+
+# -- what if -----------------------------------------------------------------------------------------
+
+
+def tasks_named(graph: TaskGraph, what: str) -> Bools:
+    """(n,) tasks of a kind ("all_reduce"), a class of resources ("disk"), "layer 2", or "rank 3".
+
+    A rank's are its forward, backward and decoding: what a slow GPU or its processor delays.
+
+    Raises UserError for what the graph does not have.
+    """
+    head, _, number = what.replace(":", " ").partition(" ")
+    kind = {known.replace("_", ""): known for known in KINDS}.get(head.replace("_", ""))
+    classes = [name.partition(" ")[0] for name in graph.resources]
+    if head in ("layer", "rank"):
+        if not number.strip().lstrip("-").isdigit():
+            raise UserError(f"{what!r}: write {head}:NUMBER")
+        if head == "rank":
+            return graph.chosen(rank=int(number)) & graph.computes
+        return graph.chosen(layer=int(number))
+    if kind and not number:
+        return graph.chosen(kind)
+    if head in classes and not number:
+        return np.array([name == head for name in classes])[graph.resource]
+    raise UserError(
+        f"unknown task or resource {what!r}: use layer:NUMBER, rank:NUMBER, a kind "
+        f"({', '.join(KINDS[code] for code in np.unique(graph.kind))}) or a resource "
+        f"({', '.join(dict.fromkeys(classes))})"
+    )
+
+
+class WhatIf(NamedTuple):
+    """The schedule before a change and after it."""
+
+    before: Schedule
+    after: Schedule
+
+    @property
+    def speedup(self) -> float:
+        """By how much iterations follow each other faster."""
+        return self.before.period_s / self.after.period_s if self.after.period_s else np.inf
+
+    def described(self) -> dict[str, Any]:
+        """Time between iterations, what limits it, and shares of the critical path, before and after."""
+        told: dict[str, Any] = {}
+        for when, one in zip(("", "_after"), self, strict=True):
+            limits = one.limits()
+            told[f"iteration_s{when}"] = one.period_s
+            told[f"limited_by{when}"] = next(iter(limits), "nothing")
+            told[f"shares_of_critical_path{when}"] = limits
+        return {**told, "speedup": self.speedup}
+
+
+def what_if(graph: TaskGraph, changes: Sequence[tuple[str, float]]) -> WhatIf:
+    """The graph scheduled as it is, and with tasks that take other times: (what, factor) each.
+
+    Raises UserError for what the graph does not have, and a factor below 0.
+
+    >>> from ddlkit.papers.dag import STRATEGIES
+    >>> toy = IterationTimes(0.0, 0.0, np.ones(2), np.ones(2), np.full(2, 4.0))
+    >>> found = what_if(s_sgd(toy, STRATEGIES["MXNet"]), [("all_reduce", 0.5), ("rank:0", 2.0)])
+    >>> found.before.duration_s, found.after.duration_s, found.after.limits()["gpu"]
+    (11.0, 10.0, 0.8)
+    """
+    changed = graph
+    for what, factor in changes:
+        changed = changed.scaled(factor, tasks_named(changed, what))
+    return WhatIf(schedule(graph), schedule(changed))

@@ -1,0 +1,501 @@
+"""Laws of the DAG: longest path and slack, schedules on resources, and what the closed forms say of them."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from dataclasses import replace
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.errors import UserError
+from ddlkit.core.iteration import Iteration
+from ddlkit.core.link import Link
+from ddlkit.core.plan import make_plan
+from ddlkit.core.timeline import KINDS
+from ddlkit.core.workload import Workload
+from ddlkit.papers import dag, networks, osf
+from ddlkit.papers.dag.tasks import TaskGraph, schedule
+from ddlkit.papers.dag.training import (
+    ONE_AFTER_THE_OTHER,
+    Gpus,
+    of_iteration,
+    period_s,
+    s_sgd,
+    what_if,
+)
+from strategies import costs, plans, workloads
+
+EQ_3 = replace(ONE_AFTER_THE_OTHER, reads_ahead=True, copies_ahead=True, one_buffer=True)
+EQ_5 = replace(EQ_3, sends_during_backward=True)
+CAFFE = dag.STRATEGIES["Caffe-MPI"]
+ALL = {"none hidden": ONE_AFTER_THE_OTHER, "Eq 3": EQ_3, "Eq 5": EQ_5, **dag.STRATEGIES}
+FIGURE_1 = dag.IterationTimes(2.0, 1.0, np.full(3, 1.0), np.full(3, 2.0), np.full(3, 1.5), 0.5)
+
+positive = st.floats(0.01, 10)
+seconds = st.floats(0, 10) | st.sampled_from([0.0, 1.0])
+
+
+def made(resource: list[int], duration_s: list[float], edges: list[tuple[int, int]]) -> TaskGraph:
+    n, whole = len(resource), np.zeros(len(resource), int)
+    pairs = np.array(sorted(set(edges)), int).reshape(-1, 2)
+    names = tuple(f"r{i}" for i in range(max(resource) + 1))
+    kind = np.full(n, KINDS.index("forward"))
+    return TaskGraph(
+        names, kind, np.array(resource), np.array(duration_s), whole, whole, whole, pairs
+    )
+
+
+@st.composite
+def graphs(draw: st.DrawFn, most: int = 14) -> TaskGraph:
+    """Tasks numbered anyhow, of long chains as often as of many edges."""
+    n = draw(st.integers(1, most))
+    resource = draw(st.lists(st.integers(0, draw(st.integers(0, 3))), min_size=n, max_size=n))
+    duration_s = draw(st.lists(seconds, min_size=n, max_size=n))
+    number = draw(st.permutations(range(n)))
+    drawn = draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=2 * n))
+    chained = [(i, i + 1) for i in range(n - 1) if draw(st.booleans())]
+    edges = [(number[a], number[b]) for a, b in [*drawn, *chained] if a < b]
+    return made(resource, duration_s, edges)
+
+
+@st.composite
+def iterations(draw: st.DrawFn) -> dag.IterationTimes:
+    layers = draw(st.lists(st.tuples(positive, positive, positive), min_size=1, max_size=6))
+    forward, backward, sent = (np.array(column) for column in zip(*layers, strict=True))
+    fetched = draw(positive), draw(positive)
+    return dag.IterationTimes(*fetched, forward, backward, sent, draw(positive))
+
+
+def one_by_one(graph: TaskGraph) -> np.ndarray:
+    """Starts of first ready, first served, task by task: what the chains must give, too."""
+    waits = np.bincount(graph.edges[:, 1], minlength=graph.n)
+    free = np.zeros(len(graph.resources))
+    ready, start = np.zeros(graph.n), np.zeros(graph.n)
+    queue = [(0.0, task) for task in np.flatnonzero(waits == 0).tolist()]
+    while queue:
+        at, task = heapq.heappop(queue)
+        start[task] = max(at, free[graph.resource[task]])
+        free[graph.resource[task]] = end = start[task] + graph.duration_s[task]
+        for after in graph.edges[graph.edges[:, 0] == task, 1]:
+            ready[after], waits[after] = max(ready[after], end), waits[after] - 1
+            if not waits[after]:
+                heapq.heappush(queue, (float(ready[after]), int(after)))
+    return start
+
+
+# ---------------------------------------------------------------- longest path
+
+
+@given(graphs())
+def test_the_longest_path_is_networkx_s(graph: TaskGraph) -> None:
+    others = graph.to_networkx()
+    others.add_weighted_edges_from((task, "end", graph.duration_s[task]) for task in range(graph.n))
+    assert graph.longest_path_s == pytest.approx(nx.dag_longest_path_length(others), rel=1e-12)
+    path = graph.critical_path
+    assert sum(graph.duration_s[list(path)]) == pytest.approx(graph.longest_path_s, rel=1e-12)
+    assert all(others.has_edge(a, b) for a, b in zip(path, path[1:], strict=False))
+    assert graph.slack_s[list(path)] == pytest.approx(0, abs=1e-9)
+
+
+@given(graphs(), st.data())
+def test_slack_is_what_a_task_may_be_late(graph: TaskGraph, data: st.DataObject) -> None:
+    task = data.draw(st.integers(0, graph.n - 1))
+    late = graph.duration_s.copy()
+    late[task] += graph.slack_s[task]
+    longest = graph.longest_path_s
+    assert replace(graph, duration_s=late).longest_path_s == pytest.approx(longest, rel=1e-9)
+    late[task] += 1.0
+    assert replace(graph, duration_s=late).longest_path_s == pytest.approx(longest + 1, rel=1e-9)
+
+
+@given(graphs(), st.data())
+def test_less_work_and_fewer_edges_never_lengthen_the_longest_path(
+    graph: TaskGraph, data: st.DataObject
+) -> None:
+    shorter = graph.duration_s * data.draw(
+        st.lists(st.floats(0, 1), min_size=graph.n, max_size=graph.n).map(np.array)
+    )
+    assert replace(graph, duration_s=shorter).longest_path_s <= graph.longest_path_s
+    kept = np.array(data.draw(st.lists(st.booleans(), min_size=40, max_size=40)))
+    fewer = graph.edges[kept[: len(graph.edges)]]
+    assert replace(graph, edges=fewer).longest_path_s <= graph.longest_path_s
+
+
+# ---------------------------------------------------------------- schedules
+
+
+@given(graphs())
+def test_a_schedule_is_first_ready_first_served_one_thing_at_a_time(graph: TaskGraph) -> None:
+    found = schedule(graph)
+    assert np.array_equal(found.start_s, one_by_one(graph))
+    before, after = graph.edges.T
+    assert np.all(found.start_s[after] >= found.end_s[before])
+    for resource in range(len(graph.resources)):
+        mine = found.order[graph.resource[found.order] == resource]
+        assert np.all(found.start_s[mine][1:] >= found.end_s[mine][:-1])
+    busy = np.bincount(graph.resource, graph.duration_s)
+    assert found.duration_s >= max(graph.longest_path_s, busy.max()) * (1 - 1e-12)
+    assert found.duration_s <= busy.sum() * (1 + 1e-12)
+
+
+@given(graphs())
+def test_a_schedule_is_the_longest_path_with_its_resources_edges(graph: TaskGraph) -> None:
+    found = schedule(graph)
+    assert np.array_equal(found.bound.earliest_s, found.start_s)
+    path = list(found.critical_path)
+    assert graph.duration_s[path].sum() == pytest.approx(found.duration_s, rel=1e-12)
+    ends, starts = found.end_s[path], found.start_s[path]
+    assert starts[0] == 0 and np.array_equal(ends[:-1], starts[1:])
+
+
+def test_what_comes_between_breaks_a_chain() -> None:
+    """Task 1 follows 0 alone, but 2 is ready at 0.5 on the same resource, and is served first."""
+    graph = made([0, 0, 0, 1], [1.0, 1.0, 5.0, 0.5], [(0, 1), (3, 2)])
+    assert schedule(graph).start_s.tolist() == [0.0, 6.0, 1.0, 0.0]
+
+
+def test_a_schedule_can_grow_when_a_task_shrinks() -> None:
+    """Graham's anomaly: 1 is done sooner, so 2 is served before 3, and what follows 3 comes late."""
+    edges = [(1, 2), (3, 4)]
+    times = [1.0, 2.0, 4.0, 1.0, 4.0]
+    graph = made([0, 1, 2, 2, 1], times, [*edges, (0, 3)])
+    quick = graph.scaled(0.25, np.arange(5) == 1)
+    assert quick.longest_path_s <= graph.longest_path_s
+    assert (schedule(graph).duration_s, schedule(quick).duration_s) == (6.0, 9.5)
+
+
+# ---------------------------------------------------------------- the DAG of S-SGD
+
+
+def tasks(graph: TaskGraph, numbers: slice) -> set[tuple[str, int, int]]:
+    columns = graph.kind[numbers].tolist(), graph.layer[numbers].tolist(), graph.iteration[numbers]
+    return {(KINDS[kind], layer, int(at)) for kind, layer, at in zip(*columns, strict=True)}
+
+
+def before(graph: TaskGraph, task: int) -> set[int]:
+    return set(graph.edges[graph.edges[:, 1] == task, 0].tolist())
+
+
+@pytest.mark.parametrize("name", dag.STRATEGIES)
+def test_tasks_are_numbered_and_wait_as_figure_1_has_it(name: str) -> None:
+    graph = s_sgd(FIGURE_1, dag.STRATEGIES[name], Gpus(1, 4), iterations=2)
+    assert graph.n == 2 * 36 == 2 * sum(dag.iteration_tasks(3, 4).values())
+    assert tasks(graph, slice(0, 4)) == {("io", -1, 0)}
+    assert tasks(graph, slice(4, 8)) == {("h2d", -1, 0)}
+    assert tasks(graph, slice(12, 16)) == {("forward", 2, 0)}
+    assert tasks(graph, slice(28, 32)) == {("backward", 1, 0)}
+    assert [tasks(graph, slice(t, t + 1)) for t in (32, 34, 35, 36)] == [
+        {("all_reduce", 3, 0)},
+        {("all_reduce", 1, 0)},
+        {("update", -1, 0)},
+        {("io", -1, 1)},
+    ]
+    assert before(graph, 35) == {32, 33, 34} and before(graph, 36) == {0}
+    assert before(graph, 32) == (set(range(28, 32)) if name == "CNTK" else set(range(20, 24)))
+    assert before(graph, 40) == ({36} if name == "Caffe-MPI" else {35, 36})
+    assert before(graph, 44) == {35, 40}
+    communicates = {KINDS[kind] for kind in graph.kind[~graph.computes]}
+    assert communicates == {"io", "h2d", "all_reduce"}  # dag IV-A
+
+
+def test_decoding_is_a_task_where_a_framework_decodes() -> None:
+    for name, strategy in dag.STRATEGIES.items():
+        graph = s_sgd(FIGURE_1, strategy, Gpus(1, 4), decode_s=2.0)
+        assert graph.n == (40 if name in ("CNTK", "TensorFlow") else 36)
+        # Four batches are decoded by the processors of one machine; reads take 2 s, too.
+        busy = 1 + dag.iteration_s(replace(FIGURE_1, io_s=0.0, h2d_s=0.0), strategy) + 0.5
+        assert schedule(graph).duration_s == pytest.approx(8 + (2 if graph.n == 40 else 0) + busy)
+
+
+@given(st.data(), st.integers(1, 3), st.integers(1, 3))
+def test_one_iteration_is_core_s_for_every_plan(
+    data: st.DataObject, machines: int, per_machine: int
+) -> None:
+    workload, cost = data.draw(workloads()), data.draw(costs())
+    one = Iteration(workload, data.draw(plans(workload.n)), cost)
+    graph = of_iteration(one, CAFFE, Gpus(machines, per_machine))
+    assert np.count_nonzero(graph.kind == KINDS.index("all_reduce")) == len(one.plan.ends)
+    found = schedule(graph)
+    assert found.duration_s == pytest.approx(one.prediction.iteration_s, rel=1e-12)
+    sent = graph.kind == KINDS.index("all_reduce")
+    assert found.start_s[sent] == pytest.approx(one.played_s[0], rel=1e-9, abs=1e-9)
+    after = schedule(of_iteration(one, dag.STRATEGIES["CNTK"], Gpus(machines, per_machine)))
+    whole = workload.compute_s + one.communication_s.sum()
+    assert after.duration_s == pytest.approx(whole, rel=1e-12)
+
+
+@given(iterations(), st.integers(1, 4))
+def test_eqs_1_and_2_are_the_schedule_where_nothing_is_hidden(
+    times: dag.IterationTimes, gpus: int
+) -> None:
+    found = schedule(s_sgd(times, ONE_AFTER_THE_OTHER, Gpus(1, gpus), iterations=3))
+    printed = dag.naive_iteration_s(replace(times, io_s=gpus * times.io_s))  # one disk for all
+    assert found.duration_s == pytest.approx(3 * printed)
+    alone = replace(times, communication_s=np.zeros_like(times.communication_s))
+    one = schedule(s_sgd(alone, ONE_AFTER_THE_OTHER))
+    assert one.duration_s == pytest.approx(dag.sgd_iteration_s(alone))
+
+
+def updated(times: dag.IterationTimes) -> dag.IterationTimes:
+    """With the update, which Eqs 3 to 6 leave out (errata 2), as a part of computing."""
+    forward_s = times.forward_s.copy()
+    forward_s[0] += times.update_s
+    return replace(times, forward_s=forward_s)
+
+
+@given(iterations())
+def test_eqs_3_to_5_are_the_period_of_one_gpu_with_one_buffer(times: dag.IterationTimes) -> None:
+    for strategy, closed in (
+        (EQ_3, dag.fetch_hidden_iteration_s),
+        (EQ_5, dag.wait_free_iteration_s),
+    ):
+        found = schedule(s_sgd(times, strategy, iterations=4))
+        assert found.period_s == pytest.approx(closed(updated(times)))
+    for name in ("CNTK", "MXNet", "TensorFlow"):
+        found = schedule(s_sgd(times, dag.STRATEGIES[name], iterations=4))
+        expected = dag.iteration_s(updated(times), dag.STRATEGIES[name])
+        assert found.period_s == pytest.approx(expected)
+
+
+@given(iterations(), st.integers(1, 3), st.integers(1, 3))
+def test_for_many_gpus_and_for_figure_1_eqs_3_to_5_are_only_bounds(
+    times: dag.IterationTimes, machines: int, per_machine: int
+) -> None:
+    printed = updated(replace(times, io_s=per_machine * times.io_s))
+    gpus = Gpus(machines, per_machine)
+    for strategy in (EQ_5, CAFFE):
+        found = schedule(s_sgd(times, strategy, gpus, iterations=8))
+        average = (found.iteration_ends_s[-1] - found.iteration_ends_s[0]) / 7
+        assert average <= dag.wait_free_iteration_s(printed) * (1 + 1e-9)
+
+
+@given(iterations(), st.sampled_from(sorted(dag.STRATEGIES)), st.booleans(), positive, st.data())
+def test_eq_5_repaired_is_the_schedule_of_equal_gpus(
+    times: dag.IterationTimes, name: str, shared: bool, decode_s: float, data: st.DataObject
+) -> None:
+    """Each of N iterations may end later than the period says by what comes before the first, no more."""
+    gpus = Gpus(data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), shared)
+    strategy, count = dag.STRATEGIES[name], 12
+    found = schedule(s_sgd(times, strategy, gpus, iterations=count, decode_s=decode_s))
+    ends, period = found.iteration_ends_s, period_s(times, strategy, gpus, decode_s=decode_s)
+    lower = period * np.arange(1, count + 1)
+    started = gpus.n * times.io_s + gpus.per_machine * decode_s + times.h2d_s + times.gpu_s
+    started += times.communication_s.sum() + times.update_s
+    assert np.all(ends >= lower * (1 - 1e-12)) and np.all(ends <= lower + started + 1e-9)
+
+
+def test_eq_3_is_not_reached_by_figure_1_nor_by_a_shared_disk() -> None:
+    """Disk and copy work side by side: of the same GPU (errata 3), or of another one."""
+    slow = replace(FIGURE_1, io_s=20.0, h2d_s=20.0)
+    assert dag.wait_free_iteration_s(updated(slow)) == 40
+    assert schedule(s_sgd(slow, EQ_5, iterations=4)).period_s == 40
+    assert schedule(s_sgd(slow, CAFFE, iterations=4)).period_s == 20
+    assert dag.wait_free_iteration_s(updated(replace(slow, io_s=40.0))) == 60
+    assert schedule(s_sgd(slow, EQ_5, Gpus(1, 2), iterations=9)).period_s == 40
+
+
+@given(iterations(), st.sampled_from(sorted(dag.STRATEGIES)), st.booleans(), st.data())
+def test_frameworks_schedules_have_no_anomaly(
+    times: dag.IterationTimes, name: str, shared: bool, data: st.DataObject
+) -> None:
+    """Their order on every resource is that of the numbers, so a schedule is one longest path."""
+    gpus = Gpus(data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2)), shared)
+    graph = s_sgd(times, dag.STRATEGIES[name], gpus, iterations=3, decode_s=times.io_s)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    uneven = replace(graph, duration_s=graph.duration_s * rng.exponential(size=graph.n))
+    quick = replace(uneven, duration_s=uneven.duration_s * rng.uniform(size=graph.n))
+    found, quicker = schedule(uneven), schedule(quick)
+    assert quicker.duration_s <= found.duration_s
+    for one in (found, quicker):
+        assert all(
+            np.all(np.diff(one.order[graph.resource[one.order] == held]) > 0)
+            for held in range(len(graph.resources))
+        )
+
+
+def test_with_one_buffer_a_copy_that_takes_no_time_can_delay_training() -> None:
+    """Graham's anomaly in S-SGD: GPU 1 reads its next batch before GPU 0 does, whose copy takes long."""
+    times = dag.IterationTimes(4.0, 5.0, np.zeros(1), np.full(1, 3.0), np.ones(1))
+    graph = s_sgd(times, EQ_5, Gpus(1, 2), iterations=2)
+    uneven = graph.scaled(3.0, np.arange(graph.n) == 12)  # the second copy of GPU 0
+    quick = uneven.scaled(0.0, np.arange(graph.n) == 3)  # the first copy of GPU 1
+    assert [schedule(one).duration_s for one in (uneven, quick)] == [32.0, 35.0]
+    assert quick.longest_path_s <= uneven.longest_path_s
+
+
+@given(iterations(), st.sampled_from(sorted(ALL)), st.integers(1, 3), st.integers(1, 3))
+def test_a_schedule_of_s_sgd_is_played_task_by_task(
+    times: dag.IterationTimes, name: str, machines: int, per_machine: int
+) -> None:
+    graph = s_sgd(times, ALL[name], Gpus(machines, per_machine, shared_disk=True), iterations=3)
+    assert np.array_equal(schedule(graph).start_s, one_by_one(graph))
+
+
+def test_ten_iterations_of_resnet_152_on_64_gpus_take_what_the_closed_form_says() -> None:
+    n_bytes = 4.0 * np.array(networks.parameters("ResNet152"))
+    layers, rate = len(n_bytes), 12.5e9
+    sent_s = np.asarray(osf.update_s(n_bytes, 64, rate, overhead_s=2e-5))
+    layer_s = np.full(layers, 0.05 / layers)
+    times = dag.IterationTimes(1e-3, 1e-3, layer_s, 2 * layer_s, sent_s, 1e-3)
+    graph = s_sgd(times, CAFFE, Gpus(8, 8), iterations=10)
+    assert graph.n == 10 * sum(dag.iteration_tasks(layers, 64).values())
+    found = schedule(graph)
+    assert found.period_s == pytest.approx(dag.iteration_s(updated(times), CAFFE))
+    assert found.order.size == graph.n
+
+
+# ---------------------------------------------------------------- what if
+
+
+def test_what_limits_follows_the_change() -> None:
+    """Four reads of 3 s on one disk against 11 s of computing: half as long, the GPUs limit."""
+    slow = replace(FIGURE_1, io_s=3.0)
+    found = what_if(s_sgd(slow, CAFFE, Gpus(1, 4), iterations=12), [("io", 0.5)])
+    assert (found.before.period_s, found.after.period_s) == (12.0, 11.0)
+    assert found.speedup == pytest.approx(12 / 11)
+    assert found.before.limits() == {"disk": 1.0}
+    limits = found.after.limits()
+    assert list(limits) == ["gpu", "link"] and limits["link"] == pytest.approx(1.5 / 11)
+    assert sum(limits.values()) == pytest.approx(1)
+
+
+def test_a_straggler_delays_all_and_a_message_hides_a_shorter_layer() -> None:
+    graph = s_sgd(replace(FIGURE_1, io_s=0.0), CAFFE, Gpus(2, 4), iterations=3)
+    slow = what_if(graph, [("rank:3", 1.2)])
+    assert slow.after.period_s - slow.before.period_s == pytest.approx(0.2 * 9)
+    path, delayed = list(slow.after.critical_path), slow.after.graph
+    assert set(delayed.rank[path][delayed.computes[path]]) == {3, -1}  # -1: the update, of all
+    halved = what_if(graph, [("layer:2", 0.5)])
+    assert halved.before.period_s - halved.after.period_s == pytest.approx(0.5 * (1 + 2))
+    both = what_if(graph, [("layer:2", 0.5), ("layer 2", 2.0)])
+    assert both.after.period_s == both.before.period_s
+
+
+@given(
+    iterations(),
+    st.floats(0, 1),
+    st.sampled_from(["io", "all_reduce", "allreduce", "gpu", "rank:1"]),
+)
+def test_a_change_moves_no_more_than_what_it_changes(
+    times: dag.IterationTimes, factor: float, what: str
+) -> None:
+    found = what_if(s_sgd(times, CAFFE, Gpus(1, 2), iterations=2), [(what, factor)])
+    saved = found.before.graph.duration_s.sum() - found.after.graph.duration_s.sum()
+    gained = found.before.duration_s - found.after.duration_s
+    assert -1e-9 <= gained <= saved + 1e-9
+
+
+def test_more_gpus_of_one_disk_wait_for_it() -> None:
+    """Of one machine's disk; machines with disks of their own read side by side, NFS does not."""
+    read = replace(FIGURE_1, io_s=3.0)
+    shapes = [Gpus(1, 1), Gpus(1, 8), Gpus(8, 1), Gpus(8, 1, shared_disk=True)]
+    found = [schedule(s_sgd(read, CAFFE, shape, iterations=3)) for shape in shapes]
+    assert [one.period_s for one in found] == [11.0, 24.0, 11.0, 24.0]
+
+
+def test_a_schedule_as_a_timeline_keeps_every_second() -> None:
+    found = schedule(s_sgd(FIGURE_1, CAFFE, Gpus(1, 4)))
+    timeline = found.timeline()
+    assert timeline.duration_s == found.duration_s == 8 + 1 + 9 + 1.5 + 0.5
+    assert timeline.n == 36 and set(timeline.stream) >= {"disk 0", "gpu 3", "link", "gpu all"}
+    assert timeline.task[35] == "T35 (update)"
+    assert timeline.task[12] == "T12 (forward of layer 2 on rank 0)"
+
+
+# ---------------------------------------------------------------- mistakes
+
+ROWS = [
+    {"name": "read", "kind": "io", "resource": "disk", "duration_s": 1.0},
+    {"name": "learn", "kind": "forward", "resource": "gpu", "duration_s": 2.0, "rank": 0},
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"duration_s": None}, "row 1 (learn): the duration is missing: give duration_s"),
+        ({"duration_s": float("nan")}, "row 1 (learn): the duration is missing: give duration_s"),
+        ({"duration_s": -1.0}, "task learn (forward on rank 0) has a duration of -1 s"),
+        ({"resource": "tpu"}, "row 1 (learn): unknown resource 'tpu': use one of disk, gpu"),
+        ({"resource": None}, "row 1 (learn): resource is missing"),
+        ({"kind": "dream"}, "row 1 (learn): unknown kind 'dream': use one of io,"),
+        ({"name": "read"}, "row 1 (read): the name stands in row 0 too"),
+        ({"name": "other"}, "edge read -> learn: there is no task 'learn'"),
+    ],
+)
+def test_a_wrong_row_is_named(change: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)) as error:
+        TaskGraph.from_rows([ROWS[0], {**ROWS[1], **change}], [("read", "learn")], ["disk", "gpu"])
+    assert "\n" not in str(error.value)
+
+
+def test_a_circle_is_named() -> None:
+    edges = [("read", "learn"), ("learn", "read")]
+    with pytest.raises(UserError, match=r"tasks wait for each other: (read|learn) -> .* -> "):
+        TaskGraph.from_rows(ROWS, edges, ["disk", "gpu"])
+    backwards = TaskGraph.from_rows(ROWS, [("learn", "read")], ["disk", "gpu"])
+    assert schedule(backwards).start_s.tolist() == [2.0, 0.0]
+    with pytest.raises(UserError, match=r"T0 -> T0|T1 -> T1"):
+        made([0, 0], [1.0, 1.0], [(0, 1), (1, 1)])
+
+
+@given(graphs(), st.data())
+def test_a_graph_is_refused_exactly_when_networkx_finds_a_circle(
+    graph: TaskGraph, data: st.DataObject
+) -> None:
+    ends = st.integers(0, graph.n - 1)
+    more = data.draw(st.lists(st.tuples(ends, ends), max_size=3))
+    edges = np.array([*graph.edges.tolist(), *more], int).reshape(-1, 2)
+    if nx.is_directed_acyclic_graph(nx.DiGraph(edges.tolist())):
+        assert replace(graph, edges=edges).n == graph.n
+    else:
+        with pytest.raises(UserError, match="wait for each other"):
+            replace(graph, edges=edges)
+
+
+@pytest.mark.parametrize(
+    ("what", "factor", "message"),
+    [
+        ("rank:8", 1.2, "no task of rank 8: they are 0 to 7"),
+        ("rank:-1", 1.2, "no task of rank -1: they are 0 to 7"),
+        ("rank:x", 1.2, "'rank:x': write rank:NUMBER"),
+        ("layer:4", 0.5, "no task of layer 4: they are 1 to 3"),
+        ("decode", 0.5, "no task of kind 'decode': there are io, h2d, forward"),
+        (
+            "disc",
+            0.5,
+            "unknown task or resource 'disc': use layer:NUMBER, rank:NUMBER, a kind (io,",
+        ),
+        ("io", -1.0, "tasks cannot take -1 times as long: use a number >= 0"),
+        ("io", float("nan"), "tasks cannot take nan times as long"),
+    ],
+)
+def test_a_change_of_what_is_not_there_is_told(what: str, factor: float, message: str) -> None:
+    graph = s_sgd(FIGURE_1, CAFFE, Gpus(2, 4))
+    with pytest.raises(UserError, match=re.escape(message)):
+        what_if(graph, [(what, factor)])
+
+
+def test_a_dag_of_nothing_and_of_another_plan_is_refused() -> None:
+    with pytest.raises(UserError, match="0 machines of 4 GPUs"):
+        Gpus(0, 4)
+    for waiting in (EQ_5, ONE_AFTER_THE_OTHER):
+        with pytest.raises(UserError, match="has no closed form on a shared disk"):
+            period_s(FIGURE_1, waiting)
+    with pytest.raises(UserError, match="0 iterations"):
+        s_sgd(FIGURE_1, CAFFE, iterations=0)
+    two = replace(FIGURE_1, communication_s=np.ones(2))
+    with pytest.raises(
+        UserError, match="3 layers in 3 messages does not fit 3 layers with 2 times"
+    ):
+        s_sgd(two, CAFFE)
+    workload = Workload.from_arrays(1.0, [1.0, 1.0], [4, 4])
+    plan = make_plan("single", workload)
+    with pytest.raises(UserError, match="one message after the other only"):
+        of_iteration(Iteration(workload, plan, AlphaBeta(0.1, 1e-9), Link(2)), CAFFE)

@@ -1,0 +1,72 @@
+"""The numbers of dag's figures: they add up, and the printed trace says of itself what is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ddlkit.papers.dag import STRATEGIES, IterationTimes
+from ddlkit.papers.dag.tasks import schedule
+from ddlkit.papers.dag.training import Gpus, s_sgd
+from ddlkit.report.figures import dag
+
+CAFFE = STRATEGIES["Caffe-MPI"]
+FIGURE_1 = IterationTimes(0.5, 0.5, np.ones(3), np.full(3, 2.0), np.array([1.5, 2.5, 3.5]), 0.5)
+
+
+def test_slack_in_a_schedule_is_zero_exactly_on_critical_paths() -> None:
+    found = schedule(s_sgd(FIGURE_1, CAFFE, Gpus(1, 4)))
+    table = dag.tasks(found)
+    assert len(table) == 36 and list(table["task"]) == [f"T{i}" for i in range(36)]
+    assert (table["slack_s"][table["critical"]] == 0).all()
+    path = table[table["critical"]]
+    assert (path["end_s"] - path["start_s"]).sum() == found.duration_s == table["end_s"].max()
+    # GPU g's batch is read g + 1 reads after the start; so much sooner than the last one's.
+    layers = table[table["kind"] == "forward"].groupby("rank")["slack_s"].min()
+    assert layers.to_list() == [1.5, 1.0, 0.5, 0.0]
+
+
+def test_the_closed_form_is_over_the_schedule_for_caffe_mpi_alone() -> None:
+    """Of one GPU it is exact for the others; of Caffe-MPI only where fetching does not limit."""
+    slow = replace(FIGURE_1, io_s=8.0, h2d_s=10.0)
+    whole = dag.periods(slow, (1, 2), 12)
+    assert whole["repaired_s"].to_numpy() == pytest.approx(whole["scheduled_s"].to_numpy())
+    table = whole.set_index(["framework", "gpus"])["over"]
+    assert table["Caffe-MPI", 1] == pytest.approx(18 / 13 - 1)
+    assert table.drop("Caffe-MPI", level="framework").to_numpy() == pytest.approx(0, abs=1e-9)
+    assert (dag.periods(FIGURE_1, (1, 2, 4), 12)["over"].abs() < 1e-9).all()
+
+
+def test_the_five_convolutions_are_marked_and_mended() -> None:
+    trace = dag.table6()
+    assert dag.marked(trace) == tuple(f"conv{i}" for i in range(1, 6))
+    mended = dag.mended(trace)
+    assert dag.marked(mended) == ()
+    changed = mended.forward_s[0] != trace.forward_s[0]
+    assert [trace.name[row] for row in np.flatnonzero(changed)] == list(dag.marked(trace))
+    assert mended.forward_s[0][changed] * 10 == pytest.approx(trace.forward_s[0][changed])
+
+
+def test_the_trace_played_takes_computing_and_what_is_exposed() -> None:
+    table = dag.played(dag.mended(dag.table6()), 2, 6).set_index("framework")
+    compute_s = 1.4969 + 3.3597
+    assert table["exposed_s"]["CNTK"] == pytest.approx(2.649, abs=1e-3)  # all of it
+    assert table["exposed_s"]["Caffe-MPI"] == pytest.approx(123.424e-6, rel=1e-4)  # conv1's
+    assert table["iteration_s"]["MXNet"] == pytest.approx(compute_s, abs=0.02)
+    slow = dag.played(dag.mended(dag.table6()), 8, 6).set_index("framework")
+    assert slow["limited_by"]["Caffe-MPI"] == "disk"
+    assert slow["iteration_s"]["Caffe-MPI"] == pytest.approx(8 * 1.2)
+
+
+def test_what_limits_takes_the_whole_critical_path() -> None:
+    graph = s_sgd(FIGURE_1, CAFFE, Gpus(1, 4), iterations=6)
+    table = dag.what_ifs(graph, {"slow disk": [("disk", 100.0)], "fast link": [("link", 0.0)]})
+    assert list(table["change"]) == ["as it is", "slow disk", "fast link"]
+    assert list(table["limited_by"]) == ["link", "disk", "gpu"]
+    shares = table[[name for name in ("disk", "copy", "gpu", "link") if name in table]]
+    assert shares.sum(axis=1).to_numpy() == pytest.approx(1)
+    assert table["speedup"].to_numpy() == pytest.approx(
+        table["iteration_s"][0] / table["iteration_s"].to_numpy()
+    )
