@@ -303,6 +303,7 @@ def _row(script: Script, everyone: Sequence[Recording], used: Usage) -> dict[str
         "processor_load": used.busy,
         "processor_limited": used.limited,
         "stolen": used.stolen,
+        "late": used.late,
     }
 
 
