@@ -148,7 +148,7 @@ class Crossing:
 
     @property
     def held(self) -> bool:
-        """Whether the link did what it was asked: enough packets in time, and none that got lost by itself."""
+        """Whether the link did as asked: enough packets in time, and none refused by a namespace."""
         return 1 - self.in_time <= LATE_LIMIT and not self.refused
 
     @property

@@ -109,7 +109,7 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
 def _undisturbed(
     me: Rank, settings: CollectivesSettings, collective: str, size: int, seed: int
 ) -> tuple[Floats, vitals.Usage]:
-    """`measure_size`, again while the host takes more than its share of the cores; and how these were used."""
+    """`measure_size`, again while the host takes more than its share of the cores; how they were used."""
     for _ in range(settings.tries):
         before, crossed = vitals.processor_times(), emulated.ask_mine() if me.rank == 0 else {}
         messages = settings.messages_per_sample
