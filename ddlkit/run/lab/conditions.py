@@ -191,6 +191,15 @@ def read_link(link: str) -> Named:
     return Named(kind, parse_bits_per_s(rate), *times, float(said["loss"]))
 
 
+def way_s(link: str) -> float:
+    """What a packet is delayed from one rank to another over a link, by its name; 0 for other places' links.
+
+    >>> way_s("emulated:500mbit-delay2ms"), way_s("loopback")
+    (0.004, 0.0)
+    """
+    return 2 * read_link(link).delay_s if link.startswith("emulated:") else 0.0
+
+
 def rate_text(bits_per_s: float) -> str:
     """``"1gbit"``, ``"200mbit"``: as ``core.units.parse_bits_per_s`` reads it."""
     unit, size = next((u, s) for u, s in (("gbit", 1e9), ("mbit", 1e6)) if bits_per_s >= s)

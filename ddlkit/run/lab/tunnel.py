@@ -34,13 +34,13 @@ LATE_S = 2e-4
 BINS = (2e-5, 5e-5, 1e-4, LATE_S, 5e-4, 1e-3, 1e-2)
 """Upper edges, in seconds, by which lateness is counted; one bin more is for all beyond."""
 PRIORITY = 2  # above gloo's threads: a link does not wait for those who use it
-BATCH = 8  # packets read from a device before the next has its turn
 SPIN_S = 3e-5  # to a due time nearer than this, waking up would take as long
 
 _TUNSETIFF, _TUNSETOFFLOAD, _TUNSETVNETHDRSZ = 0x400454CA, 0x400454D0, 0x400454D8
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x1, 0x1000, 0x4000
 _CSUM, _TSO4 = 0x1, 0x2
 _CLONE_NEWNET = 0x40000000
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # Before each packet: flags, kind of segments, bytes of headers, of a segment, where the sum starts and goes.
 _HEADER = struct.Struct("<BBHHHH")
 _LARGEST = _HEADER.size + 65535
@@ -117,6 +117,13 @@ def open_device(namespace: str, back: str) -> int:
     return device
 
 
+def keep_memory() -> None:
+    """Let freed memory stay ours: to fetch it anew for each large packet takes longer than to read that."""
+    for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+        with suppress(AttributeError):  # another library than glibc
+            ctypes.CDLL(None).mallopt(parameter, 2**30)
+
+
 # -- the process -------------------------------------------------------------------------------
 
 
@@ -148,23 +155,17 @@ class Tunnel:
         return found
 
     def read(self, device: int) -> None:
-        """Take a few packets from a device; the first was there when `wait` ended, and counts from then."""
-        source, now_s = self._ranks[device], self.heard_s
-        for _ in range(BATCH):
-            try:
-                packet = os.read(device, _LARGEST)
-            except BlockingIOError:
-                return
-            if packet[10] >> 4 != 4 or packet[26:29] != self._prefix:
-                self.stray += 1
-                now_s = self.now_s()
-                continue
-            target = packet[29] - 1
-            if 0 <= target < len(self.devices):
-                self.shaper.send(now_s, source, target, measured(packet), packet)
-            else:
-                self.stray += 1
-            now_s = self.now_s()
+        """Take a packet from a device: it was there when `wait` ended, and counts from then."""
+        try:
+            packet = os.read(device, _LARGEST)
+        except BlockingIOError:
+            return
+        target = packet[29] - 1 if packet[10] >> 4 == 4 and packet[26:29] == self._prefix else -1
+        if 0 <= target < len(self.devices):
+            source = self._ranks[device]
+            self.shaper.send(self.heard_s, source, target, measured(packet), packet)
+        else:
+            self.stray += 1
 
     def write(self) -> None:
         """Give what has arrived to its devices."""
@@ -227,6 +228,7 @@ def serve(tunnel: Tunnel, door: socket.socket, owner: int | None) -> None:
                 return
             else:
                 tunnel.read(ready)
+                tunnel.write()  # a packet that is due does not wait for those that come
         tunnel.write()
 
 
@@ -260,6 +262,7 @@ def main(config: Mapping[str, Any]) -> None:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
     gc.collect()
     gc.disable()  # nothing here goes round in circles
+    keep_memory()
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(config["socket"])
         door.listen(8)
