@@ -80,7 +80,8 @@ class Conditions:
     """What an emulated link does besides its rate.
 
     delay_s : on each of the two links that a packet passes: a round trip takes four of them
-    jitter_s : the delay of each packet differs from it by up to so much, in order between two ranks
+    jitter_s : the delay of each packet differs from it by up to so much, in order between two ranks, but is
+        never below zero where a change has made it shorter
     loss : share of all 1,500-byte frames that are lost on their way, drawn from ``seed``
     rates, delays : (rank, bits per second) and (rank, seconds) of ranks whose links are not as the others
     changes : in the order of their times

@@ -103,30 +103,29 @@ class Crossing:
     """What crossed an emulated link between two moments.
 
     seconds : between them; processor_s : of the link's process meanwhile
-    late : packets by `tunnel.BINS` of lateness; latest_s : the latest of all
+    late : packets by `tunnel.BINS` of lateness
     stray, refused : packets for nobody, and such as a namespace did not take
-    ranks : one row per rank: bytes and frames on the wire, packets, lost, dropped and most queued, sent and
-        received
+    ranks : one row per rank: bytes and frames on the wire, packets, frames lost and dropped, sent and received;
+        what waited at the second moment, and the most that ever did
     """
 
     seconds: float
     processor_s: float
     late: Sequence[int]
-    latest_s: float
     stray: int
     refused: int
     ranks: pd.DataFrame
 
     @classmethod
     def between(cls, before: Mapping[str, Any], after: Mapping[str, Any]) -> Crossing:
-        """From two answers of the link's process, the second no more than the next one."""
+        """From two answers of the link's process."""
         table = pd.DataFrame(after["ranks"]).set_index("rank")
-        counted = [name for name in table.columns if not name.endswith("most_queued_bytes")]
+        counted = [f"{way}_{name}" for way in ("sent", "received") for name in tunnel.COUNTED]
         earlier = pd.DataFrame(before["ranks"]).set_index("rank")
         table[counted] -= earlier[counted]
         whole = {k: after[k] - before[k] for k in ("seconds", "processor_s", "stray", "refused")}
         late = [a - b for a, b in zip(after["late"], before["late"], strict=True)]
-        return cls(**whole, late=late, latest_s=after["latest_s"], ranks=table.reset_index())
+        return cls(**whole, late=late, ranks=table.reset_index())
 
     @classmethod
     def since_up(cls, answer: Mapping[str, Any]) -> Crossing:
@@ -162,7 +161,6 @@ class Crossing:
             "seconds": self.seconds,
             "packets": self.packets,
             "in time": self.in_time,
-            "latest_s": self.latest_s,
             "processor_load": self.processor_load,
             "refused": self.refused,
             "verdict": "as asked" if self.held else "late: the machine cannot carry this",

@@ -13,7 +13,7 @@ import heapq
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -156,7 +156,8 @@ class Line:
 
     def end_s(self, start_s: float, n_bytes: float) -> float:
         """When bytes that start then have left."""
-        self.at(start_s)
+        if not self._from_s <= start_s < self._until_s:
+            self._find(start_s)
         while (needed_s := n_bytes / self.bytes_per_s) > self._until_s - start_s:
             n_bytes -= (self._until_s - start_s) * self.bytes_per_s
             start_s = self._until_s
@@ -175,11 +176,13 @@ class Line:
 
     def fits(self, now_s: float, size: Size, start: int, stop: int) -> int:
         """Up to which frame a piece finds room; the rest is dropped."""
-        queued = self.queued_bytes(now_s)
+        queued = self.queued_bytes(now_s) if now_s < self.free_s else 0.0
         room, n_bytes = self._queue_bytes - queued, size.of(start, stop)
-        self.most_queued_bytes = max(self.most_queued_bytes, queued + min(n_bytes, room))
         if n_bytes <= room:
+            if queued + n_bytes > self.most_queued_bytes:
+                self.most_queued_bytes = queued + n_bytes
             return stop
+        self.most_queued_bytes = self._queue_bytes
         fitting = start + max(0, int(room // size.frame_bytes))
         self.dropped += stop - fitting
         return fitting
@@ -226,7 +229,7 @@ class Shaper:
 
         shaper = Shaper([1e9, 1e9], Conditions(delay_s=1e-3))
         shaper.send(0.0, 0, 1, size_of(1500), "hello")
-        shaper.take(shaper.next_s)  # [(0.0020..., the piece)]
+        list(shaper.take(0.1))  # [(0.0020..., the piece)]
 
     up, down : the ranks' links, from them and to them; node_up, node_down : of nodes that ranks share
     """
@@ -255,6 +258,8 @@ class Shaper:
         )
         self._events: list[tuple[float, int, Piece]] = []
         self._order = count()
+        everyone = range(ranks)
+        self._routes = [[self._route(one, other) for other in everyone] for one in everyone]
         self._last_s: dict[tuple[int, int, int], float] = {}
         self._moving = False  # whether delays ever change, so that packets could overtake others
         self.change(conditions.changes)
@@ -303,7 +308,7 @@ class Shaper:
             stop = start + line.spared(room - start)
             if stop > start:
                 piece = Piece(load, size, source, target, start, stop)
-                piece.route = self._route(source, target)
+                piece.route = self._routes[source][target]
                 self._carry(piece, now_s, now_s)
             if stop < room:  # the frame that is lost takes its time, too
                 line.carry(now_s, now_s, size, stop, stop + 1)
@@ -316,8 +321,7 @@ class Shaper:
         line.at(last_s)
         delay_s = line.delay_s
         if self._moving:
-            jitter_s = self._conditions.jitter_s
-            if delay_s:
+            if jitter_s := min(self._conditions.jitter_s, delay_s):
                 delay_s += line.chance.uniform(-jitter_s, jitter_s)
             way = (piece.hop, piece.source, piece.target)
             delay_s = max(delay_s, self._last_s.get(way, 0.0) - left_s)
@@ -331,16 +335,15 @@ class Shaper:
         """When `take` should be called next; infinite where nothing is under way."""
         return self._events[0][0] if self._events else NEVER_S
 
-    def take(self, now_s: float) -> list[tuple[float, Piece]]:
-        """(when it was due, piece) of all that has arrived by now, in order."""
-        arrived = []
-        while self._events and self._events[0][0] <= now_s:
-            at_s, _, piece = heapq.heappop(self._events)
+    def take(self, now_s: float) -> Iterator[tuple[float, Piece]]:
+        """(when it was due, piece) of all that has arrived by now, in order, one by one."""
+        events = self._events
+        while events and events[0][0] <= now_s:
+            at_s, _, piece = heapq.heappop(events)
             if piece.hop == len(piece.route):
-                arrived.append((at_s, piece))
+                yield at_s, piece
                 continue
             line = piece.route[piece.hop]
             piece.stop = line.fits(at_s, piece.size, piece.start, piece.stop)
             if piece.stop > piece.start:
                 self._carry(piece, piece.first_s, at_s)
-        return arrived

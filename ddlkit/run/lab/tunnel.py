@@ -18,6 +18,7 @@ import socket
 import struct
 import sys
 import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -33,6 +34,8 @@ LATE_S = 2e-4
 """A packet that is written later than so much behind its due time is late."""
 BINS = (2e-5, 5e-5, 1e-4, LATE_S, 5e-4, 1e-3, 1e-2)
 """Upper edges, in seconds, by which lateness is counted; one bin more is for all beyond."""
+COUNTED = ("bytes", "packets", "frames", "lost", "dropped")
+"""What is known of each link, in each direction, as a sum since it is up."""
 PRIORITY = 2  # above gloo's threads: a link does not wait for those who use it
 SPIN_S = 3e-5  # to a due time nearer than this, waking up would take as long
 
@@ -135,7 +138,6 @@ class Tunnel:
         self._prefix = socket.inet_aton(f"{prefix}0")[:3]
         self._ranks = {device: rank for rank, device in enumerate(devices)}
         self.late = [0] * (len(BINS) + 1)
-        self.latest_s = 0.0
         self.stray = self.refused = 0  # packets for nobody, and such as a device would not take
         self.begun_s = time.perf_counter()
         self.heard_s = 0.0
@@ -172,8 +174,7 @@ class Tunnel:
         for due_s, piece in self.shaper.take(self.now_s()):
             late_s = self.now_s() - due_s
             self._write(piece)
-            self.latest_s = max(self.latest_s, late_s)
-            self.late[next((k for k, edge in enumerate(BINS) if late_s <= edge), len(BINS))] += 1
+            self.late[bisect_left(BINS, late_s)] += 1
 
     def _write(self, piece: Piece) -> None:
         packet = piece.load if piece.whole else cut(piece.load, piece.start, piece.stop)
@@ -183,28 +184,20 @@ class Tunnel:
             self.refused += 1
 
     def crossed(self) -> dict[str, Any]:
-        """What has crossed until now; most_queued_bytes since it was last asked."""
-        ways = {"sent": self.shaper.up, "received": self.shaper.down}
+        """What has crossed until now, what waits now, and the most that ever waited."""
+        now_s = self.now_s()
         rows = [
-            {"rank": rank, **{k: v for way in ways for k, v in _said(way, ways[way][rank]).items()}}
-            for rank in range(len(self.devices))
+            {"rank": rank, **_said("sent", up, now_s), **_said("received", down, now_s)}
+            for rank, (up, down) in enumerate(zip(self.shaper.up, self.shaper.down, strict=True))
         ]
-        whole = {"seconds": self.now_s(), "processor_s": time.process_time(), "late": self.late}
-        latest_s, self.latest_s = self.latest_s, 0.0
-        return {
-            **whole,
-            "latest_s": latest_s,
-            "stray": self.stray,
-            "refused": self.refused,
-            "ranks": rows,
-        }
+        whole = {"seconds": now_s, "processor_s": time.process_time(), "late": self.late}
+        return {**whole, "stray": self.stray, "refused": self.refused, "ranks": rows}
 
 
-def _said(way: str, line: Line) -> dict[str, Any]:
-    names = ("bytes", "packets", "frames", "lost", "dropped")
-    found = {f"{way}_{name}": getattr(line, name) for name in names}
-    found[f"{way}_most_queued_bytes"], line.most_queued_bytes = line.most_queued_bytes, 0.0
-    return found
+def _said(way: str, line: Line, now_s: float) -> dict[str, Any]:
+    counted = {name: getattr(line, name) for name in COUNTED}
+    queued = {"queued_bytes": line.queued_bytes(now_s), "most_queued_bytes": line.most_queued_bytes}
+    return {f"{way}_{name}": value for name, value in {**counted, **queued}.items()}
 
 
 def answer(tunnel: Tunnel, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -435,7 +435,9 @@ def _conditions(values: Mapping[str, list[Any]], where: str) -> list[Conditions 
     found: list[Conditions | None] = []
     for engine in values["engines"]:
         if engine == "tbf":
-            asked = [name for name, key in _EMULATED.items() if values[name] != key.read(key.default, "")]
+            asked = [
+                name for name, key in _EMULATED.items() if values[name] != key.read(key.default, "")
+            ]
             if asked:
                 raise UserError(f"{where}: {asked[0]}: only links of engines: emulated have these")
             found.append(None)
