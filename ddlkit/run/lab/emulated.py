@@ -105,7 +105,7 @@ class Crossing:
     seconds : between them; processor_s : of the link's process meanwhile
     late : packets by `tunnel.BINS` of lateness
     stray, refused : packets for nobody, and such as a namespace did not take
-    ranks : one row per rank: bytes and frames on the wire, packets, frames lost and dropped, sent and received;
+    ranks : one row each: bytes and frames on the wire, packets, frames lost and dropped, sent and received;
         what waited at the second moment, and the most that ever did
     """
 
