@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ MISSING = (
 )
 LINK = "DDLKIT_LINK"
 """In the environment of a rank: by which socket the link that it uses is asked."""
+START_S = 30.0  # until the devices are there
 ANSWER_S = 5.0  # a request takes well below a millisecond, unless the process is gone or starved
 
 
@@ -56,7 +58,8 @@ def start(config: Mapping[str, Any]) -> subprocess.Popen[str]:
     )
     assert process.stdout and process.stderr
     with process.stdout, process.stderr:
-        if process.stdout.readline().strip() != tunnel.READY:
+        speaks = select.select([process.stdout], (), (), START_S)[0]
+        if not speaks or process.stdout.readline().strip() != tunnel.READY:
             process.kill()
             said = process.stderr.read().strip().splitlines() or ["it said nothing"]
             process.wait()

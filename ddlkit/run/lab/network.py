@@ -51,7 +51,8 @@ SUBNET = "10.77.0.0/24"
 # A window that is open from the start and stays so: Linux's default, cubic, mistakes the shaper's
 # queue for congestion, and one 12 MB message in fifty then takes up to twice as long as the others.
 TCP = "congctl {} initcwnd 1000 initrwnd 1000"
-TUN_PACKETS = 10000  # that may wait for the process of an emulated link to read them
+# Packets that may wait to be sent: Linux's default, and what the process of an emulated link has to read.
+VETH_PACKETS, TUN_PACKETS = 1000, 10000
 PORT = 29500  # free in any namespace that runs one job at a time
 DEADLINE_S = 30.0
 NEEDS_ROOT = "the lab needs root, for network namespaces and traffic shaping"
@@ -274,21 +275,17 @@ class Lab:
     def _build(self) -> None:
         """Namespaces, the links between them, and addresses."""
         _ip([f"netns add {name}" for name in self.namespaces])
-        packet = MAX_PACKET_BYTES
-        if self.shape.conditions:
-            self._emulate(self.shape.conditions)
-            about = f"gso_max_size {packet} txqueuelen {TUN_PACKETS} up"
-            tcp = TCP.format(self.shape.conditions.congestion)
+        if conditions := self.shape.conditions:
+            self._emulate(conditions)
+            packet, queue, congestion = MAX_PACKET_BYTES, TUN_PACKETS, conditions.congestion
         else:
-            packet = self._shape()
-            about = f"gso_max_size {packet} {UP}"
-            tcp = TCP.format("reno")
+            packet, queue, congestion = self._shape(), VETH_PACKETS, "reno"
         for rank, name in enumerate(self.namespaces[:-1]):
             addressing = [
                 "link set lo up",
                 f"addr add {_address(rank)}/24 dev {INTERFACE} noprefixroute",
-                f"link set {INTERFACE} {about}",
-                f"route add {SUBNET} dev {INTERFACE} {tcp}",
+                f"link set {INTERFACE} gso_max_size {packet} txqueuelen {queue} {UP}",
+                f"route add {SUBNET} dev {INTERFACE} {TCP.format(congestion)}",
             ]
             _ip(addressing, name)
 
@@ -498,7 +495,7 @@ def _alive(owner: dict[str, int]) -> bool:
 
     The start time tells it from a later process that was given the same number.
     """
-    return not owner or _start_ticks(owner["pid"]) == owner["start"]
+    return not owner or _start_ticks(owner["pid"]) == owner["start"] is not None
 
 
 def _remove_dead() -> list[str]:
