@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -168,6 +169,15 @@ class TestLink:
                 lab.change([Change(70.0, loss=0.1), Change(65.0, loss=0.0)])
             with pytest.raises(UserError, match="no link of rank 5"):
                 lab.change([Change(70.0, loss=0.1, ranks=(5,))])
+
+    def test_who_is_slow_to_ask_is_answered_and_holds_up_nobody(self) -> None:
+        with Lab(shape()) as lab, socket.socket(socket.AF_UNIX) as slow:
+            slow.connect(str(network.STATE / f"{lab.label}.link"))
+            assert min(ping(lab, 0, 1, 3)) > 0
+            assert sum(lab.crossed()["late"]) == 6
+            slow.sendall(b"{}\n")
+            with slow.makefile() as answer:
+                assert len(json.loads(answer.readline())["ranks"]) == 2
 
     def test_ranks_of_a_node_share_its_link(self) -> None:
         how = Conditions(delay_s=5e-3)

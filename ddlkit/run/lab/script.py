@@ -192,7 +192,7 @@ class Script:
         )
         if self.kept:
             wire_s *= case.workers
-        wire_s += len(self.bytes) * 2 * case.workers * way_s(case.link)
+        wire_s += len(self.bytes) * 4 * case.workers * way_s(case.link)  # a step asks first
         if self.kept and not self.selection_s:
             compute_s += case.workers * sum(self.elements) * REAL_SELECTION_S
         return compute_s * case.straggler + wire_s + SETTLE_S

@@ -213,25 +213,27 @@ def answer(tunnel: Tunnel, asked: Mapping[str, Any]) -> dict[str, Any]:
 def serve(tunnel: Tunnel, door: socket.socket, owner: int | None) -> None:
     """Carry packets and answer requests until ``owner``, a pipe that nobody writes to, closes."""
     others = [door.fileno(), *([] if owner is None else [owner])]
+    asking: dict[int, socket.socket] = {}  # those who have come, and may take their time to ask
     while True:
-        for ready in tunnel.wait(others):
-            if ready == door.fileno():
-                _attend(tunnel, door)
-            elif ready == owner:
+        for ready in tunnel.wait([*others, *asking]):
+            if ready == owner:
                 return
+            if ready == door.fileno():
+                line = door.accept()[0]
+                asking[line.fileno()] = line
+            elif ready in asking:
+                _attend(tunnel, asking.pop(ready))
             else:
                 tunnel.read(ready)
                 tunnel.write()  # a packet that is due does not wait for those that come
         tunnel.write()
 
 
-def _attend(tunnel: Tunnel, door: socket.socket) -> None:
-    """Answer one request, a line of JSON; who is slow to ask is not waited for."""
-    with suppress(OSError, ValueError), door.accept()[0] as line:
-        line.settimeout(0.01)
-        with line.makefile("rb") as asked:
-            said = answer(tunnel, json.loads(asked.readline()))
-        line.settimeout(1.0)
+def _attend(tunnel: Tunnel, line: socket.socket) -> None:
+    """Answer a request, a line of JSON that is there; both are small enough to go at once."""
+    with suppress(OSError, ValueError), line:
+        line.setblocking(False)
+        said = answer(tunnel, json.loads(line.recv(_LARGEST)))
         line.sendall(json.dumps(said).encode() + b"\n")
 
 

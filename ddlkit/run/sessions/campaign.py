@@ -445,7 +445,7 @@ def _saved(path: Path) -> set[tuple[str, int]]:
 def _guessed_cost(shape: LabShape, collective: str) -> MessageCost:
     """The wire at its rate, and a start-up that grows with the workers."""
     beta = wire_s_per_byte(collective, shape.workers, shape.rate_bits_per_s)
-    alpha_s = ALPHA_S * shape.workers**2 + 2 * shape.workers * way_s(shape.link)
+    alpha_s = ALPHA_S * shape.workers**2 + 4 * shape.workers * way_s(shape.link)
     return AlphaBeta(alpha_s, beta, collective=collective, workers=shape.workers, algorithm="ring")
 
 
