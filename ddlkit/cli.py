@@ -644,16 +644,39 @@ def machine(arguments: argparse.Namespace) -> None:
 # ---------------------------------------------------------------- lab
 
 
+# Each of an emulated link alone, by the field of the parsed arguments.
+_EMULATED: dict[str, dict[str, Any]] = {
+    "delay": {"help": "of each link: a round trip passes four [0s]"},
+    "jitter": {"help": "by how much a packet's delay may differ, in order [0s]"},
+    "loss": {"help": "share of frames that are lost on their way: 0.1%% [0]"},
+    "background": {"help": "load by others, constant as 40%% or in turns as 80%%:100ms/300ms"},
+    "rank_rate": {"action": "append", "default": [], "help": "of one rank's link: 1=250mbit"},
+    "rank_delay": {"action": "append", "default": [], "help": "of one rank's link: 1=5ms"},
+    "change": {
+        "action": "append",
+        "default": [],
+        "help": "what changes when, of all or of one: 5s:rate=250mbit,loss=1%%,rank=1; in order",
+    },
+    "queue": {"help": "what may wait for a link; more is dropped [64MiB]"},
+    "burst": {"help": "what a rested link may send at once, in time of its rate, as tbf's [0s]"},
+    "congestion": {"help": "control of TCP's: reno, cubic or bbr [reno]"},
+    "seed": {"type": int, "help": "of loss and jitter [0]"},
+}
+
+
 @command(
     "a rate-limited network of namespaces (root, Linux)",
-    arg("action", choices=("up", "status", "down", "clean", "campaign")),
+    arg("action", choices=("up", "status", "crossed", "change", "down", "clean", "campaign")),
     arg("file", type=Path, nargs="?", help="of a campaign: what to measure (YAML)"),
     arg("--ranks", type=int, default=4, help="namespaces, one per rank [4]"),
     arg("--rate", default="1gbit", help="rate of each link, both ways [1gbit]"),
     arg("--ranks-per-node", type=int, default=1, help="that share a link [1]"),
     arg("--intra-rate", help="rate of each rank's link inside a node: 10gbit"),
+    arg("--engine", choices=("tbf", "emulated"), default="tbf", help="what limits the links [tbf]"),
+    *(arg(f"--{name.replace('_', '-')}", **how) for name, how in _EMULATED.items()),
     arg("--label", default="", help="name of the lab [the first free ddlN]"),
     *_session("of a campaign: data/recorded/<machine>/campaign-..."),
+    JSON,
 )
 def lab(arguments: argparse.Namespace) -> None:
     from ddlkit.run.lab import network
@@ -663,13 +686,7 @@ def lab(arguments: argparse.Namespace) -> None:
     if arguments.action == "campaign":
         _measured(arguments, str(arguments.file))
     elif arguments.action == "up":
-        shape = network.LabShape(
-            arguments.ranks,
-            units.parse_bits_per_s(arguments.rate),
-            arguments.ranks_per_node,
-            units.parse_bits_per_s(arguments.intra_rate) if arguments.intra_rate else 0.0,
-        )
-        made = network.Lab(shape, arguments.label, persistent=True).up()
+        made = network.Lab(_lab_shape(arguments), arguments.label, persistent=True).up()
         namespaces = " ".join(made.namespaces)
         print(f"{made.label}: {made.ranks} ranks over {made.name}; namespaces {namespaces}")
     elif arguments.action == "status":
@@ -677,6 +694,10 @@ def lab(arguments: argparse.Namespace) -> None:
             state = "up" if row["alive"] else "dead: run ddlkit lab clean"
             described = "{label}: {ranks} ranks over {link}, {owner}".format_map(row)
             print(f"{described}, {state}")
+    elif arguments.action == "crossed":
+        _show_crossed(network.attach(_label(arguments)).crossed(), arguments.json)
+    elif arguments.action == "change":
+        network.attach(_label(arguments)).change(_changes(arguments))
     elif arguments.action == "down":
         everyone = [row["label"] for row in network.status()]
         for label in [arguments.label] if arguments.label else everyone:
@@ -685,6 +706,61 @@ def lab(arguments: argparse.Namespace) -> None:
     else:
         for label in network.clean():
             print(f"{label}: removed")
+
+
+def _label(arguments: argparse.Namespace) -> str:
+    """Of the lab that is meant: the one that was named, or the only one. Raises UserError."""
+    from ddlkit.run.lab import network
+
+    names = [row["label"] for row in network.status()]
+    if not arguments.label and len(names) != 1:
+        raise UserError(f"which lab? labs that are up: {', '.join(names) or 'none'}; use --label")
+    return arguments.label or names[0]
+
+
+def _changes(arguments: argparse.Namespace) -> tuple[Any, ...]:
+    from ddlkit.run.lab.conditions import parse_change
+
+    if not arguments.change and arguments.action == "change":
+        raise UserError("what is to change? write for example --change 5s:rate=250mbit,rank=1")
+    return tuple(map(parse_change, arguments.change))
+
+
+def _lab_shape(arguments: argparse.Namespace) -> Any:
+    """The lab that the arguments of ``lab up`` describe."""
+    from ddlkit.run.lab import conditions
+    from ddlkit.run.lab.network import LabShape
+
+    found = None
+    asked = [name for name in _EMULATED if getattr(arguments, name) not in (None, [])]
+    if arguments.engine == "emulated":
+        given = {name: getattr(arguments, name) for name in asked}
+        given["change"] = _changes(arguments)
+        found = conditions.parse(given)
+    elif asked:
+        option = asked[0].replace("_", "-")
+        raise UserError(
+            f"--{option} needs --engine emulated: links of tbf have a rate, nothing else"
+        )
+    return LabShape(
+        arguments.ranks,
+        units.parse_bits_per_s(arguments.rate),
+        arguments.ranks_per_node,
+        units.parse_bits_per_s(arguments.intra_rate) if arguments.intra_rate else 0.0,
+        found,
+    )
+
+
+def _show_crossed(answer: dict[str, Any], as_json: bool) -> None:
+    """What has crossed a link since it is up: a table of the ranks, and how well the link did."""
+    from ddlkit.run.lab.emulated import Crossing
+
+    if as_json:
+        print(json.dumps(answer))
+        return
+    crossed = Crossing.since_up(answer)
+    print(crossed.ranks.set_index("rank").T.map("{:.0f}".format).to_string())
+    _show(crossed.judged(), False)
 
 
 # ---------------------------------------------------------------- book, figures

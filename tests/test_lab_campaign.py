@@ -63,7 +63,24 @@ def test_a_grid_is_the_product_of_its_lists_grouped_by_lab(tmp_path: Path) -> No
     assert [shape.name for shape in found.labs] == ["p2-1gbit", "p4-1gbit", "p4-1gbit-g2-5gbit"]
     sizes = [len(requests) for requests in found.labs.values()]
     assert sizes == [16, 16 + 4, 8], "a request that two grids share is there once"
+    assert {shape.engine for shape in found.labs} == {"tbf"}
     assert {request.case.batch for request in found.labs[LabShape(2, 1e9)]} == {4, 8}
+
+
+def test_emulated_links_of_a_grid_are_the_product_of_what_they_do(tmp_path: Path) -> None:
+    links = {
+        "engines": "emulated",
+        "delays": ["1ms", "2ms"],
+        "losses": ["0%", "0.1%"],
+        "congestions": ["reno", "bbr"],
+    }
+    grids = [{"workers": 2, "rates": "1gbit"}, {"workers": 2, "rates": "1gbit", **links}]
+    found = read_campaign(written(tmp_path, {**WHOLE, "grids": grids}))
+    assert len(found.labs) == 1 + 8
+    every = {(shape.engine, shape.link) for shape in found.labs}
+    assert ("tbf", "lab:1gbit") in every
+    assert ("emulated", "emulated:1gbit-delay2ms-loss0.001-bbr") in every
+    assert len({request for asked in found.labs.values() for request in asked}) == 2, "alike"
 
 
 @pytest.mark.parametrize(
@@ -98,6 +115,11 @@ def test_a_grid_is_the_product_of_its_lists_grouped_by_lab(tmp_path: Path) -> No
             "workers: 4: nodes of 3 ranks",
         ),
         ({"plans": ["best"]}, "plans: 'best': must be a plan"),
+        ({"engines": "netem"}, "engines: 'netem': must be tbf or emulated"),
+        ({"delays": ["2ms"]}, "delays: only links of engines: emulated have these"),
+        ({"engines": "emulated", "delays": 2}, "delays: 2: must be a time with its unit, as 2ms"),
+        ({"engines": "emulated", "jitters": "1ms"}, "jitter is at most the delay"),
+        ({"engines": "emulated", "losses": "99%"}, "loss 0.99: loss lies between"),
         ({"density": 2}, "density: 2: must lie between"),
         ({"stragglers": 0.5}, "stragglers: 0.5: must lie between"),
         ({"compute_s": "long"}, "compute_s: 'long': must be seconds, or balanced"),

@@ -49,6 +49,7 @@ def collectives(n: int = 3, **changed: Any) -> pd.DataFrame:
         "sample": np.arange(n),
         "seconds": 0.1 + np.arange(n) / 3,
         "stolen": 0.0,
+        "late": 0.0,
         "in_flight": 1,
         "clock": "wall",
     }

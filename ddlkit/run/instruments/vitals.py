@@ -30,6 +30,7 @@ PACKAGES = ("torch", "torchvision", "triton", "numpy", "pandas", "scipy", "psuti
 BUSY = 0.1  # an idle GPU's utilisation is 0; somebody who measures or trains is far above this
 COMPANY_BYTES = GIB  # a driver that starts takes less, somebody who measures or trains more
 LOOK_PERIOD_S, PATIENCE_S = 0.4, 10.0
+LATE_LIMIT = 0.05  # share of packets: with more, an emulated link was not what it was asked to be
 BUSY_LIMIT = 0.9  # with more of all cores in use, the processor may set the pace, not the link
 TRIES = 3  # how often at most in a campaign; the last one stays, and is marked
 
@@ -297,17 +298,20 @@ def _visible() -> list[str]:
 class Usage:
     """Shares of all cores' time between two readings. busy : not idle, stolen included.
 
+    late : share of packets that an emulated link's process carried later than they were due
+
     A virtual machine's clock goes on while another one has its cores: times then depend on the
     neighbours. Linux counts such moments ("steal"), so a disturbed measurement can be taken again.
     """
 
     busy: float
     stolen: float
+    late: float = 0.0
 
     @property
     def limited(self) -> bool:
         """Whether the processor, not the link, may have set the pace."""
-        return self.busy >= BUSY_LIMIT or self.disturbed
+        return self.busy >= BUSY_LIMIT or self.late > LATE_LIMIT or self.disturbed
 
     @property
     def disturbed(self) -> bool:

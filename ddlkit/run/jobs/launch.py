@@ -81,6 +81,9 @@ class Place(Protocol):
     def namespace(self, rank: int) -> Path | None:
         """File of the network namespace that the rank lives in; None for this process's own."""
 
+    def lost(self) -> str:
+        """Why its ranks cannot reach one another any more, in one line; empty while they can."""
+
 
 @dataclass(frozen=True)
 class Loopback:
@@ -102,6 +105,10 @@ class Loopback:
     def namespace(self, rank: int) -> Path | None:
         """Our own."""
         return None
+
+    def lost(self) -> str:
+        """Loopback stays."""
+        return ""
 
 
 def launch(
@@ -350,6 +357,8 @@ class _Group:
         shown = 0
         give_up = time.monotonic() + timeout_s
         while any(statuses := [process.poll() for process in self.processes]) or None in statuses:
+            if lost := self.place.lost():
+                raise UserError(f"{lost} (job {self.job}, {self.ranks} ranks)")
             if any(statuses):
                 time.sleep(SETTLE_S)
                 raise UserError(self._verdict())

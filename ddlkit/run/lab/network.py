@@ -1,9 +1,13 @@
-"""A rate-limited network between ranks on one machine: namespaces, veth pairs, one bridge, tbf.
+"""A rate-limited network between ranks on one machine: namespaces, and what joins them.
 
-Each rank lives in a network namespace of its own and the bridges in another. Every veth pair is
+Each rank lives in a network namespace of its own and what joins them in another. Every link is
 made inside them, so the host's network never sees a link, an address or a packet of a lab, and
-labs of different labels never meet. Ranks may share nodes: a node is a bridge of its own, joined to
-the main one by the link that its ranks share. Needs Linux, root and iproute2.
+labs of different labels never meet. Needs Linux, root and iproute2. There are two engines:
+
+tbf : veth pairs and a bridge, each end shaped by the kernel's token bucket: a rate and nothing else. Ranks
+    may share nodes: a node is a bridge of its own, joined to the main one by the link that its ranks share
+emulated : a process of ours, through which every packet passes (`ddlkit.run.lab.tunnel`): delay, jitter,
+    loss, background traffic and change. It ends with the lab
 """
 
 from __future__ import annotations
@@ -30,21 +34,25 @@ from typing import Any
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import burst_bytes
 from ddlkit.run.jobs import protocol
+from ddlkit.run.lab import emulated
+from ddlkit.run.lab.conditions import Change, Conditions, check_rate, rate_text
+from ddlkit.run.lab.emulated import Crossing
+from ddlkit.run.lab.tunnel import INTERFACE
 
 NAMESPACES = Path("/run/netns")  # of iproute2
 STATE = Path("/run/ddlkit")
 """One JSON file per lab: its shape and which process owns it."""
 
 MAX_RANKS = 64
-MIN_RATE_BITS_PER_S, MAX_RATE_BITS_PER_S = 1e6, 1e11
 MAX_PACKET_BYTES = 65536  # Linux hands TCP data down in packets of this size, to be cut on the wire
 QUEUE_BYTES = 256 * 1024**2  # far above what TCP keeps in flight, so that nothing is dropped
-INTERFACE = "eth0"
 UP = "addrgenmode none up"
 SUBNET = "10.77.0.0/24"
 # A window that is open from the start and stays so: Linux's default, cubic, mistakes the shaper's
 # queue for congestion, and one 12 MB message in fifty then takes up to twice as long as the others.
-TCP = "congctl reno initcwnd 1000 initrwnd 1000"
+TCP = "congctl {} initcwnd 1000 initrwnd 1000"
+# Packets that may wait to be sent: Linux's default, and what the process of an emulated link has to read.
+VETH_PACKETS, TUN_PACKETS = 1000, 10000
 PORT = 29500  # free in any namespace that runs one job at a time
 DEADLINE_S = 30.0
 NEEDS_ROOT = "the lab needs root, for network namespaces and traffic shaping"
@@ -56,6 +64,7 @@ class LabShape:
 
     ranks_per_node : with more than one, that many ranks in a row form a node and share one link of
         that rate; inside the node each rank's own is shaped to ``intra_rate_bits_per_s``
+    conditions : of emulated links; None: those of tbf, which have a rate and nothing else
 
     Raises UserError for a rate or a number of ranks out of range.
     """
@@ -64,6 +73,7 @@ class LabShape:
     rate_bits_per_s: float
     ranks_per_node: int = 1
     intra_rate_bits_per_s: float = 0.0
+    conditions: Conditions | None = None
 
     def __post_init__(self) -> None:
         per_node, intra = self.ranks_per_node, self.intra_rate_bits_per_s
@@ -76,9 +86,23 @@ class LabShape:
             complaint = f"nodes of {per_node} ranks with an intra rate of {intra:g} bit/s"
             raise UserError(f"{complaint}: several need one, for example 10gbit, one has none")
         for rate in (self.rate_bits_per_s, self.own_rate_bits_per_s):
-            if not MIN_RATE_BITS_PER_S <= rate <= MAX_RATE_BITS_PER_S:
-                complaint = f"lab rate {rate:g} bit/s is not between 1mbit and 100gbit"
-                raise UserError(f"{complaint}: write it with its unit, for example 1gbit")
+            check_rate(rate)
+        if self.conditions:
+            self.conditions.check_ranks(self.workers)
+            if self.nodes and (self.conditions.changes or self.conditions.rates):
+                raise UserError("links of nodes do not change: have a link for each rank")
+
+    @classmethod
+    def from_dict(cls, described: dict[str, Any]) -> LabShape:
+        """What `dataclasses.asdict` and JSON have made of one."""
+        conditions = described.get("conditions")
+        found = Conditions.from_dict(conditions) if conditions else None
+        return cls(**{**described, "conditions": found})
+
+    @property
+    def engine(self) -> str:
+        """What limits the links: one of `conditions.ENGINES`."""
+        return "emulated" if self.conditions else "tbf"
 
     @property
     def own_rate_bits_per_s(self) -> float:
@@ -87,8 +111,10 @@ class LabShape:
 
     @property
     def link(self) -> str:
-        """The link as it appears in tables: "lab:1gbit"."""
-        return f"lab:{self.name.partition('-')[2]}"
+        """The link as it appears in tables: "lab:1gbit", "emulated:1gbit-delay2ms"."""
+        if not self.conditions:
+            return f"lab:{self.name.partition('-')[2]}"
+        return self.name.partition("-")[2].replace("-", ":", 1)
 
     @property
     def name(self) -> str:
@@ -96,11 +122,14 @@ class LabShape:
 
         >>> LabShape(16, 1e9, ranks_per_node=4, intra_rate_bits_per_s=1e10).name
         'p16-1gbit-g4-10gbit'
+        >>> LabShape(4, 5e8, conditions=Conditions(delay_s=2e-3)).name
+        'p4-emulated-500mbit-delay2ms'
         """
-        names = [f"p{self.workers}", _rate_text(self.rate_bits_per_s)]
+        names = [f"p{self.workers}", *(["emulated"] if self.conditions else [])]
+        names.append(rate_text(self.rate_bits_per_s))
         if self.nodes:
-            names += [f"g{self.ranks_per_node}", _rate_text(self.intra_rate_bits_per_s)]
-        return "-".join(names)
+            names += [f"g{self.ranks_per_node}", rate_text(self.intra_rate_bits_per_s)]
+        return "-".join([*names, *([self.conditions.name] if self.conditions else [])])
 
     @property
     def nodes(self) -> range:
@@ -126,13 +155,17 @@ class Lab:
         # Of each link in each direction, framing included; with nodes that of a node's.
         self.link_bits_per_s = shape.rate_bits_per_s
         self._holder = 0  # the process whose ``down`` counts; 0 while the lab is not up
+        self._process: subprocess.Popen[str] | None = (
+            None  # of an emulated link, if it is our child
+        )
 
     def environment(self, rank: int, ranks: int) -> dict[str, str]:
         """What a rank of a job of ``ranks`` must find in its environment."""
         if ranks > self.ranks:
             raise UserError(f"{ranks} ranks do not fit into lab {self.label} of {self.ranks}")
         numbers = protocol.rank_environment(rank, ranks, _address(0), PORT)
-        return {**numbers, "GLOO_SOCKET_IFNAME": INTERFACE}
+        link = {emulated.LINK: str(self._socket())} if self.shape.conditions else {}
+        return {**numbers, "GLOO_SOCKET_IFNAME": INTERFACE, **link}
 
     def namespace(self, rank: int) -> Path:
         """File of the namespace of ``rank``. Raises UserError for a rank that the lab does not have."""
@@ -179,6 +212,43 @@ class Lab:
     def __exit__(self, *raised: object) -> None:
         self.down()
 
+    def lost(self) -> str:
+        """Why ranks no longer reach one another, in one line; empty as long as they can."""
+        link = _states().get(self.label, {}).get("link")
+        if not link or _alive(link):
+            return ""
+        return f"the process of the emulated link of lab {self.label} is gone: take the lab down"
+
+    def crossed(self) -> dict[str, Any]:
+        """What has crossed an emulated link so far; two of them are what `Crossing.between` takes.
+
+        Raises UserError for a lab of tbf, and when the link's process is gone.
+        """
+        return emulated.ask(self._socket())
+
+    def change(self, changes: Sequence[Change]) -> None:
+        """Have the links of a running lab change at times from now; tables know them by the old name.
+
+        Raises UserError for a lab of tbf, changes out of order and ranks that are not there.
+        """
+        Conditions(changes=tuple(changes)).check_ranks(self.ranks)
+        emulated.change(self._socket(), changes)
+
+    @contextmanager
+    def watched(self) -> Iterator[list[Crossing]]:
+        """A list that holds what crossed the link within the block, once that is over; none with tbf."""
+        found: list[Crossing] = []
+        before = self.crossed() if self.shape.conditions else None
+        yield found
+        if before:
+            found.append(Crossing.between(before, self.crossed()))
+
+    def _socket(self) -> Path:
+        """By which the process of the link is asked."""
+        if not self.shape.conditions:
+            raise UserError(f"lab {self.label} is shaped by tbf: only emulated links can do this")
+        return STATE / f"{self.label}.link"
+
     @property
     def namespaces(self) -> list[str]:
         """Names of all namespaces of this lab, the bridge's last."""
@@ -191,17 +261,57 @@ class Lab:
             self.label = next(name for n in count() if (name := f"ddl{n}") not in taken)
         elif self.label in taken:
             raise UserError(f"a lab or namespace named {self.label} exists: choose another label")
-        owner = {} if self.persistent else {"pid": os.getpid(), "start": _start_ticks(os.getpid())}
-        draft = STATE / f".{self.label}"
-        draft.write_text(json.dumps({"shape": asdict(self.shape), "owner": owner}) + "\n")
-        draft.rename(STATE / f"{self.label}.json")
+        self._save({})
         self._holder = os.getpid()
 
+    def _save(self, link: dict[str, int | None]) -> None:
+        """Write the state file: who owns the lab, and which process is its link."""
+        owner = {} if self.persistent else _identity(os.getpid())
+        state = {"shape": asdict(self.shape), "owner": owner, "link": link}
+        draft = STATE / f".{self.label}"
+        draft.write_text(json.dumps(state) + "\n")
+        draft.rename(STATE / f"{self.label}.json")
+
     def _build(self) -> None:
-        """Bridges, the links between them and to the ranks, and their rates; each end sends shaped."""
+        """Namespaces, the links between them, and addresses."""
+        _ip([f"netns add {name}" for name in self.namespaces])
+        if conditions := self.shape.conditions:
+            self._emulate(conditions)
+            packet, queue, congestion = MAX_PACKET_BYTES, TUN_PACKETS, conditions.congestion
+        else:
+            packet, queue, congestion = self._shape(), VETH_PACKETS, "reno"
+        for rank, name in enumerate(self.namespaces[:-1]):
+            addressing = [
+                "link set lo up",
+                f"addr add {_address(rank)}/24 dev {INTERFACE} noprefixroute",
+                f"link set {INTERFACE} gso_max_size {packet} txqueuelen {queue} {UP}",
+                f"route add {SUBNET} dev {INTERFACE} {TCP.format(congestion)}",
+            ]
+            _ip(addressing, name)
+
+    def _emulate(self, conditions: Conditions) -> None:
+        """Start the process through which all packets go; it makes the ranks' devices."""
+        rates = [self.shape.own_rate_bits_per_s] * self.ranks
+        config = {
+            "namespaces": [str(NAMESPACES / name) for name in self.namespaces],
+            "socket": str(self._socket()),
+            "prefix": SUBNET.removesuffix("0/24"),
+            "rates_bits_per_s": rates,
+            "ranks_per_node": self.shape.ranks_per_node,
+            "node_rate_bits_per_s": self.shape.rate_bits_per_s,
+            "conditions": asdict(conditions),
+            "owned": not self.persistent,
+        }
+        self._process = emulated.start(config)
+        self._save(_identity(self._process.pid))
+
+    def _shape(self) -> int:
+        """Bridges, the links between them and to the ranks, and their rates; each end sends shaped.
+
+        Returns how large a packet may be.
+        """
         *ranks, switch = self.namespaces
         own = self.shape.own_rate_bits_per_s
-        _ip([f"netns add {name}" for name in self.namespaces])
         links, rates = ["link set lo up"], []
         for bridge in ("bridge", *(f"node{node}" for node in self.shape.nodes)):
             links += [f"link add {bridge} type bridge", f"link set {bridge} {UP}"]
@@ -219,21 +329,20 @@ class Lab:
         _ip(rates, switch, tool="tc")
         # A packet larger than a burst is cut up in software, which 16 ranks have no time for.
         smallest = burst_bytes(min(own, self.shape.rate_bits_per_s))
-        packet = min(MAX_PACKET_BYTES, round(0.9 * smallest))
-        for rank, name in enumerate(ranks):
+        for name in ranks:
             _ip([_shape(INTERFACE, own)], name, tool="tc")
-            addressing = [
-                "link set lo up",
-                f"addr add {_address(rank)}/24 dev {INTERFACE} noprefixroute",
-                f"link set {INTERFACE} gso_max_size {packet} {UP}",
-                f"route add {SUBNET} dev {INTERFACE} {TCP}",
-            ]
-            _ip(addressing, name)
+        return min(MAX_PACKET_BYTES, round(0.9 * smallest))
 
     def _remove(self) -> None:
         present = [name for name in self.namespaces if name in _listed()]
         _end_processes(present)
+        if self._process:
+            if self._process.stdin:
+                self._process.stdin.close()
+            self._process.wait()
+            self._process = None
         _ip([f"netns del {name}" for name in present])  # links and queues go with them
+        (STATE / f"{self.label}.link").unlink(missing_ok=True)
         (STATE / f"{self.label}.json").unlink(missing_ok=True)
 
 
@@ -244,7 +353,7 @@ def attach(label: str) -> Lab:
         names = ", ".join(states) or "none"
         raise UserError(f"there is no lab {label!r}; labs that are up: {names}")
     state = states[label]
-    lab = Lab(LabShape(**state["shape"]), label, persistent=not state["owner"])
+    lab = Lab(LabShape.from_dict(state["shape"]), label, persistent=not state["owner"])
     lab._holder = os.getpid()
     return lab
 
@@ -253,10 +362,11 @@ def status() -> list[dict[str, Any]]:
     """One row per lab on this machine: label, ranks, link, owner, alive."""
     rows = []
     for label, state in _states().items():
-        shape, owner = LabShape(**state["shape"]), state["owner"]
+        shape, owner = LabShape.from_dict(state["shape"]), state["owner"]
         named = f"process {owner['pid']}" if owner else "persistent"
         row = {"label": label, "ranks": shape.workers, "link": shape.link}
-        rows.append({**row, "owner": named, "alive": _alive(owner)})
+        alive = _alive(owner) and _alive(state.get("link", {}))
+        rows.append({**row, "owner": named, "alive": alive})
     return rows
 
 
@@ -281,12 +391,6 @@ def available() -> str:
             return ""
     except (UserError, OSError) as error:
         return f"the lab does not work here: {error}"
-
-
-def _rate_text(bits_per_s: float) -> str:
-    """``"1gbit"``, ``"200mbit"``: as ``core.units.parse_bits_per_s`` reads it."""
-    unit, size = next((u, s) for u, s in (("gbit", 1e9), ("mbit", 1e6)) if bits_per_s >= s)
-    return f"{bits_per_s / size:.6g}{unit}"
 
 
 def _address(rank: int) -> str:
@@ -381,16 +485,24 @@ def _start_ticks(pid: int) -> int | None:
     return None if state in "ZX" else int(rest[18])
 
 
-def _alive(owner: dict[str, int]) -> bool:
-    """Whether the owner lives; a persistent lab has none and counts as alive.
+def _identity(pid: int) -> dict[str, int | None]:
+    """By what a running process is known again."""
+    return {"pid": pid, "start": _start_ticks(pid)}
 
-    The start time tells the owner from a later process that was given the same number.
+
+def _alive(owner: dict[str, int]) -> bool:
+    """Whether the process lives; a persistent lab has no owner, one of tbf no link: these count as alive.
+
+    The start time tells it from a later process that was given the same number.
     """
-    return not owner or _start_ticks(owner["pid"]) == owner["start"]
+    return not owner or _start_ticks(owner["pid"]) == owner["start"] is not None
 
 
 def _remove_dead() -> list[str]:
-    dead = [label for label, row in _states().items() if not _alive(row["owner"])]
+    """Those whose owner is dead, and persistent ones without their link: what runs there has an end."""
+    dead = [
+        label for label, row in _states().items() if not _alive(row["owner"] or row.get("link", {}))
+    ]
     for label in dead:
         attach(label)._remove()
     return dead

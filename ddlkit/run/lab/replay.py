@@ -36,6 +36,7 @@ from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.launch import Place, launch, workspace
 from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.lab import emulated
 from ddlkit.run.lab.negotiate import Negotiator, meet
 from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.script import (
@@ -287,11 +288,13 @@ def _iterate(
     iteration, in which ranks mostly sleep, their limit would not show.
     """
     messages.begin(script.played_by(me.rank))
+    crossed = emulated.ask_mine() if me.rank == 0 else {}
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
     begun = vitals.processor_times()
     seen_s, sending = _play(messages, start_s, negotiator)
     stolen = vitals.processor_usage(begun, vitals.processor_times()).stolen
-    used = Usage(*peers.slowest([sending.busy, stolen]).tolist())
+    late = emulated.late_share(crossed, emulated.ask_mine()) if crossed else 0.0
+    used = Usage(*peers.slowest([sending.busy, stolen, late]).tolist())
     messages.check()
     return seen_s, used
 

@@ -33,6 +33,7 @@ from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile, Workload
 from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs.launch import Place
+from ddlkit.run.lab.conditions import way_s
 
 Floats = NDArray[np.float64]
 
@@ -191,6 +192,7 @@ class Script:
         )
         if self.kept:
             wire_s *= case.workers
+        wire_s += len(self.bytes) * 4 * case.workers * way_s(case.link)  # a step asks first
         if self.kept and not self.selection_s:
             compute_s += case.workers * sum(self.elements) * REAL_SELECTION_S
         return compute_s * case.straggler + wire_s + SETTLE_S
@@ -303,6 +305,7 @@ def _row(script: Script, everyone: Sequence[Recording], used: Usage) -> dict[str
         "processor_load": used.busy,
         "processor_limited": used.limited,
         "stolen": used.stolen,
+        "late": used.late,
     }
 
 

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor, busbw
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
-from ddlkit.model.calibration import STOLEN_LIMIT
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget, Marks, measure, sample_rows, synchronizer, timed
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank, agree_all, gather_single, scatter_single, slowest
+from ddlkit.run.lab import emulated
 
 COLLECTIVES = ("all_reduce", "all_gather")
 SIZES = tuple(KIB << power for power in range(17))  # 1 KiB .. 64 MiB
@@ -80,7 +80,7 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     for collective in settings.collectives:
         frames = []
         for number, size in enumerate(sizes):
-            seconds, stolen = _undisturbed(me, settings, collective, size, settings.seed + number)
+            seconds, used = _undisturbed(me, settings, collective, size, settings.seed + number)
             labels = {
                 "collective": collective,
                 "backend": me.backend,
@@ -92,7 +92,8 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
                 "messages_per_sample": messages_at(size, settings.messages_per_sample),
                 "in_flight": max(1, me.gloo_threads),
                 "bytes": size,
-                "stolen": stolen,
+                "stolen": used.stolen,
+                "late": used.late,
                 "clock": clock_of(me),
             }
             frames.append(sample_rows(labels, seconds))
@@ -107,17 +108,18 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
 
 def _undisturbed(
     me: Rank, settings: CollectivesSettings, collective: str, size: int, seed: int
-) -> tuple[Floats, float]:
-    """`measure_size`, again while the host takes more than its share of the cores; and that share."""
+) -> tuple[Floats, vitals.Usage]:
+    """`measure_size`, again while the host takes more than its share of the cores; how they were used."""
     for _ in range(settings.tries):
-        before = vitals.processor_times()
+        before, crossed = vitals.processor_times(), emulated.ask_mine() if me.rank == 0 else {}
         messages = settings.messages_per_sample
         seconds = measure_size(me, collective, size, settings.budget, seed, messages)
-        here = vitals.processor_usage(before, vitals.processor_times()).stolen
-        stolen = float(slowest([here])[0])
-        if stolen <= STOLEN_LIMIT:
+        here = vitals.processor_usage(before, vitals.processor_times())
+        late = emulated.late_share(crossed, emulated.ask_mine()) if crossed else 0.0
+        used = vitals.Usage(*slowest([here.busy, here.stolen, late]).tolist())
+        if not used.disturbed:
             break
-    return seconds, stolen
+    return seconds, used
 
 
 def clock_of(me: Rank) -> str:

@@ -33,6 +33,7 @@ from ddlkit.model import Calibration, Communication, forecast
 from ddlkit.model.predictor import computed
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.lab.conditions import way_s
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case, read_replayed
@@ -444,7 +445,7 @@ def _saved(path: Path) -> set[tuple[str, int]]:
 def _guessed_cost(shape: LabShape, collective: str) -> MessageCost:
     """The wire at its rate, and a start-up that grows with the workers."""
     beta = wire_s_per_byte(collective, shape.workers, shape.rate_bits_per_s)
-    alpha_s = ALPHA_S * shape.workers**2
+    alpha_s = ALPHA_S * shape.workers**2 + 4 * shape.workers * way_s(shape.link)
     return AlphaBeta(alpha_s, beta, collective=collective, workers=shape.workers, algorithm="ring")
 
 

@@ -16,8 +16,15 @@ from typing import Any, NamedTuple
 
 from ddlkit.core.case import AXES, Case
 from ddlkit.core.errors import UserError
-from ddlkit.core.units import parse_bits_per_s, parse_bytes
+from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
 from ddlkit.model.predictor import planners
+from ddlkit.run.lab.conditions import (
+    CONGESTION,
+    ENGINES,
+    Conditions,
+    parse_background,
+    parse_share,
+)
 from ddlkit.run.lab.network import LabShape
 
 SUITES = Path(__file__).parent / "suites"
@@ -92,9 +99,19 @@ def plan(value: Any) -> str:
 
 def rate(value: Any) -> float:
     """Bits per second of ``"1gbit"``."""
-    if not isinstance(value, str):
-        raise ValueError("must be a rate with its unit, as 1gbit")
-    return parse_bits_per_s(value)
+    found: float = _parsed_by(parse_bits_per_s, "a rate with its unit, as 1gbit")(value)
+    return found
+
+
+def _parsed_by(parse: Callable[[str], Any], what: str) -> Check:
+    """A check for a text that ``parse`` reads."""
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, str):
+            raise ValueError(f"must be {what}")
+        return parse(value)
+
+    return check
 
 
 def sizes(value: Any) -> tuple[int, ...]:
@@ -352,11 +369,22 @@ _REQUEST = {
     "compute_s": Key(_compute_s, BALANCED, many=True),
     **{axis.key: _axis_key(name) for name, axis in AXES.items()},
 }
+# Of emulated links alone, in the order of _FIELDS of their conditions.
+_EMULATED = {
+    "delays": Key(_parsed_by(parse_seconds, "a time with its unit, as 2ms"), "0s", many=True),
+    "jitters": Key(_parsed_by(parse_seconds, "a time with its unit, as 0.2ms"), "0s", many=True),
+    "losses": Key(_parsed_by(parse_share, "a share, as 0.1%"), "0%", many=True),
+    "backgrounds": Key(_parsed_by(parse_background, "a load, as 40%"), "0%", many=True),
+    "congestions": Key(one_of(CONGESTION), CONGESTION[0], many=True),
+}
+_FIELDS = ("delay_s", "jitter_s", "loss", "background", "congestion")
 _GRID = {
     "workers": Key(count, many=True),
     "rates": Key(rate, many=True),
     "ranks_per_node": Key(count, 1, many=True),
     "intra_rates": Key(rate, [], many=True),
+    "engines": Key(one_of(ENGINES), ENGINES[0], many=True),
+    **_EMULATED,
     **_REQUEST,
 }
 
@@ -390,22 +418,48 @@ def _campaign(file: Path, described: dict[str, Any]) -> Campaign:
 def _shapes(values: Mapping[str, list[Any]], where: str) -> list[LabShape]:
     """Every lab of a grid, in the order of its lists."""
     found: list[LabShape] = []
-    for workers, rate_bits_per_s, per_node in itertools.product(
-        values["workers"], values["rates"], values["ranks_per_node"]
+    for workers, rate_bits_per_s, per_node, how in itertools.product(
+        values["workers"], values["rates"], values["ranks_per_node"], _conditions(values, where)
     ):
         intra_rates = values["intra_rates"] if per_node > 1 else [0.0]
         if not intra_rates:
             raise UserError(f"{where}: intra_rates: missing: nodes of {per_node} ranks need one")
         for intra_rate in intra_rates:
-            shape = partial(_shape, rate_bits_per_s, per_node, intra_rate)
+            shape = partial(_shape, rate_bits_per_s, per_node, intra_rate, how)
             found.append(checked(workers, shape, f"{where}: workers"))
     return found
 
 
-def _shape(rate_bits_per_s: float, per_node: int, intra_rate: float, workers: int) -> LabShape:
+def _conditions(values: Mapping[str, list[Any]], where: str) -> list[Conditions | None]:
+    """Every kind of link of a grid; None for those of tbf, of which nothing but a rate can be asked."""
+    found: list[Conditions | None] = []
+    for engine in values["engines"]:
+        if engine == "tbf":
+            asked = [
+                name for name, key in _EMULATED.items() if values[name] != key.read(key.default, "")
+            ]
+            if asked:
+                raise UserError(f"{where}: {asked[0]}: only links of engines: emulated have these")
+            found.append(None)
+            continue
+        for given in itertools.product(*(values[name] for name in _EMULATED)):
+            try:
+                found.append(Conditions(**dict(zip(_FIELDS, given, strict=True))))
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from None
+    return found
+
+
+def _shape(
+    rate_bits_per_s: float,
+    per_node: int,
+    intra_rate: float,
+    conditions: Conditions | None,
+    workers: int,
+) -> LabShape:
     if workers < 2:
         raise ValueError("one worker alone sends nothing: use at least 2")
-    return LabShape(workers, rate_bits_per_s, per_node, intra_rate)
+    return LabShape(workers, rate_bits_per_s, per_node, intra_rate, conditions)
 
 
 def _requests(values: Mapping[str, list[Any]]) -> list[CaseRequest]:

@@ -1,0 +1,170 @@
+"""An emulated link as its lab sees it: started, asked what has crossed it, judged by that, and changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ddlkit.core.errors import UserError
+from ddlkit.run.instruments.vitals import LATE_LIMIT
+from ddlkit.run.jobs.protocol import child_environment
+from ddlkit.run.lab import tunnel
+from ddlkit.run.lab.conditions import Change, check_order
+
+MISSING = (
+    f"the emulated link needs {tunnel.DEVICE}, which is not here; the tbf lab works without it"
+)
+LINK = "DDLKIT_LINK"
+"""In the environment of a rank: by which socket the link that it uses is asked."""
+START_S = 30.0  # until the devices are there
+ANSWER_S = 5.0  # a request takes well below a millisecond, unless the process is gone or starved
+
+
+def check_possible() -> None:
+    """Raise UserError where there is no TUN."""
+    if not Path(tunnel.DEVICE).exists():
+        raise UserError(MISSING)
+
+
+def start(config: Mapping[str, Any]) -> subprocess.Popen[str]:
+    """Start the process of a link, as `tunnel.main` takes its ``config``, and wait until it is ready.
+
+    It lives in the switch's namespace. An owned one ends when its standard input closes, so with us.
+
+    Raises UserError when it ends at once.
+    """
+    check_possible()
+    switch = Path(config["namespaces"][-1]).name
+    argv = ["ip", "netns", "exec", switch, sys.executable, "-m", tunnel.__name__]
+    process = subprocess.Popen(
+        [*argv, json.dumps(config)],
+        stdin=subprocess.PIPE if config["owned"] else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=child_environment(),
+        cwd="/",
+        start_new_session=True,  # Ctrl-C in the terminal, and its end, reach only us
+    )
+    assert process.stdout and process.stderr
+    with process.stdout, process.stderr:
+        speaks = select.select([process.stdout], (), (), START_S)[0]
+        if not speaks or process.stdout.readline().strip() != tunnel.READY:
+            process.kill()
+            said = process.stderr.read().strip().splitlines() or ["it said nothing"]
+            process.wait()
+            raise UserError(f"the emulated link did not start: {said[-1]}; the tbf lab may work")
+    return process
+
+
+def ask(path: Path, **request: Any) -> dict[str, Any]:
+    """What the process behind a socket answers. Raises UserError when it is gone or says no."""
+    try:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(ANSWER_S)
+            line.connect(os.fspath(path))
+            line.sendall(json.dumps(request).encode() + b"\n")
+            with line.makefile("rb") as answer:
+                found: dict[str, Any] = json.loads(answer.readline())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"emulated link {path.stem}: its process does not answer ({error})"
+        ) from error
+    if "error" in found:
+        raise UserError(f"emulated link {path.stem}: {found['error']}")
+    return found
+
+
+def change(path: Path, changes: Sequence[Change]) -> None:
+    """Have a link change at times from now. Raises UserError for changes out of order."""
+    check_order(tuple(changes))
+    ask(path, changes=[asdict(one) for one in changes])
+
+
+def ask_mine() -> dict[str, Any]:
+    """What has crossed the emulated link that this rank uses; empty where it uses none."""
+    return ask(Path(os.environ[LINK])) if LINK in os.environ else {}
+
+
+def late_share(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
+    """Share of packets that were late between two answers of the link's process; 0 for none."""
+    return 1.0 - Crossing.between(before, after).in_time if before and after else 0.0
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """What crossed an emulated link between two moments.
+
+    seconds : between them; processor_s : of the link's process meanwhile
+    late : packets by `tunnel.BINS` of lateness
+    stray, refused : packets for nobody, and such as a namespace did not take
+    ranks : one row each: bytes and frames on the wire, packets, frames lost and dropped, sent and received;
+        what waited at the second moment, and the most that ever did
+    """
+
+    seconds: float
+    processor_s: float
+    late: Sequence[int]
+    stray: int
+    refused: int
+    ranks: pd.DataFrame
+
+    @classmethod
+    def between(cls, before: Mapping[str, Any], after: Mapping[str, Any]) -> Crossing:
+        """From two answers of the link's process."""
+        table = pd.DataFrame(after["ranks"]).set_index("rank")
+        counted = [f"{way}_{name}" for way in ("sent", "received") for name in tunnel.COUNTED]
+        earlier = pd.DataFrame(before["ranks"]).set_index("rank")
+        table[counted] -= earlier[counted]
+        whole = {k: after[k] - before[k] for k in ("seconds", "processor_s", "stray", "refused")}
+        late = [a - b for a, b in zip(after["late"], before["late"], strict=True)]
+        return cls(**whole, late=late, ranks=table.reset_index())
+
+    @classmethod
+    def since_up(cls, answer: Mapping[str, Any]) -> Crossing:
+        """All of it, from one answer."""
+        nothing = [{k: v if k == "rank" else 0 for k, v in row.items()} for row in answer["ranks"]]
+        zero = dict.fromkeys(("seconds", "processor_s", "stray", "refused"), 0)
+        return cls.between({**zero, "late": [0] * len(answer["late"]), "ranks": nothing}, answer)
+
+    @property
+    def packets(self) -> int:
+        """Written to their receivers."""
+        return sum(self.late)
+
+    @property
+    def in_time(self) -> float:
+        """Share of packets within `tunnel.LATE_S` of their due time; 1 where there were none."""
+        on_time = sum(self.late[: 1 + tunnel.BINS.index(tunnel.LATE_S)])
+        return on_time / self.packets if self.packets else 1.0
+
+    @property
+    def held(self) -> bool:
+        """Whether the link did as asked: enough packets in time, and none refused by a namespace."""
+        return 1 - self.in_time <= LATE_LIMIT and not self.refused
+
+    @property
+    def processor_load(self) -> float:
+        """Of one core."""
+        return self.processor_s / self.seconds if self.seconds else 0.0
+
+    def judged(self) -> dict[str, Any]:
+        """How well the link did, by name, as a person wants to read it."""
+        return {
+            "seconds": self.seconds,
+            "packets": self.packets,
+            "in time": self.in_time,
+            "processor_load": self.processor_load,
+            "refused": self.refused,
+            "verdict": "as asked" if self.held else "late: the machine cannot carry this",
+        }
