@@ -303,7 +303,7 @@ RANKS = arg(
     type=int,
     help="between how many ranks messages were measured: chosen, or said if the file is silent [the file's]",
 )
-_FORM_HELP = "auto, alpha_beta, piecewise, piecewise:45KB, segments or table [auto]"
+_FORM_HELP = "auto, alpha_beta, piecewise, piecewise:45KB, segments, stepped or table [auto]"
 
 
 @command(
@@ -333,7 +333,7 @@ def fit(arguments: argparse.Namespace) -> None:
     description = found.to_dict()
     measured = Measured.of(sizes, known.get("backend"), known["source"])
     if "median_abs_held_out_error" not in description["fit"]:
-        error = _held_out_error(description["form"], sizes, seconds)
+        error = _held_out_error(found.cost, sizes, seconds)
         description["fit"]["median_abs_held_out_error"] = error
     description["fit"] |= measured._asdict()
     if arguments.json:
@@ -345,13 +345,14 @@ def fit(arguments: argparse.Namespace) -> None:
     _show({name: value for name, value in whole.items() if name not in nested}, False)
 
 
-def _held_out_error(form: str, sizes: Any, seconds: Any) -> float | None:
+def _held_out_error(cost: Any, sizes: Any, seconds: Any) -> float | None:
     """Median over the inner sizes, each left out; None where a fit needs every size there is."""
     import numpy as np
 
     from ddlkit.core.fit import held_out_errors
 
-    _, errors = held_out_errors(form, sizes, seconds)
+    labels = {name: getattr(cost, name) for name in ("collective", "workers", "algorithm")}
+    _, errors = held_out_errors(cost.form, sizes, seconds, **labels)
     return float(np.median(abs(errors))) if errors.size else None
 
 

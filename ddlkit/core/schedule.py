@@ -356,7 +356,7 @@ def simulate(schedule: Schedule, links: Links, n_bytes: float) -> Floats:
 
 
 def fastest(costs: Mapping[str, Callable[[float], float]], sizes: ArrayLike) -> dict[str, float]:
-    """The cheapest of several costs at the first size, then each that takes over, with the size where it does.
+    """The cheapest of several costs at the first size, then each that takes over, and at which size.
 
     >>> fastest({"slow start": lambda n: 5 + n, "fast start": lambda n: 1 + 2 * n}, [1, 2, 3, 4, 5, 6])
     {'fast start': 1.0, 'slow start': 5.0}

@@ -1,0 +1,82 @@
+"""A message's cost from the labs that were calibrated, for labs that were not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from ddlkit.core.cost import Stepped
+from ddlkit.core.errors import UserError
+from ddlkit.core.fit import fit
+from ddlkit.model.calibration import undisturbed
+
+SHARES = np.geomspace(1 / 64, 1.0, 385)
+"""Of all cores that a rank's software may take: what `join_labs` tries."""
+AS_GOOD = 1e-3
+"""Mean squared errors of logarithms that differ by less tell nothing."""
+
+
+def stepped_lab(rows: pd.DataFrame, *, core_share: float = 0.0, delay_s: float = 0.0) -> Stepped:
+    """One lab's all-reduces, one in flight, as steps: rows of a table ``collectives``.
+
+    core_share : share of the cores that a rank's software is assumed to take, which one lab cannot tell
+    delay_s : known of each link
+
+    Links of a lab save credit while they rest: the longer of software and bytes decides.
+    Raises UserError for rows of several labs, of an unknown rate, or of another collective.
+    """
+    keys = ["collective", "algorithm", "link", "link_bits_per_s", "ranks"]
+    labs = rows[keys].drop_duplicates()
+    if len(labs) != 1:
+        raise UserError(f"{len(labs)} labs to fit as one: choose rows of one link and algorithm")
+    lab, kept = labs.iloc[0], undisturbed(rows)
+    kept = kept[kept["in_flight"] == 1]
+    if not lab["link_bits_per_s"]:
+        raise UserError(f"no rate is known of {lab['link']}: it can be carried to no other")
+    found: Stepped = fit(
+        Stepped.form,
+        kept["bytes"],
+        kept["seconds"],
+        draws=0,
+        collective=str(lab["collective"]),
+        workers=int(lab["ranks"]),
+        algorithm=str(lab["algorithm"]),
+        rate_bits_per_s=float(lab["link_bits_per_s"]),
+        delay_s=delay_s,
+        saves=str(lab["link"]).startswith("lab:"),
+        core_share=core_share,
+    ).cost
+    return found
+
+
+def join_labs(labs: Sequence[Stepped], cores: int) -> Stepped:
+    """One cost of several labs of one machine: carry it to any of them, or to another, by `Stepped.at`.
+
+    Efficiency of the links is the median of the labs'. Software a message is the geometric mean of theirs, each
+    divided by how long a rank waits for a core; the share of the cores that makes them agree best, and of
+    those as good the one nearest to a whole core: so where one lab is all there is, its software is assumed
+    to want a core all the time.
+
+    labs : of one core_share, which is undone; Raises UserError for none
+    """
+    if not labs:
+        raise UserError("no lab to extrapolate from: calibrate one at least")
+    ranks = np.array([float(lab.workers or 0) for lab in labs])
+    whole = np.log(
+        [one.software_s * max(1.0, n * one.core_share) for one, n in zip(labs, ranks, strict=True)]
+    )
+    alone = whole - np.log(np.maximum(1.0, np.outer(SHARES, ranks)))
+    loss = alone.var(axis=1)
+    good = np.flatnonzero(loss <= loss.min() + AS_GOOD)
+    best = good[np.argmin(np.abs(np.log(SHARES[good] * cores)))]
+    slopes = [one.link_s_per_byte * one.rate_bits_per_s for one in labs]
+    first = labs[0]
+    return replace(
+        first,
+        software_s=float(np.exp(alone[best].mean())),
+        core_share=float(SHARES[best]),
+        link_s_per_byte=float(np.median(slopes)) / first.rate_bits_per_s,
+    )
