@@ -159,6 +159,10 @@ _PACK = """keep the whole recording in this file, too, every 20 s: a kill at any
 the next run goes on from it where the directory is empty; by hand: tar xzf FILE.tgz -C data/recorded"""
 
 
+_ALGORITHM_HELP = """of all-reduces, for collectives, sent step by step: ring, halving_doubling, tree,
+hierarchical or direct; or library [the library's own]"""
+
+
 def _session(where: str) -> tuple[Argument, ...]:
     """What every session of measuring can be asked."""
     return (
@@ -187,11 +191,13 @@ def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> None:
     arg("what", metavar="NAME|FILE", help=_MEASURE),
     arg("--profile", choices=("quick", "full"), default="quick", help="whose part it is [quick]"),
     arg("--networks", help="for layers, with batch sizes: resnet50:32,vgg16:16"),
+    arg("--algorithm", default="", help=_ALGORITHM_HELP),
     *_session("build/measured, for recordings data/recorded/<this machine>"),
 )
 def measure(arguments: argparse.Namespace) -> None:
     networks = arguments.networks.split(",") if arguments.networks else ()
-    _measured(arguments, arguments.what, profile=arguments.profile, networks=networks)
+    chosen = {"networks": networks, "algorithm": arguments.algorithm}
+    _measured(arguments, arguments.what, profile=arguments.profile, **chosen)
 
 
 @command(

@@ -369,8 +369,8 @@ class Stepped(MessageCost):
     """An all-reduce from what it is made of, so that it can be carried to other workers, links, algorithms.
 
     Of `Schedule.of(algorithm, workers).counts`: messages x software_s x crowd + steps x 2 delay_s +
-    carried x bytes x link_s_per_byte, where crowd = max(1, workers x core_share) is how long a rank's software
-    waits for a core that others want too.
+    carried x bytes x link_s_per_byte, where crowd = max(1, workers x core_share) is how long a rank's
+    software waits for a core that others want too.
 
     software_s : of a message of a step, by a rank that has its core; link_s_per_byte : of one link
     rate_bits_per_s : of the links it was measured over, 0 if unknown; delay_s : of each link, one way

@@ -443,7 +443,7 @@ def _fit_segments(sizes: Floats, seconds: Floats) -> Fitted:
 def _fit_stepped(sizes: Floats, seconds: Floats, **known: Any) -> Fitted:
     """Software and bytes of what is known of the lab, through the median of every size.
 
-    Where links save, messages up to some size are the processor's, and the link's above: the cut of least loss.
+    Where links save, messages up to some size are the processor's, those above the link's.
     """
     units = [Stepped(*unit, **known).terms(sizes) for unit in np.eye(2)]
     points, groups, which = _grouped(sizes[:, None], seconds)
@@ -470,7 +470,7 @@ def _fit_stepped(sizes: Floats, seconds: Floats, **known: Any) -> Fitted:
 def _two_parts(
     design: Floats, seconds: Floats, latency_s: Floats, cut: int
 ) -> tuple[Floats, Floats, Floats, float]:
-    """The first column alone below the cut, the second above: values, errors, leverage, loss of the longer."""
+    """The first column below the cut, the second above: values, errors, leverage, loss of the longer."""
     net_s = seconds - latency_s
     low = _least_squares(design[:cut, :1], net_s[:cut], seconds[:cut])
     high = _least_squares(design[cut:, 1:], seconds[cut:])

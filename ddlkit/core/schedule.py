@@ -32,6 +32,10 @@ NODE = 4
 """Ranks of a node of the hierarchical algorithm, at most: the largest number that divides the ranks."""
 
 
+STEPS = "steps:"
+"""Before an algorithm's name, in a table: its steps were sent one by one, not by a library's collective."""
+
+
 class Transfer(NamedTuple):
     """Pieces ``start`` up to ``stop`` of the message go from a rank to another, which adds or keeps them."""
 
@@ -81,8 +85,8 @@ class Schedule:
 
     @staticmethod
     def of(algorithm: str, ranks: int) -> Schedule:
-        """The schedule of a registered algorithm. Raises UserError for an unknown one, or no rank."""
-        return _made(algorithm, ranks)
+        """An algorithm's, with or without STEPS. Raises UserError for an unknown one, or no rank."""
+        return _made(algorithm.removeprefix(STEPS), ranks)
 
     @property
     def counts(self) -> Counts:

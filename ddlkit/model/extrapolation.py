@@ -55,12 +55,14 @@ def stepped_lab(rows: pd.DataFrame, *, core_share: float = 0.0, delay_s: float =
 def join_labs(labs: Sequence[Stepped], cores: int) -> Stepped:
     """One cost of several labs of one machine: carry it to any of them, or to another, by `Stepped.at`.
 
-    Efficiency of the links is the median of the labs'. Software a message is the geometric mean of theirs, each
-    divided by how long a rank waits for a core; the share of the cores that makes them agree best, and of
-    those as good the one nearest to a whole core: so where one lab is all there is, its software is assumed
-    to want a core all the time.
+    Efficiency of the links is the median of the labs'. Software a message is the geometric mean of theirs,
+    each divided by how long a rank waits for a core. The share of the cores is that which makes them agree
+    best, and of those as good the one nearest to a whole core: so where one lab is all there is, its
+    software is assumed to want a core all the time.
 
-    labs : of one core_share, which is undone; Raises UserError for none
+    labs : of one core_share, which is undone
+
+    Raises UserError for none.
     """
     if not labs:
         raise UserError("no lab to extrapolate from: calibrate one at least")

@@ -1,17 +1,17 @@
 """How well a message's cost in one lab is told from other labs: leave one lab out.
 
-Stated before it was computed (2026-11-22). A lab is its ranks and rate; its sizes' medians, of samples that the
-host left alone, one message in flight, are the truth; labs of shared nodes and all-gathers are left out.
+Stated before it was computed (2026-11-22). A lab is its ranks and rate; its sizes' medians, of samples that
+the host left alone, one message in flight, are the truth; labs of shared nodes and all-gathers are left out.
 The error of a size is predicted / median - 1. Its class says what should decide there, of bytes at the
 link's rate less framing and the median of the smallest size: "start-up" where bytes take less than half
 of that, "bytes" where more than twice, "knee" between. Of a class counts the median of |error|, and the
 largest. Terms are judged apart: software at the smallest size, against its median; seconds a byte,
-against the lab's own fit. A lab is well predicted where the median of |error| over all its sizes is at most 3%.
+against the lab's own fit. A lab is well predicted where the median of |error| over all sizes is at most 3%.
 
 Three ways, all on one campaign, whose machine was the same:
 
 * own_core: from one lab; ranks never wait for a core, so that a step takes what it takes
-* shared_cores: from one lab; each rank's software wants a core all the time: a step takes in proportion to ranks
+* shared_cores: from one lab; each rank's software wants a core all the time: a step grows with the ranks
 * others: from all other labs, by which the share of the cores is fitted
 """
 
@@ -45,7 +45,7 @@ def labs_of(collectives: pd.DataFrame) -> dict[Lab, pd.DataFrame]:
 
 
 def told(labs: Mapping[Lab, pd.DataFrame], cores: int, base: Lab = BASE) -> pd.DataFrame:
-    """One row per lab, size and way: measured_s, predicted_s, error, decides (the class), software_error, slope_error.
+    """One row per lab, size and way: both times, the error, its class (``decides``), and the terms' errors.
 
     The base is told by "others" alone, and a lab by others only where there are two. Raises UserError
     where the base is not there.
@@ -90,7 +90,7 @@ def _ways(
 
 
 def summary(found: pd.DataFrame) -> pd.DataFrame:
-    """One row per way and lab: median and largest |error| of all sizes and of each class, and the terms' errors."""
+    """One row per way and lab: median and largest |error|, each class's median, and the terms' errors."""
     keys = ["way", "ranks", "rate_bits_per_s"]
     off = found.assign(off=found["error"].abs())
     whole = off.groupby(keys).agg(
