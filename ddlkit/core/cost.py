@@ -368,14 +368,14 @@ class Terms(NamedTuple):
 class Stepped(MessageCost):
     """An all-reduce from what it is made of, so that it can be carried to other workers, links, algorithms.
 
-    Of `Schedule.of(algorithm, workers).counts`: messages x software_s x crowd + steps x 2 delay_s +
-    carried x bytes x link_s_per_byte, where crowd = max(1, workers x core_share) is how long a rank's
-    software waits for a core that others want too.
+    Software of the messages that follow one another + steps x 2 delay_s + carried x bytes x link_s_per_byte,
+    as `Schedule.of(algorithm, workers)` counts them. Where cores are fewer than ranks, messages
+    wait for one: a step takes core_share of the software of all its messages together, at least.
 
     software_s : of a message of a step, by a rank that has its core; link_s_per_byte : of one link
     rate_bits_per_s : of the links it was measured over, 0 if unknown; delay_s : of each link, one way
     saves : whether links save up while the software runs: then the longer of the two decides, not their sum
-    core_share : share of all cores that a rank's software takes while it runs; 0: ranks never wait for one
+    core_share : share of all cores that a message's software takes while it runs; 0: none waits for a core
 
     Raises UserError for numbers below zero, and without workers or a known algorithm.
 
@@ -407,9 +407,9 @@ class Stepped(MessageCost):
     def terms(self, n_bytes: ArrayLike) -> Terms:
         """What the time of a message of ``n_bytes`` (any shape) is made of."""
         assert self.workers is not None  # checked when made
-        counts = Schedule.of(str(self.algorithm), self.workers).counts
-        crowd, sizes = max(1.0, self.workers * self.core_share), np.asarray(n_bytes, float)
-        software_s = np.full(sizes.shape, counts.messages * self.software_s * crowd)
+        schedule, sizes = Schedule.of(str(self.algorithm), self.workers), np.asarray(n_bytes, float)
+        counts, messages = schedule.counts, schedule.software(self.core_share)
+        software_s = np.full(sizes.shape, messages * self.software_s)
         delay_s = np.full(sizes.shape, counts.steps * 2 * self.delay_s)
         return Terms(software_s, delay_s, counts.carried * self.link_s_per_byte * sizes)
 

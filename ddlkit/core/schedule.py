@@ -93,6 +93,13 @@ class Schedule:
         """What the busiest rank of each step does, over all steps."""
         return _counts(self)
 
+    def software(self, core_share: float) -> float:
+        """How many messages' software follows one another, where the cores do 1 / core_share at once; 0: all.
+
+        Of each step, that of the busiest rank's messages, or of all messages by turns on the cores.
+        """
+        return sum(max(busiest, len(step) * core_share) for step, busiest in _busiest(self))
+
     @property
     def link_shares(self) -> Floats:
         """(2, P) what each rank sends and receives in all, as shares of the message."""
@@ -129,6 +136,16 @@ def _counts(schedule: Schedule) -> Counts:
     messages, carried, reduced = busiest.tolist()
     shares = carried / schedule.pieces, reduced / schedule.pieces
     return Counts(len(schedule.steps), round(messages), *shares)
+
+
+@cache
+def _busiest(schedule: Schedule) -> tuple[tuple[Step, int], ...]:
+    """Each step, with the messages of its busiest rank."""
+    ranks = [{rank for one in step for rank in one[:2]} for step in schedule.steps]
+    return tuple(
+        (step, max(_work(step, rank)[0] for rank in here))
+        for step, here in zip(schedule.steps, ranks, strict=True)
+    )
 
 
 def _work(step: Step, rank: int) -> tuple[int, int, int]:

@@ -11,10 +11,11 @@ import pandas as pd
 from ddlkit.core.cost import Stepped
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
+from ddlkit.core.schedule import Schedule
 from ddlkit.model.calibration import undisturbed
 
 SHARES = np.geomspace(1 / 64, 1.0, 385)
-"""Of all cores that a rank's software may take: what `join_labs` tries."""
+"""Of all cores that a message's software may take: what `join_labs` tries."""
 AS_GOOD = 1e-3
 """Mean squared errors of logarithms that differ by less tell nothing."""
 
@@ -56,21 +57,23 @@ def join_labs(labs: Sequence[Stepped], cores: int) -> Stepped:
     """One cost of several labs of one machine: carry it to any of them, or to another, by `Stepped.at`.
 
     Efficiency of the links is the median of the labs'. Software a message is the geometric mean of theirs,
-    each divided by how long a rank waits for a core. The share of the cores is that which makes them agree
-    best, and of those as good the one nearest to a whole core: so where one lab is all there is, its
-    software is assumed to want a core all the time.
+    each divided by how many messages' software follows one another there. The share of the cores is that
+    which makes them agree best, and of those as good the one nearest to a whole core: so where one lab is
+    all there is, its software is assumed to want a core all the time.
 
-    labs : of one core_share, which is undone
+    labs : of any algorithms that are sent alike
 
     Raises UserError for none.
     """
     if not labs:
         raise UserError("no lab to extrapolate from: calibrate one at least")
-    ranks = np.array([float(lab.workers or 0) for lab in labs])
-    whole = np.log(
-        [one.software_s * max(1.0, n * one.core_share) for one, n in zip(labs, ranks, strict=True)]
-    )
-    alone = whole - np.log(np.maximum(1.0, np.outer(SHARES, ranks)))
+    schedules = [Schedule.of(str(lab.algorithm), lab.workers or 0) for lab in labs]
+    whole = [
+        lab.software_s * schedule.software(lab.core_share)
+        for lab, schedule in zip(labs, schedules, strict=True)
+    ]
+    counts = np.array([[one.software(share) for one in schedules] for share in SHARES])
+    alone = np.log(whole) - np.log(counts)
     loss = alone.var(axis=1)
     good = np.flatnonzero(loss <= loss.min() + AS_GOOD)
     best = good[np.argmin(np.abs(np.log(SHARES[good] * cores)))]

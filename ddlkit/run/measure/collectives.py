@@ -22,7 +22,15 @@ from ddlkit.model.calibration import STOLEN_LIMIT
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget, Marks, measure, sample_rows, synchronizer, timed
 from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.rank import Floats, Rank, agree_all, gather_single, scatter_single, slowest
+from ddlkit.run.jobs.rank import (
+    Floats,
+    Rank,
+    agree_all,
+    carrying_messages,
+    gather_single,
+    scatter_single,
+    slowest,
+)
 from ddlkit.run.measure.algorithms import SteppedAllReduce
 
 COLLECTIVES = ("all_reduce", "all_gather")
@@ -217,6 +225,7 @@ class CheckedCollective:
         everything = (tensor.to(me.device) for tensor in (mine, start, expected))
         self.mine, self._start, self.expected = everything
         self.buffers = self.expected.new_empty((count, expected.numel()))
+        self._me = me
         self._stepped: list[SteppedAllReduce] = []
         if algorithm != LIBRARY:
             schedule = Schedule.of(algorithm, me.world_size)
@@ -228,9 +237,10 @@ class CheckedCollective:
 
     def run(self) -> None:
         """The collective itself: all messages posted, then waited for in order; of steps one by one."""
-        for stepped in self._stepped:
-            stepped()
         if self._stepped:
+            with carrying_messages(self._me):
+                for stepped in self._stepped:
+                    stepped()
             return
         for work in [self._post(buffer) for buffer in self.buffers]:
             work.wait()
