@@ -136,6 +136,35 @@ def test_over_unequal_links_the_law_is_a_bound_and_so_are_the_bytes(
     assert found.max() >= (schedule.link_shares * n / links.bytes_per_s).max() * (1 - 1e-9)
 
 
+@given(st.integers(2, 9), st.floats(1e-5, 1e-3), st.floats(1e-5, 1e-2))
+def test_a_ring_over_links_that_save_takes_the_longer_of_software_and_bytes(
+    ranks: int, software_s: float, wire_s: float
+) -> None:
+    """While the bucket holds what is saved in the software of a step; in a row, the burst is spent once."""
+    schedule, n = Schedule.of("ring", ranks), 1e6
+    rate, burst_s = n / ranks / wire_s, 2e-3
+    links = Links(np.full(ranks, rate), np.zeros(ranks), software_s, burst_s=burst_s)
+    in_all_s = simulate(schedule, links, n, messages=8).max()
+    longer_s = 8 * schedule.counts.messages * max(software_s, wire_s)
+    assert longer_s - burst_s * (1 + 1e-9) <= in_all_s <= longer_s * (1 + 1e-9)
+
+
+@given(schedules, st.floats(1e6, 1e10), times, times, st.floats(1, 1e8))
+def test_credit_never_costs_and_never_saves_more_than_the_rest_of_a_link(
+    schedule: Schedule, rate: float, software_s: float, burst_s: float, n: float
+) -> None:
+    ranks = schedule.ranks
+    plain, saving = (
+        Links(np.full(ranks, rate), np.zeros(ranks), software_s, burst_s=one)
+        for one in (0.0, burst_s)
+    )
+    plain_s, saving_s = (simulate(schedule, links, n, 3).max() for links in (plain, saving))
+    assert plain_s == pytest.approx(3 * schedule.counts.seconds(n, plain), rel=1e-9)
+    least_s = 3 * schedule.link_shares.max() * n / rate - burst_s
+    assert max(least_s, 3 * schedule.counts.messages * software_s) <= saving_s * (1 + 1e-9)
+    assert saving_s <= plain_s * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_slow_link_slows_a_ring_down_to_its_own_rate(name: str) -> None:
     rates = np.full(8, 1e8)

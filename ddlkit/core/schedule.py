@@ -300,6 +300,7 @@ class Links:
 
     bytes_per_s : (P,) of each rank's link; delay_s : (P,) of each link, so one way crosses two
     software_s : of the processor, a message, before its bytes leave; reduce_s_per_byte : of adding
+    burst_s : most credit that a resting link saves in each direction, in seconds of its rate; for `simulate`
 
     Raises UserError for lengths that differ, rates not above zero, and times below zero.
     """
@@ -308,12 +309,13 @@ class Links:
     delay_s: Floats
     software_s: float = 0.0
     reduce_s_per_byte: float = 0.0
+    burst_s: float = 0.0
 
     def __post_init__(self) -> None:
         rates, delays = np.asarray(self.bytes_per_s, float), np.asarray(self.delay_s, float)
         if rates.ndim != 1 or rates.shape != delays.shape:
             raise UserError(f"{rates.size} rates and {delays.size} delays: give one to each rank")
-        least = min(self.software_s, self.reduce_s_per_byte, *delays)
+        least = min(self.software_s, self.reduce_s_per_byte, self.burst_s, *delays)
         if not (np.all(rates > 0) and np.isfinite(rates).all() and 0 <= least < np.inf):
             raise UserError("links: rates must be above zero, delays and times at least zero")
         object.__setattr__(self, "bytes_per_s", rates)
@@ -326,8 +328,13 @@ class Links:
 
     def carry_s(self, one: Transfer, n_bytes: float, pieces: int) -> float:
         """How long a transfer keeps its two links busy: its software, then bytes at the slower one's rate."""
-        slower = min(self.bytes_per_s[one.sender], self.bytes_per_s[one.receiver])
-        return float(self.software_s + (one.stop - one.start) / pieces * n_bytes / slower)
+        return self.software_s + float(self.wires_s(one, n_bytes, pieces).max())
+
+    def wires_s(self, one: Transfer, n_bytes: float, pieces: int) -> Floats:
+        """(2,) the bytes of a transfer at the rate of its sender's and its receiver's link."""
+        return (
+            (one.stop - one.start) / pieces * n_bytes / self.bytes_per_s[[one.sender, one.receiver]]
+        )
 
     def way_s(self, one: Transfer) -> float:
         """One way's delay."""
@@ -354,24 +361,31 @@ def law_s(schedule: Schedule, links: Links, n_bytes: float) -> float:
     return total_s
 
 
-def simulate(schedule: Schedule, links: Links, n_bytes: float) -> Floats:
-    """(P,) when each rank has the sum: every rank goes at its own pace, every link has its own queue.
+def simulate(schedule: Schedule, links: Links, n_bytes: float, messages: int = 1) -> Floats:
+    """(P,) when each rank has the sum of the last of so many equal messages in a row.
 
-    A message leaves when its sender has come to that step and both links are free; what arrives early waits.
+    Every rank goes at its own pace, every link has its own queue: a message leaves when its sender has come
+    to that step and both links are free; what arrives early waits. Where links save, bytes cost only what
+    exceeds the credit of each link, which grows while it sends nothing, its messages' software included.
     """
     done_s = np.zeros(schedule.ranks)
-    out_s, in_s = np.zeros(schedule.ranks), np.zeros(schedule.ranks)  # links are busy until then
-    for step in schedule.steps:
+    free_s = np.zeros((2, schedule.ranks))  # links out and in are busy until then
+    credit_s = np.full((2, schedule.ranks), links.burst_s)
+    for step in schedule.steps * messages:
         after_s, added_s = done_s.copy(), np.zeros(schedule.ranks)
         for one in step:
-            sender, receiver = one.sender, one.receiver
-            start_s = max(done_s[sender], out_s[sender], in_s[receiver])
-            left_s = start_s + links.carry_s(one, n_bytes, schedule.pieces)
-            out_s[sender] = in_s[receiver] = left_s
-            after_s[sender] = max(after_s[sender], left_s)
-            after_s[receiver] = max(after_s[receiver], left_s + links.way_s(one))
+            ends = np.array([0, 1]), np.array([one.sender, one.receiver])
+            start_s = max(done_s[one.sender], free_s[ends].max()) + links.software_s
+            saved_s = np.minimum(links.burst_s, credit_s[ends] + start_s - free_s[ends])
+            wires_s = links.wires_s(one, n_bytes, schedule.pieces)
+            left_s = start_s + max(0.0, (wires_s - saved_s).max())
+            # What a link had and did not need, or got while the other was slower, it keeps.
+            credit_s[ends] = np.minimum(links.burst_s, saved_s + left_s - start_s - wires_s)
+            free_s[ends] = left_s
+            after_s[one.sender] = max(after_s[one.sender], left_s)
+            after_s[one.receiver] = max(after_s[one.receiver], left_s + links.way_s(one))
             share = one.reduce * (one.stop - one.start) / schedule.pieces
-            added_s[receiver] += share * n_bytes * links.reduce_s_per_byte
+            added_s[one.receiver] += share * n_bytes * links.reduce_s_per_byte
         done_s = after_s + added_s
     return done_s
 
