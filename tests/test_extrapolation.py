@@ -14,7 +14,7 @@ from ddlkit.core.cost import Stepped
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit, held_out_errors
 from ddlkit.core.schedule import ALGORITHMS
-from ddlkit.model.extrapolation import AS_GOOD, join_labs, stepped_lab
+from ddlkit.model.extrapolation import AS_GOOD, join_labs, played_s, stepped_lab
 from ddlkit.report import extrapolation, source
 
 SIZES = 2.0 ** np.arange(10, 25)
@@ -144,6 +144,40 @@ def test_recorded_software_waits_for_cores() -> None:
     assert worst["others"] < worst["own_core"] / 2
     assert table["slope_error"].abs().max() < extrapolation.WELL
     assert table["median, bytes"].max() < extrapolation.WELL
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_without_credit_a_cost_played_out_is_the_cost(name: str) -> None:
+    """And with as much as a step's software, that of a ring is the longer of software and bytes."""
+    cost = replace(TRUE, saves=False).at(workers=8, algorithm=name)
+    assert played_s(cost, 1e6, 3) == pytest.approx(cost(1e6), rel=1e-9)
+    assert played_s(cost, 1e6, 3, burst_s=1e-3) < cost(1e6)
+    if name == "ring":
+        saving = replace(cost, saves=True)
+        assert played_s(cost, 1e7, 200, burst_s=2e-3) == pytest.approx(saving(1e7), rel=1e-3)
+
+
+def test_algorithms_that_follow_the_law_are_told_from_one_ring() -> None:
+    """The software of two cores, as is assumed where one lab is all there is."""
+    true = replace(TRUE, core_share=0.5)
+    tables = [
+        made(true.at(workers=ranks, algorithm=name)).assign(
+            algorithm=f"steps:{name}", messages_per_sample=1
+        )
+        for ranks in (4, 6)
+        for name in ALGORITHMS
+    ]
+    told = extrapolation.algorithms_told(pd.concat([*tables, made(TRUE)]), cores=2)
+    assert len(told) == (2 * len(ALGORITHMS) - 1) * SIZES.size, (
+        "without the base, and the library's"
+    )
+    np.testing.assert_allclose(told["told_s"], told["measured_s"], rtol=0.02)
+    chosen = extrapolation.choices(told, by="told_s")
+    assert chosen["regret"].max() < 0.03
+    small = chosen[chosen["bytes"] == SIZES[0]]
+    assert set(small["predicted"]) == {"steps:tree"} == set(small["measured"])
+    with pytest.raises(UserError, match="no steps:ring of 4 ranks"):
+        extrapolation.algorithms_told(made(TRUE), cores=2)
 
 
 @pytest.mark.parametrize(

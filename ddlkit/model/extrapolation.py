@@ -11,7 +11,7 @@ import pandas as pd
 from ddlkit.core.cost import Stepped
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
-from ddlkit.core.schedule import Schedule
+from ddlkit.core.schedule import Links, Schedule, simulate
 from ddlkit.model.calibration import undisturbed
 
 SHARES = np.geomspace(1 / 64, 1.0, 385)
@@ -85,3 +85,17 @@ def join_labs(labs: Sequence[Stepped], cores: int) -> Stepped:
         core_share=float(SHARES[best]),
         link_s_per_byte=float(np.median(slopes)) / first.rate_bits_per_s,
     )
+
+
+def played_s(cost: Stepped, n_bytes: float, messages: int = 1, burst_s: float = 0.0) -> float:
+    """Seconds of each of several messages in a row, played out over links that save up to ``burst_s``.
+
+    What `Stepped` says with one number, whether links save, holds where all of them are busy in every step,
+    as a ring's; here each link saves what it rests. Waiting for a core is spread over all messages alike.
+    """
+    assert cost.workers is not None  # checked when made
+    schedule = Schedule.of(str(cost.algorithm), cost.workers)
+    software_s = float(cost.terms(0.0).software_s) / schedule.counts.messages
+    rates, delays = np.full((2, cost.workers), [[1 / cost.link_s_per_byte], [cost.delay_s]])
+    links = Links(rates, delays, software_s, burst_s=burst_s)
+    return float(simulate(schedule, links, n_bytes, messages).max()) / messages

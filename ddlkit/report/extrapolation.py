@@ -24,9 +24,10 @@ import pandas as pd
 
 from ddlkit.core.cost import Stepped
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import wire_s_per_byte
+from ddlkit.core.link import burst_s, wire_s_per_byte
+from ddlkit.core.schedule import STEPS
 from ddlkit.model.calibration import undisturbed
-from ddlkit.model.extrapolation import join_labs, stepped_lab
+from ddlkit.model.extrapolation import join_labs, played_s, stepped_lab
 
 BASE = (4, 1e9)
 """Ranks and bit/s of the lab that all others are told from."""
@@ -102,3 +103,52 @@ def summary(found: pd.DataFrame) -> pd.DataFrame:
     classes = off.groupby([*keys, "decides"])["off"].median().unstack("decides")
     joined = whole.join(classes.add_prefix("median, ")).reset_index()
     return joined.assign(well=joined["median"] <= WELL)
+
+
+# -- other algorithms --------------------------------------------------------------------------
+
+
+def algorithms_told(collectives: pd.DataFrame, cores: int, base: Lab = BASE) -> pd.DataFrame:
+    """Messages sent step by step, all told from the ring of one lab: a row per algorithm, lab and size.
+
+    measured_s : median; told_s : by `Stepped`, whose links save wherever they rest or not at all
+    played_s : by `played_s`, with the bucket's known burst
+
+    The base itself is left out. Raises UserError where it is not there.
+    """
+    rows = collectives[collectives["algorithm"].str.startswith(STEPS)]
+    of_base = rows.query("algorithm == @STEPS + 'ring'")
+    labs = labs_of(of_base)
+    if base not in labs:
+        raise UserError(
+            f"no {STEPS}ring of {base[0]} ranks at {base[1]:g} bit/s to tell others from"
+        )
+    origin, found = join_labs([stepped_lab(labs[base])], cores), []
+    for algorithm, those in rows.groupby("algorithm"):
+        for lab, each in labs_of(those).items():
+            if (algorithm, lab) == (f"{STEPS}ring", base):
+                continue
+            carried = origin.at(workers=lab[0], rate_bits_per_s=lab[1], algorithm=str(algorithm))
+            for size, samples in each.groupby("bytes"):
+                n_bytes, in_a_row = float(size), int(samples["messages_per_sample"].iloc[0])
+                row = {"algorithm": algorithm, "ranks": lab[0], "rate_bits_per_s": lab[1]}
+                row |= {"bytes": n_bytes, "measured_s": samples["seconds"].median()}
+                played = played_s(carried, n_bytes, in_a_row, burst_s(lab[1]))
+                found.append({**row, "told_s": carried(n_bytes), "played_s": played})
+    return pd.DataFrame(found)
+
+
+def choices(told: pd.DataFrame, by: str = "played_s") -> pd.DataFrame:
+    """Of each lab and size: which algorithm is predicted and which measured as the fastest, and the regret.
+
+    told : as of `algorithms_told`; regret : by how much the former took longer than the latter
+    """
+    rows = []
+    for (ranks, rate, size), each in told.groupby(["ranks", "rate_bits_per_s", "bytes"]):
+        picked, best = each.loc[each[by].idxmin()], each.loc[each["measured_s"].idxmin()]
+        names = {"predicted": picked["algorithm"], "measured": best["algorithm"]}
+        regret = picked["measured_s"] / best["measured_s"] - 1
+        rows.append(
+            {"ranks": ranks, "rate_bits_per_s": rate, "bytes": size, **names, "regret": regret}
+        )
+    return pd.DataFrame(rows)
