@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ def drawn(rank: int, elements: int) -> NDArray[np.float32]:
 @job(SteppedSettings)
 def stepped_job(me: Rank, settings: SteppedSettings) -> Sequence[Tables]:
     """Twice each, so that the second finds what the first one left; then a file of every rank's results."""
-    found = {}
+    found: dict[str, Any] = {}
     for elements in settings.elements:
         mine = torch.from_numpy(drawn(me.rank, elements))
         whole = mine.clone()

@@ -155,10 +155,10 @@ lab = st.fixed_dictionaries(
     }
 )
 stepped = st.builds(
-    lambda known, *values, **more: Stepped(*values, **known, **more),
+    lambda known, **more: Stepped(**known, **more),
     lab,
-    st.floats(0, 1e-2),
-    st.floats(1e-10, 1e-6),
+    software_s=st.floats(0, 1e-2),
+    link_s_per_byte=st.floats(1e-10, 1e-6),
     saves=st.booleans(),
     core_share=st.floats(0, 1),
 )

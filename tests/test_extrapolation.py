@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,11 @@ def made(cost: Stepped, link: str = "") -> pd.DataFrame:
     """A collectives table of this cost, each size three times, without scatter."""
     sizes = np.repeat(SIZES, 3)
     rate = cost.rate_bits_per_s
-    labels = {"collective": "all_reduce", "algorithm": cost.algorithm, "in_flight": 1}
+    labels: dict[str, Any] = {
+        "collective": "all_reduce",
+        "algorithm": cost.algorithm,
+        "in_flight": 1,
+    }
     labels |= {"link": link or f"lab:{rate / 1e6:g}mbit", "link_bits_per_s": rate}
     return pd.DataFrame(
         {**labels, "ranks": cost.workers, "bytes": sizes, "seconds": cost(sizes), "stolen": 0.0}
@@ -56,7 +61,12 @@ def test_a_fit_finds_what_made_the_times(
     delay: float,
 ) -> None:
     """Where both terms show: sizes reach from a tenth to ten times where they cross."""
-    known = {"workers": workers, "algorithm": name, "saves": saves, "core_share": share}
+    known: dict[str, Any] = {
+        "workers": workers,
+        "algorithm": name,
+        "saves": saves,
+        "core_share": share,
+    }
     cost = Stepped(software_s, slope, delay_s=delay, **known)
     start_s = cost(0.0)
     sizes = np.geomspace(0.1, 10, 9) * start_s / float(cost.terms(1.0).bytes_s)
