@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import stepped_job
 from ddlkit import store
@@ -17,6 +19,7 @@ from ddlkit.model import Calibration
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.jobs import launch as starting
 from ddlkit.run.jobs.launch import Loopback, launch
+from ddlkit.run.jobs.rank import Rank, carrying_messages
 from ddlkit.run.measure.collectives import LIBRARY, CollectivesSettings, collectives_job
 from ddlkit.run.sessions import suites
 from ddlkit.run.sessions.engine import measure
@@ -103,3 +106,16 @@ def test_an_unknown_algorithm_is_one_line(
     assert main(["measure", "collectives", "--algorithm", "torus", "--out", out]) == 2
     told = capsys.readouterr().err.strip().splitlines()
     assert "unknown algorithm 'torus': use one of ring, halving_doubling, tree" in told[-1]
+
+
+@pytest.mark.parametrize("raised", [0, 2])
+def test_a_thread_that_sends_is_raised_with_gloos_own_and_only_then(
+    raised: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is given back what it had, also after an error."""
+    did: list[int] = []
+    monkeypatch.setattr(os, "sched_setscheduler", lambda _, policy, __: did.append(policy))
+    me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1, 1, raised_threads=raised)
+    with pytest.raises(ValueError, match="inside"), carrying_messages(me):
+        raise ValueError("inside")
+    assert did == ([os.SCHED_RR, os.sched_getscheduler(0)] if raised else [])
