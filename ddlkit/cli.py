@@ -309,7 +309,10 @@ RANKS = arg(
     type=int,
     help="between how many ranks messages were measured: chosen, or said if the file is silent [the file's]",
 )
-_FORM_HELP = "auto, alpha_beta, piecewise, piecewise:45KB, segments, stepped or table [auto]"
+_FORM_HELP = (
+    "auto, alpha_beta, piecewise, segments, table, curve, stepped, or variants as segments:joined "
+    "[auto]"
+)
 
 
 @command(
@@ -319,6 +322,8 @@ _FORM_HELP = "auto, alpha_beta, piecewise, piecewise:45KB, segments, stepped or 
     arg("--collective", help="of a recorded table: all_reduce or all_gather"),
     arg("--link", help="of a recorded table: which link, as in lab:1gbit"),
     RANKS,
+    flag("--compare", "all forms side by side, with their errors at sizes left out, and a drawing"),
+    arg("--draw", type=Path, help="the drawing of --compare (PNG) [FILE-fits.png, here]"),
     JSON,
 )
 def fit(arguments: argparse.Namespace) -> None:
@@ -328,18 +333,22 @@ def fit(arguments: argparse.Namespace) -> None:
 
     wanted = {name: getattr(arguments, name) for name in ("collective", "link", "ranks")}
     sizes, seconds, known = messages.read_bytes_seconds(arguments.file, **wanted)
-    found = fitting.fit(
-        arguments.form,
-        sizes,
-        seconds,
-        collective=known.get("collective") or "all_reduce",
-        workers=known.get("ranks"),
-        algorithm=known.get("algorithm"),
-    )
+    of: dict[str, Any] = {
+        "collective": known.get("collective") or "all_reduce",
+        "workers": known.get("ranks"),
+        "algorithm": known.get("algorithm"),
+    }
+    if arguments.compare:
+        return _compare(arguments, sizes, seconds, of)
+    if arguments.draw:
+        raise UserError(f"--draw {arguments.draw}: draws what --compare compares: give both")
+    found = fitting.fit(arguments.form, sizes, seconds, **of)
     description = found.to_dict()
     measured = Measured.of(sizes, known.get("backend"), known["source"])
     if "median_abs_held_out_error" not in description["fit"]:
-        error = _held_out_error(found.cost, sizes, seconds)
+        names = ("workers", "algorithm") if found.cost.form == "stepped" else ()
+        needed = {name: getattr(found.cost, name) for name in names}
+        error = _held_out_error(found.form, sizes, seconds, **needed)
         description["fit"]["median_abs_held_out_error"] = error
     description["fit"] |= measured._asdict()
     if arguments.json:
@@ -351,14 +360,31 @@ def fit(arguments: argparse.Namespace) -> None:
     _show({name: value for name, value in whole.items() if name not in nested}, False)
 
 
-def _held_out_error(cost: Any, sizes: Any, seconds: Any) -> float | None:
+def _compare(arguments: argparse.Namespace, sizes: Any, seconds: Any, of: dict[str, Any]) -> None:
+    """Print how well each form does, and draw them."""
+    from ddlkit.report import fits, plots
+
+    forms = [] if arguments.form == "auto" else [arguments.form]
+    found = fits.compare(sizes, seconds, *forms, **of)
+    to = arguments.draw or Path(f"{arguments.file.name.partition('.')[0]}-fits.png")
+    off = {form: (one.sizes, one.errors()) for form, one in found.unseen.items()}
+    plots.write_png(plots.cost_forms(found.fits, off, found.chosen), to)
+    goals = fits.against_goals(sizes, seconds)
+    said = {"chosen": found.chosen, "why": found.why, "calibration": goals, "drawn": str(to)}
+    if arguments.json:
+        _show({"forms": json.loads(found.table.to_json(orient="index")), **said}, True)
+        return
+    print(fits.page(found.table))
+    _show(said, False)
+
+
+def _held_out_error(form: str, sizes: Any, seconds: Any, **known: Any) -> float | None:
     """Median over the inner sizes, each left out; None where a fit needs every size there is."""
     import numpy as np
 
     from ddlkit.core.fit import held_out_errors
 
-    labels = {name: getattr(cost, name) for name in ("collective", "workers", "algorithm")}
-    _, errors = held_out_errors(cost.form, sizes, seconds, **labels)
+    _, errors = held_out_errors(form, sizes, seconds, **known)
     return float(np.median(abs(errors))) if errors.size else None
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ddlkit import cli
+from ddlkit import cli, store
 from ddlkit.core.errors import UserError
 from ddlkit.formats import plans
 from ddlkit.store.tables import is_stamped
@@ -349,3 +351,158 @@ def test_ranks_choose_or_say_and_never_carry(
     for argv in (("fit", told), (*words, "--collectives", told)):
         status, _, said = asked(capsys, *argv, "--ranks", 8)
         assert status == 2 and "no row with ranks 8: it has 4" in said
+
+
+# -- files that are not what they seem ---------------------------------------------------------
+
+LOG = sorted((store.ROOT / "data/external/abci").glob("allreduce_*.log.gz"))[0]
+TRACE = "\n".join(
+    [
+        "Id\tName\tForward\tBackward\tComm.\tSize",
+        *(
+            f"{k}\tlayer{k}\t{100 + k}.5\t{200 + k}.25\t{300 + k}\t{4000 * (k % 3)}"
+            for k in range(12)
+        ),
+    ]
+)
+KINETO = json.dumps(
+    {
+        "traceEvents": [
+            {"ph": "X", "cat": "cpu_op", "name": f"aten::op{k}", "ts": 10 * k, "dur": 5, "tid": 1}
+            for k in range(20)
+        ]
+    }
+)
+FLOPS = "tensor,parameters,flops\n" + "".join(f"t{k},10,{k + 1}e9\n" for k in range(9))
+
+
+TO_IMPORT = {
+    "trace": (TRACE, "columns, expected 6|ends before"),
+    "kineto": (KINETO, "JSON"),
+    "flops": (FLOPS, "truncated file"),
+}
+"""What may be imported, and what is said of it when it is cut."""
+
+
+def the_log() -> list[str]:
+    return gzip.decompress(LOG.read_bytes()).decode().splitlines(keepends=True)
+
+
+def row_of_the_log(size: int) -> int:
+    """Where in the log the row of that size is."""
+    (at,) = (k for k, line in enumerate(the_log()) if line.split()[:1] == [str(size)])
+    return at
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The one line in which a command refuses."""
+    status, out, said = asked(capsys, *words)
+    assert (status, out, said.count("\n")) == (2, "", 1), said
+    assert said.startswith("ddlkit: error: ")
+    return said
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.7])
+def test_a_log_cut_anywhere_is_refused(
+    kept: float, part: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the middle of a row, or between two: what is left looks whole."""
+    lines, begin = the_log(), row_of_the_log(4)
+    number = begin + int(kept * 24)
+    cut = tmp_path / "cut.log"
+    cut.write_text("".join(lines[:number]) + lines[number][: int(part * len(lines[number]))])
+    assert re.search(
+        r"the log is cut: get the whole log|truncated after", refused(capsys, "fit", cut)
+    )
+    cut.write_text("".join(lines))
+    assert asked(capsys, "fit", cut, "--form", "alpha_beta")[0] == 0
+
+
+def test_two_logs_in_one_file_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of one collective and as many ranks, also where the first is cut."""
+    both, lines = tmp_path / "both.log", the_log()
+    both.write_text("".join(lines + lines))
+    assert "two logs in one file? give each its own" in refused(capsys, "fit", both)
+    both.write_text("".join(lines[: row_of_the_log(1024)] + lines))
+    assert "a table begins in another: two logs" in refused(capsys, "fit", both)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace("(us)", "(ms)"), "not in (B), (us) and (GB/s)"),
+        (lambda text: text.replace("(GB/s)", "(MB/s)"), "not in (B), (us) and (GB/s)"),
+        (
+            lambda text: text.replace("  1887.3 ", "  1.8873 "),
+            "out_of_place_algbw: contradicts size",
+        ),
+        (lambda text: text.replace("  1885.6 ", "  1885600 "), "in_place_algbw: contradicts size"),
+    ],
+)
+def test_a_log_in_mixed_units_is_refused(
+    change: Callable[[str], str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = tmp_path / "mixed.log"
+    mixed.write_text(change("".join(the_log())))
+    assert mixed.read_text() != "".join(the_log())
+    assert said in refused(capsys, "fit", mixed)
+
+
+def test_own_times_cut_doubled_or_in_mixed_units_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = write_times(tmp_path / "times.csv")
+    whole = times.read_text()
+    for text, said in (
+        (whole.rstrip().rpartition(",")[0], "truncated file or stray comma"),
+        (whole + whole, "column bytes: 'bytes' is not a whole number"),
+        (whole.replace("bytes,seconds", "bytes,seconds [ms]"), "in ms, expected seconds"),
+        (whole + "16777216,13500\n", "13500 s is"),
+    ):
+        times.write_text(text)
+        assert said in refused(capsys, "fit", times)
+
+
+@pytest.mark.parametrize(("content", "why"), TO_IMPORT.values(), ids=TO_IMPORT)
+@pytest.mark.parametrize("kept", [0.4, 0.7, 0.95])
+def test_a_file_to_import_that_was_cut_is_refused(
+    content: str, why: str, kept: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = tmp_path / "cut.txt"
+    end = int(kept * len(content))
+    while (
+        content[end - 1] in "\n0123456789"
+    ):  # in the middle of a word: no row that only looks whole
+        end -= 1
+    cut.write_text(content[:end])
+    options = ("--peak", "1e12", "--utilisation", "0.5")
+    assert re.search(why, refused(capsys, "import", cut, "--out", tmp_path / "p.csv", *options))
+    assert not (tmp_path / "p.csv").exists()
+
+
+@pytest.mark.parametrize(("content", "why"), TO_IMPORT.values(), ids=TO_IMPORT)
+def test_two_files_to_import_in_one_are_refused(
+    content: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of traces, which may repeat their layers iteration by iteration, those of two networks."""
+    both = tmp_path / "both.txt"
+    both.write_text(content + "\n" + content.replace("layer7", "other"))
+    options = ("--peak", "1e12", "--utilisation", "0.5")
+    said = refused(capsys, "import", both, "--out", tmp_path / "p.csv", *options)
+    assert re.search(f"{why}|but line|is not a", said)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("Forward", "Forward(ms)"), ("Backward", "backward_s"), ("\tSize", "\tSize(MB)")],
+)
+def test_a_trace_in_other_units_is_refused(
+    old: str, new: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = tmp_path / "mixed.txt"
+    mixed.write_text(TRACE.replace(old, new))
+    said = refused(capsys, "import", mixed, "--out", tmp_path / "p.csv")
+    assert f"column {new.strip()!r}: give " in said

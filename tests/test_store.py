@@ -739,8 +739,21 @@ def nccl_log(
     label: str = "",
     time: str = "time",
     extra: tuple[str, ...] = (),
+    ranks: int = 8,
+    in_place: tuple[str, str] = ("1.00", "0"),
 ) -> str:
-    """A log in the layout of one or another version, with noise around and inside the table."""
+    """A log in the layout of one or another version, with noise around and inside the table.
+
+    in_place : every such time and its number of wrong values
+    """
+
+    def measured(size: int, us: str, wrong: str) -> tuple[str, ...]:
+        if us == "N/A":
+            return (us,) * 4
+        rate = size / float(us) / 1e3
+        factor = {"all_reduce": 2, "all_gather": 1}[program] * (ranks - 1) / ranks
+        return us, f"{rate:.2f}", f"{factor * rate:.2f}", wrong
+
     block = (time, "algbw", "busbw", check, *per_iteration)
     names = (
         "size",
@@ -756,8 +769,8 @@ def nccl_log(
             (
                 f"{size:12d}  {size // 4:12d}     float",
                 *printed,
-                *(us, "9.90", "17.33", wrong, *("1.0" for _ in per_iteration)),
-                *("1.00", "9.92", "17.37", "0", *("1.0" for _ in per_iteration)),
+                *(*measured(size, us, wrong), *("1.0" for _ in per_iteration)),
+                *(*measured(size, *in_place), *("1.0" for _ in per_iteration)),
                 *(("2026-01-02 03:04:05",) if timestamp else ()),
             )
         )
@@ -772,7 +785,7 @@ def nccl_log(
         "# Using devices",
         *(
             f"#  Rank {rank:2d} Group  0 Pid {400 + rank} on node-a device {rank} [0x0f]"
-            for rank in range(8)
+            for rank in range(ranks)
         ),
         "node-a:880:887 [0] NCCL INFO 24 coll channels",
         "#" + " " * 60 + "out-of-place                       in-place",
@@ -822,8 +835,7 @@ def test_an_nccl_log_is_read_in_every_layout(tmp_path: Path, layout: dict[str, A
 
 
 def test_a_log_without_times_in_place_has_those_out_of_place(tmp_path: Path) -> None:
-    text = nccl_log().replace("1.00  9.92  17.37  0", "N/A  N/A  N/A  N/A")
-    path = own_csv(tmp_path, text)
+    path = own_csv(tmp_path, nccl_log(in_place=("N/A", "N/A")))
     assert messages.read_bytes_seconds(path)[0].tolist() == list(TIMES_US)
     line = refusal(lambda: messages.read_bytes_seconds(path, place="in_place"))
     assert line == f"{path}: no times 'in_place': it has out_of_place"
@@ -836,7 +848,7 @@ def test_only_logs_have_times_in_place(tmp_path: Path) -> None:
 
 
 def test_wrong_values_in_place_are_refused_too(tmp_path: Path) -> None:
-    path = own_csv(tmp_path, nccl_log().replace("17.37  0", "17.37  2"))
+    path = own_csv(tmp_path, nccl_log(in_place=("1.00", "2")))
     assert "2 wrong values" in refusal(lambda: messages.read_bytes_seconds(path))
 
 
@@ -855,7 +867,7 @@ def test_an_nccl_log_that_contradicts_the_question_is_refused(tmp_path: Path) ->
 
 
 def test_two_runs_in_one_nccl_log_are_told_apart(tmp_path: Path) -> None:
-    other = nccl_log(program="all_gather", printed=()).replace("#  Rank  7", "#")
+    other = nccl_log(program="all_gather", printed=(), ranks=7)
     path = own_csv(tmp_path, nccl_log() + other)
     assert "choose one" in refusal(lambda: messages.read_bytes_seconds(path))
     for collective, ranks in (("all_reduce", 8), ("all_gather", 7)):

@@ -301,6 +301,39 @@ class Table(MessageCost):
 
 
 @dataclass(frozen=True, eq=False)
+class Curve(Table):
+    """A table whose log-log curve is smooth: cubic pieces that rise where the times rise, and only there.
+
+    Slopes at the sizes are weighted harmonic means of those of the neighbouring chords, 0 where one of them
+    falls and the other rises: Fritsch and Butland's choice of 1984. Outside the sizes as a table.
+    """
+
+    form: ClassVar[str] = "curve"
+
+    def _seconds(self, sizes: Floats) -> Floats:
+        x, y = np.log(self.bytes), np.log(self.seconds)
+        at = np.log(np.clip(sizes, self.bytes[0], self.bytes[-1]))
+        piece = np.clip(np.searchsorted(x, at, side="right") - 1, 0, x.size - 2)
+        width, chord = np.diff(x), np.diff(y) / np.diff(x)
+        slope, u = _rising_slopes(width, chord), (at - x[piece]) / width[piece]
+        bend = u * (1 - u) * width[piece]
+        bent = (slope[piece] - chord[piece]) * (1 - u) - (slope[piece + 1] - chord[piece]) * u
+        inside = np.exp(y[piece] + chord[piece] * u * width[piece] + bend * bent)
+        return np.where(sizes > self.bytes[-1], super()._seconds(sizes), inside)
+
+
+def _rising_slopes(width: Floats, chord: Floats) -> Floats:
+    """(n,) slopes at the ends of (n-1,) chords with their widths; at the first and last that of the chord."""
+    before, behind = chord[:-1], chord[1:]
+    weights = width[:-1] + 2 * width[1:], 2 * width[:-1] + width[1:]
+    rising = before * behind > 0
+    both = np.where(rising, before * behind, 0.0)
+    mean = weights[0] * behind + weights[1] * before
+    inner = np.divide(sum(weights) * both, mean, out=np.zeros_like(both), where=rising)
+    return np.concatenate([chord[:1], inner, chord[-1:]])
+
+
+@dataclass(frozen=True, eq=False)
 class Piecewise(MessageCost):
     """Logarithmic below a threshold, linear from it on: the form of osf Eq 18.
 

@@ -6,13 +6,14 @@ repeats at all. The error at a size that the fit has not seen holds both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ddlkit.core.cost import MessageCost, cost_from_dict
+from ddlkit.core.cost import Form, MessageCost, cost_from_dict, parameters
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import Floats
 
@@ -105,18 +106,17 @@ class HeldOut:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, errors to four digits."""
-        edges = {"first_bytes": self.first_bytes, "last_bytes": self.last_bytes}
+        """JSON-ready, errors to four digits; between which sizes the fit itself says."""
         errors = [float(f"{error:.4g}") for error in self.log_errors]
-        return {"log_errors": errors, **edges, "below": self.below, "above": self.above}
+        return {"log_errors": errors, "below": self.below, "above": self.above}
 
     @classmethod
-    def from_dict(cls, description: Any) -> HeldOut:
-        """What ``to_dict`` described. Raises UserError for anything else."""
+    def from_dict(cls, description: Any, fitted: Mapping[str, Any]) -> HeldOut:
+        """What ``to_dict`` described, of a fit from_bytes to to_bytes. Raises UserError for anything else."""
         try:
             errors = np.sort(np.asarray(description["log_errors"], dtype=float))
-            names = ("first_bytes", "last_bytes", "below", "above")
-            found = cls(errors, *(float(description[name]) for name in names))
+            edges = (float(fitted[name]) for name in ("from_bytes", "to_bytes"))
+            found = cls(errors, *edges, *(float(description[name]) for name in ("below", "above")))
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
                 "the cost's held_out is not what ddlkit fit writes: fit again"
@@ -130,3 +130,50 @@ class HeldOut:
 def _rarer(share: Floats, n: int) -> Floats:
     """How many times the largest of ``n`` errors that one is which ``share`` of all stay within."""
     return np.asarray(np.log1p(-share) / -np.log1p(n))
+
+
+# -- draws as a file has them ------------------------------------------------------------------
+
+DIGITS = 7
+"""Of numbers in draws; what a resample draws again has the very same digits."""
+
+
+def packed(draws: Sequence[Form]) -> dict[str, Any]:
+    """JSON-ready: how many ``draws`` of one form, and each parameter: its numbers, and which of them by draw.
+
+    Draws of a table have the same sizes, and times of which many are alike: what is alike is there once.
+    """
+    columns: dict[str, Any] = {"count": len(draws)}
+    for name in parameters(type(draws[0])):
+        rows = np.array([np.ravel(getattr(draw, name)) for draw in draws], dtype=float)
+        columns[name] = [_column(column) for column in rows.T]
+    return columns
+
+
+def _column(numbers: Floats) -> dict[str, Any]:
+    values, which = np.unique([f"{number:.{DIGITS}g}" for number in numbers], return_inverse=True)
+    known: dict[str, Any] = {"values": [float(value) for value in values]}
+    return known if len(values) == 1 else {**known, "which": which.tolist()}
+
+
+def unpacked(cost: MessageCost, columns: Any) -> list[MessageCost]:
+    """The draws of ``cost`` that ``packed`` described, or that each are a description of their own.
+
+    Raises UserError for anything else.
+    """
+    if isinstance(columns, list):
+        return [cost_from_dict(draw) for draw in columns]
+    try:
+        count, own = int(columns["count"]), {}
+        for name in parameters(type(cost)):
+            every = [_numbers(column, count) for column in columns[name]]
+            rows = np.array(every, dtype=float).reshape(len(every), count).T
+            own[name] = rows if np.ndim(getattr(cost, name)) else rows[:, 0]
+        return [replace(cost, **{name: own[name][k] for name in own}) for k in range(count)]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise UserError("the cost's draws are not what ddlkit fit writes: fit again") from error
+
+
+def _numbers(column: Any, count: int) -> Floats:
+    values = np.asarray(column["values"], dtype=float)
+    return values[np.asarray(column.get("which", [0] * count), dtype=np.int64)]

@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from itertools import pairwise
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,6 +21,7 @@ from ddlkit.core import units
 from ddlkit.core.cost import (
     FORMS,
     AlphaBeta,
+    Curve,
     Form,
     MessageCost,
     Piecewise,
@@ -31,8 +31,20 @@ from ddlkit.core.cost import (
     cost_from_dict,
     parameters,
 )
-from ddlkit.core.doubt import ENDS, HeldOut
+from ddlkit.core.doubt import ENDS, HeldOut, packed, unpacked
 from ddlkit.core.errors import UserError
+from ddlkit.core.pieces import (
+    apart,
+    best_breaks,
+    each,
+    grouped,
+    joined,
+    joined_after_log,
+    least_squares,
+    linear,
+    log2,
+    straight,
+)
 from ddlkit.core.sparse import (
     SELECTION_FORMS,
     DensityLog,
@@ -55,10 +67,26 @@ MOST_LEFT_OUT = 24
 """Of so many sizes at most, evenly spaced, each is left out in turn to see how a form then does."""
 AUTO = "auto"
 """In place of a form's name: whichever of messages' forms does best at sizes left out."""
-SIMPLE_FIRST = (AlphaBeta.form, Piecewise.form, Segments.form, Table.form)
+JOINED, ONE_JUMP = "joined", "jump"
+"""Pieces that join, as in "segments:joined"; all but one, as of a collective that changes its protocol."""
+SIMPLE_FIRST = (
+    AlphaBeta.form,
+    f"{Piecewise.form}:{JOINED}",
+    Piecewise.form,
+    f"{Segments.form}:{JOINED}",
+    f"{Segments.form}:{ONE_JUMP}",
+    Segments.form,
+    Table.form,
+    Curve.form,
+)
 """Between which AUTO chooses."""
 AS_GOOD = 1.1
 """Forms whose error is at most so many times the least are as good: of those the simplest is taken."""
+THROUGH_ALL = (Table.form, Curve.form)
+"""Forms that only neighbours decide. Where a size is left out these are twice as far as they will be: what
+such a form is off by there is once what it will be if times scatter, and four times if they bend."""
+COUNTS = 0.5
+"""What AUTO makes of errors of THROUGH_ALL: the middle of one and a fourth."""
 NEGLIGIBLE = 1e-6
 """Errors that differ by less are rounding."""
 
@@ -74,7 +102,9 @@ class Fit(Generic[C]):
         message, (elements, density) of a selection
     relative_residuals : (n,) (fitted - measured) / measured
     leverage : (n,) weight of each row on its own fitted value, from 0 to 1
+    form : as it was asked for, or chosen, as "segments:joined"
     held_out : those errors, where the draws are made of them
+    held_out_error : median size of the relative error of medians at sizes left out; None: not asked for
     why : of a form chosen by its errors: why this one
     """
 
@@ -87,7 +117,9 @@ class Fit(Generic[C]):
     seconds: Floats
     relative_residuals: Floats
     leverage: Floats
+    form: str
     held_out: HeldOut | None = None
+    held_out_error: float | None = None
     why: str = ""
 
     @property
@@ -117,19 +149,25 @@ class Fit(Generic[C]):
         """
         errors = zip(self.names, self.standard_errors.tolist(), strict=True)
         summary: dict[str, Any] = {
+            "form": self.form,
             "rows": len(self.seconds),
             "median_abs_relative_error": float(np.median(np.abs(self.relative_residuals))),
             "max_abs_relative_error": float(np.max(np.abs(self.relative_residuals))),
             "max_leverage": float(np.max(self.leverage)),
             "standard_errors": {name: error for name, error in errors if error > 0},
         }
+        if len(self.at) == 1:
+            edges = float(self.bytes.min()), float(self.bytes.max())
+            summary["from_bytes"], summary["to_bytes"] = edges
         if self.why:
             summary["why"] = self.why
+        if self.held_out_error is not None:
+            summary["median_abs_held_out_error"] = self.held_out_error
         if self.held_out:
-            summary["median_abs_held_out_error"] = float(np.median(self.held_out.log_errors))
             summary["held_out"] = {"draws": len(self.draws), **self.held_out.to_dict()}
-        else:
-            summary["draws"] = [draw.to_dict() for draw in self.draws]
+        elif self.draws:
+            messages = len(self.at) == 1
+            summary["draws"] = packed(self.draws) if messages else [d.to_dict() for d in self.draws]
         return {**self.cost.to_dict(), "fit": summary}
 
 
@@ -138,33 +176,9 @@ def costs_from_dict(description: dict[str, Any]) -> tuple[MessageCost, list[Mess
     fitted = description.get("fit", {}) if isinstance(description, dict) else {}
     cost, held_out = cost_from_dict(description), fitted.get("held_out")
     if held_out:
-        return cost, [*HeldOut.from_dict(held_out).draws(cost, held_out.get("draws", DRAWS))]
-    return cost, [cost_from_dict(draw) for draw in fitted.get("draws", [])]
-
-
-def _least_squares(
-    design: Floats, seconds: Floats, unit_s: Floats | None = None
-) -> tuple[Floats, Floats, Floats, float]:
-    """Minimise loss = sum(((design @ values - seconds) / unit_s)**2); ``design`` is (n, k).
-
-    unit_s : (n,) what an error counts in: by default the measured time itself, so errors are relative
-
-    Returns (k,) values and their standard errors, (n,) leverage, and the loss.
-    """
-    unit_s = seconds if unit_s is None else unit_s
-    weighted, wanted = design / unit_s[:, None], seconds / unit_s
-    scale = np.linalg.norm(weighted, axis=0)
-    basis, rank = np.zeros(0), 0
-    if np.all(scale > 0):
-        basis, _, rank, _ = np.linalg.lstsq(weighted / scale, wanted, rcond=None)
-    if rank < design.shape[1]:
-        raise UserError("the sizes do not determine the parameters: measure more distinct sizes")
-    values = basis / scale
-    loss = float(np.sum((weighted @ values - wanted) ** 2))
-    inverse = np.linalg.inv((weighted / scale).T @ (weighted / scale)) / np.outer(scale, scale)
-    leverage = np.einsum("ij,jk,ik->i", weighted, inverse, weighted)
-    variance = np.diag(inverse * loss / max(len(seconds) - design.shape[1], 1))
-    return values, np.sqrt(np.maximum(variance, 0)), leverage, loss
+        known = HeldOut.from_dict(held_out, fitted)
+        return cost, [*known.draws(cost, held_out.get("draws", DRAWS))]
+    return cost, unpacked(cost, fitted.get("draws", []))
 
 
 Fitted = tuple[dict[str, Any], tuple[str, ...], Floats, Floats, Floats]
@@ -183,25 +197,10 @@ def _linear_in_parameters(kind: type[Form]) -> Fitter:
             kind(**dict(zip(names, unit, strict=True))) for unit in np.eye(len(names))
         ]
         design = np.column_stack([unit(*at) for unit in units])
-        values, errors, leverage, _ = _least_squares(design, seconds)
+        values, errors, leverage, _ = least_squares(design, seconds)
         return dict(zip(names, values.tolist(), strict=True)), names, values, errors, leverage
 
     return fitter
-
-
-def _grouped(points: Floats, seconds: Floats) -> tuple[Floats, list[Floats], NDArray[np.int64]]:
-    """(n, k) points to those that differ, (k', k), the times at each, and which one each row is at."""
-    distinct, inverse, counts = np.unique(points, axis=0, return_inverse=True, return_counts=True)
-    which = inverse.ravel()
-    in_order = seconds[np.argsort(which, kind="stable")]
-    return distinct, np.split(in_order, np.cumsum(counts)[:-1]), which
-
-
-def _each(of: Callable[..., Any], groups: Sequence[Floats]) -> Floats:
-    """(k,) ``of`` each of k groups, at once where all are of one length."""
-    if len({group.size for group in groups}) == 1:
-        return np.asarray(of(np.stack(groups), axis=1))
-    return np.array([of(group, axis=0) for group in groups])
 
 
 def _full_grid(kind: type[Form]) -> Fitter:
@@ -209,7 +208,7 @@ def _full_grid(kind: type[Form]) -> Fitter:
 
     def fitter(*columns: Floats) -> Fitted:
         *at, seconds = columns
-        points, groups, which = _grouped(np.column_stack(at[::-1]), seconds)
+        points, groups, which = grouped(np.column_stack(at[::-1]), seconds)
         axes = [np.unique(column) for column in points.T]
         shape = [axis.size for axis in axes]
         if len(points) != np.prod(shape):
@@ -217,7 +216,7 @@ def _full_grid(kind: type[Form]) -> Fitter:
                 f"{len(points)} points are not the {shape[0]} densities x {shape[1]} sizes of a "
                 "table: measure every size at every density"
             )
-        medians = _each(np.median, groups)
+        medians = each(np.median, groups)
         count = np.array([group.size for group in groups])
         names = tuple(f"seconds[{','.join(f'{x:.15g}' for x in point)}]" for point in points)
         grid = (axis.tolist() for axis in (*axes[::-1], medians.reshape(shape)))
@@ -244,9 +243,9 @@ def _line(how: str) -> Fitter:
     slope = 0.0 if how in LINES else _seconds_per_byte(how)
 
     def fitter(sizes: Floats, seconds: Floats) -> Fitted:
-        points, groups, which = _grouped(sizes[:, None], seconds)
+        points, groups, which = grouped(sizes[:, None], seconds)
         grid, count = points[:, 0], np.array([group.size for group in groups])
-        medians = _each(np.median, groups)
+        medians = each(np.median, groups)
         if how not in LINES:
             share = (which == 0) / count[which]
             spread_s = float(_median_spread(groups[:1])[0])
@@ -280,9 +279,9 @@ def _seconds_per_byte(text: str) -> float:
 def _no_negative_start(sizes: Floats, seconds: Floats) -> Fitted:
     """Least squares in seconds; where the start-up would be negative, it is zero."""
     names, unit_s = parameters(AlphaBeta), np.ones_like(seconds)
-    values, errors, leverage, _ = _least_squares(_straight(sizes), seconds, unit_s)
+    values, errors, leverage, _ = least_squares(straight(sizes), seconds, unit_s)
     if values[0] < 0:
-        slope, slope_error, leverage, _ = _least_squares(sizes[:, None], seconds, unit_s)
+        slope, slope_error, leverage, _ = least_squares(sizes[:, None], seconds, unit_s)
         values, errors = np.append(0.0, slope), np.append(0.0, slope_error)
     return dict(zip(names, values.tolist(), strict=True)), names, values, errors, leverage
 
@@ -293,125 +292,22 @@ def _median_spread(groups: Sequence[Floats]) -> Floats:
     def spread(times: Floats, axis: int) -> Floats:
         return np.asarray(1.2533 * times.std(axis=axis, ddof=min(1, times.shape[axis] - 1)))
 
-    return _each(spread, groups) / np.array([group.size for group in groups]) ** 0.5
-
-
-Design = Callable[[Floats], Floats]
-"""(n,) sizes to the (n, 2) matrix whose product with the parameters is the time."""
-
-
-def _straight(sizes: Floats) -> Floats:
-    return np.column_stack([np.ones_like(sizes), sizes])
-
-
-def _log2(sizes: Floats) -> Floats:
-    return np.column_stack([np.log2(sizes), np.ones_like(sizes)])
-
-
-def _linear(sizes: Floats) -> Floats:
-    return np.column_stack([sizes, np.ones_like(sizes)])
-
-
-def _losses(x: Floats, y: Floats, weight: Floats, starts: int) -> Floats:
-    """(starts, n+1) losses of a line through the points from i up to j, 0 where there is none.
-
-    x, y, weight : (n,) of the points
-
-    Points are added one by one to moments about their mean: plain sums would lose the digits of short pieces.
-    """
-    losses = np.zeros((x.size + 1, starts))
-    moments = np.zeros((6, starts))
-    for j, (new_x, new_y, new) in enumerate(zip(x, y, weight, strict=True)):
-        total, mean_x, mean_y, xx, xy, yy = moments[:, : j + 1]
-        both = total + new
-        off_x, off_y, rest = new_x - mean_x, new_y - mean_y, new * total / both
-        mean_x += off_x * new / both
-        mean_y += off_y * new / both
-        xx += rest * off_x * off_x
-        xy += rest * off_x * off_y
-        yy += rest * off_y * off_y
-        total[:] = both
-        explained = np.divide(xy * xy, xx, out=np.zeros_like(xx), where=xx > 0)
-        losses[j + 1, : j + 1] = np.maximum(yy - explained, 0.0)
-    return losses.T
-
-
-def _total_losses(variables: Sequence[Floats], groups: Sequence[Floats], minimum: int) -> Floats:
-    """Losses of len(variables) pieces by where they are cut, an axis a cut; infinite where one is too short.
-
-    variables : of each piece (n,), what it is straight in; groups : the n sizes' times
-
-    Repeats scatter about their own mean wherever the cuts are, so that part is left out.
-    """
-    weight = np.array([np.sum(group**-2.0) for group in groups])
-    mean = np.array([np.sum(1.0 / group) for group in groups]) / weight
-    n, count = len(groups), np.arange(len(groups) + 1)
-    total = np.where(count < minimum, np.inf, _losses(variables[0], mean, weight, 1)[0])
-    too_short = count - count[:, None] < minimum
-    for variable in variables[1:-1]:
-        piece = np.zeros((n + 1, n + 1))
-        piece[:n] = _losses(variable, mean, weight, n)
-        total = total[..., None] + np.where(too_short, np.inf, piece)
-    last = _losses(variables[-1][::-1], mean[::-1], weight[::-1], 1)[0]
-    return np.asarray(total + np.where(count < minimum, np.inf, last)[::-1])
-
-
-CLOSE = 64
-"""So many of the best breakpoints, if equal but for rounding, are compared by their exact loss."""
-
-
-def _best_breaks(
-    designs: Sequence[Design], sizes: Floats, seconds: Floats, minimum: int
-) -> list[float]:
-    """The breakpoints of least total loss, geometric means between neighbouring sizes.
-
-    Every cut is tried, by sums of all pieces' losses; those that rounding cannot tell apart by least squares.
-    """
-    points, groups, _ = _grouped(sizes[:, None], seconds)
-    grid, starts = points[:, 0], np.cumsum([0, *(group.size for group in groups)])
-    if grid.size < minimum * len(designs):
-        raise UserError(
-            f"{len(designs)} pieces need at least {minimum * len(designs)} distinct sizes, "
-            f"got {grid.size}"
-        )
-    if len(designs) == 1:
-        return []
-    # A design is a constant and a variable: their sum is as good a variable.
-    total = _total_losses([design(grid).sum(axis=1) for design in designs], groups, minimum)
-    slack = 1e-9 * total.min() + 1e-12 * sizes.size
-    near = np.flatnonzero(total <= total.min() + slack)
-    near = np.sort(near[np.argsort(total.flat[near], kind="stable")[:CLOSE]])
-
-    @cache
-    def loss(design: Design, start: int, end: int) -> float:
-        inside = slice(starts[start], starts[end])
-        return _least_squares(design(sizes[inside]), seconds[inside])[-1]
-
-    def exact(cuts: tuple[int, ...]) -> float:
-        bounds = pairwise((0, *cuts, grid.size))
-        return sum(loss(design, *ends) for design, ends in zip(designs, bounds, strict=True))
-
-    tried = list(zip(*(c.tolist() for c in np.unravel_index(near, total.shape)), strict=True))
-    best = tried[0] if len(tried) == 1 else min(tried, key=exact)
-    return [float(np.sqrt(grid[cut - 1] * grid[cut])) for cut in best]
-
-
-def _pieces(
-    designs: Sequence[Design], breaks: Sequence[float], sizes: Floats, seconds: Floats
-) -> tuple[Floats, Floats, Floats]:
-    """Values, standard errors and leverage of the pieces between the breaks, one after the other."""
-    which = np.searchsorted(breaks, sizes, side="right")
-    lines = [
-        _least_squares(design(sizes[which == k]), seconds[which == k])
-        for k, design in enumerate(designs)
-    ]
-    values, errors, leverage, _ = zip(*lines, strict=True)
-    return np.concatenate(values), np.concatenate(errors), np.concatenate(leverage)
+    return each(spread, groups) / np.array([group.size for group in groups]) ** 0.5
 
 
 def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> Fitted:
     """With the threshold that is given, or else with the one of least loss."""
-    designs = _log2, _linear
+    _, *names = parameters(Piecewise)
+    if threshold == JOINED:
+        found = joined_after_log(sizes, seconds, 2)
+        straight_s = found.start_s + found.slopes[0] * np.log2(found.knots_bytes[0])
+        intercept_s = straight_s - found.slopes[1] * found.knots_bytes[0]
+        first = found.slopes[0], found.start_s
+        whole = [found.knots_bytes[0], *first, found.slopes[1], intercept_s]
+        cost = dict(zip(parameters(Piecewise), map(float, whole), strict=True))
+        free = names[1], names[0], names[2]
+        return cost, free, found.values, found.errors, found.leverage
+    designs = log2, linear
     if threshold:
         threshold_bytes = float(units.parse_bytes(threshold))
         below = int(np.searchsorted(np.unique(sizes), threshold_bytes))
@@ -422,19 +318,20 @@ def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> Fitte
                 f"{above} above: each piece needs 2"
             )
     else:
-        (threshold_bytes,) = _best_breaks(designs, sizes, seconds, 2)
-    values, errors, leverage = _pieces(designs, (threshold_bytes,), sizes, seconds)
-    _, *names = parameters(Piecewise)
+        (threshold_bytes,) = best_breaks(designs, sizes, seconds, 2)
+    values, errors, leverage = apart(designs, (threshold_bytes,), sizes, seconds)
     known = dict(zip(names, values.tolist(), strict=True))
     return {"threshold_bytes": threshold_bytes, **known}, tuple(names), values, errors, leverage
 
 
-def _fit_segments(sizes: Floats, seconds: Floats) -> Fitted:
-    """As many pieces as the sizes can carry, at most PIECES."""
+def _fit_segments(sizes: Floats, seconds: Floats, how: str = "") -> Fitted:
+    """As many pieces as the sizes can carry, at most PIECES; they need not join, unless ``how`` says so."""
     pieces = max(1, min(PIECES, np.unique(sizes).size // MIN_SIZES_PER_PIECE))
-    designs = (_straight,) * pieces
-    breaks = _best_breaks(designs, sizes, seconds, MIN_SIZES_PER_PIECE)
-    values, errors, leverage = _pieces(designs, breaks, sizes, seconds)
+    if how:
+        return _fit_joined(sizes, seconds, pieces, how)
+    designs = (straight,) * pieces
+    breaks = best_breaks(designs, sizes, seconds, MIN_SIZES_PER_PIECE)
+    values, errors, leverage = apart(designs, breaks, sizes, seconds)
     names = tuple(f"{name}[{k}]" for k in range(pieces) for name in ("alpha_s", "beta_s_per_byte"))
     known = {"breaks_bytes": breaks, "alpha_s": values[::2].tolist()}
     return {**known, "beta_s_per_byte": values[1::2].tolist()}, names, values, errors, leverage
@@ -446,14 +343,14 @@ def _fit_stepped(sizes: Floats, seconds: Floats, **known: Any) -> Fitted:
     Where links save, messages up to some size are the processor's, those above the link's.
     """
     units = [Stepped(*unit, **known).terms(sizes) for unit in np.eye(2)]
-    points, groups, which = _grouped(sizes[:, None], seconds)
-    medians, first = _each(np.median, groups), np.unique(which, return_index=True)[1]
+    points, groups, which = grouped(sizes[:, None], seconds)
+    medians, first = each(np.median, groups), np.unique(which, return_index=True)[1]
     software, of_bytes = units[0].software_s[first], units[1].bytes_s[first]
     design, latency_s = np.column_stack([software, of_bytes]), units[0].delay_s[first]
     if not known.get("saves"):
-        found = _least_squares(design, medians - latency_s, medians)[:3]
+        found = least_squares(design, medians - latency_s, medians)[:3]
         if found[0][0] < 0:  # as good as no software
-            slope, error, leverage, _ = _least_squares(design[:, 1:], medians - latency_s, medians)
+            slope, error, leverage, _ = least_squares(design[:, 1:], medians - latency_s, medians)
             found = np.append(0.0, slope), np.append(0.0, error), leverage
     else:
         found = min(
@@ -472,8 +369,8 @@ def _two_parts(
 ) -> tuple[Floats, Floats, Floats, float]:
     """The first column below the cut, the second above: values, errors, leverage, loss of the longer."""
     net_s = seconds - latency_s
-    low = _least_squares(design[:cut, :1], net_s[:cut], seconds[:cut])
-    high = _least_squares(design[cut:, 1:], seconds[cut:])
+    low = least_squares(design[:cut, :1], net_s[:cut], seconds[:cut])
+    high = least_squares(design[cut:, 1:], seconds[cut:])
     values, errors, leverage = (
         np.concatenate([one, other]) for one, other in zip(low[:3], high[:3], strict=True)
     )
@@ -481,9 +378,28 @@ def _two_parts(
     return values, errors, leverage, float(np.sum((whole_s / seconds - 1) ** 2))
 
 
+def _fit_joined(sizes: Floats, seconds: Floats, pieces: int, how: str) -> Fitted:
+    """Straight pieces that join, or all but one; the joins are fitted too, the errors hold for these."""
+    if how not in (JOINED, ONE_JUMP):
+        ways = f"nothing behind it, or {JOINED} or {ONE_JUMP}"
+        raise UserError(f"cost form segments:{how}: write segments, {ways}")
+    found = joined(sizes, seconds, pieces, MIN_SIZES_PER_PIECE, jumps=int(how == ONE_JUMP))
+    slopes = [f"beta_s_per_byte[{k}]" for k in range(pieces)]
+    jumps = [f"jump_s[{k}]" for k in np.flatnonzero(found.jumps_s).tolist()]
+    known = dict(
+        zip(
+            parameters(Segments),
+            (found.knots_bytes.tolist(), found.intercepts_s().tolist(), found.slopes.tolist()),
+            strict=True,
+        )
+    )
+    names = ("alpha_s[0]", *slopes, *jumps)
+    return known, names, found.values, found.errors, found.leverage
+
+
 _METHODS: dict[type[Form], tuple[Fitter, int]] = {
     **{kind: (_linear_in_parameters(kind), 3) for kind in (AlphaBeta, DensityLog, Log, Scan)},
-    **{kind: (_full_grid(kind), 2) for kind in (Table, SelectionTable)},
+    **{kind: (_full_grid(kind), 2) for kind in (Table, Curve, SelectionTable)},
     Piecewise: (_fit_piecewise, 5),
     Segments: (_fit_segments, MIN_SIZES_PER_PIECE),
     Stepped: (_fit_stepped, 3),
@@ -492,6 +408,7 @@ _METHODS: dict[type[Form], tuple[Fitter, int]] = {
 _VARIANTS: dict[type[Form], Callable[[str], Fitter]] = {
     AlphaBeta: _line,
     Piecewise: lambda text: partial(_fit_piecewise, threshold=text),
+    Segments: lambda text: partial(_fit_segments, how=text),
 }
 """What may stand behind a form's name, as in "piecewise:45KB", to how it is then fitted."""
 
@@ -520,10 +437,9 @@ def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **known:
     a density above 1, and a table without a full grid.
     """
     *at, times = _checked(rows)
+    why, unseen = "", None
     if form == AUTO and len(rows) == 2:
-        form, why, held_out = _best_form(at[0], times)
-    else:
-        why, held_out = "", None
+        form, why, unseen = _best_form(at[0], times)
     kind, fitter, least = _method(form, len(rows))
     distinct, repeats = np.unique(at[0], return_counts=True)
     if distinct.size < least:
@@ -533,18 +449,21 @@ def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **known:
         fitter = partial(fitter, **of_cost)
     values, names, estimates, errors, leverage = fitter(*at, times)
     cost = kind(**values, **known)
+    held_out = None
+    costs: tuple[Any, ...] = ()
     if draws and len(rows) == 2 and np.median(repeats) < ENOUGH_REPEATS:
-        held_out = held_out or _held_out(form, at[0], times)
-        costs: tuple[Any, ...] = held_out.draws(cost, draws) if held_out else ()
+        unseen = unseen or _unseen(form, at[0], times)
+        held_out = _held_out(form, at[0], times, unseen)
+        costs = held_out.draws(cost, draws) if held_out else ()
     else:
-        held_out = None
         costs = tuple(
             kind(**fitter(*at, times[drawn])[0], **known)
             for drawn in _resamples(at, draws, np.random.default_rng(seed))
         )
     residuals = cost(*at) / times - 1
     sure = names, estimates, errors, costs, tuple(at), times, residuals, leverage
-    return Fit(cost, *sure, held_out=held_out, why=why)
+    error = unseen.error() if unseen and unseen.sizes.size else None
+    return Fit(cost, *sure, form, held_out, error, why)
 
 
 def _method(form: str, columns: int) -> tuple[Callable[..., Any], Fitter, int]:
@@ -562,21 +481,43 @@ def _method(form: str, columns: int) -> tuple[Callable[..., Any], Fitter, int]:
     return forms[name], fitter, least
 
 
-def _best_form(sizes: Floats, seconds: Floats) -> tuple[str, str, HeldOut | None]:
-    """The form of least median error at sizes left out, a sentence of why, and its errors there.
+def _best_form(sizes: Floats, seconds: Floats) -> tuple[str, str, Unseen | None]:
+    """The form that AUTO takes, why, and what it says of sizes left out."""
+    every = unseen_by_form(sizes, seconds)
+    chosen, why = chosen_because(every)
+    return chosen, why, every.get(chosen)
+
+
+def unseen_by_form(
+    sizes: ArrayLike, seconds: ArrayLike, forms: Sequence[str] = SIMPLE_FIRST
+) -> dict[str, Unseen]:
+    """What forms say of inner sizes of rows (n,), each left out; without forms that need every size."""
+    rows = _checked((sizes, seconds))
+    every = {form: _unseen(form, *rows) for form in forms}
+    return {form: one for form, one in every.items() if one.sizes.size}
+
+
+def chosen_because(every: Mapping[str, Unseen]) -> tuple[str, str]:
+    """What AUTO takes of forms, the simplest first, and a sentence of why.
 
     Where the sizes are too few to leave one out of a line, it is the line.
     """
-    every = {form: _held_out(form, sizes, seconds) for form in SIMPLE_FIRST}
-    known = {form: held_out for form, held_out in every.items() if held_out}
-    if AlphaBeta.form not in known:
-        return AlphaBeta.form, "too few sizes to leave one out and compare forms", None
-    errors = {form: float(np.median(held_out.log_errors)) for form, held_out in known.items()}
-    as_good = AS_GOOD * min(errors.values()) + NEGLIGIBLE
-    chosen = next(form for form, error in errors.items() if error <= as_good)
+    if AlphaBeta.form not in every:
+        return AlphaBeta.form, "too few sizes to leave one out and compare forms"
+    errors = {form: one.error() for form, one in every.items()}
+    chosen = choose_form(errors)
     others = "".join(f"; {form} {error:.2%}" for form, error in errors.items() if form != chosen)
-    why = f"single times at sizes left out are off by {errors[chosen]:.2%} in the median{others}"
-    return chosen, why, known[chosen]
+    why = f"at sizes left out the median is off by {errors[chosen]:.2%} in the median{others}"
+    if chosen in THROUGH_ALL:
+        why += f" ({' and '.join(THROUGH_ALL)} count {COUNTS:g} times: neighbours will be nearer)"
+    return chosen, why
+
+
+def choose_form(errors: Mapping[str, float]) -> str:
+    """Of forms, the simplest first, with their errors at sizes left out: what AUTO takes."""
+    counted = {f: e * (COUNTS if f in THROUGH_ALL else 1.0) for f, e in errors.items()}
+    as_good = AS_GOOD * min(counted.values()) + NEGLIGIBLE
+    return next(form for form, error in counted.items() if error <= as_good)
 
 
 def _checked(given: Sequence[ArrayLike]) -> list[Floats]:
@@ -617,6 +558,9 @@ def held_out_errors(form: str, *rows: ArrayLike, **known: Any) -> tuple[Floats, 
     Only inner sizes are left out, MOST_LEFT_OUT at most: at the ends a fit would have to extrapolate. None
     where the form needs every size there is. known : as for `fit`, of a form that needs it
     """
+    if len(rows) == 2 and not known:
+        unseen = _unseen(form, *_checked(rows))
+        return unseen.sizes, unseen.errors()
     inner = _inner(form, np.asarray(rows[0], float), len(rows))
     return unseen_errors(lambda *kept: fit(form, *kept, draws=0, **known).cost, rows, rows, inner)
 
@@ -632,20 +576,56 @@ def _inner(form: str, sizes: Floats, columns: int) -> Floats:
     return np.asarray(inner[every])
 
 
-def _held_out(form: str, sizes: Floats, seconds: Floats) -> HeldOut | None:
-    """What a form is off by at inner sizes, left out one by one, and beyond a half, quarter, eighth of all.
+class Unseen(NamedTuple):
+    """What a form says of sizes left out of its fit, one by one: (k,) sizes, its times, measured medians."""
 
-    None where it needs every size. Costs are given a thousandth of the measured time at least.
-    """
+    sizes: Floats
+    predicted_s: Floats
+    median_s: Floats
 
-    def off(kept: NDArray[np.bool_], at: NDArray[np.bool_]) -> Floats:
+    def errors(self) -> Floats:
+        """(k,) signed, relative."""
+        return np.asarray(self.predicted_s / self.median_s - 1)
+
+    def error(self) -> float:
+        """The median of their sizes."""
+        return float(np.median(np.abs(self.errors())))
+
+
+def _unseen(form: str, sizes: Floats, seconds: Floats) -> Unseen:
+    """Of a form and inner sizes; those that it needs are left out."""
+    found = []
+    for size in _inner(form, sizes, 2).tolist():
+        kept = sizes != size
         try:
             cost = fit(form, sizes[kept], seconds[kept], draws=0).cost
         except UserError:  # the form needs this size
-            return np.empty(0)
-        return np.abs(np.log(seconds[at] / np.maximum(cost(sizes[at]), seconds[at] / 1000)))
+            continue
+        found.append((size, cost(size), np.median(seconds[~kept])))
+    return Unseen(*np.array(found, dtype=float).reshape(-1, 3).T)
 
-    inner = [off(sizes != size, sizes == size) for size in _inner(form, sizes, 2)]
+
+def _held_out(form: str, sizes: Floats, seconds: Floats, unseen: Unseen) -> HeldOut | None:
+    """What single times are off by at inner sizes left out, and beyond a half, quarter, eighth of all.
+
+    None where the form needs every size. Costs are given a thousandth of the measured time at least.
+    """
+
+    def off(predicted_s: Any, measured_s: Floats) -> Floats:
+        least = np.maximum(predicted_s, measured_s / 1000)
+        return np.asarray(np.abs(np.log(measured_s / least)))
+
+    def off_beyond(kept: NDArray[np.bool_], at: NDArray[np.bool_]) -> Floats:
+        try:
+            cost = fit(form, sizes[kept], seconds[kept], draws=0).cost
+        except UserError:  # too few are left
+            return np.empty(0)
+        return off(cost(sizes[at]), seconds[at])
+
+    inner = [
+        off(at_s, seconds[sizes == size])
+        for size, at_s in zip(unseen.sizes, unseen.predicted_s, strict=True)
+    ]
     errors = np.sort(np.concatenate([np.empty(0), *inner]))
     if not errors.size:
         return None
@@ -657,7 +637,7 @@ def _held_out(form: str, sizes: Floats, seconds: Floats) -> HeldOut | None:
         seen = []
         for part in ENDS:
             kept, at, end = kept_to(part)
-            if kept.any() and (found := off(kept, at)).size:
+            if kept.any() and (found := off_beyond(kept, at)).size:
                 near = sizes[kept][0 if end == first else -1]
                 seen.append(float(np.median(found)) / abs(math.log(near / end)))
         grows.append(max(seen, default=float(errors[-1]) / math.log(2)))
@@ -681,8 +661,8 @@ def unseen_errors(
     known = [np.asarray(column, float) for column in rows]
     *at, times = (np.asarray(column, float) for column in others)
     sizes = np.unique(at[0]) if sizes is None else sizes
-    points, groups, _ = _grouped(np.column_stack(at), times)
-    medians = _each(np.median, groups)
+    points, groups, _ = grouped(np.column_stack(at), times)
+    medians = each(np.median, groups)
     whole, errors = make(*known), [np.empty(0)]
     for size in sizes:
         kept, here = known[0] != size, points[:, 0] == size

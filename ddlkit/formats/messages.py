@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import BYTES
+from ddlkit.formats import nccl_tests
 from ddlkit.store import files
 from ddlkit.store.readers import choose
 from ddlkit.store.sheet import SCHEMAS, Column, Schema, Sheet, read_sheet
@@ -100,8 +101,9 @@ def read_collectives(path: Path, *, ranks: int | None = None, link: str | None =
 def _own_messages(path: Path) -> tuple[str, DataFrame]:
     """Where a file without a stamp comes from, and its rows."""
     text = files.read_text(path)
-    if any(_HEADER.match(_LABEL.sub("", line)) for line in text.splitlines()):
-        return "nccl-tests", _read_log(text, str(path))
+    if nccl_tests.is_log(text):
+        log = nccl_tests.read_log(text, str(path)).frame
+        return "nccl-tests", log.drop(columns=[name for name in log if not log[name].all()])
     sheet = read_sheet(text, str(path))
     _check_units(sheet)
     known = {column.name: column for column in SCHEMAS["collectives"].columns}
@@ -138,109 +140,3 @@ def _check_rate(sheet: Sheet, frame: DataFrame) -> None:
         rate = f"{size[row]} bytes in {seconds[row]:g} s is {size[row] / seconds[row]:.3g} bytes a second"
         advice = "not seconds? divide microseconds by 1000000, milliseconds by 1000"
         sheet.fail(row, "seconds", f"{rate}: {advice}")
-
-
-# -- logs as nccl-tests (all_reduce_perf and its sisters) print them ------------------------------
-
-# Launchers label lines: mpirun --tag-output "[1,0]<stdout>:", srun -l "0: ".
-_LABEL = re.compile(r"^\s*(\[\d+,\d+\]<\w+>:|\d+:\s)?\s*")
-_HEADER = re.compile(r"^#\s*size\s+count\s.*\balgbw\b")
-_ROW = re.compile(r"^\d+(\s|$)")
-_RANK = re.compile(r"^#\s+Rank\s+(\d+)\b")
-_END = re.compile(r"^#\s*Out of bounds values")
-_PROGRAM = re.compile(
-    r"\b(all_reduce|all_gather|reduce_scatter|alltoallv?|broadcast|reduce|gather|scatter|sendrecv)_perf\b"
-)
-
-_LOG = Schema(
-    "an nccl-tests log",
-    (
-        Column("size", "int", "positive"),
-        Column("time", "float", "positive"),
-        Column("#wrong", "float", "non_negative"),
-        Column("collective", "str"),
-        Column("ranks", "int", "non_negative"),
-        Column("place", "str"),
-    ),
-)
-_PLACES = ("out_of_place", "in_place")
-"""Of the result: what nccl-tests prints first and second. Gradients are summed in place."""
-
-
-def _read_log(text: str, file: str) -> DataFrame:
-    """Columns bytes, seconds, place, and collective and ranks where the log says them.
-
-    Rows of size 0 are left out: all_gather prints them where a message is too small to be divided
-    among the ranks. Raises UserError naming file, row and column for truncated rows, wrong values,
-    and times that are not of the GPU.
-    """
-    sheet = _log_sheet(text, file)
-    frame = _LOG.frame(sheet)
-    for row, wrong in enumerate(frame["#wrong"]):
-        if wrong:
-            sheet.fail(
-                row, "#wrong", f"{wrong:g} wrong values: mend the collective before timing it"
-            )
-    frame["seconds"] = frame["time"] / 1e6
-    frame = frame.rename(columns={"size": "bytes"})
-    known = [name for name in ("collective", "ranks") if frame[name].all()]
-    return frame[["bytes", "seconds", "place", *known]]
-
-
-def _log_sheet(text: str, file: str) -> Sheet:
-    """The rows of the log, each with the program and the number of ranks printed above it."""
-    after: list[str] = []  # header names from the out-of-place time on; empty outside the table
-    collective, ranks = "", 0
-    lines, rows = [], []
-    for number, labelled in enumerate(text.splitlines(), start=1):
-        line = _LABEL.sub("", labelled)
-        if _HEADER.match(line):
-            names = line.lstrip("# ").split()
-            if "time" not in names:
-                raise UserError(
-                    f"{file}: row at line {number}, column cputime: not GPU time: run without -C"
-                )
-            after = names[names.index("time") :]
-        elif rank := _RANK.match(line):
-            ranks = max(ranks, int(rank[1]) + 1)
-        elif line.startswith("# Using devices"):
-            ranks = 0
-        elif _END.match(line):
-            after = []
-        elif after and _ROW.match(line):
-            size, both = _log_cells(line.split(), after, file, number)
-            for place, measured in zip(_PLACES, both, strict=False):
-                if size != "0" and measured[0] != "N/A":
-                    lines.append(number)
-                    rows.append((size, *measured, collective, str(ranks), place))
-        elif program := _PROGRAM.search(line):
-            collective = program[1]
-    if not rows:
-        raise UserError(
-            f"{file}: a header of nccl-tests but no rows: truncated log, or the run failed"
-        )
-    return Sheet(file, _LOG.names, tuple(lines), tuple(rows))
-
-
-def _log_cells(
-    words: list[str], after: list[str], file: str, number: int
-) -> tuple[str, list[tuple[str, str]]]:
-    """Size, then time and number of wrong values out of place, and in place where they are printed.
-
-    The words in front of the time vary (all_gather prints no redop, old versions no root), those
-    behind do not, so they are counted from the end. A time stamp is one name but two words.
-    """
-    start = len(words) - len(after) - ("timestamp" in after)
-    if not 3 <= start <= 5:
-        raise UserError(
-            f"{file}: row at line {number}, column time: truncated after {len(words)} words"
-        )
-    printed = list(zip(after, words[start : start + len(after)], strict=True))
-    begins = [k for k, (name, _) in enumerate(printed) if name == "time"]
-    found = []
-    for begin, end in zip(begins, [*begins[1:], len(printed)], strict=True):
-        cells = dict(printed[begin:end])
-        # Old versions print the largest deviation as "error"; N/A means that values were not checked.
-        wrong = cells.get("#wrong", "N/A")
-        found.append((cells["time"], "0" if wrong == "N/A" else wrong))
-    return words[0], found

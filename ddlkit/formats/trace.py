@@ -36,6 +36,8 @@ _FILE = Schema(
     ),
 )
 _GAP = re.compile(r"[\s,]+")
+_OTHER_UNIT = re.compile(r"[^a-z](ms|ns|s|sec|seconds|bits|[kmg]i?b)\b")
+"""In a header: neither microseconds nor bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +152,7 @@ def looks_like_one(text: str) -> bool:
 def parse_trace(text: str, file: str) -> LayerTrace:
     """The trace in blank- or comma-separated columns, with or without a header; ``file`` names it in errors.
 
-    Raises UserError naming file and line for a wrong number of columns or a wrong header, ids that do
+    Raises UserError naming file and line for a wrong number of columns, a wrong header or unit, ids that do
     not count from 0, entries that are no numbers or negative, and iterations that differ in names, sizes
     or length.
 
@@ -190,6 +192,9 @@ def _sheet(text: str, file: str) -> Sheet:
             for cell, name in zip(cells, names, strict=True):
                 if not cell.lower().startswith(name):
                     raise UserError(f"{file}: line {line}: column {cell!r}, expected {name!r} here")
+                if _OTHER_UNIT.search(cell.lower()):
+                    wanted = "bytes" if name == "size" else "microseconds"
+                    raise UserError(f"{file}: line {line}: column {cell!r}: give {wanted}")
         elif cells:
             lines.append(line)
             rows.append(cells)

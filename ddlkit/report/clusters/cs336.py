@@ -18,7 +18,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import brentq
 
 from ddlkit.core import plan
 from ddlkit.core.cost import Table
@@ -115,8 +115,6 @@ OURS = {"workbook": (0, 0), "workbook_slowed": (1, 0), "workbook_shared": (1, 1)
 """Whether a model's slowdown is of computing, and of messages."""
 FREE = {"workbook_slowed": 10.0, "workbook_shared": 1.0}
 """Models with a slowdown, and what it is at most."""
-TRIED = 21
-"""Slowdowns in equal steps, the best of which is refined: squares of waits are flat where none is left."""
 MODELS = (*(name for name, one in TRIALS.items() if not one.most and name not in OURS), *OURS)
 
 
@@ -180,28 +178,15 @@ def told(found: Rows, wanted: pd.DataFrame, name: str, free: float) -> Floats:
 
 
 def free_number(found: Rows, name: str) -> float:
-    """A model's slowdown, from the rows to calibrate only; NaN where it has none.
+    """A model's slowdown, which leaves no median signed error of rows to calibrate; NaN if it has none.
 
-    Where computing is known, that which leaves no median signed error of iterations; where every
-    configuration's own meets its iteration, that with the least squares of relative errors of waits.
+    found : with rows to compute: where computing is inverted, every slowdown meets what is shown
     """
     if name not in FREE:
         return np.nan
-    shown, most = found.calibrate, FREE[name]
+    shown = found.calibrate
     by_rows = partial(told, found, shown, name)
-    if len(found.compute):
-        measured_s = shown["iteration_s"].to_numpy()
-        return fitted(lambda free: by_rows(free)[:, 0], measured_s, most)
-    waits_s = shown["wait_s"].to_numpy()
-
-    def squares(free: float) -> float:
-        return float(np.sum((by_rows(free)[:, 1] / waits_s - 1) ** 2))
-
-    tried = np.linspace(0.0, most, TRIED)
-    best = int(np.argmin([squares(free) for free in tried]))
-    around = (tried[max(best - 1, 0)], tried[min(best + 1, TRIED - 1)])
-    inner = float(minimize_scalar(squares, bounds=around, options={"xatol": 1e-6}).x)
-    return min(float(tried[best]), inner, key=squares)
+    return fitted(lambda free: by_rows(free)[:, 0], shown["iteration_s"].to_numpy(), FREE[name])
 
 
 def iterations(found: Rows, name: str) -> pd.DataFrame:
@@ -227,6 +212,7 @@ def _predictions() -> pd.DataFrame:
         iterations(found, name).assign(rule=rule)
         for rule, found in parts.items()
         for name in MODELS
+        if len(found.compute) or name not in FREE
     ]
     return pd.concat(each, ignore_index=True)
 

@@ -32,6 +32,7 @@ from ddlkit.report.plots.pages import heading as heading
 from ddlkit.report.plots.pages import pictures as pictures
 from ddlkit.report.plots.pages import save_figure as save_figure
 from ddlkit.report.plots.pages import table as table
+from ddlkit.report.plots.pages import write_png as write_png
 from ddlkit.report.plots.style import (
     FAINT,
     INK,
@@ -49,6 +50,7 @@ from ddlkit.report.plots.style import (
 
 CROWDED = 60  # letters under an axis
 FAR = 4  # a ratio to a printed value
+LEAST_DRAWN = 1e-3  # a relative error on a logarithmic axis
 FEW = 30  # points of a line that are marked one by one
 NEAR = 0.05  # relative error of a prediction
 NUMBERED = 12  # messages that carry the number of their group
@@ -341,7 +343,7 @@ def cost_fit(
     grid = np.geomspace(sizes.min(), sizes.max(), 200)
     place = [grid] if density is None else [grid, np.full_like(grid, density)]
     ax.plot(sizes, seconds * scale, ".", color=SOFT, markersize=2.5, alpha=0.5, zorder=1)
-    for fit, style in zip(fits, looks(names or [fit.cost.form for fit in fits]), strict=True):
+    for fit, style in zip(fits, looks(names or [fit.form for fit in fits]), strict=True):
         label = style.label
         if fit.draws:
             low, high = (scale * limit for limit in fit.interval(*place))
@@ -355,6 +357,43 @@ def cost_fit(
     what = fits[0].cost.collective.replace("_", "-") if messages else "selection"
     ax.set(xlabel="message size" if messages else "elements", ylabel=f"{what} time [{unit}]")
     add_legend(ax, "inside")
+
+
+@theme()
+def cost_forms(
+    fits: Mapping[str, Fit[Any]],
+    off: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    chosen: str,
+) -> Figure:
+    """Forms fitted to the same messages: their times, and below what each is off by at sizes left out.
+
+    fits : by form; off : by form (k,) sizes left out and signed relative errors there; chosen : drawn thick
+    """
+    figure, (above, below) = canvas(rows=2, height=6.4, sharex=True)
+    order = sorted(fits, key=lambda form: form == chosen)  # the chosen one on top
+    one = fits[chosen]
+    medians = pd.Series(one.seconds).groupby(one.bytes).median()
+    scale, unit = time_unit(medians)
+    grid = np.geomspace(medians.index.min(), medians.index.max(), 600)
+    for form, style in zip(order, looks(order), strict=True):
+        width = 2.2 if form == chosen else 0.9
+        shape = {"color": style.color, "linestyle": style.line, "linewidth": width}
+        label = f"{style.label} (chosen)" if form == chosen else style.label
+        above.plot(grid, scale * fits[form].cost(grid), label=label, **shape)
+        if form in off:
+            at, error = (np.asarray(values, dtype=float) for values in off[form])
+            shown = 100 * np.maximum(np.abs(error), LEAST_DRAWN)
+            below.plot(at, shown, marker=style.marker, markersize=3.5, **shape)
+    points(above, medians.index, scale * medians, "measured", label="measured, median", size=4)
+    for ax in (above, below):
+        set_log(ax, "by")
+    above.set_ylabel(f"{one.cost.collective.replace('_', '-')} time [{unit}]")
+    below.set(xlabel="message size", ylabel="relative error at sizes left out [%]")
+    below.set_ylim(bottom=90 * LEAST_DRAWN)
+    above.tick_params(labelbottom=False)
+    handles, labels = above.get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside right upper")
+    return figure
 
 
 @theme()

@@ -49,11 +49,16 @@ def save_figure(
 def _write(
     figure: Figure, name: str, numbers: pd.DataFrame, reports: Path | None, **options: Any
 ) -> Path:
+    outputs.write_numbers(name, numbers, reports)
+    path, _ = outputs.figure_files(name, reports)
+    return write_png(figure, path, **options)
+
+
+def write_png(figure: Figure, path: Path, **options: Any) -> Path:
+    """A figure as a file of its own, whose bytes depend on nothing but the figure. Returns the path."""
     buffer = io.BytesIO()
     with theme():
         figure.savefig(buffer, format="png", metadata={"Software": None}, **options)
-    outputs.write_numbers(name, numbers, reports)
-    path, _ = outputs.figure_files(name, reports)
     atomic_write(path, buffer.getvalue())
     return path
 
