@@ -166,6 +166,10 @@ _PACK = """keep the whole recording in this file, too, every 20 s: a kill at any
 the next run goes on from it where the directory is empty; by hand: tar xzf FILE.tgz -C data/recorded"""
 
 
+_ALGORITHM_HELP = """of all-reduces, for collectives, sent step by step: ring, halving_doubling, tree,
+hierarchical or direct; or library [the library's own]"""
+
+
 def _session(where: str) -> tuple[Argument, ...]:
     """What every session of measuring can be asked."""
     return (
@@ -194,11 +198,13 @@ def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> None:
     arg("what", metavar="NAME|FILE", help=_MEASURE),
     arg("--profile", choices=("quick", "full"), default="quick", help="whose part it is [quick]"),
     arg("--networks", help="for layers, with batch sizes: resnet50:32,vgg16:16"),
+    arg("--algorithm", default="", help=_ALGORITHM_HELP),
     *_session("build/measured, for recordings data/recorded/<this machine>"),
 )
 def measure(arguments: argparse.Namespace) -> None:
     networks = arguments.networks.split(",") if arguments.networks else ()
-    _measured(arguments, arguments.what, profile=arguments.profile, networks=networks)
+    chosen = {"networks": networks, "algorithm": arguments.algorithm}
+    _measured(arguments, arguments.what, profile=arguments.profile, **chosen)
 
 
 @command(
@@ -311,7 +317,8 @@ RANKS = arg(
     help="between how many ranks messages were measured: chosen, or said if the file is silent [the file's]",
 )
 _FORM_HELP = (
-    "auto, alpha_beta, piecewise, segments, table, curve, or variants as segments:joined [auto]"
+    "auto, alpha_beta, piecewise, segments, table, curve, stepped, or variants as segments:joined "
+    "[auto]"
 )
 
 
@@ -346,7 +353,9 @@ def fit(arguments: argparse.Namespace) -> None:
     description = found.to_dict()
     measured = Measured.of(sizes, known.get("backend"), known["source"])
     if "median_abs_held_out_error" not in description["fit"]:
-        error = _held_out_error(found.form, sizes, seconds)
+        names = ("workers", "algorithm") if found.cost.form == "stepped" else ()
+        needed = {name: getattr(found.cost, name) for name in names}
+        error = _held_out_error(found.form, sizes, seconds, **needed)
         description["fit"]["median_abs_held_out_error"] = error
     description["fit"] |= measured._asdict()
     if arguments.json:
@@ -376,13 +385,13 @@ def _compare(arguments: argparse.Namespace, sizes: Any, seconds: Any, of: dict[s
     _show(said, False)
 
 
-def _held_out_error(form: str, sizes: Any, seconds: Any) -> float | None:
+def _held_out_error(form: str, sizes: Any, seconds: Any, **known: Any) -> float | None:
     """Median over the inner sizes, each left out; None where a fit needs every size there is."""
     import numpy as np
 
     from ddlkit.core.fit import held_out_errors
 
-    _, errors = held_out_errors(form, sizes, seconds)
+    _, errors = held_out_errors(form, sizes, seconds, **known)
     return float(np.median(abs(errors))) if errors.size else None
 
 

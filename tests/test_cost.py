@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,10 +17,12 @@ from ddlkit.core.cost import (
     Piecewise,
     RingAllReduce,
     Segments,
+    Stepped,
     Table,
     cost_from_dict,
 )
 from ddlkit.core.errors import UserError
+from ddlkit.core.schedule import ALGORITHMS, Links, Schedule, law_s
 from ddlkit.papers import osf
 from strategies import costs
 
@@ -27,6 +30,7 @@ SIZES = np.geomspace(1, 1e9, 200)
 FORMS: list[MessageCost] = [
     AlphaBeta(1e-3, 8e-9, workers=4, algorithm="ring"),
     RingAllReduce(3e9, 1e-3, workers=4),
+    Stepped(1e-4, 8e-9, workers=6, algorithm="tree", rate_bits_per_s=1e9, delay_s=1e-3, saves=True),
     Table(np.array([1e3, 1e6, 1e8]), np.array([1e-4, 1e-2, 0.9]), collective="all_gather"),
     Curve(np.array([1e3, 1e5, 1e6, 1e8]), np.array([1e-4, 2e-3, 1e-2, 0.9])),
     Piecewise(45e3, 1e-5, 1e-4, 8e-9, 3e-4),
@@ -136,10 +140,68 @@ def test_a_line_that_is_no_ring_gives_none(known: dict, slope: float, message: s
         RingAllReduce.from_alpha_beta(AlphaBeta(1e-3, slope, **known))
 
 
-@pytest.mark.parametrize("cost", FORMS[2:], ids=lambda cost: cost.form)
+@pytest.mark.parametrize("cost", FORMS[3:], ids=lambda cost: cost.form)
 def test_other_forms_refuse_other_worker_counts(cost: MessageCost) -> None:
     with pytest.raises(UserError, match="number of workers"):
         cost.at_workers(8)
+    with pytest.raises(UserError, match="does not say what it is made of"):
+        cost.at(delay_s=1e-3)
+
+
+lab = st.fixed_dictionaries(
+    {
+        "workers": st.integers(2, 17),
+        "rate_bits_per_s": st.floats(1e6, 1e10),
+        "delay_s": st.floats(0, 1e-2),
+        "algorithm": st.sampled_from(list(ALGORITHMS)),
+    }
+)
+stepped = st.builds(
+    lambda known, **more: Stepped(**known, **more),
+    lab,
+    software_s=st.floats(0, 1e-2),
+    link_s_per_byte=st.floats(1e-10, 1e-6),
+    saves=st.booleans(),
+    core_share=st.floats(0, 1),
+)
+
+
+@given(stepped, lab, lab)
+def test_a_cost_carried_elsewhere_and_back_is_the_same(
+    cost: Stepped, other: dict, third: dict
+) -> None:
+    home = {name: getattr(cost, name) for name in other}
+    straight = cost.at(**third)
+    np.testing.assert_allclose(cost.at(**other).at(**third)(SIZES), straight(SIZES), rtol=1e-9)
+    np.testing.assert_allclose(straight.at(**home)(SIZES), cost(SIZES), rtol=1e-9)
+
+
+@given(stepped)
+def test_with_a_core_a_rank_a_stepped_cost_is_its_schedules(cost: Stepped) -> None:
+    alone = replace(cost, core_share=0.0, saves=False)
+    rate = 1 / cost.link_s_per_byte
+    links = Links.equal(cost.workers or 0, rate, cost.delay_s, software_s=cost.software_s)
+    schedule = Schedule.of(str(cost.algorithm), cost.workers or 0)
+    assert alone(1e6) == pytest.approx(law_s(schedule, links, 1e6), rel=1e-9)
+    terms = cost.terms(SIZES)
+    assert np.all(cost(SIZES) <= sum(terms) * (1 + 1e-12))
+    assert np.all(cost(SIZES) >= np.max(terms, axis=0) * (1 - 1e-12))
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16])
+def test_a_step_waits_for_cores_in_proportion_to_its_messages(ranks: int) -> None:
+    """A ring's steps have a message a rank; a tree's fewer and fewer, so its ranks find their cores free."""
+    ring, tree = (Schedule.of(name, ranks) for name in ("ring", "tree"))
+    assert ring.software(0.5) == 2 * (ranks - 1) * max(1, ranks / 2)
+    assert tree.software(1.0) == 2 * (ranks - 1), "each rank but one gives and gets: one by one"
+    for name in ALGORITHMS:
+        one = Schedule.of(name, ranks)
+        assert one.software(0.0) == one.counts.messages <= one.software(0.3) <= one.software(0.9)
+
+
+def test_a_rate_that_is_not_known_is_not_carried() -> None:
+    with pytest.raises(UserError, match="measured at 0 bit/s cannot be carried to 1e\\+08"):
+        Stepped(1e-4, 8e-9, workers=4).at(rate_bits_per_s=1e8)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +225,21 @@ def test_other_forms_refuse_other_worker_counts(cost: MessageCost) -> None:
         (
             {"form": "ring_all_reduce", "bytes_per_s": 0, "overhead_s": 0, "workers": 2},
             "bytes_per_s must be above zero",
+        ),
+        ({"form": "stepped", "software_s": 0, "link_s_per_byte": 0}, "all_reduce of None workers"),
+        (
+            {"form": "stepped", "software_s": -1, "link_s_per_byte": 0, "workers": 2},
+            "software_s is -1: at least 0",
+        ),
+        (
+            {
+                "form": "stepped",
+                "software_s": 0,
+                "link_s_per_byte": 0,
+                "workers": 2,
+                "algorithm": "x",
+            },
+            "unknown algorithm 'x'",
         ),
         ({}, "unknown cost form None"),
     ],

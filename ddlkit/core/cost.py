@@ -8,12 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.schedule import Schedule
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import Floats
 
@@ -155,6 +156,22 @@ class MessageCost(Form):
         raise UserError(
             f"a {self.form} cost does not say how it depends on the number of workers: "
             f"measure it with {workers} workers, or fit alpha_beta to a ring"
+        )
+
+    def at(
+        self,
+        *,
+        workers: int | None = None,
+        rate_bits_per_s: float | None = None,
+        delay_s: float | None = None,
+        algorithm: str | None = None,
+    ) -> MessageCost:
+        """The cost with other workers, links or another algorithm; what is not said stays.
+
+        Raises UserError but for a form that knows what its messages are made of: see `Stepped`.
+        """
+        raise UserError(
+            f"a {self.form} cost does not say what it is made of: fit stepped to carry it elsewhere"
         )
 
 
@@ -367,6 +384,109 @@ class Segments(MessageCost):
     def _seconds(self, sizes: Floats) -> Floats:
         piece = np.searchsorted(self.breaks_bytes, sizes, side="right")
         return self.alpha_s[piece] + self.beta_s_per_byte[piece] * sizes
+
+
+class Terms(NamedTuple):
+    """What a message's time is made of, in seconds, by its size (any shape).
+
+    software_s : messages of the processor; delay_s : ways between ranks; bytes_s : of the busiest links
+    """
+
+    software_s: Floats
+    delay_s: Floats
+    bytes_s: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Stepped(MessageCost):
+    """An all-reduce from what it is made of, so that it can be carried to other workers, links, algorithms.
+
+    Software of the messages that follow one another + steps x 2 delay_s + carried x bytes x link_s_per_byte,
+    as `Schedule.of(algorithm, workers)` counts them. Where cores are fewer than ranks, messages
+    wait for one: a step takes core_share of the software of all its messages together, at least.
+
+    software_s : of a message of a step, by a rank that has its core; link_s_per_byte : of one link
+    rate_bits_per_s : of the links it was measured over, 0 if unknown; delay_s : of each link, one way
+    saves : whether links save up while the software runs: then the longer of the two decides, not their sum
+    core_share : share of all cores that a message's software takes while it runs; 0: none waits for a core
+
+    Raises UserError for numbers below zero, and without workers or a known algorithm.
+
+    >>> ring = Stepped(1e-4, 8e-9, workers=4, rate_bits_per_s=1e9)
+    >>> round(ring(1e6), 6), round(ring.at(workers=8, rate_bits_per_s=1e8, delay_s=1e-3)(1e6), 6)
+    (0.0126, 0.1694)
+    """
+
+    form: ClassVar[str] = "stepped"
+    software_s: float
+    link_s_per_byte: float
+    algorithm: str | None = field(default="ring", kw_only=True)
+    rate_bits_per_s: float = field(default=0.0, kw_only=True)
+    delay_s: float = field(default=0.0, kw_only=True)
+    saves: bool = field(default=False, kw_only=True)
+    core_share: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.collective != "all_reduce" or not isinstance(self.workers, int) or self.workers < 2:
+            known = f"{self.collective} of {self.workers} workers"
+            raise UserError(f"stepped cost: {known}: must be an all_reduce of at least 2")
+        Schedule.of(str(self.algorithm), self.workers)
+        numbers = ("software_s", "link_s_per_byte", "rate_bits_per_s", "delay_s", "core_share")
+        for name in numbers:
+            if not 0 <= getattr(self, name) < np.inf:
+                raise UserError(f"stepped cost: {name} is {getattr(self, name)}: at least 0")
+
+    def terms(self, n_bytes: ArrayLike) -> Terms:
+        """What the time of a message of ``n_bytes`` (any shape) is made of."""
+        assert self.workers is not None  # checked when made
+        schedule, sizes = Schedule.of(str(self.algorithm), self.workers), np.asarray(n_bytes, float)
+        counts, messages = schedule.counts, schedule.software(self.core_share)
+        software_s = np.full(sizes.shape, messages * self.software_s)
+        delay_s = np.full(sizes.shape, counts.steps * 2 * self.delay_s)
+        return Terms(software_s, delay_s, counts.carried * self.link_s_per_byte * sizes)
+
+    def _seconds(self, sizes: Floats) -> Floats:
+        software_s, delay_s, bytes_s = self.terms(sizes)
+        both = np.maximum if self.saves else np.add
+        return np.asarray(both(software_s + delay_s, bytes_s))
+
+    def at_workers(self, workers: int) -> Stepped:
+        """The same links and algorithm with more or fewer workers."""
+        return self.at(workers=workers)
+
+    def at(
+        self,
+        *,
+        workers: int | None = None,
+        rate_bits_per_s: float | None = None,
+        delay_s: float | None = None,
+        algorithm: str | None = None,
+    ) -> Stepped:
+        """The same processor, and links of the same efficiency, in another lab; what is not said stays.
+
+        What a message's software takes is that of whatever sends it: of gloo's own ring and of steps that
+        are sent one by one it is not the same.
+
+        Raises UserError for another rate where it is not known which one it was measured at.
+        """
+        slope, rate = self.link_s_per_byte, self.rate_bits_per_s
+        if rate_bits_per_s is not None:
+            if not (rate and 0 < rate_bits_per_s < np.inf):
+                raise UserError(
+                    f"stepped cost measured at {rate:g} bit/s cannot be carried to {rate_bits_per_s:g}: "
+                    "both rates must be known and above zero"
+                )
+            slope, rate = slope * rate / rate_bits_per_s, rate_bits_per_s
+        return replace(
+            self,
+            link_s_per_byte=slope,
+            rate_bits_per_s=rate,
+            workers=self.workers if workers is None else workers,
+            delay_s=self.delay_s if delay_s is None else delay_s,
+            algorithm=self.algorithm if algorithm is None else algorithm,
+            samples=None,
+        )
 
 
 def cost_from_dict(description: dict[str, Any]) -> MessageCost:

@@ -26,6 +26,7 @@ from ddlkit.core.cost import (
     MessageCost,
     Piecewise,
     Segments,
+    Stepped,
     Table,
     cost_from_dict,
     parameters,
@@ -336,6 +337,47 @@ def _fit_segments(sizes: Floats, seconds: Floats, how: str = "") -> Fitted:
     return {**known, "beta_s_per_byte": values[1::2].tolist()}, names, values, errors, leverage
 
 
+def _fit_stepped(sizes: Floats, seconds: Floats, **known: Any) -> Fitted:
+    """Software and bytes of what is known of the lab, through the median of every size.
+
+    Where links save, messages up to some size are the processor's, those above the link's.
+    """
+    units = [Stepped(*unit, **known).terms(sizes) for unit in np.eye(2)]
+    points, groups, which = grouped(sizes[:, None], seconds)
+    medians, first = each(np.median, groups), np.unique(which, return_index=True)[1]
+    software, of_bytes = units[0].software_s[first], units[1].bytes_s[first]
+    design, latency_s = np.column_stack([software, of_bytes]), units[0].delay_s[first]
+    if not known.get("saves"):
+        found = least_squares(design, medians - latency_s, medians)[:3]
+        if found[0][0] < 0:  # as good as no software
+            slope, error, leverage, _ = least_squares(design[:, 1:], medians - latency_s, medians)
+            found = np.append(0.0, slope), np.append(0.0, error), leverage
+    else:
+        found = min(
+            (_two_parts(design, medians, latency_s, cut) for cut in range(1, medians.size)),
+            key=lambda one: one[3],
+        )[:3]
+    values, errors, leverage = found
+    names = parameters(Stepped)
+    repeats = np.bincount(which)
+    estimates = dict(zip(names, np.maximum(values, 0.0).tolist(), strict=True))
+    return estimates, names, values, errors, leverage[which] / repeats[which]
+
+
+def _two_parts(
+    design: Floats, seconds: Floats, latency_s: Floats, cut: int
+) -> tuple[Floats, Floats, Floats, float]:
+    """The first column below the cut, the second above: values, errors, leverage, loss of the longer."""
+    net_s = seconds - latency_s
+    low = least_squares(design[:cut, :1], net_s[:cut], seconds[:cut])
+    high = least_squares(design[cut:, 1:], seconds[cut:])
+    values, errors, leverage = (
+        np.concatenate([one, other]) for one, other in zip(low[:3], high[:3], strict=True)
+    )
+    whole_s = np.maximum(design[:, 0] * values[0] + latency_s, design[:, 1] * values[1])
+    return values, errors, leverage, float(np.sum((whole_s / seconds - 1) ** 2))
+
+
 def _fit_joined(sizes: Floats, seconds: Floats, pieces: int, how: str) -> Fitted:
     """Straight pieces that join, or all but one; the joins are fitted too, the errors hold for these."""
     if how not in (JOINED, ONE_JUMP):
@@ -360,6 +402,7 @@ _METHODS: dict[type[Form], tuple[Fitter, int]] = {
     **{kind: (_full_grid(kind), 2) for kind in (Table, Curve, SelectionTable)},
     Piecewise: (_fit_piecewise, 5),
     Segments: (_fit_segments, MIN_SIZES_PER_PIECE),
+    Stepped: (_fit_stepped, 3),
 }
 """How each form is fitted, and from how many distinct sizes at least."""
 _VARIANTS: dict[type[Form], Callable[[str], Fitter]] = {
@@ -378,13 +421,13 @@ def fitted_forms(forms: Mapping[str, type[Form]]) -> tuple[str, ...]:
 def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **known: Any) -> Fit[Any]:
     """Fit ``form`` to raw samples (repeats allowed) of messages or of selections.
 
-    form : of messages "auto" for the best of all, or "alpha_beta", "piecewise", "segments", "table";
-        "piecewise:45KB" has its threshold
+    form : of messages "auto" for the best of all, or "alpha_beta", "piecewise", "segments", "table",
+        or "stepped" of known workers and algorithm; "piecewise:45KB" has its threshold
         there, "piecewise" where the loss is least; "alpha_beta:least_squares" and others as of LINES, by
         relative error without; of selections "density_log", "log", "scan", "table"
     rows : bytes, seconds of messages, or elements, density, seconds of selections, (n,) each
     known : what the cost holds for: collective, workers, algorithm, samples as of `MessageCost`, or
-        operation, device as of `SelectionCost`
+        operation, device as of `SelectionCost`; of "stepped" any of its own
 
     >>> found = fit("alpha_beta", [0.5e6, 1e6, 2e6], [0.75, 1.0, 1.5])
     >>> round(found.cost.alpha_s, 6), round(found.cost.beta_s_per_byte * 1e6, 6)
@@ -401,6 +444,9 @@ def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **known:
     distinct, repeats = np.unique(at[0], return_counts=True)
     if distinct.size < least:
         raise UserError(f"a {form} fit needs at least {least} distinct sizes, got {distinct.size}")
+    if kind is Stepped:  # how a size divides into its terms depends on what it holds for
+        of_cost = {name: value for name, value in known.items() if name != "samples"}
+        fitter = partial(fitter, **of_cost)
     values, names, estimates, errors, leverage = fitter(*at, times)
     cost = kind(**values, **known)
     held_out = None
@@ -506,17 +552,17 @@ def _resamples(
 # -- where it was not fitted -------------------------------------------------------------------
 
 
-def held_out_errors(form: str, *rows: ArrayLike) -> tuple[Floats, ...]:
+def held_out_errors(form: str, *rows: ArrayLike, **known: Any) -> tuple[Floats, ...]:
     """Leave one size out: sizes (and densities), signed relative error of the median fitted without it.
 
     Only inner sizes are left out, MOST_LEFT_OUT at most: at the ends a fit would have to extrapolate. None
-    where the form needs every size there is.
+    where the form needs every size there is. known : as for `fit`, of a form that needs it
     """
-    if len(rows) == 2:
+    if len(rows) == 2 and not known:
         unseen = _unseen(form, *_checked(rows))
         return unseen.sizes, unseen.errors()
     inner = _inner(form, np.asarray(rows[0], float), len(rows))
-    return unseen_errors(lambda *kept: fit(form, *kept, draws=0).cost, rows, rows, inner)
+    return unseen_errors(lambda *kept: fit(form, *kept, draws=0, **known).cost, rows, rows, inner)
 
 
 def _inner(form: str, sizes: Floats, columns: int) -> Floats:

@@ -15,6 +15,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.fit import Fit, fit
 from ddlkit.core.iteration import PLAIN
 from ddlkit.core.link import Link, burst_s, wire_s_per_byte
+from ddlkit.core.schedule import STEPS
 from ddlkit.core.sparse import SparseGather
 from ddlkit.model.noise import Noise
 
@@ -73,7 +74,12 @@ class Calibration:
         also : further forms, without draws; UNFITTED is left out of a link whose rate is not known
 
         Samples that the machine's host disturbed are left out where the size has others.
+        Raises UserError for messages that were sent step by step: training's are the library's own.
         """
+        stepped = collectives["algorithm"].astype(str).str.startswith(STEPS)
+        if stepped.any():
+            name = collectives.loc[stepped, "algorithm"].iloc[0]
+            raise UserError(f"no calibration of {name}: give it rows of the library's own messages")
         known = {}
         keys = ["link", "ranks", "collective"]
         for (link, ranks, collective), every in undisturbed(collectives).groupby(keys):

@@ -7,7 +7,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,24 @@ def raise_priority_of_gloo(carrying: int, deadline_s: float = 10.0) -> int:
         return len(threads)
     _schedule(threads, os.SCHED_OTHER, 0)
     return 0
+
+
+@contextmanager
+def carrying_messages(me: Rank) -> Iterator[None]:
+    """Let this thread keep up with gloo's where they are raised: it sends and receives messages itself.
+
+    gloo's thread at the sockets polls at once while another holds a connection. One of lower priority that
+    does so may never run again to let go of it: a small message then took half a second.
+    """
+    if not me.raised_threads:
+        yield
+        return
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, *before)
 
 
 def threads_here(at_least: int = 0) -> list[int]:

@@ -16,14 +16,26 @@ import torch.distributed as dist
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor, busbw
+from ddlkit.core.schedule import STEPS, Schedule
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget, Marks, measure, sample_rows, synchronizer, timed
 from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.rank import Floats, Rank, agree_all, gather_single, scatter_single, slowest
+from ddlkit.run.jobs.rank import (
+    Floats,
+    Rank,
+    agree_all,
+    carrying_messages,
+    gather_single,
+    scatter_single,
+    slowest,
+)
 from ddlkit.run.lab import emulated
+from ddlkit.run.measure.algorithms import SteppedAllReduce
 
 COLLECTIVES = ("all_reduce", "all_gather")
+LIBRARY = "library"
+"""In place of an algorithm: whichever the library takes for its own collective."""
 SIZES = tuple(KIB << power for power in range(17))  # 1 KiB .. 64 MiB
 BUDGET = Budget(warmup=1, min_repeats=5, max_repeats=50, max_s=1.0)
 SAMPLE_BYTES = 32 * MIB
@@ -44,6 +56,9 @@ class CollectivesSettings:
         time in which ranks come together, and by TCP's after a pause. SAMPLE_BYTES at most in all.
         How many of them are carried at once, the column ``in_flight``, is for gloo the threads it joined with
     tries : how often a size is measured, at most, while the machine's host disturbs it
+    algorithm : LIBRARY, or of an all-reduce one of `ddlkit.core.schedule`, whose steps are sent one by one
+
+    Raises UserError for an unknown collective or algorithm, and for sizes that are none.
     """
 
     collectives: Sequence[str] = COLLECTIVES
@@ -52,6 +67,7 @@ class CollectivesSettings:
     messages_per_sample: int = 1
     seed: int = 0
     tries: int = 1
+    algorithm: str = LIBRARY
 
     def __post_init__(self) -> None:
         for collective in self.collectives:
@@ -59,6 +75,11 @@ class CollectivesSettings:
         wrong = [size for size in self.sizes if size < 1]
         if wrong or not self.sizes:
             raise UserError(f"message sizes {list(self.sizes)}: give at least one, all above 0")
+        if self.algorithm != LIBRARY:
+            Schedule.of(self.algorithm, 1)
+            if others := set(self.collectives) - {"all_reduce"}:
+                asked = f"{' and '.join(sorted(others))} by {self.algorithm}"
+                raise UserError(f"{asked}: only an all_reduce can be measured step by step")
 
 
 @job(CollectivesSettings, "collectives")
@@ -72,9 +93,15 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     NCCL's messages are timed by the GPU's own clock, without launching them and waiting for their end;
     all others by the wall clock, since gloo's threads are what carries them. The column ``clock`` says so.
 
-    Raises UserError when an element comes out wrong.
+    Raises UserError when an element comes out wrong, and for steps that NCCL should send.
     """
     gloo = me.backend == "gloo"
+    if settings.algorithm != LIBRARY and not gloo:
+        raise UserError(f"{settings.algorithm} by {me.backend}: steps are sent by gloo only")
+    # gloo's own are rings; NCCL chooses by size unless it is told.
+    algorithm = "ring" if gloo else os.environ.get("NCCL_ALGO", "auto")
+    if settings.algorithm != LIBRARY:
+        algorithm = f"{STEPS}{settings.algorithm}"
     # Sizes that round up to the same number of elements are one size.
     sizes = sorted({whole_size(size, me.world_size) for size in settings.sizes})
     for collective in settings.collectives:
@@ -84,8 +111,7 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
             labels = {
                 "collective": collective,
                 "backend": me.backend,
-                # gloo's are rings; NCCL chooses by size unless it is told.
-                "algorithm": "ring" if gloo else os.environ.get("NCCL_ALGO", "auto"),
+                "algorithm": algorithm,
                 "link": me.link,
                 "link_bits_per_s": me.link_bits_per_s,
                 "ranks": me.world_size,
@@ -113,7 +139,8 @@ def _undisturbed(
     for _ in range(settings.tries):
         before, crossed = vitals.processor_times(), emulated.ask_mine() if me.rank == 0 else {}
         messages = settings.messages_per_sample
-        seconds = measure_size(me, collective, size, settings.budget, seed, messages)
+        how = (settings.budget, seed, messages, settings.algorithm)
+        seconds = measure_size(me, collective, size, *how)
         here = vitals.processor_usage(before, vitals.processor_times())
         late = emulated.late_share(crossed, emulated.ask_mine()) if crossed else 0.0
         used = vitals.Usage(*slowest([here.busy, here.stolen, late]).tolist())
@@ -139,11 +166,17 @@ def messages_at(size: int, messages_per_sample: int) -> int:
 
 
 def measure_size(
-    me: Rank, collective: str, size: int, budget: Budget, seed: int, messages_per_sample: int
+    me: Rank,
+    collective: str,
+    size: int,
+    budget: Budget,
+    seed: int,
+    messages_per_sample: int,
+    algorithm: str = LIBRARY,
 ) -> Floats:
     """Seconds of every sample, of the slowest rank; the values of the last one are checked."""
     count = messages_at(size, messages_per_sample)
-    checked = CheckedCollective(me, collective, size, seed, count)
+    checked = CheckedCollective(me, collective, size, seed, count, algorithm)
     synchronize = synchronizer(me.device)
 
     def together() -> None:
@@ -166,9 +199,18 @@ class CheckedCollective:
 
     mine : what this rank contributes, different on every rank; buffers : (count, n) where the results of
     ``count`` equal messages appear; expected : what must stand in each afterwards
+    algorithm : LIBRARY, or that of an all-reduce whose steps are sent one by one
     """
 
-    def __init__(self, me: Rank, collective: str, size: int, seed: int, count: int = 1) -> None:
+    def __init__(
+        self,
+        me: Rank,
+        collective: str,
+        size: int,
+        seed: int,
+        count: int = 1,
+        algorithm: str = LIBRARY,
+    ) -> None:
         self.collective = collective
         elements = size // _ELEMENT_BYTES
         share = _shares(seed, elements // me.world_size if collective == "all_gather" else elements)
@@ -185,13 +227,23 @@ class CheckedCollective:
         everything = (tensor.to(me.device) for tensor in (mine, start, expected))
         self.mine, self._start, self.expected = everything
         self.buffers = self.expected.new_empty((count, expected.numel()))
+        self._me = me
+        self._stepped: list[SteppedAllReduce] = []
+        if algorithm != LIBRARY:
+            schedule = Schedule.of(algorithm, me.world_size)
+            self._stepped = [SteppedAllReduce(schedule, me.rank, one) for one in self.buffers]
 
     def reset(self) -> None:
         """Put the buffers back to where they were before the collective."""
         self.buffers.copy_(self._start)
 
     def run(self) -> None:
-        """The collective itself: all messages posted, then waited for in order."""
+        """The collective itself: all messages posted, then waited for in order; of steps one by one."""
+        if self._stepped:
+            with carrying_messages(self._me):
+                for stepped in self._stepped:
+                    stepped()
+            return
         for work in [self._post(buffer) for buffer in self.buffers]:
             work.wait()
 

@@ -60,6 +60,7 @@ def measure(
     profile: str = "quick",
     device: str = "",
     networks: Sequence[str] = (),
+    algorithm: str = "",
     budget_s: float = math.inf,
     out: Path | None = None,
     dry_run: bool = False,
@@ -68,7 +69,7 @@ def measure(
     """Measure a suite, a campaign, or a part of a suite; returns the directory.
 
     what : name of a suite, file of a suite or a campaign, or one of PARTS of the suite ``profile``
-    device, networks : in place of the suite's own, as for `ddlkit.run.sessions.suites.points`
+    device, networks, algorithm : in place of the suite's own: see `ddlkit.run.sessions.suites.points`
     dry_run : only return what is missing, and about how long it will take
     how : ``pack`` and ``ignore_load`` of `run_session`
 
@@ -85,6 +86,8 @@ def measure(
     if device == "cuda" and not gpus:
         raise UserError("no GPU here: nvidia-smi lists none; use --suite cpu")
     described = {"name": str(found.file), "part": part, "device": device, "networks": networks}
+    if algorithm:
+        described["algorithm"] = algorithm
     source = Source(POINTS, described)
     out = out or _default_out(found, device)
     if dry_run:

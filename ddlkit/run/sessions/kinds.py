@@ -23,6 +23,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.link import KNOWN
 from ddlkit.core.plan import make_plan
+from ddlkit.core.schedule import ALGORITHMS
 from ddlkit.core.units import parse_bits_per_s
 from ddlkit.core.workload import LayerProfile
 from ddlkit.papers import networks as published
@@ -42,7 +43,7 @@ from ddlkit.run.measure import (
     sharing_training,
 )
 from ddlkit.run.measure import throughput as speed
-from ddlkit.run.measure.collectives import SIZES, CollectivesSettings, collectives_job
+from ddlkit.run.measure.collectives import LIBRARY, SIZES, CollectivesSettings, collectives_job
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
 from ddlkit.run.measure.layers import PRECISIONS, LayersSettings, layer_tables, layers_job
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
@@ -126,6 +127,7 @@ def _rate(value: Any) -> str:
 Batched = Annotated[Sequence[tuple[str, int]], Key(reader.network, many=True)]
 Precisions = Annotated[Sequence[str], Key(one_of(PRECISIONS), many=True)]
 Collectives = Annotated[Sequence[str], Key(one_of(KNOWN), many=True)]
+Algorithm = Annotated[str, Key(one_of((LIBRARY, *ALGORITHMS)))]
 Plans = Annotated[Sequence[str], Key(reader.plan, many=True)]
 Names = Annotated[Sequence[str], Key(str, many=True)]
 Counts = Annotated[Sequence[int], Key(count, many=True)]
@@ -378,6 +380,7 @@ def collectives(
     link: str = "",
     collectives: Collectives = KNOWN,
     sizes: Sizes = SIZES,
+    algorithm: Algorithm = LIBRARY,
 ) -> Iterator[Point]:
     """By one of _LINKS, or else as the devices are joined: by NCCL between GPUs, gloo between CPUs."""
     gpus, own = here.device == "cuda" and not link, _join(here.device)
@@ -385,11 +388,17 @@ def collectives(
     for ranks in _rank_counts(here.device) if not link else ():
         links[f"nccl-p{ranks}" if gpus else f"loopback-p{ranks}"] = (ranks, Loopback(), {})
     estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
-    settings = CollectivesSettings(collectives, sizes, budget)
+    settings = CollectivesSettings(collectives, sizes, budget, algorithm=algorithm)
     for name, (ranks, place, join) in links.items():
         how: dict[str, Any] = {"ranks": ranks, "place": place, "join": own | join}
         measure = _launched(collectives_job, settings, estimate_s, **how)
+        name = _by(algorithm, name)
         yield _on_gpus(ranks * gpus, Point("collectives", name, measure, estimate_s))
+
+
+def _by(algorithm: str, name: str) -> str:
+    """The name of a table, with the algorithm where it is not the library's own."""
+    return name if algorithm == LIBRARY else f"{name}-{algorithm.replace('_', '-')}"
 
 
 @kind("training")
@@ -442,11 +451,17 @@ def _send(ranks: int, rate: str, **how: Any) -> pd.DataFrame:
 
 @kind("collectives", lab=True)
 def collectives_in_lab(
-    here: Here, ranks: int, rate: Rate, collectives: Collectives, budget: Budget
+    here: Here,
+    ranks: int,
+    rate: Rate,
+    collectives: Collectives,
+    budget: Budget,
+    algorithm: Algorithm = LIBRARY,
 ) -> Iterator[Point]:
-    measure = partial(_send, ranks, rate, collectives=collectives, budget=budget)
+    how: dict[str, Any] = {"collectives": collectives, "budget": budget, "algorithm": algorithm}
+    measure = partial(_send, ranks, rate, **how)
     estimate_s = LAUNCH_S + len(collectives) * len(SIZES) * budget.max_s
-    yield Point("collectives", f"lab-p{ranks}-{rate}", measure, estimate_s)
+    yield Point("collectives", _by(algorithm, f"lab-p{ranks}-{rate}"), measure, estimate_s)
 
 
 @kind("tensors")

@@ -45,15 +45,23 @@ def points(
     part: str = "all",
     device: str = "",
     networks: Sequence[str] = (),
+    algorithm: str = "",
 ) -> PointList:
     """The points of the suite or campaign of that name, or in that file.
 
     part : what of a suite, "all" or what points belong to, as "layers"
     device : in place of the suite's own; networks : in place of its own, of layers only, as "resnet50:32"
+    algorithm : by which all_reduces are measured, of collectives only, and no other collective
 
     Raises UserError for a wrong file or network, and when a GPU is wanted and torch sees none.
     """
-    batches = [_batched(text, part) for text in networks]
+    instead: dict[str, Any] = {}
+    if networks:
+        instead["networks"] = [_batched(text, part) for text in networks]
+    if algorithm:
+        if part != "collectives":
+            raise UserError(f"an algorithm can be chosen for collectives only, not for {part}")
+        instead |= {"algorithm": algorithm, "collectives": ["all_reduce"]}
     suite = reader.read(name)
     if isinstance(suite, Campaign):
         return PointList(campaign_points(suite, out))
@@ -69,7 +77,7 @@ def points(
         found: dict[str, Point] = {}
         for position, described in enumerate(getattr(suite, key)):
             where = f"{suite.file}: {key}[{position}]"
-            for point in _made(described, where, here, part, batches):
+            for point in _made(described, where, here, part, instead):
                 found.setdefault(point.key, point)
         lists.append(list(found.values()))
     return PointList(*lists)
@@ -91,9 +99,12 @@ def _made(
     where: str,
     here: Here,
     part: str,
-    batches: Sequence[tuple[str, int]],
+    instead: Mapping[str, Any],
 ) -> Iterator[Point]:
-    """The points of one description; none if others are wanted, or if they need a lab and there is none."""
+    """The points of one description; none if others are wanted, or if they need a lab and there is none.
+
+    instead : arguments in place of those that the description says
+    """
     common = {key: value for key, value in described.items() if key in _COMMON}
     chosen = read_keys(common, _COMMON, where)
     what, needs_lab, keys, make = KINDS[chosen["measure"]]
@@ -106,8 +117,6 @@ def _made(
     if needs_lab and (reason := lab.available()):
         say(f"no lab, so no {chosen['measure'].replace('_', ' ')}: {reason}")
         return
-    if batches:
-        if arguments.get("ranks", 1) > 1:
-            return
-        arguments["networks"] = batches
-    yield from make(here, **arguments)
+    if "networks" in instead and arguments.get("ranks", 1) > 1:
+        return
+    yield from make(here, **{**arguments, **instead})
