@@ -1,4 +1,4 @@
-"""Laws of planning where a group is selected before it is sent: the optimum, its certificate, the planners."""
+"""Laws of planning where groups are selected before they are sent: optimum, certificate, planners."""
 
 from __future__ import annotations
 
@@ -109,6 +109,7 @@ def test_no_plan_is_faster_than_the_certificate(data: st.DataObject) -> None:
 def test_a_plan_takes_as_long_for_the_planner_as_for_the_iteration(data: st.DataObject) -> None:
     workload, cost = data.draw(workloads()), data.draw(costs())
     plan = data.draw(plans(workload.n))
+    assert cost.selecting
     selecting_s = group_selection_s(workload, plan, cost.density, cost.selecting)
     np.testing.assert_array_equal(selecting_s, cost.selection_s(plan.group_bytes(workload)))
     by_hand = Iteration(with_selection(workload, plan, selecting_s), plan, cost).prediction
@@ -131,7 +132,7 @@ def test_where_selecting_is_free_the_two_exact_planners_agree(
 
 
 def test_a_cost_that_does_not_know_what_selecting_takes_is_planned_as_before() -> None:
-    for workload, cost in instances(2, 20, most=20):
+    for _, cost in instances(2, 20, most=20):
         unknown = SparseGather(cost.gather, cost.density)
         assert not unknown.selects
         assert not unknown.selection_s([4.0, 400.0]).any()

@@ -1,19 +1,19 @@
 """The shortest iteration where a group takes compute time before its message: a choice between two clocks.
 
-To select the largest gradients of a group delays all that is computed after it; its message delays all that is
-sent after it. What a cut of the first tensors leaves behind is the pair
+To select the largest gradients of a group delays all that is computed after it; its message delays all that
+is sent after it. What a cut of the first tensors leaves behind is the pair
 
     (seconds selected so far, end of the last message)
 
 and of two cuts one is better for sure only if it is as good in both. So every prefix has a front of cuts that
-none is better than, and the best plan ends one of the last prefix. Read from the end, with what is selected and
-what is sent changing places, the problem is the same again, and a suffix has a front of
+none is better than, and the best plan ends one of the last prefix. Read from the end, with what is selected
+and what is sent changing places, the problem is the same again, and a suffix has a front of
 
     (seconds sent, end of the last message on a link that is free, if nothing was selected before).
 
 A prefix (a, b) and a suffix (p, q) make an iteration that ends at max(a + q, b + p). So fronts of suffixes
-bound from below what a cut of a prefix can lead to, and those of prefixes the cuts of suffixes; a plan that is
-known bounds from above. Fronts grow with the tensors, at worst exponentially. Where one is long, points that lie
+bound from below what a cut of a prefix can lead to, and those of prefixes the cuts of suffixes; a known plan
+bounds from above. Fronts grow with the tensors, at worst exponentially. Where one is long, points that lie
 close together become one: their corner, which none of them is below, for a bound from below; the most
 promising of them for a plan. Both are repeated with more points until the lower bound meets the plan.
 """
@@ -45,7 +45,7 @@ class Best(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Every group that there could be, (n, n) each: row its last tensor, column its first; above, nothing counts.
+    """Every group that there could be, (n, n): row its last tensor, column its first; above, nothing counts.
 
     ready_s : when its last gradient is ready if nothing was selected before
     selecting_s, sending_s : what it takes on the compute stream, and then on the link
@@ -171,7 +171,7 @@ def _least_of_each(values: Floats, begins: Ints) -> Ints:
 
 
 def _traced(first: Ints, came: Ints) -> tuple[int, ...]:
-    """Group ends on the way to the last state, by where each state's next group begins and which it came from."""
+    """Group ends on the way to the last state: ``first`` tensor after each, and which it came from."""
     state, ends = len(first) - 1, []
     while first[state]:
         ends.append(int(first[state]))

@@ -432,12 +432,11 @@ def of_planning(workload: Workload, cost: MessageCost, gamma_s: float | None = N
     slope = max(0.0, cost(whole) - cost(least)) / max(whole - least, 1.0)
     alpha_s = max(0.0, cost(least) - slope * least)
     beta_s = slope * whole / float(workload.parameters.sum())
-    known = isinstance(cost, SparseGather) and gamma_s is None and cost.selecting
-    if not known:
-        selection = Log(PUBLISHED_GAMMA_S if gamma_s is None else gamma_s)
-        return Instance.of_workload(workload, selection, alpha_s, beta_s)
-    instance = Instance.of_workload(workload, known, alpha_s, beta_s)
-    return replace(instance, density=cost.density)
+    if gamma_s is None and isinstance(cost, SparseGather) and cost.selecting:
+        instance = Instance.of_workload(workload, cost.selecting, alpha_s, beta_s)
+        return replace(instance, density=cost.density)
+    selection = Log(PUBLISHED_GAMMA_S if gamma_s is None else gamma_s)
+    return Instance.of_workload(workload, selection, alpha_s, beta_s)
 
 
 def plan_of(merged: Bools, name: str) -> FusionPlan:
