@@ -134,6 +134,10 @@ class MessageCost(Form):
     @abstractmethod
     def _seconds(self, sizes: Floats) -> Floats: ...
 
+    def collective_bytes(self, n_bytes: ArrayLike) -> Floats:
+        """Size of each of the collectives that a message of ``n_bytes`` (any shape) really is."""
+        return self.sent_bytes(n_bytes)
+
     @property
     def selects(self) -> bool:
         """Whether it takes compute time to make a message, so that what is computed next is delayed."""

@@ -75,7 +75,11 @@ class SparseGather(MessageCost):
             object.__setattr__(self, name, getattr(self.gather, name))
 
     def _seconds(self, sizes: Floats) -> Floats:
-        return np.asarray(2 * self.gather(self.sent_bytes(sizes) / 2))
+        return np.asarray(2 * self.gather(self.collective_bytes(sizes)))
+
+    def collective_bytes(self, n_bytes: ArrayLike) -> Floats:
+        """Whole output of either gather, for dense groups of ``n_bytes``."""
+        return self.sent_bytes(n_bytes) / 2
 
     @property
     def selects(self) -> bool:
