@@ -136,10 +136,12 @@ def _fronts(
     """
     n = len(rest) - 1
     useful = _useful(groups, known, rest[::-1], limit_s)
-    fronts, first, came = [START], np.zeros(1, np.int64), np.zeros(1, np.int64)
-    one, other = START
+    fronts, states = [START], 1
+    first, came = np.zeros((2, n * width + 1), np.int64)
+    one, other = np.zeros((2, n * width + 1))
+    other[0] = -np.inf
     for last in range(n):
-        among = np.flatnonzero(useful[last, first])
+        among = np.flatnonzero(useful[last, first[:states]])
         begun = first[among]
         now = one[among] + groups.selecting_s[last, begun]
         start_s = np.maximum(other[among], groups.ready_s[last, begun] + now)
@@ -152,10 +154,10 @@ def _fronts(
         lasts = kept[np.append(begins, len(kept))[1:] - 1]
         corners = Front(now[kept[begins]], then[lasts])
         fronts.append(corners if bound else Front(now[chosen], then[chosen]))
-        first = np.append(first, np.full(len(chosen), last + 1))
-        came = np.append(came, among[chosen])
-        one, other = np.append(one, fronts[-1].one), np.append(other, fronts[-1].other)
-    return fronts, _traced(first, came) if len(fronts[-1].one) else ()
+        new = slice(states, states + len(chosen))
+        first[new], came[new], (one[new], other[new]) = last + 1, among[chosen], fronts[-1]
+        states = new.stop
+    return fronts, _traced(first[:states], came) if len(fronts[-1].one) else ()
 
 
 def _least_of_each(values: Floats, begins: Ints) -> Ints:
@@ -181,9 +183,12 @@ def _traced(first: Ints, came: Ints) -> tuple[int, ...]:
 
 def _undominated(one: Floats, other: Floats) -> Ints:
     """Which points no other is as good as in both, by rising ``one``."""
-    ordered = np.lexsort((other, one))
-    lowest = np.minimum.accumulate(np.append(np.inf, other[ordered]))
-    return np.asarray(ordered[lowest[1:] < lowest[:-1]])
+    ordered = np.argsort(one)
+    lowest = np.minimum.accumulate(other[ordered])
+    falls = np.flatnonzero(np.diff(lowest, prepend=np.inf) < 0)
+    # Of points that are equal in one, the last that falls is the lowest.
+    rises = np.diff(one[ordered[falls]], append=np.inf) > 0
+    return np.asarray(ordered[falls[rises]])
 
 
 def _useful(
