@@ -22,29 +22,31 @@ from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
 from ddlkit.papers import omgs
 from ddlkit.papers.omgs import audit
-from ddlkit.papers.osf import cluster
+from ddlkit.papers.osf import cluster, update_s
 from ddlkit.report import source
 from ddlkit.report.claims import paper_table
 from ddlkit.store.readers import SELECTOR
 
 PEAK_FLOPS = cluster.PEAK_FLOPS
 RULES = ("single", "none", "omgs", "omgs:theorem", "omgs:code")
-FIG01_BACKWARD_S = (0.02, 0.02, 0.03, 0.03)
-FIG01_ELEMENTS = (6_000_000, 1_000_000, 4_000_000, 2_000_000)
-FIG01_DENSE_BYTES_PER_S = 4e8
+FIG01_BACKWARD_S = (0.015, 0.015, 0.015, 0.015)
+FIG01_ELEMENTS = (4_000_000, 4_000_000, 500_000, 500_000)
+FIG01_DENSE_BYTES_PER_S = 5e8
 
 
 def fig01() -> dict[str, Timeline]:
-    """Four algorithms on four layers, in ready order: costs of the published code, 4 workers.
+    """Dense and sparse algorithms on four layers, in ready order: 16 workers, costs of the published code.
 
-    Dense gradients travel at the wire speed of a link that is faster than the paper's, else the
-    first timeline would be ten times as long as the others.
+    Dense gradients take a ring over a link four times as fast as the paper's, else the first timeline
+    would be several times as long as the others.
     """
     sizes = ELEMENT_BYTES * np.array(FIG01_ELEMENTS)
-    workload = Workload.from_arrays(0.04, FIG01_BACKWARD_S, sizes)
-    dense = AlphaBeta(2.7e-3, 1.5 / FIG01_DENSE_BYTES_PER_S, workers=4)
-    cost = SparseGather(gathers()["4 workers"], audit.DENSITY, selecting=audit.SELECTIONS["log"])
-    specs = {"TopK-SGD": "single", "LAGS-SGD": "none", "MGS-SGD, merged best": "exact"}
+    workload = Workload.from_arrays(0.03, FIG01_BACKWARD_S, sizes)
+    gather = gathers()["16 workers"]
+    per_byte = float(update_s(1.0, audit.WORKERS, FIG01_DENSE_BYTES_PER_S))
+    dense = AlphaBeta(gather.alpha_s, per_byte, workers=audit.WORKERS)
+    cost = SparseGather(gather, audit.DENSITY, selecting=audit.SELECTIONS["log"])
+    specs = {"TopK-SGD": "single", "LAGS-SGD": "none", "OMGS-SGD": "omgs", "merged best": "exact"}
     plans = {name: make_plan(spec, workload, cost) for name, spec in specs.items()}
     return {
         "P-SGD": Iteration(workload, none(workload), dense).timeline(),
