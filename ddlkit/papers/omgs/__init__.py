@@ -479,7 +479,7 @@ def _omgs(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
     return plan_of(merged, f"omgs:{text}")
 
 
-@planner("mgs", label="MGS", look=("#7a4fa3", "h", "--", "..//"), examples=("mgs:8192",))
+@planner("mgs", label="MGS", look=("#7a4fa3", "<", "--", "..//"), examples=("mgs:8192",))
 def _mgs(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     """omgs V-D, MGS-SGD: ``mgs:THRESHOLD``, the elements from which a merged layer is sent."""
     if not (text.isdecimal() and int(text)):
