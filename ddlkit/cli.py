@@ -428,6 +428,14 @@ _INPUTS = (
         help="of gradients into and out of messages [0]",
     ),
     arg("--samples", type=Path, help="of real training: the profile's iterations, which scatter"),
+    arg("--density", type=float, help="share of gradients sent, with --selection: by all_gather"),
+    arg(
+        "--selection",
+        type=Path,
+        nargs="+",
+        metavar="TABLE",
+        help="recorded times to select that share, or a selection cost (JSON)",
+    ),
     JSON,
 )
 
@@ -449,6 +457,7 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
     profile = _profile(arguments, assumed)
     workload = profile.workload().scaled(arguments.dilation).accumulated(arguments.accumulate)
     communication, measured = (_given if arguments.cost else _calibrated)(arguments)
+    communication = _sparse(arguments, communication, workload)
     if plans.is_file(spec):
         plan = plans.read_plan(Path(spec))
     else:
@@ -463,7 +472,8 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
     )
     if assumed:
         print(f"ddlkit: {arguments.profile}: assumed {', '.join(assumed)}", file=sys.stderr)
-    cost, n_bytes = communication.cost, found.iteration.group_bytes
+    cost = communication.cost
+    n_bytes = cost.collective_bytes(found.iteration.group_bytes)
     doubtful = list(doubts(profile.device, cost, measured, n_bytes))
     for line in doubtful:
         print(f"ddlkit: warning: {line}", file=sys.stderr)
@@ -490,6 +500,20 @@ def _profile(arguments: argparse.Namespace, assumed: list[str]) -> Any:
     )
     element_bytes = _element_bytes(arguments)
     return profile if element_bytes is None else profile.sent_as(element_bytes)
+
+
+def _sparse(arguments: argparse.Namespace, dense: Any, workload: Any) -> Any:
+    """The same communication for messages of which a share is selected and gathered, where asked."""
+    from ddlkit.core.sparse import ELEMENT_BYTES
+    from ddlkit.store.readers import read_selection
+
+    if (arguments.density is None) != (arguments.selection is None):
+        raise UserError("give --density and --selection TABLE together")
+    if arguments.density is None:
+        return dense
+    if (workload.bytes != ELEMENT_BYTES * workload.parameters).any():
+        raise UserError("--density: needs a profile whose gradients have 4 bytes a parameter")
+    return dense.sparse(arguments.density, read_selection(arguments.selection, arguments.density))
 
 
 def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
@@ -527,7 +551,7 @@ def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
 
     how = {"ranks": arguments.ranks, "link": arguments.link}
     tables = [read_collectives(path, **how) for path in arguments.collectives]
-    wanted = {"collective": "all_reduce", **how}
+    wanted = {"collective": "all_gather" if arguments.density else "all_reduce", **how}
     rows = pd.concat(tables, ignore_index=True)
     rows, chosen = choose(rows, tuple(wanted), wanted, Path("--collectives"))
     link, ranks = str(chosen["link"]), int(chosen["ranks"])
@@ -550,6 +574,9 @@ def predict(arguments: argparse.Namespace) -> None:
         "messages": len(found.iteration.plan.ends),
         "workers": found.iteration.cost.workers,
     }
+    if arguments.density:
+        sizes = found.iteration.group_bytes
+        result["selection_s"] = float(found.iteration.cost.selection_s(sizes).sum())
     _show({**result, "warnings": doubtful} if arguments.json else result, arguments.json)
 
 

@@ -135,6 +135,19 @@ class MessageCost(Form):
     @abstractmethod
     def _seconds(self, sizes: Floats) -> Floats: ...
 
+    def collective_bytes(self, n_bytes: ArrayLike) -> Floats:
+        """Size of each of the collectives that a message of ``n_bytes`` (any shape) really is."""
+        return self.sent_bytes(n_bytes)
+
+    @property
+    def selects(self) -> bool:
+        """Whether it takes compute time to make a message, so that what is computed next is delayed."""
+        return False
+
+    def selection_s(self, n_bytes: ArrayLike) -> Floats:
+        """Seconds of the compute stream to make messages of ``n_bytes`` (any shape): none."""
+        return np.zeros(np.shape(n_bytes))
+
     def sent_bytes(self, n_bytes: ArrayLike) -> Floats:
         """Size of the collectives that a message of ``n_bytes`` (any shape) really is, together."""
         return np.asarray(n_bytes, dtype=float)

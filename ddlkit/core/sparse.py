@@ -21,9 +21,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ddlkit.core.cost import Form, MessageCost, Table, cost_from_dict
+from ddlkit.core.cost import UNDESCRIBED, Form, MessageCost, Table, cost_from_dict
 from ddlkit.core.errors import UserError
+from ddlkit.core.iteration import PLAIN, Iteration
+from ddlkit.core.link import Link
 from ddlkit.core.plan import FusionPlan
+from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import Floats, Workload
 
 ELEMENT_BYTES = 4  # of a gradient's value (fp32), and of an index (int32)
@@ -37,6 +40,11 @@ def selected(elements: int, density: float) -> int:
     return max(1, round(density * elements))
 
 
+def elements_of(n_bytes: ArrayLike) -> Floats:
+    """float32 elements of gradients of ``n_bytes`` (any shape), rounded up."""
+    return np.asarray(np.ceil(np.asarray(n_bytes, dtype=float) / ELEMENT_BYTES))
+
+
 def group_elements(workload: Workload, plan: FusionPlan) -> list[int]:
     """float32 elements of each group: its bytes, rounded up."""
     return [-(-n_bytes // ELEMENT_BYTES) for n_bytes in plan.group_bytes(workload).tolist()]
@@ -47,12 +55,14 @@ class SparseGather(MessageCost):
     """What exchanging the largest of a dense group costs: one all-gather of values, one of indices.
 
     gather : the cost of an all-gather by its whole output, P k elements of 4 bytes
+    selecting : what it takes to select them before, None: not known; no part of the JSON description
     """
 
     form: ClassVar[str] = "sparse_gather"
     gather: MessageCost
     density: float
     collective: str = field(default="all_gather", kw_only=True)
+    selecting: Selecting | None = field(default=None, kw_only=True, metadata=UNDESCRIBED)
 
     def __post_init__(self) -> None:
         if isinstance(self.gather, dict):  # of a JSON description
@@ -65,12 +75,26 @@ class SparseGather(MessageCost):
             object.__setattr__(self, name, getattr(self.gather, name))
 
     def _seconds(self, sizes: Floats) -> Floats:
-        return np.asarray(2 * self.gather(self.sent_bytes(sizes) / 2))
+        return np.asarray(2 * self.gather(self.collective_bytes(sizes)))
+
+    def collective_bytes(self, n_bytes: ArrayLike) -> Floats:
+        """Whole output of either gather, for dense groups of ``n_bytes``."""
+        return self.sent_bytes(n_bytes) / 2
+
+    @property
+    def selects(self) -> bool:
+        """Whether it is known what selecting takes."""
+        return self.selecting is not None
+
+    def selection_s(self, n_bytes: ArrayLike) -> Floats:
+        """Seconds to select from dense groups of ``n_bytes`` (any shape); none where that is not known."""
+        if self.selecting is None:
+            return super().selection_s(n_bytes)
+        return np.asarray(self.selecting(elements_of(n_bytes), self.density), dtype=float)
 
     def sent_bytes(self, n_bytes: ArrayLike) -> Floats:
         """Whole outputs of both gathers, for dense groups of ``n_bytes``."""
-        sizes = np.asarray(n_bytes, dtype=float)
-        kept = np.maximum(1.0, np.rint(self.density * np.ceil(sizes / ELEMENT_BYTES)))
+        kept = np.maximum(1.0, np.rint(self.density * elements_of(n_bytes)))
         return 2 * ELEMENT_BYTES * (self.workers or 1) * kept
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,6 +154,36 @@ def with_selection(workload: Workload, plan: FusionPlan, selection_s: Floats) ->
     backward_s = workload.backward_s.copy()
     backward_s[np.array(plan.ends) - 1] += selection_s
     return replace(workload, backward_s=backward_s)
+
+
+def sparse_iteration(
+    workload: Workload, plan: FusionPlan, cost: MessageCost, link: Link = PLAIN
+) -> Iteration:
+    """The iteration under a plan at a cost that knows what selecting takes, the selections among its compute.
+
+    >>> from ddlkit.core.cost import AlphaBeta
+    >>> gather = AlphaBeta(0.5, 0.0, collective="all_gather", workers=2)
+    >>> toy = Workload.from_arrays(1.0, [1.0, 1.0], [4_000_000, 4_000_000])
+    >>> cost = SparseGather(gather, 0.001, selecting=Scan(0.25, 0.0))
+    >>> sparse_iteration(toy, FusionPlan("none", (1, 2)), cost).prediction.iteration_s
+    4.5
+    """
+    selecting_s = cost.selection_s(plan.group_bytes(workload))
+    return Iteration(with_selection(workload, plan, selecting_s), plan, cost, link)
+
+
+def sparse_timeline(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Timeline:
+    """The spans of a `sparse_iteration`, each group's selection as a span of its own."""
+    iteration = sparse_iteration(workload, plan, cost)
+    spans = iteration.timeline().to_frame()
+    took_s = np.zeros(len(spans))
+    of_last = np.flatnonzero(spans["kind"] == "backward")[np.array(plan.ends) - 1]
+    took_s[of_last] = cost.selection_s(iteration.group_bytes)
+    begins_s = np.maximum(spans["end_s"] - took_s, spans["start_s"])
+    selections = spans.iloc[of_last].assign(start_s=begins_s.iloc[of_last], kind="sparsify")
+    selections["task"] = [f"select {group}" for group in selections["group"]]
+    rows = [*spans.assign(end_s=np.where(took_s > 0, begins_s, spans["end_s"])).to_dict("records")]
+    return Timeline.from_rows(rows + selections.to_dict("records"))
 
 
 # -- what selecting costs ----------------------------------------------------------------------

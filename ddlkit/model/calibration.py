@@ -16,7 +16,7 @@ from ddlkit.core.fit import Fit, fit
 from ddlkit.core.iteration import PLAIN
 from ddlkit.core.link import Link, burst_s, wire_s_per_byte
 from ddlkit.core.schedule import STEPS
-from ddlkit.core.sparse import SparseGather
+from ddlkit.core.sparse import Selecting, SparseGather
 from ddlkit.model.noise import Noise
 
 UNFITTED = "alpha_beta:wire"
@@ -41,13 +41,20 @@ class Communication:
     noise: Noise | None = None
     others: Mapping[str, MessageCost] = field(default_factory=dict)
 
-    def sparse(self, density: float) -> Communication:
-        """The same for groups of which only the largest elements are gathered; as it is at density 1."""
-        if density == 1.0:
+    def sparse(self, density: float, selecting: Selecting | None = None) -> Communication:
+        """The same for groups of which only the largest elements are gathered; as it is at density 1.
+
+        selecting : what it takes to select them, if the forecast shall add that to what is computed
+        """
+        if density == 1.0 and selecting is None:
             return self
-        draws = [SparseGather(draw, density) for draw in self.draws]
-        others = {form: SparseGather(other, density) for form, other in self.others.items()}
-        return replace(self, cost=SparseGather(self.cost, density), draws=draws, others=others)
+
+        def gathered(dense: MessageCost) -> SparseGather:
+            return SparseGather(dense, density, selecting=selecting)
+
+        draws = [gathered(draw) for draw in self.draws]
+        others = {form: gathered(other) for form, other in self.others.items()}
+        return replace(self, cost=gathered(self.cost), draws=draws, others=others)
 
 
 @dataclass(frozen=True)

@@ -52,12 +52,16 @@ def forecast(
 
     The interval holds three kinds of noise, all of the calibration: how sure the cost is, how single
     messages scatter about it, and how it drifts from session to session; and, where it is known, a
-    fourth, of the profile: how compute scatters from iteration to iteration.
+    fourth, of the profile: how compute scatters from iteration to iteration. Where the cost knows what
+    selecting a message takes, that is computed, too.
 
     copy_s_per_byte : of gradients into and out of messages; counts as exposed communication
     compute_scatter : iterations of one worker alone over their median
     """
     cost, draws = communication.cost, communication.draws
+    if cost.selects:
+        selecting_s = cost.selection_s(plan.group_bytes(workload))
+        workload = with_selection(workload, plan, selecting_s)
     iteration = Iteration(workload, plan, cost, communication.link, copy_s_per_byte)
     if not draws:
         return Forecast(iteration, None)

@@ -51,7 +51,7 @@ def doubts(device: str, cost: MessageCost, measured: Measured, n_bytes: ArrayLik
 
     device : of the profile, "cpu" or a GPU's name; n_bytes : (G,) sizes of the messages that are predicted
     """
-    if cost.collective != "all_reduce":
+    if cost.collective != "all_reduce" and not cost.selects:
         yield f"the cost is of {cost.collective}, gradients are sent by all_reduce: fit one of that"
     computed = "" if device in ("", "unknown") else "processors" if device == "cpu" else "GPUs"
     if computed and measured.between not in (None, computed):

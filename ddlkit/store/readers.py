@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddlkit.core.cost import from_dict
 from ddlkit.core.errors import UserError
-from ddlkit.core.sparse import SelectionTimes
+from ddlkit.core.sparse import SELECTION_FORMS, Selecting, SelectionTimes
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile
@@ -167,8 +170,28 @@ def read_selection_times(path: Path, density: float | None = None) -> SelectionT
 
     Raises UserError for a damaged table, and where that density, or a single one, was not measured.
     """
-    rows = load_table(path, "selection")
-    rows = rows[rows["operation"] == SELECTOR]
+    return _selection_times([path], density)
+
+
+def read_selection(paths: Sequence[Path], density: float) -> Selecting:
+    """What selecting takes: recorded tables' times at that density, or the cost that a JSON file describes.
+
+    Raises UserError for a damaged file, and where that density was not measured.
+    """
+    if [path.suffix for path in paths] != [".json"]:
+        return _selection_times(paths, density)
+    try:
+        return from_dict(json.loads(files.read_text(paths[0])), SELECTION_FORMS)
+    except ValueError as error:
+        raise UserError(f"{paths[0]}: is not JSON ({error})") from error
+
+
+def _selection_times(paths: Sequence[Path], density: float | None) -> SelectionTimes:
+    import pandas as pd
+
+    path = paths[0]
+    rows = pd.concat([load_table(one, "selection") for one in paths], ignore_index=True)
+    rows = rows[(rows["operation"] == SELECTOR) & (rows["distribution"] == "normal")]
     known = rows["density"].unique().tolist()
     wanted = known if density is None else [density]
     if len(wanted) != 1 or wanted[0] not in known:

@@ -2,7 +2,10 @@
 
 Here are Eqs 1-11, timelines of SGD, TopK-SGD and LAGS-SGD and what selecting and sending cost; Eqs 12-25,
 what merging a layer changes and the rule of Theorem 1; Algorithm 1 (which layers to merge, also the planner
-``omgs``) and Algorithm 2 (what is sent when). MGS-SGD, which they are compared with, merges by size alone.
+``omgs``) and Algorithm 2 (what is sent when). MGS-SGD, which they are compared with, merges by size alone
+(planner ``mgs``); LAGS-SGD is the planner ``none``, TopK-SGD ``single``; ``exact`` is the optimum of all.
+
+    audit       every planner against the optimum, over random instances and networks
 
 Layers are numbered 1 to L as in the paper; arrays hold them in that (forward) order, layer l at index
 l - 1. Where the paper prints something that cannot be meant, ``literal=True`` gives what it prints.
@@ -20,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan, needed_cost, planner
-from ddlkit.core.sparse import DensityLog, Log, SelectionCost
+from ddlkit.core.sparse import DensityLog, Log, Selecting, SparseGather
 from ddlkit.core.units import parse_seconds
 from ddlkit.core.workload import Workload
 from ddlkit.papers import Paper
@@ -143,7 +146,7 @@ class Instance:
 
     backward_s: Floats
     elements: Floats
-    selection: SelectionCost
+    selection: Selecting
     alpha_s: float
     beta_s: float
     forward_s: float = 0.0
@@ -164,7 +167,7 @@ class Instance:
 
     @classmethod
     def of_workload(
-        cls, workload: Workload, selection: SelectionCost, alpha_s: float, beta_s: float
+        cls, workload: Workload, selection: Selecting, alpha_s: float, beta_s: float
     ) -> Instance:
         """A workload's tensors as layers; ``beta_s`` per element.
 
@@ -195,7 +198,7 @@ class Instance:
 
 
 def selection_penalty_s(
-    selection: SelectionCost, one: ArrayLike, other: ArrayLike, density: float = 1.0
+    selection: Selecting, one: ArrayLike, other: ArrayLike, density: float = 1.0
 ) -> Floats:
     """omgs Eq 12 (with Eq 10, Eq 20): how much longer one selection from both takes than two.
 
@@ -418,39 +421,72 @@ def _compute_start(
     return begun, computed, selecting
 
 
-def merged_plan(
-    workload: Workload, cost: MessageCost, gamma_s: float = PUBLISHED_GAMMA_S, name: str = "omgs"
-) -> FusionPlan:
-    """omgs Algorithm 1 as a fusion plan: each merged tensor travels with the one before it in the network.
+def of_planning(workload: Workload, cost: MessageCost, gamma_s: float | None = None) -> Instance:
+    """The instance that Algorithm 1 plans: its costs are those of Eqs 10 and 11, whatever ``cost`` is.
 
-    Selecting from d elements is taken to cost ``gamma_s`` d log2 d, and a message what the line through
-    ``cost`` of the smallest gradient and of all gradients together says (alpha and beta of Eq 11).
+    A message costs what the line through ``cost`` of the smallest gradient and of all gradients together
+    says (alpha and beta of Eq 11), a selection what ``cost`` knows of it; where that is nothing, or where
+    ``gamma_s`` is given, gamma d log2 d, by default with the published gamma.
+    """
+    least, whole = float(workload.bytes.min()), float(workload.bytes.sum())
+    slope = max(0.0, cost(whole) - cost(least)) / max(whole - least, 1.0)
+    alpha_s = max(0.0, cost(least) - slope * least)
+    beta_s = slope * whole / float(workload.parameters.sum())
+    if gamma_s is None and isinstance(cost, SparseGather) and cost.selecting:
+        instance = Instance.of_workload(workload, cost.selecting, alpha_s, beta_s)
+        return replace(instance, density=cost.density)
+    selection = Log(PUBLISHED_GAMMA_S if gamma_s is None else gamma_s)
+    return Instance.of_workload(workload, selection, alpha_s, beta_s)
+
+
+def plan_of(merged: Bools, name: str) -> FusionPlan:
+    """The fusion plan of (L,) merged layers: each travels with the one before it in the network."""
+    return FusionPlan(name, tuple((np.flatnonzero(~merged[::-1]) + 1).tolist()))
+
+
+def merged_plan(
+    workload: Workload, cost: MessageCost, gamma_s: float | None = None, name: str = "omgs"
+) -> FusionPlan:
+    """omgs Algorithm 1 as a fusion plan, of the instance that `of_planning` makes.
 
     >>> from ddlkit.core.cost import AlphaBeta
     >>> workload = Workload.from_arrays(0.01, [0.001] * 4, [400_000] * 4)
     >>> [merged_plan(workload, AlphaBeta(alpha_s, 1e-10)).ends for alpha_s in (0.0, 1.0)]
     [(1, 2, 3, 4), (4,)]
     """
-    least, whole = float(workload.bytes.min()), float(workload.bytes.sum())
-    slope = max(0.0, cost(whole) - cost(least)) / max(whole - least, 1.0)
-    alpha_s = max(0.0, cost(least) - slope * least)
-    beta_s = slope * whole / float(workload.parameters.sum())
-    instance = Instance.of_workload(workload, Log(gamma_s), alpha_s, beta_s)
-    sends = ~find_merged_layers(instance)[::-1]
-    return FusionPlan(name, tuple((np.flatnonzero(sends) + 1).tolist()))
+    return plan_of(find_merged_layers(of_planning(workload, cost, gamma_s)), name)
 
 
 @planner(
     "omgs",
     label="OMGS",
     look=("#00664b", "p", "-.", "///..."),
-    examples=("omgs", "omgs:0.22ns"),
+    examples=("omgs", "omgs:code", "omgs:theorem", "omgs:0.22ns"),
 )
 def _omgs(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """``omgs:GAMMA``, a time per element; without it the published gamma."""
-    gamma_s = parse_seconds(text) if text else PUBLISHED_GAMMA_S
-    name = f"omgs:{text}" if text else "omgs"
-    return merged_plan(workload, needed_cost(cost, "omgs"), gamma_s, name)
+    """Algorithm 1; ``omgs:code`` by the rule of the published code, ``omgs:theorem`` by Eq 25 alone.
+
+    ``omgs:GAMMA`` takes a time per element in place of what the cost knows of selecting.
+    """
+    known = needed_cost(cost, "omgs")
+    if text == "code":
+        merged = find_merged_layers(of_planning(workload, known), by_code=True)
+    elif text == "theorem":
+        merged = merge_by_theorem(of_planning(workload, known))
+    else:
+        gamma_s = parse_seconds(text) if text else None
+        return merged_plan(workload, known, gamma_s, f"omgs:{text}" if text else "omgs")
+    return plan_of(merged, f"omgs:{text}")
+
+
+@planner("mgs", label="MGS", look=("#7a4fa3", "<", "--", "..//"), examples=("mgs:8192",))
+def _mgs(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    """omgs V-D, MGS-SGD: ``mgs:THRESHOLD``, the elements from which a merged layer is sent."""
+    if not (text.isdecimal() and int(text)):
+        raise UserError(f"plan 'mgs:{text}': write mgs:8192, elements from which a group is sent")
+    sizes = np.cumsum(merge_up_to(workload.parameters.tolist(), int(text)))
+    ends = np.searchsorted(np.cumsum(workload.parameters), sizes) + 1
+    return FusionPlan(f"mgs:{text}", tuple(ends.tolist()))
 
 
 def messages(

@@ -1,0 +1,125 @@
+"""``ddlkit plan`` and ``predict`` of sparsified messages: density, selection, planners, and mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from ddlkit import cli
+from ddlkit.store import RECORDED
+
+GATHER = {"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9, "workers": 4}
+SELECTION = {"form": "log", "gamma_s": 2.2e-10}
+PLANS = ("none", "single", "mgs:8192", "omgs", "omgs:code", "omgs:theorem", "exact", "buffer:2MB")
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> list[str]:
+    """A profile of five tensors, an all-gather and a selection cost, as arguments."""
+    rows = range(5)
+    frame = pd.DataFrame(
+        {
+            "network": "mine",
+            "device": "cpu",
+            "batch": 8,
+            "tensor": [f"t{i}" for i in rows],
+            "layer": [f"l{i}" for i in rows],
+            "parameters": [250_000 * (i + 1) for i in rows],
+            "gradient_bytes": [1_000_000 * (i + 1) for i in rows],
+            "forward_s": 0.01,
+            "backward_s": 0.02,
+            "flops": 1e9,
+        }
+    )
+    frame.to_csv(tmp_path / "profile.csv", index=False)
+    written = {"gather.json": {**GATHER, "collective": "all_gather"}, "selection.json": SELECTION}
+    for name, described in written.items():
+        (tmp_path / name).write_text(json.dumps(described))
+    return ["--profile", f"{tmp_path}/profile.csv", "--cost", f"{tmp_path}/gather.json", "--json"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
+    capsys.readouterr()
+    assert cli.main([str(a) for a in arguments]) == 0
+    found: dict = json.loads(capsys.readouterr().out)
+    return found
+
+
+def sparse(tmp_path: Path, density: float = 0.001) -> list[str]:
+    return ["--density", str(density), "--selection", f"{tmp_path}/selection.json"]
+
+
+def test_every_planner_can_be_asked_for_and_none_beats_exact(
+    inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = {}
+    for planner in PLANS:
+        found = run(capsys, "plan", *inputs, *sparse(tmp_path), "--planner", planner)
+        assert found["planner"] == planner
+        assert found["warnings"] == []
+        taken[planner] = found["iteration_s"]
+        predicted = run(capsys, "predict", *inputs, *sparse(tmp_path), "--plan", planner)
+        assert predicted["iteration_s"] == found["iteration_s"]
+    assert min(taken.values()) == taken["exact"]
+
+
+def test_selection_is_computed_and_values_and_indices_are_gathered(
+    inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run(capsys, "predict", *inputs, *sparse(tmp_path), "--plan", "single")
+    assert found["selection_s"] == pytest.approx(2.2e-10 * 3.75e6 * 21.838, rel=1e-4)
+    assert found["compute_s"] == pytest.approx(0.15 + found["selection_s"])
+    gathered = 4 * 4 * 3750  # bytes of 4 workers' values, or of their indices
+    assert found["communication_s"] == pytest.approx(2 * (1e-3 + 8e-9 * gathered))
+    dense = run(capsys, "predict", *inputs, "--plan", "single")
+    assert "selection_s" not in dense
+
+
+def test_recorded_tables_of_selection_can_be_given(
+    inputs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = sorted((RECORDED / "cpu-2x-amd-epyc-suite").glob("selection-d*.csv.gz"))
+    found = run(capsys, "plan", *inputs, "--density", 0.001, "--selection", *tables)
+    assert found["iteration_s"] > 0.15
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--density", "0.001"], "give --density and --selection TABLE together"),
+        (["--selection", "selection.json"], "give --density and --selection TABLE together"),
+        (["--density", "0", "--selection", "selection.json"], "density 0.0 is not above 0"),
+        (["--density", "1.5", "--selection", "selection.json"], "density 1.5 is not above 0"),
+        (["--density", "nan", "--selection", "selection.json"], "density nan is not above 0"),
+        (["--density", "0.1", "--selection", "gather.json"], "unknown cost form 'alpha_beta'"),
+        (["--density", "0.1", "--selection", "profile.csv"], "profile.csv"),
+        (["--density", "0.1", "--selection", "no.json"], "no.json"),
+        (
+            ["--density", "0.1", "--selection", "selection.json", "--gradient-bytes", "2"],
+            "4 bytes a parameter",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(
+    inputs: list[str],
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = [str(tmp_path / one) if "." in one and one[0].isalpha() else one for one in arguments]
+    assert cli.main(["plan", *inputs, *given]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_cost_of_an_all_reduce_cannot_gather(
+    inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gather.json").write_text(json.dumps(GATHER))
+    assert cli.main(["plan", *inputs, *sparse(tmp_path)]) == 2
+    assert "needs the cost of an all_gather" in capsys.readouterr().err
