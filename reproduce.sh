@@ -222,7 +222,8 @@ main() {
   keep_bytecode
   set_up "$base"
   if [[ $command == test ]]; then
-    stage 04-test python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone"
+    # Three at a time on two cores: a third of a worker's time is waiting, for sleeps and for others.
+    stage 04-test python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not alone"
     stage 05-alone measuring_tests
   else
     if [[ -n $recorded ]]; then

@@ -83,11 +83,11 @@ def communication_start_s(selection_end_s: ArrayLike, communication_s: ArrayLike
 
     Symbols: tau_s + t_s = selection_end_s, t_c = communication_s, both (L,).
     """
-    selected, sent = np.asarray(selection_end_s, float), np.asarray(communication_s, float)
+    selected, sent = (np.asarray(s, float).tolist() for s in (selection_end_s, communication_s))
     start = selected.copy()
     for i in range(len(start) - 2, -1, -1):
         start[i] = max(selected[i], start[i + 1] + sent[i + 1])
-    return start
+    return np.array(start)
 
 
 def exposed_s(
@@ -412,13 +412,13 @@ def _compute_start(
 ) -> tuple[Floats, Floats, Floats]:
     """CalculateCompStart, lines 27-36: (tau_b, tau_s, t_s); layer L begins at ``start_s``."""
     selecting = _select(instance, size, repairs)
-    begun, computed = np.empty_like(backward), np.empty_like(backward)
-    begun[-1] = start_s
-    computed[-1] = start_s + backward[-1 if "index" in repairs else 0]
-    for i in range(len(backward) - 2, -1, -1):
-        begun[i] = computed[i + 1] + selecting[i + 1]
-        computed[i] = begun[i] + backward[i]
-    return begun, computed, selecting
+    taken, chosen = backward.tolist(), selecting.tolist()  # an array is slow element by element
+    begun = [start_s] * len(taken)
+    computed = [start_s + taken[-1 if "index" in repairs else 0]] * len(taken)
+    for i in range(len(taken) - 2, -1, -1):
+        begun[i] = computed[i + 1] + chosen[i + 1]
+        computed[i] = begun[i] + taken[i]
+    return np.array(begun), np.array(computed), selecting
 
 
 def of_planning(workload: Workload, cost: MessageCost, gamma_s: float | None = None) -> Instance:

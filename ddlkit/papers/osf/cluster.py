@@ -140,23 +140,28 @@ def _reference(network: str) -> str:
     return "VGG16" if network.startswith("VGG") else "ResNet101"
 
 
+@lru_cache(maxsize=1024)
 def fused(
     network: str, compute_s: float, capacity: float, timeout_s: float, unit: str
 ) -> tuple[Workload, FusionPlan, Floats]:
     """A workload, the plan of a buffer with timeout, and how long each message waits in vain.
 
     ``capacity`` 0 is no fusion. A message waits the timeout if the next tensor was too late for it;
-    the last one, and one that is full, leave at once (osf Eqs 12-14 as repaired).
+    the last one, and one that is full, leave at once (osf Eqs 12-14 as repaired). None of it depends on the
+    overhead, so that settings which differ in it alone share one; the waits are read-only.
     """
     work = workload(network, compute_s, unit)
     if not capacity:
-        return work, none(work), np.zeros(work.n)
+        unwaited = np.zeros(work.n)
+        unwaited.setflags(write=False)
+        return work, none(work), unwaited
     plan = buffer(work, int(capacity), timeout_s=timeout_s)
     waited = np.zeros(len(plan.ends))
     sizes = plan.group_bytes(work)
     for group, end in enumerate(plan.ends[:-1]):
         if sizes[group] + work.bytes[end] <= capacity and work.backward_s[end] >= timeout_s:
             waited[group] = timeout_s
+    waited.setflags(write=False)
     return work, plan, waited
 
 

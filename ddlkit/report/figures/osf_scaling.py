@@ -90,8 +90,9 @@ class Lab:
     calibration: Calibration
 
     @classmethod
+    @lru_cache(maxsize=4)  # fitting its costs takes longer than whatever asks for it
     def load(cls, campaign: str = "campaign-osf") -> Lab:
-        """The recorded campaign. Raises UserError where there is none."""
+        """The recorded campaign, read once. Raises UserError where there is none."""
         found = open_campaign(name=campaign)
         own = found.alone
         calibration = Calibration.of(own.table("collectives"), also=(EQ7,))
