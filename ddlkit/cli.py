@@ -619,7 +619,11 @@ def plan(arguments: argparse.Namespace) -> None:
         metavar="RANK:FACTOR",
         help="a rank computes so many times as long; may be repeated",
     ),
-    arg("--strategy", default="Caffe-MPI", help="whose edges: Caffe-MPI, CNTK, MXNet, TensorFlow"),
+    arg(
+        "--strategy",
+        default="Caffe-MPI",
+        help="or CNTK, MXNet, TensorFlow: whose edges [Caffe-MPI]",
+    ),
     arg("--gpus-per-machine", type=int, default=1, help="that share a disk [1]"),
     arg("--io-s", type=float, default=0.0, help="to read one GPU's batch [0]"),
     arg("--decode-s", type=float, default=0.0, help="to decode it, where the strategy does [0]"),

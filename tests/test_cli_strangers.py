@@ -192,7 +192,7 @@ def test_an_interrupt_that_is_dropped_comes_again_and_lets_clean_up(
 def test_help_tells_what_is_done_where_nothing_is_said(name: str) -> None:
     for names, options in cli.COMMANDS[name].arguments:
         default = options.get("default")
-        if default not in (None, ""):
+        if default not in (None, "", []):
             shown = f"{default:g}" if isinstance(default, (int, float)) else default
             assert f"[{shown}]" in options["help"], f"{name} {names[0]}: {options['help']}"
 

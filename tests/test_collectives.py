@@ -88,6 +88,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
         CollectivesSettings(**wrong)
 
 
+@pytest.mark.alone
 def test_two_real_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     budget = Budget(warmup=1, min_repeats=5, max_repeats=20, max_s=0.2)
     sizes = [1000, 65536, 4 << 20]

@@ -45,7 +45,8 @@ def dense(repeats: int = 1) -> tuple[np.ndarray, np.ndarray]:
     return sizes, (1e-5 + 1e-9 * sizes + 3e-4 * (sizes > 1e6)) * np.exp(noise)
 
 
-SLOW = {"auto": 4, "piecewise:joined": 2, "piecewise": 2, "segments:joined": 2, "segments:jump": 2}
+SEGMENTS = ("segments", "segments:joined", "segments:jump")
+SLOW = {"auto": 4, "curve": 2, "piecewise": 2, "piecewise:joined": 2} | dict.fromkeys(SEGMENTS, 2)
 """Of these forms every second size, or every fourth, is left out and fitted without."""
 
 

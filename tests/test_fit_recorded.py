@@ -40,7 +40,7 @@ def test_recorded_calibrations_are_fitted_as_when_they_were_judged(table: str) -
         if name != table:
             continue
         at = np.geomspace(rows["bytes"].min(), rows["bytes"].max(), 7)[[0, 3, 6]]
-        wanted = KEPT[(KEPT["table"] == name) & (KEPT[KEYS] == key).all(axis=1)]
+        wanted = KEPT[(KEPT["table"] == name) & (KEPT[KEYS] == list(key)).all(axis=1)]
         assert len(wanted) == 4
         for numbers in wanted.itertuples(index=False):
             found = fit(numbers.form, rows["bytes"], rows["seconds"], draws=20)
