@@ -601,6 +601,10 @@ def plan(arguments: argparse.Namespace) -> None:
 # ---------------------------------------------------------------- what-if
 
 
+_NOT_IN_THE_GRAPH = {"accumulate": 1, "copy_s_per_byte": 0.0, "in_flight": 1, "density": None}
+"""Inputs of a forecast that training's graph does not know, and what they are where nothing is said."""
+
+
 @command(
     "change tasks of training's graph (dag Fig 1), and see what limits afterwards",
     *_INPUTS,
@@ -636,6 +640,11 @@ def what_if(arguments: argparse.Namespace) -> None:
     from ddlkit.papers import dag
     from ddlkit.papers.dag import training
 
+    for name, left_out in _NOT_IN_THE_GRAPH.items():
+        if getattr(arguments, name) != left_out:
+            raise UserError(
+                f"--{name.replace('_', '-')}: the graph has no task for it: leave it out"
+            )
     changes = [_change(text, "=") for text in arguments.scale]
     changes += [_change(text, ":", "rank:") for text in arguments.straggler]
     told, doubtful, profile = _forecast(arguments, arguments.plan)

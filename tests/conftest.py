@@ -78,3 +78,28 @@ def require_browser() -> tuple[str, str]:
     else:
         return browser, driver
     raise AssertionError("unreachable")
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """A layer profile of five tensors, of nobody's network."""
+    import pandas as pd
+
+    rows = range(5)
+    frame = pd.DataFrame(
+        {
+            "network": "mine",
+            "device": "cpu",
+            "batch": 8,
+            "tensor": [f"t{i}" for i in rows],
+            "layer": [f"l{i}" for i in rows],
+            "parameters": [250_000 * (i + 1) for i in rows],
+            "gradient_bytes": [1_000_000 * (i + 1) for i in rows],
+            "forward_s": 0.01,
+            "backward_s": 0.02,
+            "flops": 1e9,
+        }
+    )
+    path = tmp_path / "profile.csv"
+    frame.to_csv(path, index=False)
+    return path

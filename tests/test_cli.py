@@ -13,31 +13,9 @@ import pytest
 
 from ddlkit import cli
 
-PROFILE_ROWS = 5
 GOOD_COST = '{"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9}'
+TENSORS = 5  # of conftest's profile
 HEADER = "network,device,batch,tensor,layer,parameters,gradient_bytes,forward_s,backward_s,flops\n"
-
-
-@pytest.fixture
-def profile(tmp_path: Path) -> Path:
-    rows = range(PROFILE_ROWS)
-    frame = pd.DataFrame(
-        {
-            "network": "mine",
-            "device": "cpu",
-            "batch": 8,
-            "tensor": [f"t{i}" for i in rows],
-            "layer": [f"l{i}" for i in rows],
-            "parameters": [250_000 * (i + 1) for i in rows],
-            "gradient_bytes": [1_000_000 * (i + 1) for i in rows],
-            "forward_s": 0.01,
-            "backward_s": 0.02,
-            "flops": 1e9,
-        }
-    )
-    path = tmp_path / "profile.csv"
-    frame.to_csv(path, index=False)
-    return path
 
 
 @pytest.fixture
@@ -74,7 +52,7 @@ def test_from_times_to_a_cost_to_a_prediction_to_a_plan(
         assert low <= found["iteration_s"] <= high
         best = run(capsys, "plan", *inputs, "--planner", "exact")
         assert best["iteration_s"] <= found["iteration_s"]
-        assert sorted(i for group in best["groups"] for i in group) == list(range(PROFILE_ROWS))
+        assert sorted(i for group in best["groups"] for i in group) == list(range(TENSORS))
 
 
 def test_a_cost_written_by_hand_needs_no_fit(
@@ -104,7 +82,7 @@ def test_every_planner_can_be_asked_for(
     inputs = ("--profile", profile, "--cost", cost, "--json")
     found = run(capsys, "plan", *inputs, "--planner", planner)
     assert found["planner"] == planner
-    assert sorted(sum(found["groups"], [])) == list(range(PROFILE_ROWS))
+    assert sorted(sum(found["groups"], [])) == list(range(TENSORS))
 
 
 def test_a_fit_can_be_told_its_threshold(
@@ -357,15 +335,27 @@ def four(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    "option", [("--accumulate", 2), ("--copy-s-per-byte", 1e-9), ("--in-flight", 2)]
+)
+def test_what_if_refuses_what_its_graph_leaves_out(
+    option: tuple[str, float], profile: Path, four: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else it would answer as if that had not been said."""
+    argv = ["what-if", "--profile", str(profile), "--cost", str(four), *map(str, option)]
+    assert cli.main(argv) == 2
+    assert capsys.readouterr().err.startswith(f"ddlkit: error: {option[0]}: the graph has no task")
+
+
 def test_what_if_says_what_limits_before_and_after(
     profile: Path, four: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The issue's line: messages of half the time, and rank 3 a fifth slower."""
+    """Messages of half the time, and rank 3 a fifth slower."""
     files = ["--profile", profile, "--cost", four, "--plan", "single", "--json"]
     changes = ["--scale", "allreduce=0.5", "--straggler", "3:1.2"]
     found = run(capsys, "what-if", *files, *changes, "--io-s", "0.28")
-    sent_s, compute_s = 15e6 * 1e-8, PROFILE_ROWS * 0.03
-    assert found["tasks"] == 10 * (4 * (1 + 1 + 2 * PROFILE_ROWS) + 1 + 1)
+    sent_s, compute_s = 15e6 * 1e-8, TENSORS * 0.03
+    assert found["tasks"] == 10 * (4 * (1 + 1 + 2 * TENSORS) + 1 + 1)
     assert found["iteration_s"] == pytest.approx(compute_s + sent_s)
     assert found["iteration_s_after"] == pytest.approx(0.28)  # now the disks limit
     assert found["limited_by_after"] == "disk" and "disk" not in found["shares_of_critical_path"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from ddlkit import cli
@@ -17,28 +16,12 @@ PLANS = ("none", "single", "mgs:8192", "omgs", "omgs:code", "omgs:theorem", "exa
 
 
 @pytest.fixture
-def inputs(tmp_path: Path) -> list[str]:
+def inputs(profile: Path, tmp_path: Path) -> list[str]:
     """A profile of five tensors, an all-gather and a selection cost, as arguments."""
-    rows = range(5)
-    frame = pd.DataFrame(
-        {
-            "network": "mine",
-            "device": "cpu",
-            "batch": 8,
-            "tensor": [f"t{i}" for i in rows],
-            "layer": [f"l{i}" for i in rows],
-            "parameters": [250_000 * (i + 1) for i in rows],
-            "gradient_bytes": [1_000_000 * (i + 1) for i in rows],
-            "forward_s": 0.01,
-            "backward_s": 0.02,
-            "flops": 1e9,
-        }
-    )
-    frame.to_csv(tmp_path / "profile.csv", index=False)
     written = {"gather.json": {**GATHER, "collective": "all_gather"}, "selection.json": SELECTION}
     for name, described in written.items():
         (tmp_path / name).write_text(json.dumps(described))
-    return ["--profile", f"{tmp_path}/profile.csv", "--cost", f"{tmp_path}/gather.json", "--json"]
+    return ["--profile", str(profile), "--cost", f"{tmp_path}/gather.json", "--json"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
