@@ -62,6 +62,8 @@ LINES = tuple(
 """The straight lines that are fair."""
 OURS = "model"
 MODELS = (OURS, *TRIALS)
+CARRIED = "carried"
+"""Ours with a cost from other labs' calibrations: it never saw the one that it speaks of."""
 
 
 def said(found: Forecast, others: Mapping[str, MessageCost]) -> dict[str, tuple[float, float]]:

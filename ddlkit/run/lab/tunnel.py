@@ -38,8 +38,10 @@ COUNTED = ("bytes", "packets", "frames", "lost", "dropped")
 """What is known of each link, in each direction, as a sum since it is up."""
 PRIORITY = 2  # above gloo's threads: a link does not wait for those who use it
 WINDOW_BYTES = (4096, 16 * 1024**2, 64 * 1024**2)
-"""Least, first and most that TCP keeps in flight: above what any link here holds. Linux's first, 64 KiB, grows
-with what has been received; over a delay, a message's time would then hang on the messages before it."""
+"""Least, first and most that TCP keeps in flight: above what any link here holds.
+
+Linux's first, 64 KiB, grows with what has been received: over a delay, a message's time would hang on the
+messages before it."""
 WINDOWS = ("/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/net/ipv4/tcp_wmem")
 SPIN_S = 3e-5  # to a due time nearer than this, waking up would take as long
 
