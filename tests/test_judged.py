@@ -23,7 +23,7 @@ MACHINE = {"name": "drawn"}
 
 
 def recorded(directory: Path, factor: float = 1.01, digest: str = "") -> Source:
-    """A campaign of CASES: iterations of 1 s, 0.5 s of it exposed, that were said to take factor times that."""
+    """A campaign of CASES: iterations of 1 s, 0.5 s exposed, that were said to take factor times that."""
     rows = []
     for case in CASES:
         for model, times in {OURS: factor, CARRIED: 2 * factor}.items():
