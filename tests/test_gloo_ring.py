@@ -188,7 +188,8 @@ def test_intervals_hold_labs_that_were_not_calibrated() -> None:
         for of in ((100.0, 200.0, 500.0), (0.2, 1.0, 3.0), (2.0, 4.0, 8.0))
     )
     labs = [
-        (f"emulated:{rate}mbit-delay{d:g}ms", ranks) for rate, d, ranks in zip(*each, strict=True)
+        (f"emulated:{rate:g}mbit-delay{d:g}ms", int(ranks))
+        for rate, d, ranks in zip(*each, strict=True)
     ]
     rows = made([*dict.fromkeys(labs[:10])], scatter=0.04)
     work = Workload.from_arrays(0.01, [0.01] * 3, [1e6, 2e5, 4e6])

@@ -119,7 +119,7 @@ def played_s(cost: Stepped, n_bytes: float, messages: int = 1, burst_s: float = 
 
 # -- gloo's own ring, from all labs of a machine -------------------------------------------------
 
-EQUAL = re.compile(r"lab:\w+bit|emulated:\w+bit-delay[\d.]+ms(-burst[\d.]+ms)?")
+EQUAL = re.compile(r"lab:[\w.]+bit|emulated:[\w.]+bit-delay[\d.]+ms(-burst[\d.]+ms)?")
 """Links that are all alike, have a rate and a delay, and lose nothing: what `Rings` carries from and to."""
 SCATTER = 0.03
 """Relative error of a lab's median that is nothing special: beside it, what is believed beforehand counts."""
