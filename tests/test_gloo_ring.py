@@ -192,7 +192,7 @@ def test_intervals_hold_labs_that_were_not_calibrated() -> None:
         for rate, d, ranks in zip(*each, strict=True)
     ]
     rows = made([*dict.fromkeys(labs[:10])], scatter=0.04)
-    work = Workload.from_arrays(0.01, [0.01] * 3, [1e6, 2e5, 4e6])
+    work = Workload.from_arrays(0.01, [0.01] * 3, [1_000_000, 200_000, 4_000_000])
     plan, calibration = FusionPlan("three", (1, 2, 3)), carried_to(rows, labs[10:], cores=2)
     names, held, wide = ("software_s", "wake_s", "link_s_per_byte", "delay_s"), [], []
     for lab in labs[10:]:
