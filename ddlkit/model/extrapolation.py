@@ -35,23 +35,21 @@ AS_GOOD = 1e-3
 """Mean squared errors of logarithms that differ by less tell nothing."""
 
 
-def stepped_lab(rows: pd.DataFrame, *, core_share: float = 0.0, delay_s: float = 0.0) -> Stepped:
+def stepped_lab(rows: pd.DataFrame, *, core_share: float = 0.0) -> Stepped:
     """One lab's all-reduces, one in flight, as steps: rows of a table ``collectives``.
 
     core_share : share of the cores that a rank's software is assumed to take, which one lab cannot tell
-    delay_s : known of each link
 
-    Links of a lab save credit while they rest: the longer of software and bytes decides.
-    Raises UserError for rows of several labs, of an unknown rate, or of another collective.
+    Delay, and whether a link saves credit while it rests, so that the longer of software and bytes
+    decides, are read off its name. Raises UserError for rows of several labs, of another link, or of
+    another collective.
     """
-    keys = ["collective", "algorithm", "link", "link_bits_per_s", "ranks"]
+    keys = ["collective", "algorithm", "link", "ranks"]
     labs = rows[keys].drop_duplicates()
     if len(labs) != 1:
         raise UserError(f"{len(labs)} labs to fit as one: choose rows of one link and algorithm")
     lab, kept = labs.iloc[0], undisturbed(rows)
-    kept = kept[kept["in_flight"] == 1]
-    if not lab["link_bits_per_s"]:
-        raise UserError(f"no rate is known of {lab['link']}: it can be carried to no other")
+    kept, named = kept[kept["in_flight"] == 1], read_link(str(lab["link"]))
     found: Stepped = fit(
         Stepped.form,
         kept["bytes"],
@@ -60,9 +58,9 @@ def stepped_lab(rows: pd.DataFrame, *, core_share: float = 0.0, delay_s: float =
         collective=str(lab["collective"]),
         workers=int(lab["ranks"]),
         algorithm=str(lab["algorithm"]),
-        rate_bits_per_s=float(lab["link_bits_per_s"]),
-        delay_s=delay_s,
-        saves=str(lab["link"]).startswith("lab:"),
+        rate_bits_per_s=named.rate_bits_per_s,
+        delay_s=named.delay_s,
+        saves=named.burst_s > 0,
         core_share=core_share,
     ).cost
     return found
@@ -283,16 +281,18 @@ class Rings:
         return fit_rings(self.labs, self.cores)
 
     @cached_property
-    def errors(self) -> list[Floats]:
-        """Of each lab, (s,) log of told over measured, told from all other labs; none for a single lab."""
+    def left_out(self) -> list[Floats]:
+        """Of each lab, what all others say; none for a single lab."""
         if len(self.labs) < 2:
             return []
-        found = []
-        for lab in self.labs:
-            others = [one for one in self.labs if one is not lab]
-            told_s = _Points([lab]).told_s(fit_rings(others, self.cores))
-            found.append(np.log(told_s / lab.seconds))
-        return found
+        others = [[one for one in self.labs if one is not lab] for lab in self.labs]
+        return [fit_rings(labs, self.cores) for labs in others]
+
+    @cached_property
+    def errors(self) -> list[Floats]:
+        """Of each lab, (s,) log of told over measured, told from all other labs; none for a single lab."""
+        pairs = zip(self.labs, self.left_out, strict=False)
+        return [np.log(_Points([lab]).told_s(values) / lab.seconds) for lab, values in pairs]
 
     def at(self, link: str, workers: int) -> GlooRing:
         """The cost over a link, by its name. Raises UserError for one that is not equal and lossless."""
