@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.schedule import Schedule
+from ddlkit.core.schedule import STEPS, Schedule
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import Floats
 
@@ -415,8 +415,9 @@ class Stepped(MessageCost):
     """An all-reduce from what it is made of, so that it can be carried to other workers, links, algorithms.
 
     Software of the messages that follow one another + steps x 2 delay_s + carried x bytes x link_s_per_byte,
-    as `Schedule.of(algorithm, workers)` counts them. Where cores are fewer than ranks, messages
-    wait for one: a step takes core_share of the software of all its messages together, at least.
+    as `Schedule.of(algorithm, workers)` counts them, and one more way for STEPS that are sent one by one.
+    (What gloo's own ring takes over links with a delay, which is more, says `GlooRing`.) Where cores are
+    fewer than ranks, messages wait for one: a step takes core_share of all its messages' software, at least.
 
     software_s : of a message of a step, by a rank that has its core; link_s_per_byte : of one link
     rate_bits_per_s : of the links it was measured over, 0 if unknown; delay_s : of each link, one way
@@ -456,7 +457,8 @@ class Stepped(MessageCost):
         schedule, sizes = Schedule.of(str(self.algorithm), self.workers), np.asarray(n_bytes, float)
         counts, messages = schedule.counts, schedule.software(self.core_share)
         software_s = np.full(sizes.shape, messages * self.software_s)
-        delay_s = np.full(sizes.shape, counts.steps * 2 * self.delay_s)
+        ways = counts.steps + str(self.algorithm).startswith(STEPS)
+        delay_s = np.full(sizes.shape, ways * 2 * self.delay_s)
         return Terms(software_s, delay_s, counts.carried * self.link_s_per_byte * sizes)
 
     def _seconds(self, sizes: Floats) -> Floats:

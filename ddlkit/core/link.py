@@ -235,6 +235,8 @@ def burst_s(rate_bits_per_s: float) -> float:
     return burst_bytes(rate_bits_per_s) * 8 / rate_bits_per_s
 
 
-def wire_s_per_byte(collective: str, ranks: int, rate_bits_per_s: float) -> float:
-    """Of each rank's link, for a byte of a message, at the shaped rate."""
-    return bus_factor(collective, ranks) * 8 / (rate_bits_per_s * FRAMING)
+def wire_s_per_byte(
+    collective: str, ranks: int, rate_bits_per_s: float, framing: float = FRAMING
+) -> float:
+    """Of each rank's link, for a byte of a message, at the shaped rate; ``framing``: the message's share."""
+    return bus_factor(collective, ranks) * 8 / (rate_bits_per_s * framing)

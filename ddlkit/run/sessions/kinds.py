@@ -24,15 +24,16 @@ from ddlkit.core.fit import fit
 from ddlkit.core.link import KNOWN
 from ddlkit.core.plan import make_plan
 from ddlkit.core.schedule import ALGORITHMS
-from ddlkit.core.units import parse_bits_per_s
+from ddlkit.core.units import parse_bits_per_s, parse_seconds
 from ddlkit.core.workload import LayerProfile
 from ddlkit.papers import networks as published
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.jobs.job import Job, S
 from ddlkit.run.jobs.launch import MEETING_S, Loopback, Place, launch
+from ddlkit.run.lab.conditions import Conditions
 from ddlkit.run.lab.network import Lab, LabShape
-from ddlkit.run.lab.replay import calibrate, choose_join, replay
+from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, choose_join, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure import (
     channels,
@@ -124,10 +125,18 @@ def _rate(value: Any) -> str:
     return str(value) if value == "" or reader.rate(value) else ""
 
 
+def _delay(value: Any) -> str:
+    """A delay of each link as it is written; "" for a link that has a rate and nothing else."""
+    if value and not isinstance(value, str):
+        raise ValueError("must be a time with its unit, as 2ms")
+    return str(value) if value == "" or parse_seconds(value) >= 0 else ""
+
+
 Batched = Annotated[Sequence[tuple[str, int]], Key(reader.network, many=True)]
 Precisions = Annotated[Sequence[str], Key(one_of(PRECISIONS), many=True)]
 Collectives = Annotated[Sequence[str], Key(one_of(KNOWN), many=True)]
 Algorithm = Annotated[str, Key(one_of((LIBRARY, *ALGORITHMS)))]
+Algorithms = Annotated[Sequence[str], Key(one_of((LIBRARY, *ALGORITHMS)), many=True)]
 Plans = Annotated[Sequence[str], Key(reader.plan, many=True)]
 Names = Annotated[Sequence[str], Key(str, many=True)]
 Counts = Annotated[Sequence[int], Key(count, many=True)]
@@ -135,6 +144,8 @@ Numbers = Annotated[Sequence[float], Key(number(0, 1e9), many=True)]
 Sizes = Annotated[Sequence[int], Key(reader.sizes)]
 Sides = Annotated[dict[str, list[int]], Key(_sides)]
 Rate = Annotated[str, Key(_rate)]
+Rates = Annotated[Sequence[str], Key(_rate, many=True)]
+Delays = Annotated[Sequence[str], Key(_delay, many=True)]
 _PLAIN = {
     **{int: Key(count), str: Key(str), bool: Key(reader.truth)},
     **{Budget: Key(_mapping_of(Budget)), Recipe: Key(_mapping_of(Recipe))},
@@ -435,33 +446,43 @@ def nccl_channels(
 # -- the lab -------------------------------------------------------------------------------------
 
 
-def _lab(ranks: int, rate: str) -> Lab:
-    return Lab(LabShape(ranks, parse_bits_per_s(rate)))
+def _lab(ranks: int, rate: str, delay: str = "") -> Lab:
+    """With a delay, its links are emulated."""
+    conditions = Conditions(delay_s=parse_seconds(delay)) if delay else None
+    return Lab(LabShape(ranks, parse_bits_per_s(rate), conditions=conditions))
 
 
-def _send(ranks: int, rate: str, **how: Any) -> pd.DataFrame:
+def _send(ranks: int, rate: str, delay: str = "", **how: Any) -> pd.DataFrame:
     """Collectives over a link of the lab or, without a rate, over loopback."""
     if not rate:
         settings = CollectivesSettings(**how)
         how = {"place": Loopback(), "join": _join("cpu")}
         return launch(collectives_job, settings, ranks=ranks, **how)["collectives"]
-    with _lab(ranks, rate) as place:
+    with _lab(ranks, rate, delay) as place:
         return calibrate(place, **how)
 
 
 @kind("collectives", lab=True)
 def collectives_in_lab(
     here: Here,
-    ranks: int,
-    rate: Rate,
+    ranks: Counts,
+    rate: Rates,
     collectives: Collectives,
     budget: Budget,
-    algorithm: Algorithm = LIBRARY,
+    algorithm: Algorithms = (LIBRARY,),
+    delay: Delays = ("",),
+    sizes: Sizes = SIZES,
+    messages: int = MESSAGES_PER_SAMPLE,
+    tries: int = 1,
 ) -> Iterator[Point]:
-    how: dict[str, Any] = {"collectives": collectives, "budget": budget, "algorithm": algorithm}
-    measure = partial(_send, ranks, rate, **how)
-    estimate_s = LAUNCH_S + len(collectives) * len(SIZES) * budget.max_s
-    yield Point("collectives", _by(algorithm, f"lab-p{ranks}-{rate}"), measure, estimate_s)
+    """A table for each lab and algorithm; with a delay, over emulated links. ``messages`` of a sample."""
+    how: dict[str, Any] = {"collectives": collectives, "budget": budget, "sizes": sizes}
+    how |= {"messages_per_sample": messages, "tries": tries}
+    estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
+    for workers, bits, late, by in itertools.product(ranks, rate, delay, algorithm):
+        name = f"lab-p{workers}-{bits}" + (f"-delay{late}" if late else "")
+        measure = partial(_send, workers, bits, late, algorithm=by, **how)
+        yield Point("collectives", _by(by, name), measure, estimate_s)
 
 
 @kind("tensors")
