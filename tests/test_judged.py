@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,7 +31,7 @@ def recorded(directory: Path, factor: float = 1.01, digest: str = "") -> Source:
             rows += [(case.key, model, "iteration", times), (case.key, model, "exposed", times / 2)]
         rows += [(case.key, OURS, "lower", 0.995), (case.key, OURS, "upper", 2.0)]
     said = pd.DataFrame(rows, columns=["case", "model", "quantity", "seconds"])
-    how = {"command": ["drawn"], "machine": MACHINE}
+    how: Any = {"command": ["drawn"], "machine": MACHINE}
     path = store.save_table(said, directory, "predicted-cases", schema="predicted", **how)
     digest = digest or store.load_stamp(path)["sha256"][:12]
     runs = pd.DataFrame(

@@ -78,9 +78,10 @@ def said(found: Forecast, others: Mapping[str, MessageCost]) -> dict[str, tuple[
     for name, trial in TRIALS.items():
         rows[name] = math.nan, math.nan
         if trial.cost in costs:
-            rows[name] = _times(trial.formula(replace(bare, cost=costs[trial.cost])))
-    return {**rows, OURS: _times(found.prediction)}
+            rows[name] = times(trial.formula(replace(bare, cost=costs[trial.cost])))
+    return {**rows, OURS: times(found.prediction)}
 
 
-def _times(told: Prediction) -> tuple[float, float]:
+def times(told: Prediction) -> tuple[float, float]:
+    """Iteration and exposed communication, in seconds."""
     return told.iteration_s, told.exposed_communication_s

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ddlkit import store
+from ddlkit import machine, store
 from ddlkit.core.case import AXES, Case
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
@@ -33,6 +33,7 @@ from ddlkit.core.sparse import ELEMENT_BYTES, SelectionTimes, SparseGather, sele
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import LayerProfile
 from ddlkit.model import Calibration, Communication, forecast, forecast_case, trials
+from ddlkit.model.extrapolation import carried_to
 from ddlkit.model.predictor import computed
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
@@ -290,17 +291,42 @@ class _LabPoints:
     # -- predictions -----------------------------------------------------------------------
 
     def predicted(self) -> pd.DataFrame:
-        """What models say of each case by the lab's own calibration: rows of a table ``predicted``."""
+        """What models say of each case: rows of a table ``predicted``.
+
+        All by the lab's own calibration but `trials.CARRIED`, by those of other labs that this machine has
+        recorded; it says nothing of what cannot be carried.
+        """
         calibration = Calibration.of(self._calibrated(), also=trials.COSTS)
+        carried = self._carried()
         frames = []
         for one in self.planned():
             case = one.case
+            known = {case.profile_sha256: one.workload}
             selections = {case.selection_sha256: self.inputs.selection_times(case.density)}
-            workloads = {case.profile_sha256: one.workload}
-            found = forecast_case(case, workloads, calibration, selections)
+            found = forecast_case(case, known, calibration, selections)
             said = trials.said(found, calibration.of_case(case).others)
-            frames.append(_said_rows(said, {trials.OURS: found.interval_s}).assign(case=case.key))
+            intervals = {trials.OURS: found.interval_s}
+            if (case.link, case.workers, case.collective) in carried.known:
+                far = forecast_case(case, known, carried, selections)
+                said[trials.CARRIED] = trials.times(far.prediction)
+                intervals[trials.CARRIED] = far.interval_s
+            frames.append(_said_rows(said, intervals).assign(case=case.key))
         return pd.concat(frames, ignore_index=True)
+
+    def _carried(self) -> Calibration:
+        """The lab's all-reduces by other recorded labs of this machine; nothing where there is none."""
+        here, own = self.shape, self.inputs.directory.resolve()
+        paths = store.recorded_dir().glob("*/collectives-*.csv")
+        others = [store.load_table(path) for path in paths if path.parent.resolve() != own]
+        if not others:
+            return Calibration({})
+        rows = pd.concat(others)
+        rows = rows[(rows["link"] != here.link) | (rows["ranks"] != here.workers)]
+        try:
+            return carried_to(rows, [(here.link, here.workers)], cores=machine.cores())
+        except UserError as error:
+            say(f"{here.name}: not told from other labs: {error}")
+            return Calibration({})
 
     def _foretold(self) -> str:
         """How the hash begins of the table that foretold all cases; "" where none was written.
