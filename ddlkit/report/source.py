@@ -20,7 +20,8 @@ from ddlkit.model.predictor import scatter_of
 Floats = NDArray[np.float64]
 
 CAMPAIGN, BEST, REPEATS = "campaign", "campaign-best", "campaign-repeats"
-"""Directories of campaigns that are recorded with their machine."""
+LINKS, REGIMES = "campaign-links", "campaign-regimes"
+"""Directories of campaigns that are recorded with their machine; those of the second line were foretold."""
 QUICK = "campaign-quick"
 """Directory of the campaign that is measured live."""
 HERE = "here"
