@@ -29,9 +29,9 @@ def startup_share(cases: pd.DataFrame, collectives: pd.DataFrame) -> pd.Series:
 def duels(cases: pd.DataFrame, plan: str, other: str) -> pd.DataFrame:
     """One row per lab, network and computation with both plans: how much longer ``other`` takes.
 
-    Columns: PLACE, ``measured`` and ``model``: relative. ``repeats``: how far the two cases' repeats differ; a
-    smaller difference of plans tells nothing. A plan that came out like one before it was not replayed under its
-    own name: such places are left out.
+    Columns: PLACE, ``measured`` and ``model``: relative. ``repeats``: how far the cases' repeats differ; a
+    smaller difference of plans tells nothing. Where a plan came out like one before it, it was not
+    replayed under its own name: such places are left out.
     """
     rounded = cases.assign(compute_s=cases["measured_compute_s"].round(4))
     rows = []
@@ -50,7 +50,8 @@ def duels(cases: pd.DataFrame, plan: str, other: str) -> pd.DataFrame:
 def scaling(cases: pd.DataFrame, network: str) -> pd.DataFrame:
     """Scaling factor (osf Eq 1) of a network by plan: measured, foretold by our model and by others.
 
-    Columns: plan, measured, model, no_overlap (osf's CSF), osf_repaired_table (its OSF, where that has a formula)
+    Columns: plan, measured, model, no_overlap (osf's CSF), and its OSF as printed and repaired where it has a
+    formula
     """
     own = cases[cases["network"] == network]
     found = pd.DataFrame({"plan": own["plan"]})
