@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.model.trials import CARRIED, OURS
 from ddlkit.report import judged
-from ddlkit.report.source import Source
+from ddlkit.report.source import LINKS, REGIMES, Source
 
 CASES = [
     Case("replay", "lenet5", "cpu", 4, 2, "lab:1gbit", 1e9, "all_reduce", plan, ends)
@@ -76,3 +78,22 @@ def test_every_model_is_ranked_and_told_where_it_loses(tmp_path: Path) -> None:
     assert list(ranked["model"]) == [OURS, CARRIED]
     assert list(ranked["loses_to"]) == [OURS, OURS]
     assert ranked["by"].to_list() == pytest.approx([0.0, 1.01])
+
+
+@pytest.mark.parametrize("name", [LINKS, REGIMES])
+def test_the_history_has_predictions_before_their_runs(name: str) -> None:
+    """Of every campaign that counts as foretold: the table was committed before the first run was saved."""
+    if not (store.ROOT / ".git").exists():
+        pytest.skip("no history here: not a clone")
+    git = ["git", "-C", str(store.ROOT)]
+    shallow = subprocess.check_output([*git, "rev-parse", "--is-shallow-repository"], text=True)
+    if shallow.strip() == "true":
+        pytest.skip("the history here is shallow")
+    recorded = [*store.RECORDED.glob(f"*/{name}/predicted-cases.csv")]
+    assert recorded
+    for path in recorded:
+        asked = [*git, "log", "--diff-filter=A", "--format=%cI", "--", str(path)]
+        (added,) = subprocess.check_output(asked, text=True).split()
+        said_at, run_at = judged.written_first(Source((path.parent,)))
+        assert said_at <= datetime.fromisoformat(added) < run_at
+        assert len(judged.joined(Source((path.parent,)))) > 0
