@@ -24,7 +24,7 @@ import pandas as pd
 from ddlkit.core.errors import UserError
 from ddlkit.core.lablink import read_link
 from ddlkit.core.link import wire_s_per_byte
-from ddlkit.core.schedule import STEPS
+from ddlkit.core.schedule import ALGORITHMS, STEPS
 from ddlkit.model.calibration import undisturbed
 from ddlkit.model.extrapolation import (
     EQUAL,
@@ -201,3 +201,19 @@ def choices(told: pd.DataFrame, by: str = "played_s") -> pd.DataFrame:
         where = {"link": link, "ranks": ranks, "bytes": size}
         rows.append({**where, **names, "regret": regret, "always": always})
     return pd.DataFrame(rows)
+
+
+def over_fastest(told: pd.DataFrame, link: str, ranks: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Predicted and measured times of a lab over the fastest measured of each size: by size and algorithm.
+
+    told : as of `algorithms_told`
+    """
+    lab = told[(told["link"] == link) & (told["ranks"] == ranks)]
+    least_s = lab.groupby("bytes")["measured_s"].min()
+    names = lab["algorithm"].str.removeprefix(STEPS)
+    of = lab.assign(algorithm=pd.Categorical(names, list(ALGORITHMS)))
+    predicted, measured = (
+        of.pivot_table(by, "bytes", "algorithm", observed=True).div(least_s, axis=0)
+        for by in ("played_s", "measured_s")
+    )
+    return predicted.rename(columns=str), measured.rename(columns=str)
