@@ -289,8 +289,8 @@ class Rings:
     def between(self, link: str, workers: int) -> Communication:
         """All that a forecast needs. Its noise holds the error of being told from other labs.
 
-        That error is the labs' own when each is left out, where bytes and software stand to one another
-        alike, by Student's t with as many degrees as there are labs. A single lab tells none: no interval.
+        That error is the labs' own when each is left out, where bytes, software and delay stand to one
+        another alike, by Student's t with as many degrees as labs count. A single lab tells none: no interval.
         """
         ring, named = self.at(link, workers), read_link(link)
         steady = Samples(GRID, np.maximum(1.0, np.minimum(16.0, 2**25 // GRID)))
@@ -301,30 +301,39 @@ class Rings:
         return Communication(cost, (cost,) * DRAWS, shared, self._noise(ring))
 
     def _noise(self, ring: GlooRing) -> Noise:
-        """Of NOISE_SIZES of the lab that ``ring`` is of."""
-        placed = [_place(self.at(lab.link, lab.workers), lab.bytes) for lab in self.labs]
+        """Of NOISE_SIZES of the lab that ``ring`` is of.
+
+        Each size of each lab counts by how near it is in `_places`, in units of NEIGHBOURS; single messages
+        scatter as they do at the nearest.
+        """
+        places = [_places(self.at(lab.link, lab.workers), lab.bytes) for lab in self.labs]
+        squares = [
+            error**2 + lab.drift**2 for lab, error in zip(self.labs, self.errors, strict=True)
+        ]
         ratios, drift, degrees = [], [], []
-        for here in _place(ring, NOISE_SIZES).tolist():
-            near = [np.abs(one - here) for one in placed]
-            least = max(np.log(NEIGHBOURS), min(float(one.min()) for one in near))
-            chosen = [np.flatnonzero(one <= least) for one in near]
-            there = [k for k, one in enumerate(chosen) if one.size]
-            ratios.append(
-                np.concatenate([self.labs[k].ratios[j] for k in there for j in chosen[k]])
-            )
-            squares = [
-                float(np.mean(self.errors[k][chosen[k]] ** 2)) + self.labs[k].drift ** 2
-                for k in there
+        for here in _places(ring, NOISE_SIZES).T:
+            far = [
+                ((one - here[:, None]) ** 2).sum(axis=0) / np.log(NEIGHBOURS) ** 2 for one in places
             ]
-            drift.append(float(np.mean(squares)) ** 0.5)
-            degrees.append(float(len(there)))
-        return Noise(NOISE_SIZES, tuple(ratios), np.array(drift, float), np.array(degrees, float))
+            least = min(float(one.min()) for one in far)
+            weights = [np.exp((least - one) / 2) for one in far]
+            each = np.array([one.sum() for one in weights])
+            both = zip(weights, squares, strict=True)
+            drift.append((sum(float(w @ square) for w, square in both) / each.sum()) ** 0.5)
+            degrees.append(max(1.0, each.sum() ** 2 / (each**2).sum() - 1))
+            pairs = zip(self.labs, far, strict=True)
+            kept = [lab.ratios[k] for lab, one in pairs for k in np.flatnonzero(one <= least + 1)]
+            ratios.append(np.concatenate(kept))
+        return Noise(NOISE_SIZES, tuple(ratios), np.array(drift), np.array(degrees))
 
 
-def _place(ring: GlooRing, sizes: Floats) -> Floats:
-    """(s,) logarithm of the bytes' time over all other."""
+def _places(ring: GlooRing, sizes: Floats) -> Floats:
+    """(2, s) logarithms: of bytes' time over all other; of a round trip's software over its delay."""
     terms = ring.terms(sizes)
-    return np.asarray(np.log(terms.bytes_s / np.maximum(terms.software_s + terms.delay_s, 1e-9)))
+    other_s = np.maximum(1e-9, terms.software_s + terms.delay_s)
+    waits = max(1.0, (ring.workers or 0) * ring.core_share)
+    trip = np.log(max(1e-6, ring.software_s * waits) / max(1e-5, 4 * ring.delay_s))
+    return np.stack([np.log(terms.bytes_s / other_s), np.full(sizes.shape, trip)])
 
 
 def check_equal(link: str) -> None:
