@@ -290,7 +290,7 @@ class Rings:
         """All that a forecast needs. Its noise holds the error of being told from other labs.
 
         That error is the labs' own when each is left out, where bytes, software and delay stand to one
-        another alike, by Student's t with as many degrees as labs count. A single lab tells none: no interval.
+        another alike, by Student's t with as many degrees as labs count. A single lab tells none.
         """
         ring, named = self.at(link, workers), read_link(link)
         steady = Samples(GRID, np.maximum(1.0, np.minimum(16.0, 2**25 // GRID)))
