@@ -148,6 +148,18 @@ def test_the_round_trip_is_told_by_two_labs_of_different_delay() -> None:
     np.testing.assert_allclose(found["measured"], found["predicted"], rtol=0.01)
 
 
+def test_labs_that_follow_the_law_confirm_it() -> None:
+    known = rings([("emulated:500mbit-delay0.5ms", 4), ("emulated:500mbit-delay2ms", 2), (LATE, 8)])
+    fresh = rings([("emulated:300mbit-delay1ms", 5), ("emulated:1gbit-delay3ms", 3)])
+    found = extrapolation.confirmed(fresh, known, cores=2)
+    assert len(found) == 2 * SIZES.size and found["off"].max() < 0.02
+    assert (found["low_s"] <= found["predicted_s"] * 1.001).all()
+    slow = extrapolation.confirmed(fresh.assign(seconds=2 * fresh["seconds"]), known, cores=2)
+    assert not slow["inside"].any() and slow["off"].min() > 0.4
+    with pytest.raises(UserError, match="no lab of equal links to confirm by"):
+        extrapolation.confirmed(known.assign(link="loopback"), known, cores=2)
+
+
 def test_what_decides_a_size_is_read_off_the_lab_itself() -> None:
     labs = [("lab:1gbit", 4), ("lab:1gbit", 8)]
     found = extrapolation.told(rings(labs), cores=2).query("ranks == 8 and way == 'others'")

@@ -30,6 +30,7 @@ from ddlkit.model.extrapolation import (
     EQUAL,
     RingLab,
     Rings,
+    carried_to,
     join_labs,
     played_s,
     ring_at,
@@ -40,6 +41,8 @@ from ddlkit.model.extrapolation import (
 WELL = 0.03
 """Median |error| of a lab that counts as well predicted."""
 WAYS = ("one", "others")
+DRAWN = 2000
+"""Messages that an interval is of."""
 KEYS = ["kind", "link", "ranks"]
 Lab = tuple[str, int]
 """Link and ranks."""
@@ -139,6 +142,34 @@ def round_trips(collectives: pd.DataFrame) -> pd.DataFrame:
         delays = (lab.seconds[0] - least.seconds[0]) / (steps * longer_s)
         rows.append({**row, "measured": delays, "predicted": 4.0})
     return pd.DataFrame(rows)
+
+
+def confirmed(fresh: pd.DataFrame, known: pd.DataFrame, cores: int) -> pd.DataFrame:
+    """Labs that were measured afterwards, told from those that were known: a row per lab and size.
+
+    off : size of the error of the median; inside : whether the interval of 95% of messages holds it
+
+    Raises UserError where there is no lab of equal links.
+    """
+    labs = ring_labs(fresh)
+    if not labs:
+        raise UserError("no lab of equal links to confirm by: record examples/labs_fresh.yml")
+    told, frames = carried_to(known, [(lab.link, lab.workers) for lab in labs], cores=cores), []
+    for lab in labs:
+        there = told.between(lab.link, lab.workers)
+        assert there.noise is not None  # of several labs
+        factors, predicted_s = there.noise.factors(lab.bytes, DRAWN), there.cost(lab.bytes)
+        low_s, high_s = np.quantile(factors, [0.025, 0.975], axis=0) * predicted_s
+        inside = (low_s <= lab.seconds) & (lab.seconds <= high_s)
+        row = {
+            "link": lab.link,
+            "ranks": lab.workers,
+            "bytes": lab.bytes,
+            "measured_s": lab.seconds,
+        }
+        row |= {"predicted_s": predicted_s, "low_s": low_s, "high_s": high_s, "inside": inside}
+        frames.append(pd.DataFrame({**row, "off": np.abs(predicted_s / lab.seconds - 1)}))
+    return pd.concat(frames, ignore_index=True)
 
 
 # -- other algorithms --------------------------------------------------------------------------

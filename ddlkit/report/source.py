@@ -21,8 +21,8 @@ Floats = NDArray[np.float64]
 
 CAMPAIGN, BEST, REPEATS = "campaign", "campaign-best", "campaign-repeats"
 """Directories of campaigns that are recorded with their machine."""
-LABS = "labs"
-"""Directory of calibrations of many labs, beside a machine's other recordings."""
+LABS, FRESH_LABS = "labs", "labs-fresh"
+"""Directories of calibrations of many labs, beside a machine's other recordings; of those that confirm."""
 QUICK = "campaign-quick"
 """Directory of the campaign that is measured live."""
 HERE = "here"
