@@ -11,13 +11,25 @@ MIB = 2**20
 
 
 class Played:
-    """One half of an all-reduce or more: each rank has ``steps`` segments, two of them under way."""
+    """Some all-reduces of equal messages, or their halves: each of them ``segments``, two under way.
+
+    wakes_s : from the arrival of a segment until its receiver goes on, drawn for each
+    in_line : whether word that a rank is ready stands behind the bytes that it sends, or passes them
+    """
 
     def __init__(
-        self, ranks: int, steps: int, bytes_s: float, way_s: float, wake_s: float, software_s: float
+        self,
+        ranks: int,
+        segments: int,
+        bytes_s: float,
+        way_s: float,
+        wakes_s: Callable[[], float],
+        *,
+        halves: int = 2,
+        in_line: bool = True,
     ) -> None:
-        self.ranks, self.steps, self.bytes_s, self.way_s = ranks, steps, bytes_s, way_s
-        self.wake_s, self.software_s = wake_s, software_s
+        self.ranks, self.segments, self.halves = ranks, segments, halves
+        self.bytes_s, self.way_s, self.wakes_s, self.in_line = bytes_s, way_s, wakes_s, in_line
         self._events: list[tuple[float, int, Callable[..., None], int, int]] = []
         self._count = itertools.count()
         self._free_s = [0.0] * ranks
@@ -34,19 +46,26 @@ class Played:
         while self._events:
             at_s, _, happens, rank, number = heapq.heappop(self._events)
             happens(at_s, rank, number)
-        assert self._next == [self.steps] * self.ranks and not self._wanted
+        assert self._next == [self.halves * self.segments] * self.ranks and not self._wanted
         return at_s
 
     def _at(self, at_s: float, happens: Callable[..., None], rank: int, number: int) -> None:
         heapq.heappush(self._events, (at_s, next(self._count), happens, rank, number))
 
+    def _before(self, number: int) -> range:
+        """What must be done: the segment but one before, or at the beginning of a half all."""
+        begun = number // self.segments * self.segments
+        if number >= begun + 2:
+            return range(number - 2, number - 1)
+        return range(max(0, begun - 2), begun)
+
     def _enter(self, now_s: float, rank: int) -> None:
-        while (number := self._next[rank]) < self.steps:
-            before = rank, number - 2
-            if number >= 2 and not (before in self._got and before in self._gone):
+        while (number := self._next[rank]) < self.halves * self.segments:
+            before = [(rank, one) for one in self._before(number)]
+            if not (self._got.issuperset(before) and self._gone.issuperset(before)):
                 return
             self._next[rank] += 1
-            word_s = max(now_s, self._free_s[rank]) + self.way_s  # in line behind what was sent
+            word_s = max(now_s, self._free_s[rank] if self.in_line else 0.0) + self.way_s
             self._at(word_s, self._hear, (rank + 1) % self.ranks, number)
             self._wanted.add((rank, number))
             self._send(now_s, rank, number)
@@ -58,10 +77,10 @@ class Played:
     def _send(self, now_s: float, rank: int, number: int) -> None:
         if (rank, number) in self._wanted & self._ready:
             self._wanted.remove((rank, number))
-            left_s = max(now_s, self._free_s[rank]) + self.software_s + self.bytes_s
+            left_s = max(now_s, self._free_s[rank]) + self.bytes_s
             self._free_s[rank] = left_s
             self._at(left_s, self._leave, rank, number)
-            there_s = left_s + self.way_s + self.wake_s
+            there_s = left_s + self.way_s + self.wakes_s()
             self._at(there_s, self._get, (rank - 1) % self.ranks, number)
 
     def _leave(self, now_s: float, rank: int, number: int) -> None:
@@ -73,10 +92,24 @@ class Played:
         self._enter(now_s, rank)
 
 
+def cut(ranks: int, n_bytes: float) -> int:
+    """Segments of a half of a message's all-reduce, as gloo makes them."""
+    return (ranks - 1) * math.ceil(max(math.ceil(n_bytes / MIB), 2 * ranks) / ranks)
+
+
 def all_reduce_s(
-    ranks: int, n_bytes: float, s_per_byte: float, way_s: float, wake_s: float, software_s: float
+    ranks: int,
+    n_bytes: float,
+    s_per_byte: float,
+    way_s: float,
+    wakes_s: Callable[[], float],
+    *,
+    messages: int = 1,
+    in_line: bool = True,
 ) -> float:
-    """Seconds of a message, cut as gloo cuts it."""
-    cut = math.ceil(max(math.ceil(n_bytes / MIB), 2 * ranks) / ranks)
-    bytes_s = n_bytes / (cut * ranks) * s_per_byte
-    return 2 * Played(ranks, (ranks - 1) * cut, bytes_s, way_s, wake_s, software_s).end_s()
+    """Seconds of each of several messages in a row."""
+    segments = cut(ranks, n_bytes)
+    bytes_s = n_bytes * s_per_byte * (ranks - 1) / ranks / segments
+    halves = 2 * messages
+    played = Played(ranks, segments, bytes_s, way_s, wakes_s, halves=halves, in_line=in_line)
+    return played.end_s() / messages

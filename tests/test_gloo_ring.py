@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ddlkit.core.case import Case
 from ddlkit.core.cost import from_dict
 from ddlkit.core.errors import UserError
-from ddlkit.core.gloo_ring import PLAYED, GlooRing
+from ddlkit.core.gloo_ring import GlooRing
 from ddlkit.core.lablink import WIRE_FRAMING, read_link
 from ddlkit.core.link import FRAMING, burst_s
 from ddlkit.core.plan import FusionPlan
@@ -23,13 +23,12 @@ from ddlkit.model import Calibration, Communication, forecast
 from ddlkit.model.calibration import UNFITTED, shared_link
 from ddlkit.model.extrapolation import Rings, carried, carried_to, ring_at, ring_labs
 from ddlkit.model.noise import Noise
-from ddlkit.report.extrapolation import labs_of
-from rings_played import all_reduce_s
+from rings_played import all_reduce_s, cut
 
 SIZES = 2.0 ** np.arange(10, 25, 2)
 times = st.floats(1e-6, 1e-2)
 slopes = st.floats(1e-10, 1e-7)
-TRUE = np.array([np.log(5e-5), np.log(8e-5), 0.01, np.log(0.3), 0.8])
+TRUE = np.array([np.log(1.5e-4), 0.01, np.log(0.3)])
 LABS = [
     ("emulated:500mbit-delay2ms", 2),
     ("emulated:500mbit-delay0.5ms", 4),
@@ -54,67 +53,84 @@ def made(
     return pd.concat(frames).assign(**how, stolen=0.0, messages_per_sample=1)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(2, 7), st.floats(8, 3e7), slopes, times, times, st.floats(0, 1e-3))
-def test_the_law_is_what_ranks_and_links_do_event_by_event(
-    ranks: int, n: float, slope: float, way_s: float, wake_s: float, software_s: float
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 7), st.floats(8, 3e7), slopes, times, times)
+def test_the_law_lies_between_words_that_never_and_words_that_always_wait(
+    ranks: int, n: float, slope: float, way_s: float, wake_s: float
 ) -> None:
-    """Any of them: half of them is longer than PLAYED segments at the most, and goes on in pairs."""
-    cost = GlooRing(software_s, wake_s, slope, workers=ranks, delay_s=way_s / 2)
-    played_s = all_reduce_s(ranks, n, slope, way_s, wake_s, software_s)
-    assert cost(n) == pytest.approx(played_s, rel=1e-6)
+    """Played out event by event, words that pass all bytes; and each pair's bytes after its round trip."""
+    cost = GlooRing(wake_s, slope, workers=ranks, delay_s=way_s / 2)
+    least_s = all_reduce_s(ranks, n, slope, way_s, lambda: wake_s, in_line=False)
+    pairs = -(-cut(ranks, n) // 2)
+    wire_s = 2 * (ranks - 1) / ranks * n * slope
+    most_s = 2 * pairs * (2 * way_s + wake_s) + wire_s
+    assert least_s * (1 - 1e-9) <= cost(n) <= most_s * (1 + 1e-9)
+    small = 1e-3 * cost.at(delay_s=0.0).startup_s() / slope / ranks
+    if small < n:  # where bytes hardly count, both are one
+        played_s = all_reduce_s(ranks, small, slope, way_s, lambda: wake_s)
+        assert cost(small) == pytest.approx(played_s, rel=1e-5)
 
 
-def test_long_messages_go_on_in_pairs() -> None:
-    assert PLAYED < (4 - 1) * 64, "256 MiB of 4 ranks: 64 segments a step"
-    for way_s in (0.0, 1e-3, 2e-2, 0.2):
-        whole = all_reduce_s(4, 2**28, 1.7e-8, way_s, 1e-4, 1e-5)
-        cost = GlooRing(1e-5, 1e-4, 1.7e-8, workers=4, delay_s=way_s / 2)
-        assert cost(2**28) == pytest.approx(whole, rel=1e-9)
+@pytest.mark.parametrize(
+    ("ranks", "mib", "delay_s"),
+    [
+        (2, 16, 2e-3),
+        (4, 1, 2e-3),
+        (4, 4, 2e-3),
+        (4, 16, 2e-3),
+        (8, 4, 2e-3),
+        (3, 0.5, 1e-3),
+        (8, 4, 5e-4),
+    ],
+)
+def test_words_that_find_links_at_random_wait_as_the_law_says(
+    ranks: int, mib: float, delay_s: float
+) -> None:
+    """Ranks that wake at random are not in step; where no word waited, it would be up to 20% faster."""
+    drawn, slope, n = np.random.default_rng(0), 8 / (5e8 * WIRE_FRAMING), mib * 2**20
+    how: Any = {"messages": 8, "wakes_s": lambda: float(drawn.exponential(2e-4))}
+    played_s = all_reduce_s(ranks, n, slope, 2 * delay_s, **how)
+    assert GlooRing(2e-4, slope, workers=ranks, delay_s=delay_s)(n) == pytest.approx(
+        played_s, rel=0.07
+    )
 
 
-@given(st.integers(2, 17), slopes, times, times, times, st.floats(0, 1), st.floats(0, 1e-2))
+@given(st.integers(2, 17), slopes, times, times, st.floats(0, 1e-2))
 def test_no_message_is_faster_than_its_bytes_and_its_round_trips(
-    ranks: int,
-    slope: float,
-    software_s: float,
-    wake_s: float,
-    delay_s: float,
-    line: float,
-    saved: float,
+    ranks: int, slope: float, software_s: float, delay_s: float, saved: float
 ) -> None:
-    how: Any = {"workers": ranks, "delay_s": delay_s, "in_line": line, "burst_s": saved}
-    cost = GlooRing(software_s, wake_s, slope, **how)
+    cost = GlooRing(software_s, slope, workers=ranks, delay_s=delay_s, burst_s=saved)
     found, steps = cost(SIZES), 2 * (ranks - 1)
-    trips_s = 4 * delay_s + wake_s
-    assert np.all(found >= steps * trips_s * (1 - 1e-9))
+    assert np.all(found >= steps * (4 * delay_s + software_s) * (1 - 1e-9))
     wire_s = steps / ranks * SIZES * slope
-    assert np.all(found >= wire_s - 2 * saved - 1e-12), "each half may begin with a burst"
-    assert np.all(np.diff(found) >= -1e-12 - 2 * saved), "more bytes never take less"
+    assert np.all(found >= wire_s * (1 - 1e-9))
+    assert np.all(np.diff(found) >= -1e-12), "more bytes never take less"
     assert cost.at(delay_s=2 * delay_s)(1.0) > cost(1.0)
     terms = cost.terms(SIZES)
     np.testing.assert_allclose(sum(terms), found, rtol=1e-9)
+    at_once = replace(cost, software_s=0.0, delay_s=0.0)
+    np.testing.assert_allclose(at_once(SIZES), wire_s, rtol=1e-9)
 
 
 @given(st.integers(2, 17), times, times, times)
 def test_delay_enters_linearly_for_small_messages(
-    ranks: int, wake_s: float, one_s: float, more_s: float
+    ranks: int, software_s: float, one_s: float, more_s: float
 ) -> None:
     """A round trip a step: four delays, of the two links both ways."""
-    ring = GlooRing(0.0, wake_s, 0.0, workers=ranks)
+    ring = GlooRing(software_s, 0.0, workers=ranks)
     slower_s = ring.at(delay_s=one_s + more_s)(64.0) - ring.at(delay_s=one_s)(64.0)
     assert slower_s == pytest.approx(2 * (ranks - 1) * 4 * more_s, rel=1e-6)
 
 
 @given(st.integers(2, 9), st.floats(1e-5, 5e-4), st.floats(1e-5, 1e-2))
 def test_over_links_that_save_the_longer_of_software_and_bytes_decides(
-    ranks: int, wake_s: float, busy_s: float
+    ranks: int, software_s: float, busy_s: float
 ) -> None:
-    """As of `Stepped`, wherever all that is saved while the software runs fits into the bucket."""
+    """As of `Stepped`: a bucket holds all that is saved while the software runs."""
     n = 1e3
-    ring = GlooRing(0.0, wake_s, busy_s * ranks / n, workers=ranks, burst_s=2e-3)
+    ring = GlooRing(software_s, busy_s * ranks / n, workers=ranks, burst_s=2e-3)
     steps = 2 * (ranks - 1)
-    assert ring(n) == pytest.approx(steps * max(wake_s, busy_s), abs=2 * (wake_s + busy_s))
+    assert ring(n) == pytest.approx(steps * max(software_s, busy_s))
 
 
 def test_a_cost_carried_elsewhere_and_back_is_the_same() -> None:
@@ -130,11 +146,11 @@ def test_a_cost_carried_elsewhere_and_back_is_the_same() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GlooRing(0, 0, 1e-9), "workers is None: must be at least 2"),
-        (lambda: GlooRing(0, 0, 1e-9, workers=2, algorithm="tree"), "all_reduce by tree"),
-        (lambda: GlooRing(0, -1.0, 1e-9, workers=2), "wake_s is -1.0: at least 0"),
-        (lambda: GlooRing(0, 0, 1, workers=2).at(rate_bits_per_s=1e9), "measured at 0 bit/s"),
-        (lambda: GlooRing(0, 0, 1, workers=2).at(algorithm="tree"), "cannot be carried to tree"),
+        (lambda: GlooRing(0, 1e-9), "workers is None: must be at least 2"),
+        (lambda: GlooRing(0, 1e-9, workers=2, algorithm="tree"), "all_reduce by tree"),
+        (lambda: GlooRing(-1.0, 1e-9, workers=2), "software_s is -1.0: at least 0"),
+        (lambda: GlooRing(0, 1, workers=2).at(rate_bits_per_s=1e9), "measured at 0 bit/s"),
+        (lambda: GlooRing(0, 1, workers=2).at(algorithm="tree"), "cannot be carried to tree"),
         (lambda: carried(made(), "emulated:1gbit-delay1ms-loss0.01", 4, cores=2), "lose nothing"),
         (lambda: carried(made(), "loopback", 4, cores=2), "no cost can be carried to loopback"),
         (lambda: carried(made().assign(link="host"), LABS[0][0], 4, cores=2), "calibrate one"),
@@ -159,7 +175,7 @@ def test_labs_that_follow_the_law_tell_any_other() -> None:
 
 def test_a_link_is_told_from_links_of_its_kind() -> None:
     """The other kind would tell it wrong: its processes take another time."""
-    slow = np.array([np.log(1e-3), np.log(2e-3), *TRUE[2:]])
+    slow = np.array([np.log(2e-3), *TRUE[1:]])
     tbf = [("lab:1gbit", 2), ("lab:500mbit", 4)]
     rows = pd.concat([made(), made(tbf, values=slow), made([("emulated:1gbit-delay0ms", 2)])])
     assert len(ring_labs(rows)) == 8
@@ -194,7 +210,7 @@ def test_intervals_hold_labs_that_were_not_calibrated() -> None:
     rows = made([*dict.fromkeys(labs[:10])], scatter=0.04)
     work = Workload.from_arrays(0.01, [0.01] * 3, [1_000_000, 200_000, 4_000_000])
     plan, calibration = FusionPlan("three", (1, 2, 3)), carried_to(rows, labs[10:], cores=2)
-    names, held, wide = ("software_s", "wake_s", "link_s_per_byte", "delay_s"), [], []
+    names, held, wide = ("software_s", "link_s_per_byte", "delay_s"), [], []
     for lab in labs[10:]:
         known, truth = calibration.between(*lab), ring_at(TRUE, *lab)
         factor = float(np.exp(0.04 * drawn.normal()))
@@ -234,4 +250,3 @@ def test_credit_and_framing_are_those_of_the_links_own_kind() -> None:
     for link, framing in [("lab:500mbit", FRAMING), ("emulated:500mbit-delay2ms", WIRE_FRAMING)]:
         line = Calibration.of(row(link), UNFITTED, draws=0).between(link, 4).cost
         assert line(1e9) - line(0.0) == pytest.approx(1.5e9 * 8 / (5e8 * framing), rel=1e-9)
-    assert labs_of(row("lab:500mbit"))

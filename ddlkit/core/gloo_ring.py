@@ -4,8 +4,17 @@ Read in gloo's source (allreduce.cc, tcp/pair.cc; 2025) and found again in measu
 ring is cut into segments, two at least, of 1 MiB at most. Two are under way at once: a rank enters a
 segment, which is to receive one and to send one, when both of the segment but one before are done. It
 then tells its neighbour that it is ready, and what it sends itself waits for the same word from the other
-side. So small messages pay a round trip a step, not one way; large ones hide it behind the other segment,
-but for this: the word stands in line behind the bytes that are on the link already.
+side. So small messages pay a round trip for each pair of segments, not one way a step.
+
+Large ones hide the round trip behind the other segment of the pair, but not all of it: the word stands in
+line behind the bytes that are on its link already. Ranks are not in step to the microsecond, so the word
+finds the link at any time of the pair's T seconds: with bytes of x seconds a segment the link is busy 2x of
+them, and then as a rule x from being free, as the two segments follow one another. With the round trip r,
+
+    T = r + x + (2x / T) x    or    T = ((r + x) + sqrt((r + x)^2 + 8 x^2)) / 2
+
+that is r + x for small segments, and the link's own 2x where there is nothing to wait for. It has no
+parameter to fit. (Where all ranks are in step, words either never wait or always do: the truth is between.)
 """
 
 from __future__ import annotations
@@ -24,57 +33,23 @@ SEGMENT_BYTES = 2**20
 """Of a segment, at most."""
 UNDER_WAY = 2
 """Segments of each rank at once, and least of a step."""
-PLAYED = 48
-"""Segments of one half that are played one by one; from then on each pair takes as long as the last."""
 
 
 def half_s(
-    steps: ArrayLike,
-    *,
-    bytes_s: ArrayLike,
-    software_s: ArrayLike = 0.0,
-    wake_s: ArrayLike = 0.0,
-    way_s: ArrayLike = 0.0,
-    in_line: ArrayLike = 1.0,
-    burst_s: ArrayLike = 0.0,
+    segments: ArrayLike, *, bytes_s: ArrayLike, trip_s: ArrayLike, burst_s: ArrayLike = 0.0
 ) -> Floats:
-    """From when all ranks begin until all have received and taken in the last of ``steps`` segments.
+    """From when all ranks begin until all have taken in the last of so many segments, over equal links.
 
-    All links are equal; every argument may be an array, and they broadcast.
+    Every argument may be an array, and they broadcast. All but the last of the pairs take T.
 
-    bytes_s : of a segment on its link; software_s : before its bytes leave, while the link rests
-    wake_s : from its arrival until its receiver can go on; way_s : from one rank to another
-    in_line : share of a segment's bytes that stand on the link before the word that follows it
-    burst_s : most credit that a resting link saves, in seconds of its rate
+    bytes_s : of a segment on its link; trip_s : of word and bytes, both ways, software included
+    burst_s : most credit that a resting link saves, in seconds of its rate; each pair has a rest at most
     """
-    shaped = np.broadcast_arrays(
-        *(
-            np.asarray(one, float)
-            for one in (steps, bytes_s, software_s, wake_s, way_s, in_line, burst_s)
-        )
-    )
-    count, carried_s, before_s, after_s, way, share, depth_s = shaped
-    played = np.where(count > PLAYED, PLAYED - (count - PLAYED) % 2, count).astype(int)
-    # Of the last two segments: when asked for, begun and left. The links have rested as between two halves.
-    begun = asked = left = -(way + after_s)
-    credit = entered = np.zeros(count.shape)
-    earlier = np.full(count.shape, -np.inf)
-    ends = []
-    for _ in range(int(played.max(initial=0))):
-        entered = np.maximum(entered, earlier + way + after_s)
-        behind = np.where(asked <= entered, begun + share * (left - begun), entered)
-        asked = np.maximum(entered, behind) + way
-        begun = np.maximum(asked, left)
-        saved = np.minimum(depth_s, credit + begun + before_s - left)
-        waits = np.maximum(0.0, carried_s - saved)
-        credit = saved + waits - carried_s
-        earlier, left = left, begun + before_s + waits
-        ends.append(left)
-    found = np.stack(ends)
-    last, before = (
-        np.take_along_axis(found, np.maximum(played - back, 0)[None], axis=0)[0] for back in (1, 3)
-    )
-    return np.asarray(last + (count - played) / 2 * (last - before) + way + after_s)
+    count, x, r = (np.asarray(one, float) for one in (segments, bytes_s, trip_s))
+    pairs = np.ceil(count / 2)
+    pair_s = ((r + x) + np.sqrt((r + x) ** 2 + 8 * x**2)) / 2
+    played_s = (pairs - 1) * pair_s + r + x * np.where(count % 2, 1, 2)
+    return np.maximum(np.maximum(count * x, pairs * r), played_s - pairs * np.asarray(burst_s))
 
 
 def ring_s(
@@ -82,58 +57,47 @@ def ring_s(
     workers: ArrayLike,
     *,
     software_s: ArrayLike,
-    wake_s: ArrayLike,
     link_s_per_byte: ArrayLike,
     core_share: ArrayLike,
-    in_line: ArrayLike,
-    way_s: ArrayLike,
+    delay_s: ArrayLike,
     burst_s: ArrayLike,
 ) -> Floats:
     """Two halves, which add parts and hand them round; every argument may be an array: see `GlooRing`."""
     sizes, ranks = np.asarray(n_bytes, float), np.asarray(workers, float)
     whole = np.maximum(np.ceil(sizes / SEGMENT_BYTES), UNDER_WAY * ranks)
-    cut, waits = np.ceil(whole / ranks), np.maximum(1.0, ranks * np.asarray(core_share))
-    return 2 * half_s(
-        (ranks - 1) * cut,
-        bytes_s=sizes / (cut * ranks) * np.asarray(link_s_per_byte),
-        software_s=software_s * waits,
-        wake_s=wake_s * waits,
-        way_s=way_s,
-        in_line=in_line,
-        burst_s=burst_s,
-    )
+    cut = np.ceil(whole / ranks)
+    waits = np.maximum(1.0, ranks * np.asarray(core_share))
+    bytes_s = sizes / (cut * ranks) * np.asarray(link_s_per_byte)
+    trip_s = 4 * np.asarray(delay_s) + np.asarray(software_s) * waits
+    return 2 * half_s((ranks - 1) * cut, bytes_s=bytes_s, trip_s=trip_s, burst_s=burst_s)
 
 
 @dataclass(frozen=True, eq=False)
 class GlooRing(MessageCost):
     """An all-reduce of gloo's from what it is made of, so that it can be carried to other labs.
 
-    Each of its steps is cut into segments, and played by `half_s`. Where cores are fewer than ranks their
+    Each of its steps is cut into segments, as `half_s` says. Where cores are fewer than ranks their
     software waits for one: it takes workers x core_share times as long, if that is above 1.
 
-    software_s, wake_s : of a segment, by a rank that has its core, before its bytes and after
-    link_s_per_byte : of one link
-    rate_bits_per_s, delay_s, burst_s : of each link; a way passes two delays
+    software_s : of a round trip, by ranks that have their cores; link_s_per_byte : of one link
+    rate_bits_per_s, delay_s, burst_s : of each link; a round trip passes four delays
     core_share : share of all cores that a rank's software takes while it runs
-    in_line : share of a segment's bytes that stand on a link before the word that follows
 
     Raises UserError for numbers below zero and without workers.
 
-    >>> ring = GlooRing(0.0, 1e-4, 8e-9, workers=4, rate_bits_per_s=1e9)
+    >>> ring = GlooRing(1e-4, 8e-9, workers=4, rate_bits_per_s=1e9)
     >>> round(ring(8), 6), round(ring.at(delay_s=1e-3)(8), 6)  # a round trip for each of 6 steps
     (0.0006, 0.0246)
     """
 
     form: ClassVar[str] = "gloo_ring"
     software_s: float
-    wake_s: float
     link_s_per_byte: float
     algorithm: str | None = field(default="ring", kw_only=True)
     rate_bits_per_s: float = field(default=0.0, kw_only=True)
     delay_s: float = field(default=0.0, kw_only=True)
     burst_s: float = field(default=0.0, kw_only=True)
     core_share: float = field(default=0.0, kw_only=True)
-    in_line: float = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -143,16 +107,13 @@ class GlooRing(MessageCost):
             )
         if not isinstance(self.workers, int) or self.workers < 2:
             raise UserError(f"gloo_ring cost: workers is {self.workers}: must be at least 2")
-        own = ("software_s", "wake_s", "link_s_per_byte", "rate_bits_per_s", "delay_s", "burst_s")
-        for name in (*own, "core_share", "in_line"):
+        for name in (*_OWN, "rate_bits_per_s"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise UserError(f"gloo_ring cost: {name} is {getattr(self, name)}: at least 0")
 
     def _seconds(self, sizes: Floats) -> Floats:
         assert self.workers is not None  # checked when made
-        names = ("software_s", "wake_s", "link_s_per_byte", "core_share", "in_line", "burst_s")
-        known = {name: getattr(self, name) for name in names}
-        return ring_s(sizes, self.workers, way_s=2 * self.delay_s, **known)
+        return ring_s(sizes, self.workers, **{name: getattr(self, name) for name in _OWN})
 
     def terms(self, n_bytes: ArrayLike) -> Terms:
         """Parts of the time of ``n_bytes`` (any shape): of the links; what delay adds; the rest, software."""
@@ -194,3 +155,6 @@ class GlooRing(MessageCost):
             burst_s=self.burst_s if burst_s is None else burst_s,
             samples=None,
         )
+
+
+_OWN = ("software_s", "link_s_per_byte", "core_share", "delay_s", "burst_s")

@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from ddlkit.core.cost import Samples, Stepped, Table
 from ddlkit.core.errors import UserError
@@ -121,9 +120,9 @@ EQUAL = re.compile(r"lab:[\w.]+bit|emulated:[\w.]+bit-delay[\d.]+ms(-burst[\d.]+
 """Links that are all alike, have a rate and a delay, and lose nothing: what `Rings` carries from and to."""
 SCATTER = 0.03
 """Relative error of a lab's median that is nothing special: beside it, what is believed beforehand counts."""
-BELIEVED = {"software_s": (0.5, 1.0), "core_share": (1.0, 1.0), "in_line": (0.7, 0.2)}
-"""Beforehand, and its deviation: software over wake, and share times cores, as logarithms; in_line itself.
-One kind of lab alone does not tell them all."""
+BELIEVED_FAR = 1.0
+"""By how much, as a logarithm, the share of the cores may well differ from one core's: labs of one number of
+ranks do not tell it."""
 GRID: Floats = np.exp2(np.arange(8.0, 30.25, 0.25))
 """Bytes at which a carried cost is computed; between them it is interpolated."""
 NOISE_SIZES: Floats = KIB * np.exp2(np.arange(20.0))
@@ -185,28 +184,26 @@ class _Points:
         )
         self.workers = each(lab.workers for lab in labs)
         named = [lab.named for lab in labs]
-        self.way_s = each(2 * one.delay_s for one in named)
+        self.delay_s = each(one.delay_s for one in named)
         self.burst_s = each(one.burst_s for one in named)
         self.wire_s = each(8 / (one.rate_bits_per_s * one.framing) for one in named)
 
     def told_s(self, values: Floats) -> Floats:
-        """(..., n) by (..., 5) values: logarithms of software, wake, efficiency and share, and in_line."""
-        software_s, wake_s, over, share = np.moveaxis(np.exp(values[..., :4]), -1, 0)[..., None]
+        """(..., n) by (..., 3) logarithms: software, bytes' time over the rate's, share of the cores."""
+        software_s, over, share = np.moveaxis(np.exp(values), -1, 0)[..., None]
         return ring_s(
             self.bytes,
             self.workers,
             software_s=software_s,
-            wake_s=wake_s,
             link_s_per_byte=over * self.wire_s,
             core_share=share,
-            in_line=values[..., 4:],
-            way_s=self.way_s,
+            delay_s=self.delay_s,
             burst_s=self.burst_s,
         )
 
 
-def fit_rings(labs: Sequence[RingLab], cores: int) -> NDArray[np.float64]:
-    """(5,) values as of `_Points.told_s`: those that all labs together say, each lab counting alike.
+def fit_rings(labs: Sequence[RingLab], cores: int) -> Floats:
+    """(3,) values as of `_Points.told_s`: those that all labs together say, each lab counting alike.
 
     Least squares of logarithms, in which a few sizes that are far off count less. Raises UserError for none.
     """
@@ -214,33 +211,24 @@ def fit_rings(labs: Sequence[RingLab], cores: int) -> NDArray[np.float64]:
 
     if not labs:
         raise UserError("no lab to extrapolate from: calibrate one at least")
-    points = _Points(labs)
-    (ratio, wide), (cored, far), (share, about) = BELIEVED.values()
-    # A segment of the smallest message of the first lab, less its round trip: near enough to begin with.
-    first = labs[0]
-    trips_s = 4 * first.named.delay_s
-    wake_s = max(2e-5, float(first.seconds[0]) / (2 * (first.workers - 1)) - trips_s) / 1.5
-    start = np.array([np.log(wake_s * ratio), np.log(wake_s), 0.0, -np.log(cores / cored), share])
+    points, first = _Points(labs), labs[0]
+    step_s = float(first.seconds[0]) / (2 * (first.workers - 1)) - 4 * first.named.delay_s
+    software, share = np.log(max(2e-5, step_s)), -np.log(cores)
 
     def off(values: Floats) -> Floats:
         told = np.log(points.told_s(values) / points.seconds) * points.weight / SCATTER
-        believed = np.stack(
-            [
-                (values[..., 0] - values[..., 1] - np.log(ratio)) / wide,
-                (values[..., 3] - start[3]) / far,
-                (values[..., 4] - share) / about,
-            ],
-            axis=-1,
-        )
+        believed = (values[..., 2:] - share) / BELIEVED_FAR
         return np.concatenate([told, believed], axis=-1)
 
     def slopes(values: Floats) -> Floats:
-        step = 1e-4
-        found = off(values + step * np.eye(5)) - off(values - step * np.eye(5))
-        return np.asarray(found.T / (2 * step))
+        step = 1e-5 * np.eye(3)
+        return np.asarray((off(values + step) - off(values - step)).T / 2e-5)
 
-    bounds = ([-20, -20, -0.2, -6, 0.0], [0, 0, 0.5, 0, 1.0])
-    return np.asarray(least_squares(off, start, slopes, bounds, loss="soft_l1").x)
+    # Whether ranks wait for cores at all is no small step: from both sides.
+    starts = [(software, 0.0, share), (software, 0.0, share - np.log(8))]
+    how: Any = {"bounds": ([-20, -0.5, -6], [0, 0.5, 0]), "loss": "soft_l1"}
+    found = [least_squares(off, np.array(start), slopes, **how) for start in starts]
+    return np.asarray(min(found, key=lambda one: one.cost).x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,8 +289,8 @@ class Rings:
     def between(self, link: str, workers: int) -> Communication:
         """All that a forecast needs. Its noise holds the error of being told from other labs.
 
-        That error is the labs' own when each is left out, where bytes and software stand to one another
-        alike, by Student's t with as many degrees as there are labs. A single lab tells none: no interval.
+        That error is the labs' own when each is left out, where bytes, software and delay stand to one
+        another alike, by Student's t with as many degrees as labs count. A single lab tells none.
         """
         ring, named = self.at(link, workers), read_link(link)
         steady = Samples(GRID, np.maximum(1.0, np.minimum(16.0, 2**25 // GRID)))
@@ -313,30 +301,39 @@ class Rings:
         return Communication(cost, (cost,) * DRAWS, shared, self._noise(ring))
 
     def _noise(self, ring: GlooRing) -> Noise:
-        """Of NOISE_SIZES of the lab that ``ring`` is of."""
-        placed = [_place(self.at(lab.link, lab.workers), lab.bytes) for lab in self.labs]
+        """Of NOISE_SIZES of the lab that ``ring`` is of.
+
+        Each size of each lab counts by how near it is in `_places`, in units of NEIGHBOURS; single messages
+        scatter as they do at the nearest.
+        """
+        places = [_places(self.at(lab.link, lab.workers), lab.bytes) for lab in self.labs]
+        squares = [
+            error**2 + lab.drift**2 for lab, error in zip(self.labs, self.errors, strict=True)
+        ]
         ratios, drift, degrees = [], [], []
-        for here in _place(ring, NOISE_SIZES).tolist():
-            near = [np.abs(one - here) for one in placed]
-            least = max(np.log(NEIGHBOURS), min(float(one.min()) for one in near))
-            chosen = [np.flatnonzero(one <= least) for one in near]
-            there = [k for k, one in enumerate(chosen) if one.size]
-            ratios.append(
-                np.concatenate([self.labs[k].ratios[j] for k in there for j in chosen[k]])
-            )
-            squares = [
-                float(np.mean(self.errors[k][chosen[k]] ** 2)) + self.labs[k].drift ** 2
-                for k in there
+        for here in _places(ring, NOISE_SIZES).T:
+            far = [
+                ((one - here[:, None]) ** 2).sum(axis=0) / np.log(NEIGHBOURS) ** 2 for one in places
             ]
-            drift.append(float(np.mean(squares)) ** 0.5)
-            degrees.append(float(len(there)))
-        return Noise(NOISE_SIZES, tuple(ratios), np.array(drift, float), np.array(degrees, float))
+            least = min(float(one.min()) for one in far)
+            weights = [np.exp((least - one) / 2) for one in far]
+            each = np.array([one.sum() for one in weights])
+            both = zip(weights, squares, strict=True)
+            drift.append((sum(float(w @ square) for w, square in both) / each.sum()) ** 0.5)
+            degrees.append(max(1.0, each.sum() ** 2 / (each**2).sum() - 1))
+            pairs = zip(self.labs, far, strict=True)
+            kept = [lab.ratios[k] for lab, one in pairs for k in np.flatnonzero(one <= least + 1)]
+            ratios.append(np.concatenate(kept))
+        return Noise(NOISE_SIZES, tuple(ratios), np.array(drift), np.array(degrees))
 
 
-def _place(ring: GlooRing, sizes: Floats) -> Floats:
-    """(s,) logarithm of the bytes' time over all other."""
+def _places(ring: GlooRing, sizes: Floats) -> Floats:
+    """(2, s) logarithms: of bytes' time over all other; of a round trip's software over its delay."""
     terms = ring.terms(sizes)
-    return np.asarray(np.log(terms.bytes_s / np.maximum(terms.software_s + terms.delay_s, 1e-9)))
+    other_s = np.maximum(1e-9, terms.software_s + terms.delay_s)
+    waits = max(1.0, (ring.workers or 0) * ring.core_share)
+    trip = np.log(max(1e-6, ring.software_s * waits) / max(1e-5, 4 * ring.delay_s))
+    return np.stack([np.log(terms.bytes_s / other_s), np.full(sizes.shape, trip)])
 
 
 def check_equal(link: str) -> None:
@@ -352,17 +349,15 @@ def ring_at(values: Floats, link: str, workers: int) -> GlooRing:
     """What `fit_rings` found, over a link. Raises UserError for one that is not of equal, lossless links."""
     check_equal(link)
     named = read_link(link)
-    software_s, wake_s, over, share = np.exp(values[:4]).tolist()
+    software_s, over, share = np.exp(values).tolist()
     return GlooRing(
         software_s,
-        wake_s,
         over * 8 / (named.rate_bits_per_s * named.framing),
         workers=workers,
         rate_bits_per_s=named.rate_bits_per_s,
         delay_s=named.delay_s,
         burst_s=named.burst_s,
         core_share=share,
-        in_line=float(values[4]),
     )
 
 

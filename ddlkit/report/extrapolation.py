@@ -24,12 +24,13 @@ import pandas as pd
 from ddlkit.core.errors import UserError
 from ddlkit.core.lablink import read_link
 from ddlkit.core.link import wire_s_per_byte
-from ddlkit.core.schedule import STEPS
+from ddlkit.core.schedule import ALGORITHMS, STEPS
 from ddlkit.model.calibration import undisturbed
 from ddlkit.model.extrapolation import (
     EQUAL,
     RingLab,
     Rings,
+    carried_to,
     join_labs,
     played_s,
     ring_at,
@@ -40,6 +41,8 @@ from ddlkit.model.extrapolation import (
 WELL = 0.03
 """Median |error| of a lab that counts as well predicted."""
 WAYS = ("one", "others")
+DRAWN = 2000
+"""Messages that an interval is of."""
 KEYS = ["kind", "link", "ranks"]
 Lab = tuple[str, int]
 """Link and ranks."""
@@ -141,6 +144,34 @@ def round_trips(collectives: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def confirmed(fresh: pd.DataFrame, known: pd.DataFrame, cores: int) -> pd.DataFrame:
+    """Labs that were measured afterwards, told from those that were known: a row per lab and size.
+
+    off : size of the error of the median; inside : whether the interval of 95% of messages holds it
+
+    Raises UserError where there is no lab of equal links.
+    """
+    labs = ring_labs(fresh)
+    if not labs:
+        raise UserError("no lab of equal links to confirm by: record examples/labs_fresh.yml")
+    told, frames = carried_to(known, [(lab.link, lab.workers) for lab in labs], cores=cores), []
+    for lab in labs:
+        there = told.between(lab.link, lab.workers)
+        assert there.noise is not None  # of several labs
+        factors, predicted_s = there.noise.factors(lab.bytes, DRAWN), there.cost(lab.bytes)
+        low_s, high_s = np.quantile(factors, [0.025, 0.975], axis=0) * predicted_s
+        inside = (low_s <= lab.seconds) & (lab.seconds <= high_s)
+        row = {
+            "link": lab.link,
+            "ranks": lab.workers,
+            "bytes": lab.bytes,
+            "measured_s": lab.seconds,
+        }
+        row |= {"predicted_s": predicted_s, "low_s": low_s, "high_s": high_s, "inside": inside}
+        frames.append(pd.DataFrame({**row, "off": np.abs(predicted_s / lab.seconds - 1)}))
+    return pd.concat(frames, ignore_index=True)
+
+
 # -- other algorithms --------------------------------------------------------------------------
 
 
@@ -201,3 +232,19 @@ def choices(told: pd.DataFrame, by: str = "played_s") -> pd.DataFrame:
         where = {"link": link, "ranks": ranks, "bytes": size}
         rows.append({**where, **names, "regret": regret, "always": always})
     return pd.DataFrame(rows)
+
+
+def over_fastest(told: pd.DataFrame, link: str, ranks: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Predicted and measured times of a lab over the fastest measured of each size: by size and algorithm.
+
+    told : as of `algorithms_told`
+    """
+    lab = told[(told["link"] == link) & (told["ranks"] == ranks)]
+    least_s = lab.groupby("bytes")["measured_s"].min()
+    names = lab["algorithm"].str.removeprefix(STEPS)
+    of = lab.assign(algorithm=pd.Categorical(names, list(ALGORITHMS)))
+    predicted, measured = (
+        of.pivot_table(by, "bytes", "algorithm", observed=True).div(least_s, axis=0)
+        for by in ("played_s", "measured_s")
+    )
+    return predicted.rename(columns=str), measured.rename(columns=str)
