@@ -223,6 +223,11 @@ def algorithms_told(
     return pd.DataFrame(rows)
 
 
+def core_share(collectives: pd.DataFrame, link: str, cores: int) -> float:
+    """Of all cores that a rank's software takes, as gloo's own ring tells in all labs like ``link``."""
+    return ring_at(Rings.of(collectives, link, cores).values, link, 2).core_share
+
+
 def choices(told: pd.DataFrame, by: str = "played_s") -> pd.DataFrame:
     """Of each lab and size: which algorithm is predicted and which measured as the fastest, and the regret.
 
