@@ -17,6 +17,7 @@ gloo's own ring is told two ways: "one", from one lab alone, and "others", from 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -183,8 +184,12 @@ def stepped_labs(collectives: pd.DataFrame) -> dict[tuple[str, str, int], pd.Dat
     return {(str(name), str(link), int(ranks)): one for (name, link, ranks), one in groups}
 
 
-def algorithms_told(collectives: pd.DataFrame, cores: int, base: Lab) -> pd.DataFrame:
+def algorithms_told(
+    collectives: pd.DataFrame, cores: int, base: Lab, core_share: float | None = None
+) -> pd.DataFrame:
     """Messages sent step by step, all told from the ring of one lab: a row per algorithm, lab and size.
+
+    core_share : of all cores that a rank's software takes, where that is known; else a whole core
 
     measured_s : median; told_s : by `Stepped`, whose links save wherever they rest or not at all
     played_s : by `played_s`, with what a link saves by its name
@@ -197,6 +202,8 @@ def algorithms_told(collectives: pd.DataFrame, cores: int, base: Lab) -> pd.Data
         link, ranks = base
         raise UserError(f"no {STEPS}ring of {ranks} ranks over {link} to tell others from")
     origin, rows = join_labs([stepped_lab(labs[known])], cores), []
+    if core_share is not None:
+        origin = replace(stepped_lab(labs[known], core_share=core_share), core_share=core_share)
     for (name, link, ranks), each in labs.items():
         if (name, link, ranks) == known:
             continue
@@ -214,6 +221,11 @@ def algorithms_told(collectives: pd.DataFrame, cores: int, base: Lab) -> pd.Data
             played = played_s(carried, n_bytes, in_a_row, named.burst_s)
             rows.append({**row, "told_s": carried(n_bytes), "played_s": played})
     return pd.DataFrame(rows)
+
+
+def core_share(collectives: pd.DataFrame, link: str, cores: int) -> float:
+    """Of all cores that a rank's software takes, as gloo's own ring tells in all labs like ``link``."""
+    return ring_at(Rings.of(collectives, link, cores).values, link, 2).core_share
 
 
 def choices(told: pd.DataFrame, by: str = "played_s") -> pd.DataFrame:

@@ -295,7 +295,7 @@ def lines_and_points(
     """
     for name, style in zip(predicted.columns, looks(list(predicted.columns)), strict=True):
         ax.plot(predicted.index, predicted[name], color=style.color, linestyle=style.line)
-        _mark(ax, measured.index, measured[name], style, 5)
+        _mark(ax, measured.index, measured[name], style, 5, "_")
         both = {"color": style.color, "linestyle": style.line, "marker": style.marker}
         ax.plot([], [], label=style.label, markersize=5, **both)
     set_log(ax, log)
