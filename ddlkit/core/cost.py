@@ -128,12 +128,13 @@ class MessageCost(Form):
 
     def __call__(self, n_bytes: ArrayLike) -> Any:
         """Seconds for messages of ``n_bytes`` (any shape); a scalar gives a float."""
-        sizes = np.asarray(n_bytes, dtype=float)
+        one = isinstance(n_bytes, (int, float))  # as planners ask; an array of one takes three times as long
+        sizes = np.float64(n_bytes) if one else np.asarray(n_bytes, dtype=float)
         seconds = self._seconds(sizes)
         return float(seconds) if sizes.ndim == 0 else seconds
 
     @abstractmethod
-    def _seconds(self, sizes: Floats) -> Floats: ...
+    def _seconds(self, sizes: Any) -> Any: ...
 
     def collective_bytes(self, n_bytes: ArrayLike) -> Floats:
         """Size of each of the collectives that a message of ``n_bytes`` (any shape) really is."""
