@@ -128,8 +128,9 @@ class MessageCost(Form):
 
     def __call__(self, n_bytes: ArrayLike) -> Any:
         """Seconds for messages of ``n_bytes`` (any shape); a scalar gives a float."""
-        one = isinstance(n_bytes, (int, float))  # as planners ask; an array of one takes three times as long
-        sizes = np.float64(n_bytes) if one else np.asarray(n_bytes, dtype=float)
+        if isinstance(n_bytes, (int, float)):  # an array of one number takes three times as long
+            return float(self._seconds(np.float64(n_bytes)))
+        sizes = np.asarray(n_bytes, dtype=float)
         seconds = self._seconds(sizes)
         return float(seconds) if sizes.ndim == 0 else seconds
 

@@ -550,7 +550,7 @@ def _resamples(
 
 
 def _refitted(
-    kind: type[Form],
+    kind: Callable[..., Any],
     fitter: Fitter,
     at: Sequence[Floats],
     times: Floats,
@@ -562,7 +562,7 @@ def _refitted(
     sizes, starts = np.unique(at[0], return_index=True)
     groups = np.split(times[np.stack(drawn)], starts[1:], axis=1)
     medians = np.column_stack([np.median(group, axis=1) for group in groups])
-    return (dict(zip(parameters(kind), (sizes, row), strict=True)) for row in medians)
+    return (dict(zip(parameters(Table), (sizes, row), strict=True)) for row in medians)
 
 
 # -- where it was not fitted -------------------------------------------------------------------

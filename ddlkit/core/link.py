@@ -111,7 +111,8 @@ class Link:
         if not all(np.isfinite(column).all() for column in columns):
             raise UserError("messages on a link: every time must be finite")
         if self.in_flight == 1:
-            return one_by_one(*columns, self.burst_s, self.slowdown)
+            begin_s, software_s, wire_s = columns
+            return one_by_one(begin_s, software_s, wire_s, self.burst_s, self.slowdown)
         starts_s, ends_s = np.empty(columns[0].shape), np.empty(columns[0].shape)
         for scenario in np.ndindex(ends_s.shape[:-1]):
             played = self._shared(*(column[scenario].tolist() for column in columns))
