@@ -128,12 +128,14 @@ class MessageCost(Form):
 
     def __call__(self, n_bytes: ArrayLike) -> Any:
         """Seconds for messages of ``n_bytes`` (any shape); a scalar gives a float."""
+        if isinstance(n_bytes, (int, float)):  # an array of one number takes three times as long
+            return float(self._seconds(np.float64(n_bytes)))
         sizes = np.asarray(n_bytes, dtype=float)
         seconds = self._seconds(sizes)
         return float(seconds) if sizes.ndim == 0 else seconds
 
     @abstractmethod
-    def _seconds(self, sizes: Floats) -> Floats: ...
+    def _seconds(self, sizes: Any) -> Any: ...
 
     def collective_bytes(self, n_bytes: ArrayLike) -> Floats:
         """Size of each of the collectives that a message of ``n_bytes`` (any shape) really is."""
