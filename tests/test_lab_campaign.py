@@ -229,7 +229,7 @@ def test_a_wrong_network_or_plan_is_told_before_anything_is_measured(
         ("campaign_osf", 25, 120, 900),
         ("campaign", 150, 600, 7200),
         ("campaign_links", 150, 600, 7200),
-        ("campaign_regimes", 30, 120, 1800),
+        ("campaign_regimes", 15, 120, 1800),
     ],
 )
 def test_the_examples_are_as_large_as_they_say(
