@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -81,6 +82,43 @@ class Group:
             if position < 0:
                 return name
         raise IndexError(position)
+
+    @torch.no_grad()
+    def choose(self, select: Selector) -> None:
+        """Add the gradients to the residual, and take out of it what is to be sent: positions and values.
+
+        Where a gradient has no order or is not float32, what is sent names it to every rank.
+        """
+        gradients = [parameter.grad for parameter in self.parameters]
+        for place, gradient in enumerate(gradients):
+            if gradient is not None and gradient.dtype != torch.float32:
+                return self._name(self.residual.numel() + place)
+        for part, gradient in zip(self.parts(self.residual), gradients, strict=True):
+            if gradient is not None:
+                part.add_(gradient)
+        try:
+            self.positions = select(self.residual.abs(), self.k)
+        except UserError:  # an element has no order
+            return self._name(int(self.residual.isnan().nonzero()[0]))
+        self.values = self.residual[self.positions]
+        self.residual[self.positions] = 0.0
+
+    def _name(self, index: int) -> None:
+        """Send no numbers, but which element is none or, beyond all elements, which tensor is not fp32."""
+        self.values = self.residual.new_full((self.k,), float("nan"))
+        self.positions = torch.full_like(self.values, index, dtype=torch.int64)
+
+    @torch.no_grad()
+    def take_mean(self, values: Tensor, indices: Tensor) -> None:
+        """Add up what each rank sent, (P, k), in the order of ranks, and leave the mean in the gradients."""
+        mean = torch.zeros_like(self.residual)
+        for theirs, places in zip(values, indices, strict=True):
+            mean.index_add_(0, places, theirs)
+        mean /= len(values)
+        for parameter, part in zip(self.parameters, self.parts(mean), strict=True):
+            if parameter.grad is None or parameter.grad.layout != torch.strided:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.copy_(part)
 
 
 class SparseExchange:
@@ -167,15 +205,14 @@ class SparseExchange:
         while self._next < len(self.groups):
             self._send(self._next)
         received = [self._wait(number) for number in range(len(self.groups))]
-        sound = torch.stack([values.isfinite().all() for values, _ in received])
-        complaint, self._fault = self._fault, ""
+        complaint = _said(self.groups, received) or self._fault
+        self._fault = ""
         self._begin()
-        if not bool(sound.all()):
-            complaint = self._said(received)
         if complaint:
             raise UserError(f"sparsified training, iteration {self._passes}: {complaint}")
         for number, (values, indices) in enumerate(received):
-            self._scatter(number, values, indices)
+            with self._timed("scatter", number):
+                self.groups[number].take_mean(values, indices)
 
     def close(self) -> None:
         """Leave the module as it was before."""
@@ -222,33 +259,10 @@ class SparseExchange:
         self._next = number + 1
         group = self.groups[number]
         with self._timed("sparsify", number):
-            group.positions, group.values = self._chosen(group)
+            group.choose(self.select)
         for sent in (group.values, group.positions.to(torch.int32)):
             got = sent.new_empty(self.world_size * group.k)
             group.messages.append((got, gather_single(got, sent, async_op=True)))
-
-    def _chosen(self, group: Group) -> tuple[Tensor, Tensor]:
-        """(k,) positions and values to send, which leave the residual; of a fault, what names it."""
-        gradients = [parameter.grad for parameter in group.parameters]
-        for place, gradient in enumerate(gradients):
-            if gradient is not None and gradient.dtype != torch.float32:
-                return self._faulty(group, group.residual.numel() + place)
-        for part, gradient in zip(group.parts(group.residual), gradients, strict=True):
-            if gradient is not None:
-                part.add_(gradient)
-        try:
-            positions = self.select(group.residual.abs(), group.k)
-        except UserError:  # an element has no order
-            bad = group.residual.isnan().nonzero()
-            return self._faulty(group, int(bad[0]))
-        values = group.residual[positions]
-        group.residual[positions] = 0.0
-        return positions, values
-
-    def _faulty(self, group: Group, index: int) -> tuple[Tensor, Tensor]:
-        """What every rank reads as: this element is not finite or, beyond all elements, a tensor not fp32."""
-        values = group.residual.new_full((group.k,), float("nan"))
-        return torch.full_like(values, index, dtype=torch.int64), values
 
     def _wait(self, number: int) -> tuple[Tensor, Tensor]:
         """(P, k) values and indices of a group, of all ranks."""
@@ -260,34 +274,6 @@ class SparseExchange:
         group.messages.clear()
         return values, indices
 
-    @torch.no_grad()
-    def _scatter(self, number: int, values: Tensor, indices: Tensor) -> None:
-        """Add up what each rank sent of a group, in the order of ranks, into the gradients."""
-        group = self.groups[number]
-        with self._timed("scatter", number):
-            mean = torch.zeros_like(group.residual)
-            for theirs, places in zip(values, indices, strict=True):
-                mean.index_add_(0, places, theirs)
-            mean /= self.world_size
-            for parameter, part in zip(group.parameters, group.parts(mean), strict=True):
-                if parameter.grad is None or parameter.grad.layout != torch.strided:
-                    parameter.grad = torch.empty_like(parameter)
-                parameter.grad.copy_(part)
-
-    def _said(self, received: Sequence[tuple[Tensor, Tensor]]) -> str:
-        """The first fault that came with the messages."""
-        for group, (values, indices) in zip(self.groups, received, strict=True):
-            for rank in range(self.world_size):
-                bad = values[rank].isfinite().logical_not_().nonzero()
-                if len(bad):
-                    index, n = int(indices[rank, int(bad[0])]), group.residual.numel()
-                    if index >= n:
-                        return (
-                            f"the gradient of {group.names[index - n]} {FAULTS[1]} on rank {rank}"
-                        )
-                    return f"the gradient of {group.tensor_at(index)} is not finite on rank {rank}"
-        raise AssertionError("no fault was sent")
-
     @contextmanager
     def _timed(self, kind: str, number: int) -> Iterator[None]:
         self.settle()
@@ -295,6 +281,80 @@ class SparseExchange:
         yield
         self.settle()
         self.spans.append(Span(kind, number, start_s, time.perf_counter()))
+
+
+def _said(groups: Sequence[Group], received: Sequence[tuple[Tensor, Tensor]]) -> str:
+    """The first fault that came with the messages, "" if there is none; received : (P, k) of each group."""
+    if bool(torch.stack([values.isfinite().all() for values, _ in received]).all()):
+        return ""
+    for group, (values, indices) in zip(groups, received, strict=True):
+        for rank in range(len(values)):
+            bad = values[rank].isfinite().logical_not_().nonzero()
+            if len(bad):
+                index, n = int(indices[rank, int(bad[0])]), group.residual.numel()
+                if index >= n:
+                    return f"the gradient of {group.names[index - n]} {FAULTS[1]} on rank {rank}"
+                return f"the gradient of {group.tensor_at(index)} is not finite on rank {rank}"
+    raise AssertionError("no fault was sent")
+
+
+class PlayedExchange:
+    """The same with all ranks in one process, one after the other: the same numbers, to the last bit.
+
+    ::
+
+        exchange = PlayedExchange(network, plan, density=0.001, ranks=4)
+        for rank in range(4):
+            loss(rank).backward()
+            exchange.take(rank)
+        exchange.finish()
+
+    Where it is asked what is learned, and not how fast, nobody needs to wait for messages. Raises UserError
+    as `SparseExchange`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        plan: FusionPlan,
+        density: float,
+        ranks: int,
+        *,
+        select: Selector = threshold,
+    ) -> None:
+        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        names = list(reversed(named))
+        if wrong := _wrong(module, named, names, plan, density):
+            raise UserError(f"sparsified training: {wrong}")
+        self.select = select
+        self.ranks = [[_group(names[part], named) for part in plan.slices] for _ in range(ranks)]
+        self.set_density(density)
+
+    def set_density(self, density: float) -> None:
+        """Another density from now on. Raises UserError for one outside (0, 1]."""
+        if wrong := _wrong_density(density):
+            raise UserError(f"sparsified training: {wrong}")
+        self.density = density
+        for group in chain.from_iterable(self.ranks):
+            group.k = selected(group.residual.numel(), density)
+
+    def take(self, rank: int) -> None:
+        """Select from the gradients as that rank, and clear them."""
+        for group in self.ranks[rank]:
+            group.choose(self.select)
+            for parameter in group.parameters:
+                parameter.grad = None
+
+    def finish(self) -> None:
+        """Make each gradient the mean of what all ranks sent. Raises UserError as `SparseExchange.finish`."""
+        received = [
+            (torch.stack([g.values for g in each]), torch.stack([g.positions for g in each]))
+            for each in zip(*self.ranks, strict=True)
+        ]
+        if complaint := _said(self.ranks[0], received):
+            raise UserError(f"sparsified training: {complaint}")
+        for group, (values, indices) in zip(self.ranks[0], received, strict=True):
+            group.take_mean(values, indices)
 
 
 def _group(names: list[str], named: dict[str, nn.Parameter]) -> Group:

@@ -42,11 +42,13 @@ from ddlkit.run.measure import (
     nccl_one_gpu,
     selection,
     sharing_training,
+    sparse_convergence,
 )
 from ddlkit.run.measure import throughput as speed
 from ddlkit.run.measure.collectives import LIBRARY, SIZES, CollectivesSettings, collectives_job
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
 from ddlkit.run.measure.layers import PRECISIONS, LayersSettings, layer_tables, layers_job
+from ddlkit.run.measure.sparse_convergence import TASKS
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions import reader
 from ddlkit.run.sessions.reader import Key, count, number, one_of
@@ -120,6 +122,12 @@ def _sides(value: Any) -> dict[str, list[int]]:
     return {precision: [count(side) for side in sides] for precision, sides in value.items()}
 
 
+def _changes(value: Any) -> dict[str, Any]:
+    """Some fields of a recipe, as they are written."""
+    _mapping_of(Recipe)(value)
+    return dict(value)
+
+
 def _rate(value: Any) -> str:
     """A rate as it is written; "" for none."""
     return str(value) if value == "" or reader.rate(value) else ""
@@ -146,6 +154,7 @@ Sides = Annotated[dict[str, list[int]], Key(_sides)]
 Rate = Annotated[str, Key(_rate)]
 Rates = Annotated[Sequence[str], Key(_rate, many=True)]
 Delays = Annotated[Sequence[str], Key(_delay, many=True)]
+Changes = Annotated[dict[str, Any], Key(_changes)]
 _PLAIN = {
     **{int: Key(count), str: Key(str), bool: Key(reader.truth)},
     **{Budget: Key(_mapping_of(Budget)), Recipe: Key(_mapping_of(Recipe))},
@@ -353,6 +362,30 @@ def convergences(here: Here, recipe: Recipe, seeds: Numbers) -> Iterator[Point]:
             measure = partial(train, name, seed, recipe, **how)
             key = f"{name}-e{recipe.epochs}-s{seed}"
             yield Point("convergence", key, measure, 5.0 * recipe.epochs)
+
+
+def _named(schema: str, measure: Callable[[], pd.DataFrame]) -> Tables:
+    """The rows, of the table that they are."""
+    return {schema: measure()}
+
+
+@kind("convergence")
+def sparse_convergences(
+    here: Here, seeds: Numbers, recipe: Changes, networks: Names = tuple(TASKS)
+) -> Iterator[Point]:
+    """omgs Fig 3, on a core of the processor: constant densities first, seed by seed, then schedules.
+
+    recipe : what differs from each network's own, as {"epochs": 3}
+    """
+    made = itertools.product(sparse_convergence.SCHEDULES, map(int, seeds), networks)
+    for schedule, seed, name in made:
+        for settings in sparse_convergence.trainings(name, seed, recipe, schedule):
+            epochs = settings.recipe.epochs
+            words = [name, settings.method.replace("+", "-"), f"e{epochs}", f"s{seed}"]
+            key = "-".join(words if schedule == "constant" else [*words, schedule])
+            train_it = partial(sparse_convergence.train, settings, say=say)
+            measure = partial(_named, "sparse_convergence", train_it)
+            yield Point("convergence", key, measure, 4.0 * epochs, ["sparse_convergence"])
 
 
 # -- several ranks -------------------------------------------------------------------------------
