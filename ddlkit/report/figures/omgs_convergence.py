@@ -38,8 +38,8 @@ def fig03(trained: pd.DataFrame) -> pd.DataFrame:
     """Held-out score by epoch of each network, method and seed; of trainings of several lengths the longest.
 
     trained : table ``sparse_convergence``. A training that serves several methods, whose plans are the same,
-    stands here once for each; one with a schedule is omgs's. ``perplexity`` is exp(loss); ``sends``: how often,
-    so far, each element would have been sent if all were sent equally often; NaN with a schedule.
+    stands here once for each; one with a schedule is omgs's. ``perplexity`` is exp(loss); ``sends``: how
+    often, so far, each element would have been sent if all were sent equally often; NaN with a schedule.
     """
     longest = trained.groupby("network")["epochs"].transform("max")
     rows = trained[(trained["epochs"] == longest) & (trained["measured_on"] == "held_out")]
