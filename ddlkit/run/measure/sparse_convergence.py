@@ -13,7 +13,7 @@ import io
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, cast
 
@@ -160,7 +160,8 @@ def workload(network: str) -> Workload:
     A layer's time is shared out to its tensors by size; forward takes half as long.
     """
     model = started(network, 0)
-    inputs, _ = task(network).examples(task(network).recipe, True)
+    one = replace(task(network).recipe, training_images=1, held_out_images=1)
+    inputs, _ = task(network).examples(one, True)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(inputs[:1])
     flops = {
