@@ -228,8 +228,8 @@ def test_what_seeds_spread_over_is_undecided() -> None:
     )
     told = omgs_convergence.compared(frame).set_index(["first", "second"])["told"]
     assert told["dense", "TopK"] == "undecided"  # 0.04 apart, 0.1 between two seeds
-    assert told["dense", "OMGS"] == "dense" and told["TopK", "exact"] == "TopK"
-    assert told["OMGS", "exact"] == "the same training"
+    assert told["dense", "OMGS"] == "dense" and told["TopK", "exact merging"] == "TopK"
+    assert told["OMGS", "exact merging"] == "the same training"
     ratios = omgs_convergence.ratios(frame)
     assert ratios.tolist() == pytest.approx([0.5 / 0.9, 0.45 / 0.8])
     assert omgs_convergence.final(frame)["sends"].to_list()[1:] == pytest.approx([0.16] * 3)

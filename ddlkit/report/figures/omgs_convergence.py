@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.errors import UserError
+from ddlkit.report import source
 
 DENSE = "dense"
 LABELS = {
@@ -21,7 +22,7 @@ LABELS = {
     "topk": "TopK",
     "lags": "LAGS",
     "omgs": "OMGS",
-    "exact": "exact",
+    "exact": "exact merging",
 }
 """Method as recorded -> as in figures, in their order; a schedule stands behind its method."""
 NETWORKS = {
@@ -34,11 +35,17 @@ TEXTS = ("lstm_sentences",)
 UNDECIDED, SAME = "undecided", "the same training"
 
 
+def recorded() -> pd.DataFrame:
+    """Table ``sparse_convergence`` of every machine that has one."""
+    found = source.recordings("sparse_convergence").values()
+    return pd.concat([one.table("sparse_convergence") for one in found], ignore_index=True)
+
+
 def fig03(trained: pd.DataFrame) -> pd.DataFrame:
     """Held-out score by epoch of each network, method and seed; of trainings of several lengths the longest.
 
     trained : table ``sparse_convergence``. A training that serves several methods, whose plans are the same,
-    stands here once for each; one with a schedule is omgs's. ``perplexity`` is exp(loss); ``sends``: how
+    stands here once for each; one with a schedule is omgs's. ``value`` is what is drawn; ``sends``: how
     often, so far, each element would have been sent if all were sent equally often; NaN with a schedule.
     """
     longest = trained.groupby("network")["epochs"].transform("max")
@@ -53,10 +60,12 @@ def fig03(trained: pd.DataFrame) -> pd.DataFrame:
         {
             "network": rows["network"].map(NETWORKS),
             "method": names.where(constant, names + ", " + rows["schedule"]),
+            "machine": rows.get("machine", ""),
             "seed": rows["seed"],
             "epoch": rows["epoch"],
             "score": np.exp(-rows["loss"]).where(text, rows["accuracy"]),
-            "perplexity": np.exp(rows["loss"]),
+            "measure": text.map({True: "held-out perplexity", False: "held-out accuracy"}),
+            "value": np.exp(rows["loss"]).where(text, rows["accuracy"]),
             "messages": rows["messages"],
             "ends": rows["ends"],
             "sends": (steps * rows["ranks"] * rows["selected"] / rows["parameters"]).where(
@@ -69,7 +78,7 @@ def fig03(trained: pd.DataFrame) -> pd.DataFrame:
     order = [*NETWORKS.values()], [*dict.fromkeys(_ordered(frame["method"]))]
     keys = {"network": order[0].index, "method": order[1].index}
     return frame.sort_values(
-        ["network", "method", "seed", "epoch"],
+        ["network", "method", "machine", "seed", "epoch"],
         key=lambda column: column.map(keys[column.name]) if column.name in keys else column,
         ignore_index=True,
     )
@@ -126,8 +135,9 @@ def _same(ends: pd.Series, network: str, first: str, second: str) -> bool:
 
 
 def ratios(frame: pd.DataFrame, method: str = "OMGS") -> pd.Series:
-    """Score of a method over that of dense training of the same network and seed: index network, seed."""
+    """Score of a method over that of dense training of the same network, machine and seed."""
     last = frame[frame["epoch"] == frame.groupby("network")["epoch"].transform("max")]
-    wide = last.pivot(index=["network", "seed"], columns="method", values="score")
+    runs = ["network", "machine", "seed"]
+    wide = last.pivot(index=runs, columns="method", values="score")
     found: Any = wide[method] / wide[LABELS[DENSE]]
     return found.dropna()
