@@ -22,10 +22,12 @@ from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.link import KNOWN
-from ddlkit.core.plan import make_plan
 from ddlkit.core.schedule import ALGORITHMS
 from ddlkit.core.units import parse_bits_per_s, parse_seconds
+from ddlkit.core.sparse import SparseGather
+from ddlkit.core.units import parse_bits_per_s
 from ddlkit.core.workload import LayerProfile
+from ddlkit.model import make_plan
 from ddlkit.papers import networks as published
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
@@ -43,12 +45,14 @@ from ddlkit.run.measure import (
     selection,
     sharing_training,
     sparse_convergence,
+    sparse_training,
 )
 from ddlkit.run.measure import throughput as speed
 from ddlkit.run.measure.collectives import LIBRARY, SIZES, CollectivesSettings, collectives_job
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
 from ddlkit.run.measure.layers import PRECISIONS, LayersSettings, layer_tables, layers_job
 from ddlkit.run.measure.sparse_convergence import TASKS
+from ddlkit.run.measure.sparse_training import SparseTrainingSettings, sparse_training_job
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions import reader
 from ddlkit.run.sessions.reader import Key, count, number, one_of
@@ -154,6 +158,7 @@ Sides = Annotated[dict[str, list[int]], Key(_sides)]
 Rate = Annotated[str, Key(_rate)]
 Rates = Annotated[Sequence[str], Key(_rate, many=True)]
 Delays = Annotated[Sequence[str], Key(_delay, many=True)]
+Density = Annotated[float, Key(number(0, 1))]
 Changes = Annotated[dict[str, Any], Key(_changes)]
 _PLAIN = {
     **{int: Key(count), str: Key(str), bool: Key(reader.truth)},
@@ -565,6 +570,37 @@ def training_in_lab(
         yield Point("training", key, run, estimate_s, tables=training_job.tables)
 
 
+@kind("training", lab=True)
+def sparse_training_in_lab(
+    here: Here,
+    networks: Batched,
+    ranks: int,
+    rate: Rate,
+    density: Density,
+    plans: Plans,
+    repeats: int,
+    iterations: int,
+) -> Iterator[Point]:
+    """Sparsified training under plans for the profile, the all-gathers and the selector at hand."""
+
+    def measure(name: str, batch: int) -> Tables:
+        profile = _profile(here.out, name, batch, 1)
+        selecting = sparse_training.selection_here("cpu", density, 1)
+        gather = _cost(here.out, ranks, rate, "all_gather")
+        cost, workload = SparseGather(gather, density, selecting=selecting), profile.workload()
+        ends = {spec: make_plan(spec, workload, cost).ends for spec in plans}
+        order = tuple(reversed(profile.tensor))
+        settings = SparseTrainingSettings(name, batch, density, ends, order, repeats, iterations)
+        with _lab(ranks, rate) as place:
+            how: dict[str, Any] = {"ranks": ranks, "place": place, "join": choose_join()}
+            return launch(sparse_training_job, settings, **how)
+
+    estimate_s = LAUNCH_S + len(plans) * repeats * (iterations + 3) * 2 * _EXPOSED_S
+    for name, batch in networks:
+        key, run = f"{name}-p{ranks}-{rate}", partial(measure, name, batch)
+        yield Point("training", key, run, estimate_s, tables=sparse_training_job.tables)
+
+
 @kind("replay", lab=True)
 def replays(
     here: Here, networks: Batched, ranks: int, rate: Rate, plans: Plans, rounds: int
@@ -597,10 +633,10 @@ def _profile(out: Path, name: str, batch: int, ranks: int) -> LayerProfile:
     return store.read_profile(_measured(out, "layers", f"{name}-b{batch}-r{ranks}"))
 
 
-def _cost(out: Path, ranks: int, rate: str) -> MessageCost:
-    """The measured table of all-reduce times in the lab."""
+def _cost(out: Path, ranks: int, rate: str, collective: str = "all_reduce") -> MessageCost:
+    """The measured table of a collective's times in the lab."""
     rows = store.load_table(_measured(out, "collectives", f"lab-p{ranks}-{rate}"))
-    return table_cost(rows[rows["collective"] == "all_reduce"], ranks)
+    return table_cost(rows[rows["collective"] == collective], ranks)
 
 
 def table_cost(rows: pd.DataFrame, workers: int) -> MessageCost:
