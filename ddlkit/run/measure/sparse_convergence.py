@@ -107,7 +107,7 @@ def _classifier(make: Callable[[int], nn.Module]) -> Callable[[], nn.Module]:
 
 # Recipe: epochs, batch of all ranks, rate, momentum, decay, largest gradient, examples, held out. Rates were
 # chosen by dense training with another seed than those recorded.
-_VGG = Recipe(18, 32, 0.02, 0.9, 1e-4, math.inf, 2400, 600)
+_VGG = Recipe(12, 32, 0.02, 0.9, 1e-4, math.inf, 2400, 600)
 _RESNET = Recipe(12, 32, 0.05, 0.9, 1e-4, math.inf, 2400, 600)
 _WORDS = Recipe(20, 16, 1.0, 0.9, 0.0, 1.0, 2112, 600)
 TASKS: dict[str, Task] = {
