@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,11 @@ class Branching(nn.Module):
 
 def convolutional() -> nn.Module:
     """Its weights, and so their gradients, are not contiguous."""
-    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 5, 3), nn.Flatten())
-    whole = nn.Sequential(layers, nn.Linear(5 * 16, 3))
-    return whole.to(memory_format=torch.channels_last)
+    first, second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3)
+    for layer in (first, second):
+        layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
+    layers = nn.Sequential(first, nn.Tanh(), second, nn.Flatten())
+    return nn.Sequential(layers, nn.Linear(5 * 16, 3))
 
 
 def images(rank: int, step: int) -> Tensor:
@@ -105,8 +108,14 @@ def dense_against_ddp(me: Rank, keeper: Keeper) -> None:
         keeper.keep(f"dense/{name}", numbers(gradients(model)))
 
 
-def steps(me: Rank, keeper: Keeper, plan: str, density: float) -> None:
-    """Training, and in every step: gradient, residual before and after, sent, mean, weights."""
+def steps(me: Rank, keeper: Keeper, density: float) -> None:
+    """Training under each plan."""
+    for plan in PLANS:
+        steps_of(me, keeper, plan, density)
+
+
+def steps_of(me: Rank, keeper: Keeper, plan: str, density: float) -> None:
+    """In every step of a training: gradient, residual before and after, sent, mean, weights."""
     torch.manual_seed(0)
     model = convolutional()
     exchange = SparseExchange(model, FusionPlan(plan, PLANS[plan]), density)
@@ -186,7 +195,10 @@ def refused_at_once(me: Rank) -> dict[str, Callable[[], object]]:
     empty.extra = nn.Parameter(torch.empty(0))
     frozen = _one().requires_grad_(False)
     return {
-        **{f"density {d}": lambda d=d: SparseExchange(_one(), plan, d) for d in (0.0, 1.5, np.nan)},
+        **{
+            f"density {wrong}": partial(SparseExchange, _one(), plan, wrong)
+            for wrong in (0.0, 1.5, np.nan)
+        },
         "other density": lambda: SparseExchange(_one(), plan, 0.5 if odd else 0.25),
         "other shape": lambda: SparseExchange(_one(7 if odd else 6), plan, 0.5),
         "other model": lambda: SparseExchange(
@@ -226,7 +238,7 @@ def refused_later(me: Rank) -> dict[str, Callable[[], object]]:
         exchange.finish()
 
     wrongs = ("nan", "inf", "later half", "twice")
-    return {wrong: lambda wrong=wrong: trained(wrong) for wrong in wrongs}
+    return {wrong: partial(trained, wrong) for wrong in wrongs}
 
 
 @dataclass(frozen=True)
@@ -242,7 +254,7 @@ def exchange_job(me: Rank, settings: ExchangeSettings) -> Sequence[Tables]:
     keeper = Keeper()
     parts: dict[str, Callable[[], object]] = {
         "dense": lambda: dense_against_ddp(me, keeper),
-        "steps": lambda: [steps(me, keeper, plan, 0.07) for plan in PLANS],
+        "steps": lambda: steps(me, keeper, 0.07),
         "accumulated": lambda: accumulated(me, keeper),
         "unused": lambda: unused_and_tied(me, keeper),
     }

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,11 +33,11 @@ from ddlkit.run.measure.sparse_exchange import PlayedExchange
 from ddlkit.run.nets import sentences, zoo
 from ddlkit.run.sessions.engine import measure
 
-TINY = {"epochs": 2, "batch": 8, "training_images": 24, "held_out_images": 8}
+TINY: dict[str, Any] = {"epochs": 2, "batch": 8, "training_images": 24, "held_out_images": 8}
 LSTM = "lstm_sentences"
 
 
-def tiny(network: str = LSTM, method: str = "lags", **how: object) -> SparseConvergenceSettings:
+def tiny(network: str = LSTM, method: str = "lags", **how: Any) -> SparseConvergenceSettings:
     """One short training of a network under one of its methods."""
     made = {one.method: one for one in trainings(network, 0, TINY)}
     chosen = next(one for name, one in made.items() if method in name.split("+"))
@@ -71,9 +72,9 @@ def test_networks_have_the_tensors_of_those_they_stand_for() -> None:
 
 
 def test_a_step_down_in_width_keeps_what_the_shortcut_carries() -> None:
-    block = zoo.resnet20_half(10).get_submodule("blocks")[3].eval()
-    for norm in (block.norm1, block.norm2):
-        torch.nn.init.zeros_(norm.weight)
+    block = zoo.resnet20_half(10).get_submodule("blocks.3").eval()
+    for norm in ("norm1", "norm2"):
+        torch.nn.init.zeros_(block.get_parameter(f"{norm}.weight"))
     x = torch.rand(2, 8, 6, 6)
     with torch.no_grad():
         y = block(x)
@@ -111,8 +112,9 @@ def test_verbs_agree_with_their_subjects_and_keep_to_a_topic() -> None:
 
 def of_ranks(settings: SparseConvergenceSettings, ranks: int) -> pd.DataFrame:
     """The rows of real ranks."""
-    how = {"ranks": ranks, "place": Loopback(), "join": {"backend": "gloo", "timeout_s": 20.0}}
-    return launch(sparse_convergence_job, settings, **how)["sparse_convergence"]
+    join = {"backend": "gloo", "timeout_s": 20.0}
+    found = launch(sparse_convergence_job, settings, ranks=ranks, place=Loopback(), join=join)
+    return found["sparse_convergence"]
 
 
 @pytest.mark.parametrize(("method", "schedule"), [("omgs", "constant"), ("topk", "warm-up")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 import pytest
 
@@ -19,10 +21,8 @@ PLANS = {"single": (10,), "none": tuple(range(1, 11)), "cuts:4": (4, 10)}
 JOIN = {"backend": "gloo", "timeout_s": 20.0}
 
 
-def measured(**how: object) -> pd.DataFrame:
-    settings = SparseTrainingSettings(
-        **{"network": "lenet5", "batch": 4, "density": 0.01, "plans": PLANS, **how}
-    )
+def measured(**how: Any) -> pd.DataFrame:
+    settings = SparseTrainingSettings("lenet5", 4, **{"density": 0.01, "plans": PLANS, **how})
     found = launch(sparse_training_job, settings, ranks=2, place=Loopback(), join=JOIN)
     return found["sparse_training"]
 

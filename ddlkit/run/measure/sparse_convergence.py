@@ -38,7 +38,7 @@ from ddlkit.run.measure import convergence
 from ddlkit.run.measure.convergence import Recipe, orders
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.sparse_exchange import PlayedExchange, SparseExchange
-from ddlkit.run.nets import sentences, zoo
+from ddlkit.run.nets import pictures, sentences, zoo
 from ddlkit.store import specs
 
 METHODS = {"topk": "single", "lags": "none", "omgs": "omgs", "exact": "exact"}
@@ -102,7 +102,7 @@ def _text_digest(recipe: Recipe) -> str:
 
 
 def _classifier(make: Callable[[int], nn.Module]) -> Callable[[], nn.Module]:
-    return partial(make, len(convergence.pictures.CLASSES))
+    return partial(make, len(pictures.CLASSES))
 
 
 # Recipe: epochs, batch of all ranks, rate, momentum, decay, largest gradient, examples, held out. Rates were
@@ -277,8 +277,13 @@ def _followed(training: _Training, say: Callable[[str], object]) -> pd.DataFrame
 class _Dense:
     """The mean of all ranks' gradients, played."""
 
+    density = 1.0
+
     def __init__(self, model: nn.Module, ranks: int) -> None:
         self.model, self.ranks = model, ranks
+
+    def set_density(self, density: float) -> None:
+        """All is sent."""
 
     def take(self, rank: int) -> None:
         """Gradients add up by themselves."""
@@ -339,9 +344,8 @@ class _Training:
 
     def epoch(self, number: int) -> tuple[float, float]:
         """(mean loss, share right) of an epoch's whole batches, of all ranks."""
-        density = self.settings.density(number)
-        sparse = isinstance(self.exchange, PlayedExchange | SparseExchange)
-        if sparse and density != self.exchange.density:
+        density = self.settings.density(number) if self.settings.ends else 1.0
+        if self.exchange and density != self.exchange.density:
             self.exchange.set_density(density)
         total = np.zeros(3)
         for network in self.networks.values():

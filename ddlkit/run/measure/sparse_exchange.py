@@ -412,7 +412,8 @@ def _layout(
     digest = hashlib.sha256()
     for value in module.state_dict().values():
         if isinstance(value, Tensor):
-            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            flat = value.detach().cpu().contiguous().view(-1)
+            digest.update(flat.view(torch.uint8).numpy().tobytes())
     ends = ";".join(map(str, plan.ends))
     weights = f"weights of digest {digest.hexdigest()[:12]}"
     return [f"density {density}", f"{len(tensors)} tensors", *tensors, f"groups {ends}", weights]
@@ -421,9 +422,9 @@ def _layout(
 def _agree(complaint: str, lines: Sequence[str]) -> None:
     """Raise the same UserError on every rank where one complains, or where their lines differ."""
     texts = [text.split("\n") for text in _everyones_text("\n".join([complaint, *lines]))]
-    for rank, (theirs, *_) in enumerate(texts):
-        if theirs:
-            raise UserError(f"sparsified training: {theirs} (rank {rank})")
+    for rank, text in enumerate(texts):
+        if text[0]:
+            raise UserError(f"sparsified training: {text[0]} (rank {rank})")
     for rank, theirs in enumerate(texts):
         for first, other in zip(texts[0], theirs, strict=False):
             if first != other:

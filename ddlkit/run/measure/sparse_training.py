@@ -10,6 +10,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -201,7 +202,7 @@ def selection_here(device: str, density: float, threads: int) -> SelectionTable:
             magnitudes = torch.randn(size, device=place).abs()
             k = max(1, round(density * size))
             tries = clock.measure_on(
-                place, lambda m=magnitudes, k=k: threshold(m, k), Budget(2, 7, 7, max_s=5.0)
+                place, partial(threshold, magnitudes, k), Budget(2, 7, 7, max_s=5.0)
             )
             seconds.append(float(np.median(tries)))
     return SelectionTable(np.array(SIZES, float), np.array([density]), np.array([seconds]))
