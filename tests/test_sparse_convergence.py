@@ -232,6 +232,10 @@ def test_what_seeds_spread_over_is_undecided() -> None:
     assert told["dense", "TopK"] == "undecided"  # 0.04 apart, 0.1 between two seeds
     assert told["dense", "OMGS"] == "dense" and told["TopK", "exact merging"] == "TopK"
     assert told["OMGS", "exact merging"] == "the same training"
+    single = omgs_convergence.fig03(made_up({"dense": [0.9], "topk": [0.1]}))
+    assert omgs_convergence.compared(single)["told"].tolist() == [
+        "undecided"
+    ]  # one seed has no spread
     ratios = omgs_convergence.ratios(frame)
     assert ratios.tolist() == pytest.approx([0.5 / 0.9, 0.45 / 0.8])
     assert omgs_convergence.final(frame)["sends"].to_list()[1:] == pytest.approx([0.16] * 3)

@@ -3,7 +3,8 @@
 What is compared was fixed before anything was recorded. The score of a training is that of what it never saw,
 after its last epoch: the share that is right or, for a text, 1/perplexity, the mean probability of the right
 word. Of a network and method it is the mean over seeds, and the spread is the largest less the smallest. Two
-methods whose means differ by no more than the larger of their spreads are undecided.
+methods whose means differ by no more than the larger of their spreads are undecided, and so are those that
+were trained with fewer than two seeds.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def compared(frame: pd.DataFrame) -> pd.DataFrame:
                 difference = float(one["mean"] - other["mean"])
                 spread = float(max(one["spread"], other["spread"]))
                 told = first if difference > 0 else second
-                if abs(difference) <= spread:
+                if abs(difference) <= spread or min(one["seeds"], other["seeds"]) < 2:
                     told = UNDECIDED
                 if _same(ends, network, first, second):
                     told = SAME
