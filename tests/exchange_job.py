@@ -45,25 +45,26 @@ class Branching(nn.Module):
         return self.last(torch.tanh(self.spare(states)) if spare else states)
 
 
-def convolutional() -> nn.Module:
+def convolutional(me: Rank) -> nn.Module:
     """Its weights, and so their gradients, are not contiguous."""
     first, second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3)
     for layer in (first, second):
         layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
     layers = nn.Sequential(first, nn.Tanh(), second, nn.Flatten())
-    return nn.Sequential(layers, nn.Linear(5 * 16, 3))
+    return nn.Sequential(layers, nn.Linear(5 * 16, 3)).to(me.device)
 
 
-def images(rank: int, step: int) -> Tensor:
+def images(me: Rank, step: int) -> Tensor:
     """(4, 3, 8, 8) numbers, other ones on every rank in every step."""
-    drawn = torch.Generator().manual_seed(100 * rank + step)
+    drawn = torch.Generator().manual_seed(100 * me.rank + step)
     whole = torch.randn(4, 3, 8, 8, generator=drawn)
-    return whole.to(memory_format=torch.channels_last)
+    return whole.to(me.device, memory_format=torch.channels_last)
 
 
-def vectors(rank: int, step: int) -> Tensor:
+def vectors(me: Rank, step: int) -> Tensor:
     """(4, 6) numbers, other ones on every rank in every step."""
-    return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * rank + step))
+    drawn = torch.Generator().manual_seed(100 * me.rank + step)
+    return torch.randn(4, 6, generator=drawn).to(me.device)
 
 
 def loss_of(outputs: Tensor) -> Tensor:
@@ -73,7 +74,7 @@ def loss_of(outputs: Tensor) -> Tensor:
 
 def numbers(values: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
     """Copies as arrays."""
-    return {name: value.detach().clone().numpy() for name, value in values.items()}
+    return {name: value.detach().cpu().clone().numpy() for name, value in values.items()}
 
 
 def gradients(network: nn.Module) -> dict[str, Tensor]:
@@ -96,14 +97,14 @@ class Keeper:
 def dense_against_ddp(me: Rank, keeper: Keeper) -> None:
     """Gradients at density 1 under every plan, and DistributedDataParallel's."""
     torch.manual_seed(0)
-    network = convolutional()
+    network = convolutional(me)
     reference = DistributedDataParallel(copy.deepcopy(network))
-    loss_of(reference(images(me.rank, 0))).backward()
+    loss_of(reference(images(me, 0))).backward()
     keeper.keep("dense/ddp", numbers(gradients(reference.module)))
     for name, ends in PLANS.items():
         model = copy.deepcopy(network)
         exchange = SparseExchange(model, FusionPlan(name, ends), 1.0)
-        loss_of(model(images(me.rank, 0))).backward()
+        loss_of(model(images(me, 0))).backward()
         exchange.finish()
         keeper.keep(f"dense/{name}", numbers(gradients(model)))
 
@@ -117,16 +118,16 @@ def steps(me: Rank, keeper: Keeper, density: float) -> None:
 def steps_of(me: Rank, keeper: Keeper, plan: str, density: float) -> None:
     """In every step of a training: gradient, residual before and after, sent, mean, weights."""
     torch.manual_seed(0)
-    model = convolutional()
+    model = convolutional(me)
     exchange = SparseExchange(model, FusionPlan(plan, PLANS[plan]), density)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for step in range(STEPS):
         where = f"steps/{plan}/{step}"
         keeper.keep(f"{where}/before", numbers(exchange.residuals()))
         names, tensors = zip(*model.named_parameters(), strict=True)
-        alone = torch.autograd.grad(loss_of(model(images(me.rank, step))), tensors)
+        alone = torch.autograd.grad(loss_of(model(images(me, step))), tensors)
         keeper.keep(f"{where}/gradient", numbers(dict(zip(names, alone, strict=True))))
-        loss_of(model(images(me.rank, step))).backward()
+        loss_of(model(images(me, step))).backward()
         exchange.finish()
         keeper.keep(f"{where}/after", numbers(exchange.residuals()))
         keeper.keep(f"{where}/mean", numbers(gradients(model)))
@@ -145,9 +146,9 @@ def accumulated(me: Rank, keeper: Keeper) -> None:
     """Two halves of a batch, of which the first is not exchanged, against the whole at once."""
     for way in ("halves", "whole"):
         torch.manual_seed(0)
-        model = convolutional()
+        model = convolutional(me)
         exchange = SparseExchange(model, FusionPlan("pairs", PLANS["pairs"]), 0.1)
-        batch = images(me.rank, 0)
+        batch = images(me, 0)
         if way == "whole":
             loss_of(model(batch)).backward()
         else:
@@ -162,14 +163,14 @@ def unused_and_tied(me: Rank, keeper: Keeper) -> None:
     """A layer that only rank 0 uses, at density 1; then one tensor that two layers share."""
     for tied in (False, True):
         torch.manual_seed(0)
-        model = Branching(tied)
+        model = Branching(tied).to(me.device)
         reference = copy.deepcopy(model)
         count = len(list(model.parameters()))
         exchange = SparseExchange(model, FusionPlan("halves", (2, count)), 1.0)
         for step in range(2):
-            for one in (model, reference):
-                one.zero_grad()
-                loss_of(one(vectors(me.rank, step), tied or me.rank == 0)).backward()
+            for each in (model, reference):
+                each.zero_grad()
+                loss_of(each(vectors(me, step), tied or me.rank == 0)).backward()
             keeper.keep(f"unused/{tied}/{step}/alone", numbers(gradients(reference)))
             exchange.finish()
             keeper.keep(f"unused/{tied}/{step}/mean", numbers(gradients(model)))
@@ -183,40 +184,42 @@ def _complaint(action: Callable[[], object]) -> str:
     return "nothing"
 
 
-def _one(size: int = 6, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Module:
+def _made(
+    me: Rank, size: int = 6, *, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Linear(size, 3).to(dtype)
+    return nn.Linear(size, 3).to(me.device, dtype)
 
 
 def refused_at_once(me: Rank) -> dict[str, Callable[[], object]]:
     """Wrong from the beginning, some on one rank only."""
-    odd, plan = me.rank == 1, FusionPlan("single", (2,))
-    empty = nn.Linear(6, 3)
-    empty.extra = nn.Parameter(torch.empty(0))
-    frozen = _one().requires_grad_(False)
+    odd, plan, one = me.rank == 1, FusionPlan("single", (2,)), partial(_made, me)
+    empty = one()
+    empty.extra = nn.Parameter(torch.empty(0, device=me.device))
+    frozen = one().requires_grad_(False)
     return {
         **{
-            f"density {wrong}": partial(SparseExchange, _one(), plan, wrong)
+            f"density {wrong}": partial(SparseExchange, one(), plan, wrong)
             for wrong in (0.0, 1.5, np.nan)
         },
-        "other density": lambda: SparseExchange(_one(), plan, 0.5 if odd else 0.25),
-        "other shape": lambda: SparseExchange(_one(7 if odd else 6), plan, 0.5),
+        "other density": lambda: SparseExchange(one(), plan, 0.5 if odd else 0.25),
+        "other shape": lambda: SparseExchange(one(7 if odd else 6), plan, 0.5),
         "other model": lambda: SparseExchange(
-            nn.Sequential(_one(), nn.Linear(3, 2)) if odd else _one(),
+            nn.Sequential(one(), one()) if odd else one(),
             FusionPlan("single", (4 if odd else 2,)),
             0.5,
         ),
-        "other weights": lambda: SparseExchange(_one(seed=me.rank), plan, 0.5),
-        "other plan": lambda: SparseExchange(_one(), FusionPlan("x", (1, 2) if odd else (2,)), 0.5),
-        "short plan": lambda: SparseExchange(_one(), FusionPlan("x", (1,)), 0.5),
+        "other weights": lambda: SparseExchange(one(seed=me.rank), plan, 0.5),
+        "other plan": lambda: SparseExchange(one(), FusionPlan("x", (1, 2) if odd else (2,)), 0.5),
+        "short plan": lambda: SparseExchange(one(), FusionPlan("x", (1,)), 0.5),
         "empty": lambda: SparseExchange(empty, FusionPlan("single", (3,)), 0.5),
         "half": lambda: SparseExchange(
-            _one(dtype=torch.float16 if odd else torch.float32), plan, 0.5
+            one(dtype=torch.float16 if odd else torch.float32), plan, 0.5
         ),
-        "order": lambda: SparseExchange(_one(), plan, 0.5, order=["weight", "weight"]),
+        "order": lambda: SparseExchange(one(), plan, 0.5, order=["weight", "weight"]),
         "frozen": lambda: SparseExchange(frozen, plan, 0.5),
-        "ddp": lambda: SparseExchange(DistributedDataParallel(_one()), plan, 0.5),
-        "later density": lambda: SparseExchange(_one(), plan, 0.5).set_density(2.0 if odd else 0.5),
+        "ddp": lambda: SparseExchange(DistributedDataParallel(one()), plan, 0.5),
+        "later density": lambda: SparseExchange(one(), plan, 0.5).set_density(2.0 if odd else 0.5),
     }
 
 
@@ -224,9 +227,9 @@ def refused_later(me: Rank) -> dict[str, Callable[[], object]]:
     """Wrong in a pass, on rank 1 only, or on all."""
 
     def trained(wrong: str) -> None:
-        model = _one()
+        model = _made(me)
         exchange = SparseExchange(model, FusionPlan("none", (1, 2)), 0.5)
-        inputs = vectors(me.rank, 0)
+        inputs = vectors(me, 0)
         if me.rank == 1 and wrong in ("nan", "inf"):
             inputs[0, 2] = float(wrong)
         if me.rank == 1 and wrong == "later half":

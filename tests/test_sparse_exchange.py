@@ -203,10 +203,12 @@ def test_torchrun_starts_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_two_ranks_on_gpus_agree(tmp_path: Path) -> None:
+def test_ranks_on_gpus_agree_and_say_the_same(tmp_path: Path, zygote: None) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
-    config = {"out": str(tmp_path), "join": {"backend": "nccl"}, "parts": ["refused"]}
+    config = {"out": str(tmp_path), "join": {"backend": "nccl"}, "parts": ["steps", "refused"]}
     run_ranks("exchange_job", config, ranks=2, place=Loopback(), timeout_s=100.0)
-    said = [str(found["refused/nan"]) for found in loaded(tmp_path, 2)]
+    found = loaded(tmp_path, 2)
+    assert same(*(below(one, f"steps/pairs/{STEPS - 1}/weights") for one in found))
+    said = [str(one["refused/nan"]) for one in found]
     assert len(set(said)) == 1 and REFUSED["nan"] in said[0]
