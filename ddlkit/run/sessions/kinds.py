@@ -23,9 +23,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.link import KNOWN
 from ddlkit.core.schedule import ALGORITHMS
-from ddlkit.core.units import parse_bits_per_s, parse_seconds
 from ddlkit.core.sparse import SparseGather
-from ddlkit.core.units import parse_bits_per_s
+from ddlkit.core.units import parse_bits_per_s, parse_seconds
 from ddlkit.core.workload import LayerProfile
 from ddlkit.model import make_plan
 from ddlkit.papers import networks as published
