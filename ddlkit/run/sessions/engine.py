@@ -40,7 +40,17 @@ from ddlkit.run.sessions.session import Origin, Row, Source, measure_points, one
 from ddlkit.store.files import remove_unfinished
 
 POINTS = "ddlkit.run.sessions.suites:points"
-PARTS = ("layers", "collectives", "training", "replay", "campaign", "convergence", "tensors", "all")
+PARTS = (
+    "layers",
+    "collectives",
+    "training",
+    "replay",
+    "campaign",
+    "convergence",
+    "tensors",
+    "input",
+    "all",
+)
 """What can be asked for by itself, of the suites quick and full."""
 
 HUNG_FACTOR = 5.0  # a point that takes this many times what was expected hangs,
