@@ -158,8 +158,8 @@ JSON = flag("--json", "print JSON")
 # ---------------------------------------------------------------- measure
 
 _MEASURE = """a suite (quick, full, cpu, gpu, smoke), a file of a suite or a campaign, or a part of the
-suite quick: layers, collectives, training, replay, campaign, convergence, tensors, all (without the last
-two, which take minutes and say more of single networks)"""
+suite quick: layers, collectives, training, replay, campaign, convergence, tensors, input, all (without the
+last three, which take minutes and say more of single networks)"""
 
 
 _PACK = """keep the whole recording in this file, too, every 20 s: a kill at any time leaves it whole, and
@@ -628,17 +628,31 @@ _NOT_IN_THE_GRAPH = {"accumulate": 1, "copy_s_per_byte": 0.0, "in_flight": 1, "d
         default="Caffe-MPI",
         help="or CNTK, MXNet, TensorFlow: whose edges [Caffe-MPI]",
     ),
+    arg(
+        "--layer",
+        action="append",
+        default=[],
+        metavar="NAME=FACTOR",
+        help="a layer or tensor so many times as large, in time and bytes; may be repeated",
+    ),
+    arg("--gpus", type=int, help="so many GPUs afterwards, by a cost that can be carried there"),
     arg("--gpus-per-machine", type=int, default=1, help="that share a disk [1]"),
-    arg("--io-s", type=float, default=0.0, help="to read one GPU's batch [0]"),
-    arg("--decode-s", type=float, default=0.0, help="to decode it, where the strategy does [0]"),
-    arg("--h2d-s", type=float, default=0.0, help="to copy it to the GPU [0]"),
+    arg(
+        "--inputs",
+        type=Path,
+        metavar="TABLE",
+        help="of ddlkit measure input: to read, decode, copy",
+    ),
+    arg("--io-s", type=float, help="to read one GPU's batch [as --inputs, else 0]"),
+    arg("--decode-s", type=float, help="to decode it, where the strategy does [likewise]"),
+    arg("--h2d-s", type=float, help="to copy it to the GPU [likewise]"),
     flag("--shared-disk", "all machines read from one"),
     arg("--iterations", type=int, default=10, help="that follow one another [10]"),
 )
 def what_if(arguments: argparse.Namespace) -> None:
     from ddlkit.core.iteration import Iteration
-    from ddlkit.papers import dag
     from ddlkit.papers.dag import training
+    from ddlkit.papers.dag.tasks import schedule
 
     for name, left_out in _NOT_IN_THE_GRAPH.items():
         if getattr(arguments, name) != left_out:
@@ -648,18 +662,41 @@ def what_if(arguments: argparse.Namespace) -> None:
     changes = [_change(text, "=") for text in arguments.scale]
     changes += [_change(text, ":", "rank:") for text in arguments.straggler]
     told, doubtful, profile = _forecast(arguments, arguments.plan)
-    one = Iteration(told.iteration.workload, told.iteration.plan, told.iteration.cost)
-    graph = training.of_iteration(
+    plan, cost = told.iteration.plan, told.iteration.cost
+    before = Iteration(told.iteration.workload, plan, cost)
+    other = training.resized(profile, dict(_change(text, "=") for text in arguments.layer))
+    there = cost.workers or 1
+    gpus = there if arguments.gpus is None else arguments.gpus
+    if gpus < 1:
+        raise UserError(f"--gpus {gpus}: there must be at least one")
+    carried = cost if gpus == there else cost.at_workers(gpus)
+    after = Iteration(other.workload().scaled(arguments.dilation), plan, carried)
+    graph, grown = _graph(arguments, before, profile), _graph(arguments, after, other)
+    found = training.WhatIf(schedule(graph), schedule(training.changed(grown, changes)))
+    result = {"tasks": graph.n, "longest_path_s": graph.longest_path_s, **found.described()}
+    for when, n in (("", there), ("_after", gpus)):
+        rate = n * profile.batch / result[f"iteration_s{when}"]
+        result |= {f"gpus{when}": n, f"samples_per_s{when}": rate}
+    _show({**result, "warnings": doubtful} if arguments.json else result, arguments.json)
+
+
+def _graph(arguments: argparse.Namespace, one: Any, profile: Any) -> Any:
+    """The tasks of training by these arguments."""
+    from ddlkit.formats.inputs import read_inputs
+    from ddlkit.papers import dag
+    from ddlkit.papers.dag import training
+
+    known = read_inputs(arguments.inputs, profile.batch) if arguments.inputs else {}
+    said = {name: getattr(arguments, name) for name in ("io_s", "decode_s", "h2d_s")}
+    shared, machine_gpus = arguments.shared_disk, arguments.gpus_per_machine
+    return training.of_iteration(
         one,
         dag.strategy(arguments.strategy),
-        training.Gpus.of(one.cost.workers or 1, arguments.gpus_per_machine, arguments.shared_disk),
+        training.Gpus.of(one.cost.workers or 1, machine_gpus, shared),
         iterations=arguments.iterations,
         forward_s=profile.forward_s * arguments.dilation,
-        **{name: getattr(arguments, name) for name in ("io_s", "decode_s", "h2d_s")},
+        **{name: known.get(name, 0.0) if s is None else s for name, s in said.items()},
     )
-    found = training.what_if(graph, changes)
-    result = {"tasks": graph.n, "longest_path_s": graph.longest_path_s, **found.described()}
-    _show({**result, "warnings": doubtful} if arguments.json else result, arguments.json)
 
 
 def _change(text: str, parted_by: str, of: str = "") -> tuple[str, float]:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ddlkit import cli
+from ddlkit import cli, store
 
 GOOD_COST = '{"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9}'
 TENSORS = 5  # of conftest's profile
@@ -379,9 +379,84 @@ def test_what_if_halves_a_layer_forward_and_backward_and_its_message(
     assert whole["iteration_s"] - half["iteration_s_after"] == pytest.approx(saved)
 
 
+def test_what_if_of_a_smaller_layer_is_what_its_own_profile_gives(
+    profile: Path, four: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half a tensor: half its times and half its bytes, at the cost of a message of that size."""
+    rows = pd.read_csv(profile)
+    name = rows["tensor"].iloc[2]
+    for column in ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops"):
+        rows[column] = rows[column].astype(float)
+        rows.loc[2, column] *= 0.5
+    rows["parameters"] = rows["parameters"].astype(int)
+    rows["gradient_bytes"] = rows["gradient_bytes"].astype(int)
+    smaller = tmp_path / "smaller.csv"
+    rows.to_csv(smaller, index=False)
+    four.write_text(four.read_text().replace('"alpha_s": 0.0', '"alpha_s": 0.01'))
+    asked = ["--cost", four, "--plan", "none", "--json"]
+    found = run(capsys, "what-if", "--profile", profile, *asked, "--layer", f"{name}=0.5")
+    other = run(capsys, "what-if", "--profile", smaller, *asked)
+    assert found["iteration_s_after"] == pytest.approx(other["iteration_s"])
+    assert found["iteration_s_after"] < found["iteration_s"]
+
+
+def test_what_if_of_more_gpus_is_the_cost_carried_there(
+    profile: Path, four: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight ranks of a ring: 7/8 against 3/4 of the bytes; and twice as many samples an iteration."""
+    described = {**json.loads(four.read_text()), "algorithm": "ring"}
+    four.write_text(json.dumps(described))
+    files = ["--profile", profile, "--cost", four, "--plan", "single", "--json"]
+    found = run(capsys, "what-if", *files, "--gpus", "8", "--straggler", "7:1.0")
+    sent_s, compute_s = 15e6 * 1e-8, TENSORS * 0.03
+    assert (found["gpus"], found["gpus_after"]) == (4, 8)
+    assert found["iteration_s"] == pytest.approx(compute_s + sent_s)
+    assert found["iteration_s_after"] == pytest.approx(compute_s + sent_s * (7 / 8) / (3 / 4))
+    grown = found["samples_per_s_after"] / found["samples_per_s"]
+    assert grown == pytest.approx(2 * found["speedup"])
+
+
+def test_what_if_takes_its_input_from_what_was_measured(
+    profile: Path, four: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seconds of a picture times the profile's batch; what is said by hand counts."""
+    batch = int(pd.read_csv(profile)["batch"].iloc[0])
+    parts = {
+        "cold files": ("read", 0.2),
+        "one core": ("decode", 0.3),
+        "cached files": ("read", 0.9),
+    }
+    common = {
+        "device": "cpu",
+        "stored": "jpeg",
+        "batch": 1,
+        "bytes": 9,
+        "ranks": 1,
+        "from_disk": 1.0,
+    }
+    rows = [
+        {"quantity": quantity, "how": how, "sample": 0, "seconds": seconds / batch, **common}
+        for how, (quantity, seconds) in parts.items()
+    ]
+    store.save_table(pd.DataFrame(rows), tmp_path, "inputs-toy", schema="inputs", command=[])
+    files = ["--profile", profile, "--cost", four, "--plan", "single", "--json"]
+    files += ["--strategy", "cntk", "--inputs", tmp_path / "inputs-toy.csv"]
+    found = run(capsys, "what-if", *files, "--scale", "decode=0")
+    assert found["iteration_s"] == pytest.approx(TENSORS * 0.03 + 15e6 * 1e-8)
+    slow = run(capsys, "what-if", *files, "--gpus-per-machine", "4")
+    assert slow["iteration_s"] == pytest.approx(4 * 0.3) and slow["limited_by"] == "cpu"
+    said = run(capsys, "what-if", *files, "--gpus-per-machine", "4", "--decode-s", "0.1")
+    assert said["iteration_s"] == pytest.approx(4 * 0.2) and said["limited_by"] == "disk"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--layer", "conv9=0.5"], "no layer or tensor 'conv9': use one of the profile's, as"),
+        (["--layer", "0.5"], "'0.5': write"),
+        (["--gpus", "8"], "an alpha_beta cost can be carried to another number of workers only if"),
+        (["--gpus", "0"], "--gpus 0: there must be at least one"),
+        (["--inputs", "no.csv"], "no.csv"),
         (["--straggler", "4:1.2"], "no task of rank 4: they are 0 to 3"),
         (["--straggler", "3"], "'3': write all_reduce=0.5 to scale, 3:1.2 for a straggler"),
         (["--scale", "all_reduce=fast"], "'all_reduce=fast': write all_reduce=0.5"),

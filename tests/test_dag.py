@@ -9,7 +9,7 @@ from dataclasses import replace
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddlkit.core.cost import AlphaBeta
@@ -24,6 +24,7 @@ from ddlkit.papers.dag.tasks import TaskGraph, schedule
 from ddlkit.papers.dag.training import (
     ONE_AFTER_THE_OTHER,
     Gpus,
+    WhatIf,
     of_iteration,
     period_s,
     s_sgd,
@@ -131,6 +132,7 @@ def test_less_work_and_fewer_edges_never_lengthen_the_longest_path(
 
 
 @given(graphs())
+@example(made([0, 1, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 1, 0], [(1, 6), (6, 2)]))  # 2 is ready late
 def test_a_schedule_is_first_ready_first_served_one_thing_at_a_time(graph: TaskGraph) -> None:
     found = schedule(graph)
     assert np.array_equal(found.start_s, one_by_one(graph))
@@ -391,6 +393,73 @@ def test_a_change_moves_no_more_than_what_it_changes(
     assert -1e-9 <= gained <= saved + 1e-9
 
 
+@settings(deadline=None, max_examples=30)
+@given(iterations(), st.sampled_from(sorted(dag.STRATEGIES)), st.data())
+def test_a_task_off_the_critical_path_may_take_its_slack_longer(
+    times: dag.IterationTimes, framework: str, data: st.DataObject
+) -> None:
+    """By a little less than that nothing changes; what is on the path delays everything."""
+    graph = s_sgd(times, dag.STRATEGIES[framework], Gpus(1, 2), iterations=3)
+    found = schedule(graph)
+    task = data.draw(st.integers(0, graph.n - 1))
+    slack_s, late = found.bound.slack_s[task], graph.duration_s.copy()
+    late[task] += 0.999 * slack_s
+    within = schedule(replace(graph, duration_s=late)).duration_s
+    assert within == pytest.approx(found.duration_s, rel=1e-9)
+    late[task] += 1.0 + 0.001 * slack_s
+    assert schedule(replace(graph, duration_s=late)).duration_s > found.duration_s + 0.99
+
+
+@settings(deadline=None, max_examples=30)
+@given(iterations(), st.floats(0.01, 100), st.sampled_from(sorted(ALL)))
+def test_an_iteration_of_tasks_so_many_times_as_long_is_that_much_longer(
+    times: dag.IterationTimes, factor: float, name: str
+) -> None:
+    graph = s_sgd(times, ALL[name], Gpus(2, 2), iterations=3)
+    found = WhatIf(schedule(graph), schedule(graph.scaled(factor, np.full(graph.n, True))))
+    assert found.after.period_s == pytest.approx(factor * found.before.period_s, rel=1e-9)
+    assert found.speedup == pytest.approx(1 / factor)
+
+
+@settings(deadline=None, max_examples=30)
+@given(iterations(), st.floats(1, 10), st.integers(0, 3), st.sampled_from(sorted(ALL)))
+def test_a_straggler_is_never_faster(
+    times: dag.IterationTimes, factor: float, rank: int, name: str
+) -> None:
+    if ALL[name].one_buffer:  # there a later task can let others pass (Graham's anomaly)
+        return
+    graph = s_sgd(times, ALL[name], Gpus(1, 4), iterations=3)
+    found = what_if(graph, [(f"rank:{rank}", factor)])
+    assert found.after.duration_s >= found.before.duration_s * (1 - 1e-12)
+
+
+@settings(deadline=None, max_examples=30)
+@given(iterations(), st.floats(0, 5), st.integers(1, 4))
+def test_a_core_more_and_a_batch_more_ahead_never_make_training_slower(
+    times: dag.IterationTimes, decode_s: float, ahead: int
+) -> None:
+    """Of ranks that are alike; with as many batches ahead as there are iterations, nothing waits for one."""
+
+    def period(decoding: str, batches: int) -> float:
+        strategy = replace(CAFFE, decodes_on_cpu=True, batches_ahead=batches)
+        gpus = Gpus(2, 1, decoding=decoding)
+        return schedule(s_sgd(times, strategy, gpus, iterations=6, decode_s=decode_s)).duration_s
+
+    assert period("own", ahead) <= period("trains", ahead) * (1 + 1e-9)
+    assert period("own", ahead + 1) <= period("own", ahead) * (1 + 1e-9)
+    assert period("own", 6) == period("own", 0) == period("machine", 0)
+
+
+def test_what_one_core_decodes_and_trains_takes_both() -> None:
+    """9.5 s of computing, and 3 s to decode on the same core: made ahead, but not for nothing."""
+    times = replace(FIGURE_1, io_s=0.1, h2d_s=0.0, communication_s=np.zeros(3))
+    strategy = replace(CAFFE, decodes_on_cpu=True, batches_ahead=2)
+    for where, period in {"own": 9.5, "trains": 12.5}.items():
+        gpus = Gpus(1, 1, decoding=where)
+        ends = schedule(s_sgd(times, strategy, gpus, iterations=9, decode_s=3.0)).iteration_ends_s
+        assert np.diff(ends)[2:5] == pytest.approx(period)  # before nothing is left to be decoded
+
+
 def test_more_gpus_of_one_disk_wait_for_it() -> None:
     """Of one machine's disk; machines with disks of their own read side by side, NFS does not."""
     read = replace(FIGURE_1, io_s=3.0)
@@ -485,7 +554,11 @@ def test_a_change_of_what_is_not_there_is_told(what: str, factor: float, message
 def test_a_dag_of_nothing_and_of_another_plan_is_refused() -> None:
     with pytest.raises(UserError, match="0 machines of 4 GPUs"):
         Gpus(0, 4)
-    for waiting in (EQ_5, ONE_AFTER_THE_OTHER):
+    with pytest.raises(UserError, match="decoding on 'gpu': use one of machine, own, trains"):
+        Gpus(decoding="gpu")
+    with pytest.raises(UserError, match="a core that decodes and trains has no closed form"):
+        period_s(FIGURE_1, CAFFE, Gpus(decoding="trains"))
+    for waiting in (EQ_5, ONE_AFTER_THE_OTHER, replace(CAFFE, batches_ahead=2)):
         with pytest.raises(UserError, match="has no closed form on a shared disk"):
             period_s(FIGURE_1, waiting)
     with pytest.raises(UserError, match="0 iterations"):

@@ -120,6 +120,8 @@ class Strategy:
 
     reads_ahead : a read does not wait for the update before it; all four frameworks do
     one_buffer : a read waits for the copy before it, as Eq 3 needs and Fig 1 does not say (errata 3)
+    batches_ahead : so many batches are fetched beside the one that trains, as a loader's prefetching has it;
+        0: as many as the disk can
     """
 
     copies_ahead: bool
@@ -127,6 +129,7 @@ class Strategy:
     decodes_on_cpu: bool
     reads_ahead: bool = True
     one_buffer: bool = False
+    batches_ahead: int = 0
 
 
 STRATEGIES = {

@@ -382,13 +382,15 @@ def _settled(duration_s: Floats, edges: Ints) -> tuple[Floats, Ints]:
 def _chain_heads(graph: TaskGraph) -> Bools:
     """(n,) whether a task begins a chain: it has not one predecessor, or that is elsewhere.
 
-    Elsewhere is another resource or iteration: there, something is likely to come between. Of several tasks
-    that could go on a chain the one with the smallest number does.
+    Elsewhere is another resource or iteration: there, something is likely to come between. What takes no time
+    stands alone: among tasks that become ready at one moment, it would be played before its turn. Of several
+    tasks that could go on a chain the one with the smallest number does.
     """
     before, after = graph.edges.T
     alone = np.bincount(after, minlength=graph.n)[after] == 1
     on = alone & (graph.resource[before] == graph.resource[after])
     on &= graph.iteration[before] == graph.iteration[after]
+    on &= (graph.duration_s[before] > 0) & (graph.duration_s[after] > 0)
     order = np.lexsort((after[on], before[on]))
     before, after = before[on][order], after[on][order]
     smallest = np.append(True, before[1:] != before[:-1])[: len(before)]

@@ -12,7 +12,7 @@ a copy engine of its own. Decoding is a task only where it takes time: Fig 1 has
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.timeline import KINDS
+from ddlkit.core.workload import LayerProfile
 from ddlkit.papers.dag import IterationTimes, Strategy, exposed_communication_s
 from ddlkit.papers.dag.tasks import Bools, Floats, Ints, Schedule, TaskGraph, schedule
 
@@ -32,18 +33,28 @@ ONE_AFTER_THE_OTHER = Strategy(
 """dag Eqs 1 and 2: nothing is hidden."""
 
 
+DECODING = ("machine", "own", "trains")
+"""Where batches are decoded."""
+
+
 @dataclass(frozen=True)
 class Gpus:
     """Where tasks run: ``machines`` with as many GPUs each; ``shared_disk``: one NFS for all machines.
 
-    Raises UserError for fewer than one of either.
+    decoding : on the processor of a "machine", one task at a time; on a core that each rank has for it, its
+        "own"; or on the core that "trains", where processors take the place of GPUs
+
+    Raises UserError for fewer than one of either, and for decoding elsewhere.
     """
 
     machines: int = 1
     per_machine: int = 1
     shared_disk: bool = False
+    decoding: str = "machine"
 
     def __post_init__(self) -> None:
+        if self.decoding not in DECODING:
+            raise UserError(f"decoding on {self.decoding!r}: use one of {', '.join(DECODING)}")
         if self.machines < 1 or self.per_machine < 1:
             raise UserError(
                 f"{self.machines} machines of {self.per_machine} GPUs: there must be one of each"
@@ -61,26 +72,34 @@ class Gpus:
         """N_g, the GPUs of all machines."""
         return self.machines * self.per_machine
 
+    @property
+    def processors(self) -> int:
+        """How many of them decode and do nothing else."""
+        return {"machine": self.machines, "own": self.n, "trains": 0}[self.decoding]
+
     def resources(self) -> dict[str, Ints]:
         """Numbers of the resources by name: one a rank (R,); the link, and all GPUs together, (1,)."""
         ranks = np.arange(self.n)
         machine, disks = ranks // self.per_machine, 1 if self.shared_disk else self.machines
         counts = {
             "disk": disks,
-            "cpu": self.machines,
+            "cpu": self.processors,
             "copy": self.n,
             "gpu": self.n,
             "link": 1,
             "all": 1,
         }
         first = dict(zip(counts, np.cumsum([0, *counts.values()]), strict=False))
-        within = {"disk": machine % disks, "cpu": machine, "copy": ranks, "gpu": ranks}
+        cpu = machine if self.decoding == "machine" else ranks
+        within = {"disk": machine % disks, "cpu": cpu, "copy": ranks, "gpu": ranks}
+        if self.decoding == "trains":
+            first["cpu"] = first["gpu"]
         return {name: first[name] + within.get(name, np.zeros(1, np.int64)) for name in counts}
 
     def names(self) -> tuple[str, ...]:
         """What the resources are called: kind and number; "gpu all" are all GPUs together."""
         disks = ["disk all"] if self.shared_disk else [f"disk {i}" for i in range(self.machines)]
-        cpus = [f"cpu {i}" for i in range(self.machines)]
+        cpus = [f"cpu {i}" for i in range(self.processors)]
         engines = [f"{name} {i}" for name in ("copy", "gpu") for i in range(self.n)]
         return (*disks, *cpus, *engines, "link", "gpu all")
 
@@ -140,13 +159,15 @@ def s_sgd(
     n = int(numbers.update[0]) + 1
     offsets = n * np.arange(iterations)[:, None, None]
     within = _edges(numbers, ends, strategy) + offsets
-    between = _edges_between(numbers, strategy) + [0, n] + offsets[:-1]
+    lag = 1 + strategy.batches_ahead
+    fetched = [_pairs(numbers.update, numbers.io) + [0, lag * n] + offsets[:-lag]] * (lag > 1)
+    between = [_edges_between(numbers, strategy) + [0, n] + offsets[:-1], *fetched]
     columns = _columns(times, decode_s, numbers, gpus, layers - ends + 1)
     tiled: dict[str, Any] = {name: np.tile(one, iterations) for name, one in columns.items()}
     return TaskGraph(
         resources=gpus.names(),
         iteration=np.repeat(np.arange(iterations), n),
-        edges=np.concatenate([within.reshape(-1, 2), between.reshape(-1, 2)]),
+        edges=np.concatenate([one.reshape(-1, 2) for one in (within, *between)]),
         **tiled,
     )
 
@@ -212,20 +233,24 @@ def period_s(
 
     Disks, processors and copy engines work side by side, unless a strategy waits; the update is a part of
     computing. Symbols as in ``s_sgd``; every layer is a message. A read that waits for a copy (one_buffer) or
-    for the update has no such form where several GPUs share a disk: UserError.
+    for an update has no such form where several GPUs share a disk, nor has a core that decodes and trains:
+    UserError.
 
     >>> toy = IterationTimes(2.0, 1.0, np.ones(3), np.ones(3), np.ones(3), 1.0)
     >>> period_s(toy, Strategy(True, True, False)), period_s(toy, Strategy(True, True, False), Gpus(1, 8))
     (8.0, 16.0)
     """
     gpus = Gpus() if gpus is None else gpus
-    if strategy.one_buffer or not strategy.reads_ahead:
+    if strategy.one_buffer or strategy.batches_ahead or not strategy.reads_ahead:
         raise UserError("a read that waits has no closed form on a shared disk: schedule it")
+    if gpus.decoding == "trains":
+        raise UserError("a core that decodes and trains has no closed form: schedule it")
     sent_s = exposed_communication_s(times)
     if not strategy.sends_during_backward:
         sent_s = float(np.sum(times.communication_s))
     busy_s = times.gpu_s + sent_s + times.update_s
-    decoding_s = gpus.per_machine * decode_s if strategy.decodes_on_cpu else 0.0
+    decoding_s = decode_s * strategy.decodes_on_cpu
+    decoding_s *= gpus.per_machine if gpus.decoding == "machine" else 1
     readers = gpus.n if gpus.shared_disk else gpus.per_machine
     ahead = (times.h2d_s, busy_s) if strategy.copies_ahead else (times.h2d_s + busy_s,)
     return max(readers * times.io_s, decoding_s, *ahead)
@@ -296,6 +321,38 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
     )
 
 
+def resized(profile: LayerProfile, factors: Mapping[str, float]) -> LayerProfile:
+    """The profile with layers or tensors, by name, so many times as large: in time, parameters and bytes.
+
+    Raises UserError for a name that it does not have, and a factor that is not above 0.
+
+    >>> one, n = np.ones(1), np.array([8])
+    >>> toy = LayerProfile("toy", "cpu", 1, ("a.weight",), ("a",), n, 4 * n, one, one, one)
+    >>> half = resized(toy, {"a": 0.5})
+    >>> half.gradient_bytes.tolist(), half.backward_s.tolist()
+    ([16], [0.5])
+    """
+    factor = np.ones(len(profile.tensor))
+    for name, times in factors.items():
+        chosen = np.array(
+            [name in names for names in zip(profile.layer, profile.tensor, strict=True)]
+        )
+        if not chosen.any():
+            some = ", ".join(dict.fromkeys(profile.layer[:3]))
+            raise UserError(f"no layer or tensor {name!r}: use one of the profile's, as {some}")
+        if not 0 < times < np.inf:
+            raise UserError(f"layer {name}: cannot be {times:g} times as large: use a number > 0")
+        factor[chosen] *= times
+    whole = {name: getattr(profile, name) for name in ("parameters", "gradient_bytes")}
+    rounded = {
+        name: np.maximum(1, np.rint(factor * one)).astype(int) for name, one in whole.items()
+    }
+    scaled = {
+        name: factor * getattr(profile, name) for name in ("forward_s", "backward_s", "flops")
+    }
+    return replace(profile, **rounded, **scaled)
+
+
 class WhatIf(NamedTuple):
     """The schedule before a change and after it."""
 
@@ -318,10 +375,18 @@ class WhatIf(NamedTuple):
         return {**told, "speedup": self.speedup}
 
 
-def what_if(graph: TaskGraph, changes: Sequence[tuple[str, float]]) -> WhatIf:
-    """The graph scheduled as it is, and with tasks that take other times: (what, factor) each.
+def changed(graph: TaskGraph, changes: Sequence[tuple[str, float]]) -> TaskGraph:
+    """The graph with tasks that take other times: (what, factor) each, one after the other.
 
     Raises UserError for what the graph does not have, and a factor below 0.
+    """
+    for what, factor in changes:
+        graph = graph.scaled(factor, tasks_named(graph, what))
+    return graph
+
+
+def what_if(graph: TaskGraph, changes: Sequence[tuple[str, float]]) -> WhatIf:
+    """The graph scheduled as it is, and `changed`. Raises UserError as that.
 
     >>> from ddlkit.papers.dag import STRATEGIES
     >>> toy = IterationTimes(0.0, 0.0, np.ones(2), np.ones(2), np.full(2, 4.0))
@@ -329,7 +394,4 @@ def what_if(graph: TaskGraph, changes: Sequence[tuple[str, float]]) -> WhatIf:
     >>> found.before.duration_s, found.after.duration_s, found.after.limits()["gpu"]
     (11.0, 10.0, 0.8)
     """
-    changed = graph
-    for what, factor in changes:
-        changed = changed.scaled(factor, tasks_named(changed, what))
-    return WhatIf(schedule(graph), schedule(changed))
+    return WhatIf(schedule(graph), schedule(changed(graph, changes)))

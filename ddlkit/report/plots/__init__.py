@@ -29,10 +29,12 @@ from ddlkit.core.fit import Fit
 from ddlkit.core.timeline import COMMUNICATION, KINDS, Timeline
 from ddlkit.core.workload import Workload
 from ddlkit.report.plots.graphs import task_graph as task_graph
+from ddlkit.report.plots.graphs import tornado as tornado
 from ddlkit.report.plots.pages import canvas as canvas
 from ddlkit.report.plots.pages import heading as heading
 from ddlkit.report.plots.pages import pictures as pictures
 from ddlkit.report.plots.pages import save_figure as save_figure
+from ddlkit.report.plots.pages import shared_legend as shared_legend
 from ddlkit.report.plots.pages import table as table
 from ddlkit.report.plots.pages import write_png as write_png
 from ddlkit.report.plots.style import (

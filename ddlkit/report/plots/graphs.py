@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from ddlkit.core.timeline import KINDS
 from ddlkit.papers.dag.tasks import Schedule, TaskGraph, levels
-from ddlkit.report.plots.style import INK, SOFT, theme
+from ddlkit.report.plots.style import INK, SOFT, look, looks, theme
 
 COLORS = {
     "o": "#f7d154",
@@ -47,6 +50,28 @@ def task_graph(ax: Axes, schedule: Schedule) -> None:
     nx.draw_networkx_labels(drawn, place, names, font_size=6, ax=ax)
     _headings(ax, graph, place)
     _legend(ax)
+
+
+@theme()
+def tornado(ax: Axes, table: pd.DataFrame, heading: str, *, factor: float = 2.0) -> None:
+    """A row a kind of task, the first on top: how an iteration changes, in percent of what it is.
+
+    table : kind, iteration_s, faster_s, slower_s, where those tasks take 1 / ``factor`` and ``factor`` times
+    """
+    rows = np.arange(len(table))
+    ways = {"faster_s": f"tasks {factor:g} times as fast", "slower_s": f"{factor:g} times as slow"}
+    for style, (column, label) in zip(looks(list(ways.values())), ways.items(), strict=True):
+        change = 100 * (table[column] / table["iteration_s"] - 1)
+        shape: dict[str, Any] = {"color": style.color, "hatch": style.hatch, "edgecolor": "white"}
+        ax.barh(rows, change, height=0.6, linewidth=0.3, label=label, **shape)
+    ax.axvline(0, color=INK, linewidth=0.8)
+    ax.set_yticks(rows, [look(kind).label for kind in table["kind"]])
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(True, axis="x")
+    ax.grid(False, axis="y")
+    ax.set_title(heading)
+    ax.set_xlabel("change of the iteration [%]")
 
 
 def positions(graph: TaskGraph) -> dict[int, tuple[float, float]]:

@@ -99,6 +99,13 @@ def heading(ax: Axes, text: str) -> None:
 
 
 @theme()
+def shared_legend(figure: Figure) -> None:
+    """The first panel's legend, above all panels of a figure whose layout is constrained."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=len(labels))
+
+
+@theme()
 def pictures(axes: Sequence[Axes], images: NDArray[np.uint8], names: Sequence[str]) -> None:
     """Images (n, 3, side, side) in bytes, one on each axes, each with its name above it."""
     for ax, image, name in zip(axes, images, names, strict=True):

@@ -40,7 +40,17 @@ from ddlkit.run.sessions.session import Origin, Row, Source, measure_points, one
 from ddlkit.store.files import remove_unfinished
 
 POINTS = "ddlkit.run.sessions.suites:points"
-PARTS = ("layers", "collectives", "training", "replay", "campaign", "convergence", "tensors", "all")
+PARTS = (
+    "layers",
+    "collectives",
+    "training",
+    "replay",
+    "campaign",
+    "convergence",
+    "tensors",
+    "input",
+    "all",
+)
 """What can be asked for by itself, of the suites quick and full."""
 
 HUNG_FACTOR = 5.0  # a point that takes this many times what was expected hangs,
@@ -87,17 +97,11 @@ def measure(
         device = device or suite.device or ("cuda" if gpus else "cpu")
     if device == "cuda" and not gpus:
         raise UserError("no GPU here: nvidia-smi lists none; use --suite cpu")
-    described: dict[str, Any] = {
-        "name": str(found.file),
-        "part": part,
-        "device": device,
-        "networks": networks,
+    described = {"name": str(found.file), "part": part, "device": device, "networks": networks}
+    chosen = {
+        name: value for name, value in (("algorithm", algorithm), ("predict", predict)) if value
     }
-    if algorithm:
-        described["algorithm"] = algorithm
-    if predict:
-        described["predict"] = True
-    source = Source(POINTS, described)
+    source = Source(POINTS, {**described, **chosen})
     out = out or _default_out(found, device)
     if dry_run:
         return estimate(source, out)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -40,6 +41,7 @@ from ddlkit.run.measure import (
     channels,
     contention,
     copies,
+    inputs,
     nccl_one_gpu,
     selection,
     sharing_training,
@@ -50,6 +52,7 @@ from ddlkit.run.measure import throughput as speed
 from ddlkit.run.measure.collectives import LIBRARY, SIZES, CollectivesSettings, collectives_job
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
 from ddlkit.run.measure.layers import PRECISIONS, LayersSettings, layer_tables, layers_job
+from ddlkit.run.measure.pipelines import PipelineSettings, cases, pipeline_job
 from ddlkit.run.measure.sparse_convergence import TASKS
 from ddlkit.run.measure.sparse_training import SparseTrainingSettings, sparse_training_job
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
@@ -67,6 +70,7 @@ TRIES = 3  # of each size, while the host disturbs
 # GFLOP of a forward pass on one image, to know how long a point will take.
 _GFLOP = {
     **{"lenet5": 0.001, "alexnet": 1.4, "googlenet": 3.0, "vgg16": 31.0, "vgg19": 39.3},
+    **{"resnet18_64": 0.3, "googlenet_64": 0.25},
     **{"resnet18": 3.6, "resnet50": 8.2, "resnet101": 15.7, "resnet152": 23.1, "vit_b_16": 35.1},
 }
 _OTHER_GFLOP = 10.0
@@ -159,6 +163,7 @@ Rates = Annotated[Sequence[str], Key(_rate, many=True)]
 Delays = Annotated[Sequence[str], Key(_delay, many=True)]
 Density = Annotated[float, Key(number(0, 1))]
 Changes = Annotated[dict[str, Any], Key(_changes)]
+Pictures = Annotated[inputs.Shape, Key(_mapping_of(inputs.Shape))]
 _PLAIN = {
     **{int: Key(count), str: Key(str), bool: Key(reader.truth)},
     **{Budget: Key(_mapping_of(Budget)), Recipe: Key(_mapping_of(Recipe))},
@@ -239,6 +244,21 @@ def memory_copies(here: Here, budget: Budget, sizes: Sizes = copies.SIZES) -> It
 def disk_copies(here: Here, budget: Budget, sizes: Sizes = copies.DISK_SIZES) -> Iterator[Point]:
     measure = partial(copies.measure_disk, here.out, sizes, budget)
     yield Point("copies", "disk", measure, 3 + 2 * len(sizes) * budget.max_s)
+
+
+INPUT = "input"
+"""Folder of all that is measured of the input: beside other tables, not among them."""
+
+
+@kind("input")
+def input_alone(
+    here: Here, budget: Budget, pictures: Pictures, batch: int, side: int
+) -> Iterator[Point]:
+    """Reading, decoding, a loader's workers and copying, each with nothing else going on."""
+    asked = inputs.Alone(pictures, batch, side)
+    measure = partial(inputs.measure_inputs, here.device, here.out, asked, budget)
+    estimate_s = 3 + 12 * budget.max_s
+    yield Point("input", f"alone-{here.device}", measure, estimate_s, ["inputs"], INPUT)
 
 
 @kind("selection")
@@ -463,6 +483,40 @@ def trainings(here: Here, networks: Batched, repeats: int, iterations: int) -> I
             measure = _launched(training_job, settings, estimate_s, ranks=ranks, join=join)
             point = Point("training", key, measure, estimate_s, training_job.tables)
             yield _on_gpus(ranks if here.device == "cuda" else 0, point)
+
+
+@kind("input")
+def pipelines(
+    here: Here,
+    networks: Batched,
+    ranks: int,
+    rounds: int,
+    iterations: int,
+    budget: Budget,
+    pictures: Pictures,
+    rate: Rate = "",
+) -> Iterator[Point]:
+    """Training that reads its pictures, by every strategy, and its parts alone; on processors."""
+    key = f"p{ranks}-{rate}" if rate else f"p{ranks}"
+    for name, batch in networks:
+        settings = PipelineSettings(
+            name, batch, str(here.out), pictures, rounds, iterations, budget
+        )
+        each = rounds * len(cases(ranks)) * (iterations + 6)
+        estimate_s = (
+            LAUNCH_S + each * 2 * _iteration_s(name, batch, "fp32", "cpu") + 7 * budget.max_s
+        )
+
+        def measure(
+            settings: PipelineSettings = settings, most_s: float = PATIENCE * estimate_s
+        ) -> Tables:
+            with _lab(ranks, rate) if rate else nullcontext(Loopback()) as place:
+                join = choose_join() | {"torch_threads": 1}
+                how: dict[str, Any] = {"place": place, "join": join, "timeout_s": most_s + 60}
+                return launch(pipeline_job, settings, ranks=ranks, **how)
+
+        named = f"{name}-b{batch}-{key}"
+        yield Point("input", named, measure, estimate_s, pipeline_job.tables, INPUT)
 
 
 @kind("channels")

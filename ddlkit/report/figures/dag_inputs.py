@@ -1,0 +1,227 @@
+"""Training that reads its pictures beside what dag's graph says of it, from parts measured on their own.
+
+Fixed before anything was recorded: a prediction is the time between updates in the middle of the schedule,
+where loaders are as far ahead as they will be; the parts are medians; a case's error is predicted over the
+median measured iteration, less 1, both over all rounds, in each of which parts and runs took turns; a
+network's is the mean of their absolute values over its cases, as dag V-D has it; and it should be no larger
+than the largest that dag prints, MOST.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+from ddlkit.core.fit import fit
+from ddlkit.papers.dag import IterationTimes, Strategy, naive_iteration_s
+from ddlkit.papers.dag.tasks import Floats, Schedule, TaskGraph, schedule
+from ddlkit.papers.dag.training import Gpus, s_sgd
+
+FOLDER = "input"
+"""Where a session leaves what it measures of the input, in its directory."""
+PRINTED = {"AlexNet": 0.094, "GoogleNet": 0.047, "ResNet-50": 0.046}
+"""Average errors of predictions (dag V-D)."""
+MOST = max(PRINTED.values())
+"""What a network's mean error should not exceed; set on 2026-11-22, before the recording."""
+ENDS, ITERATIONS = 5, 20
+CASE = ["network", "batch", "ranks", "link", "stored", "ahead", "sends"]
+MODELS = {
+    "cores": "this machine's cores",
+    "free": "a core more a rank",
+    "nothing hidden": "dag Eq 2",
+}
+"""Which resources a prediction has; the first is the one that is judged."""
+
+
+def directory(data: str = "") -> Path:
+    """Where inputs were measured: beside the tables in ``data`` or build/measured, else in a recording.
+
+    Of this machine's, or of the first that has it. Raises UserError where there is none.
+    """
+    own = Path(data) if data else store.BUILD / "measured"
+    recorded = [store.recorded_dir(), *sorted(store.RECORDED.glob("*"))]
+    for place in (own, store.RECORDED / data, *recorded):
+        if [*(place / FOLDER).glob("*.csv")]:
+            return place / FOLDER
+    raise UserError(f"no measured input in {own}: run ddlkit measure input --out {own}")
+
+
+def alone(place: Path) -> pd.DataFrame:
+    """A row a part of the input measured alone: median, extremes, bytes a second, share from disk.
+
+    Raises UserError where none was measured in ``place``.
+    """
+    paths = sorted(place.glob("inputs-alone-*.csv"))
+    if not paths:
+        raise UserError(f"no parts of the input in {place}: run ddlkit measure input")
+    rows = pd.concat([store.load_table(path, "inputs") for path in paths])
+    keys = ["quantity", "how", "device", "batch", "bytes"]
+    told = {
+        "seconds": ("seconds", "median"),
+        "least_s": ("seconds", "min"),
+        "most_s": ("seconds", "max"),
+    }
+    found = rows.groupby(keys, sort=False).agg(**told, from_disk=("from_disk", "median"))
+    found = found.reset_index()
+    return found.assign(
+        picture_s=found["seconds"] / found["batch"], bytes_per_s=found["bytes"] / found["seconds"]
+    )
+
+
+def strategy_of(ahead: int, sends: str) -> Strategy:
+    """What a case hides: ``ahead`` batches made beside training, and gradients sent during backward."""
+    return Strategy(
+        copies_ahead=ahead > 0,
+        sends_during_backward=sends == "during",
+        decodes_on_cpu=True,
+        reads_ahead=ahead > 0,
+        batches_ahead=ahead,
+    )
+
+
+def decoding_on(cores: int, ranks: int) -> str:
+    """Where batches are decoded: on the core that trains, unless there are two for each rank."""
+    return "own" if cores >= 2 * ranks else "trains"
+
+
+class Parts:
+    """What was measured on its own for one network between some ranks, and the runs that it should predict.
+
+    runs : table ``pipelines``; cores : of the machine
+    """
+
+    def __init__(self, runs_file: Path) -> None:
+        named = {
+            kind: runs_file.with_name(runs_file.name.replace("pipelines", kind, 1))
+            for kind in _PARTS
+        }
+        self.runs = store.load_table(runs_file, "pipelines")
+        self.cores = int(store.load_stamp(runs_file)["machine"]["cpu"]["cores"])
+        self.ranks = int(self.runs["ranks"].iloc[0])
+        self.profile = store.read_profile(named["layers"])
+        self.inputs = store.load_table(named["inputs"], "inputs")
+        self._sent = store.load_table(named["collectives"], "collectives")
+
+    def input_s(self, quantity: str, stored: str, ranks: int) -> float:
+        """Median seconds of a batch. Raises UserError where that was not measured."""
+        wanted = {"quantity": quantity, "stored": stored, "ranks": ranks}
+        chosen = (self.inputs[[*wanted]] == pd.Series(wanted)).all(axis=1)
+        if not chosen.any():
+            raise UserError(
+                f"inputs: no {quantity} of {stored} by {ranks} ranks: measure input again"
+            )
+        return float(self.inputs["seconds"][chosen].median())
+
+    @cached_property
+    def sent_s(self) -> Floats:
+        """(n,) what the message of each tensor takes, in forward order; nothing of one rank."""
+        rows, tensors = self._sent, self.profile.gradient_bytes
+        if self.ranks == 1:
+            return np.zeros(len(tensors))
+        how: dict[str, Any] = {"workers": self.ranks, "algorithm": str(rows["algorithm"].iloc[0])}
+        return np.asarray(
+            fit("table", rows["bytes"], rows["seconds"], draws=0, **how).cost(tensors)
+        )
+
+    def times(self, stored: str) -> IterationTimes:
+        """dag Tab I of an iteration; the update is counted with forward, as computing (errata 2).
+
+        Layers have the profile's shares of what computing took between the runs.
+        """
+        profile, sent_s = self.profile, self.sent_s
+        forward_s = profile.forward_s + np.append(profile.update_s, np.zeros(len(sent_s) - 1))
+        whole_s = float(forward_s.sum() + profile.backward_s.sum())
+        drift = self.input_s("compute", stored, self.ranks) / whole_s
+        io_s = self.input_s("read", stored, 1)
+        return IterationTimes(io_s, 0.0, drift * forward_s, drift * profile.backward_s, sent_s)
+
+    def graph(self, stored: str, ahead: int, sends: str, decoding: str) -> TaskGraph:
+        """The graph of a case: one disk for all ranks, and decoding on ``decoding``."""
+        gpus = Gpus(1, self.ranks, decoding=decoding)
+        decode_s = self.input_s("decode", stored, self.ranks)
+        how = strategy_of(ahead, sends)
+        return s_sgd(self.times(stored), how, gpus, iterations=ITERATIONS, decode_s=decode_s)
+
+    def schedules(self, stored: str, ahead: int, sends: str) -> dict[str, Schedule]:
+        """Those of the first two of MODELS."""
+        where = {"cores": decoding_on(self.cores, self.ranks), "free": "own"}
+        played = {one: schedule(self.graph(stored, ahead, sends, one)) for one in {*where.values()}}
+        return {name: played[one] for name, one in where.items()}
+
+    def nothing_hidden_s(self, stored: str) -> float:
+        """dag Eq 2, with decoding."""
+        decode_s = self.input_s("decode", stored, self.ranks)
+        return naive_iteration_s(self.times(stored)) + decode_s
+
+
+_PARTS = ("layers", "inputs", "collectives")
+
+
+def steady_s(found: Schedule) -> float:
+    """Mean time between updates, without the first ENDS, while loaders get ahead, and the last.
+
+    Towards the end nothing is left to be fetched beside training.
+    """
+    ends_s = found.iteration_ends_s[ENDS:-ENDS]
+    return float(ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
+
+
+def parts(place: Path) -> dict[str, Parts]:
+    """All that was measured of training with pictures in ``place``, by name of the table.
+
+    Raises UserError where there is none.
+    """
+    files = sorted(place.glob("pipelines-*.csv"))
+    if not files:
+        raise UserError(f"no training with pictures in {place}: run ddlkit measure input")
+    return {path.stem.partition("-")[2]: Parts(path) for path in files}
+
+
+def predictions(found: Mapping[str, Parts]) -> pd.DataFrame:
+    """A row a case: measured_s with its extremes, each of MODELS, error of the first, limited_by."""
+    return pd.DataFrame(row for one in found.values() for row in _rows(one))
+
+
+def _rows(one: Parts) -> Iterator[dict[str, Any]]:
+    for key, runs in one.runs.groupby(CASE, sort=False):
+        case = dict(zip(CASE, key, strict=True))
+        how = {name: case[name] for name in ("stored", "ahead", "sends")}
+        played = one.schedules(**how)
+        predicted = {name: steady_s(found) for name, found in played.items()}
+        predicted["nothing hidden"] = one.nothing_hidden_s(how["stored"])
+        measured_s = float(runs["iteration_s"].median())
+        yield {
+            **case,
+            "measured_s": measured_s,
+            "least_s": runs["iteration_s"].min(),
+            "most_s": runs["iteration_s"].max(),
+            **{f"{name.replace(' ', '_')}_s": seconds for name, seconds in predicted.items()},
+            "error": predicted["cores"] / measured_s - 1,
+            "limited_by": next(iter(played["cores"].limits())),
+            "from_disk": runs["from_disk"].median(),
+            "processor_load": runs["processor_load"].median(),
+            "others": runs["others"].median(),
+        }
+
+
+def errors(table: pd.DataFrame) -> pd.DataFrame:
+    """A row a network and number of ranks, and one a network: mean absolute error of each of MODELS."""
+    columns = {name: f"{name.replace(' ', '_')}_s" for name in MODELS}
+    off = {
+        name: (table[column] / table["measured_s"] - 1).abs() for name, column in columns.items()
+    }
+    judged = table.assign(**off)[["network", "ranks", *MODELS]]
+    apart = judged.groupby(["network", "ranks"], sort=False).agg(["mean", "size"])
+    told = apart[[(name, "mean") for name in MODELS]].droplevel(1, axis=1)
+    told["cases"] = apart[("cores", "size")]
+    whole = judged.groupby("network", sort=False)[[*MODELS]].mean()
+    whole["cases"] = judged.groupby("network", sort=False).size()
+    rows = pd.concat([told.reset_index(), whole.reset_index().assign(ranks=0)])
+    return rows.assign(ranks=rows["ranks"].replace({0: "all"}), reached=rows["cores"] <= MOST)
