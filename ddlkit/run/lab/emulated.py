@@ -8,8 +8,9 @@ import select
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,16 @@ def change(path: Path, changes: Sequence[Change]) -> None:
     ask(path, changes=[asdict(one) for one in changes])
 
 
-def ask_mine() -> dict[str, Any]:
+def ask_mine(**request: Any) -> dict[str, Any]:
     """What has crossed the emulated link that this rank uses; empty where it uses none."""
-    return ask(Path(os.environ[LINK])) if LINK in os.environ else {}
+    return ask(Path(os.environ[LINK]), **request) if LINK in os.environ else {}
+
+
+def change_mine(changes: Sequence[Change], since_s: float) -> None:
+    """Have the link that this rank uses change, counted from a time of the performance counter."""
+    rest_s = since_s - time.perf_counter()
+    later = [replace(one, at_s=max(0.0, one.at_s + rest_s)) for one in changes]
+    ask_mine(changes=[asdict(one) for one in later])
 
 
 def late_share(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
