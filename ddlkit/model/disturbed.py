@@ -4,9 +4,9 @@ No run takes part: bytes take longer by the share of the rate that is left, and 
 
 * A ring sends all bytes over every link, so the slowest link's share is everybody's.
 * Loss: TCP that takes loss for congestion keeps sqrt(3/2) / sqrt(p) packets in flight (Mathis, Semke, Mahdavi
-  and Ott, "The macroscopic behavior of the TCP congestion avoidance algorithm", 1997), and cubic on short ways
-  as much; bbr keeps its rate and sends again what is lost. And nobody tells a sender that the last packet of
-  a transfer is lost: a timer does, after 0.2 s where that was the only one, else after two round trips.
+  and Ott, "The macroscopic behavior of the TCP congestion avoidance algorithm", 1997), and cubic on short
+  ways as much; bbr keeps its rate and sends again what is lost. And no sender is told that the last packet
+  of a transfer is lost: a timer does, after 0.2 s where that was the only one, else after two round trips.
 * Jitter: a rank goes on when its neighbour's part is there, so of several delays the longest counts.
 """
 

@@ -304,7 +304,9 @@ def _iterate(
     late = emulated.late_share(crossed, emulated.ask_mine()) if crossed else 0.0
     used = Usage(*peers.slowest([sending.busy, stolen, late]).tolist())
     messages.check()
-    if changes:  # no sooner than all ranks are done: they have just exchanged how the cores were used
+    if (
+        changes
+    ):  # no sooner than all ranks are done: they have just exchanged how the cores were used
         emulated.ask_mine(restore=True)
     return seen_s, used
 

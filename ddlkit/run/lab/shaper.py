@@ -120,11 +120,10 @@ class Line:
 
     def change(self, change: Change, since_s: float = 0.0) -> None:
         """Let a change hold from its time on, which is that of the last one known or later."""
-        at_s, last = since_s + change.at_s, self._steps[-1]
-        rate = change.rate_bits_per_s and change.rate_bits_per_s / 8
-        new = (rate, change.delay_s, change.loss, change.jitter_s, change.background)
-        held = zip(new, last[1:], strict=True)
-        self._steps.append(_Step(at_s, *(old if one is None else one for one, old in held)))
+        rate, known = change.rate_bits_per_s, self._steps[-1]._asdict()
+        new = {name: getattr(change, name, None) for name in known}
+        new |= {"at_s": since_s + change.at_s, "bytes_per_s": rate and rate / 8}
+        self._steps.append(_Step(**known | {k: v for k, v in new.items() if v is not None}))
         self._find(self._from_s)
 
     def restore(self, at_s: float) -> None:

@@ -50,6 +50,7 @@ from ddlkit.run.measure.layers import PRECISIONS, LayersSettings, layer_tables, 
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions import reader
 from ddlkit.run.sessions.reader import Key, count, number, one_of
+from ddlkit.run.sessions.replanning import Duel, measure_duel
 from ddlkit.run.sessions.session import Point, Tables, Unavailable, say, table_path
 
 DISTINCT_PLANS = 8
@@ -549,6 +550,34 @@ def replays(
     estimate_s = LAUNCH_S + len(networks) * DISTINCT_PLANS * rounds * _EXPOSED_S
     tables = ["runs", "timeline"]
     yield Point("replay", f"replay-p{ranks}-{rate}", measure, estimate_s, tables=tables)
+
+
+@kind("replanning", lab=True)
+def planning_again(
+    here: Here,
+    networks: Batched,
+    ranks: int,
+    rate: Rate,
+    delay: Annotated[float, Key(reader.seconds, "0s")],
+    share: Annotated[float, Key(number(0.01, 1))],
+    compute_s: Annotated[float, Key(number(1e-3, 1e3))],
+    watched: int,
+    rounds: int,
+    budget: Budget,
+    folder: str = "",
+) -> Iterator[Point]:
+    """The plan that was kept after a change of the rate, that made again, and that which knew."""
+    for name, batch in networks:
+        profile = store.read_profile(_measured(here.out, "layers", f"{name}-b{batch}-r1"))
+        how = (parse_bits_per_s(rate), share, Conditions(delay_s=delay))
+        duel = Duel(profile, ranks, *how, compute_s, watched, rounds)
+        measure = partial(measure_duel, duel, SIZES, budget)
+        estimate_s = 2 * (LAUNCH_S + len(SIZES) * budget.max_s) + 2 * compute_s * (
+            2 * watched + 6 * rounds
+        )
+        key = f"replanning-{name}-{duel.shape(duel.rate_bits_per_s).name}"
+        tables = ["collectives", "runs", "timeline"]
+        yield Point("replanning", key, measure, estimate_s, tables=tables, folder=folder)
 
 
 def replay_cases(

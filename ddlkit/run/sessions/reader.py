@@ -121,6 +121,12 @@ def rate(value: Any) -> float:
     return found
 
 
+def seconds(value: Any) -> float:
+    """Seconds of ``"2ms"``."""
+    found: float = _parsed_by(parse_seconds, "a time with its unit, as 2ms")(value)
+    return found
+
+
 def _parsed_by(parse: Callable[[str], Any], what: str) -> Check:
     """A check for a text that ``parse`` reads."""
 
@@ -392,8 +398,8 @@ _REQUEST = {
 }
 # Of emulated links alone, in the order of _FIELDS of their conditions.
 _EMULATED = {
-    "delays": Key(_parsed_by(parse_seconds, "a time with its unit, as 2ms"), "0s", many=True),
-    "jitters": Key(_parsed_by(parse_seconds, "a time with its unit, as 0.2ms"), "0s", many=True),
+    "delays": Key(seconds, "0s", many=True),
+    "jitters": Key(seconds, "0s", many=True),
     "losses": Key(_parsed_by(parse_share, "a share, as 0.1%"), "0%", many=True),
     "backgrounds": Key(_parsed_by(parse_background, "a load, as 40%"), "0%", many=True),
     "congestions": Key(one_of(CONGESTION), CONGESTION[0], many=True),
