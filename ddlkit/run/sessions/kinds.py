@@ -567,17 +567,20 @@ def planning_again(
     folder: str = "",
 ) -> Iterator[Point]:
     """The plan that was kept after a change of the rate, that made again, and that which knew."""
+    shape = LabShape(ranks, parse_bits_per_s(rate), conditions=Conditions(delay_s=delay))
+
+    def measure(name: str, batch: int) -> Tables:
+        profile = _profile(here.out / folder, name, batch, 1)
+        duel = Duel(profile, shape, share, compute_s, watched, rounds)
+        return measure_duel(duel, SIZES, budget)
+
+    messages_s = 2 * (LAUNCH_S + len(SIZES) * budget.max_s)
+    estimate_s = messages_s + 2 * compute_s * (2 * watched + 6 * rounds)
+    tables = ["collectives", "runs", "timeline"]
     for name, batch in networks:
-        profile = store.read_profile(_measured(here.out, "layers", f"{name}-b{batch}-r1"))
-        how = (parse_bits_per_s(rate), share, Conditions(delay_s=delay))
-        duel = Duel(profile, ranks, *how, compute_s, watched, rounds)
-        measure = partial(measure_duel, duel, SIZES, budget)
-        estimate_s = 2 * (LAUNCH_S + len(SIZES) * budget.max_s) + 2 * compute_s * (
-            2 * watched + 6 * rounds
-        )
-        key = f"replanning-{name}-{duel.shape(duel.rate_bits_per_s).name}"
-        tables = ["collectives", "runs", "timeline"]
-        yield Point("replanning", key, measure, estimate_s, tables=tables, folder=folder)
+        yield layers_point(name, batch, 1, budget, device=here.device, folder=folder)
+        key, run = f"replanning-{name}-{shape.name}", partial(measure, name, batch)
+        yield Point("replanning", key, run, estimate_s, tables=tables, folder=folder)
 
 
 def replay_cases(

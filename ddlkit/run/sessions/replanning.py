@@ -20,7 +20,7 @@ from ddlkit.model.calibration import Calibration
 from ddlkit.model.predictor import make_plan
 from ddlkit.model.replanning import last_messages, refitted
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.lab.conditions import Conditions, rate_text
+from ddlkit.run.lab.conditions import rate_text
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.replay import calibrate, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
@@ -36,31 +36,34 @@ PLANNER = "exact"
 class Duel:
     """What is planned again for what.
 
-    rate_bits_per_s : before the change; share : of it that is left afterwards
+    lab : before the change, with emulated links; share : of its rate that is left afterwards
     compute_s : of an iteration; watched : iterations before planning again; rounds : of the duel
     """
 
     profile: LayerProfile
-    ranks: int
-    rate_bits_per_s: float
+    lab: LabShape
     share: float
-    conditions: Conditions
     compute_s: float
     watched: int
     rounds: int
 
     @property
+    def ranks(self) -> int:
+        """Of the lab."""
+        return self.lab.workers
+
+    @property
     def rates(self) -> tuple[float, float]:
-        """Before and after the change."""
-        return self.rate_bits_per_s, self.share * self.rate_bits_per_s
+        """Before and after the change, in bits per second."""
+        return self.lab.rate_bits_per_s, self.share * self.lab.rate_bits_per_s
 
     def shape(self, rate_bits_per_s: float) -> LabShape:
         """The lab of that rate."""
-        return LabShape(self.ranks, rate_bits_per_s, conditions=self.conditions)
+        return replace(self.lab, rate_bits_per_s=rate_bits_per_s)
 
     def changes(self, rate_bits_per_s: float) -> str:
         """What a case says whose iterations pass at that rate."""
-        first = rate_bits_per_s == self.rate_bits_per_s
+        first = rate_bits_per_s == self.lab.rate_bits_per_s
         return "" if first else f"0s:rate={rate_text(rate_bits_per_s)}"
 
 
@@ -73,7 +76,7 @@ def measure_duel(duel: Duel, sizes: Sequence[int], budget: Budget) -> Tables:
         with Lab(duel.shape(rate)) as lab:
             tables.append(calibrate(lab, wanted, budget=budget))
     rows = pd.concat(tables, ignore_index=True)
-    with Lab(duel.shape(duel.rate_bits_per_s)) as lab:
+    with Lab(duel.lab) as lab:
         runs, spans = _played(duel, lab, calibrated_costs(duel, rows))
     return {"collectives": rows, "runs": runs, "timeline": spans[spans["rank"] == 0]}
 
