@@ -12,6 +12,8 @@ from ddlkit.core.units import KIB
 
 SIZES = np.array([float(KIB << power) for power in range(20)])
 """At which a refitted cost is written down: 1 KiB to 512 MiB."""
+KEPT, AGAIN, KNEW, WATCHED = "kept", "again", "knew", "watched"
+"""Plans: for the other rate; made again from messages at this one; for this rate. And the first, watched."""
 APART = 2.0
 """Sizes that differ by less do not tell a start-up from bytes."""
 

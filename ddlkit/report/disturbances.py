@@ -21,12 +21,15 @@ from ddlkit.core.workload import Workload
 from ddlkit.model.calibration import Calibration
 from ddlkit.model.disturbed import Disturbance, Foretold, foretell
 from ddlkit.model.predictor import plan_of
+from ddlkit.model.replanning import AGAIN, KEPT, KNEW
 from ddlkit.report.accuracy import mean_difference
 from ddlkit.run.lab.conditions import CONGESTION, parse_changes, read_link
 
 FAILS = 0.05
 CRITICAL = 1.358
 """Of Kolmogorov and Smirnov, for 5%: times the root of (n + m) / (n m)."""
+DUEL = (KEPT, AGAIN, KNEW)
+"""Cases of the duel of plans, by whose plan they have."""
 MANY = 2000
 """Draws of a distribution that is compared as a whole."""
 
@@ -122,6 +125,21 @@ def judged(
     return pd.DataFrame(rows)
 
 
+def by_kind(cases: pd.DataFrame) -> pd.DataFrame:
+    """One row per kind of disturbance of `judged` cases: how many, inside, failed, and the range of errors."""
+    kinds = cases["disturbance"].str.replace(r"^(loss|none).*, (\w+)$", r"\1, \2", regex=True)
+    kinds = kinds.str.replace(r"^(others|jitter) .*", r"\1", regex=True)
+    kinds = kinds.str.replace(r"^(one link|all links) at 1/\d+", r"\1 slower", regex=True)
+    grouped = cases.groupby(kinds.rename("kind"), sort=False)
+    return grouped.agg(
+        cases=("plan", "size"),
+        inside=("inside", "sum"),
+        fails=("fails", "sum"),
+        least=("relative_error", "min"),
+        most=("relative_error", "max"),
+    ).reset_index()
+
+
 class Distance(NamedTuple):
     """The largest distance of two distribution functions, and what it exceeds in 5% of equal ones."""
 
@@ -159,7 +177,7 @@ def replanned(
     round, ``ratio`` with its 95% interval ``lower`` to ``upper``, and ``predicted_ratio``.
     """
     rows, chance = [], np.random.default_rng(0)
-    for _, own in runs[runs["plan"] != "watched"].groupby("changes", sort=False):
+    for _, own in runs[runs["plan"].isin(DUEL)].groupby("changes", sort=False):
         times = own.pivot_table(index="repeat", columns="plan", values="iteration_s")
         cases = {
             row["plan"]: Case.from_row(row)
@@ -167,13 +185,13 @@ def replanned(
         }
         told = {name: _at_rate(case, workloads, calibration) for name, case in cases.items()}
         for name, case in cases.items():
-            ratio = (times[name] / times["knew"]).to_numpy()
+            ratio = (times[name] / times[KNEW]).to_numpy()
             drawn = np.median(chance.choice(ratio, (draws, len(ratio))), axis=1)
             lower, upper = np.quantile(drawn, [0.025, 0.975])
             row = {"rate_bits_per_s": _rate(case), "plan": name}
             row |= {"messages": case.ends.count(";") + 1, "measured_s": float(times[name].median())}
             row |= {"predicted_s": told[name], "ratio": float(np.median(ratio)), "lower": lower}
-            row |= {"upper": upper, "predicted_ratio": told[name] / told["knew"]}
+            row |= {"upper": upper, "predicted_ratio": told[name] / told[KNEW]}
             rows.append({**row, "relative_error": told[name] / row["measured_s"] - 1})
     return pd.DataFrame(rows)
 

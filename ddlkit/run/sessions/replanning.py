@@ -18,7 +18,7 @@ from ddlkit.core.plan import FusionPlan
 from ddlkit.core.workload import LayerProfile
 from ddlkit.model.calibration import Calibration
 from ddlkit.model.predictor import make_plan
-from ddlkit.model.replanning import last_messages, refitted
+from ddlkit.model.replanning import AGAIN, KEPT, KNEW, WATCHED, last_messages, refitted
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.lab.conditions import rate_text
 from ddlkit.run.lab.network import Lab, LabShape
@@ -27,8 +27,6 @@ from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure.collectives import whole_size
 from ddlkit.run.sessions.session import Tables
 
-KEPT, AGAIN, KNEW, WATCHED = "kept", "again", "knew", "watched"
-"""Plans: for the other rate; made again from messages at this one; for this rate. And the first, watched."""
 PLANNER = "exact"
 
 
