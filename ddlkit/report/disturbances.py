@@ -126,7 +126,7 @@ def judged(
 
 
 def by_kind(cases: pd.DataFrame) -> pd.DataFrame:
-    """One row per kind of disturbance of `judged` cases: how many, inside, failed, and the range of errors."""
+    """One row per kind of disturbance of `judged` cases: how many, inside, failed, and the errors' range."""
     kinds = cases["disturbance"].str.replace(r"^(loss|none).*, (\w+)$", r"\1, \2", regex=True)
     kinds = kinds.str.replace(r"^(others|jitter) .*", r"\1", regex=True)
     kinds = kinds.str.replace(r"^(one link|all links) at 1/\d+", r"\1 slower", regex=True)

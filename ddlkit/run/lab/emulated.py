@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.instruments.vitals import LATE_LIMIT
+from ddlkit.run.instruments.vitals import BUSY_LIMIT, LATE_LIMIT
 from ddlkit.run.jobs.protocol import child_environment
 from ddlkit.run.lab import tunnel
 from ddlkit.run.lab.conditions import Change, check_order
@@ -105,8 +105,14 @@ def change_mine(changes: Sequence[Change], since_s: float) -> None:
 
 
 def late_share(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
-    """Share of packets that were late between two answers of the link's process; 0 for none."""
-    return 1.0 - Crossing.between(before, after).in_time if before and after else 0.0
+    """Share of packets that were late between two answers of the link's process; 0 for none.
+
+    All of them where the process had no time to spare: then those that it had not read yet waited unseen.
+    """
+    if not (before and after):
+        return 0.0
+    crossing = Crossing.between(before, after)
+    return 1.0 if crossing.full else 1.0 - crossing.in_time
 
 
 @dataclass(frozen=True)
@@ -158,8 +164,13 @@ class Crossing:
 
     @property
     def held(self) -> bool:
-        """Whether the link did as asked: enough packets in time, and none refused by a namespace."""
-        return 1 - self.in_time <= LATE_LIMIT and not self.refused
+        """Whether the link did as asked: enough packets in time, none refused, and the process kept up."""
+        return 1 - self.in_time <= LATE_LIMIT and not self.refused and not self.full
+
+    @property
+    def full(self) -> bool:
+        """Whether the process had no time to spare: it was asked for more than the machine can carry."""
+        return self.processor_load >= BUSY_LIMIT
 
     @property
     def processor_load(self) -> float:

@@ -144,7 +144,11 @@ def replay(
         numbers = range(len(asked))
         turns = [(r, n) for r in range(rounds) for n in numbers if (asked[n].key, r) not in there]
         settings = ReplaySettings(scripts, turns, tries, afterwards_s, spans)
-        launch(replay_job, settings, ranks=ranks, place=place, out=directory, **how)
+        try:
+            launch(replay_job, settings, ranks=ranks, place=place, out=directory, **how)
+        finally:  # a rank that died has left the link as its case had changed it
+            if isinstance(place, Lab) and any(case.changes for case in asked) and not place.lost():
+                place.restore()
         return read_replayed(directory, asked)
 
 

@@ -127,8 +127,9 @@ class Line:
         self._find(self._from_s)
 
     def restore(self, at_s: float) -> None:
-        """Let it be as in the beginning from a time on, which is that of the last change or later."""
-        self._steps.append(self._steps[0]._replace(at_s=at_s))
+        """Let it be as in the beginning from a time on; changes that were to come do not."""
+        passed = [step for step in self._steps if step.at_s <= at_s]
+        self._steps = [*passed, self._steps[0]._replace(at_s=at_s)]
         self._find(self._from_s)
 
     @property
@@ -295,11 +296,8 @@ class Shaper:
             line.change(change, since_s)
 
     def restore(self, at_s: float) -> None:
-        """Let all links be as in the beginning from a time on. Raises UserError where changes are to come."""
-        lines = (*self.up, *self.down, *self.node_up, *self.node_down)
-        if any(line.last_change_s > at_s for line in lines):
-            raise UserError("a link cannot be restored before its last change: wait for that")
-        for line in lines:
+        """Let all links be as in the beginning from a time on."""
+        for line in (*self.up, *self.down, *self.node_up, *self.node_down):
             line.restore(at_s)
 
     def _touched(self, change: Change) -> Sequence[Line]:
