@@ -224,8 +224,9 @@ def parse_background(text: str) -> Background:
 def parse_change(text: str) -> Change:
     """``"5s:rate=250mbit,rank=1"``: what changes when, and for which rank. Raises UserError.
 
-    >>> parse_change("5s:delay=4ms,loss=1%")
-    Change(at_s=5.0, rate_bits_per_s=None, delay_s=0.004, loss=0.01, ranks=())
+    >>> change = parse_change("5s:delay=4ms,loss=1%")
+    >>> change.at_s, change.delay_s, change.loss
+    (5.0, 0.004, 0.01)
     """
     at, _, said = text.partition(":")
     values: dict[str, Any] = {}
