@@ -8,10 +8,10 @@ from numpy.typing import ArrayLike
 
 from ddlkit.core.cost import MessageCost, Table
 from ddlkit.core.errors import UserError
-from ddlkit.core.units import KIB
+from ddlkit.core.units import KIB, MIB
 
-SIZES = np.array([float(KIB << power) for power in range(20)])
-"""At which a refitted cost is written down: 1 KiB to 512 MiB."""
+SIZES = np.geomspace(KIB, 512 * MIB, 19 * 16 + 1)
+"""At which a refitted cost is written down: so dense that a straight line between them is one."""
 KEPT, AGAIN, KNEW, WATCHED = "kept", "again", "knew", "watched"
 """Plans: for the other rate; made again from messages at this one; for this rate. And the first, watched."""
 APART = 2.0
