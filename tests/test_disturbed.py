@@ -22,6 +22,7 @@ from ddlkit.core.iteration import group_ends, predict
 from ddlkit.core.pace import Pace, in_turns
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.straggler import straggler_factors
+from ddlkit.core.window import CUBIC, RENO, Control, Windows
 from ddlkit.core.workload import Workload
 from ddlkit.model.calibration import Communication
 from ddlkit.model.disturbed import Disturbance, carried_share, foretell, wire_s_per_byte
@@ -193,6 +194,40 @@ def test_the_distance_of_equal_samples_exceeds_its_critical_value_in_a_twentieth
     ]
     assert 0.01 <= np.mean(beyond) <= 0.08
     assert disturbances.kolmogorov([1, 2], [1, 2]).distance == 0
+
+
+@pytest.mark.parametrize("control", [RENO, CUBIC])
+@pytest.mark.parametrize("loss", [0.001, 0.01])
+def test_a_long_flow_of_windows_gets_what_the_square_root_law_says(
+    loss: float, control: Control
+) -> None:
+    """Where packets take no time on the link; windows of a few packets lose more than one at once."""
+    flow = Windows(np.full((20, 1), 30.0), loss, 1.0, 0.0, control)
+    chance, packets = np.random.default_rng(1), 20_000
+    flow.send(packets, chance)
+    per_trip = packets / flow.send(packets, chance).mean()
+    assert per_trip == pytest.approx(np.sqrt(1.5 / loss), rel=0.15)
+
+
+def test_without_loss_windows_grow_until_the_link_is_full() -> None:
+    flow = Windows(np.full(1, 1000.0), 0.0, 1e-3, 1e-3)
+    took_s = flow.send(10_000, np.random.default_rng(0))
+    assert took_s == pytest.approx(10.0, rel=0.01) and flow.packets[0] > 1000
+
+
+def test_a_step_waits_for_the_slowest_of_its_links() -> None:
+    one, four = (Windows(np.full((50, n), 30.0), 0.01, 1e-3, 1e-5) for n in (1, 4))
+    times = [flow.step(2000, np.random.default_rng(3)).mean() for flow in (one, four)]
+    assert times[0] < times[1]
+
+
+def test_played_windows_take_longer_than_their_law_and_leave_bbr_alone() -> None:
+    def median_s(control: str, windows: bool) -> float:
+        how = Disturbance(loss=0.01, round_trip_s=2e-3, rate_bits_per_s=5e8, congestion=control)
+        return foretell(WORK, EACH, KNOWN, how, draws=20, windows=windows).median_s
+
+    assert median_s("cubic", True) > median_s("cubic", False)
+    assert median_s("bbr", True) == median_s("bbr", False)
 
 
 # -- planning again --------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from ddlkit.core.pace import Pace, in_turns
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.schedule import Schedule
 from ddlkit.core.straggler import straggler_factors
+from ddlkit.core.window import CUBIC, RENO, Windows
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.model.calibration import Communication
 
@@ -62,6 +63,11 @@ class Disturbance:
     jitter_s: float = 0.0
     straggler: float = 1.0
     spread: float = 0.0
+
+    @property
+    def windowed(self) -> bool:
+        """Whether TCP takes losses that there are for congestion."""
+        return bool(self.loss) and self.congestion in LOSS_BASED
 
     @property
     def carried(self) -> float:
@@ -131,10 +137,14 @@ def foretell(
     disturbance: Disturbance,
     draws: int = DRAWS,
     seed: int = 0,
+    *,
+    windows: bool = False,
 ) -> Foretold:
     """Iterations under a disturbance, (``draws``,) as they may come.
 
     workload : of a rank that is not slow, dilated; communication : of the undisturbed lab, with its draws
+
+    windows : play TCP's windows out in place of the square-root law: mended after the first recording
 
     Each is of one draw of the cost, of single messages' noise, and of whatever the disturbance leaves to
     chance: when others' traffic begins its turn, what is lost, how late packets are, how slow the straggler.
@@ -151,6 +161,9 @@ def foretell(
     alone_s += _lost_s(disturbance, communication, sizes, chance, draws)
     alone_s += _jittered_s(disturbance, communication, chance, alone_s.shape)
     wire_s = np.minimum(alone_s, wire_s_per_byte(communication) * sizes)
+    if windows and disturbance.windowed:
+        alone_s += _windows_s(disturbance, communication, sizes, chance, draws) - wire_s
+        wire_s, disturbance = np.zeros_like(wire_s), replace(disturbance, loss=0.0)
     how = (disturbance.straggler, disturbance.spread, seed + OTHER_SEED)
     slower = straggler_factors(*how, range(draws))
     ends_s = np.empty(draws)
@@ -192,6 +205,30 @@ def _lost_s(
     wait_s = np.where(part <= MSS_BYTES, TIMEOUT_S, 2 * disturbance.round_trip_s)
     expected = disturbance.loss * sum(map(len, ring.steps))
     return np.asarray(chance.poisson(expected, (draws, len(wait_s))) * wait_s)
+
+
+def _windows_s(
+    disturbance: Disturbance,
+    communication: Communication,
+    sizes: ArrayLike,
+    chance: np.random.Generator,
+    draws: int,
+) -> Floats:
+    """(draws, G) that the bytes of messages take, one message after the other, by windows that lose packets.
+
+    A round trip takes what a step of the smallest message does: a ring of gloo asks before it sends.
+    """
+    ring, sent = _ring(communication), np.ceil(np.asarray(sizes) / _ring(communication).ranks)
+    packet_s = FRAME_BYTES * 8 / disturbance.rate_bits_per_s
+    round_trip_s = max(disturbance.round_trip_s, communication.cost.startup_s() / len(ring.steps))
+    control = RENO if disturbance.congestion == "reno" else CUBIC
+    begin = np.full((draws, ring.ranks), math.sqrt(1.5 / disturbance.loss))
+    all_of = Windows(begin, disturbance.loss, round_trip_s, packet_s, control)
+    taken = [
+        sum(all_of.step(math.ceil(part / MSS_BYTES), chance) for _ in ring.steps)
+        for part in sent.tolist()
+    ]
+    return np.stack(taken, axis=-1)
 
 
 def _jittered_s(

@@ -19,7 +19,7 @@ from ddlkit.core.case import Case
 from ddlkit.core.units import parse_bits_per_s
 from ddlkit.core.workload import Workload
 from ddlkit.model.calibration import Calibration
-from ddlkit.model.disturbed import Disturbance, Foretold, foretell
+from ddlkit.model.disturbed import DRAWS, Disturbance, Foretold, foretell
 from ddlkit.model.predictor import plan_of
 from ddlkit.model.replanning import AGAIN, KEPT, KNEW
 from ddlkit.report.accuracy import mean_difference
@@ -30,6 +30,7 @@ CRITICAL = 1.358
 """Of Kolmogorov and Smirnov, for 5%: times the root of (n + m) / (n m)."""
 DUEL = (KEPT, AGAIN, KNEW)
 """Cases of the duel of plans, by whose plan they have."""
+MENDED_DRAWS = 40
 MANY = 2000
 """Draws of a distribution that is compared as a whole."""
 
@@ -86,12 +87,17 @@ def name_of(case: Case) -> str:
 
 
 def foretold(
-    case: Case, workloads: Mapping[str, Workload], calibration: Calibration, draws: int
+    case: Case,
+    workloads: Mapping[str, Workload],
+    calibration: Calibration,
+    draws: int,
+    *,
+    windows: bool = False,
 ) -> Foretold:
     """A case's iterations under its disturbance, by the calibration of its lab without."""
     workload = workloads[case.profile_sha256].scaled(case.dilation)
     known = calibration.of_case(case)
-    return foretell(workload, plan_of(case), known, disturbance_of(case), draws)
+    return foretell(workload, plan_of(case), known, disturbance_of(case), draws, windows=windows)
 
 
 def judged(
@@ -101,6 +107,7 @@ def judged(
 
     Cases that differ in their seed alone are one row. ``covered`` is the share of single iterations in the
     interval, ``distance`` that of the distributions with its ``critical`` value, where a straggler is random;
+    ``mended_s`` is by windows that are played out, made after the recording, where a law of loss is on trial;
     ``repeatability`` the mean difference of two iterations over their median, where the case is fixed.
     """
     first = runs.drop_duplicates("case").set_index("case")
@@ -108,8 +115,9 @@ def judged(
     names = runs["case"].map({key: name_of(case) for key, case in cases.items()})
     rows = []
     for (name, plan), own in runs.groupby([names.rename("disturbance"), "plan"], sort=False):
-        random = cases[own["case"].iloc[0]].straggler_spread > 0
-        told = foretold(cases[own["case"].iloc[0]], workloads, calibration, MANY if random else 200)
+        case = cases[own["case"].iloc[0]]
+        random = case.straggler_spread > 0
+        told = foretold(case, workloads, calibration, MANY if random else DRAWS)
         took_s, (lower_s, upper_s) = own["iteration_s"].to_numpy(), told.interval_s
         measured_s = float(np.median(took_s))
         row = {"disturbance": name, "plan": plan, "iterations": len(own)}
@@ -119,6 +127,9 @@ def judged(
         row["covered"] = float(np.mean((took_s >= lower_s) & (took_s <= upper_s)))
         distance = kolmogorov(took_s, told.seconds) if random else Distance(np.nan, np.nan)
         row |= distance._asdict()
+        if disturbance_of(case).windowed:
+            mended = foretold(case, workloads, calibration, MENDED_DRAWS, windows=True)
+            row["mended_s"], row["mended_error"] = mended.median_s, mended.median_s / measured_s - 1
         spread = np.nan if random else mean_difference(own["iteration_s"]) / measured_s
         row |= {"repeatability": spread, "limited": int(own["processor_limited"].sum())}
         rows.append({**row, "fails": not row["inside"] or abs(row["relative_error"]) > FAILS})
