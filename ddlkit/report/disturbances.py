@@ -133,7 +133,9 @@ def judged(
         spread = np.nan if random else mean_difference(own["iteration_s"]) / measured_s
         row |= {"repeatability": spread, "limited": int(own["processor_limited"].sum())}
         rows.append({**row, "fails": not row["inside"] or abs(row["relative_error"]) > FAILS})
-    return pd.DataFrame(rows)
+    found = pd.DataFrame(rows)
+    order = found.groupby("disturbance", sort=False).ngroup()
+    return found.loc[order.sort_values(kind="stable").index].reset_index(drop=True)
 
 
 def by_kind(cases: pd.DataFrame) -> pd.DataFrame:
