@@ -24,11 +24,11 @@ from ddlkit.core.plan import FusionPlan
 from ddlkit.core.straggler import straggler_factors
 from ddlkit.core.window import CUBIC, RENO, Control, Windows
 from ddlkit.core.workload import Workload
-from ddlkit.model.calibration import Communication
+from ddlkit.model.calibration import Calibration, Communication
 from ddlkit.model.disturbed import Disturbance, carried_share, foretell, wire_s_per_byte
 from ddlkit.model.noise import Noise
 from ddlkit.model.replanning import last_messages, refitted
-from ddlkit.report import disturbances
+from ddlkit.report import disturbances, source
 from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.lab import emulated, network, tunnel
 from ddlkit.run.lab.conditions import Background, Change, Conditions, parse_changes
@@ -450,3 +450,24 @@ def test_a_duel_plans_for_both_rates_and_says_what_changes() -> None:
     made = planned_for(duel, {2.5e8: again})[2.5e8]
     took_s, best_s = (predict(work, one, costs[2.5e8]).iteration_s for one in (made, slow))
     assert took_s == pytest.approx(best_s, rel=1e-3), "messages tell all of a line"
+
+
+# -- as it was recorded ----------------------------------------------------------------------------
+
+
+def test_every_recorded_disturbance_is_judged_and_what_fails_stays() -> None:
+    recording = source.open_campaign("", source.DISTURBED)
+    runs, rows = recording.alone.table("runs"), recording.alone.table("collectives")
+    sessions = rows.groupby("link")["session"].nunique()
+    assert (sessions[sessions.index.str.contains("500mbit")] == 2).all(), "drift is known"
+    runs = runs[~runs["plan"].isin([*disturbances.DUEL, "watched"])]
+    found = disturbances.judged(runs, recording.workloads(), Calibration.of(rows, draws=50))
+    assert found["iterations"].sum() == len(runs), "no iteration is left out"
+    off = found["relative_error"].abs() > disturbances.FAILS
+    assert (found["fails"] == (off | ~found["inside"])).all()
+    kinds = disturbances.by_kind(found).set_index("kind")
+    assert kinds["cases"].sum() == len(found)
+    wanted = ["none", "one link slower", "all links slower", "others", "jitter", "loss, cubic"]
+    assert {*wanted, "all links slower in mid-iteration", "straggler at random"} <= set(kinds.index)
+    straggler = found[found["disturbance"] == "straggler at random"].iloc[0]
+    assert straggler["iterations"] >= 30 and 0 < straggler["distance"] < 1
