@@ -87,6 +87,15 @@ def require_lab() -> None:
         _missing(reason)
 
 
+@pytest.fixture
+def require_emulated(require_lab: None) -> None:
+    """And TUN, for the emulated link."""
+    from ddlkit.run.lab import emulated, tunnel
+
+    if not Path(tunnel.DEVICE).exists():
+        _missing(emulated.MISSING)
+
+
 @pytest.fixture(scope="session")
 def require_compiler() -> None:
     """A C++ compiler must be there: the kernels of a GPU are compiled for the processor with it."""

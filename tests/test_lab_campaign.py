@@ -127,6 +127,15 @@ def test_emulated_links_of_a_grid_are_the_product_of_what_they_do(tmp_path: Path
         ({"compute_s": 0}, "compute_s: 0: must lie between"),
         ({"negotiated": "yes"}, "negotiated: 'yes': must be true or false"),
         ({"networks": "lenet5:many"}, "networks: 'lenet5:many': must be a network"),
+        (
+            {"changes": "0s:speed=1gbit"},
+            "changes: '0s:speed=1gbit': change '0s:speed=1gbit': write",
+        ),
+        ({"changes": 1}, "changes: 1: must be changes, as 0s:rate=250mbit"),
+        ({"changes": "2s:loss=1%;1s:loss=0"}, "in the order of their times"),
+        ({"seeds": -1}, "seeds: -1: must be a whole number, at least 0"),
+        ({"straggler_spreads": 9}, "straggler_spreads: 9: must lie between 0 and 3"),
+        ({"calibrated": "never"}, "calibrated: 'never': must be around or before"),
     ],
 )
 def test_a_wrong_value_is_one_line_that_names_file_and_key(
@@ -137,6 +146,23 @@ def test_a_wrong_value_is_one_line_that_names_file_and_key(
         read_campaign(file)
     assert str(caught.value).startswith(f"{file}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_what_changes_in_each_iteration_is_a_case_and_not_a_lab(tmp_path: Path) -> None:
+    how = {
+        "engines": "emulated",
+        "changes": ["", "0s:rate=1mbit"],
+        "seeds": [1, 2],
+        "plans": "none",
+    }
+    found = read_campaign(written(tmp_path, {**WHOLE, **how, "calibrated": "before"}))
+    ((_, requests),) = found.labs.items()
+    asked = {(one.case.changes, one.case.seed) for one in requests}
+    assert asked == {("", 1), ("", 2), ("0s:rate=1mbit", 1), ("0s:rate=1mbit", 2)}
+    points = [point.key for point in campaign.campaign_points(found, tmp_path)]
+    assert points[-1].startswith("replay/"), "both calibrations come first"
+    around = read_campaign(written(tmp_path, WHOLE, "around.json"))
+    assert campaign.campaign_points(around, tmp_path)[-1].key.endswith(" after")
 
 
 @pytest.mark.parametrize(
@@ -227,6 +253,7 @@ def test_a_wrong_network_or_plan_is_told_before_anything_is_measured(
     [
         ("campaign_quick", 5, 5, 60),
         ("campaign_osf", 25, 120, 900),
+        ("campaign_disturbed", 40, 240, 900),
         ("campaign", 150, 600, 7200),
         ("campaign_links", 150, 600, 7200),
         ("campaign_regimes", 15, 120, 1800),

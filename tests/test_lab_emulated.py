@@ -67,13 +67,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.alone, pytest.mark.usefixtures("requi
 QUICK = Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.2)
 
 
-@pytest.fixture
-def require_emulated(require_lab: None) -> None:
-    """TUN must be there."""
-    if not Path(tunnel.DEVICE).exists():
-        pytest.skip(emulated.MISSING)
-
-
 def shape(ranks: int = 2, rate: float = 1e9, **how: Any) -> LabShape:
     return LabShape(ranks, rate, conditions=Conditions(**how))
 

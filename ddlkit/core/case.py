@@ -35,10 +35,12 @@ class Case:
     workers, link, link_bits_per_s : who communicates over what; 0 when the link is not shaped
     collective, plan, ends : what is sent; ``ends`` are the plan's group ends in ready order, "3;40;161"
     density : share of gradients sent (1 = dense); dilation : factor on compute times; seed
-    straggler : factor on the compute of the slowest rank (1 = all are alike)
+    straggler : factor on the compute of the slowest rank (1 = all are alike); straggler_spread : how that
+        varies from iteration to iteration, see `ddlkit.core.straggler`, drawn from ``seed``
     selection_sha256 : hash of the selection times that were waited out, "" where selection was real
     negotiated : whether a coordinator says when each message may leave (osf Section 3.3)
     in_flight : how many collectives may be under way at once
+    changes : of the link, in each iteration, counted from its beginning: "0s:rate=250mbit;0.3s:loss=1%"
     """
 
     kind: str = field(metadata=NAMED)
@@ -53,7 +55,7 @@ class Case:
     ends: str
     density: float = field(default=1.0, metadata=POSITIVE | {"axis": Axis("density", 1e-6, 1.0)})
     dilation: float = field(default=1.0, metadata=POSITIVE)
-    seed: int = 0
+    seed: int = field(default=0, metadata={"axis": Axis("seeds", 0)})
     profile_sha256: str = ""
     straggler: float = field(
         default=1.0, metadata=POSITIVE | CAME_LATER | {"axis": Axis("stragglers", 1.0, 100.0)}
@@ -61,6 +63,11 @@ class Case:
     selection_sha256: str = field(default="", metadata=CAME_LATER)
     negotiated: bool = field(default=False, metadata=CAME_LATER | {"axis": Axis("negotiated")})
     in_flight: int = field(default=1, metadata=POSITIVE | CAME_LATER | {"axis": Axis("in_flight")})
+    straggler_spread: float = field(
+        default=0.0,
+        metadata=NON_NEGATIVE | CAME_LATER | {"axis": Axis("straggler_spreads", 0.0, 3.0)},
+    )
+    changes: str = field(default="", metadata=CAME_LATER | {"axis": Axis("changes")})
 
     @property
     def key(self) -> str:

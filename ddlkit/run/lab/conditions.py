@@ -27,32 +27,6 @@ CONGESTION = ("reno", "cubic", "bbr")
 
 
 @dataclass(frozen=True)
-class Change:
-    """From ``at_s`` on, links have another rate, delay or loss; what is None stays as it is.
-
-    at_s : counted from when the link starts, or from when a running link hears of the change
-    ranks : whose links; () all
-    """
-
-    at_s: float
-    rate_bits_per_s: float | None = None
-    delay_s: float | None = None
-    loss: float | None = None
-    ranks: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.at_s < math.inf:
-            raise UserError(f"a change at {self.at_s:g} s: 0 s or later is possible")
-        if self.rate_bits_per_s is self.delay_s is self.loss is None:
-            raise UserError(
-                f"the change at {self.at_s:g} s changes nothing: give a rate, delay or loss"
-            )
-        check_rate(self.rate_bits_per_s)
-        _check("delay", self.delay_s, 0.0, MAX_DELAY_S)
-        _check("loss", self.loss, 0.0, 0.5)
-
-
-@dataclass(frozen=True)
 class Background:
     """Traffic of others, which takes ``load`` of every link before our packets get any.
 
@@ -74,6 +48,35 @@ class Background:
     def period_s(self) -> float:
         """Of one turn; 0 where it is constant."""
         return self.on_s + self.off_s if self.off_s else 0.0
+
+
+@dataclass(frozen=True)
+class Change:
+    """From ``at_s`` on, links do something else; what is None stays as it is.
+
+    at_s : counted from when the link starts, or from when a running link hears of the change
+    ranks : whose links; () all
+    """
+
+    at_s: float
+    rate_bits_per_s: float | None = None
+    delay_s: float | None = None
+    loss: float | None = None
+    ranks: tuple[int, ...] = ()
+    jitter_s: float | None = None
+    background: Background | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.at_s < math.inf:
+            raise UserError(f"a change at {self.at_s:g} s: 0 s or later is possible")
+        if all(getattr(self, name) is None for name, _ in _CHANGED.values()):
+            raise UserError(
+                f"the change at {self.at_s:g} s changes nothing: give {', '.join(_CHANGED)}"
+            )
+        check_rate(self.rate_bits_per_s)
+        for name in ("delay", "jitter"):
+            _check(name, getattr(self, f"{name}_s"), 0.0, MAX_DELAY_S)
+        _check("loss", self.loss, 0.0, 0.5)
 
 
 @dataclass(frozen=True)
@@ -221,8 +224,9 @@ def parse_background(text: str) -> Background:
 def parse_change(text: str) -> Change:
     """``"5s:rate=250mbit,rank=1"``: what changes when, and for which rank. Raises UserError.
 
-    >>> parse_change("5s:delay=4ms,loss=1%")
-    Change(at_s=5.0, rate_bits_per_s=None, delay_s=0.004, loss=0.01, ranks=())
+    >>> change = parse_change("5s:delay=4ms,loss=1%")
+    >>> change.at_s, change.delay_s, change.loss
+    (5.0, 0.004, 0.01)
     """
     at, _, said = text.partition(":")
     values: dict[str, Any] = {}
@@ -238,10 +242,22 @@ def parse_change(text: str) -> Change:
     return Change(parse_seconds(at), **values)
 
 
-_CHANGED = {
+def parse_changes(text: str) -> tuple[Change, ...]:
+    """Changes one after the other: ``"0s:rate=250mbit;0.3s:loss=1%"``; none in an empty text.
+
+    Raises UserError for one that is wrong, and for changes out of order.
+    """
+    changes = tuple(map(parse_change, filter(None, text.split(";"))))
+    check_order(changes)
+    return changes
+
+
+_CHANGED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "rate": ("rate_bits_per_s", parse_bits_per_s),
     "delay": ("delay_s", parse_seconds),
     "loss": ("loss", parse_share),
+    "jitter": ("jitter_s", parse_seconds),
+    "background": ("background", parse_background),
 }
 
 
@@ -270,7 +286,9 @@ _PARSED: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 def read_change(described: Mapping[str, Any]) -> Change:
     """What `dataclasses.asdict` and JSON have made of one."""
-    return Change(**{**described, "ranks": tuple(described["ranks"])})
+    share = described.get("background")
+    nested = {"ranks": tuple(described["ranks"]), "background": share and Background(**share)}
+    return Change(**{**described, **nested})
 
 
 def _ms(seconds: float) -> str:

@@ -8,15 +8,16 @@ import select
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.instruments.vitals import LATE_LIMIT
+from ddlkit.run.instruments.vitals import BUSY_LIMIT, LATE_LIMIT
 from ddlkit.run.jobs.protocol import child_environment
 from ddlkit.run.lab import tunnel
 from ddlkit.run.lab.conditions import Change, check_order
@@ -91,14 +92,27 @@ def change(path: Path, changes: Sequence[Change]) -> None:
     ask(path, changes=[asdict(one) for one in changes])
 
 
-def ask_mine() -> dict[str, Any]:
+def ask_mine(**request: Any) -> dict[str, Any]:
     """What has crossed the emulated link that this rank uses; empty where it uses none."""
-    return ask(Path(os.environ[LINK])) if LINK in os.environ else {}
+    return ask(Path(os.environ[LINK]), **request) if LINK in os.environ else {}
+
+
+def change_mine(changes: Sequence[Change], since_s: float) -> None:
+    """Have the link that this rank uses change, counted from a time of the performance counter."""
+    rest_s = since_s - time.perf_counter()
+    later = [replace(one, at_s=max(0.0, one.at_s + rest_s)) for one in changes]
+    ask_mine(changes=[asdict(one) for one in later])
 
 
 def late_share(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
-    """Share of packets that were late between two answers of the link's process; 0 for none."""
-    return 1.0 - Crossing.between(before, after).in_time if before and after else 0.0
+    """Share of packets that were late between two answers of the link's process; 0 for none.
+
+    All of them where the process had no time to spare: then those that it had not read yet waited unseen.
+    """
+    if not (before and after):
+        return 0.0
+    crossing = Crossing.between(before, after)
+    return 1.0 if crossing.full else 1.0 - crossing.in_time
 
 
 @dataclass(frozen=True)
@@ -150,8 +164,13 @@ class Crossing:
 
     @property
     def held(self) -> bool:
-        """Whether the link did as asked: enough packets in time, and none refused by a namespace."""
-        return 1 - self.in_time <= LATE_LIMIT and not self.refused
+        """Whether the link did as asked: enough packets in time, none refused, and the process kept up."""
+        return 1 - self.in_time <= LATE_LIMIT and not self.refused and not self.full
+
+    @property
+    def full(self) -> bool:
+        """Whether the process had no time to spare: it was asked for more than the machine can carry."""
+        return self.processor_load >= BUSY_LIMIT
 
     @property
     def processor_load(self) -> float:

@@ -234,6 +234,10 @@ class Lab:
         Conditions(changes=tuple(changes)).check_ranks(self.ranks)
         emulated.change(self._socket(), changes)
 
+    def restore(self) -> None:
+        """Have the links of a running lab be as it was made. Raises UserError as `change`."""
+        emulated.ask(self._socket(), restore=True)
+
     @contextmanager
     def watched(self) -> Iterator[list[Crossing]]:
         """A list that holds what crossed the link within the block, once that is over; none with tbf."""

@@ -37,6 +37,7 @@ from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.launch import Place, launch, workspace
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.lab import emulated
+from ddlkit.run.lab.conditions import parse_changes
 from ddlkit.run.lab.negotiate import Negotiator, meet
 from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.script import (
@@ -92,13 +93,14 @@ class ReplaySettings:
     """What CONFIG.json of the job "replay" holds.
 
     turns : (repeat, number of the script) of each iteration
-    tries, afterwards_s : as for `replay`
+    tries, afterwards_s, spans : as for `replay`
     """
 
     scripts: Sequence[Script]
     turns: Sequence[tuple[int, int]]
     tries: int
     afterwards_s: float
+    spans: int = 1
 
 
 def replay(
@@ -112,12 +114,14 @@ def replay(
     tries: int = 1,
     afterwards_s: float = 0.0,
     out: Path | None = None,
+    spans: int = 1,
 ) -> Replayed:
     """Replay every case once per round, all in one launch, so that drift meets all cases alike.
 
     The result of every collective is checked. With ``out``, rows are appended to files there as they
     come; what an interrupted replay left there is kept, and not played again. Spans are kept of the first
-    round, and of all rounds where a case is negotiated: how long that takes is read off them.
+    ``spans`` rounds, and of all rounds where a case is negotiated: how long that takes is read off them.
+    An emulated link that a case changes is as before in the next iteration.
 
     selection : recorded times of it, needed for cases with a ``selection_sha256``
     done : (case's key, repeat) of further iterations that need not be played
@@ -139,8 +143,12 @@ def replay(
         there = {*keep_complete(directory), *done}
         numbers = range(len(asked))
         turns = [(r, n) for r in range(rounds) for n in numbers if (asked[n].key, r) not in there]
-        settings = ReplaySettings(scripts, turns, tries, afterwards_s)
-        launch(replay_job, settings, ranks=ranks, place=place, out=directory, **how)
+        settings = ReplaySettings(scripts, turns, tries, afterwards_s, spans)
+        try:
+            launch(replay_job, settings, ranks=ranks, place=place, out=directory, **how)
+        finally:  # a rank that died has left the link as its case had changed it
+            if isinstance(place, Lab) and any(case.changes for case in asked) and not place.lost():
+                place.restore()
         return read_replayed(directory, asked)
 
 
@@ -158,6 +166,7 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
     next(progress)  # its clock starts
     while turns:
         repeat, script, tries = turns.popleft()
+        script = script.drawn(repeat)
         line = negotiator if script.case.negotiated else None
         seen_s, used = _iterate(me, script, messages, line)
         if used.disturbed and tries > 1:
@@ -165,7 +174,7 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
             continue
         everyone = [Recording.from_array(row) for row in peers.everyones(seen_s)]
         if me.rank == 0:
-            shown = repeat == 0 or negotiator is not None
+            shown = repeat < settings.spans or negotiator is not None
             append_iteration(me.out, script, repeat, everyone, used, shown)
         next(progress)
     return ()
@@ -289,13 +298,20 @@ def _iterate(
     """
     messages.begin(script.played_by(me.rank))
     crossed = emulated.ask_mine() if me.rank == 0 else {}
+    changes = parse_changes(script.case.changes) if me.rank == 0 else ()
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
+    if changes:
+        emulated.change_mine(changes, start_s)
     begun = vitals.processor_times()
     seen_s, sending = _play(messages, start_s, negotiator)
     stolen = vitals.processor_usage(begun, vitals.processor_times()).stolen
     late = emulated.late_share(crossed, emulated.ask_mine()) if crossed else 0.0
     used = Usage(*peers.slowest([sending.busy, stolen, late]).tolist())
     messages.check()
+    if (
+        changes
+    ):  # no sooner than all ranks are done: they have just exchanged how the cores were used
+        emulated.ask_mine(restore=True)
     return seen_s, used
 
 

@@ -28,12 +28,13 @@ from ddlkit.core.sparse import (
     group_selection_s,
     selected,
 )
+from ddlkit.core.straggler import straggler_factors
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile, Workload
 from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs.launch import Place
-from ddlkit.run.lab.conditions import way_s
+from ddlkit.run.lab.conditions import Conditions, parse_changes, way_s
 
 Floats = NDArray[np.float64]
 
@@ -115,6 +116,10 @@ def check_cases(cases: Sequence[Case], ranks: int, place: Place) -> None:
             )
         if case.in_flight != cases[0].in_flight:
             raise UserError("replay: all cases of a launch need one number of messages in flight")
+        if changes := parse_changes(case.changes):
+            if not place.name.startswith("emulated:"):
+                raise UserError(f"{named} has changes: only emulated links change")
+            Conditions(changes=changes).check_ranks(ranks)
         if case.straggler < 1:
             raise UserError(f"{named} has straggler {case.straggler}: at least 1")
         if (case.kind, case.workers, case.link) != ("replay", ranks, place.name):
@@ -133,6 +138,9 @@ class Script:
     bytes, elements : size of each group, and its float32 elements
     kept : how many elements of each group are sent, () where all are
     selection_s : how long each selection takes, () where selection is real
+    slowest : factor on the compute of the last rank, in this iteration
+
+    Raises UserError for a change of the link that might come after the iteration.
     """
 
     case: Case
@@ -144,6 +152,13 @@ class Script:
     update_s: float
     kept: Sequence[int] = ()
     selection_s: Sequence[float] = ()
+    slowest: float = 1.0
+
+    def __post_init__(self) -> None:
+        last_s = max((one.at_s for one in parse_changes(self.case.changes)), default=0.0)
+        if last_s > self.compute_s:
+            late = f"a change at {last_s:g} s, but computes {self.compute_s:.3g} s"
+            raise UserError(f"replay: case {self.case.key} has {late}: have it change before")
 
     @classmethod
     def from_case(cls, planned: PlannedCase, selection: Selecting | None = None) -> Script:
@@ -171,7 +186,14 @@ class Script:
             update_s=slow.update_s,
             kept=[selected(size, case.density) for size in elements] if sparse else [],
             selection_s=selection_s.tolist(),
+            slowest=case.straggler,
         )
+
+    def drawn(self, repeat: int) -> Script:
+        """The script of one iteration: how slow its straggler is, is drawn anew for each."""
+        case = self.case
+        factors = straggler_factors(case.straggler, case.straggler_spread, case.seed, [repeat])
+        return replace(self, slowest=float(factors[0]))
 
     @property
     def compute_s(self) -> float:
@@ -199,7 +221,7 @@ class Script:
 
     def played_by(self, rank: int) -> Script:
         """The script of that rank: the last one is the straggler, if there is one."""
-        slower = self.case.straggler if rank == self.case.workers - 1 else 1.0
+        slower = self.slowest if rank == self.case.workers - 1 else 1.0
         times = ("forward_s", "ready_s", "buffered_s", "selection_s", "update_s")
         slow: Any = {name: np.multiply(slower, getattr(self, name)).tolist() for name in times}
         return replace(self, **slow)

@@ -85,12 +85,14 @@ class _Step(NamedTuple):
     bytes_per_s: float
     delay_s: float
     loss: float
+    jitter_s: float
+    background: Background
 
 
 class Line:
     """One direction of a link: how fast it carries what, and what it has carried.
 
-    delay_s, loss : as they are now, at the last time asked of
+    delay_s, loss, jitter_s : as they are now, at the last time asked of
     free_s : when all that was given to it will have left; bytes, frames, dropped, lost, most_queued_bytes :
         carried, frames that found the queue full, frames taken by chance, most that waited
     """
@@ -104,9 +106,10 @@ class Line:
         queue_bytes: float = math.inf,
         chance: random.Random | None = None,
         burst_s: float = 0.0,
+        jitter_s: float = 0.0,
     ) -> None:
-        self._steps = [_Step(0.0, rate_bits_per_s / 8, delay_s, loss)]
-        self._background = background or Background(0.0)
+        share = background or Background(0.0)
+        self._steps = [_Step(0.0, rate_bits_per_s / 8, delay_s, loss, jitter_s, share)]
         self._queue_bytes, self._burst_s = queue_bytes, burst_s
         self.chance = chance or random.Random(0)
         self.free_s = 0.0
@@ -117,10 +120,16 @@ class Line:
 
     def change(self, change: Change, since_s: float = 0.0) -> None:
         """Let a change hold from its time on, which is that of the last one known or later."""
-        at_s, last = since_s + change.at_s, self._steps[-1]
-        new = (change.rate_bits_per_s and change.rate_bits_per_s / 8, change.delay_s, change.loss)
-        held = zip(new, last[1:], strict=True)
-        self._steps.append(_Step(at_s, *(old if one is None else one for one, old in held)))
+        rate, known = change.rate_bits_per_s, self._steps[-1]._asdict()
+        new = {name: getattr(change, name, None) for name in known}
+        new |= {"at_s": since_s + change.at_s, "bytes_per_s": rate and rate / 8}
+        self._steps.append(_Step(**known | {k: v for k, v in new.items() if v is not None}))
+        self._find(self._from_s)
+
+    def restore(self, at_s: float) -> None:
+        """Let it be as in the beginning from a time on; changes that were to come do not."""
+        passed = [step for step in self._steps if step.at_s <= at_s]
+        self._steps = [*passed, self._steps[0]._replace(at_s=at_s)]
         self._find(self._from_s)
 
     @property
@@ -134,12 +143,12 @@ class Line:
         step = self._steps[max(0, number)]
         loss_before = getattr(self, "loss", None)
         following = self._steps[number + 1 : number + 2]
-        self.delay_s, self.loss = step.delay_s, step.loss
+        self.delay_s, self.loss, self.jitter_s = step.delay_s, step.loss, step.jitter_s
         self._from_s, self._until_s = step.at_s, following[0].at_s if following else NEVER_S
-        taken, period_s = self._background.load, self._background.period_s
+        taken, period_s = step.background.load, step.background.period_s
         if period_s:
             begun_s = math.floor(at_s / period_s) * period_s
-            edges = [begun_s, begun_s + self._background.on_s, begun_s + period_s]
+            edges = [begun_s, begun_s + step.background.on_s, begun_s + period_s]
             edges.append(edges[1] + period_s)
             passed = bisect_right(edges, at_s)
             self._from_s = max(self._from_s, edges[max(0, passed - 1)])
@@ -269,7 +278,7 @@ class Shaper:
         how = self._conditions
         loss = how.loss if name.startswith("up") else 0.0  # drawn once on the way
         chance = random.Random(f"{how.seed} {name}")
-        queue = (how.background, how.queue_bytes, chance, how.burst_s)
+        queue = (how.background, how.queue_bytes, chance, how.burst_s, how.jitter_s)
         return Line(rate_bits_per_s, delay_s, loss, *queue)
 
     def change(self, changes: Sequence[Change], since_s: float = 0.0) -> None:
@@ -283,8 +292,13 @@ class Shaper:
                 known = f"{line.last_change_s - since_s:.6g} s from now is known already"
                 raise UserError(f"a change at {change.at_s:g} s, but one {known}: wait for that")
         for line, change in pairs:
-            self._moving |= change.delay_s is not None
+            self._moving |= change.delay_s is not None or bool(change.jitter_s)
             line.change(change, since_s)
+
+    def restore(self, at_s: float) -> None:
+        """Let all links be as in the beginning from a time on."""
+        for line in (*self.up, *self.down, *self.node_up, *self.node_down):
+            line.restore(at_s)
 
     def _touched(self, change: Change) -> Sequence[Line]:
         if change.ranks:
@@ -321,7 +335,7 @@ class Shaper:
         line.at(last_s)
         delay_s = line.delay_s
         if self._moving:
-            if jitter_s := min(self._conditions.jitter_s, delay_s):
+            if jitter_s := min(line.jitter_s, delay_s):
                 delay_s += line.chance.uniform(-jitter_s, jitter_s)
             way = (piece.hop, piece.source, piece.target)
             delay_s = max(delay_s, self._last_s.get(way, 0.0) - left_s)

@@ -214,11 +214,13 @@ def _said(way: str, line: Line, now_s: float) -> dict[str, Any]:
 
 def answer(tunnel: Tunnel, asked: Mapping[str, Any]) -> dict[str, Any]:
     """What the process says to one request."""
-    if changes := asked.get("changes"):
-        try:
+    try:
+        if asked.get("restore"):
+            tunnel.shaper.restore(tunnel.now_s())
+        if changes := asked.get("changes"):
             tunnel.shaper.change(tuple(map(read_change, changes)), tunnel.now_s())
-        except UserError as error:
-            return {"error": str(error)}
+    except UserError as error:
+        return {"error": str(error)}
     return tunnel.crossed()
 
 

@@ -202,8 +202,11 @@ class _LabPoints:
         self.estimate_s = self.afterwards_s = 0.0
 
     def points(self) -> list[Point]:
-        """Calibration, replays, calibration."""
-        found = [*self.calibrations(BEFORE), self._replay_point(), *self.calibrations(AFTER)]
+        """Calibration, replays, calibration; or both calibrations first."""
+        before, after = (list(self.calibrations(session)) for session in (BEFORE, AFTER))
+        found = [*before, self._replay_point(), *after]
+        if self.inputs.campaign.calibrated == "before":
+            found = [*before, *after, self._replay_point()]
         self.estimate_s = sum(point.estimate_s for point in found)
         return found
 

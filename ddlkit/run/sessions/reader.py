@@ -23,6 +23,7 @@ from ddlkit.run.lab.conditions import (
     ENGINES,
     Conditions,
     parse_background,
+    parse_changes,
     parse_share,
 )
 from ddlkit.run.lab.network import LabShape
@@ -31,6 +32,8 @@ SUITES = Path(__file__).parent / "suites"
 DEVICES = ("cpu", "cuda")
 CALIBRATIONS = ("quick", "medium", "full")
 SELECTIONS = ("recorded", "real")
+# Sessions of a lab's calibration: one before its replays and one after them, or both before.
+CALIBRATED = ("around", "before")
 DEFAULT_BATCH = 4
 # Compute takes as long as one message of everything, at each number of workers.
 BALANCED = "balanced"
@@ -40,10 +43,25 @@ Check = Callable[[Any], Any]
 # -- values ------------------------------------------------------------------------------------
 
 
-def count(value: Any) -> int:
-    """A whole number, at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError("must be a whole number, at least 1")
+def whole(least: int) -> Callable[[Any], int]:
+    """A check for a whole number, at least so large."""
+
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"must be a whole number, at least {least}")
+        return value
+
+    return check
+
+
+count = whole(1)
+
+
+def changes(value: Any) -> str:
+    """What changes of an emulated link in each iteration, as ``"0s:rate=250mbit;0.3s:loss=1%"``."""
+    if not isinstance(value, str):
+        raise ValueError("must be changes, as 0s:rate=250mbit;0.3s:loss=1%")
+    parse_changes(value)
     return value
 
 
@@ -100,6 +118,12 @@ def plan(value: Any) -> str:
 def rate(value: Any) -> float:
     """Bits per second of ``"1gbit"``."""
     found: float = _parsed_by(parse_bits_per_s, "a rate with its unit, as 1gbit")(value)
+    return found
+
+
+def seconds(value: Any) -> float:
+    """Seconds of ``"2ms"``."""
+    found: float = _parsed_by(parse_seconds, "a time with its unit, as 2ms")(value)
     return found
 
 
@@ -270,6 +294,7 @@ class Campaign:
     labs : requests by lab, in the file's order
     rounds : repeats of every case
     repeat : some cases that get more rounds
+    calibrated : one of CALIBRATED: when, that is whether predictions can wait for all of it
     calibration : one of CALIBRATIONS: how long labs are calibrated, and networks measured that were not yet
     selection : one of SELECTIONS: how selection passes in a replay of sparse cases
     """
@@ -280,6 +305,7 @@ class Campaign:
     calibration: str = _field(one_of(CALIBRATIONS), "full")
     selection: str = _field(one_of(SELECTIONS), "recorded")
     repeat: Repeats = _field(repeats, {})
+    calibrated: str = _field(one_of(CALIBRATED), "around")
 
     @property
     def repeated(self) -> dict[LabShape, int]:
@@ -359,7 +385,8 @@ def _parsed_yaml(text: str) -> Any:
 def _axis_key(name: str) -> Key:
     """What may stand for a field of Case: by its default's type, and the range declared beside it."""
     default = getattr(Case, name)
-    by_type = {float: number(AXES[name].low, AXES[name].high), bool: truth, int: count}
+    low, high = AXES[name].low, AXES[name].high
+    by_type = {float: number(low, high), bool: truth, int: whole(int(low)), str: changes}
     return Key(by_type[type(default)], default, many=True)
 
 
@@ -371,8 +398,8 @@ _REQUEST = {
 }
 # Of emulated links alone, in the order of _FIELDS of their conditions.
 _EMULATED = {
-    "delays": Key(_parsed_by(parse_seconds, "a time with its unit, as 2ms"), "0s", many=True),
-    "jitters": Key(_parsed_by(parse_seconds, "a time with its unit, as 0.2ms"), "0s", many=True),
+    "delays": Key(seconds, "0s", many=True),
+    "jitters": Key(seconds, "0s", many=True),
     "losses": Key(_parsed_by(parse_share, "a share, as 0.1%"), "0%", many=True),
     "backgrounds": Key(_parsed_by(parse_background, "a load, as 40%"), "0%", many=True),
     "congestions": Key(one_of(CONGESTION), CONGESTION[0], many=True),
