@@ -49,8 +49,8 @@ def _by_log(every: int) -> pd.DataFrame:
 def by_log(every: int = 1) -> pd.DataFrame:
     """A row per log: the form that AUTO chooses, what is asked, and covered of n rows.
 
-    Of logs with one row a size, or two, each inner size (or every second, third...) is left out of a fit of the form that the whole log
-    chose, and n is 0 where the sizes are too few for an interval; a dense table is calibrated by the twelve
-    sizes of its rule, and asked for all others.
+    Of logs with one row a size, or two, each inner size (or every second, third...) is left out of a fit of
+    the form that the whole log chose; n is 0 where the sizes are too few for an interval. A dense table is
+    calibrated by the twelve sizes of its rule, and asked for all others.
     """
     return _by_log(every).copy()

@@ -23,6 +23,7 @@ from scipy.optimize import brentq
 from ddlkit.core import plan
 from ddlkit.core.cost import Table
 from ddlkit.core.iteration import group_ends
+from ddlkit.core.link import Link
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.formats import ImportOptions, import_file
 from ddlkit.formats.clusters import EXTERNAL, cs336
@@ -86,31 +87,6 @@ def _place(layer: str) -> tuple[int, int]:
     return -int(block), -REGISTERED.index(kind)
 
 
-def beside(
-    ready_s: Floats, sent_s: Floats, computing: float, sending: float
-) -> tuple[Floats, float]:
-    """(G,) end of each message, and that of computing, which slow each other down while both are under way.
-
-    ready_s : (G,) when each would be ready, the last one at the end of computing; sent_s : (G,) what each
-    takes alone
-    computing, sending : what computing and a message take more beside the other: with 0 and 0 this is the
-        workbook's recursion, with a slowdown and 0 that of `ddlkit.core.link.Link`; with 1 and 1 nothing is
-        gained by overlap
-    """
-    last_s, now_s, worked_s, computed_s = float(ready_s[-1]), 0.0, 0.0, np.inf
-    ends_s = np.empty(len(ready_s))
-    for k, (at_s, takes_s) in enumerate(zip(ready_s.tolist(), sent_s.tolist(), strict=True)):
-        now_s, worked_s = now_s + max(0.0, at_s - worked_s), max(worked_s, at_s)
-        work_s, message_s = (last_s - worked_s) * (1 + computing), takes_s * (1 + sending)
-        both_s = min(work_s, message_s)
-        worked_s = last_s if work_s <= message_s else worked_s + both_s / (1 + computing)
-        if worked_s == last_s:
-            computed_s = min(computed_s, now_s + both_s)
-        now_s += both_s + max(0.0, takes_s - both_s / (1 + sending))
-        ends_s[k] = now_s
-    return ends_s, computed_s
-
-
 OURS = {"workbook": (0, 0), "workbook_slowed": (1, 0), "workbook_shared": (1, 1)}
 """Whether a model's slowdown is of computing, and of messages."""
 FREE = {"workbook_slowed": 10.0, "workbook_shared": 1.0}
@@ -134,8 +110,10 @@ def iteration(
     if name not in OURS:
         whole = replace(work, update_s=update_s + float(out_s.sum()))
         return TRIALS[name].iteration_s(whole, plan.none(whole), cost(), free), np.nan
-    slowed = [free if share else 0.0 for share in OURS[name]]
-    ends_s, computed_s = beside(work.ready_s, np.asarray(cost()(work.bytes)), *slowed)
+    of_computing, of_messages = (free if share else 0.0 for share in OURS[name])
+    link = Link(slowdown=of_computing, message_slowdown=of_messages)
+    starts_s, ends_s = link.play(work.ready_s, link.parts(cost(), work.bytes))
+    computed_s = float(link.computed_s(work.ready_s[-1:], starts_s, ends_s)[0])
     done_s = float(group_ends(np.maximum(ends_s, computed_s), out_s)[-1])
     return done_s + update_s, done_s - computed_s
 
