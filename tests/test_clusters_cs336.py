@@ -234,3 +234,38 @@ def test_the_goal_of_four_fifths_of_pairs_is_missed_by_one_pair_where_computing_
     assert ordered["right"]["cs336", "workbook"] == pytest.approx(14 / 18)
     assert (ordered["right"]["cs336-serial"][list(cs336.OURS)] >= 0.8).all()
     assert not set(cs336.FREE) & set(ordered.loc["cs336"].index)
+
+
+# -- what it hangs on ----------------------------------------------------------------------------
+
+
+def test_the_fitted_slowdown_hangs_on_the_memorys_rate_and_the_order_of_buckets_does_not() -> None:
+    """The slower the memory, the more of a serial iteration is its update, and the less is lost beside."""
+    found = cs336.by_memory_rate("workbook_shared", (0.7, 1.0, 1.1)).set_index("reached")
+    known = board.SOURCES["cs336"]().query("rule == 'cs336-serial' and model == 'workbook_shared'")
+    assert found.loc[1.0, "free"] == known["free"].iloc[0]
+    error = known["predicted_s"] / known["measured_s"] - 1
+    assert found.loc[1.0, "median_error"] == error.abs().median()
+    assert (
+        found["free"].is_monotonic_increasing and found["free"].iloc[0] < 0.7 * found["free"][1.0]
+    )
+    assert found["right"].nunique() == 1
+
+
+@given(st.integers(1, 40), st.data())
+def test_an_interval_of_a_share_holds_it_and_is_the_one_whose_ends_are_just_credible(
+    n: int, data: st.DataObject
+) -> None:
+    right = data.draw(st.integers(0, n))
+    low, high = cs336.of_all_pairs(right, n)
+    assert 0 <= low <= right / n <= high <= 1
+    other = cs336.of_all_pairs(n - right, n)
+    assert other == pytest.approx((1 - high, 1 - low))
+    if right == n:  # all right: at the lower end that has a chance of 2.5%
+        assert low**n == pytest.approx(0.025)
+
+
+def test_fourteen_of_eighteen_pairs_tell_four_fifths_neither_from_half_nor_from_all() -> None:
+    low, high = cs336.of_all_pairs(14, 18)
+    assert low < 0.8 < high and 15 / 18 > 0.8 > 14 / 18
+    assert low == pytest.approx(0.5236, abs=1e-3) and high == pytest.approx(0.9359, abs=1e-3)

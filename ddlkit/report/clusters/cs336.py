@@ -11,6 +11,7 @@ at 21 GB/s.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations
@@ -19,6 +20,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
+from scipy.stats import beta
 
 from ddlkit.core import plan
 from ddlkit.core.cost import Table
@@ -54,9 +56,10 @@ def cost() -> Table:
     return Table(known["bytes"].to_numpy(float), known["seconds"].to_numpy(), workers=2)
 
 
-def passes_s(n_bytes: ArrayLike, passes: float) -> Floats:
-    """Seconds to read or write as many bytes so often, at the datasheet's rate."""
-    return np.asarray(passes * np.asarray(n_bytes) / datasheet(GPU, "memory_bytes_per_s"))
+def passes_s(n_bytes: ArrayLike, passes: float, reached: float = 1.0) -> Floats:
+    """Seconds to read or write as many bytes so often, at the share ``reached`` of the datasheet's rate."""
+    rate = reached * datasheet(GPU, "memory_bytes_per_s")
+    return np.asarray(passes * np.asarray(n_bytes) / rate)
 
 
 @cache
@@ -95,17 +98,23 @@ MODELS = (*(name for name, one in TRIALS.items() if not one.most and name not in
 
 
 def iteration(
-    name: str, sequence: int, bucket_bytes: int, compute_s: float, free: float
+    name: str,
+    sequence: int,
+    bucket_bytes: int,
+    compute_s: float,
+    free: float,
+    reached: float = 1.0,
 ) -> tuple[float, float]:
     """Iteration and wait in seconds by a model, of a forward and backward pass that take ``compute_s`` alone.
 
+    reached : share of the memory's rate, at which copies and the update go
     Models of others leave nothing of copies hidden, and tell no wait (NaN). dag knows no buckets.
     """
     bucketed = bucket_bytes > 0 and name != "dag"
     work = messages(sequence, bucket_bytes if bucketed else 0).scaled(compute_s)
-    into_s = passes_s(work.bytes, COPY_PASSES * bucketed)
-    out_s = passes_s(work.bytes, COPY_PASSES * (1 + bucketed))
-    update_s = float(passes_s(work.bytes.sum(), UPDATE_PASSES))
+    into_s = passes_s(work.bytes, COPY_PASSES * bucketed, reached)
+    out_s = passes_s(work.bytes, COPY_PASSES * (1 + bucketed), reached)
+    update_s = float(passes_s(work.bytes.sum(), UPDATE_PASSES, reached))
     work = replace(work, backward_s=work.backward_s + into_s)
     if name not in OURS:
         whole = replace(work, update_s=update_s + float(out_s.sum()))
@@ -118,7 +127,9 @@ def iteration(
     return done_s + update_s, done_s - computed_s
 
 
-def computing(found: Rows, name: str, free: float) -> dict[tuple[int, int], float]:
+def computing(
+    found: Rows, name: str, free: float, reached: float = 1.0
+) -> dict[tuple[int, int], float]:
     """Seconds of forward and backward alone, by batch and sequence.
 
     Of iterations whose all-reduces come after backward, less those and the update, where the rule has such;
@@ -126,7 +137,8 @@ def computing(found: Rows, name: str, free: float) -> dict[tuple[int, int], floa
     """
     if len(found.compute):
         alone = messages(int(found.compute["sequence"].iloc[0]), 0)
-        beside_s = float(cost()(alone.bytes).sum() + passes_s(alone.bytes.sum(), UPDATE_PASSES))
+        update_s = passes_s(alone.bytes.sum(), UPDATE_PASSES, reached)
+        beside_s = float(cost()(alone.bytes).sum() + update_s)
         return {
             (row.batch, row.sequence): row.iteration_s - beside_s
             for row in found.compute.itertuples()
@@ -134,7 +146,7 @@ def computing(found: Rows, name: str, free: float) -> dict[tuple[int, int], floa
     return {
         (row.batch, row.sequence): brentq(
             lambda compute_s, row=row: (
-                iteration(name, row.sequence, row.bucket_bytes, compute_s, free)[0]
+                iteration(name, row.sequence, row.bucket_bytes, compute_s, free, reached)[0]
                 - row.iteration_s
             ),
             1e-6,
@@ -145,17 +157,19 @@ def computing(found: Rows, name: str, free: float) -> dict[tuple[int, int], floa
     }
 
 
-def told(found: Rows, wanted: pd.DataFrame, name: str, free: float) -> Floats:
+def told(found: Rows, wanted: pd.DataFrame, name: str, free: float, reached: float = 1.0) -> Floats:
     """(wanted rows, 2) iteration and wait by a model."""
-    compute_s = computing(found, name, free)
+    compute_s = computing(found, name, free, reached)
     each = [
-        iteration(name, row.sequence, row.bucket_bytes, compute_s[row.batch, row.sequence], free)
+        iteration(
+            name, row.sequence, row.bucket_bytes, compute_s[row.batch, row.sequence], free, reached
+        )
         for row in wanted.itertuples()
     ]
     return np.array(each)
 
 
-def free_number(found: Rows, name: str) -> float:
+def free_number(found: Rows, name: str, reached: float = 1.0) -> float:
     """A model's slowdown, which leaves no median signed error of rows to calibrate; NaN if it has none.
 
     found : with rows to compute: where computing is inverted, every slowdown meets what is shown
@@ -164,20 +178,23 @@ def free_number(found: Rows, name: str) -> float:
         return np.nan
     shown = found.calibrate
     by_rows = partial(told, found, shown, name)
-    return fitted(lambda free: by_rows(free)[:, 0], shown["iteration_s"].to_numpy(), FREE[name])
+    return fitted(
+        lambda free: by_rows(free, reached)[:, 0], shown["iteration_s"].to_numpy(), FREE[name]
+    )
 
 
-def iterations(found: Rows, name: str) -> pd.DataFrame:
+def iterations(found: Rows, name: str, reached: float = 1.0) -> pd.DataFrame:
     """Every row that is tested, by one model; ``free`` is its slowdown.
 
     The interval is that of the rows to calibrate about the model; NaN where the model meets each of them.
     """
-    free = free_number(found, name)
+    free = free_number(found, name, reached)
     lower = upper = np.nan
     if len(found.compute):
-        ratio = found.calibrate["iteration_s"] / told(found, found.calibrate, name, free)[:, 0]
+        shown_s = told(found, found.calibrate, name, free, reached)[:, 0]
+        ratio = found.calibrate["iteration_s"] / shown_s
         lower, upper = np.quantile(ratio, [0.025, 0.975])
-    predicted_s = told(found, found.test, name, free)[:, 0]
+    predicted_s = told(found, found.test, name, free, reached)[:, 0]
     kept = found.test[[*CELL, "bucket_bytes"]]
     said = {"model": name, "measured_s": found.test["iteration_s"], "predicted_s": predicted_s}
     return kept.assign(**said, lower_s=lower * predicted_s, upper_s=upper * predicted_s, free=free)
@@ -198,6 +215,35 @@ def _predictions() -> pd.DataFrame:
 def predictions() -> pd.DataFrame:
     """Of the rules' test rows by every model, as `board.SOURCES` says; with batch, sequence, bucket."""
     return _predictions().copy()
+
+
+def by_memory_rate(name: str, shares: Sequence[float]) -> pd.DataFrame:
+    """What hangs on the memory's rate, which nobody measured: a row per share of the datasheet's.
+
+    Columns reached, free (the model's fitted slowdown), median_error and bias on the tested rows, right (as
+    of `pairs`); under the rule that estimates computing.
+    """
+    found, each = rows("cs336-serial"), []
+    for reached in shares:
+        said = iterations(found, name, reached).assign(rule="cs336-serial")
+        error = said["predicted_s"] / said["measured_s"] - 1
+        ordered = pairs(said)["right"].iloc[0]
+        each.append((reached, said["free"].iloc[0], error.abs().median(), error.median(), ordered))
+    return pd.DataFrame(each, columns=["reached", "free", "median_error", "bias", "right"])
+
+
+def of_all_pairs(right: int, n: int, level: float = 0.95) -> tuple[float, float]:
+    """Clopper and Pearson's interval of a share of which ``right`` of n pairs were seen, as if independent.
+
+    Pairs of one configuration share an iteration, so what they say is less than of as many by themselves.
+
+    >>> of_all_pairs(0, 10)[0], round(of_all_pairs(0, 10)[1], 3)
+    (0.0, 0.308)
+    """
+    tail = (1 - level) / 2
+    low = float(beta.ppf(tail, right, n - right + 1)) if right else 0.0
+    high = float(beta.ppf(1 - tail, right + 1, n - right)) if right < n else 1.0
+    return low, high
 
 
 def _sign(one_s: float, other_s: float) -> int:
