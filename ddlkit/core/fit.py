@@ -445,7 +445,7 @@ def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **known:
     kind, fitter, least = _method(form, len(rows))
     distinct, repeats = np.unique(at[0], return_counts=True)
     if distinct.size < least:
-        raise UserError(f"a {form} fit needs at least {least} distinct sizes, got {distinct.size}")
+        raise UserError(f"{form}: a fit needs at least {least} distinct sizes, got {distinct.size}")
     if kind is Stepped:  # how a size divides into its terms depends on what it holds for
         of_cost = {name: value for name, value in known.items() if name != "samples"}
         fitter = partial(fitter, **of_cost)
