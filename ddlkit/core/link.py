@@ -193,25 +193,19 @@ class Link:
                 continue
             moving = [k for k in wire if wire[k]]
             working = [k for k in wire if software[k] and (self.burst_s or not wire[k])]
-            slower = max(1.0, len(working) / self.software)
             stretch = 1 + self.slowdown if wire else 1.0
             drag = 1 + self.message_slowdown if worked_s < last_s else 1.0
-            moments_s = [wire[k] * len(moving) * drag for k in moving]
-            moments_s += [software[k] * slower * drag for k in working]
+            share, slower = len(moving) * drag, max(1.0, len(working) / self.software) * drag
+            moments_s = [wire[k] * share for k in moving] + [software[k] * slower for k in working]
             left_s = (ready_s[admitted] - worked_s) * stretch if free else math.inf
             if drag > 1 and wire:
                 moments_s.append((last_s - worked_s) * stretch)
             passed_s = min([*moments_s, left_s])
             if math.isinf(passed_s):
                 continue
-            for k in moving:
-                slots = len(moving) * drag
-                wire[k] = wire[k] - passed_s / slots if wire[k] * slots > passed_s else 0.0
-            for k in working:
-                slots = slower * drag
-                software[k] = (
-                    software[k] - passed_s / slots if software[k] * slots > passed_s else 0.0
-                )
+            for needs, of, times in ((wire, moving, share), (software, working, slower)):
+                for k in of:
+                    needs[k] = needs[k] - passed_s / times if needs[k] * times > passed_s else 0.0
             if not moving:
                 credit_s = min(self.burst_s, credit_s + passed_s)
             now_s += passed_s
