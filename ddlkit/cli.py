@@ -731,6 +731,7 @@ _EMULATED: dict[str, dict[str, Any]] = {
     arg("--engine", choices=("tbf", "emulated"), default="tbf", help="what limits the links [tbf]"),
     *(arg(f"--{name.replace('_', '-')}", **how) for name, how in _EMULATED.items()),
     arg("--label", default="", help="name of the lab [the first free ddlN]"),
+    flag("--predict", "of a campaign: calibrate its labs and write down what models say; no runs"),
     *_session("of a campaign: data/recorded/<machine>/campaign-..."),
     JSON,
 )
@@ -739,8 +740,10 @@ def lab(arguments: argparse.Namespace) -> None:
 
     if (arguments.action == "campaign") != bool(arguments.file):
         raise UserError("write ddlkit lab campaign FILE.yml; the other actions take no file")
+    if arguments.predict and arguments.action != "campaign":
+        raise UserError("--predict needs a campaign: write ddlkit lab campaign FILE.yml --predict")
     if arguments.action == "campaign":
-        _measured(arguments, str(arguments.file))
+        _measured(arguments, str(arguments.file), predict=arguments.predict)
     elif arguments.action == "up":
         made = network.Lab(_lab_shape(arguments), arguments.label, persistent=True).up()
         namespaces = " ".join(made.namespaces)

@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with a slow test come first: two workers that share the files then end together."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+SEARCHES_OSF = {
+    "book",
+    "errata_osf",
+    "figures_osf",
+    "figures_osf_ranges",
+    "planners_osf",
+    "verdicts",
+}
+"""Files that need all verdicts, or the search for osf's setting: what a process does once for all of them."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Each file to one worker, and those of SEARCHES_OSF to one together."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = str(super()._split_scope(nodeid))
+            shares = Path(file).stem.removeprefix("test_") in SEARCHES_OSF
+            return "searches of osf" if shares else file
+
+    return Together(config, log)
 
 
 @pytest.fixture

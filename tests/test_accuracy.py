@@ -14,6 +14,7 @@ from ddlkit.core.iteration import Iteration, no_overlap, predict
 from ddlkit.core.link import Link
 from ddlkit.core.plan import make_plan
 from ddlkit.core.sparse import SparseGather
+from ddlkit.model import trials
 from ddlkit.papers.osf import predict_osf
 from ddlkit.report import accuracy, compare
 from strategies import random_workload
@@ -78,7 +79,7 @@ def tried(n: int = 60, seed: int = 0) -> pd.DataFrame:
     rng, found = np.random.default_rng(seed), cases(n, seed)
     found["plan"] = [("none", "buffer:4MB", "exact")[k % 3] for k in range(n)]
     sizes = {"no_credit": 0.5, "line_ends": 2.0, "osf_line": 2.0}
-    for name in accuracy.TRIALS:
+    for name in trials.TRIALS:
         sign = rng.choice([-1.0, 1.0], n)
         found[f"{name}_error"] = found["model_error"] * sizes.get(name, 1.0) * sign
         found[f"{name}_exposed_error"] = 3 * found[f"{name}_error"]
@@ -89,7 +90,7 @@ def tried(n: int = 60, seed: int = 0) -> pd.DataFrame:
 def test_a_contest_is_held_on_the_same_cases_for_both() -> None:
     found = tried()
     table = accuracy.contest(found, draws=50).set_index("model")
-    assert list(table.index) == list(accuracy.TRIALS)
+    assert list(table.index) == list(trials.TRIALS)
     covered = found[found["plan"] == "none"]
     assert table.loc["osf_line", "cases"] == len(covered) < table.loc["line_ends", "cases"]
     ours = covered["model_error"].abs()
@@ -137,7 +138,7 @@ def test_plans_are_told_apart_by_their_kind() -> None:
 
 
 def test_no_line_by_relative_error_counts_as_fair() -> None:
-    fair = [accuracy.TRIALS[name].cost for name in accuracy.LINES]
+    fair = [trials.TRIALS[name].cost for name in trials.LINES]
     assert len(fair) == 4 == len(set(fair)) and "alpha_beta:relative" not in fair
     assert {f"alpha_beta:{how}" for how in LINES} - set(fair) == {"alpha_beta:relative"}
 

@@ -20,8 +20,9 @@ import pytest
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.model import Calibration, forecast_case
+from ddlkit.report import judged
 from ddlkit.report.accuracy import ROUNDS
-from ddlkit.report.source import default_recording
+from ddlkit.report.source import Source, default_recording
 from ddlkit.run.lab import network
 from ddlkit.run.lab.network import LabShape
 from ddlkit.run.lab.script import PlannedCase
@@ -92,7 +93,7 @@ def test_emulated_links_of_a_grid_are_the_product_of_what_they_do(tmp_path: Path
         ({"repeat": 20}, "repeat: 20: must be a mapping as {cases: 20, rounds: 5}"),
         ({"repeat": {"cases": 20}}, "must be a mapping as {cases: 20, rounds: 5}"),
         ({"repeat": {"cases": 0, "rounds": 5}}, "must be a whole number, at least 1"),
-        ({"calibration": "long"}, "calibration: 'long': must be quick or full"),
+        ({"calibration": "long"}, "calibration: 'long': must be quick or medium or full"),
         ({"selection": "no"}, "selection: 'no': must be recorded or real"),
         ({"grids": []}, "grids: must be a list"),
         ({"grids": [{"workers": 2}]}, r"grids\[0\]: rates: missing"),
@@ -227,6 +228,8 @@ def test_a_wrong_network_or_plan_is_told_before_anything_is_measured(
         ("campaign_quick", 5, 5, 60),
         ("campaign_osf", 25, 120, 900),
         ("campaign", 150, 600, 7200),
+        ("campaign_links", 150, 600, 7200),
+        ("campaign_regimes", 15, 120, 1800),
     ],
 )
 def test_the_examples_are_as_large_as_they_say(
@@ -308,6 +311,7 @@ def test_the_whole_campaign_tells_what_twenty_of_its_cases_repeat_to() -> None:
 def test_the_command_refuses_a_file_where_none_belongs() -> None:
     main = importlib.import_module("ddlkit.cli").main
     assert main(["lab", "campaign"]) == main(["lab", "up", "some.yml"]) == 2
+    assert main(["lab", "up", "--predict"]) == 2
 
 
 # -- in the lab --------------------------------------------------------------------------------
@@ -385,3 +389,27 @@ class TestLab:
         before = {path: path.stat().st_mtime_ns for path in out.glob("*.csv*")}
         measure(str(file), out=out)
         assert {path: path.stat().st_mtime_ns for path in out.glob("*.csv*")} == before
+
+    def test_predictions_come_before_their_runs_and_runs_say_which(self, tmp_path: Path) -> None:
+        file, out = written(tmp_path, {**WHOLE, "rounds": 1}), tmp_path / "out"
+        measure(str(file), out=out, predict=True)
+        said = store.load_table(out / "predicted-cases.csv", "predicted")
+        assert not [*out.glob("runs-*")]
+        calibrated = {path: path.read_bytes() for path in out.glob("collectives-*.csv")}
+        sessions = pd.concat(map(store.load_table, calibrated))["session"]
+        assert set(sessions) == {campaign.BEFORE, campaign.AFTER}
+        measure(str(file), out=out)
+        runs = store.load_table(out / "runs-p2-1gbit.csv", "runs")
+        digest = store.load_stamp(out / "predicted-cases.csv")["sha256"]
+        assert set(runs["predicted"]) == {digest[: campaign.SAID_BY]}
+        assert set(runs["case"]) == set(said["case"])
+        assert calibrated == {path: path.read_bytes() for path in out.glob("collectives-*.csv")}
+        found = judged.joined(Source((out,)))
+        assert found["model_error"].notna().all() and (found["runs"] == 1).all()
+        more = written(tmp_path, {**WHOLE, "rounds": 1, "plans": ["none", "single", "buffer:64KB"]})
+        with pytest.raises(UserError, match="buffer:64KB.*: name another file, and predict before"):
+            measure(str(more), out=out)
+        assert len(store.load_table(out / "runs-p2-1gbit.csv")) == len(runs)
+        (out / "predicted-cases.csv").unlink()
+        with pytest.raises(UserError, match="a prediction comes before its runs"):
+            measure(str(file), out=out, predict=True)

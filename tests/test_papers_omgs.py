@@ -54,6 +54,18 @@ def test_merging_all_layers_is_topk_sgd(instance: omgs.Instance) -> None:
     assert float(omgs.merged_iteration_s(instance, everything)) == pytest.approx(topk)
 
 
+@given(instances(largest=12), st.sets(st.sampled_from(sorted(omgs.REPAIRS))), st.booleans())
+def test_one_pass_merges_what_algorithm_1_merges(
+    instance: omgs.Instance, repairs: set[str], by_code: bool
+) -> None:
+    """With any of its repairs, and by the rule of its published code: as printed it takes many passes."""
+    both = [
+        find(instance, frozenset(repairs), by_code=by_code).tolist()
+        for find in (omgs.merged_in_one_pass, omgs.find_merged_layers)
+    ]
+    assert both[0] == both[1]
+
+
 @given(mergings())
 def test_many_mergings_at_once_are_eqs_5_to_9_of_the_merged_network(
     drawn: tuple[omgs.Instance, np.ndarray],

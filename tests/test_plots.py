@@ -58,7 +58,9 @@ def luminance(color: str) -> float:
     return float(np.dot([0.2126, 0.7152, 0.0722], np.array(to_rgb(color)) ** 2.2))
 
 
-@pytest.mark.parametrize("family", ["roles", "trials", "plans", "forms", "selections", "spans"])
+@pytest.mark.parametrize(
+    "family", ["roles", "trials", "plans", "forms", "algorithms", "selections", "spans"]
+)
 def test_looks_of_a_family_differ_without_colour(family: str) -> None:
     styles = looks.FAMILIES[family].values()
     features = ("color", "label") if family == "spans" else ("color", "label", "marker")

@@ -22,6 +22,7 @@ import tomllib
 import yaml
 from packaging.requirements import Requirement
 
+import conftest
 import ddlkit
 from ddlkit import cli
 from ddlkit.report.site import Page
@@ -135,6 +136,11 @@ def test_the_licence_is_mit_everywhere() -> None:
 
 
 # ---------------------------------------------------------------- style
+
+
+def test_files_that_share_a_worker_are_there() -> None:
+    files = {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("test_*.py")}
+    assert files > conftest.SEARCHES_OSF
 
 
 @pytest.mark.parametrize("checker", [["ruff", "check", "."], ["mypy"]], ids=["ruff", "mypy"])

@@ -18,7 +18,8 @@ from ddlkit.core.plan import make_plan
 from ddlkit.core.sparse import SelectionTimes
 from ddlkit.model.calibration import Calibration, software_at_once
 from ddlkit.model.predictor import forecast_case, plan_of
-from ddlkit.report.accuracy import LINES, TRIALS, by_every_model, calibrated, summary, validate
+from ddlkit.model.trials import LINES, TRIALS
+from ddlkit.report.accuracy import by_every_model, calibrated, summary, validate
 from strategies import random_workload
 
 SIZES = np.geomspace(1e2, 1e8, 13)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.schedule import Schedule
+from ddlkit.core.schedule import STEPS, Schedule
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import Floats
 
@@ -128,12 +128,14 @@ class MessageCost(Form):
 
     def __call__(self, n_bytes: ArrayLike) -> Any:
         """Seconds for messages of ``n_bytes`` (any shape); a scalar gives a float."""
+        if isinstance(n_bytes, (int, float)):  # an array of one number takes three times as long
+            return float(self._seconds(np.float64(n_bytes)))
         sizes = np.asarray(n_bytes, dtype=float)
         seconds = self._seconds(sizes)
         return float(seconds) if sizes.ndim == 0 else seconds
 
     @abstractmethod
-    def _seconds(self, sizes: Floats) -> Floats: ...
+    def _seconds(self, sizes: Any) -> Any: ...
 
     def collective_bytes(self, n_bytes: ArrayLike) -> Floats:
         """Size of each of the collectives that a message of ``n_bytes`` (any shape) really is."""
@@ -415,8 +417,9 @@ class Stepped(MessageCost):
     """An all-reduce from what it is made of, so that it can be carried to other workers, links, algorithms.
 
     Software of the messages that follow one another + steps x 2 delay_s + carried x bytes x link_s_per_byte,
-    as `Schedule.of(algorithm, workers)` counts them. Where cores are fewer than ranks, messages
-    wait for one: a step takes core_share of the software of all its messages together, at least.
+    as `Schedule.of(algorithm, workers)` counts them, and one more way for STEPS that are sent one by one.
+    (What gloo's own ring takes over links with a delay, which is more, says `GlooRing`.) Where cores are
+    fewer than ranks, messages wait for one: a step takes core_share of all its messages' software, at least.
 
     software_s : of a message of a step, by a rank that has its core; link_s_per_byte : of one link
     rate_bits_per_s : of the links it was measured over, 0 if unknown; delay_s : of each link, one way
@@ -457,7 +460,8 @@ class Stepped(MessageCost):
         schedule, sizes = Schedule.of(str(self.algorithm), self.workers), np.asarray(n_bytes, float)
         counts, messages = schedule.counts, schedule.software(self.core_share)
         software_s = np.full(sizes.shape, messages * self.software_s)
-        delay_s = np.full(sizes.shape, counts.steps * 2 * self.delay_s)
+        ways = counts.steps + str(self.algorithm).startswith(STEPS)
+        delay_s = np.full(sizes.shape, ways * 2 * self.delay_s)
         return Terms(software_s, delay_s, counts.carried * self.link_s_per_byte * sizes)
 
     def _seconds(self, sizes: Floats) -> Floats:

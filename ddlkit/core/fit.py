@@ -9,7 +9,7 @@ is right for a curve is wrong for a line, which cannot hold small and large mess
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -458,10 +458,8 @@ def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **known:
         held_out = _held_out(form, at[0], times, unseen)
         costs = held_out.draws(cost, draws) if held_out else ()
     else:
-        costs = tuple(
-            kind(**fitter(*at, times[drawn])[0], **known)
-            for drawn in _resamples(at, draws, np.random.default_rng(seed))
-        )
+        drawn = _resamples(at, draws, np.random.default_rng(seed))
+        costs = tuple(kind(**one, **known) for one in _refitted(kind, fitter, at, times, drawn))
     residuals = cost(*at) / times - 1
     sure = names, estimates, errors, costs, tuple(at), times, residuals, leverage
     error = unseen.error() if unseen and unseen.sizes.size else None
@@ -546,9 +544,27 @@ def _resamples(
     at: Sequence[Floats], draws: int, rng: np.random.Generator
 ) -> list[NDArray[np.int64]]:
     """Row numbers of bootstrap samples, drawn with replacement at each point so that none is lost."""
+    if not draws:
+        return []
     _, starts, counts = np.unique(np.stack(at), axis=1, return_index=True, return_counts=True)
     first, count = np.repeat(starts, counts), np.repeat(counts, counts)
     return [first + rng.integers(0, count) for _ in range(draws)]
+
+
+def _refitted(
+    kind: Callable[..., Any],
+    fitter: Fitter,
+    at: Sequence[Floats],
+    times: Floats,
+    drawn: Sequence[NDArray[np.int64]],
+) -> Iterable[dict[str, Any]]:
+    """Parameters fitted to each of some resamples of rows in order; of a table, to all of them at once."""
+    if not drawn or kind not in (Table, Curve):
+        return (fitter(*at, times[rows])[0] for rows in drawn)
+    sizes, starts = np.unique(at[0], return_index=True)
+    groups = np.split(times[np.stack(drawn)], starts[1:], axis=1)
+    medians = np.column_stack([np.median(group, axis=1) for group in groups])
+    return (dict(zip(parameters(Table), (sizes, row), strict=True)) for row in medians)
 
 
 # -- where it was not fitted -------------------------------------------------------------------

@@ -95,6 +95,8 @@ class Iteration:
     @cached_property
     def tensor_ready_s(self) -> Floats:
         """(n,) when each gradient is ready, and in its message."""
+        if not self.copy_s_per_byte:
+            return self.workload.ready_s
         packing_s = self.copy_s_per_byte * self.workload.bytes
         return replace(self.workload, backward_s=self.workload.backward_s + packing_s).ready_s
 

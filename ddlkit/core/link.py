@@ -121,7 +121,9 @@ class Link:
         if not all(np.isfinite(column).all() for column in columns):
             raise UserError("messages on a link: every time must be finite")
         if self.in_flight == 1:
-            return self._one_by_one(*columns)
+            begin_s, software_s, wire_s = columns
+            slowed = self.slowdown, self.message_slowdown
+            return one_by_one(begin_s, software_s, wire_s, self.burst_s, *slowed)
         starts_s, ends_s = np.empty(columns[0].shape), np.empty(columns[0].shape)
         for scenario in np.ndindex(ends_s.shape[:-1]):
             played = self._shared(*(column[scenario].tolist() for column in columns))
@@ -136,38 +138,6 @@ class Link:
         done_s = np.concatenate([[0.0], np.cumsum(pace[:-1] * np.diff(knots_s))])
         last = np.searchsorted(done_s, work_s, side="right") - 1
         return np.asarray(knots_s[last] + (work_s - done_s[last]) / pace[last])
-
-    def _one_by_one(
-        self, ready_s: Floats, software_s: Floats, wire_s: Floats
-    ) -> tuple[Floats, Floats]:
-        starts_s, ends_s = np.empty(ready_s.shape), np.empty(ready_s.shape)
-        free_s, credit_s = np.zeros(ready_s.shape[:-1]), np.full(ready_s.shape[:-1], self.burst_s)
-        late_s = before_s = np.zeros(ready_s.shape[:-1])
-        last_s = ready_s.max(axis=-1, initial=0.0)
-        for k in range(ready_s.shape[-1]):
-            # Of the work since the message before was ready, what fell beside messages took longer.
-            beside_s = np.maximum(0.0, free_s - before_s - late_s) / (1 + self.slowdown)
-            late_s = late_s + self.slowdown * np.minimum(ready_s[..., k] - before_s, beside_s)
-            before_s = ready_s[..., k]
-            start_s = starts_s[..., k] = np.maximum(free_s, before_s + late_s)
-            credit_s = np.minimum(self.burst_s, credit_s + start_s - free_s)
-            moved_s = np.maximum(0.0, wire_s[..., k] - credit_s)
-            both = np.maximum if self.burst_s else np.add
-            took_s = both(moved_s, software_s[..., k])
-            if self.message_slowdown:
-                done_s = before_s + np.maximum(0.0, start_s - before_s - late_s) / (
-                    1 + self.slowdown
-                )
-                took_s = self._slowed_s(took_s, np.maximum(0.0, last_s - done_s))
-            credit_s = np.minimum(self.burst_s, credit_s + took_s - wire_s[..., k])
-            free_s = ends_s[..., k] = start_s + took_s
-        return starts_s, ends_s
-
-    def _slowed_s(self, alone_s: Floats, left_s: Floats) -> Floats:
-        """(...) what a message takes, of ``alone_s``, beside the work ``left_s`` (...) to be computed."""
-        slower, beside_s = 1 + self.message_slowdown, left_s * (1 + self.slowdown)
-        after_s = np.maximum(0.0, alone_s - beside_s / slower)
-        return np.minimum(alone_s * slower, beside_s) + after_s
 
     def _shared(
         self, ready_s: list[float], software_s: list[float], wire_s: list[float]
@@ -217,6 +187,44 @@ class Link:
         return starts_s, ends_s
 
 
+def one_by_one(
+    ready_s: Floats,
+    software_s: Floats,
+    wire_s: Floats,
+    burst_s: float = 0.0,
+    slowdown: ArrayLike = 0.0,
+    message_slowdown: float = 0.0,
+) -> tuple[Floats, Floats]:
+    """(..., G) beginning and (..., G) end of messages of which one is under way at a time; else as `Link`.
+
+    ready_s, software_s, wire_s : (..., G) of as many scenarios; slowdown : (...) or of all of them
+    """
+    starts_s, ends_s = np.empty(ready_s.shape), np.empty(ready_s.shape)
+    free_s, credit_s = np.zeros(ready_s.shape[:-1]), np.full(ready_s.shape[:-1], burst_s)
+    late_s = before_s = np.zeros(ready_s.shape[:-1])
+    last_s = ready_s.max(axis=-1, initial=0.0)
+    slower, alone_s = np.asarray(slowdown, dtype=float), np.maximum(0.0, wire_s) + software_s
+    for k in range(ready_s.shape[-1]):
+        if slower.any():
+            # Of the work since the message before was ready, what fell beside messages took longer.
+            beside_s = np.maximum(0.0, free_s - before_s - late_s) / (1 + slower)
+            late_s = late_s + slower * np.minimum(ready_s[..., k] - before_s, beside_s)
+        before_s = ready_s[..., k]
+        start_s = starts_s[..., k] = np.maximum(free_s, before_s + late_s)
+        took_s = alone_s[..., k]
+        if burst_s:
+            credit_s = np.minimum(burst_s, credit_s + start_s - free_s)
+            took_s = np.maximum(np.maximum(0.0, wire_s[..., k] - credit_s), software_s[..., k])
+            credit_s = np.minimum(burst_s, credit_s + took_s - wire_s[..., k])
+        if message_slowdown:
+            done_s = before_s + np.maximum(0.0, start_s - before_s - late_s) / (1 + slower)
+            work_s = np.maximum(0.0, last_s - done_s) * (1 + slower)  # computing still goes on for
+            rest_s = np.maximum(0.0, took_s - work_s / (1 + message_slowdown))
+            took_s = np.minimum(took_s * (1 + message_slowdown), work_s) + rest_s
+        free_s = ends_s[..., k] = start_s + took_s
+    return starts_s, ends_s
+
+
 def turn_s(ends_s: Floats, in_flight: int) -> Floats:
     """(G,) when fewer than ``in_flight`` of the messages before each were still under way."""
     free_s = np.zeros(len(ends_s))
@@ -261,6 +269,8 @@ def burst_s(rate_bits_per_s: float) -> float:
     return burst_bytes(rate_bits_per_s) * 8 / rate_bits_per_s
 
 
-def wire_s_per_byte(collective: str, ranks: int, rate_bits_per_s: float) -> float:
-    """Of each rank's link, for a byte of a message, at the shaped rate."""
-    return bus_factor(collective, ranks) * 8 / (rate_bits_per_s * FRAMING)
+def wire_s_per_byte(
+    collective: str, ranks: int, rate_bits_per_s: float, framing: float = FRAMING
+) -> float:
+    """Of each rank's link, for a byte of a message, at the shaped rate; ``framing``: the message's share."""
+    return bus_factor(collective, ranks) * 8 / (rate_bits_per_s * framing)

@@ -33,7 +33,12 @@ NODE = 4
 
 
 STEPS = "steps:"
-"""Before an algorithm's name, in a table: its steps were sent one by one, not by a library's collective."""
+"""Before an algorithm's name, in a table: its steps were sent one by one, not by a library's collective.
+
+Every rank then says at the beginning of a message that it is ready for all that it will receive: nothing
+leaves before that word has come, one way more than the steps need. (gloo sends to no one who has not said
+so; its own ring says so segment by segment: `ddlkit.core.gloo_ring`.)
+"""
 
 
 class Transfer(NamedTuple):
@@ -361,21 +366,29 @@ def law_s(schedule: Schedule, links: Links, n_bytes: float) -> float:
     return total_s
 
 
-def simulate(schedule: Schedule, links: Links, n_bytes: float, messages: int = 1) -> Floats:
+def simulate(
+    schedule: Schedule, links: Links, n_bytes: float, messages: int = 1, *, told: bool = False
+) -> Floats:
     """(P,) when each rank has the sum of the last of so many equal messages in a row.
 
     Every rank goes at its own pace, every link has its own queue: a message leaves when its sender has come
     to that step and both links are free; what arrives early waits. Where links save, bytes cost only what
     exceeds the credit of each link, which grows while it sends nothing, its messages' software included.
+
+    told : whether a rank must hear that its receiver has begun the same message, before anything leaves
     """
     done_s = np.zeros(schedule.ranks)
     free_s = np.zeros((2, schedule.ranks))  # links out and in are busy until then
     credit_s = np.full((2, schedule.ranks), links.burst_s)
-    for step in schedule.steps * messages:
+    began_s = done_s
+    for number, step in enumerate(schedule.steps * messages):
+        if number % len(schedule.steps) == 0:
+            began_s = done_s
         after_s, added_s = done_s.copy(), np.zeros(schedule.ranks)
         for one in step:
             ends = np.array([0, 1]), np.array([one.sender, one.receiver])
-            start_s = max(done_s[one.sender], free_s[ends].max()) + links.software_s
+            heard_s = began_s[one.receiver] + links.way_s(one) if told else 0.0
+            start_s = max(done_s[one.sender], heard_s, free_s[ends].max()) + links.software_s
             saved_s = np.minimum(links.burst_s, credit_s[ends] + start_s - free_s[ends])
             wires_s = links.wires_s(one, n_bytes, schedule.pieces)
             left_s = start_s + max(0.0, (wires_s - saved_s).max())

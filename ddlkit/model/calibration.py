@@ -14,7 +14,8 @@ from ddlkit.core.cost import MessageCost, Samples
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import Fit, fit
 from ddlkit.core.iteration import PLAIN
-from ddlkit.core.link import Link, burst_s, wire_s_per_byte
+from ddlkit.core.lablink import is_lab, read_link
+from ddlkit.core.link import FRAMING, Link, wire_s_per_byte
 from ddlkit.core.schedule import STEPS
 from ddlkit.core.sparse import Selecting, SparseGather
 from ddlkit.model.noise import Noise
@@ -142,7 +143,10 @@ def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
         rate_bits_per_s = float(rows["link_bits_per_s"].iloc[0])
         if not rate_bits_per_s:
             raise UserError(f"no rate is known of {rows['link'].iloc[0]}: {UNFITTED} needs one")
-        form = f"alpha_beta:{wire_s_per_byte(collective, workers, rate_bits_per_s)!r}"
+        wire_s = wire_s_per_byte(
+            collective, workers, rate_bits_per_s, _framing(str(rows["link"].iloc[0]))
+        )
+        form = f"alpha_beta:{wire_s!r}"
     per_sample = rows.groupby("bytes")["messages_per_sample"].first()
     return fit(
         form,
@@ -157,16 +161,26 @@ def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
 
 
 def shared_link(samples: pd.DataFrame) -> Link:
-    """What messages over a link share, by its calibration; no credit for a link that is not a lab's."""
+    """What messages over a link share, by its calibration; credit where the link, by its name, saves any."""
     one, software = samples.iloc[0], software_at_once(samples)
-    rate_bits_per_s = float(one["link_bits_per_s"])
-    if not (str(one["link"]).startswith("lab:") and rate_bits_per_s):
+    link, collective, ranks = str(one["link"]), str(one["collective"]), int(one["ranks"])
+    return named_link(link, collective, ranks, float(one["link_bits_per_s"]), software)
+
+
+def named_link(
+    link: str, collective: str, ranks: int, rate_bits_per_s: float, software: float = math.inf
+) -> Link:
+    """The same, where it is known how many messages' software the processor does at once."""
+    saved_s = read_link(link).burst_s if is_lab(link) and rate_bits_per_s else 0.0
+    if not saved_s:
         return Link(software=software)
-    return Link(
-        software=software,
-        burst_s=burst_s(rate_bits_per_s),
-        wire_s_per_byte=wire_s_per_byte(one["collective"], int(one["ranks"]), rate_bits_per_s),
-    )
+    wire_s = wire_s_per_byte(collective, ranks, rate_bits_per_s, _framing(link))
+    return Link(software=software, burst_s=saved_s, wire_s_per_byte=wire_s)
+
+
+def _framing(link: str) -> float:
+    """Share of what a link carries that is a message's own bytes."""
+    return read_link(link).framing if is_lab(link) else FRAMING
 
 
 def software_at_once(samples: pd.DataFrame) -> float:

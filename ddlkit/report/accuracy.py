@@ -7,10 +7,8 @@ their own (communication); no row of the runs table takes part in either.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,60 +16,12 @@ from numpy.typing import NDArray
 
 from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.cost import MessageCost
-from ddlkit.core.iteration import Iteration, Prediction, no_overlap, perfect_overlap
-from ddlkit.core.link import Link
 from ddlkit.core.sparse import Selecting
 from ddlkit.core.workload import Workload
-from ddlkit.model.calibration import UNFITTED, Calibration
+from ddlkit.model.calibration import Calibration
 from ddlkit.model.predictor import STEADY, Forecast, forecast_case
-from ddlkit.papers.osf import predict_osf
+from ddlkit.model.trials import COSTS, LINES, MODELS, TRIALS, said
 
-
-def recursion(iteration: Iteration) -> Prediction:
-    """Our own formula: each message starts when it is ready and the one before it has been sent."""
-    return iteration.prediction
-
-
-class Trial(NamedTuple):
-    """A model on trial beside ours.
-
-    cost : what it takes a message to cost, a form as `Calibration.of` takes it; OWN: the measured table
-    formula : the iteration, over a link that saves no credit, to its times; NaN where it has none
-    """
-
-    cost: str
-    formula: Callable[[Iteration], Prediction]
-
-
-OWN = ""
-_REPAIRED = partial(predict_osf, literal=False)
-TRIALS = {
-    "no_overlap": Trial(OWN, no_overlap),
-    "perfect_overlap": Trial(OWN, perfect_overlap),
-    "no_credit": Trial(OWN, recursion),
-    "line_medians": Trial("alpha_beta:medians", recursion),
-    "line_least_squares": Trial("alpha_beta:least_squares", recursion),
-    "line_unfitted": Trial(UNFITTED, recursion),
-    "line_ends": Trial("alpha_beta:ends", recursion),
-    "line_relative": Trial("alpha_beta:relative", recursion),
-    "osf_line": Trial("alpha_beta:medians", predict_osf),
-    "osf_table": Trial(OWN, predict_osf),
-    "osf_repaired_line": Trial("alpha_beta:medians", _REPAIRED),
-    "osf_repaired_table": Trial(OWN, _REPAIRED),
-}
-"""Every model that ours is held against: trivial ones, ours without its link's credit, ours with a straight
-line laid in each way, and the paper's own as printed and as repaired, where it applies.
-
-The line by relative error is no fair one: it is there because it was used. All others have their best fit.
-"""
-COSTS = tuple(dict.fromkeys(trial.cost for trial in TRIALS.values() if trial.cost))
-LINES = tuple(
-    name
-    for name, (cost, formula) in TRIALS.items()
-    if formula is recursion and cost.startswith("alpha_beta") and not cost.endswith(":relative")
-)
-"""The straight lines that are fair."""
-MODELS = ("model", *TRIALS)
 RESCALED = "rescaled"
 """The overlap model once more, its compute stretched to what the same run measured without communication.
 
@@ -130,19 +80,10 @@ def by_every_model(
     compute_s : measured in the same run; only the RESCALED model uses it
     others : costs by the form that a Trial names; a trial without its cost is NaN
     """
-    iteration, workload = found.iteration, found.iteration.workload
-    link = iteration.link
-    bare = replace(iteration, link=Link(link.in_flight, link.software))
-    costs = {OWN: iteration.cost, **(others or {})}
     row: dict[str, float] = {}
-    for name, trial in TRIALS.items():
-        row[f"{name}_iteration_s"] = row[f"{name}_exposed_s"] = math.nan
-        if trial.cost in costs:
-            answer = trial.formula(replace(bare, cost=costs[trial.cost]))
-            row[f"{name}_iteration_s"] = answer.iteration_s
-            row[f"{name}_exposed_s"] = answer.exposed_communication_s
-    row["model_iteration_s"] = found.prediction.iteration_s
-    row["model_exposed_s"] = found.prediction.exposed_communication_s
+    for name, times in said(found, others or {}).items():
+        row[f"{name}_iteration_s"], row[f"{name}_exposed_s"] = times
+    iteration, workload = found.iteration, found.iteration.workload
     stretched = replace(iteration, workload=workload.scaled(compute_s / workload.compute_s))
     row[f"{RESCALED}_iteration_s"] = stretched.prediction.iteration_s
     row[f"{RESCALED}_exposed_s"] = stretched.prediction.iteration_s - compute_s

@@ -20,7 +20,10 @@ from ddlkit.model.predictor import scatter_of
 Floats = NDArray[np.float64]
 
 CAMPAIGN, BEST, REPEATS = "campaign", "campaign-best", "campaign-repeats"
-"""Directories of campaigns that are recorded with their machine."""
+LINKS, REGIMES = "campaign-links", "campaign-regimes"
+"""Directories of campaigns that are recorded with their machine; those of the second line were foretold."""
+LABS, FRESH_LABS = "labs", "labs-fresh"
+"""Directories of calibrations of many labs, beside a machine's other recordings; of those that confirm."""
 QUICK = "campaign-quick"
 """Directory of the campaign that is measured live."""
 HERE = "here"
@@ -117,6 +120,10 @@ class Source:
             parts.append(f"{how} on {stamp['machine']['name']}, {stamp['time'][:10]}{remark}")
         return "; ".join(dict.fromkeys(parts))
 
+    def cores(self, kind: str) -> int:
+        """Of the machine that the first table of ``kind`` was measured on."""
+        return int(store.load_stamp(self._files(kind)[0])["machine"]["cpu"]["cores"])
+
     def begun(self, kind: str) -> datetime:
         """When the first table of ``kind`` was saved: what was decided later may have seen it."""
         stamps = [store.load_stamp(path) for path in self._files(kind)]
@@ -207,6 +214,18 @@ def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
             return Source((found, default_recording() if data else found.parent))
     file = f"examples/{name.replace('-', '_')}.yml"
     raise UserError(f"no campaign in {data or store.RECORDED}: run ddlkit lab campaign {file}")
+
+
+def open_labs(data: str = "", name: str = LABS) -> Source:
+    """Calibrations of many labs of one machine: in the directory ``data``, else those recorded.
+
+    Raises UserError when there are none.
+    """
+    recorded = [store.recorded_dir() / name, *sorted(store.RECORDED.glob(f"*/{name}"))]
+    for found in [Path(data)] if data else recorded:
+        if [*found.glob("collectives-*.csv")]:
+            return Source((found,))
+    raise UserError(f"no labs in {data or store.RECORDED}: run ddlkit measure examples/labs.yml")
 
 
 def live_campaign(data: str = "") -> Source | None:

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 HERE = str(Path(__file__).parent)
@@ -59,19 +59,23 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 def _note_lines(file: str, package: str) -> None:
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    seen: set[tuple[str, int]] = set()
+    left: dict[int, tuple[CodeType, set[int]]] = {}  # by identity: codes of two files may be equal
 
     def line(frame: FrameType, event: str, _: object) -> Any:
-        here = frame.f_code.co_filename, frame.f_lineno
-        if here not in seen:
-            seen.add(here)
-            os.write(descriptor, f"{here[0]}:{here[1]}\n".encode())
+        lines, number = left[id(frame.f_code)][1], frame.f_lineno
+        if number in lines:
+            lines.discard(number)
+            os.write(descriptor, f"{frame.f_code.co_filename}:{number}\n".encode())
+        frame.f_trace_lines = bool(lines)  # no event any more where every line has been noted
         return line
 
     def call(frame: FrameType, event: str, argument: object) -> Any:
-        return (
-            line(frame, event, argument) if frame.f_code.co_filename.startswith(package) else None
-        )
+        code = frame.f_code
+        if id(code) not in left:
+            ours = code.co_filename.startswith(package)
+            lines = {number for *_, number in code.co_lines() if number} if ours else set()
+            left[id(code)] = code, lines
+        return line(frame, event, argument) if left[id(code)][1] else None
 
     threading.settrace(call)
     sys.settrace(call)

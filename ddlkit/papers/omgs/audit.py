@@ -97,16 +97,24 @@ def random_workload(rng: np.random.Generator, tensors: range) -> tuple[Workload,
     return workload, float(10 ** rng.uniform(-4, -1.5)), float(10 ** rng.uniform(-10, -8))
 
 
-def random_audit(instances: int, seed: int = 0, tensors: range = range(2, 41)) -> pd.DataFrame:
-    """One row per random instance, selection cost and planner."""
+def random_audit(
+    instances: int,
+    seed: int = 0,
+    tensors: range = range(2, 41),
+    *,
+    selections: Mapping[str, Selecting] = SELECTIONS,
+    planners: Sequence[str] = PLANNERS,
+) -> pd.DataFrame:
+    """One row per random instance, selection cost and planner; the instances depend on neither."""
 
     def rows() -> Iterator[Iterator[dict[str, Any]]]:
         rng = np.random.default_rng(seed)
         for instance in range(instances):
             workload, alpha_s, beta_s = random_workload(rng, tensors)
-            for name, selecting in SELECTIONS.items():
+            for name, selecting in selections.items():
                 where = {"instance": instance, "selection": name}
-                yield compared(where, workload, linear_cost(alpha_s, beta_s, selecting))
+                cost = linear_cost(alpha_s, beta_s, selecting)
+                yield compared(where, workload, cost, planners)
 
     return cluster.frame(list(chain.from_iterable(rows())))
 

@@ -110,11 +110,11 @@ def update_start_s(backward_s: Values, sent_s: Values, first: int = 1) -> Floats
     the backward times starts at j = i + ``first``: 1 as printed, 0 as its prose and Eq 15 have it.
     """
     n = len(backward_s)
-    start = np.zeros(n)
+    start = [0.0] * n  # an array is slow one by one
     for i in range(n - 2, -1, -1):
         computed = math.fsum(backward_s[i + first : n - 1])
         start[i] = max(start[i + 1] + sent_s[i + 1], computed)
-    return start
+    return np.array(start)
 
 
 def overlap_s(backward_s: Values) -> float:
@@ -191,11 +191,11 @@ def buffered_bytes(sizes: Values, backward_s: Values, capacity: float, timeout_s
 
     Symbols: D = sizes, t_backward = backward_s, both (n,); Q = capacity in bytes, timeout = timeout_s.
     """
-    filled = np.array(sizes, dtype=float)
+    filled = [float(size) for size in sizes]  # an array is slow one by one
     for i in range(len(sizes) - 2, -1, -1):
         if filled[i + 1] + sizes[i] <= capacity and backward_s[i] < timeout_s:
             filled[i] += filled[i + 1]
-    return filled
+    return np.array(filled)
 
 
 def sent_bytes(
@@ -206,7 +206,7 @@ def sent_bytes(
     Printed, the timeout is compared with layer i's own backward time, so bytes may be lost or sent
     twice; repaired, with that of layer i - 1, and F always sums to D.
     """
-    filled = buffered_bytes(sizes, backward_s, capacity, timeout_s)
+    filled = buffered_bytes(sizes, backward_s, capacity, timeout_s).tolist()
     sent = np.zeros(len(sizes))
     for i in range(len(sizes)):
         late = backward_s[i] > timeout_s if literal else i > 0 and backward_s[i - 1] >= timeout_s
@@ -229,7 +229,7 @@ def wait_s(
     Printed, a full buffer still waits for the layer that no longer fits; repaired, it does not, or with
     ``full_waits`` it does: both are admissible (errata 14).
     """
-    filled = buffered_bytes(sizes, backward_s, capacity, timeout_s)
+    filled = buffered_bytes(sizes, backward_s, capacity, timeout_s).tolist()
     waited = np.zeros(len(sizes))
     for i in range(1, len(sizes)):
         full = filled[i] + sizes[i - 1] > capacity
@@ -259,11 +259,11 @@ def fused_start_s(
     message; repaired, each delays its own.
     """
     arguments = sizes, backward_s, capacity, timeout_s
-    waited = wait_s(*arguments, literal=literal, full_waits=full_waits)
-    sent = sent_bytes(*arguments, literal=literal)
-    taken = [update(size) if literal or size > 0 else 0.0 for size in sent.tolist()]
+    waited = wait_s(*arguments, literal=literal, full_waits=full_waits).tolist()
+    sent = sent_bytes(*arguments, literal=literal).tolist()
+    taken = [update(size) if literal or size > 0 else 0.0 for size in sent]
     n = len(sizes)
-    start = np.zeros(n)
+    start = [0.0] * n
     if not literal:
         start[-1] = waited[-1]
     for i in range(n - 2, -1, -1):
@@ -272,7 +272,7 @@ def fused_start_s(
             start[i] = max(free + waited[i + 1], computed)
         else:  # where nothing leaves, tau only carries on when the link is free
             start[i] = max(free, computed + waited[i]) if sent[i] > 0 else free
-    return start
+    return np.array(start)
 
 
 def osf_fused(
@@ -393,10 +393,10 @@ def adafusion(workload: Workload, cost: MessageCost | None, text: str) -> Fusion
     """osf Eq 17 tensor by tensor; printed, its wait is zero without buffer limit and timeout."""
     known = needed_cost(cost, "adafusion")
     sizes, backward_s = of_workload(workload)
-    waits = workload.backward_s if text else wait_s(sizes, backward_s, math.inf, math.inf)[::-1]
+    waits = backward_s if text else wait_s(sizes, backward_s, math.inf, math.inf).tolist()
 
     def joins(i: int, filled: float, start_s: float) -> bool:
-        return fusing_pays(known, filled, float(workload.bytes[i]), float(waits[i]))
+        return fusing_pays(known, filled, sizes[-1 - i], waits[-1 - i])
 
     return _merged(f"adafusion:{text}" if text else "adafusion", workload, known, joins)
 
@@ -410,16 +410,16 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
     TPDS 2021). For a cost that is not linear, a is what merging saves. "osf": merge if the next tensor's
     backward takes less than the message's communication plus one start-up.
     """
-    known = needed_cost(cost, "mg_wfbp")
+    known, ready_s = needed_cost(cost, "mg_wfbp"), workload.ready_s.tolist()
+    sizes, backward_s = of_workload(workload)
 
     def published(i: int, filled: float, start_s: float) -> bool:
-        waited_s = float(workload.ready_s[i]) - start_s
-        return fusing_pays(known, filled, float(workload.bytes[i]), waited_s)
+        return fusing_pays(known, filled, sizes[-1 - i], ready_s[i] - start_s)
 
     def described(i: int, filled: float, start_s: float) -> bool:
-        size = float(workload.bytes[i])
+        size = sizes[-1 - i]
         start_up_s = known(filled) + known(size) - known(filled + size)
-        return bool(workload.backward_s[i] < known(filled) + start_up_s)
+        return bool(backward_s[-1 - i] < known(filled) + start_up_s)
 
     name, rule = ("mg_wfbp:osf", described) if text else ("mg_wfbp", published)
     return _merged(name, workload, known, rule)

@@ -65,6 +65,7 @@ def network_flops(network: str) -> float:
     return 2.0 * sum(layer.multiply_adds for layer in network_layers(network))
 
 
+@lru_cache(maxsize=1024)
 def workload(network: str, compute_s: float, unit: str = "tensor") -> Workload:
     """A network of osf Table 2 whose iteration computes for ``compute_s`` = T_comp (Eqs 4-6).
 

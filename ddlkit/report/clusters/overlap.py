@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ddlkit.core import plan
 from ddlkit.core.iteration import LinearScenarios
-from ddlkit.core.link import Link, Parts
+from ddlkit.core.link import one_by_one
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.formats.clusters import EXTERNAL, pipedream, triosim
 from ddlkit.report.clusters.trials import BUCKET_BYTES
 
 Model = Callable[[Floats, Floats], Floats]
-"""(C, W), both (n,) seconds -> (n,) seconds of as many iterations; more W never makes one shorter.
+"""(C, W), both (..., n) seconds -> (..., n) seconds of as many iterations; more W makes none shorter.
 
 C : computing alone, forward, backward and update; W : all gradients on the link, nothing else going on
 """
@@ -26,13 +27,16 @@ HALVINGS = 53
 
 
 def wire_s(model: Model, compute_s: Floats, iteration_s: Floats) -> Floats:
-    """(n,) the W with which the iteration is as long as that, found by halving.
+    """(..., n) the W with which the iteration is as long as that, found by halving.
+
+    compute_s, iteration_s : (..., n); the result has more axes where the model is one of many numbers
 
     0 where computing alone takes as long, and where no W below the whole iteration makes it so long.
     """
     alone_s, shown_s = np.asarray(compute_s, float), np.asarray(iteration_s, float)
-    low_s, high_s = np.zeros_like(shown_s), shown_s.copy()
-    reached = (model(alone_s, low_s) < shown_s) & (model(alone_s, high_s) >= shown_s)
+    least_s = model(alone_s, np.zeros_like(shown_s))
+    low_s, high_s = np.zeros_like(least_s), np.broadcast_to(shown_s, least_s.shape)
+    reached = (least_s < shown_s) & (model(alone_s, high_s) >= shown_s)
     for _ in range(HALVINGS):
         middle_s = (low_s + high_s) / 2
         enough = model(alone_s, middle_s) >= shown_s
@@ -44,8 +48,8 @@ def lines(compute: Floats, wire: Floats) -> Model:
     """The iteration as a maximum of straight lines: max over k of compute[k] C + wire[k] W; (m,) shares."""
 
     def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
-        each = np.outer(compute_s, compute) + np.outer(wire_s, wire)
-        return np.asarray(each.max(axis=1))
+        each = np.multiply.outer(compute_s, compute) + np.multiply.outer(wire_s, wire)
+        return np.asarray(each.max(axis=-1))
 
     return iteration_s
 
@@ -56,26 +60,32 @@ def overlapped(workload: Workload, sent: plan.FusionPlan) -> Model:
     return lines(coefficients[0] / workload.compute_s, coefficients[2] / workload.bytes.sum())
 
 
-def slowed(workload: Workload, sent: plan.FusionPlan, slowdown: float) -> Model:
-    """As `overlapped`, but computing takes longer by that share while bytes are under way (`core.link`)."""
+def slowed(workload: Workload, sent: plan.FusionPlan, slowdown: ArrayLike) -> Model:
+    """As `overlapped`, but computing takes longer by that share while bytes are under way (`core.link`).
+
+    slowdown : one, or (k, 1) for times of (k, n)
+    """
     ready = sent.group_ready_s(workload) / workload.compute_s
     size = sent.group_bytes(workload) / workload.bytes.sum()
-    update, link = workload.update_s / workload.compute_s, Link(slowdown=slowdown)
+    update = workload.update_s / workload.compute_s
 
     def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
-        parts = Parts(np.zeros_like(size), np.outer(wire_s, size))
-        ends_s = link.ends(np.outer(compute_s, ready), parts)
-        return np.asarray(ends_s[:, -1] + update * compute_s)
+        scenarios = np.broadcast_shapes(compute_s.shape, wire_s.shape, np.shape(slowdown))
+        own_s, sent_s = (np.broadcast_to(one, scenarios) for one in (compute_s, wire_s))
+        ready_s, moved_s = np.multiply.outer(own_s, ready), np.multiply.outer(sent_s, size)
+        ends_s = one_by_one(ready_s, np.zeros_like(ready_s), moved_s, slowdown=slowdown)[1]
+        return np.asarray(ends_s[..., -1] + update * compute_s)
 
     return iteration_s
 
 
-def norm(gamma: float) -> Model:
+def norm(gamma: ArrayLike) -> Model:
     """Pollux's own form: (C^gamma + W^gamma)^(1/gamma); 1 hides nothing, towards infinity all is hidden."""
+    power = np.asarray(gamma, float)
 
     def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
         longer, shorter = np.maximum(compute_s, wire_s), np.minimum(compute_s, wire_s)
-        return np.asarray(longer * (1 + (shorter / longer) ** gamma) ** (1 / gamma))
+        return np.asarray(longer * (1 + (shorter / longer) ** power) ** (1 / power))
 
     return iteration_s
 
@@ -84,18 +94,19 @@ def norm(gamma: float) -> Model:
 class Family:
     """A model on trial: what is made of a network's shape, and of one number where it has one.
 
+    make : of one number, or of (k, 1) for times of (k, n)
     numbers : what the number may be; empty where there is none
     hosts : whether computing takes longer by a factor for the GPUs that share a node
     """
 
-    make: Callable[[Workload, float], Model]
+    make: Callable[[Workload, ArrayLike], Model]
     numbers: tuple[float, ...] = ()
     hosts: bool = False
 
 
-def _workbook(workload: Workload, slowdown: float) -> Model:
+def _workbook(workload: Workload, slowdown: ArrayLike) -> Model:
     sent = plan.ddp(workload)
-    return slowed(workload, sent, slowdown) if slowdown else overlapped(workload, sent)
+    return slowed(workload, sent, slowdown) if np.any(slowdown) else overlapped(workload, sent)
 
 
 _ONE, _NONE = np.ones(1), np.zeros(1)

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import Floats, Workload
@@ -74,13 +74,18 @@ def most_gpus(part: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def predict(
-    cells: Cells, family: Family, shape: Workload, number: float = 0.0, hosts: Floats | None = None
+    cells: Cells,
+    family: Family,
+    shape: Workload,
+    number: ArrayLike = 0.0,
+    hosts: Floats | None = None,
 ) -> Floats:
     """(n,) iterations in seconds, blind: C is the one GPU's, W what the placement's row to calibrate shows.
 
-    hosts : (5,) factor on C by GPUs on the fullest node, from 0
+    number : one, or (k, 1) for (k, n) iterations of a family of numbers
+    hosts : (5,) factor on C by GPUs on the fullest node, from 0; or (k, 5) for (k, n) iterations
     """
-    factor = 1.0 if hosts is None else hosts[cells.gpus]
+    factor = 1.0 if hosts is None else hosts[..., cells.gpus]
     model = family.make(shape, number)
     sent_s = wire_s(model, cells.shown_compute_s * factor, cells.shown_s)
     return model(cells.compute_s * factor, sent_s)
@@ -108,8 +113,8 @@ def fit(found: rules.Rows, family: Family, shape: Workload) -> Fitted:
     if not drawn.place.size:
         return Fitted(0.0, hosts, np.nan, np.nan)
     numbers = np.array(family.numbers or (0.0,))
-    each = [predict(drawn, family, shape, number, hosts) for number in numbers]
-    ratio = np.array(each) / drawn.measured_s  # (numbers, rows)
+    each = predict(drawn, family, shape, numbers[:, None], hosts)
+    ratio = np.broadcast_to(each / drawn.measured_s, (len(numbers), len(drawn.place)))
     errors = np.abs(ratio - 1)
     left_out = np.empty(len(drawn.place))
     for place in np.unique(drawn.place):
@@ -121,8 +126,8 @@ def fit(found: rules.Rows, family: Family, shape: Workload) -> Fitted:
 
 def fit_hosts(single: Cells, family: Family, shape: Workload) -> Floats:
     """(5,) for each number of GPUs on a node the factor with the least mean error on that node alone."""
-    tried = [np.full(5, factor) for factor in SLOWER_HOSTS]
-    predicted = np.array([predict(single, family, shape, hosts=hosts) for hosts in tried])
+    tried = np.tile(np.array(SLOWER_HOSTS)[:, None], 5)
+    predicted = predict(single, family, shape, hosts=tried)
     errors = np.abs(predicted / single.measured_s - 1)
     best = np.ones(5)
     for gpus in np.unique(single.gpus):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,19 @@ class Rows:
     test: pd.DataFrame
 
 
+@lru_cache(maxsize=2)
+def _read(text: str) -> Any:
+    """What YAML says, read once: every rule is asked for many times."""
+    return yaml.safe_load(text)
+
+
 def rules(path: Path = RULES) -> dict[str, dict[str, Any]]:
     """Rules by name, as data/external/rules.yml describes them.
 
     Raises UserError for a rule that lacks a part, or has a reader that is not in `READERS`.
     """
     try:
-        found = yaml.safe_load(files.read_text(path))["rules"]
+        found = _read(files.read_text(path))["rules"]
     except (yaml.YAMLError, TypeError, KeyError) as error:
         raise UserError(f"{path}: no YAML with rules: restore it") from error
     for name, rule in found.items():

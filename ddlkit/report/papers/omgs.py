@@ -178,8 +178,8 @@ def _theorem1() -> Result:
     """The smallest counterexample, and random instances; the optimum of each is proven."""
     gap, three = audit.counterexamples(*audit.SMALLEST)[0]
     by_rule = float(omgs.merged_iteration_s(three, omgs.find_merged_layers(three)))
-    drawn = audit.random_audit(100)
-    found = drawn[(drawn["selection"] == "log") & (drawn["planner"] == "omgs")]["gap"]
+    coded = {"log": audit.SELECTIONS["log"]}
+    found = audit.random_audit(100, selections=coded, planners=("omgs",))["gap"]
     optimal = np.mean(found <= audit.OPTIMAL)
     note = (
         f"three equal layers are enough: {by_rule:.1f} by the rule, {by_rule / (1 + gap):.1f} is possible; "

@@ -1,7 +1,7 @@
 """What an emulated link does to packets: its delay, jitter and loss, what shares it, and how that changes.
 
-Read from the command line or a campaign, written into the link's name, from which they can be read back:
-"emulated:500mbit-delay2ms-loss0.001".
+Read from the command line or a campaign, written into the link's name, from which `core.lablink` reads
+them back: "emulated:500mbit-delay2ms-loss0.001".
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.lablink import read_link as read_link  # a link's name is read where it is written
+from ddlkit.core.lablink import way_s as way_s
 from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
 
 ENGINES = ("tbf", "emulated")
@@ -159,46 +160,6 @@ class Conditions:
             said = json.dumps([asdict(change) for change in self.changes]).encode()
             parts.append(f"changes{hashlib.sha256(said).hexdigest()[:8]}")
         return "-".join(parts)
-
-
-class Named(NamedTuple):
-    """What the name of a link says of it."""
-
-    engine: str
-    rate_bits_per_s: float
-    delay_s: float
-    jitter_s: float
-    loss: float
-
-
-def read_link(link: str) -> Named:
-    """What the name of a lab's link says, as it stands in tables. Raises UserError for other links.
-
-    >>> read_link("emulated:500mbit-delay2ms-loss0.001")
-    Named(engine='emulated', rate_bits_per_s=500000000.0, delay_s=0.002, jitter_s=0.0, loss=0.001)
-    >>> read_link("lab:1gbit").engine
-    'tbf'
-    """
-    engine, separator, rest = link.partition(":")
-    rate, *parts = rest.split("-")
-    if engine not in ("lab", "emulated") or not separator:
-        raise UserError(f"{link!r} is no lab's link: they are called as lab:1gbit")
-    said = {"delay": "0s", "jitter": "0s", "loss": "0"}
-    for part in parts:
-        if found := re.fullmatch(r"(delay|jitter|loss)([0-9].*)", part):
-            said[found[1]] = found[2]
-    times = (parse_seconds(said["delay"]), parse_seconds(said["jitter"]))
-    kind = "tbf" if engine == "lab" else engine
-    return Named(kind, parse_bits_per_s(rate), *times, float(said["loss"]))
-
-
-def way_s(link: str) -> float:
-    """What a packet is delayed from one rank to another over a link, by its name; 0 for other places' links.
-
-    >>> way_s("emulated:500mbit-delay2ms"), way_s("loopback")
-    (0.004, 0.0)
-    """
-    return 2 * read_link(link).delay_s if link.startswith("emulated:") else 0.0
 
 
 def rate_text(bits_per_s: float) -> str:

@@ -37,6 +37,12 @@ BINS = (2e-5, 5e-5, 1e-4, LATE_S, 5e-4, 1e-3, 1e-2)
 COUNTED = ("bytes", "packets", "frames", "lost", "dropped")
 """What is known of each link, in each direction, as a sum since it is up."""
 PRIORITY = 2  # above gloo's threads: a link does not wait for those who use it
+WINDOW_BYTES = (4096, 16 * 1024**2, 64 * 1024**2)
+"""Least, first and most that TCP keeps in flight: above what any link here holds.
+
+Linux's first, 64 KiB, grows with what has been received: over a delay, a message's time would hang on the
+messages before it."""
+WINDOWS = ("/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/net/ipv4/tcp_wmem")
 SPIN_S = 3e-5  # to a due time nearer than this, waking up would take as long
 
 _TUNSETIFF, _TUNSETOFFLOAD, _TUNSETVNETHDRSZ = 0x400454CA, 0x400454D0, 0x400454D8
@@ -107,9 +113,15 @@ def enter(namespace: str) -> None:
 
 
 def open_device(namespace: str, back: str) -> int:
-    """A new device in ``namespace``, while this process lives in ``back``. Raises OSError."""
+    """A new device in ``namespace``, while this process lives in ``back``; windows there are open at once.
+
+    Raises OSError.
+    """
     enter(namespace)
     try:
+        for window in WINDOWS:
+            with open(window, "w") as setting:
+                setting.write(" ".join(map(str, WINDOW_BYTES)))
         device = os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK)
         flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
         fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", INTERFACE.encode(), flags))

@@ -68,7 +68,7 @@ def data(recipe: Recipe) -> tuple[pictures.Pictures, pictures.Pictures]:
     return pictures.draw(recipe.training_images, 0), pictures.draw(recipe.held_out_images, 1)
 
 
-def _on_device(drawn: pictures.Pictures, device: torch.device) -> TensorDataset:
+def on_device(drawn: pictures.Pictures, device: torch.device) -> TensorDataset:
     inputs = (torch.from_numpy(drawn.images).float() / 255 - _MEAN) / _SPREAD
     labels = torch.from_numpy(drawn.labels)
     return TensorDataset(inputs.to(device, memory_format=torch.channels_last), labels.to(device))
@@ -125,7 +125,7 @@ def train(
     what = f"{network}, seed {seed}"
     rows: list[tuple[int, str, float, float, float]] = []
     with computing(what, device, threads=threads) as place, torch.random.fork_rng():
-        training, held_out = (_on_device(drawn, place) for drawn in data(recipe))
+        training, held_out = (on_device(drawn, place) for drawn in data(recipe))
         torch.manual_seed(seed)  # of dropout
         model = started(network, seed).to(place)
         for epoch, (running, seconds) in enumerate(_epochs(model, training, recipe, seed)):

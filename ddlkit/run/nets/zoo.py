@@ -96,6 +96,15 @@ def vgg16_cifar() -> nn.Module:
     )
 
 
+def vgg16_cifar_eighth(classes: int) -> nn.Module:
+    """`vgg16_cifar` with an eighth of its channels: the same 54 tensors."""
+    return _named(
+        features=_vgg16_features(norm=True, narrower=_EIGHTH),
+        flatten=nn.Flatten(),
+        classifier=nn.Linear(512 // _EIGHTH, classes),
+    )
+
+
 def vgg16_replaced() -> nn.Module:
     """VGG-16 with two 1x1 convolutions and an average in place of its three linear layers (osf Tab 3).
 
@@ -138,6 +147,47 @@ def vgg16_eighth_replaced(classes: int) -> nn.Module:
     """`vgg16_eighth` with its linear layers replaced as in `vgg16_replaced` (osf Tab 3)."""
     features = _vgg16_features(norm=False, narrower=_EIGHTH, poolings=3)
     return _averaged(features, 512 // _EIGHTH, classes)
+
+
+# -- ResNet-20 ---------------------------------------------------------------------------------
+
+
+class _Residual(nn.Module):
+    """Two convolutions and a shortcut without parameters, which is halved and padded with zeros."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.stride, self.padding = outputs // inputs, outputs - inputs
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, self.stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
+        shortcut = x[:, :, :: self.stride, :: self.stride]
+        padded = nn.functional.pad(shortcut, (0, 0, 0, 0, 0, self.padding))
+        return torch.relu(inner + padded)
+
+
+def resnet20_half(classes: int) -> nn.Module:
+    """ResNet-20 of He et al. (2016) for small images, half as wide."""
+    width = 8
+    blocks: list[nn.Module] = []
+    inputs = width
+    for stage in range(3):
+        for _ in range(3):
+            blocks.append(_Residual(inputs, width << stage))
+            inputs = width << stage
+    return _named(
+        conv=nn.Conv2d(3, width, 3, padding=1, bias=False),
+        norm=nn.BatchNorm2d(width),
+        relu=nn.ReLU(),
+        blocks=nn.Sequential(*blocks),
+        pool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        fc=nn.Linear(inputs, classes),
+    )
 
 
 # -- Inception-v4 ------------------------------------------------------------------------------
@@ -247,11 +297,13 @@ class LanguageModel(nn.Module):
     forward : (batch, steps) words -> (batch x steps, vocabulary) logits of each next word
     """
 
-    def __init__(self, units: int = 1500, vocabulary: int = VOCABULARY) -> None:
+    def __init__(
+        self, units: int = 1500, vocabulary: int = VOCABULARY, dropout: float = 0.65
+    ) -> None:
         super().__init__()
         self.encoder = nn.Embedding(vocabulary, units)
-        self.drop = nn.Dropout(0.65)
-        self.lstm = nn.LSTM(units, units, num_layers=2, dropout=0.65, batch_first=True)
+        self.drop = nn.Dropout(dropout)
+        self.lstm = nn.LSTM(units, units, num_layers=2, dropout=dropout, batch_first=True)
         self.decoder = nn.Linear(units, vocabulary)
 
     def forward(self, words: Tensor) -> Tensor:

@@ -5,6 +5,9 @@ machine's drift is known), tables ``collectives-<lab>-<collective>``, and betwee
 ``runs-<lab>`` and ``timeline-<lab>``. While a lab is being replayed, every iteration is appended at once to
 a hidden directory there, so that a kill loses only the one in flight; the next session puts what it finds
 there into the tables, and goes on.
+
+A campaign may be foretold: both calibrations of every lab come first, then one table ``predicted-cases`` with
+what every model says of every case. Each run says by which table it was foretold.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +24,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ddlkit import store
+from ddlkit import machine, store
 from ddlkit.core.case import AXES, Case
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
@@ -29,7 +32,8 @@ from ddlkit.core.link import wire_s_per_byte
 from ddlkit.core.sparse import ELEMENT_BYTES, SelectionTimes, SparseGather, selected
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import LayerProfile
-from ddlkit.model import Calibration, Communication, forecast
+from ddlkit.model import Calibration, Communication, forecast, forecast_case, trials
+from ddlkit.model.extrapolation import carried_to
 from ddlkit.model.predictor import computed
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
@@ -64,6 +68,11 @@ EXTENTS = {
         layers=Budget(warmup=1, min_repeats=3, max_repeats=20, max_s=2.0),
         messages=Budget(warmup=1, min_repeats=2, max_repeats=30, max_s=0.3),
     ),
+    "medium": Extent(
+        sizes=tuple(KIB << power for power in range(0, 20, 2)),
+        layers=Budget(warmup=2, min_repeats=10, max_repeats=60, max_s=10.0),
+        messages=Budget(warmup=1, min_repeats=6, max_repeats=40, max_s=1.0),
+    ),
     "full": Extent(
         sizes=tuple(KIB << power for power in range(20)),  # 1 KiB .. 512 MiB
         layers=Budget(warmup=2, min_repeats=10, max_repeats=60, max_s=20.0),
@@ -75,6 +84,11 @@ SOFTWARE_SIZES = (KIB, 4 * KIB, 16 * KIB)
 BEFORE, AFTER = 0, 1  # sessions of a calibration
 MOMENTS = ("before", "after")
 PARTIAL, CASES = ".partial", "cases.json"
+PREDICTED = "cases"  # the name of the table of predictions
+SAID_BY = 12  # hex digits of its hash, in the runs that it foretold
+SAMPLE_S = (
+    0.25  # no sample shall hold more messages than take about so long, on a link with a delay
+)
 SELECTION_SIZES = (1_000, 10_000, 100_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
 SELECTION_BUDGET = Budget(warmup=1, min_repeats=3, max_repeats=15, max_s=0.5)
 
@@ -86,8 +100,12 @@ CHECK_S_PER_BYTE = 8e-10  # of values, before and after they travel
 SELECTION_S = 1e-8  # an element
 
 
-def campaign_points(campaign: Campaign, out: Path, folder: str = "") -> list[Point]:
+def campaign_points(
+    campaign: Campaign, out: Path, folder: str = "", *, predict: bool = False
+) -> list[Point]:
     """All points of a campaign, lab by lab, whose tables lie in ``folder`` of ``out``.
+
+    predict : only what predictions are made of, each lab calibrated twice, and then the predictions
 
     Raises UserError for an unknown network and a plan that a network cannot have.
     """
@@ -101,8 +119,12 @@ def campaign_points(campaign: Campaign, out: Path, folder: str = "") -> list[Poi
     labs = [_LabPoints(shape, requests, inputs) for shape, requests in campaign.labs.items()]
     points: dict[str, Point] = {}
     for lab in labs:
-        for point in (*inputs.points(lab.requests), *lab.points()):
+        own = lab.calibrations(BEFORE) if predict else lab.points()
+        for point in (*inputs.points(lab.requests), *own):
             points.setdefault(point.key, point)
+    if predict:
+        again = [point for lab in labs for point in lab.calibrations(AFTER)]
+        return [*points.values(), *again, _predicted_point(labs, inputs)]
     for number, lab in enumerate(labs):
         lab.afterwards_s = sum(later.estimate_s for later in labs[number + 1 :])
     return list(points.values())
@@ -157,6 +179,18 @@ class _Inputs:
         return workers * ELEMENT_BYTES * kept
 
 
+def _predicted_point(labs: Sequence[_LabPoints], inputs: _Inputs) -> Point:
+    """What every model says of every case, before the first of them is replayed."""
+
+    def measure() -> pd.DataFrame:
+        if there := [lab.shape.name for lab in labs if lab.path("runs").exists()]:
+            raise UserError(f"a prediction comes before its runs: there are some of {there[0]}")
+        say("every calibration is there: predicting")
+        return pd.concat([lab.predicted() for lab in labs], ignore_index=True)
+
+    return Point("predicted", PREDICTED, measure, 1.0 * len(labs), folder=inputs.folder)
+
+
 class _LabPoints:
     """The points of one lab of a campaign.
 
@@ -169,18 +203,17 @@ class _LabPoints:
 
     def points(self) -> list[Point]:
         """Calibration, replays, calibration."""
-        before, after = (self._calibrations(session) for session in (BEFORE, AFTER))
-        found = [*before, self._replay_point(), *after]
+        found = [*self.calibrations(BEFORE), self._replay_point(), *self.calibrations(AFTER)]
         self.estimate_s = sum(point.estimate_s for point in found)
         return found
 
-    def _path(self, schema: str, more: str = "") -> Path:
+    def path(self, schema: str, more: str = "") -> Path:
         """Where a table of the lab lies."""
         return table_path(self.inputs.directory, schema, self.shape.name + more)
 
     # -- calibration -----------------------------------------------------------------------
 
-    def _calibrations(self, session: int) -> Iterator[Point]:
+    def calibrations(self, session: int) -> Iterator[Point]:
         """One session of the lab's calibration, collective by collective."""
         for collective in dict.fromkeys(request.case.collective for request in self.requests):
             mine = [one.case for one in self.requests if one.case.collective == collective]
@@ -199,7 +232,7 @@ class _LabPoints:
 
         def missing() -> list[int]:
             """Sizes that were not measured yet; the others stay as they are."""
-            rows = _rows(self._path("collectives", name))
+            rows = _rows(self.path("collectives", name))
             there = set() if rows is None else set(rows["bytes"][rows["session"] == session])
             return [n for n in wanted if whole_size(n, self.shape.workers) not in there]
 
@@ -211,6 +244,7 @@ class _LabPoints:
                     collectives=[collective],
                     budget=self._budget,
                     in_flight=in_flight,
+                    messages_per_sample=self._messages_per_sample(collective),
                     tries=vitals.TRIES,
                     timeout_s=120 + 3 * vitals.TRIES * estimate_s,
                 )
@@ -227,6 +261,13 @@ class _LabPoints:
             is_done=lambda: not missing(),
         )
 
+    def _messages_per_sample(self, collective: str) -> int:
+        """As many as a replay posts at once; fewer where each waits for a link that saves nothing."""
+        if not way_s(self.shape.link):
+            return MESSAGES_PER_SAMPLE
+        message_s = float(_guessed_cost(self.shape, collective)(1))
+        return int(np.clip(SAMPLE_S / message_s, 1, MESSAGES_PER_SAMPLE))
+
     @property
     def _budget(self) -> Budget:
         """For each size, in each session."""
@@ -242,10 +283,67 @@ class _LabPoints:
         # Each rank makes the shares of all.
         seconds = LAUNCH_S + CHECK_S_PER_BYTE * sum(sizes) * self.shape.workers**2
         for size in sizes:
-            sample_s = messages_at(size, MESSAGES_PER_SAMPLE) * guess(size)
+            sample_s = messages_at(size, self._messages_per_sample(collective)) * guess(size)
             samples = max(budget.min_repeats, min(budget.max_repeats, budget.max_s / sample_s))
             seconds += float((budget.warmup + samples) * sample_s)
         return seconds
+
+    # -- predictions -----------------------------------------------------------------------
+
+    def predicted(self) -> pd.DataFrame:
+        """What models say of each case: rows of a table ``predicted``.
+
+        All by the lab's own calibration but `trials.CARRIED`, by those of other labs that this machine has
+        recorded; it says nothing of what cannot be carried.
+        """
+        calibration = Calibration.of(self._calibrated(), also=trials.COSTS)
+        carried = self._carried()
+        frames = []
+        for one in self.planned():
+            case = one.case
+            known = {case.profile_sha256: one.workload}
+            selections = {case.selection_sha256: self.inputs.selection_times(case.density)}
+            found = forecast_case(case, known, calibration, selections)
+            said = trials.said(found, calibration.of_case(case).others)
+            intervals = {trials.OURS: found.interval_s}
+            if (case.link, case.workers, case.collective) in carried.known:
+                far = forecast_case(case, known, carried, selections)
+                said[trials.CARRIED] = trials.times(far.prediction)
+                intervals[trials.CARRIED] = far.interval_s
+            frames.append(_said_rows(said, intervals).assign(case=case.key))
+        return pd.concat(frames, ignore_index=True)
+
+    def _carried(self) -> Calibration:
+        """The lab's all-reduces by other recorded labs of this machine; nothing where there is none."""
+        here, own = self.shape, self.inputs.directory.resolve()
+        paths = store.recorded_dir().glob("*/collectives-*.csv")
+        others = [store.load_table(path) for path in paths if path.parent.resolve() != own]
+        if not others:
+            return Calibration({})
+        rows = pd.concat(others)
+        rows = rows[(rows["link"] != here.link) | (rows["ranks"] != here.workers)]
+        try:
+            return carried_to(rows, [(here.link, here.workers)], cores=machine.cores())
+        except UserError as error:
+            say(f"{here.name}: not told from other labs: {error}")
+            return Calibration({})
+
+    def _foretold(self) -> str:
+        """How the hash begins of the table that foretold all cases; "" where none was written.
+
+        Raises UserError for a case that it does not have.
+        """
+        path = table_path(self.inputs.directory, "predicted", PREDICTED)
+        if not path.exists():
+            return ""
+        known = set(store.load_table(path)["case"])
+        for one in self.planned():
+            if one.case.key not in known:
+                raise UserError(
+                    f"{path}: says nothing of case {one.case.key}, {one.case.network} under "
+                    f"{one.case.plan} in {self.shape.name}: name another file, and predict before its runs"
+                )
+        return str(store.load_stamp(path)["sha256"])[:SAID_BY]
 
     # -- replays ---------------------------------------------------------------------------
 
@@ -280,7 +378,7 @@ class _LabPoints:
 
         The one after them must not count: it would change the plans of what is replayed already.
         """
-        rows = _rows(self._path("collectives", f"-{case.collective}"))
+        rows = _rows(self.path("collectives", f"-{case.collective}"))
         cost = _guessed_cost(self.shape, case.collective)
         if rows is not None:
             cost = table_cost(rows[rows["session"] == BEFORE], self.shape.workers)
@@ -299,7 +397,7 @@ class _LabPoints:
 
     def _missing(self, planned: Sequence[PlannedCase]) -> list[tuple[str, int]]:
         """(case's key, repeat) of what is not in the tables."""
-        saved, rounds = _saved(self._path("runs")), self.rounds(planned)
+        saved, rounds = _saved(self.path("runs")), self.rounds(planned)
         turns = range(max(rounds.values()))
         wanted = [(key, repeat) for repeat in turns for key in rounds if repeat < rounds[key]]
         return [pair for pair in wanted if pair not in saved]
@@ -326,6 +424,7 @@ class _LabPoints:
 
     def _replay(self) -> Tables:
         """Replay what is missing; it is saved as it comes, so nothing is returned."""
+        self._foretold()  # a case that is not foretold shall not be played in vain
         self._absorb()
         planned = self.planned()
         missing = self._missing(planned)
@@ -339,7 +438,7 @@ class _LabPoints:
                 self._play(wanted, missing)
             finally:
                 self._absorb()
-        runs = store.load_table(self._path("runs"))
+        runs = store.load_table(self.path("runs"))
         limited = int(runs["processor_limited"].sum())
         say(f"{self.shape.name}: {limited} of {len(runs)} iterations limited by the processor")
         return {}
@@ -376,13 +475,15 @@ class _LabPoints:
         stragglers = {case.key: case.workers - 1 for case in asked if case.straggler > 1}
         rank, slowest = found.timeline["rank"], found.timeline["case"].map(stragglers)
         shown = found.timeline[(rank == 0) | (rank == slowest)]
+        foretold = self._foretold()
         # Runs come last: only what stands there counts as measured.
         for schema, frame in (("timeline", shown), ("runs", found.runs)):
-            path = self._path(schema)
+            path = self.path(schema)
             saved = _saved(path)
             new = [pair not in saved for pair in zip(frame["case"], frame["repeat"], strict=True)]
             if any(new):
-                Origin().save(path, frame[new], schema, append=True)
+                added = frame[new].assign(**({"predicted": foretold} if schema == "runs" else {}))
+                Origin().save(path, added, schema, append=True)
         shutil.rmtree(self._left)
 
     # -- how long an iteration takes -------------------------------------------------------
@@ -407,13 +508,33 @@ class _LabPoints:
 
     @functools.cached_property
     def _measured(self) -> Calibration:
-        collectives = {request.case.collective for request in self.requests}
-        one_by_one = [self._path("collectives", f"-{name}") for name in collectives]
+        rows = self._calibrated()
+        return Calibration({}) if rows.empty else Calibration.of(rows, draws=0)
+
+    def _calibrated(self) -> pd.DataFrame:
+        """All rows of the lab's calibration that are there, of all its collectives."""
+        collectives = dict.fromkeys(request.case.collective for request in self.requests)
+        one_by_one = [self.path("collectives", f"-{name}") for name in collectives]
         there = [path for path in one_by_one if path.exists()]
         several = [more for path in there for more in path.parent.glob(f"{path.stem}-lanes*.csv")]
-        if not there:
-            return Calibration({})
-        return Calibration.of(pd.concat(map(store.load_table, [*there, *several])), draws=0)
+        frames = [*map(store.load_table, [*there, *several])]
+        return pd.concat(frames) if frames else pd.DataFrame()
+
+
+def _said_rows(
+    said: Mapping[str, tuple[float, float]],
+    intervals: Mapping[str, tuple[float, float] | None],
+) -> pd.DataFrame:
+    """Rows of a table ``predicted``, without the case: what models say, where they say anything."""
+    rows = [
+        (model, quantity, seconds)
+        for model, times in said.items()
+        for quantity, seconds in zip(("iteration", "exposed"), times, strict=True)
+        if np.isfinite(seconds)
+    ]
+    for model, ends in intervals.items():
+        rows += [(model, end, at) for end, at in zip(("lower", "upper"), ends or (), strict=False)]
+    return pd.DataFrame(rows, columns=["model", "quantity", "seconds"])
 
 
 def _selections(density: float) -> pd.DataFrame:

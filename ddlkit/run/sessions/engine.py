@@ -61,6 +61,7 @@ def measure(
     device: str = "",
     networks: Sequence[str] = (),
     algorithm: str = "",
+    predict: bool = False,
     budget_s: float = math.inf,
     out: Path | None = None,
     dry_run: bool = False,
@@ -70,6 +71,7 @@ def measure(
 
     what : name of a suite, file of a suite or a campaign, or one of PARTS of the suite ``profile``
     device, networks, algorithm : in place of the suite's own: see `ddlkit.run.sessions.suites.points`
+    predict : of a campaign, foretell its cases instead of replaying them
     dry_run : only return what is missing, and about how long it will take
     how : ``pack`` and ``ignore_load`` of `run_session`
 
@@ -85,9 +87,16 @@ def measure(
         device = device or suite.device or ("cuda" if gpus else "cpu")
     if device == "cuda" and not gpus:
         raise UserError("no GPU here: nvidia-smi lists none; use --suite cpu")
-    described = {"name": str(found.file), "part": part, "device": device, "networks": networks}
+    described: dict[str, Any] = {
+        "name": str(found.file),
+        "part": part,
+        "device": device,
+        "networks": networks,
+    }
     if algorithm:
         described["algorithm"] = algorithm
+    if predict:
+        described["predict"] = True
     source = Source(POINTS, described)
     out = out or _default_out(found, device)
     if dry_run:

@@ -22,17 +22,19 @@ from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.link import KNOWN
-from ddlkit.core.plan import make_plan
 from ddlkit.core.schedule import ALGORITHMS
-from ddlkit.core.units import parse_bits_per_s
+from ddlkit.core.sparse import SparseGather
+from ddlkit.core.units import parse_bits_per_s, parse_seconds
 from ddlkit.core.workload import LayerProfile
+from ddlkit.model import make_plan
 from ddlkit.papers import networks as published
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.jobs.job import Job, S
 from ddlkit.run.jobs.launch import MEETING_S, Loopback, Place, launch
+from ddlkit.run.lab.conditions import Conditions
 from ddlkit.run.lab.network import Lab, LabShape
-from ddlkit.run.lab.replay import calibrate, choose_join, replay
+from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, choose_join, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure import (
     channels,
@@ -41,11 +43,15 @@ from ddlkit.run.measure import (
     nccl_one_gpu,
     selection,
     sharing_training,
+    sparse_convergence,
+    sparse_training,
 )
 from ddlkit.run.measure import throughput as speed
 from ddlkit.run.measure.collectives import LIBRARY, SIZES, CollectivesSettings, collectives_job
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
 from ddlkit.run.measure.layers import PRECISIONS, LayersSettings, layer_tables, layers_job
+from ddlkit.run.measure.sparse_convergence import TASKS
+from ddlkit.run.measure.sparse_training import SparseTrainingSettings, sparse_training_job
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions import reader
 from ddlkit.run.sessions.reader import Key, count, number, one_of
@@ -119,15 +125,29 @@ def _sides(value: Any) -> dict[str, list[int]]:
     return {precision: [count(side) for side in sides] for precision, sides in value.items()}
 
 
+def _changes(value: Any) -> dict[str, Any]:
+    """Some fields of a recipe, as they are written."""
+    _mapping_of(Recipe)(value)
+    return dict(value)
+
+
 def _rate(value: Any) -> str:
     """A rate as it is written; "" for none."""
     return str(value) if value == "" or reader.rate(value) else ""
+
+
+def _delay(value: Any) -> str:
+    """A delay of each link as it is written; "" for a link that has a rate and nothing else."""
+    if value and not isinstance(value, str):
+        raise ValueError("must be a time with its unit, as 2ms")
+    return str(value) if value == "" or parse_seconds(value) >= 0 else ""
 
 
 Batched = Annotated[Sequence[tuple[str, int]], Key(reader.network, many=True)]
 Precisions = Annotated[Sequence[str], Key(one_of(PRECISIONS), many=True)]
 Collectives = Annotated[Sequence[str], Key(one_of(KNOWN), many=True)]
 Algorithm = Annotated[str, Key(one_of((LIBRARY, *ALGORITHMS)))]
+Algorithms = Annotated[Sequence[str], Key(one_of((LIBRARY, *ALGORITHMS)), many=True)]
 Plans = Annotated[Sequence[str], Key(reader.plan, many=True)]
 Names = Annotated[Sequence[str], Key(str, many=True)]
 Counts = Annotated[Sequence[int], Key(count, many=True)]
@@ -135,6 +155,10 @@ Numbers = Annotated[Sequence[float], Key(number(0, 1e9), many=True)]
 Sizes = Annotated[Sequence[int], Key(reader.sizes)]
 Sides = Annotated[dict[str, list[int]], Key(_sides)]
 Rate = Annotated[str, Key(_rate)]
+Rates = Annotated[Sequence[str], Key(_rate, many=True)]
+Delays = Annotated[Sequence[str], Key(_delay, many=True)]
+Density = Annotated[float, Key(number(0, 1))]
+Changes = Annotated[dict[str, Any], Key(_changes)]
 _PLAIN = {
     **{int: Key(count), str: Key(str), bool: Key(reader.truth)},
     **{Budget: Key(_mapping_of(Budget)), Recipe: Key(_mapping_of(Recipe))},
@@ -344,6 +368,30 @@ def convergences(here: Here, recipe: Recipe, seeds: Numbers) -> Iterator[Point]:
             yield Point("convergence", key, measure, 5.0 * recipe.epochs)
 
 
+def _named(schema: str, measure: Callable[[], pd.DataFrame]) -> Tables:
+    """The rows, of the table that they are."""
+    return {schema: measure()}
+
+
+@kind("convergence")
+def sparse_convergences(
+    here: Here, seeds: Numbers, recipe: Changes, networks: Names = tuple(TASKS)
+) -> Iterator[Point]:
+    """omgs Fig 3, on a core of the processor: constant densities first, seed by seed, then schedules.
+
+    recipe : what differs from each network's own, as {"epochs": 3}
+    """
+    made = itertools.product(sparse_convergence.SCHEDULES, map(int, seeds), networks)
+    for schedule, seed, name in made:
+        for settings in sparse_convergence.trainings(name, seed, recipe, schedule):
+            epochs = settings.recipe.epochs
+            words = [name, settings.method.replace("+", "-"), f"e{epochs}", f"s{seed}"]
+            key = "-".join(words if schedule == "constant" else [*words, schedule])
+            train_it = partial(sparse_convergence.train, settings, say=say)
+            measure = partial(_named, "sparse_convergence", train_it)
+            yield Point("convergence", key, measure, 4.0 * epochs, ["sparse_convergence"])
+
+
 # -- several ranks -------------------------------------------------------------------------------
 
 
@@ -435,33 +483,43 @@ def nccl_channels(
 # -- the lab -------------------------------------------------------------------------------------
 
 
-def _lab(ranks: int, rate: str) -> Lab:
-    return Lab(LabShape(ranks, parse_bits_per_s(rate)))
+def _lab(ranks: int, rate: str, delay: str = "") -> Lab:
+    """With a delay, its links are emulated."""
+    conditions = Conditions(delay_s=parse_seconds(delay)) if delay else None
+    return Lab(LabShape(ranks, parse_bits_per_s(rate), conditions=conditions))
 
 
-def _send(ranks: int, rate: str, **how: Any) -> pd.DataFrame:
+def _send(ranks: int, rate: str, delay: str = "", **how: Any) -> pd.DataFrame:
     """Collectives over a link of the lab or, without a rate, over loopback."""
     if not rate:
         settings = CollectivesSettings(**how)
         how = {"place": Loopback(), "join": _join("cpu")}
         return launch(collectives_job, settings, ranks=ranks, **how)["collectives"]
-    with _lab(ranks, rate) as place:
+    with _lab(ranks, rate, delay) as place:
         return calibrate(place, **how)
 
 
 @kind("collectives", lab=True)
 def collectives_in_lab(
     here: Here,
-    ranks: int,
-    rate: Rate,
+    ranks: Counts,
+    rate: Rates,
     collectives: Collectives,
     budget: Budget,
-    algorithm: Algorithm = LIBRARY,
+    algorithm: Algorithms = (LIBRARY,),
+    delay: Delays = ("",),
+    sizes: Sizes = SIZES,
+    messages: int = MESSAGES_PER_SAMPLE,
+    tries: int = 1,
 ) -> Iterator[Point]:
-    how: dict[str, Any] = {"collectives": collectives, "budget": budget, "algorithm": algorithm}
-    measure = partial(_send, ranks, rate, **how)
-    estimate_s = LAUNCH_S + len(collectives) * len(SIZES) * budget.max_s
-    yield Point("collectives", _by(algorithm, f"lab-p{ranks}-{rate}"), measure, estimate_s)
+    """A table for each lab and algorithm; with a delay, over emulated links. ``messages`` of a sample."""
+    how: dict[str, Any] = {"collectives": collectives, "budget": budget, "sizes": sizes}
+    how |= {"messages_per_sample": messages, "tries": tries}
+    estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
+    for workers, bits, late, by in itertools.product(ranks, rate, delay, algorithm):
+        name = f"lab-p{workers}-{bits}" + (f"-delay{late}" if late else "")
+        measure = partial(_send, workers, bits, late, algorithm=by, **how)
+        yield Point("collectives", _by(by, name), measure, estimate_s)
 
 
 @kind("tensors")
@@ -511,6 +569,37 @@ def training_in_lab(
         yield Point("training", key, run, estimate_s, tables=training_job.tables)
 
 
+@kind("training", lab=True)
+def sparse_training_in_lab(
+    here: Here,
+    networks: Batched,
+    ranks: int,
+    rate: Rate,
+    density: Density,
+    plans: Plans,
+    repeats: int,
+    iterations: int,
+) -> Iterator[Point]:
+    """Sparsified training under plans for the profile, the all-gathers and the selector at hand."""
+
+    def measure(name: str, batch: int) -> Tables:
+        profile = _profile(here.out, name, batch, 1)
+        selecting = sparse_training.selection_here("cpu", density, 1)
+        gather = _cost(here.out, ranks, rate, "all_gather")
+        cost, workload = SparseGather(gather, density, selecting=selecting), profile.workload()
+        ends = {spec: make_plan(spec, workload, cost).ends for spec in plans}
+        order = tuple(reversed(profile.tensor))
+        settings = SparseTrainingSettings(name, batch, density, ends, order, repeats, iterations)
+        with _lab(ranks, rate) as place:
+            how: dict[str, Any] = {"ranks": ranks, "place": place, "join": choose_join()}
+            return launch(sparse_training_job, settings, **how)
+
+    estimate_s = LAUNCH_S + len(plans) * repeats * (iterations + 3) * 2 * _EXPOSED_S
+    for name, batch in networks:
+        key, run = f"{name}-p{ranks}-{rate}", partial(measure, name, batch)
+        yield Point("training", key, run, estimate_s, tables=sparse_training_job.tables)
+
+
 @kind("replay", lab=True)
 def replays(
     here: Here, networks: Batched, ranks: int, rate: Rate, plans: Plans, rounds: int
@@ -543,10 +632,10 @@ def _profile(out: Path, name: str, batch: int, ranks: int) -> LayerProfile:
     return store.read_profile(_measured(out, "layers", f"{name}-b{batch}-r{ranks}"))
 
 
-def _cost(out: Path, ranks: int, rate: str) -> MessageCost:
-    """The measured table of all-reduce times in the lab."""
+def _cost(out: Path, ranks: int, rate: str, collective: str = "all_reduce") -> MessageCost:
+    """The measured table of a collective's times in the lab."""
     rows = store.load_table(_measured(out, "collectives", f"lab-p{ranks}-{rate}"))
-    return table_cost(rows[rows["collective"] == "all_reduce"], ranks)
+    return table_cost(rows[rows["collective"] == collective], ranks)
 
 
 def table_cost(rows: pd.DataFrame, workers: int) -> MessageCost:

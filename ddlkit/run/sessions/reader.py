@@ -29,7 +29,7 @@ from ddlkit.run.lab.network import LabShape
 
 SUITES = Path(__file__).parent / "suites"
 DEVICES = ("cpu", "cuda")
-CALIBRATIONS = ("quick", "full")
+CALIBRATIONS = ("quick", "medium", "full")
 SELECTIONS = ("recorded", "real")
 DEFAULT_BATCH = 4
 # Compute takes as long as one message of everything, at each number of workers.

@@ -46,12 +46,14 @@ def points(
     device: str = "",
     networks: Sequence[str] = (),
     algorithm: str = "",
+    predict: bool = False,
 ) -> PointList:
     """The points of the suite or campaign of that name, or in that file.
 
     part : what of a suite, "all" or what points belong to, as "layers"
     device : in place of the suite's own; networks : in place of its own, of layers only, as "resnet50:32"
     algorithm : by which all_reduces are measured, of collectives only, and no other collective
+    predict : of a campaign: calibrate its labs and predict its cases, and replay none
 
     Raises UserError for a wrong file or network, and when a GPU is wanted and torch sees none.
     """
@@ -64,7 +66,7 @@ def points(
         instead |= {"algorithm": algorithm, "collectives": ["all_reduce"]}
     suite = reader.read(name)
     if isinstance(suite, Campaign):
-        return PointList(campaign_points(suite, out))
+        return PointList(campaign_points(suite, out, predict=predict))
     device = device or suite.device or best_device()
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError(

@@ -1,0 +1,75 @@
+"""What the name of a lab's link says of it: "lab:1gbit", "emulated:500mbit-delay2ms-loss0.001".
+
+"lab" is a link that the kernel's token bucket shapes, "emulated" one of our own making. They count what
+goes around the bytes of a message differently: the bucket 14 bytes a packet and 52 of TCP and IP, a wire
+24 more, for preamble, check sum and gap.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from ddlkit.core.errors import UserError
+from ddlkit.core.link import FRAMING, burst_s
+from ddlkit.core.units import parse_bits_per_s, parse_seconds
+
+WIRE_FRAMING = 1448 / 1538
+"""TCP payload in a full Ethernet frame as it occupies a wire, and an emulated link."""
+
+
+class Named(NamedTuple):
+    """What the name of a link says.
+
+    engine : "tbf" or "emulated"; delay_s, jitter_s : of each link, one way; loss : share of frames
+    burst_s : most that a rested link may send at once, in seconds of its rate
+    """
+
+    engine: str
+    rate_bits_per_s: float
+    delay_s: float
+    jitter_s: float
+    loss: float
+    burst_s: float = 0.0
+
+    @property
+    def framing(self) -> float:
+        """Share of what the link carries that is a message's own bytes."""
+        return FRAMING if self.engine == "tbf" else WIRE_FRAMING
+
+
+def is_lab(link: str) -> bool:
+    """Whether the link is one of a lab, by its name."""
+    return link.startswith(("lab:", "emulated:"))
+
+
+def read_link(link: str) -> Named:
+    """What the name of a lab's link says, as it stands in tables. Raises UserError for other links.
+
+    >>> read_link("emulated:500mbit-delay2ms-loss0.001")[:5]
+    ('emulated', 500000000.0, 0.002, 0.0, 0.001)
+    >>> read_link("lab:1gbit").engine
+    'tbf'
+    """
+    engine, separator, rest = link.partition(":")
+    rate, *parts = rest.split("-")
+    if engine not in ("lab", "emulated") or not separator:
+        raise UserError(f"{link!r} is no lab's link: they are called as lab:1gbit")
+    said = {"delay": "0s", "jitter": "0s", "loss": "0", "burst": "0s"}
+    for part in parts:
+        if found := re.fullmatch(r"(delay|jitter|loss|burst)([0-9].*)", part):
+            said[found[1]] = found[2]
+    delay_s, jitter_s, saved_s = (parse_seconds(said[n]) for n in ("delay", "jitter", "burst"))
+    bits_per_s = parse_bits_per_s(rate)
+    if engine == "lab":
+        return Named("tbf", bits_per_s, 0.0, 0.0, 0.0, burst_s(bits_per_s))
+    return Named(engine, bits_per_s, delay_s, jitter_s, float(said["loss"]), saved_s)
+
+
+def way_s(link: str) -> float:
+    """What a packet is delayed from one rank to another over a link, by its name; 0 for other places' links.
+
+    >>> way_s("emulated:500mbit-delay2ms"), way_s("loopback")
+    (0.004, 0.0)
+    """
+    return 2 * read_link(link).delay_s if link.startswith("emulated:") else 0.0

@@ -1,0 +1,61 @@
+"""What a link's delay does to an iteration: the share of start-ups, plans against each other, and fusion."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from ddlkit.model.trials import OURS
+
+PLACE = ["workers", "link", "network", "compute_s"]
+
+
+def startup_share(cases: pd.DataFrame, collectives: pd.DataFrame) -> pd.Series:
+    """(cases,) what the start-ups of all messages would take one after the other, over the computation.
+
+    cases : of `accuracy.validate` or `judged.joined`; a start-up is the median of the smallest message that
+        was calibrated in the case's lab
+    """
+    one = collectives[collectives["in_flight"] == 1]
+    smallest = one.groupby(["link", "ranks", "collective"])["bytes"].transform("min")
+    rows = one[one["bytes"] == smallest]
+    startup_s = rows.groupby(["link", "ranks", "collective"])["seconds"].median()
+    labs = pd.MultiIndex.from_frame(cases[["link", "workers", "collective"]])
+    messages = cases["ends"].astype(str).str.count(";") + 1
+    share = messages.to_numpy() * startup_s.reindex(labs).to_numpy() / cases["measured_compute_s"]
+    return share.rename("startup_share")
+
+
+def duels(cases: pd.DataFrame, plan: str, other: str) -> pd.DataFrame:
+    """One row per lab, network and computation with both plans: how much longer ``other`` takes.
+
+    Columns: PLACE, ``measured`` and ``model``: relative. ``repeats``: how far the cases' repeats differ; a
+    smaller difference of plans tells nothing. Where a plan came out like one before it, it was not
+    replayed under its own name: such places are left out.
+    """
+    rounded = cases.assign(compute_s=cases["measured_compute_s"].round(4))
+    rows = []
+    for place, here in rounded.groupby(PLACE, sort=False):
+        own = here.set_index("plan")
+        if not {plan, other} <= set(own.index):
+            continue
+        rival, best = own.loc[other], own.loc[plan]
+        row = dict(zip(PLACE, place, strict=True))
+        row["measured"] = rival["measured_iteration_s"] / best["measured_iteration_s"] - 1
+        row["model"] = rival[f"{OURS}_iteration_s"] / best[f"{OURS}_iteration_s"] - 1
+        rows.append({**row, "repeats": max(rival["repeatability"], best["repeatability"])})
+    return pd.DataFrame(rows)
+
+
+def scaling(cases: pd.DataFrame, network: str) -> pd.DataFrame:
+    """Scaling factor (osf Eq 1) of a network by plan: measured, foretold by our model and by others.
+
+    Columns: plan, measured, model, no_overlap (osf's CSF), and its OSF as printed and repaired where it has a
+    formula
+    """
+    own = cases[cases["network"] == network]
+    found = pd.DataFrame({"plan": own["plan"]})
+    found["measured"] = own["measured_compute_s"] / own["measured_iteration_s"]
+    for name in (OURS, "no_overlap", "osf_repaired_table", "osf_table"):
+        found[name] = own["measured_compute_s"] / own[f"{name}_iteration_s"]
+    return found.replace(np.inf, np.nan).reset_index(drop=True)
