@@ -329,6 +329,7 @@ _FORM_HELP = (
     arg("--collective", help="of a recorded table: all_reduce or all_gather"),
     arg("--link", help="of a recorded table: which link, as in lab:1gbit"),
     RANKS,
+    arg("--place", choices=("in_place", "out_of_place"), help="of a log: which times [both]"),
     flag("--compare", "all forms side by side, with their errors at sizes left out, and a drawing"),
     arg("--draw", type=Path, help="the drawing of --compare (PNG) [FILE-fits.png, here]"),
     JSON,
@@ -338,7 +339,7 @@ def fit(arguments: argparse.Namespace) -> None:
     from ddlkit.formats import messages
     from ddlkit.report.doubts import Measured
 
-    wanted = {name: getattr(arguments, name) for name in ("collective", "link", "ranks")}
+    wanted = {name: getattr(arguments, name) for name in ("collective", "link", "ranks", "place")}
     sizes, seconds, known = messages.read_bytes_seconds(arguments.file, **wanted)
     of: dict[str, Any] = {
         "collective": known.get("collective") or "all_reduce",
@@ -352,6 +353,7 @@ def fit(arguments: argparse.Namespace) -> None:
     found = fitting.fit(arguments.form, sizes, seconds, **of)
     description = found.to_dict()
     measured = Measured.of(sizes, known.get("backend"), known["source"])
+    measured = measured._replace(on_device=messages.device_of(arguments.file))
     if "median_abs_held_out_error" not in description["fit"]:
         names = ("workers", "algorithm") if found.cost.form == "stepped" else ()
         needed = {name: getattr(found.cost, name) for name in names}
@@ -527,7 +529,10 @@ def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
     try:
         described = json.loads(read_text(arguments.cost))
     except ValueError as error:
-        raise UserError(f"{arguments.cost}: is not JSON ({error})") from error
+        raise UserError(
+            f"{arguments.cost}: is not JSON ({error}): write it by ddlkit fit FILE --json, or give FILE to "
+            "--collectives"
+        ) from error
     cost, draws = costs_from_dict(described)
     if cost.workers is None:
         cost = replace(cost, workers=arguments.ranks)
@@ -544,7 +549,7 @@ def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Communication as it was measured: the validated model's; and what is known of the messages."""
     import pandas as pd
 
-    from ddlkit.formats.messages import read_collectives
+    from ddlkit.formats.messages import device_of, read_collectives
     from ddlkit.model import Calibration
     from ddlkit.report.doubts import Measured
     from ddlkit.store.readers import choose
@@ -556,7 +561,9 @@ def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
     rows, chosen = choose(rows, tuple(wanted), wanted, Path("--collectives"))
     link, ranks = str(chosen["link"]), int(chosen["ranks"])
     known = Calibration.of(rows).between(link, ranks, in_flight=arguments.in_flight)
-    return known, Measured.of(rows["bytes"], *rows["backend"].unique())
+    devices = {device_of(path) for path in arguments.collectives}
+    measured = Measured.of(rows["bytes"], *rows["backend"].unique())
+    return known, measured._replace(on_device=devices.pop() if len(devices) == 1 else None)
 
 
 @command(

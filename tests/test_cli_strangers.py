@@ -314,6 +314,72 @@ def test_a_profile_of_one_device_with_messages_of_another_is_told(
         assert not wanted or f"({device}), the messages were timed between" in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        *(("NVIDIA H100 80GB HBM3", True), ("Tesla T4", True), ("GeForce RTX 3090", True)),
+        *(("NVIDIA A100-SXM4-40GB", False), ("a100", False), ("unknown", False)),
+    ],
+)
+def test_a_log_of_other_gpus_than_the_profile_s_is_told(
+    device: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log was taken between A100s; by its cost and by itself."""
+    profile, log, cost = (
+        write_profile(tmp_path / "p.csv", device),
+        tmp_path / "a.log",
+        tmp_path / "c",
+    )
+    log.write_text("".join(the_log()))
+    cost.write_text(asked(capsys, "fit", log, "--form", "table", "--json")[1])
+    for given in (("--cost", cost), ("--collectives", log)):
+        words = ("predict", "--profile", profile, *given, "--plan", "none", "--json")
+        lines = json.loads(asked(capsys, *words)[1])["warnings"]
+        assert len(lines) == told
+        assert (
+            not told or f"profile is of {device}, the messages were timed between A100" in lines[0]
+        )
+
+
+def test_of_a_log_both_times_of_a_size_are_taken_or_those_of_one_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("".join(the_log()))
+    fitted = {}
+    for place in ("", "in_place", "out_of_place"):
+        words = ("--place", place) if place else ()
+        _, out, _ = asked(capsys, "fit", log, "--form", "table", *words, "--json")
+        fitted[place] = json.loads(out)
+    assert [one["fit"]["rows"] for one in fitted.values()] == [48, 24, 24]
+    both, inside, outside = (one["seconds"] for one in fitted.values())
+    assert inside != outside
+    for middle, one, other in zip(both, inside, outside, strict=True):
+        assert middle == pytest.approx((one + other) / 2)
+    times = write_times(tmp_path / "times.csv")
+    assert "no times 'in_place'" in refused(capsys, "fit", times, "--place", "in_place")
+
+
+def test_what_is_given_in_place_of_a_cost_a_plan_or_ranks_is_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A log for a cost, a page of plan for its JSON, and a form that needs ranks which nobody said."""
+    profile, cost = write_profile(tmp_path / "p.csv"), write_cost(tmp_path / "c.json")
+    log, page = tmp_path / "a.log", tmp_path / "plan.txt"
+    log.write_text("".join(the_log()))
+    said = refused(capsys, "predict", "--profile", profile, "--cost", log)
+    assert "ddlkit fit FILE --json" in said and "--collectives" in said
+    page.write_text(asked(capsys, "plan", "--profile", profile, "--cost", cost)[1])
+    said = refused(capsys, "predict", "--profile", profile, "--cost", cost, "--plan", page)
+    assert "write it by ddlkit plan --json" in said
+    page.write_text(asked(capsys, "plan", "--profile", profile, "--cost", cost, "--json")[1])
+    words = ("predict", "--profile", profile, "--cost", cost, "--plan", page)
+    assert asked(capsys, *words)[0] == 0
+    times = write_times(tmp_path / "times.csv")
+    said = refused(capsys, "fit", times, "--form", "stepped")
+    assert "unknown workers" in said and "--ranks" in said
+
+
 # -- ranks -------------------------------------------------------------------------------------
 
 

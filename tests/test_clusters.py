@@ -16,7 +16,7 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MB, MIB
 from ddlkit.formats import clusters
-from ddlkit.formats.clusters import EXTERNAL, abci, cs336, pipedream, pollux, triosim
+from ddlkit.formats.clusters import EXTERNAL, abci, cs336, pipedream, pollux, triosim, vidur
 from ddlkit.formats.messages import read_bytes_seconds
 from ddlkit.store import specs
 from ddlkit.store.specs import published_networks
@@ -27,6 +27,7 @@ PLACED = sorted((EXTERNAL / "pollux").glob("*-placements.csv.gz"))
 SCALED = sorted((EXTERNAL / "pollux").glob("*-scalability.csv.gz"))
 GRAPHS = sorted((EXTERNAL / "pipedream").glob("*.gz"))
 IMAGENET = EXTERNAL / "pollux" / "imagenet-placements.csv.gz"
+DENSE = sorted((EXTERNAL / "vidur").glob("*.csv.gz"))
 RESNET = EXTERNAL / "triosim" / "resnet50-h100-b128.csv.gz"
 MOST_BYTES = 3 * MB
 
@@ -40,6 +41,7 @@ READERS: dict[str, tuple[Path, Callable[[Path], Any]]] = {
     "sums": (EXTERNAL / "cs336" / "all_reduce.csv", cs336.read_all_reduce),
     "graph": (EXTERNAL / "pipedream" / "vgg16.txt.gz", pipedream.read_layers),
     "operators": (RESNET, triosim.read_operators),
+    "dense": (EXTERNAL / "vidur" / "h100_pairwise_nvlink-64mib.csv.gz", vidur.read_all_reduce),
 }
 
 
@@ -59,7 +61,8 @@ def own(folder: Path, content: str) -> Path:
 
 def test_all_of_it_may_be_shipped_and_is_what_was_taken() -> None:
     clusters.check_sources()
-    assert set(clusters.sources()["source"]) == {"pollux", "abci", "cs336", "pipedream", "triosim"}
+    named = {"pollux", "abci", "cs336", "pipedream", "triosim", "vidur"}
+    assert set(clusters.sources()["source"]) == named
     assert clusters.sources()["commit"].str.fullmatch("[0-9a-f]{40}").all()
     assert sum(path.stat().st_size for path in EXTERNAL.rglob("*") if path.is_file()) < MOST_BYTES
 
@@ -218,6 +221,25 @@ def test_buckets_and_sums_of_two_gpus_are_as_published() -> None:
     assert (by_size[4] > by_size[2]).all() and (np.diff(by_size, axis=0) > 0).all()
 
 
+@pytest.mark.parametrize("path", DENSE, ids=lambda path: path.name)
+def test_dense_tables_are_as_published_and_were_measured(path: Path) -> None:
+    """Read anew here. The three times of a size differ, and a size that was timed twice took two times."""
+    frame = vidur.read_all_reduce(path)
+    lines = [line.split(",") for line in text(path).splitlines()[1:]]
+    assert len(frame) == len(lines)
+    for row, cells in zip(frame.itertuples(), lines, strict=True):
+        assert [row.ranks, row.per_node, row.bytes] == [int(cell) for cell in cells[:3]]
+        assert [row.min_s, row.median_s, row.max_s] == [int(cell) / 1e6 for cell in cells[3:]]
+        assert row.table == f"{path.name.split('-')[0]}-{row.ranks}x{row.per_node}"
+    for _, rows in frame.groupby("table"):
+        large = rows[rows["bytes"] >= MIB]
+        assert len(large) > 860 and large["bytes"].max() == rows["bytes"].max() > 63 * MIB
+        assert (large["max_s"] > large["min_s"]).mean() > 0.5
+        again = rows[rows["bytes"].duplicated(keep=False)]
+        assert again["bytes"].tolist() == [16 * MIB] * 2
+        assert len(set(again[["min_s", "median_s", "max_s"]].to_numpy().ravel())) > 1
+
+
 @pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.name)
 def test_layers_are_in_forward_order_and_no_time_is_lost(path: Path) -> None:
     frame = pipedream.read_layers(path)
@@ -323,6 +345,10 @@ DAMAGED = [
     ("graph", "\tnode1 -- ", "\tnode99 -- ", "an edge from node99 to node2"),
     ("operators", "1278,1273", "1.278,1273", "longer than Operator_cudatime: mixed units"),
     ("operators", ",optimizer,", ",backward,", "the trace is cut"),
+    ("dense", "\n2,2,2048,", "\n2,4,2048,", "row 1: more ranks on a node than there are"),
+    ("dense", "\n4,4,2048,", "\n4,4,4096,", "its tables are not of the same sizes"),
+    ("dense", ",28,28,33\n", ",28,28,0.033\n", "row 2: min, median and max are not in this order"),
+    ("dense", "_us,max_us", "_ms,max_ms", "not a column"),
 ]
 
 

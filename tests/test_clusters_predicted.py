@@ -303,6 +303,25 @@ def test_the_fullest_node_is_that_of_the_placement_or_of_ranks_spread_evenly() -
     assert pollux.most_gpus(part.assign(ranks=[1, 7, 7, 24])).tolist() == [1, 4, 2, 4]
 
 
+def test_placements_that_are_drawn_in_another_order_are_told() -> None:
+    """By hand; a file by nodes and ranks names no placements, so it mirrors none."""
+    part = pd.DataFrame({"placement": ["411", "141", "4321", "44", "", "2211"]})
+    assert {"114", "1234", "1212"} <= set(rules.rules()[FITTED]["drawn"])
+    assert pollux.mirrored(FITTED, part).tolist() == [True, True, True, False, False, True]
+    assert not pollux.mirrored(POLLUX, part).any()
+
+
+def test_a_fitted_models_error_is_smaller_where_the_placement_was_drawn_in_another_order() -> None:
+    """Models with nothing to fit do as well on either side of the split."""
+    own = predicted()[predicted()["rule"] == FITTED].query("nodes <= 4 and placement != ''")
+    apart = own.assign(mirrored=pollux.mirrored(FITTED, own))
+    error = board.scoreboard(apart, ("model", "mirrored"))
+    error = error.pivot(index="model", columns="mirrored", values="median_error")
+    assert error.loc["workbook", True] == pytest.approx(error.loc["workbook", False], rel=0.05)
+    fitted = error.loc[["workbook_slowed", "workbook_hosts"]]
+    assert (fitted[True] < 0.8 * fitted[False]).all()
+
+
 @untimed
 @given(added_s=st.floats(-0.01, 0.2), share=st.floats(0.0, 0.5))
 def test_what_gpus_cost_each_other_is_taken_apart(added_s: float, share: float) -> None:

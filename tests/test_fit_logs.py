@@ -28,6 +28,7 @@ from ddlkit.core.fit import (
 )
 from ddlkit.core.sparse import SparseGather
 from ddlkit.formats import messages
+from ddlkit.report import fits
 
 LOGS = sorted((store.ROOT / "data/external/abci").glob("allreduce_*.log.gz"))
 COST = AlphaBeta(2e-5, 1e-10, workers=8, collective="all_gather")
@@ -83,13 +84,7 @@ SLOW = {"auto": 4, "curve": 2, "piecewise": 2, "piecewise:joined": 2} | dict.fro
 
 def inside(form: str, path: Path, place: str | None) -> list[bool]:
     """Of inner sizes of a log: whether its times are in the interval of the fit that has not seen it."""
-    sizes, seconds = log(path, place)
-    found: list[bool] = []
-    for size in np.unique(sizes)[1:-1][:: SLOW.get(form, 1)]:
-        kept = sizes != size
-        low, high = fit(form, sizes[kept], seconds[kept]).interval(size)
-        found += ((low <= seconds[~kept]) & (seconds[~kept] <= high)).tolist()
-    return found
+    return fits.held_intervals(form, *log(path, place), SLOW.get(form, 1)).tolist()
 
 
 @pytest.mark.parametrize(

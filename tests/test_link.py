@@ -31,12 +31,12 @@ def test_one_lane_without_credit_is_the_recursion(messages: list) -> None:
     np.testing.assert_allclose(ends, expected, rtol=1e-9, atol=1e-9)
 
 
-@given(MESSAGES, BURSTS, st.floats(1, 3), SLOWDOWNS)
+@given(MESSAGES, BURSTS, st.floats(1, 3), SLOWDOWNS, SLOWDOWNS)
 def test_one_lane_event_by_event_is_one_by_one(
-    messages: list, burst: float, software: float, slowdown: float
+    messages: list, burst: float, software: float, slowdown: float, of_messages: float
 ) -> None:
     ready, parts = columns(messages)
-    link = Link(1, software, burst, 1.0, slowdown)
+    link = Link(1, software, burst, 1.0, slowdown, 0.0 if burst else of_messages)
     shared = link._shared(ready.tolist(), *(part.tolist() for part in parts))
     np.testing.assert_allclose(link.play(ready, parts), shared, rtol=1e-9, atol=1e-9)
 
@@ -60,6 +60,42 @@ def test_what_computing_loses_is_its_time_beside_messages(
     if lanes == 1:
         assert np.all(ends >= Link(1, 1.5, burst, 1.0).ends(ready, parts) - 1e-9)
     assert np.all(shown <= (1 + slowdown) * ready + 1e-9)
+
+
+@given(MESSAGES, st.floats(0, 3), st.floats(0, 3), st.floats(0, 3))
+def test_messages_slowed_beside_computing_lose_what_lies_beside_it(
+    messages: list, slowdown: float, one: float, other: float
+) -> None:
+    """Until the last is ready, a message's time counts 1 / (1 + m); a larger m is never faster."""
+    ready, parts = columns(messages)
+    less, more = (Link(1, slowdown=slowdown, message_slowdown=m) for m in sorted((one, other)))
+    starts, ends = less.play(ready, parts)
+    computed = less.computed_s(ready[-1:], starts, ends)[0]
+    beside = np.clip(np.minimum(ends, computed) - starts, 0.0, None)
+    alone = ends - starts - beside + beside / (1 + less.message_slowdown)
+    np.testing.assert_allclose(alone, sum(parts), rtol=1e-6, atol=1e-6)
+    assert np.all(more.ends(ready, parts) >= ends - 1e-9)
+
+
+@given(MESSAGES, st.integers(1, 3))
+def test_with_both_slowdowns_at_one_nothing_is_gained_by_overlap(
+    messages: list, lanes: int
+) -> None:
+    """Two things beside each other then take as long as one after the other, once one has begun."""
+    ready, parts = columns(messages)
+    busy = Link(lanes, slowdown=1.0, message_slowdown=1.0).ends(ready, parts).max()
+    if lanes == 1:
+        assert busy == pytest.approx(
+            max(ready[-1], ready[-1] + (parts.software_s + parts.wire_s).sum())
+        )
+    assert busy >= Link(lanes).ends(ready, parts).max() - 1e-9
+
+
+def test_two_messages_beside_computing_share_what_is_left_of_the_link() -> None:
+    """Ready at 0 and 0, and an empty one at 4: until computing ends at 4 they move at half their rate."""
+    parts = Parts(np.zeros(3), np.array([2.0, 2.0, 0.0]))
+    link = Link(2, message_slowdown=1.0)
+    np.testing.assert_allclose(link.ends([0.0, 0.0, 4.0], parts)[:2], [6.0, 6.0])
 
 
 @given(MESSAGES, st.integers(1, 4), st.floats(1, 3), BURSTS)
@@ -176,6 +212,10 @@ def test_no_lane_is_refused() -> None:
     for wrong in (-0.1, np.inf, np.nan):
         with pytest.raises(UserError, match="a slowdown of"):
             Link(slowdown=wrong)
+        with pytest.raises(UserError, match="a slowdown of"):
+            Link(message_slowdown=wrong)
+    with pytest.raises(UserError, match="a link with a burst"):
+        Link(burst_s=1.0, message_slowdown=0.5)
     with pytest.raises(UserError, match="finite"):
         Link(2).ends([0.0], Parts(np.array([np.nan]), np.array([1.0])))
 

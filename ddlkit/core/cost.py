@@ -445,8 +445,9 @@ class Stepped(MessageCost):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.collective != "all_reduce" or not isinstance(self.workers, int) or self.workers < 2:
-            known = f"{self.collective} of {self.workers} workers"
-            raise UserError(f"stepped cost: {known}: must be an all_reduce of at least 2")
+            known = f"{self.collective} of {self.workers or 'unknown'} workers"
+            hint = ": say between how many, --ranks" if self.workers is None else ""
+            raise UserError(f"stepped cost: {known}: must be an all_reduce of at least 2{hint}")
         Schedule.of(str(self.algorithm), self.workers)
         numbers = ("software_s", "link_s_per_byte", "rate_bits_per_s", "delay_s", "core_share")
         for name in numbers:

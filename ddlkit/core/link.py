@@ -1,9 +1,10 @@
 """Messages that share a link: several under way at once, over a link that saves up credit while it rests.
 
 gloo's process group carries two messages at once by default. A GPU's collectives take processors and memory
-bandwidth from the computation that they hide behind. And a rate is often enforced by a token bucket: what a
-link may send grows at its rate, up to a depth, the burst; what has been saved is sent at once. So a message
-costs less after a pause, or after small ones that left the link idle, than among its equals.
+bandwidth from the computation that they hide behind, and it from them. And a rate is often enforced by a
+token bucket: what a link may send grows at its rate, up to a depth, the burst; what has been saved is sent at
+once. So a message costs less after a pause, or after small ones that left the link idle, than among its
+equals.
 
 What a link carries is bus bandwidth as nccl-tests defines it. ``bytes`` is the size of the reduced buffer for
 all_reduce, of the whole output for all_gather, and of a rank's whole input for reduce_scatter; algorithm
@@ -47,13 +48,15 @@ class Link:
     burst_s : most credit that a rested link has saved, in seconds of its rate; 0: it saves none
     wire_s_per_byte : of the link, a byte of a message, at its rate; of a link with a burst only
     slowdown : how much longer computing takes while a message is under way, 0 or more: 0.1 is a tenth longer
+    message_slowdown : how much longer a message takes while computing goes on, which is until the last one is
+        ready; with both at 1 nothing is gained by overlap. Not of a link with a burst
 
     With a burst, which must be longer than the software between two steps of a collective, a message's
     software runs while credit grows for its next bytes: the longer of the two decides. Without, the link
     rests meanwhile for good: software comes on top of the bytes.
 
     Raises UserError for no message in flight, for a processor that does less than one message's software, and
-    for a slowdown that is negative or not finite.
+    for slowdowns that are negative or not finite, or of messages over a link with a burst.
 
     >>> Link(in_flight=2).ends([0.0, 0.0], Parts(np.zeros(2), np.array([1.0, 1.0]))).tolist()
     [2.0, 2.0]
@@ -64,19 +67,26 @@ class Link:
     burst_s: float = 0.0
     wire_s_per_byte: float = 0.0
     slowdown: float = 0.0
+    message_slowdown: float = 0.0
 
     def __post_init__(self) -> None:
         if self.in_flight < 1:
             raise UserError(f"{self.in_flight} messages in flight: at least 1")
         if not self.software >= 1:
             raise UserError(f"software of {self.software} messages at once: at least 1")
-        if not 0 <= self.slowdown < math.inf:
-            raise UserError(f"a slowdown of {self.slowdown}: 0 or more, 0.1 for a tenth longer")
+        for share in (self.slowdown, self.message_slowdown):
+            if not 0 <= share < math.inf:
+                raise UserError(f"a slowdown of {share}: 0 or more, 0.1 for a tenth longer")
+        if self.burst_s and self.message_slowdown:
+            raise UserError(
+                "a link with a burst: what computing takes from its messages is unknown"
+            )
 
     @property
     def plain(self) -> bool:
         """Whether a message takes what it costs, whatever went before it, and slows nothing down."""
-        return self.in_flight == 1 and not self.burst_s and not self.slowdown
+        slowed = self.slowdown or self.message_slowdown
+        return self.in_flight == 1 and not self.burst_s and not slowed
 
     def parts(self, cost: MessageCost, n_bytes: ArrayLike) -> Parts:
         """The parts of messages of ``n_bytes`` (G,): in a row of equals they make up their cost.
@@ -112,7 +122,8 @@ class Link:
             raise UserError("messages on a link: every time must be finite")
         if self.in_flight == 1:
             begin_s, software_s, wire_s = columns
-            return one_by_one(begin_s, software_s, wire_s, self.burst_s, self.slowdown)
+            slowed = self.slowdown, self.message_slowdown
+            return one_by_one(begin_s, software_s, wire_s, self.burst_s, *slowed)
         starts_s, ends_s = np.empty(columns[0].shape), np.empty(columns[0].shape)
         for scenario in np.ndindex(ends_s.shape[:-1]):
             played = self._shared(*(column[scenario].tolist() for column in columns))
@@ -136,6 +147,7 @@ class Link:
         wire: dict[int, float] = {}  # what messages under way still need of the link
         software: dict[int, float] = {}  # and of the processor
         now_s, worked_s, credit_s, admitted = 0.0, 0.0, self.burst_s, 0
+        last_s = max(ready_s, default=0.0)
         while admitted < len(ready_s) or wire:
             for done in [k for k in wire if wire[k] == software[k] == 0]:
                 ends_s[done] = now_s
@@ -151,24 +163,27 @@ class Link:
                 continue
             moving = [k for k in wire if wire[k]]
             working = [k for k in wire if software[k] and (self.burst_s or not wire[k])]
-            slower = max(1.0, len(working) / self.software)
             stretch = 1 + self.slowdown if wire else 1.0
-            moments_s = [wire[k] * len(moving) for k in moving]
-            moments_s += [software[k] * slower for k in working]
+            drag = 1 + self.message_slowdown if worked_s < last_s else 1.0
+            share, slower = len(moving) * drag, max(1.0, len(working) / self.software) * drag
+            moments_s = [wire[k] * share for k in moving] + [software[k] * slower for k in working]
             left_s = (ready_s[admitted] - worked_s) * stretch if free else math.inf
+            if drag > 1 and wire:
+                moments_s.append((last_s - worked_s) * stretch)
             passed_s = min([*moments_s, left_s])
             if math.isinf(passed_s):
                 continue
-            for k in moving:
-                share_s = passed_s / len(moving)
-                wire[k] = wire[k] - share_s if wire[k] * len(moving) > passed_s else 0.0
-            for k in working:
-                share_s = passed_s / slower
-                software[k] = software[k] - share_s if software[k] * slower > passed_s else 0.0
+            for needs, of, times in ((wire, moving, share), (software, working, slower)):
+                for k in of:
+                    needs[k] = needs[k] - passed_s / times if needs[k] * times > passed_s else 0.0
             if not moving:
                 credit_s = min(self.burst_s, credit_s + passed_s)
             now_s += passed_s
-            worked_s = ready_s[admitted] if left_s <= passed_s else worked_s + passed_s / stretch
+            if drag > 1 and (last_s - worked_s) * stretch <= passed_s:
+                worked_s = last_s
+            else:
+                done = left_s <= passed_s
+                worked_s = ready_s[admitted] if done else worked_s + passed_s / stretch
         return starts_s, ends_s
 
 
@@ -178,6 +193,7 @@ def one_by_one(
     wire_s: Floats,
     burst_s: float = 0.0,
     slowdown: ArrayLike = 0.0,
+    message_slowdown: float = 0.0,
 ) -> tuple[Floats, Floats]:
     """(..., G) beginning and (..., G) end of messages of which one is under way at a time; else as `Link`.
 
@@ -186,6 +202,7 @@ def one_by_one(
     starts_s, ends_s = np.empty(ready_s.shape), np.empty(ready_s.shape)
     free_s, credit_s = np.zeros(ready_s.shape[:-1]), np.full(ready_s.shape[:-1], burst_s)
     late_s = before_s = np.zeros(ready_s.shape[:-1])
+    last_s = ready_s.max(axis=-1, initial=0.0)
     slower, alone_s = np.asarray(slowdown, dtype=float), np.maximum(0.0, wire_s) + software_s
     for k in range(ready_s.shape[-1]):
         if slower.any():
@@ -199,6 +216,11 @@ def one_by_one(
             credit_s = np.minimum(burst_s, credit_s + start_s - free_s)
             took_s = np.maximum(np.maximum(0.0, wire_s[..., k] - credit_s), software_s[..., k])
             credit_s = np.minimum(burst_s, credit_s + took_s - wire_s[..., k])
+        if message_slowdown:
+            done_s = before_s + np.maximum(0.0, start_s - before_s - late_s) / (1 + slower)
+            work_s = np.maximum(0.0, last_s - done_s) * (1 + slower)  # computing still goes on for
+            rest_s = np.maximum(0.0, took_s - work_s / (1 + message_slowdown))
+            took_s = np.minimum(took_s * (1 + message_slowdown), work_s) + rest_s
         free_s = ends_s[..., k] = start_s + took_s
     return starts_s, ends_s
 

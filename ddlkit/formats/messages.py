@@ -69,6 +69,15 @@ def read_bytes_seconds(
     return frame["bytes"].to_numpy(), frame["seconds"].to_numpy(), meta
 
 
+def device_of(path: Path) -> str | None:
+    """The name of the GPUs between which an nccl-tests log was taken; None where it, or they, do not say."""
+    text = files.read_text(path)
+    devices = (
+        set(nccl_tests.read_log(text, str(path)).devices) if nccl_tests.is_log(text) else set()
+    )
+    return devices.pop() if len(devices) == 1 else None
+
+
 def _at_place(frame: DataFrame, place: str, path: Path) -> DataFrame:
     """The rows of a log measured out of place, or in place. Raises UserError where there are none."""
     found = frame[frame["place"] == place] if "place" in frame else frame[:0]

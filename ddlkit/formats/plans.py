@@ -15,12 +15,13 @@ from ddlkit.store import files
 
 
 def is_file(spec: str) -> bool:
-    """Whether a plan is asked for by the file that holds it, not by its planner.
+    """Whether a plan is asked for by a file, of any suffix if it is there, not by its planner.
 
     >>> is_file("plan.json"), is_file("buffer:25MB")
     (True, False)
     """
-    return Path(spec).suffix == ".json"
+    path = Path(spec)
+    return path.suffix == ".json" or (bool(path.suffix) and path.is_file())
 
 
 def read_plan(path: Path) -> FusionPlan:

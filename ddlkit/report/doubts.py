@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -18,19 +19,20 @@ _BETWEEN = {"nccl": "GPUs", "nccl-tests": "GPUs", "gloo": "processors"}
 class Measured(NamedTuple):
     """What is known of the messages that a cost was fitted to; None: not known.
 
-    from_bytes, to_bytes : least and largest size; between : "GPUs" or "processors"
+    from_bytes, to_bytes : least and largest size; between : "GPUs" or "processors"; on_device : their name
     """
 
     from_bytes: float | None = None
     to_bytes: float | None = None
     between: str | None = None
+    on_device: str | None = None
 
     @classmethod
     def of(cls, sizes: ArrayLike, *said: str | None) -> Measured:
         """Of messages of those sizes (n,), by what is said of them: backend or program.
 
         >>> Measured.of([1024, 4096], "nccl")
-        Measured(from_bytes=1024.0, to_bytes=4096.0, between='GPUs')
+        Measured(from_bytes=1024.0, to_bytes=4096.0, between='GPUs', on_device=None)
         """
         known = {_BETWEEN[name] for name in said if name in _BETWEEN}
         sizes = np.asarray(sizes, dtype=float)
@@ -46,6 +48,16 @@ class Measured(NamedTuple):
         return found
 
 
+def _model(device: str) -> str:
+    """Of a GPU's name the word that tells its model, "" where none does.
+
+    >>> _model("NVIDIA A100-SXM4-40GB"), _model("H100"), _model("cpu")
+    ('A100', 'H100', '')
+    """
+    words = re.split(r"[\W_]+", device)
+    return next((word.upper() for word in words if re.search(r"\d", word)), "")
+
+
 def doubts(device: str, cost: MessageCost, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]:
     """What does not fit together, a line each.
 
@@ -58,6 +70,11 @@ def doubts(device: str, cost: MessageCost, measured: Measured, n_bytes: ArrayLik
         yield (
             f"the profile is of {computed} ({device}), the messages were timed between "
             f"{measured.between}: measure both on the same devices"
+        )
+    elif _model(device) and _model(measured.on_device or "") not in ("", _model(device)):
+        yield (
+            f"the profile is of {device}, the messages were timed between {measured.on_device}: measure "
+            "both on the same devices"
         )
     if measured.from_bytes is None or measured.to_bytes is None:
         return

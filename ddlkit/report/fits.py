@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
@@ -62,6 +62,28 @@ def calibrated_errors(form: str, sizes: ArrayLike, seconds: ArrayLike) -> tuple[
         (sizes[~seen], seconds[~seen]),
     )
     return at, errors
+
+
+def held_intervals(
+    form: str, sizes: ArrayLike, seconds: ArrayLike, every: int = 1
+) -> NDArray[np.bool_]:
+    """(k,) whether rows of inner sizes lie in the 95% interval of the fit that has not seen their size.
+
+    form : as `ddlkit.core.fit.fit` takes it, chosen anew each time if that is AUTO; sizes, seconds : (n,)
+    every : of inner sizes each second, third... is left out, by default all
+
+    Where so few sizes are left that the fit has no interval, there is nothing to say.
+    """
+    sizes, seconds = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
+    found = [np.empty(0, dtype=bool)]
+    for size in np.unique(sizes)[1:-1:every]:
+        kept = sizes != size
+        fitted = fit_cost(form, sizes[kept], seconds[kept])
+        if not fitted.draws:
+            continue
+        low_s, high_s = fitted.interval(size)
+        found.append((low_s <= seconds[~kept]) & (seconds[~kept] <= high_s))
+    return np.concatenate(found)
 
 
 class Comparison(NamedTuple):

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from ddlkit.report.accuracy import TAIL
-from ddlkit.report.clusters import abci, cs336, pollux
+from ddlkit.report.clusters import abci, cs336, pollux, vidur
 
 SOURCES: dict[str, Callable[[], pd.DataFrame]] = {
     "pollux": pollux.predictions,
     "abci": abci.predictions,
     "cs336": cs336.predictions,
+    "vidur": vidur.predictions,
 }
 """What each source's models predict, by the first part of its rules' names.
 

@@ -11,6 +11,7 @@ at 21 GB/s.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations
@@ -19,10 +20,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
+from scipy.stats import beta
 
 from ddlkit.core import plan
 from ddlkit.core.cost import Table
 from ddlkit.core.iteration import group_ends
+from ddlkit.core.link import Link
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.formats import ImportOptions, import_file
 from ddlkit.formats.clusters import EXTERNAL, cs336
@@ -53,9 +56,10 @@ def cost() -> Table:
     return Table(known["bytes"].to_numpy(float), known["seconds"].to_numpy(), workers=2)
 
 
-def passes_s(n_bytes: ArrayLike, passes: float) -> Floats:
-    """Seconds to read or write as many bytes so often, at the datasheet's rate."""
-    return np.asarray(passes * np.asarray(n_bytes) / datasheet(GPU, "memory_bytes_per_s"))
+def passes_s(n_bytes: ArrayLike, passes: float, reached: float = 1.0) -> Floats:
+    """Seconds to read or write as many bytes so often, at the share ``reached`` of the datasheet's rate."""
+    rate = reached * datasheet(GPU, "memory_bytes_per_s")
+    return np.asarray(passes * np.asarray(n_bytes) / rate)
 
 
 @cache
@@ -86,31 +90,6 @@ def _place(layer: str) -> tuple[int, int]:
     return -int(block), -REGISTERED.index(kind)
 
 
-def beside(
-    ready_s: Floats, sent_s: Floats, computing: float, sending: float
-) -> tuple[Floats, float]:
-    """(G,) end of each message, and that of computing, which slow each other down while both are under way.
-
-    ready_s : (G,) when each would be ready, the last one at the end of computing; sent_s : (G,) what each
-    takes alone
-    computing, sending : what computing and a message take more beside the other: with 0 and 0 this is the
-        workbook's recursion, with a slowdown and 0 that of `ddlkit.core.link.Link`; with 1 and 1 nothing is
-        gained by overlap
-    """
-    last_s, now_s, worked_s, computed_s = float(ready_s[-1]), 0.0, 0.0, np.inf
-    ends_s = np.empty(len(ready_s))
-    for k, (at_s, takes_s) in enumerate(zip(ready_s.tolist(), sent_s.tolist(), strict=True)):
-        now_s, worked_s = now_s + max(0.0, at_s - worked_s), max(worked_s, at_s)
-        work_s, message_s = (last_s - worked_s) * (1 + computing), takes_s * (1 + sending)
-        both_s = min(work_s, message_s)
-        worked_s = last_s if work_s <= message_s else worked_s + both_s / (1 + computing)
-        if worked_s == last_s:
-            computed_s = min(computed_s, now_s + both_s)
-        now_s += both_s + max(0.0, takes_s - both_s / (1 + sending))
-        ends_s[k] = now_s
-    return ends_s, computed_s
-
-
 OURS = {"workbook": (0, 0), "workbook_slowed": (1, 0), "workbook_shared": (1, 1)}
 """Whether a model's slowdown is of computing, and of messages."""
 FREE = {"workbook_slowed": 10.0, "workbook_shared": 1.0}
@@ -119,28 +98,38 @@ MODELS = (*(name for name, one in TRIALS.items() if not one.most and name not in
 
 
 def iteration(
-    name: str, sequence: int, bucket_bytes: int, compute_s: float, free: float
+    name: str,
+    sequence: int,
+    bucket_bytes: int,
+    compute_s: float,
+    free: float,
+    reached: float = 1.0,
 ) -> tuple[float, float]:
     """Iteration and wait in seconds by a model, of a forward and backward pass that take ``compute_s`` alone.
 
+    reached : share of the memory's rate, at which copies and the update go
     Models of others leave nothing of copies hidden, and tell no wait (NaN). dag knows no buckets.
     """
     bucketed = bucket_bytes > 0 and name != "dag"
     work = messages(sequence, bucket_bytes if bucketed else 0).scaled(compute_s)
-    into_s = passes_s(work.bytes, COPY_PASSES * bucketed)
-    out_s = passes_s(work.bytes, COPY_PASSES * (1 + bucketed))
-    update_s = float(passes_s(work.bytes.sum(), UPDATE_PASSES))
+    into_s = passes_s(work.bytes, COPY_PASSES * bucketed, reached)
+    out_s = passes_s(work.bytes, COPY_PASSES * (1 + bucketed), reached)
+    update_s = float(passes_s(work.bytes.sum(), UPDATE_PASSES, reached))
     work = replace(work, backward_s=work.backward_s + into_s)
     if name not in OURS:
         whole = replace(work, update_s=update_s + float(out_s.sum()))
         return TRIALS[name].iteration_s(whole, plan.none(whole), cost(), free), np.nan
-    slowed = [free if share else 0.0 for share in OURS[name]]
-    ends_s, computed_s = beside(work.ready_s, np.asarray(cost()(work.bytes)), *slowed)
+    of_computing, of_messages = (free if share else 0.0 for share in OURS[name])
+    link = Link(slowdown=of_computing, message_slowdown=of_messages)
+    starts_s, ends_s = link.play(work.ready_s, link.parts(cost(), work.bytes))
+    computed_s = float(link.computed_s(work.ready_s[-1:], starts_s, ends_s)[0])
     done_s = float(group_ends(np.maximum(ends_s, computed_s), out_s)[-1])
     return done_s + update_s, done_s - computed_s
 
 
-def computing(found: Rows, name: str, free: float) -> dict[tuple[int, int], float]:
+def computing(
+    found: Rows, name: str, free: float, reached: float = 1.0
+) -> dict[tuple[int, int], float]:
     """Seconds of forward and backward alone, by batch and sequence.
 
     Of iterations whose all-reduces come after backward, less those and the update, where the rule has such;
@@ -148,7 +137,8 @@ def computing(found: Rows, name: str, free: float) -> dict[tuple[int, int], floa
     """
     if len(found.compute):
         alone = messages(int(found.compute["sequence"].iloc[0]), 0)
-        beside_s = float(cost()(alone.bytes).sum() + passes_s(alone.bytes.sum(), UPDATE_PASSES))
+        update_s = passes_s(alone.bytes.sum(), UPDATE_PASSES, reached)
+        beside_s = float(cost()(alone.bytes).sum() + update_s)
         return {
             (row.batch, row.sequence): row.iteration_s - beside_s
             for row in found.compute.itertuples()
@@ -156,7 +146,7 @@ def computing(found: Rows, name: str, free: float) -> dict[tuple[int, int], floa
     return {
         (row.batch, row.sequence): brentq(
             lambda compute_s, row=row: (
-                iteration(name, row.sequence, row.bucket_bytes, compute_s, free)[0]
+                iteration(name, row.sequence, row.bucket_bytes, compute_s, free, reached)[0]
                 - row.iteration_s
             ),
             1e-6,
@@ -167,17 +157,19 @@ def computing(found: Rows, name: str, free: float) -> dict[tuple[int, int], floa
     }
 
 
-def told(found: Rows, wanted: pd.DataFrame, name: str, free: float) -> Floats:
+def told(found: Rows, wanted: pd.DataFrame, name: str, free: float, reached: float = 1.0) -> Floats:
     """(wanted rows, 2) iteration and wait by a model."""
-    compute_s = computing(found, name, free)
+    compute_s = computing(found, name, free, reached)
     each = [
-        iteration(name, row.sequence, row.bucket_bytes, compute_s[row.batch, row.sequence], free)
+        iteration(
+            name, row.sequence, row.bucket_bytes, compute_s[row.batch, row.sequence], free, reached
+        )
         for row in wanted.itertuples()
     ]
     return np.array(each)
 
 
-def free_number(found: Rows, name: str) -> float:
+def free_number(found: Rows, name: str, reached: float = 1.0) -> float:
     """A model's slowdown, which leaves no median signed error of rows to calibrate; NaN if it has none.
 
     found : with rows to compute: where computing is inverted, every slowdown meets what is shown
@@ -186,20 +178,23 @@ def free_number(found: Rows, name: str) -> float:
         return np.nan
     shown = found.calibrate
     by_rows = partial(told, found, shown, name)
-    return fitted(lambda free: by_rows(free)[:, 0], shown["iteration_s"].to_numpy(), FREE[name])
+    return fitted(
+        lambda free: by_rows(free, reached)[:, 0], shown["iteration_s"].to_numpy(), FREE[name]
+    )
 
 
-def iterations(found: Rows, name: str) -> pd.DataFrame:
+def iterations(found: Rows, name: str, reached: float = 1.0) -> pd.DataFrame:
     """Every row that is tested, by one model; ``free`` is its slowdown.
 
     The interval is that of the rows to calibrate about the model; NaN where the model meets each of them.
     """
-    free = free_number(found, name)
+    free = free_number(found, name, reached)
     lower = upper = np.nan
     if len(found.compute):
-        ratio = found.calibrate["iteration_s"] / told(found, found.calibrate, name, free)[:, 0]
+        shown_s = told(found, found.calibrate, name, free, reached)[:, 0]
+        ratio = found.calibrate["iteration_s"] / shown_s
         lower, upper = np.quantile(ratio, [0.025, 0.975])
-    predicted_s = told(found, found.test, name, free)[:, 0]
+    predicted_s = told(found, found.test, name, free, reached)[:, 0]
     kept = found.test[[*CELL, "bucket_bytes"]]
     said = {"model": name, "measured_s": found.test["iteration_s"], "predicted_s": predicted_s}
     return kept.assign(**said, lower_s=lower * predicted_s, upper_s=upper * predicted_s, free=free)
@@ -220,6 +215,35 @@ def _predictions() -> pd.DataFrame:
 def predictions() -> pd.DataFrame:
     """Of the rules' test rows by every model, as `board.SOURCES` says; with batch, sequence, bucket."""
     return _predictions().copy()
+
+
+def by_memory_rate(name: str, shares: Sequence[float]) -> pd.DataFrame:
+    """What hangs on the memory's rate, which nobody measured: a row per share of the datasheet's.
+
+    Columns reached, free (the model's fitted slowdown), median_error and bias on the tested rows, right (as
+    of `pairs`); under the rule that estimates computing.
+    """
+    found, each = rows("cs336-serial"), []
+    for reached in shares:
+        said = iterations(found, name, reached).assign(rule="cs336-serial")
+        error = said["predicted_s"] / said["measured_s"] - 1
+        ordered = pairs(said)["right"].iloc[0]
+        each.append((reached, said["free"].iloc[0], error.abs().median(), error.median(), ordered))
+    return pd.DataFrame(each, columns=["reached", "free", "median_error", "bias", "right"])
+
+
+def of_all_pairs(right: int, n: int, level: float = 0.95) -> tuple[float, float]:
+    """Clopper and Pearson's interval of a share of which ``right`` of n pairs were seen, as if independent.
+
+    Pairs of one configuration share an iteration, so what they say is less than of as many by themselves.
+
+    >>> of_all_pairs(0, 10)[0], round(of_all_pairs(0, 10)[1], 3)
+    (0.0, 0.308)
+    """
+    tail = (1 - level) / 2
+    low = float(beta.ppf(tail, right, n - right + 1)) if right else 0.0
+    high = float(beta.ppf(1 - tail, right + 1, n - right)) if right < n else 1.0
+    return low, high
 
 
 def _sign(one_s: float, other_s: float) -> int:

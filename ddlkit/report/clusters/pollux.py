@@ -197,6 +197,15 @@ def predictions(names: list[str] | None = None, shape: str = "") -> pd.DataFrame
     return pd.concat(each, ignore_index=True)
 
 
+def mirrored(rule: str, part: pd.DataFrame) -> NDArray[np.bool_]:
+    """(n,) whether a row's placement is one of the rule's drawn ones with its nodes in another order.
+
+    What the rule tests of such placements is hardly new: the same nodes were there to fit.
+    """
+    drawn = {"".join(sorted(text)) for text in rules.rules()[rule].get("drawn", [])}
+    return part["placement"].map(lambda text: "".join(sorted(text)) in drawn).to_numpy(bool)
+
+
 def single_nodes(found: rules.Rows) -> pd.DataFrame:
     """What GPUs cost each other where all are on one node: a row per number of them and batch.
 

@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from ddlkit.core.errors import UserError
-from ddlkit.formats.clusters import EXTERNAL, abci, cs336, pollux
+from ddlkit.formats.clusters import EXTERNAL, abci, cs336, pollux, vidur
 from ddlkit.store import files
 
 RULES = EXTERNAL / "rules.yml"
@@ -21,6 +21,7 @@ READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "abci.read_iterations": abci.read_iterations,
     "abci.read_trainings": abci.read_trainings,
     "cs336.read_iterations": cs336.read_iterations,
+    "vidur.read_all_reduce": vidur.read_all_reduce,
 }
 PARTS = ("compute", "calibrate", "fit", "test")
 
