@@ -21,7 +21,7 @@ from ddlkit.core.sparse import (
 )
 from ddlkit.core.workload import Workload
 from ddlkit.papers import omgs
-from ddlkit.papers.osf import cluster
+from ddlkit.papers.search import frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,7 +108,7 @@ def random_audit(instances: int, seed: int = 0, tensors: range = range(2, 41)) -
                 where = {"instance": instance, "selection": name}
                 yield compared(where, workload, linear_cost(alpha_s, beta_s, selecting))
 
-    return cluster.frame(list(chain.from_iterable(rows())))
+    return frame(list(chain.from_iterable(rows())))
 
 
 def network_audit(
@@ -126,7 +126,7 @@ def network_audit(
             cost = SparseGather(gather, density, selecting=selecting)
             yield compared(where, workload, cost)
 
-    return cluster.frame(list(chain.from_iterable(rows())))
+    return frame(list(chain.from_iterable(rows())))
 
 
 def integer_instances(layers: int, total: int) -> Iterator[omgs.Instance]:
