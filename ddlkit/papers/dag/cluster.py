@@ -28,7 +28,7 @@ PER_MACHINE, MACHINES = 4, 4
 NETWORKS = {"AlexNet": "AlexNet", "GoogleNet": "GoogLeNet with heads", "ResNet-50": "ResNet50"}
 """The paper's names, and ours."""
 BATCH = {"AlexNet": 1024, "GoogleNet": 64, "ResNet-50": 32}
-ALEXNET_BACKWARD_S = 3.3597
+ALEXNET_BACKWARD_S = 3.36214396
 """On a K80: the sum of dag Tab VI's column."""
 JPEG_BYTES = 110e3
 """Of an image of ImageNet's training set as published: 138 GB of 1.28 million."""
@@ -67,8 +67,8 @@ class Setting:
     copy_s : one image from memory to a GPU
     alexnet_speedup : of a V100 over a K80
     googlenet_rate : FLOP/s of GoogleNet over those of ResNet-50, on both
-    ethernet_start, infiniband_start : how much of what ResNet-50's communication takes beyond the wire's time is
-        paid by message; the rest, by byte
+    ethernet_start, infiniband_start : how much of what ResNet-50's communication takes beyond the wire's
+        time is paid by message; the rest, by byte
     inside_share : of the connection's rate, reached between GPUs of a machine
     inside_start_s : of a message among the four GPUs of a machine
     mxnet_slower : MXNet's messages over InfiniBand, which it may not use as such, over NCCL's there
@@ -181,7 +181,7 @@ class Setting:
     def times(
         self, cluster: str, network: str, framework: str, gpus: Gpus
     ) -> tuple[IterationTimes, float, Gpus]:
-        """Of a setting of numbers: the tasks' times, that of decoding, and the GPUs with or without one NFS."""
+        """Of a setting of numbers: the tasks' times, that of decoding, and the GPUs, maybe with one NFS."""
         start_s, per_byte = self.message(cluster, framework, gpus)
         backward_s = self.backward_s(cluster, network, gpus.n) * layer_shares(network)
         sent_s = start_s + per_byte * layer_bytes(network)
@@ -212,8 +212,8 @@ def layer_shares(network: str) -> Floats:
 class Grid:
     """Every combination of ``free``.
 
-    A first grid, without ``varies`` and ``gold_faster`` and with MXNet slower on Ethernet too, agreed with half
-    of what the paper states; these were added then.
+    A first grid, without ``varies`` and ``gold_faster`` and with MXNet slower on Ethernet too, agreed with
+    half of what the paper states; these were added then.
     """
 
     @cached_property
@@ -232,7 +232,7 @@ class Grid:
             "googlenet_rate": np.array([0.7, 1.0]),
             "ethernet_start": np.array([0.0, 1.0]),
             "infiniband_start": np.array([0.0, 1.0]),
-            "inside_share": np.array([0.3, 1.0]),
+            "inside_share": np.array([0.1, 0.3, 1.0]),
             "inside_start_s": np.array([1e-5, 1e-4, 3e-4, 1e-3]),
             "mxnet_slower": np.array([1.0, 2.0, 4.0]),
             "grpc_slower": np.array([1.0, 3.0, 8.0]),
@@ -250,7 +250,7 @@ class Grid:
         mesh = np.ix_(*(self.free[name] for name in names))
         return Setting(**dict(zip(names, mesh, strict=True)))
 
-    def setting(self, index: tuple[int, ...]) -> Setting:
-        """The one at a place of the grid."""
-        chosen = zip(self.free.items(), index, strict=True)
-        return Setting(**{name: float(values[k]) for (name, values), k in chosen})
+    def at(self, places: Ints) -> Setting:
+        """Those at (s, axes) places of the grid: each field (s,)."""
+        columns = zip(self.free.items(), np.asarray(places).T, strict=True)
+        return Setting(**{name: values[where] for (name, values), where in columns})

@@ -18,7 +18,7 @@ from ddlkit.papers.dag.cluster import CLUSTERS, MACHINES, NETWORKS, PER_MACHINE,
 from ddlkit.papers.dag.training import Gpus
 
 TIED = 0.01
-"""Relative: efficiencies that differ by less have one rank; in a figure of bars nobody can tell them apart."""
+"""Relative: efficiencies that differ by less have one rank; as bars nobody can tell them apart."""
 DECODERS = [name for name, strategy in STRATEGIES.items() if strategy.decodes_on_cpu]
 OTHERS = [name for name in STRATEGIES if name not in DECODERS]
 SMALL_BATCHES = ("GoogleNet", "ResNet-50")
@@ -72,7 +72,7 @@ def _one_server(found: Bars) -> dict[str, Any]:
 
 
 def _waiting(setting: Setting) -> dict[str, Any]:
-    """By how much an iteration of GoogleNet and ResNet-50 on four V100 waits for reading, and for messages."""
+    """By how much an iteration of SMALL_BATCHES on four V100 waits for reading, and for messages."""
     whole: dict[str, list[Any]] = {"reading": [], "sending": []}
     for network, name in product(SMALL_BATCHES, STRATEGIES):
         case = "V100", network, name, Gpus(1, PER_MACHINE)
