@@ -195,3 +195,21 @@ def largest_sets() -> pd.DataFrame:
     names = np.array([one.name for one in found.stated])
     lacks = ["; ".join(names[~held]) for held in patterns.T]
     return pd.DataFrame({"lacks": lacks, "settings": counts})
+
+
+def effects() -> pd.DataFrame:
+    """A row an effect of STATEMENTS: what the paper allows, and what the model has.
+
+    Columns effect, from, to (of the paper), low, high (over the settings that agree with the most others),
+    others (with how many others it can go together), and the shares of all and of the compatible settings in
+    which it holds: settings, compatible.
+    """
+    found = setting_search()
+    alone = found.alone().set_index("statement")
+    rows = []
+    for one in found.stated:
+        left = found.without(one.name)
+        shares = alone.loc[one.name, "settings"], alone.loc[one.name, "best_settings"]
+        rows.append((one.name, one.low, one.high, left.low, left.high, left.with_it, *shares))
+    columns = ["effect", "from", "to", "low", "high", "others", "settings", "compatible"]
+    return pd.DataFrame(rows, columns=columns)
