@@ -144,8 +144,8 @@ def spread_of(trace: LayerTrace) -> pd.DataFrame:
 def beside_table6(trace: LayerTrace) -> pd.DataFrame:
     """The trace scheduled as tasks, beside sums and equations over the printed columns.
 
-    Columns quantity, printed_s, scheduled_s, difference (relative). Messages of layers without parameters take
-    no time; Eq 4 is of Caffe-MPI, from update to update.
+    Columns quantity, printed_s, scheduled_s, difference (relative). Messages of layers without parameters
+    take no time; Eq 4 is of Caffe-MPI, from update to update.
     """
     times, plan = trace.training()
     mean, first = trace.mean(), len(trace.name) - len(times.backward_s)

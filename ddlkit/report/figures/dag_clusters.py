@@ -179,9 +179,11 @@ def _lab_rows(lab: Lab) -> Iterator[dict[str, object]]:
 
 
 def over_linear(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of ``fig04`` or ``fig04_lab`` with their speedups in % of what they would be if they were linear."""
+    """Rows of ``fig04`` or ``fig04_lab`` with their speedups in % of linear ones."""
     count = frame["gpus"] if "gpus" in frame else frame["workers"]
-    names = [name for name in ("eq6", "model", "model_low", "model_high", "measured") if name in frame]
+    names = [
+        name for name in ("eq6", "model", "model_low", "model_high", "measured") if name in frame
+    ]
     return frame.assign(**{name: 100 * frame[name] / count for name in names})
 
 
