@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ddlkit import store
 from ddlkit.papers import dag, networks, osf
+from ddlkit.papers.dag.training import Gpus, period_s
 from ddlkit.report.claims import paper_table, prose
 
 CLUSTERS = paper_table("dag", "tab02").set_index("cluster")
@@ -271,3 +272,42 @@ def test_communication_is_several_times_the_wire_time() -> None:
         assert printed_s / float(wire_s) == pytest.approx(slower, abs=0.05)
     assert PROSE["fig03-k80-communication"] < PROSE["fig03-k80-backward"]
     assert PROSE["fig03-v100-communication"] > PROSE["fig03-v100-backward"]
+
+
+# ---------------------------------------------------------------- figures 2 and 3, explained
+
+
+def computing_s(network: str) -> float:
+    """Of one V100's batch: ResNet-50's backward by FLOP, and half as much forward."""
+    names = {"ResNet-50": "ResNet50", "GoogleNet": "GoogLeNet with heads"}
+    flops = {name: TABLE_4["batch"][name] * networks.multiply_adds(names[name]) for name in names}
+    return 1.5 * PROSE["fig03-v100-backward"] * float(flops[network] / flops["ResNet-50"])
+
+
+def test_one_disk_limits_googlenet_too() -> None:
+    images = 4 * TABLE_4["batch"]["GoogleNet"]
+    read_s = images * 3 * 224 * 224 / CLUSTERS["storage_bytes_per_s"][2]
+    assert read_s == pytest.approx(0.105, abs=5e-4)
+    assert computing_s("GoogleNet") == pytest.approx(0.073, abs=5e-4)
+    assert computing_s("GoogleNet") / read_s == pytest.approx(0.7, abs=0.005)
+    from_memory_s = images * 3 * 224 * 224 / CLUSTERS["memory_bytes_per_s"][2]
+    assert from_memory_s < computing_s("GoogleNet")
+
+
+def test_decoding_that_starves_a_k80_starves_a_v100() -> None:
+    backward_s = TRACE["backward_us"].sum() / 1e6
+    k80 = 4 * TABLE_4["batch"]["AlexNet"] / (1.5 * backward_s)
+    v100 = {
+        network: 4 * TABLE_4["batch"][network] / computing_s(network)
+        for network in ("ResNet-50", "GoogleNet")
+    }
+    assert [k80, *v100.values()] == pytest.approx([812, 1365, 3509], abs=1)
+    assert max(v100.values()) / k80 == pytest.approx(4.3, abs=0.05)
+    # Each machine decodes its own: bound by that, any number of them takes as long as one.
+    times = dag.IterationTimes(0.0, 0.0, np.ones(2), np.ones(2), np.full(2, 0.5))
+    for name in ("CNTK", "TensorFlow"):
+        taken = [
+            period_s(times, dag.STRATEGIES[name], Gpus(machines, 4), decode_s=5.0)
+            for machines in (1, 4)
+        ]
+        assert taken == [20.0, 20.0]

@@ -70,3 +70,22 @@ def test_what_limits_takes_the_whole_critical_path() -> None:
     assert table["speedup"].to_numpy() == pytest.approx(
         table["iteration_s"][0] / table["iteration_s"].to_numpy()
     )
+
+
+@pytest.mark.parametrize("as_printed", [True, False])
+def test_table_vi_scheduled_is_its_sums_and_equations(as_printed: bool) -> None:
+    trace = dag.table6() if as_printed else dag.mended(dag.table6())
+    table = dag.beside_table6(trace).set_index("quantity")
+    assert table["difference"].abs().max() < 1e-9
+    whole_s = trace.forward_s.sum() + trace.backward_s.sum() + trace.communication_s.sum()
+    assert table["scheduled_s"]["an iteration, nothing hidden (Eq 2)"] == pytest.approx(whole_s)
+    assert table["scheduled_s"]["communication not hidden (Eq 5)"] == pytest.approx(123.424e-6)
+
+
+def test_a_drawn_trace_has_the_spread_that_it_was_drawn_with() -> None:
+    drawn = dag.scattered(dag.table6(), 2000, 0.1, seed=1)
+    table = dag.spread_of(drawn)
+    assert list(table["layer"]) == [f"conv{i}" for i in range(1, 6)] + ["fc6", "fc7", "fc8"]
+    spreads = table[["forward_spread", "backward_spread", "communication_spread"]]
+    # Five standard errors of the deviation of 2000 draws.
+    assert spreads.to_numpy() == pytest.approx(0.1, rel=5 / np.sqrt(2 * 2000) + 0.01)

@@ -21,6 +21,7 @@ from ddlkit.core.workload import Workload
 from ddlkit.papers import networks, osf
 from ddlkit.papers.osf import audit, cluster
 from ddlkit.papers.osf.breakdown import PHASES, breakdown, of_timeline
+from ddlkit.papers.search import Stated
 from ddlkit.report.figures import osf_overhead, osf_scaling
 from strategies import costs, plans, random_workload, workloads
 
@@ -259,7 +260,7 @@ def test_the_search_finds_the_setting_that_was_stated() -> None:
     values = cluster.quantities(SMALL)
     place = (0, 3, 4, 5, 2)
     stated = [
-        cluster.Stated.about(name, float(np.broadcast_to(value, SMALL.shape)[place]), 0.01)
+        Stated.about(name, float(np.broadcast_to(value, SMALL.shape)[place]), 0.01)
         for name, value in values.items()
         if float(np.broadcast_to(value, SMALL.shape)[place]) > 0
     ]
@@ -267,7 +268,7 @@ def test_the_search_finds_the_setting_that_was_stated() -> None:
     assert found.fits_all() and found.holds[(slice(None), *place)].all()
     assert found.residuals(place)["holds"].all()
     with pytest.raises(UserError, match="no quantity"):
-        cluster.search([cluster.Stated("ResNet-7: charm", 0, 1)], SMALL)
+        cluster.search([Stated("ResNet-7: charm", 0, 1)], SMALL)
 
 
 def test_no_setting_agrees_with_all_that_the_paper_states() -> None:

@@ -409,3 +409,13 @@ def test_what_cannot_be_reported_is_refused(
 )
 def test_numbers_are_short(value: Any, text: str) -> None:
     assert outputs.format_number(value) == text
+
+
+def test_intervals_keep_the_name_of_their_axis(ax: Axes) -> None:
+    plots.intervals(
+        ax, ["a", "b"], {"one": ([1, 2], [3, 4]), "two": ([0, 1], [2, 2])}, label="speedup"
+    )
+    assert ax.get_xlabel() == "speedup"
+    legend = ax.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["one", "two"]

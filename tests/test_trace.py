@@ -24,6 +24,7 @@ from ddlkit.formats.trace import (
 from ddlkit.papers.dag import STRATEGIES
 from ddlkit.papers.dag.tasks import schedule
 from ddlkit.papers.dag.training import Gpus, s_sgd
+from ddlkit.report.figures.dag import scattered
 from ddlkit.store import DATA, files
 
 TABLE_VI = DATA / "papers" / "dag" / "tab06.csv"
@@ -62,12 +63,8 @@ def test_a_trace_reads_back_equal_to_the_last_bit(trace: LayerTrace) -> None:
 
 def test_table_vi_a_hundred_times_reads_back_with_its_mean_and_spread() -> None:
     """As the files of dag Section VI are: 100 iterations, whose mean is more accurate."""
-    one, rng = read(TABLE_VI), np.random.default_rng(0)
-    scattered = {
-        column: getattr(one, column) * rng.lognormal(0, 0.05, (100, len(one.name)))
-        for column in TIMES
-    }
-    whole = LayerTrace(one.name, one.n_bytes, **scattered)
+    one = read(TABLE_VI)
+    whole = scattered(one, 100, 0.05)
     found = parse_trace(format_trace(whole), "a hundred")
     assert found.iterations == 100 and same(found, whole)
     for column, spread in found.spread().items():

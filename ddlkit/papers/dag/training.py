@@ -241,19 +241,30 @@ def period_s(
     (8.0, 16.0)
     """
     gpus = Gpus() if gpus is None else gpus
-    if strategy.one_buffer or strategy.batches_ahead or not strategy.reads_ahead:
+    if strategy.batches_ahead:
         raise UserError("a read that waits has no closed form on a shared disk: schedule it")
     if gpus.decoding == "trains":
         raise UserError("a core that decodes and trains has no closed form: schedule it")
     sent_s = exposed_communication_s(times)
     if not strategy.sends_during_backward:
         sent_s = float(np.sum(times.communication_s))
-    busy_s = times.gpu_s + sent_s + times.update_s
-    decoding_s = decode_s * strategy.decodes_on_cpu
-    decoding_s *= gpus.per_machine if gpus.decoding == "machine" else 1
     readers = gpus.n if gpus.shared_disk else gpus.per_machine
-    ahead = (times.h2d_s, busy_s) if strategy.copies_ahead else (times.h2d_s + busy_s,)
-    return max(readers * times.io_s, decoding_s, *ahead)
+    busy_s = times.gpu_s + sent_s + times.update_s
+    decoding_s = decode_s * (gpus.per_machine if gpus.decoding == "machine" else 1)
+    return float(steady_s(readers * times.io_s, decoding_s, times.h2d_s, busy_s, strategy))
+
+
+def steady_s(reads_s: Any, decoding_s: Any, h2d_s: Any, busy_s: Any, strategy: Strategy) -> Any:
+    """``period_s`` by what works side by side: numbers, or arrays that broadcast.
+
+    reads_s, decoding_s : of all batches that share a disk, a processor; busy_s : computing, what is sent and
+        not hidden, and the update
+    """
+    if strategy.one_buffer or not strategy.reads_ahead:
+        raise UserError("a read that waits has no closed form on a shared disk: schedule it")
+    decoding_s = decoding_s if strategy.decodes_on_cpu else 0.0
+    gpu_s = np.maximum(h2d_s, busy_s) if strategy.copies_ahead else h2d_s + busy_s
+    return np.maximum(np.maximum(reads_s, decoding_s), gpu_s)
 
 
 def of_iteration(

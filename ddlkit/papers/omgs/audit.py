@@ -21,7 +21,7 @@ from ddlkit.core.sparse import (
 )
 from ddlkit.core.workload import Workload
 from ddlkit.papers import omgs
-from ddlkit.papers.osf import cluster
+from ddlkit.papers.search import frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,7 +116,7 @@ def random_audit(
                 cost = linear_cost(alpha_s, beta_s, selecting)
                 yield compared(where, workload, cost, planners)
 
-    return cluster.frame(list(chain.from_iterable(rows())))
+    return frame(list(chain.from_iterable(rows())))
 
 
 def network_audit(
@@ -134,7 +134,7 @@ def network_audit(
             cost = SparseGather(gather, density, selecting=selecting)
             yield compared(where, workload, cost)
 
-    return cluster.frame(list(chain.from_iterable(rows())))
+    return frame(list(chain.from_iterable(rows())))
 
 
 def integer_instances(layers: int, total: int) -> Iterator[omgs.Instance]:

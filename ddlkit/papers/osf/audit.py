@@ -13,6 +13,7 @@ from ddlkit.core.iteration import predict
 from ddlkit.core.plan import make_plan
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf import cluster, piecewise_update, update_s
+from ddlkit.papers.search import frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,7 +79,7 @@ def random_audit(instances: int, seed: int = 0) -> pd.DataFrame:
     """One row per random instance and planner: gap, and the instance's ratios to its compute time."""
     rng = np.random.default_rng(seed)
     drawn = (_compared({"instance": k}, *random_instance(rng)) for k in range(instances))
-    return cluster.frame(list(chain.from_iterable(drawn)))
+    return frame(list(chain.from_iterable(drawn)))
 
 
 def _workloads(
@@ -102,7 +103,7 @@ def sweep(
             cost = AlphaBeta(overhead, float(update_s(1.0, cluster.WORKERS, rate / 8)))
             where = {**setting, "rate_bits_per_s": rate, "overhead_s": overhead}
             rows += _compared(where, workload, cost)
-    return cluster.frame(rows)
+    return frame(rows)
 
 
 def misjudged() -> pd.DataFrame:
@@ -128,7 +129,7 @@ def misjudged() -> pd.DataFrame:
                 gaps = other / own - 1, own / best - 1, other / best - 1
                 rows.append((*setting.values(), overhead, share, *gaps))
     columns = ["network", "images_over_c", "overhead_s", "believed"]
-    return cluster.frame(rows, [*columns, "gain", "adafusion_gap", "mg_wfbp_gap"])
+    return frame(rows, [*columns, "gain", "adafusion_gap", "mg_wfbp_gap"])
 
 
 def summary(audit: pd.DataFrame) -> pd.DataFrame:

@@ -9,11 +9,11 @@ here is at the nominal 25 Gbit/s, and a rate lower by a factor means times longe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,8 @@ from ddlkit.core.units import GB, KB, MB
 from ddlkit.core.workload import Workload
 from ddlkit.papers import networks
 from ddlkit.papers.osf import update_s
+from ddlkit.papers.search import SettingSearch, Stated, settle
 from ddlkit.store import network_named
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Floats = NDArray[np.float64]
 
@@ -40,8 +38,6 @@ PEAK_FLOPS = 13.45e12
 """GeForce RTX 2080 Ti: 4352 lanes x 2 FLOP x 1.545 GHz (boost), single precision."""
 FIVE = ("ResNet50", "ResNet101", "ResNet152", "VGG16", "VGG19")
 REPLACED = "VGG16 replaced"
-HALF_OPEN_WIDTH = 0.05
-"""What counts as one unit of missing a statement that has only one bound."""
 BUFFERS = (KB, MB, 100 * MB, GB)
 UNITS = ("tensor", "layer")
 
@@ -177,34 +173,6 @@ def fused_iteration_s(
 
 
 @dataclass(frozen=True)
-class Stated:
-    """One statement of the paper as an interval: low <= quantity <= high."""
-
-    name: str
-    low: float
-    high: float
-
-    @classmethod
-    def about(cls, name: str, value: float, tolerance: float) -> Stated:
-        """Within a relative tolerance of the printed value."""
-        return cls(name, value * (1 - tolerance), value * (1 + tolerance))
-
-    def widened(self, factor: float) -> Stated:
-        """The interval ``factor`` times as wide about its middle; one with an open end as it is."""
-        if math.isinf(self.high - self.low):
-            return self
-        middle, half = (self.low + self.high) / 2, (self.high - self.low) / 2
-        return Stated(self.name, middle - factor * half, middle + factor * half)
-
-    def miss(self, value: Floats) -> NDArray[np.float32]:
-        """Distance from the interval in half-widths, 0 inside."""
-        outside = np.maximum(self.low - value, value - self.high)
-        half = (self.high - self.low) / 2
-        width = half if math.isfinite(half) else HALF_OPEN_WIDTH
-        return (np.maximum(outside, 0.0) / width).astype(np.float32)
-
-
-@dataclass(frozen=True)
 class Grid:
     """Settings to scan: every unit with every combination of ``times``.
 
@@ -229,6 +197,11 @@ class Grid:
     def shape(self) -> tuple[int, ...]:
         """Units, timeouts, overheads, compute times of ResNet-101, of VGG-16."""
         return (len(UNITS), *(len(scanned) for scanned in self.times.values()))
+
+    @property
+    def free(self) -> dict[str, Floats]:
+        """The scanned numbers: the last axes, all but the units."""
+        return self.times
 
     def setting(self, index: Sequence[int]) -> PaperSetting:
         """The setting at one place of the grid, given in the order of ``shape``."""
@@ -291,138 +264,6 @@ def _family(network: str, grid: Grid, slope: float) -> dict[str, Floats]:
     return {name: np.expand_dims(values, other) for name, values in found.items()}
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """A statement that is left out: its values in the settings that agree with the most ``others``.
-
-    most : how many others these ``settings`` agree with; with_it : how many at most where it holds too. If
-    it is fewer, who accepts the statement has to give up so many more of the others.
-    """
-
-    low: float
-    high: float
-    settings: int
-    others: int
-    most: int
-    with_it: int
-
-
-@dataclass(frozen=True, eq=False)
-class SettingSearch:
-    """Which statements hold where: ``holds`` is (statements, *grid.shape).
-
-    ``miss`` (*grid.shape): the statements' distances from their intervals, in half-widths, summed.
-    """
-
-    grid: Grid
-    stated: tuple[Stated, ...]
-    holds: NDArray[np.bool_]
-    miss: NDArray[np.float32]
-    values: Mapping[str, Floats]
-
-    @cached_property
-    def count(self) -> NDArray[np.int64]:
-        """How many statements hold, by setting."""
-        return self.holds.sum(axis=0)
-
-    def fits_all(self) -> bool:
-        """Whether some setting agrees with every statement."""
-        return bool(self.holds.all(axis=0).any())
-
-    def most(self, *required: str) -> NDArray[np.bool_]:
-        """Mask of the settings with the most statements, among those where ``required`` hold.
-
-        Raises UserError when these hold nowhere together.
-        """
-        allowed = np.all(self.holds[[self._number(name) for name in required]], axis=0)
-        if not np.any(allowed):
-            raise UserError(f"no scanned setting agrees with {' and '.join(required)}")
-        mask: NDArray[np.bool_] = allowed & (self.count == self.count[allowed].max())
-        return mask
-
-    def best_index(self, *required: str) -> tuple[int, ...]:
-        """The best compromise: ``most(*required)``, and among these the smallest ``miss``."""
-        chosen = np.where(self.most(*required), self.miss, np.inf)
-        return tuple(int(i) for i in np.unravel_index(int(np.argmin(chosen)), chosen.shape))
-
-    def range_of(self, name: str, *required: str) -> tuple[float, float]:
-        """Least and largest value of what a statement is about, over ``most(*required)``."""
-        seen = np.broadcast_to(self.values[name], self.grid.shape)[self.most(*required)]
-        return float(seen.min()), float(seen.max())
-
-    def without(self, name: str) -> LeftOut:
-        """What all *other* statements say of this one."""
-        k, value = self._number(name), np.broadcast_to(self.values[name], self.grid.shape)
-        agreed = self.count - self.holds[k]
-        best = agreed == agreed.max()
-        seen = value[best]
-        return LeftOut(
-            low=float(seen.min()),
-            high=float(seen.max()),
-            settings=int(best.sum()),
-            others=len(self.stated) - 1,
-            most=int(agreed.max()),
-            with_it=int(agreed[self.holds[k]].max(initial=0)),
-        )
-
-    def _number(self, name: str) -> int:
-        return [one.name for one in self.stated].index(name)
-
-    def residuals(self, index: tuple[int, ...]) -> pd.DataFrame:
-        """Every statement at one setting: allowed interval, computed value, whether it holds."""
-        rows = []
-        for one, holds in zip(self.stated, self.holds, strict=True):
-            value = np.broadcast_to(self.values[one.name], self.grid.shape)[index]
-            rows.append((one.name, one.low, one.high, float(value), bool(holds[index])))
-        return frame(rows, ["statement", "low", "high", "computed", "holds"])
-
-    def alone(self) -> pd.DataFrame:
-        """For each statement: the share of settings that agree, and of the best ones."""
-        best, stated = self.most(), zip(self.stated, self.holds, strict=True)
-        rows = [(one.name, holds.mean(), holds[best].mean()) for one, holds in stated]
-        return frame(rows, ["statement", "settings", "best_settings"])
-
-    def conflicts(self) -> pd.DataFrame:
-        """Pairs of statements of which each holds somewhere, but both nowhere."""
-        packed = np.packbits(self.holds.reshape(len(self.stated), -1), axis=1)
-        each = [(one, holds) for one, holds in zip(self.stated, packed, strict=True) if holds.any()]
-        rows = [
-            (one.name, other.name)
-            for k, (one, holds) in enumerate(each)
-            for other, also in each[:k]
-            if not np.any(holds & also)
-        ]
-        return frame(rows, ["statement", "contradicts"])
-
-    def ranges(self, wanted: NDArray[np.bool_]) -> pd.DataFrame:
-        """Smallest and largest value of every free setting over the ``wanted`` ones.
-
-        "scanned" is the range of the grid: a setting whose range is as wide is not determined.
-        """
-        rows = []
-        for axis, (name, scanned) in enumerate(self.grid.times.items(), 1):
-            seen = scanned[np.nonzero(wanted)[axis]]
-            rows.append((name, seen.min(), seen.max(), scanned.min(), scanned.max()))
-        return frame(rows, ["free", "low", "high", "scanned_low", "scanned_high"])
-
-
-def frame(rows: Sequence[Any], columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """These rows as a data frame; pandas is loaded only now, as this room imports without it."""
-    import pandas as pd
-
-    return pd.DataFrame(rows, columns=columns)
-
-
-def search(stated: Sequence[Stated], grid: Grid = Grid()) -> SettingSearch:
+def search(stated: Sequence[Stated], grid: Grid = Grid()) -> SettingSearch[Grid]:
     """Every setting of the grid against every statement. Raises UserError for an unknown name."""
-    values = quantities(grid)
-    unknown = [one.name for one in stated if one.name not in values]
-    if unknown:
-        raise UserError(f"no quantity {unknown[0]!r}: use one of {', '.join(values)}")
-    holds = np.empty((len(stated), *grid.shape), dtype=bool)
-    miss = np.zeros(grid.shape, dtype=np.float32)
-    for k, one in enumerate(stated):
-        value = values[one.name]
-        holds[k] = (value >= one.low) & (value <= one.high)
-        miss += one.miss(value)
-    return SettingSearch(grid, tuple(stated), holds, miss, values)
+    return settle(stated, grid, quantities(grid))

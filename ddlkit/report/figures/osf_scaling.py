@@ -29,6 +29,7 @@ from ddlkit.model.predictor import plan_of
 from ddlkit.papers import osf
 from ddlkit.papers.osf import cluster
 from ddlkit.papers.osf.cluster import FIVE, REPLACED, WORKERS, PaperSetting, osf_name
+from ddlkit.papers.search import SettingSearch, Stated
 from ddlkit.report.accuracy import mean_difference
 from ddlkit.report.claims import claimed, load_claims
 from ddlkit.report.source import open_campaign
@@ -51,7 +52,7 @@ FIG11_PLANNERS = (
 Numbers = dict[tuple[Any, ...], float]
 
 
-def stated() -> tuple[cluster.Stated, ...]:
+def stated() -> tuple[Stated, ...]:
     """What osf states of its cluster: claims, by the quantities that osf_stated.csv beside this module names.
 
     Raises KeyError for a claim that there is not.
@@ -63,12 +64,12 @@ def stated() -> tuple[cluster.Stated, ...]:
         if not pd.isna(row.tolerance):
             claim = replace(claim, tolerance=row.tolerance)
         low, high = (row.offset + row.unit * end for end in claim.accepted)
-        found.append(cluster.Stated(row.statement, low, high))
+        found.append(Stated(row.statement, low, high))
     return tuple(found)
 
 
 @lru_cache(maxsize=1)
-def setting_search() -> cluster.SettingSearch:
+def setting_search() -> SettingSearch[cluster.Grid]:
     """All settings of the default grid against ``stated()``."""
     return cluster.search(stated())
 

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import numpy as np
 import pandas as pd
 
 from ddlkit.papers import dag, networks, osf
+from ddlkit.papers.dag.cluster import (
+    CLUSTERS,
+    LIKE_RESNET,
+    MACHINES,
+    NETWORKS,
+    PER_MACHINE,
+    layer_bytes,
+)
+from ddlkit.papers.dag.tasks import schedule
+from ddlkit.papers.dag.training import Gpus, s_sgd
 from ddlkit.report.claims import (
+    Evidence,
     Result,
     at_least,
     check,
@@ -18,6 +34,7 @@ from ddlkit.report.claims import (
     recomputed,
     settings,
 )
+from ddlkit.report.figures import dag_clusters
 from ddlkit.report.source import open_campaign
 
 
@@ -147,17 +164,118 @@ def _wire_time(cluster: int) -> Result:
     return at_least(least, note)
 
 
-@check("dag-k80-peak", 0, 2 * 2496, 875e6)
-@check("dag-v100-peak", 1, 2 * 640 * 64, 1530e6)
-def _peak(cluster: int, operations_per_cycle: int, boost_hz: float) -> Result:
-    """Of one GK210, 2496 lanes; of a V100, 640 Tensor Cores with 64 multiply-adds each; by its data sheet."""
+OPERATIONS = (2 * 2496, 2 * 640 * 64)
+"""A cycle, by data sheets: of a GK210's 2496 lanes; of a V100's 640 Tensor Cores, 64 multiply-adds each."""
+
+
+@check("dag-k80-peak", 0, 875e6)
+@check("dag-v100-peak", 1, 1530e6)
+def _peak(cluster: int, boost_hz: float) -> Result:
     clock_hz = settings("dag")["hardware"]["clusters"][cluster]["gpu_clock_hz"]
-    ran = operations_per_cycle * clock_hz / 1e12
+    ran = OPERATIONS[cluster] * clock_hz / 1e12
     note = (
-        f"{operations_per_cycle:,} operations a cycle at the data sheet's {boost_hz / 1e6:g} MHz with boost; "
+        f"{OPERATIONS[cluster]:,} operations a cycle at the data sheet's {boost_hz / 1e6:g} MHz with boost; "
         f"boost is off, and at the {clock_hz / 1e6:g} MHz of Section V-A it is {ran:.3g} TFLOP/s"
     )
-    return counted(operations_per_cycle * boost_hz / 1e12, note)
+    return counted(OPERATIONS[cluster] * boost_hz / 1e12, note)
+
+
+@check("dag-k80-backward", 0)
+@check("dag-v100-backward", 1)
+def _least_backward(cluster: int) -> Result:
+    batch = int(paper_table("dag", "tab04").set_index("network")["batch"]["ResNet-50"])
+    clock_hz = settings("dag")["hardware"]["clusters"][cluster]["gpu_clock_hz"]
+    flops = 2 * 2.0 * batch * networks.multiply_adds("ResNet50")
+    note = (
+        f"backward's {flops / 1e12:.3g} TFLOP, twice forward's, at the peak of the stated clock; whether "
+        "K80 means the board or one of its two GPUs, and the V100's precision, are not stated"
+    )
+    return at_least(flops / (OPERATIONS[cluster] * clock_hz), note)
+
+
+def _by_model(statement: str, claim: str) -> Result:
+    """The statement's values over all settings that agree with the most *other* statements."""
+    found = dag_clusters.setting_search().without(statement)
+    note = (
+        f"over {found.settings:,} settings, which agree with {found.most} of the {found.others} other "
+        f"statements; those that agree with this one too reach {found.with_it} of them"
+    )
+    low, high = (end / dag_clusters.unit(claim) for end in (found.low, found.high))
+    return Result(Evidence.MODEL, low, high, note)
+
+
+for _statement, _claim in dag_clusters.STATEMENTS.items():
+    check(_claim, _statement, _claim)(_by_model)
+
+
+def _compatible_note() -> str:
+    found = dag_clusters.setting_search()
+    return (
+        f"over {int(found.most().sum()):,} settings, which agree with {found.count.max()} of the "
+        f"{len(found.stated)} statements"
+    )
+
+
+@check("dag-v100-speed")
+def _v100_over_k80() -> Result:
+    alexnet = dag_clusters.compatible().alexnet_speedup
+    note = (
+        f"of ResNet-50 {LIKE_RESNET:.3g}, by the printed backward times; of AlexNet {alexnet.min():.3g} to "
+        f"{alexnet.max():.3g}, {_compatible_note()}; which network is meant is not stated"
+    )
+    return Result(Evidence.MODEL, LIKE_RESNET, float(alexnet.max()), note)
+
+
+@check("dag-finding4")
+def _merged() -> Result:
+    """All of ResNet-50 in one message against one a layer, 16 V100: the same bytes in how much less time."""
+    whole = Gpus(MACHINES, PER_MACHINE)
+    start_s, per_byte = dag_clusters.compatible().message("V100", "Caffe-MPI", whole)
+    sizes = layer_bytes("ResNet-50")
+    ratio = (len(sizes) * start_s + sizes.sum() * per_byte) / (start_s + sizes.sum() * per_byte)
+    note = f"ResNet-50 in one message over one a layer, {_compatible_note()}"
+    return Result(Evidence.MODEL, float(ratio.min()), float(ratio.max()), note)
+
+
+@cache
+def _periods(framework: str, cluster: str, network: str) -> tuple[float, float, float, float]:
+    """Scheduled seconds between updates, of all messages; between updates without them, with two copies."""
+    whole = Gpus(MACHINES, PER_MACHINE)
+    times, _, _ = dag_clusters.central().times(cluster, network, framework, whole)
+    # GPUs are equal: one is scheduled, with the messages of sixteen.
+    times = replace(times, io_s=0.0)
+    changed = (
+        times,
+        replace(times, communication_s=np.zeros_like(times.communication_s)),
+        replace(times, h2d_s=2 * times.h2d_s),
+    )
+    taken = [
+        schedule(s_sgd(one, dag.strategy(framework), iterations=4)).period_s for one in changed
+    ]
+    return taken[0], float(times.communication_s.sum()), taken[1], taken[2]
+
+
+@check("dag-cntk-exposed")
+def _cntk_exposed() -> Result:
+    shares = []
+    for case in product(CLUSTERS, NETWORKS):
+        taken_s, sent_s, unsent_s, _ = _periods("CNTK", *case)
+        shares.append(percent((taken_s - unsent_s) / sent_s))
+    note = "of the graph with CNTK's edges, scheduled; three networks, both clusters"
+    return Result(Evidence.MODEL, min(shares), max(shares), note)
+
+
+@check("dag-h2d-hidden")
+def _copy_hidden() -> Result:
+    counts = []
+    for case in product(CLUSTERS, NETWORKS):
+        periods = [_periods(name, *case) for name in dag.STRATEGIES]
+        counts.append(sum(one[3] <= one[0] * (1 + 1e-9) for one in periods))
+    note = (
+        "of the graphs with the four frameworks' edges, scheduled: those whose updates follow each other "
+        "no more slowly with copies that take twice as long; three networks, both clusters"
+    )
+    return Result(Evidence.MODEL, min(counts), max(counts), note)
 
 
 @check("dag-k80-hidden", "k80")

@@ -144,8 +144,8 @@ def intervals(
     for k, (style, ends) in enumerate(zip(looks(list(ranges)), ranges.values(), strict=True)):
         row = np.arange(len(cases)) + step * (k - (len(ranges) - 1) / 2)
         ax.hlines(row, *ends, color=style.color, linewidth=3)
-        for end, label in zip(ends, (style.label, "_"), strict=True):
-            _mark(ax, end, row, replace(style, label=label), 4)
+        for end, named in zip(ends, (style.label, "_"), strict=True):
+            _mark(ax, end, row, replace(style, label=named), 4)
     ax.set_xlabel(label)
     add_legend(ax, legend)
 

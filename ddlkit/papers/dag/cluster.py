@@ -1,0 +1,256 @@
+"""dag's two clusters (Tables II to IV) by its DAG: what is stated, and a grid over what is not.
+
+Stated: rates of disk, memory, connection and network, machines, GPUs and batches; backward and gradient
+communication of ResNet-50 on both clusters; AlexNet's backward on a K80 (Table VI). Taken: forward is half of
+backward (two products against one; five of Table VI's forwards cannot be, errata 9), a layer's share is that
+of its FLOP, GoogleNet has its two heads (errata 14), CNTK and TensorFlow read ImageNet's own JPEG files. All
+else is a field of `Setting`. Its fields may be numbers, or arrays that broadcast: a whole `Grid` is computed
+as one setting is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache, cached_property, reduce
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from ddlkit.core.workload import Floats, Ints
+from ddlkit.papers import networks
+from ddlkit.papers.dag import STRATEGIES, IterationTimes
+from ddlkit.papers.dag.training import Gpus, steady_s
+from ddlkit.papers.osf import update_s
+
+PER_MACHINE, MACHINES = 4, 4
+NETWORKS = {"AlexNet": "AlexNet", "GoogleNet": "GoogLeNet with heads", "ResNet-50": "ResNet50"}
+"""The paper's names, and ours."""
+BATCH = {"AlexNet": 1024, "GoogleNet": 64, "ResNet-50": 32}
+ALEXNET_BACKWARD_S = 3.36214396
+"""On a K80: the sum of dag Tab VI's column."""
+JPEG_BYTES = 110e3
+"""Of an image of ImageNet's training set as published: 138 GB of 1.28 million."""
+MEMORY_BYTES_PER_S = 3.5e9
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A column of dag Tab II, and ResNet-50's backward and communication among 16 GPUs there (dag V-C)."""
+
+    connection_bytes_per_s: float
+    network_bytes_per_s: float
+    storage_bytes_per_s: float
+    backward_s: float
+    sent_s: float
+
+
+CLUSTERS = {
+    "K80": Cluster(15e9, 1.25e9, 1.1e9, 0.243, 0.23),
+    "V100": Cluster(95e9, 12.5e9, 367.3e6, 0.0625, 0.0797),
+}
+LIKE_RESNET = CLUSTERS["K80"].backward_s / CLUSTERS["V100"].backward_s
+LIKE_PEAKS = 125 / 4.37
+"""How much faster a V100 is than a K80: at ResNet-50's backward; by the peaks of dag V-C."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the paper leaves out. Each field is a number, or an array that broadcasts with the others.
+
+    stored_bytes : an image as Caffe-MPI and MXNet read it
+    nfs_bytes_per_s : what the K80 cluster's machines can read together; one alone, 1.1 GB/s by Table II
+    disk_bytes_per_s : what a machine of the V100 cluster reads: its SSD's rate, or more from memory
+    decoded_per_s : JPEG images that the processors of a machine with K80 decode in a second
+    gold_faster : of a machine with V100, whose processors are newer, over that
+    copy_s : one image from memory to a GPU
+    alexnet_speedup : of a V100 over a K80
+    googlenet_rate : FLOP/s of GoogleNet over those of ResNet-50, on both
+    ethernet_start, infiniband_start : how much of what ResNet-50's communication takes beyond the wire's
+        time is paid by message; the rest, by byte
+    inside_share : of the connection's rate, reached between GPUs of a machine
+    inside_start_s : of a message among the four GPUs of a machine
+    mxnet_slower : MXNet's messages over InfiniBand, which it may not use as such, over NCCL's there
+    grpc_slower : TensorFlow's messages between machines, over NCCL's
+    varies : computing time from GPU to GPU, a standard deviation; all wait for the slowest (dag Eq 5 and the
+        single GPU know none)
+    """
+
+    stored_bytes: Any
+    nfs_bytes_per_s: Any
+    disk_bytes_per_s: Any
+    decoded_per_s: Any
+    gold_faster: Any
+    copy_s: Any
+    alexnet_speedup: Any
+    googlenet_rate: Any
+    ethernet_start: Any
+    infiniband_start: Any
+    inside_share: Any
+    inside_start_s: Any
+    mxnet_slower: Any
+    grpc_slower: Any
+    varies: Any
+
+    def backward_s(self, cluster: str, network: str, n: int = 1) -> Any:
+        """Of one GPU's batch; of the slowest of ``n`` (their expected value, by Blom's approximation)."""
+        slowest = 1.0 + self.varies * NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
+        if network == "AlexNet":
+            faster = self.alexnet_speedup if cluster == "V100" else 1.0
+            return ALEXNET_BACKWARD_S * slowest / faster
+        work = {name: BATCH[name] * networks.multiply_adds(NETWORKS[name]) for name in BATCH}
+        rate = self.googlenet_rate if network == "GoogleNet" else 1.0
+        own_s = CLUSTERS[cluster].backward_s * work[network] / work["ResNet-50"] / rate
+        return own_s * slowest
+
+    def message(self, cluster: str, framework: str, gpus: Gpus) -> tuple[Any, Any]:
+        """Start-up in seconds, and seconds a byte, of a message that all GPUs add up in a ring."""
+        known, n = CLUSTERS[cluster], gpus.n
+        if n == 1:
+            return 0.0, 0.0
+        if gpus.machines == 1:
+            wire = float(update_s(1.0, n, known.connection_bytes_per_s))
+            return self.inside_start_s * (n - 1) / (PER_MACHINE - 1), wire / self.inside_share
+        most, resnet = MACHINES * PER_MACHINE, layer_bytes("ResNet-50")
+        share = self.ethernet_start if cluster == "K80" else self.infiniband_start
+        wire_s = float(update_s(resnet.sum(), most, known.network_bytes_per_s))
+        over_s = known.sent_s - wire_s
+        start_s = share * over_s / len(resnet) * (n - 1) / (most - 1)
+        by_rate = 1 + (1 - share) * over_s / wire_s
+        slower = {("MXNet", "V100"): self.mxnet_slower}.get((framework, cluster), 1.0)
+        slower = self.grpc_slower if framework == "TensorFlow" else slower
+        wire = float(update_s(1.0, n, known.network_bytes_per_s))
+        return slower * start_s, slower * by_rate * wire
+
+    def sent_s(self, cluster: str, network: str, framework: str, gpus: Gpus) -> tuple[Any, Any]:
+        """What all layers' messages take, and how much of it backward does not hide (t_c^no of dag Eq 5).
+
+        The longest of the ways through: a layer's gradient, then all messages that are left by then.
+        """
+        start_s, per_byte = self.message(cluster, framework, gpus)
+        n_bytes, shares = layer_bytes(network)[::-1], layer_shares(network)[::-1]
+        left = np.cumsum(n_bytes[::-1])[::-1]
+        backward_s = self.backward_s(cluster, network, gpus.n)
+        ways = (
+            (ready - 1) * backward_s + (len(left) - k) * start_s + left[k] * per_byte
+            for k, ready in enumerate(np.cumsum(shares))
+        )
+        whole_s = len(left) * start_s + left[0] * per_byte
+        return whole_s, reduce(np.maximum, ways)
+
+    def reads_s(self, cluster: str, network: str, framework: str, gpus: Gpus) -> Any:
+        """Until all machines have read an iteration's batches, which they do side by side."""
+        stored = JPEG_BYTES if STRATEGIES[framework].decodes_on_cpu else self.stored_bytes
+        together = gpus.machines * self.disk_bytes_per_s
+        if cluster == "K80":
+            alone = np.maximum(CLUSTERS["K80"].storage_bytes_per_s, self.nfs_bytes_per_s / MACHINES)
+            together = np.minimum(self.nfs_bytes_per_s, gpus.machines * alone)
+        return gpus.n * BATCH[network] * stored / together
+
+    def decode_s(self, cluster: str, network: str) -> Any:
+        """Of one GPU's batch, where a framework decodes."""
+        faster = self.gold_faster if cluster == "V100" else 1.0
+        return BATCH[network] / (self.decoded_per_s * faster)
+
+    def iteration_s(
+        self, cluster: str, network: str, framework: str, gpus: Gpus, without: str = ""
+    ) -> Any:
+        """Time between updates (dag Eq 5 repaired); ``without`` "reading" or "sending" that is for free."""
+        strategy, batch = STRATEGIES[framework], BATCH[network]
+        whole_s, exposed_s = self.sent_s(cluster, network, framework, gpus)
+        sent_s = exposed_s if strategy.sends_during_backward else whole_s
+        reads_s = self.reads_s(cluster, network, framework, gpus)
+        computing_s = 1.5 * self.backward_s(cluster, network, gpus.n)
+        return steady_s(
+            0.0 * reads_s if without == "reading" else reads_s,
+            gpus.per_machine * self.decode_s(cluster, network),
+            batch * self.copy_s,
+            computing_s + (0.0 if without == "sending" else sent_s),
+            strategy,
+        )
+
+    def efficiency(self, figure: int, cluster: str, network: str, framework: str) -> Any:
+        """dag Fig 2: of four GPUs over one; dag Fig 3: of four machines over one."""
+        few, many = (
+            (Gpus(), Gpus(1, PER_MACHINE)) if figure == 2 else (Gpus(1, 4), Gpus(MACHINES, 4))
+        )
+        case = cluster, network, framework
+        return self.iteration_s(*case, few) / self.iteration_s(*case, many)
+
+    def times(
+        self, cluster: str, network: str, framework: str, gpus: Gpus
+    ) -> tuple[IterationTimes, float, Gpus]:
+        """Of a setting of numbers: the tasks' times, that of decoding, and the GPUs, maybe with one NFS."""
+        start_s, per_byte = self.message(cluster, framework, gpus)
+        backward_s = self.backward_s(cluster, network, gpus.n) * layer_shares(network)
+        sent_s = start_s + per_byte * layer_bytes(network)
+        shared = cluster == "K80" and self.nfs_bytes_per_s < MACHINES * MEMORY_BYTES_PER_S
+        reads_s = self.reads_s(cluster, network, framework, gpus)
+        io_s = reads_s / (gpus.n if shared else gpus.per_machine)
+        times = IterationTimes(
+            io_s, BATCH[network] * self.copy_s, backward_s / 2, backward_s, sent_s
+        )
+        decode_s = self.decode_s(cluster, network)
+        return times, decode_s, Gpus(gpus.machines, gpus.per_machine, shared)
+
+
+@cache
+def layer_bytes(network: str) -> Ints:
+    """(L,) gradients in single precision, forward order."""
+    return np.array([4 * sum(layer.tensors) for layer in networks.layers(NETWORKS[network])])
+
+
+@cache
+def layer_shares(network: str) -> Floats:
+    """(L,) of the network's FLOP, forward order."""
+    flops = np.array([layer.multiply_adds for layer in networks.layers(NETWORKS[network])], float)
+    return flops / flops.sum()
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every combination of ``free``.
+
+    A first grid, without ``varies`` and ``gold_faster`` and with MXNet slower on Ethernet too, agreed with
+    half of what the paper states; these were added then.
+    """
+
+    @cached_property
+    def free(self) -> Mapping[str, Floats]:
+        """The scanned numbers by field of `Setting`."""
+        memory, pixels = MEMORY_BYTES_PER_S, 3 * 224.0**2
+        disk, nfs = (CLUSTERS[name].storage_bytes_per_s for name in ("V100", "K80"))
+        return {
+            "stored_bytes": np.array([pixels, 3 * 256.0**2, 4 * pixels]),  # bytes, or floats
+            "nfs_bytes_per_s": np.array([nfs, MACHINES * nfs, MACHINES * memory]),
+            "disk_bytes_per_s": np.array([disk, np.sqrt(disk * memory), memory]),
+            "decoded_per_s": np.array([500.0, 1000.0, 2000.0, 8000.0]),
+            "gold_faster": np.array([1.0, 2.0]),
+            "copy_s": np.array([1e-5, 1.6e-4]),  # 150 KB at 15 GB/s to 602 KB at 3.8 GB/s
+            "alexnet_speedup": np.geomspace(LIKE_RESNET, LIKE_PEAKS, 3),
+            "googlenet_rate": np.array([0.7, 1.0]),
+            "ethernet_start": np.array([0.0, 1.0]),
+            "infiniband_start": np.array([0.0, 1.0]),
+            "inside_share": np.array([0.1, 0.3, 1.0]),
+            "inside_start_s": np.array([1e-5, 1e-4, 3e-4, 1e-3]),
+            "mxnet_slower": np.array([1.0, 2.0, 4.0]),
+            "grpc_slower": np.array([1.0, 3.0, 8.0]),
+            "varies": np.array([0.0, 0.02, 0.05, 0.1]),
+        }
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How many of each are scanned."""
+        return tuple(len(values) for values in self.free.values())
+
+    def settings(self) -> Setting:
+        """All at once: each field an array along its own axis."""
+        names = [field.name for field in fields(Setting)]
+        mesh = np.ix_(*(self.free[name] for name in names))
+        return Setting(**dict(zip(names, mesh, strict=True)))
+
+    def at(self, places: Ints) -> Setting:
+        """Those at (s, axes) places of the grid: each field (s,)."""
+        columns = zip(self.free.items(), np.asarray(places).T, strict=True)
+        return Setting(**{name: values[where] for (name, values), where in columns})

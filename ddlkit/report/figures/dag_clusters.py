@@ -1,0 +1,224 @@
+"""dag's figures 2 to 4: speedups on its clusters in all settings that fit what it states; in the lab."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+import pandas as pd
+
+from ddlkit.papers.dag import STRATEGIES, IterationTimes, speedup
+from ddlkit.papers.dag.cluster import (
+    BATCH,
+    CLUSTERS,
+    MACHINES,
+    NETWORKS,
+    PER_MACHINE,
+    Grid,
+    Setting,
+)
+from ddlkit.papers.dag.effects import bars, quantities
+from ddlkit.papers.dag.training import Gpus, period_s
+from ddlkit.papers.search import SettingSearch, Stated, settle
+from ddlkit.report.claims import claimed, load_claims
+from ddlkit.report.figures.osf_scaling import Lab
+
+STATEMENTS = {
+    "K80 server: best efficiency": "dag-fig02-efficiency",
+    "K80 server: least, but of AlexNet decoded": "dag-fig02-good",
+    "K80 server: AlexNet decoded over not": "dag-fig02-decoding",
+    "one server: K80 over V100": "dag-fig02-k80-over-v100",
+    "one server: K80 over V100, AlexNet": "dag-fig02-storage",
+    "V100 server: longer for reading": "dag-fig02-reading",
+    "V100 server: longer for messages": "dag-fig02-messages",
+    "four machines: K80 over V100": "dag-fig03-k80-over-v100",
+    "K80 cluster: least speedup of Caffe-MPI, MXNet": "dag-fig03-linear",
+    "K80 cluster: best on AlexNet": "dag-fig03-alexnet",
+    "K80 cluster: rank of TensorFlow, ResNet-50": "dag-fig03-tensorflow",
+    "both clusters: rank of Caffe-MPI": "dag-caffe-best",
+    "V100 cluster: best": "dag-finding3",
+    "V100 cluster: best but Caffe-MPI": "dag-fig03-poorly",
+}
+"""What dag says of Figs 2 and 3, by the quantity that it is about and the claim that transcribes it."""
+LAB_NETWORKS = {"alexnet": "AlexNet", "googlenet": "GoogleNet", "resnet50": "ResNet-50"}
+
+
+def unit(claim: str) -> float:
+    """Of a claim's number, in quantities: 0.01 where it is in per cent."""
+    return {one.id: 0.01 if one.unit == "%" else 1.0 for one in load_claims()}[claim]
+
+
+def stated() -> tuple[Stated, ...]:
+    """The statements as intervals: what claims.csv accepts."""
+    known = {claim.id: claim for claim in load_claims()}
+    found = []
+    for name, claim in STATEMENTS.items():
+        low, high = (unit(claim) * end for end in known[claim].accepted)
+        found.append(Stated(name, low, high))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1)
+def setting_search() -> SettingSearch[Grid]:
+    """All settings of the grid against ``stated()``."""
+    grid = Grid()
+    return settle(stated(), grid, quantities(grid.settings()))
+
+
+@lru_cache(maxsize=1)
+def compatible() -> Setting:
+    """All settings that agree with the most statements: each field (s,).
+
+    The most central comes first: the one whose efficiencies are nearest to their medians.
+    """
+    found = setting_search()
+    settings = found.grid.at(np.argwhere(found.most()))
+    drawn = np.array(
+        [np.broadcast_to(bar, settings.varies.shape) for bar in bars(settings).values()]
+    )
+    off = np.abs(np.log(drawn / np.median(drawn, axis=1, keepdims=True))).sum(axis=0)
+    order = np.argsort(off, kind="stable")
+    return Setting(**{name: values[order] for name, values in vars(settings).items()})
+
+
+def central() -> Setting:
+    """The most central of the compatible settings, in numbers."""
+    return Setting(**{name: float(values[0]) for name, values in vars(compatible()).items()})
+
+
+def figures() -> pd.DataFrame:
+    """dag Figs 2 and 3: a row a bar, at the most central compatible setting and over all.
+
+    Columns figure, cluster, network, framework, gpus, model, model_low, model_high: the speedup over a GPU
+    (Fig 2), over a machine of four (Fig 3).
+    """
+    settings, rows = compatible(), []
+    sizes = {2: [Gpus(1, n) for n in (1, 2, 4)], 3: [Gpus(m, PER_MACHINE) for m in (1, 2, 4)]}
+    for figure, cluster, network, framework in product(sizes, CLUSTERS, NETWORKS, STRATEGIES):
+        case = cluster, network, framework
+        first = settings.iteration_s(*case, sizes[figure][0])
+        for gpus in sizes[figure]:
+            more = gpus.n / sizes[figure][0].n
+            found = np.ravel(more * first / settings.iteration_s(*case, gpus))
+            rows.append((figure, *case, gpus.n, found[0], found.min(), found.max()))
+    columns = ["figure", "cluster", "network", "framework", "gpus"]
+    return pd.DataFrame(rows, columns=[*columns, "model", "model_low", "model_high"])
+
+
+def fig04() -> pd.DataFrame:
+    """dag Fig 4 by model: Caffe-MPI's speedup over one GPU, 1 to 16 GPUs, three networks, both clusters.
+
+    Columns cluster, network, gpus, eq6 (dag Eq 6 as printed, central setting), model, model_low, model_high,
+    exposed_share (of the central setting's communication).
+    """
+    settings, rows = compatible(), []
+    one = central()
+    for (cluster, network), gpus in product(product(CLUSTERS, NETWORKS), _up_to_16()):
+        case = cluster, network, "Caffe-MPI"
+        found = gpus.n * settings.iteration_s(*case, Gpus()) / settings.iteration_s(*case, gpus)
+        whole_s, exposed_s = one.sent_s(*case, gpus)
+        share = exposed_s / whole_s if gpus.n > 1 else np.nan
+        ends = float(found[0]), float(found.min()), float(found.max())
+        rows.append((cluster, network, gpus.n, eq6(one, cluster, network, gpus), *ends, share))
+    columns = ["cluster", "network", "gpus", "eq6", "model", "model_low", "model_high"]
+    return pd.DataFrame(rows, columns=[*columns, "exposed_share"])
+
+
+def _up_to_16() -> list[Gpus]:
+    return [Gpus(1, 1), Gpus(1, 2), Gpus(1, 4), Gpus(2, 4), Gpus(MACHINES, PER_MACHINE)]
+
+
+def eq6(setting: Setting, cluster: str, network: str, gpus: Gpus) -> float:
+    """dag Eq 6 as printed, for Caffe-MPI: reading for all N_g GPUs at one machine's rate."""
+    case = cluster, network, "Caffe-MPI"
+    one_s, copied_s = setting.reads_s(*case, Gpus()), BATCH[network] * setting.copy_s
+    alone_s = 1.5 * setting.backward_s(cluster, network)
+    together_s = alone_s + setting.sent_s(*case, gpus)[1]
+    return speedup(
+        lambda y: y * one_s,
+        copied_s,
+        alone_s,
+        together_s,
+        machines=gpus.machines,
+        gpus_per_machine=gpus.per_machine,
+    )
+
+
+def fig04_lab(campaigns: tuple[str, ...] = ("campaign",)) -> pd.DataFrame:
+    """dag Fig 4 in the lab: speedup measured, and by the DAG from layers and messages measured on their own.
+
+    Of the paper's networks, every tensor a message, ranks that are equal. Columns network, workers, link,
+    measured, repeatability (largest difference of repeats), model, error.
+    """
+    frame = pd.DataFrame(row for name in campaigns for row in _lab_rows(Lab.load(name)))
+    return frame.sort_values(["network", "workers", "link"], ignore_index=True)
+
+
+def _lab_rows(lab: Lab) -> Iterator[dict[str, object]]:
+    for case in lab.cases(negotiated=False):
+        plain = case.density == 1 and case.straggler == 1 and case.in_flight == 1
+        if not plain or case.plan != "none" or case.network not in LAB_NETWORKS:
+            continue
+        runs = lab.runs[lab.runs["case"] == case.key]
+        measured = case.workers * runs["compute_s"] / runs["iteration_s"]
+        workload = lab.workload(case)
+        times = IterationTimes.of_workload(workload, lab.calibration.of_case(case).cost)
+        taken_s = period_s(times, STRATEGIES["Caffe-MPI"], Gpus(case.workers))
+        model = case.workers * workload.compute_s / taken_s
+        yield {
+            "network": LAB_NETWORKS[case.network],
+            "workers": case.workers,
+            "link": case.link,
+            "measured": measured.mean(),
+            "repeatability": measured.max() - measured.min(),
+            "model": model,
+            "error": model / measured.mean() - 1,
+        }
+
+
+def over_linear(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of ``fig04`` or ``fig04_lab`` with their speedups in % of linear ones."""
+    count = frame["gpus"] if "gpus" in frame else frame["workers"]
+    names = [
+        name for name in ("eq6", "model", "model_low", "model_high", "measured") if name in frame
+    ]
+    return frame.assign(**{name: 100 * frame[name] / count for name in names})
+
+
+def printed_errors() -> pd.Series:
+    """Average error of the prediction in %, by network, as dag V-D states it."""
+    return pd.Series(
+        {name: claimed(f"dag-fig04-{name.lower().replace('-', '')}") for name in NETWORKS}
+    )
+
+
+def largest_sets() -> pd.DataFrame:
+    """Each largest set of statements that hold together somewhere, by what it leaves out: column lacks.
+
+    settings : how many settings have exactly this set
+    """
+    found = setting_search()
+    patterns, counts = np.unique(found.holds[:, found.most()], axis=1, return_counts=True)
+    names = np.array([one.name for one in found.stated])
+    lacks = ["; ".join(names[~held]) for held in patterns.T]
+    return pd.DataFrame({"lacks": lacks, "settings": counts})
+
+
+def effects() -> pd.DataFrame:
+    """A row an effect of STATEMENTS: what the paper allows, and what the model has.
+
+    Columns effect, from, to (of the paper), low, high (over the settings that agree with the most others),
+    others (with how many others it can go together), and the shares of all and of the compatible settings in
+    which it holds: settings, compatible.
+    """
+    found = setting_search()
+    alone = found.alone().set_index("statement")
+    rows = []
+    for one in found.stated:
+        left = found.without(one.name)
+        shares = alone.loc[one.name, "settings"], alone.loc[one.name, "best_settings"]
+        rows.append((one.name, one.low, one.high, left.low, left.high, left.with_it, *shares))
+    columns = ["effect", "from", "to", "low", "high", "others", "settings", "compatible"]
+    return pd.DataFrame(rows, columns=columns)
