@@ -588,11 +588,13 @@ def predict(arguments: argparse.Namespace) -> None:
 def plan(arguments: argparse.Namespace) -> None:
     found, doubtful, _ = _forecast(arguments, arguments.planner)
     iteration_s, chosen = found.prediction.iteration_s, found.iteration.plan
+    proof = {} if chosen.least_s is None else {"no_plan_below_s": chosen.least_s}
     if arguments.json:
-        _show({**chosen.to_dict(iteration_s), "warnings": doubtful}, True)
+        _show({**chosen.to_dict(iteration_s), **proof, "warnings": doubtful}, True)
         return
     sizes, tensor = found.iteration.group_bytes, found.iteration.workload.tensor
-    _show({"planner": chosen.planner, "messages": len(sizes), "iteration_s": iteration_s}, False)
+    result = {"planner": chosen.planner, "messages": len(sizes), "iteration_s": iteration_s}
+    _show({**result, **proof}, False)
     for group, members in enumerate(chosen.slices):
         first, last = tensor[members.start], tensor[members.stop - 1]
         print(f"  {group:>3}  {units.format_bytes(sizes[group]):>10}  {first} .. {last}")

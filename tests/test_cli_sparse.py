@@ -46,6 +46,9 @@ def test_every_planner_can_be_asked_for_and_none_beats_exact(
         taken[planner] = found["iteration_s"]
         predicted = run(capsys, "predict", *inputs, *sparse(tmp_path), "--plan", planner)
         assert predicted["iteration_s"] == found["iteration_s"]
+        assert ("no_plan_below_s" in found) == (planner == "exact")
+        if planner == "exact":
+            assert found["no_plan_below_s"] == pytest.approx(found["iteration_s"], rel=1e-11)
     assert min(taken.values()) == taken["exact"]
 
 
