@@ -15,12 +15,15 @@ import pandas as pd
 
 from ddlkit.papers.omgs import cluster
 from ddlkit.papers.omgs.cluster import NETWORKS as NETWORKS
-from ddlkit.papers.omgs.cluster import PARTS, PLANS, Costs, Setting
+from ddlkit.papers.omgs.cluster import PARTS as PARTS
+from ddlkit.papers.omgs.cluster import PLANS, Costs, Setting
 from ddlkit.report.claims import paper_table
 
 TOLERANCE = 0.05
 TIMES = ("topk_s", "mgs_s", "omgs_s")
 OTHERS = TIMES[:2]
+KINDS = ("forward", "backward", "sparsify", "all_gather")
+"""Spans that look like PARTS in a figure."""
 COUNT = "messages"
 WORKERS = 16
 
