@@ -1,4 +1,4 @@
-"""Laws of omgs's networks on its cluster: shapes, breakdowns, what can be saved, and where sparse is worth it."""
+"""Laws of omgs's networks on its cluster: shapes, parts, what can be saved; where sparse is worth it."""
 
 from __future__ import annotations
 

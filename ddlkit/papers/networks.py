@@ -191,7 +191,7 @@ def _cifar_vgg16() -> Iterator[Layer]:
 
 
 def cifar_vgg16_parameters() -> tuple[int, ...]:
-    """Elements of the 54 tensors of the VGG-16 with batch norm for Cifar-10, in forward order (omgs Tab V)."""
+    """Elements of the 54 tensors of the VGG-16 with batch norm for Cifar-10 (omgs Tab V)."""
     return parameters("vgg16_cifar")
 
 

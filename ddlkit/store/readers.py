@@ -180,7 +180,7 @@ def read_selection_times(path: Path, density: float | None = None) -> SelectionT
 
 
 def read_selection(paths: Sequence[Path], density: float) -> Selecting:
-    """What selecting takes: recorded tables' times about that density, or the cost that a JSON file describes.
+    """What selecting takes: recorded tables' times about that density, or a cost described as JSON.
 
     Raises UserError for a damaged file, and where what was measured does not reach that density.
     """

@@ -1,4 +1,4 @@
-"""The paper's cluster: omgs's four networks at the costs of the authors' published code, layer times left open.
+"""The paper's cluster: omgs's four networks at the costs of the published code, layer times left open.
 
 Of alpha, beta, gamma the published code has numbers; of layer times the text has one sum, of one network. So
 they are scanned: how long an iteration computes, which share of it is backward, how that is spread over the
@@ -62,7 +62,7 @@ class Setting:
 
 @cache
 def _shape(network: str, units: int) -> tuple[Any, Any, Any]:
-    """Elements of the tensors in ready order, and shares of the backward: by multiply-adds, by layer alike."""
+    """Elements of the tensors in ready order; shares of the backward by multiply-adds, and by layer."""
     listed = tuple(networks.ptb_lstm(units)) if units else networks.layers(NETWORKS[network])
     total = sum(layer.multiply_adds for layer in listed)
     rows = [
@@ -138,7 +138,11 @@ def scan(settings: Sequence[Setting], cost: SparseGather) -> list[dict[str, Any]
         workload = setting.workload()
         seen: Mapping[str, dict[str, float]] = {
             name: breakdown(workload, make_plan(spec, workload, cost), cost)
-            for name, spec in (("TopK", "single"), ("MGS", PLANS["MGS"]), *zip(RULES, RULES))
+            for name, spec in (
+                ("TopK", "single"),
+                ("MGS", PLANS["MGS"]),
+                *((rule, rule) for rule in RULES),
+            )
         }
         for rule in RULES:
             one, whole = seen[rule], seen["TopK"]

@@ -46,7 +46,7 @@ def printed() -> pd.DataFrame:
 
 @cache
 def scanned(network: str) -> pd.DataFrame:
-    """Every setting of a network under both rules: see `cluster.scan`; then whether it agrees, by statement."""
+    """Every setting of a network under both rules (`cluster.scan`), and whether it agrees, by statement."""
     said = printed().loc[network]
     settings = list(cluster.grid(network, said["topk_s"]))
     frame = pd.DataFrame(cluster.scan(settings, costs().of(said["density"])))
@@ -68,7 +68,7 @@ def at_once() -> pd.DataFrame:
     """By network: share of settings that agree with each of four statements, and how many at once at most.
 
     saved_s : what OMGS-SGD saves of TopK-SGD's iteration as printed; most_saved_s : the most that any layer
-    times allow at the published costs, with as many messages as printed; most_speedup : s1 if all that is saved
+    times allow at the published costs, with as many messages as printed; most_speedup : s1 with that saved
     """
     rows = []
     names = [f"{name}_agrees" for name in (*TIMES, COUNT)]

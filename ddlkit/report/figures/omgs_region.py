@@ -80,7 +80,7 @@ def break_even(case: Case, start_s: float, density: float, workers: int = WORKER
 
 @lru_cache(maxsize=1)
 def cases() -> dict[str, Case]:
-    """ResNet-50: on the paper's GPU with its selection, with one scan of memory, and on a recorded machine."""
+    """ResNet-50: on the paper's GPU with its selection, or with a scan; and on a recorded machine."""
     theirs = cluster.workload("ResNet50", prose("omgs")["resnet50-computing"])
     found = {
         "P102-100, d log d": Case(theirs, audit.SELECTIONS["log"]),

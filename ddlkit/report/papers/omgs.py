@@ -19,7 +19,6 @@ from ddlkit.papers import networks as published
 from ddlkit.papers import omgs, osf
 from ddlkit.papers.omgs import audit
 from ddlkit.report import source
-from ddlkit.report.figures import omgs_breakdown as breakdown
 from ddlkit.report.claims import (
     Evidence,
     Result,
@@ -32,6 +31,7 @@ from ddlkit.report.claims import (
     percent,
     recomputed,
 )
+from ddlkit.report.figures import omgs_breakdown as breakdown
 
 THRESHOLD = 8192
 """Elements from which MGS-SGD sends (omgs V-D)."""
@@ -138,9 +138,7 @@ def _deep_over_topk() -> Result:
     most = ", ".join(f"{name} {bounds[name]:.2f} x" for name in deep)
     note = _by_times("OMGS-SGD's time is predicted", deep, of=breakdown.OTHERS)
     note = f"{note}; with TopK-SGD's time as printed no layer times give more than: {most}"
-    return Result(
-        Evidence.MODEL, min(low for low, _ in ends), min(high for _, high in ends), note
-    )
+    return Result(Evidence.MODEL, min(low for low, _ in ends), min(high for _, high in ends), note)
 
 
 @check("omgs-deep-over-mgs")

@@ -95,7 +95,7 @@ def _again_and_again(action: Step) -> Iterator[list[float]]:
         try:
             while not stopped.is_set():
                 seconds.append(_timed(action))
-        except BaseException as error:  # noqa: BLE001  raised again by who waits
+        except BaseException as error:
             failed.append(error)
             seconds.extend([np.nan] * LEAST_STEPS)
 
