@@ -129,7 +129,8 @@ def best(groups: Groups) -> Best:
             fronts[side], _ = _fronts(sides[side], known, rest, end_s, width)
             least_s = max(least_s, fronts[side][n].corner[1])
         width *= WIDER
-        _, found = _fronts(groups, *fronts, end_s, width, bound=False)
+        before, after = fronts
+        _, found = _fronts(groups, before, after, end_s, width, bound=False)
         if found:
             ends, end_s = min((ends, end_s), _improved(groups, found), key=lambda plan: plan[1])
 
@@ -153,10 +154,10 @@ def _improved(groups: Groups, ends: tuple[int, ...]) -> tuple[tuple[int, ...], f
             ends_s = np.maximum(now + to_end[j], then + to_send[j])
             best = int(ends_s.argmin())
             tried.append((float(ends_s[best]), int(i[best]), best + 1, int(j[best])))
-        least_s, i, between, j = min(tried)
+        least_s, left, between, right = min(tried)
         if least_s >= end_s * (1 - ROUNDING):
             break
-        cuts, end_s = np.concatenate([cuts[: i + 1], [between], cuts[j:]]), least_s
+        cuts, end_s = np.concatenate([cuts[: left + 1], [between], cuts[right:]]), least_s
     return tuple(cuts[1:].tolist()), end_s
 
 
