@@ -436,6 +436,12 @@ _INPUTS = (
         metavar="TABLE",
         help="recorded times to select that share, or a selection cost (JSON)",
     ),
+    arg(
+        "--selection-form",
+        default="table",
+        help="of the cost of those times: table, log, density_log, scan, or auto for the best of them at "
+        "sizes left out [table]",
+    ),
     JSON,
 )
 
@@ -513,7 +519,8 @@ def _sparse(arguments: argparse.Namespace, dense: Any, workload: Any) -> Any:
         return dense
     if (workload.bytes != ELEMENT_BYTES * workload.parameters).any():
         raise UserError("--density: needs a profile whose gradients have 4 bytes a parameter")
-    return dense.sparse(arguments.density, read_selection(arguments.selection, arguments.density))
+    selecting = read_selection(arguments.selection, arguments.density, arguments.selection_form)
+    return dense.sparse(arguments.density, selecting)
 
 
 def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
@@ -551,7 +558,7 @@ def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
 
     how = {"ranks": arguments.ranks, "link": arguments.link}
     tables = [read_collectives(path, **how) for path in arguments.collectives]
-    wanted = {"collective": "all_gather" if arguments.density else "all_reduce", **how}
+    wanted = {"collective": "all_reduce" if arguments.density is None else "all_gather", **how}
     rows = pd.concat(tables, ignore_index=True)
     rows, chosen = choose(rows, tuple(wanted), wanted, Path("--collectives"))
     link, ranks = str(chosen["link"]), int(chosen["ranks"])
@@ -577,6 +584,7 @@ def predict(arguments: argparse.Namespace) -> None:
     if arguments.density:
         sizes = found.iteration.group_bytes
         result["selection_s"] = float(found.iteration.cost.selection_s(sizes).sum())
+        result["selection_form"] = found.iteration.cost.selecting.form
     _show({**result, "warnings": doubtful} if arguments.json else result, arguments.json)
 
 

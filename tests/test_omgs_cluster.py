@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.plan import FusionPlan, exact, single
 from ddlkit.core.sparse import Scan
 from ddlkit.core.workload import Workload
@@ -123,5 +124,5 @@ def test_where_selecting_is_free_sparse_is_always_worth_it() -> None:
 def test_the_dense_side_is_the_exact_plan() -> None:
     one = case()
     dense_s, _ = region.iterations_s(one, 1e9, 1e-3, 0.001)
-    cost = region.AlphaBeta(2e-3, 2 * 8 * 15 / 16 / 1e9, workers=16)
+    cost = AlphaBeta(2e-3, 2 * 8 * 15 / 16 / 1e9, workers=16)
     assert dense_s == pytest.approx(exact(one.workload, cost).least_s)

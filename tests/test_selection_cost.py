@@ -138,7 +138,7 @@ def test_too_few_sizes_to_leave_one_out_are_a_scan() -> None:
 
 
 def test_a_table_of_one_density_says_nothing_of_others() -> None:
-    table = SelectionTimes(SIZES, 0.01, 1e-9 * SIZES)
+    table = SelectionTimes(SIZES, np.array([0.01]), 1e-9 * SIZES)
     np.testing.assert_allclose(table(SIZES, 0.01), 1e-9 * SIZES)
     with pytest.raises(UserError, match="recorded at density 0.01 only"):
         table(1e4, 0.001)

@@ -240,7 +240,7 @@ def test_the_papers_rules_plan_with_what_the_cost_knows_of_selecting(
 
 
 def test_recorded_selection_times_are_planned_with_like_any_form() -> None:
-    times = SelectionTimes(np.array([1e2, 1e8]), 0.001, np.array([1e-6, 1.0]))
+    times = SelectionTimes(np.array([1e2, 1e8]), np.array([0.001]), np.array([1e-6, 1.0]))
     workload, _ = next(instances(4, 1, most=10))
     plan, least_s = planning.proven(workload, sparse(times))
     assert iteration_s(workload, plan, sparse(times)) == pytest.approx(least_s, rel=1e-11)

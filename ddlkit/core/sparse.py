@@ -224,7 +224,7 @@ class SelectionTimes(SelectionCost):
     Times of a single density say nothing of others.
 
     elements : (n,); density : (m,); seconds : (m, n), row by row a `ddlkit.core.cost.Table`. Of a single
-        density a number and (n,) do
+        density (n,) will do
     """
 
     form: ClassVar[str] = "table"
@@ -233,7 +233,6 @@ class SelectionTimes(SelectionCost):
     seconds: Floats
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "density", np.atleast_1d(np.asarray(self.density, dtype=float)))
         self._freeze("elements")
         self._freeze("density")
         rows = np.array(self.seconds, dtype=float)

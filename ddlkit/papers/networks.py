@@ -160,7 +160,8 @@ def _inception_v4() -> Iterator[Layer]:
 
 def _row(inputs: int, side: int, units: Sequence[Any]) -> tuple[list[Layer], int, int]:
     """Layers of units in a row, how many channels they put out, and of which side."""
-    found, fork = [], 0
+    found: list[Layer] = []
+    fork = 0
     for unit in units:
         if unit == "halve":
             side = (side - 3) // 2 + 1

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddlkit.core.cost import from_dict
 from ddlkit.core.errors import UserError
-from ddlkit.core.sparse import SELECTION_FORMS, Selecting, SelectionTimes
+from ddlkit.core.fit import AUTO, fit
+from ddlkit.core.sparse import SELECTION_FORMS, SelectionCost, SelectionTimes
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile
@@ -179,8 +180,12 @@ def read_selection_times(path: Path, density: float | None = None) -> SelectionT
     return selection_table(rows[rows["density"] == wanted[0]])
 
 
-def read_selection(paths: Sequence[Path], density: float) -> Selecting:
+def read_selection(
+    paths: Sequence[Path], density: float, form: str = SelectionTimes.form
+) -> SelectionCost:
     """What selecting takes: recorded tables' times about that density, or a cost described as JSON.
+
+    form : fitted to what was measured, or "auto" for the one that does best at sizes left out
 
     Raises UserError for a damaged file, and where what was measured does not reach that density.
     """
@@ -190,7 +195,12 @@ def read_selection(paths: Sequence[Path], density: float) -> Selecting:
         if not least <= density <= most:
             reach = f"{least:g}" if least == most else f"{least:g} to {most:g}"
             raise UserError(f"{paths[0]}: {SELECTOR} was measured at {reach}, not at {density:g}")
-        return selection_table(rows)
+        if form == SelectionTimes.form:
+            return selection_table(rows)
+        columns = (rows[name].to_numpy() for name in ("elements", "density", "seconds"))
+        return fit(form, *columns, draws=0).cost
+    if form not in (SelectionTimes.form, AUTO):
+        raise UserError(f"{paths[0]}: has a form of its own: give --selection-form with tables")
     try:
         return from_dict(json.loads(files.read_text(paths[0])), SELECTION_FORMS)
     except ValueError as error:

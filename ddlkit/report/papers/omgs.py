@@ -237,8 +237,8 @@ def _exposed(networks: Sequence[str]) -> pd.Series:
 @check("omgs-fig04-vgg16", ("VGG-16",), lambda ratio: ratio)
 def _fig04(networks: Sequence[str], shown: Callable[[float], float]) -> Result:
     ratio = _exposed(networks)
-    ends = sorted((shown(ratio.min()), shown(ratio.max())))
-    return Result(Evidence.MODEL, *ends, _by_times("exposed communication", networks))
+    low, high = sorted((shown(ratio.min()), shown(ratio.max())))
+    return Result(Evidence.MODEL, low, high, _by_times("exposed communication", networks))
 
 
 @check("omgs-fig04-selection")

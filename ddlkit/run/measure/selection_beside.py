@@ -125,7 +125,7 @@ def _training(network: str, batch: int, place: torch.device) -> Step:
     )
 
     def step() -> object:
-        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        loss.backward(retain_graph=True)
         return loss.item()
 
     return step
