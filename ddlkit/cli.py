@@ -438,6 +438,12 @@ _INPUTS = (
         metavar="TABLE",
         help="recorded times to select that share, or a selection cost (JSON)",
     ),
+    arg(
+        "--selection-form",
+        default="table",
+        help="of the cost of those times: table, log, density_log, scan, or auto for the best of them at "
+        "sizes left out [table]",
+    ),
     JSON,
 )
 
@@ -515,7 +521,8 @@ def _sparse(arguments: argparse.Namespace, dense: Any, workload: Any) -> Any:
         return dense
     if (workload.bytes != ELEMENT_BYTES * workload.parameters).any():
         raise UserError("--density: needs a profile whose gradients have 4 bytes a parameter")
-    return dense.sparse(arguments.density, read_selection(arguments.selection, arguments.density))
+    selecting = read_selection(arguments.selection, arguments.density, arguments.selection_form)
+    return dense.sparse(arguments.density, selecting)
 
 
 def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
@@ -556,7 +563,7 @@ def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
 
     how = {"ranks": arguments.ranks, "link": arguments.link}
     tables = [read_collectives(path, **how) for path in arguments.collectives]
-    wanted = {"collective": "all_gather" if arguments.density else "all_reduce", **how}
+    wanted = {"collective": "all_reduce" if arguments.density is None else "all_gather", **how}
     rows = pd.concat(tables, ignore_index=True)
     rows, chosen = choose(rows, tuple(wanted), wanted, Path("--collectives"))
     link, ranks = str(chosen["link"]), int(chosen["ranks"])
@@ -584,6 +591,7 @@ def predict(arguments: argparse.Namespace) -> None:
     if arguments.density:
         sizes = found.iteration.group_bytes
         result["selection_s"] = float(found.iteration.cost.selection_s(sizes).sum())
+        result["selection_form"] = found.iteration.cost.selecting.form
     _show({**result, "warnings": doubtful} if arguments.json else result, arguments.json)
 
 
@@ -595,11 +603,13 @@ def predict(arguments: argparse.Namespace) -> None:
 def plan(arguments: argparse.Namespace) -> None:
     found, doubtful, _ = _forecast(arguments, arguments.planner)
     iteration_s, chosen = found.prediction.iteration_s, found.iteration.plan
+    proof = {} if chosen.least_s is None else {"no_plan_below_s": chosen.least_s}
     if arguments.json:
-        _show({**chosen.to_dict(iteration_s), "warnings": doubtful}, True)
+        _show({**chosen.to_dict(iteration_s), **proof, "warnings": doubtful}, True)
         return
     sizes, tensor = found.iteration.group_bytes, found.iteration.workload.tensor
-    _show({"planner": chosen.planner, "messages": len(sizes), "iteration_s": iteration_s}, False)
+    result = {"planner": chosen.planner, "messages": len(sizes), "iteration_s": iteration_s}
+    _show({**result, **proof}, False)
     for group, members in enumerate(chosen.slices):
         first, last = tensor[members.start], tensor[members.stop - 1]
         print(f"  {group:>3}  {units.format_bytes(sizes[group]):>10}  {first} .. {last}")

@@ -46,6 +46,9 @@ def test_every_planner_can_be_asked_for_and_none_beats_exact(
         taken[planner] = found["iteration_s"]
         predicted = run(capsys, "predict", *inputs, *sparse(tmp_path), "--plan", planner)
         assert predicted["iteration_s"] == found["iteration_s"]
+        assert ("no_plan_below_s" in found) == (planner == "exact")
+        if planner == "exact":
+            assert found["no_plan_below_s"] == pytest.approx(found["iteration_s"], rel=1e-11)
     assert min(taken.values()) == taken["exact"]
 
 
@@ -69,9 +72,23 @@ def test_recorded_tables_of_selection_can_be_given(
     assert found["iteration_s"] > 0.15
 
 
+def test_the_form_of_what_selecting_takes_can_be_chosen(
+    inputs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = sorted((RECORDED / "cpu-2x-amd-epyc-suite").glob("selection-d*.csv.gz"))
+    given = [*inputs, "--density", 0.005, "--selection", *tables, "--selection-form"]
+    for form in ("scan", "log", "table"):
+        assert run(capsys, "predict", *given, form)["selection_form"] == form
+    assert run(capsys, "predict", *given, "auto")["selection_form"] in ("table", "scan")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["--density", "0.1", "--selection", "selection.json", "--selection-form", "log"],
+            "has a form of its own",
+        ),
         (["--density", "0.001"], "give --density and --selection TABLE together"),
         (["--selection", "selection.json"], "give --density and --selection TABLE together"),
         (["--density", "0", "--selection", "selection.json"], "density 0.0 is not above 0"),

@@ -16,6 +16,7 @@ from ddlkit.core.units import MIB
 from ddlkit.papers import networks, omgs, osf, sharing
 from ddlkit.report import claims, source
 from ddlkit.report.claims import paper_table
+from ddlkit.report.figures import omgs_breakdown as breakdown
 from ddlkit.report.papers.omgs import as_in_the_code, speedup_range, tensors
 from mergings import audit, optimal, random_instances
 
@@ -376,6 +377,17 @@ def test_29_the_published_code_merges_by_another_rule() -> None:
     assert compared("vgg16", suite)[0] == [4, 2]
     counts, slower = compared("resnet18", suite)
     assert counts == [2, 1] and slower == pytest.approx(0.067, abs=0.001)
+
+
+def test_30_table_6_saves_more_than_the_published_costs_allow() -> None:
+    found = breakdown.at_once().set_index("network")
+    for network, most_s, saved_s in (("ResNet-50", 0.061, 0.159), ("Inception-v4", 0.119, 0.355)):
+        row = found.loc[network]
+        assert row["most_saved_s"] == pytest.approx(most_s, abs=0.0005)
+        assert row["saved_s"] == pytest.approx(saved_s, abs=1e-9)
+    low, high = breakdown.computing_s("ResNet-50")
+    assert (low + high) / 2 == pytest.approx(0.45, abs=0.005)
+    assert high > low > 2 * prose()["resnet50-computing"]
 
 
 def test_the_code_s_rule_is_a_message_that_waits_less_than_a_start_up() -> None:

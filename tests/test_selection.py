@@ -17,7 +17,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB
 from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.measure import selection
+from ddlkit.run.measure import selection, selection_beside
 from ddlkit.run.sessions.kinds import Here, selections
 from ddlkit.run.sessions.session import Partial
 
@@ -187,3 +187,27 @@ def test_smoke_points_can_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_full_points_span_the_papers_range() -> None:
     names = [name for name, _, _ in selection.cases("cpu", brief=False)]
     assert names[0] == "d1000" and names[-1] == "d100000000" and len(set(names)) == len(names)
+
+
+def test_selection_beside_backward_is_measured_alone_and_competing() -> None:
+    rows = selection_beside.measure_beside_backward("lenet5", 2, 1000, 0.01, rounds=2)
+    assert set(rows["operation"]) == {
+        f"{what}_{how}" for what in ("topk_unsorted", "backward") for how in ("alone", "beside")
+    }
+    assert (rows.groupby("operation").size() == 2).all()
+    assert (rows["seconds"] > 0).all()
+    assert rows["elements"].eq(1000).all() and rows["density"].eq(0.01).all()
+
+
+def test_what_fails_beside_is_raised() -> None:
+    def fails() -> object:
+        raise UserError("the other thread")
+
+    with pytest.raises(UserError, match="the other thread"):
+        selection_beside._round(lambda: None, fails)
+    with (
+        pytest.raises(UserError, match="the other thread"),
+        selection_beside._again_and_again(fails) as seconds,
+    ):
+        while not seconds:
+            pass

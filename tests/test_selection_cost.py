@@ -18,7 +18,7 @@ from ddlkit.core.sparse import (
     Log,
     Scan,
     SelectionCost,
-    SelectionTable,
+    SelectionTimes,
 )
 
 SIZES = np.geomspace(1e3, 1e8, 11).round()
@@ -28,7 +28,7 @@ TRUTHS: dict[str, SelectionCost] = {
     "density_log": DensityLog(2e-9),
     "log": Log(2.2e-10, operation="topk", device="cuda"),
     "scan": Scan(2e-5, 5 * 4 / 4e12),
-    "table": SelectionTable(SIZES, DENSITIES, (1e-5 + np.outer(DENSITIES**0.1, 1e-10 * SIZES))),
+    "table": SelectionTimes(SIZES, DENSITIES, (1e-5 + np.outer(DENSITIES**0.1, 1e-10 * SIZES))),
 }
 counts = st.integers(1, 10**9)
 densities = st.floats(1e-5, 1)
@@ -85,7 +85,7 @@ def test_a_table_passes_through_its_points_and_stays_between_its_neighbours(
     d: float, rho: float
 ) -> None:
     table = TRUTHS["table"]
-    assert isinstance(table, SelectionTable)
+    assert isinstance(table, SelectionTimes)
     np.testing.assert_allclose(table(SIZES, DENSITIES[:, None]), table.seconds, rtol=1e-12)
     rows = table(d, DENSITIES)
     assert rows[0] * (1 - 1e-12) <= table(d, rho) <= rows[-1] * (1 + 1e-12)
@@ -124,6 +124,26 @@ def test_held_out_sizes_tell_which_reading_is_true(truth: str) -> None:
     for one in judged.values():
         assert one.elements.shape == one.density.shape == one.held_out.shape == (inner,)
         assert {SIZES[0], SIZES[-1]}.isdisjoint(one.elements)
+
+
+@pytest.mark.parametrize("truth", ["density_log", "log", "scan"])
+def test_the_form_is_chosen_by_its_error_at_sizes_left_out(truth: str) -> None:
+    found = fit("auto", *samples(truth, 0.0), draws=0)
+    assert found.form == truth
+    assert all(form in found.why for form in TRUTHS if form != truth)
+
+
+def test_too_few_sizes_to_leave_one_out_are_a_scan() -> None:
+    assert fit("auto", [10, 20, 30], [0.1] * 3, [1.0, 2.0, 3.0], draws=0).form == "scan"
+
+
+def test_a_table_of_one_density_says_nothing_of_others() -> None:
+    table = SelectionTimes(SIZES, np.array([0.01]), 1e-9 * SIZES)
+    np.testing.assert_allclose(table(SIZES, 0.01), 1e-9 * SIZES)
+    with pytest.raises(UserError, match="recorded at density 0.01 only"):
+        table(1e4, 0.001)
+    again = from_dict(json.loads(json.dumps(table.to_dict())), SELECTION_FORMS)
+    assert isinstance(again, SelectionTimes) and again.sha256 == table.sha256
 
 
 @pytest.mark.parametrize(

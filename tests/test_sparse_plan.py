@@ -155,6 +155,26 @@ def test_a_plan_read_from_its_end_is_as_long(data: st.DataObject) -> None:
     assert found.end_s == pytest.approx(back.end_s, rel=1e-11)
 
 
+def test_an_improved_plan_is_never_later_and_ends_when_it_says() -> None:
+    for workload, cost in instances(5, 30, most=30):
+        total = np.concatenate([[0.0], np.cumsum(workload.bytes)])
+        sizes = np.maximum(total[1:, None] - total[:-1], 1.0)
+        ready_s = np.broadcast_to(workload.ready_s[:, None], sizes.shape)
+        groups = pareto.Groups(ready_s, np.tril(cost.selection_s(sizes)), np.tril(cost(sizes)))
+        for plan in (planning.none(workload), planning.single(workload)):
+            ends, end_s = pareto._improved(groups, plan.ends)
+            assert end_s == pytest.approx(groups.end_s(ends), rel=1e-12)
+            assert pareto.best(groups).end_s * (1 - 1e-11) <= end_s <= groups.end_s(plan.ends)
+
+
+def test_an_exact_plan_carries_what_no_plan_is_below() -> None:
+    for workload, cost in instances(6, 20, most=12):
+        for one in (cost, SparseGather(cost.gather, cost.density)):
+            plan = make_plan("exact", workload, one)
+            assert plan.least_s == pytest.approx(iteration_s(workload, plan, one), rel=1e-11)
+            assert make_plan("single", workload, one).least_s is None
+
+
 @pytest.mark.parametrize("selecting", SELECTIONS[:4], ids=lambda one: f"{one.form}")
 def test_resnet_152_is_planned_in_bounded_time(selecting: SelectionCost) -> None:
     # With alpha and beta of the authors' code. This only guards against a front that explodes.
@@ -220,7 +240,7 @@ def test_the_papers_rules_plan_with_what_the_cost_knows_of_selecting(
 
 
 def test_recorded_selection_times_are_planned_with_like_any_form() -> None:
-    times = SelectionTimes(np.array([1e2, 1e8]), np.array([1e-6, 1.0]), 0.001)
+    times = SelectionTimes(np.array([1e2, 1e8]), np.array([0.001]), np.array([1e-6, 1.0]))
     workload, _ = next(instances(4, 1, most=10))
     plan, least_s = planning.proven(workload, sparse(times))
     assert iteration_s(workload, plan, sparse(times)) == pytest.approx(least_s, rel=1e-11)

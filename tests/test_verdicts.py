@@ -213,6 +213,8 @@ def test_known_results(verdicts: pd.DataFrame) -> None:
         "dag-tab4-resnet50": (25.557, 25.557, "differs"),
         "omgs-dense-communication": (1.533, math.inf, "compatible"),
         "omgs-tab5-mgs-resnet50": (53, 53, "reproduced"),
+        "omgs-computing": (0.4176, 0.4842, "contradicted"),
+        "omgs-deep-over-topk": (1, 1, "contradicted"),
         "omgs-tab6-s2-lstm": (1.0426, 1.0448, "contradicted"),
     }
     for claim, (low, high, outcome) in expected.items():

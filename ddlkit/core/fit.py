@@ -51,7 +51,7 @@ from ddlkit.core.sparse import (
     Log,
     Scan,
     SelectionCost,
-    SelectionTable,
+    SelectionTimes,
 )
 from ddlkit.core.workload import Floats
 
@@ -82,6 +82,8 @@ SIMPLE_FIRST = (
 """Between which AUTO chooses."""
 AS_GOOD = 1.1
 """Forms whose error is at most so many times the least are as good: of those the simplest is taken."""
+SELECTIONS_SIMPLE_FIRST = (Log.form, DensityLog.form, Scan.form, SelectionTimes.form)
+"""Between which AUTO chooses for selections."""
 THROUGH_ALL = (Table.form, Curve.form)
 """Forms that only neighbours decide. Where a size is left out these are twice as far as they will be: what
 such a form is off by there is once what it will be if times scatter, and four times if they bend."""
@@ -401,7 +403,7 @@ def _fit_joined(sizes: Floats, seconds: Floats, pieces: int, how: str) -> Fitted
 
 _METHODS: dict[type[Form], tuple[Fitter, int]] = {
     **{kind: (_linear_in_parameters(kind), 3) for kind in (AlphaBeta, DensityLog, Log, Scan)},
-    **{kind: (_full_grid(kind), 2) for kind in (Table, Curve, SelectionTable)},
+    **{kind: (_full_grid(kind), 2) for kind in (Table, Curve, SelectionTimes)},
     Piecewise: (_fit_piecewise, 5),
     Segments: (_fit_segments, MIN_SIZES_PER_PIECE),
     Stepped: (_fit_stepped, 3),
@@ -426,7 +428,7 @@ def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **known:
     form : of messages "auto" for the best of all, or "alpha_beta", "piecewise", "segments", "table",
         or "stepped" of known workers and algorithm; "piecewise:45KB" has its threshold
         there, "piecewise" where the loss is least; "alpha_beta:least_squares" and others as of LINES, by
-        relative error without; of selections "density_log", "log", "scan", "table"
+        relative error without; of selections "auto", "density_log", "log", "scan", "table"
     rows : bytes, seconds of messages, or elements, density, seconds of selections, (n,) each
     known : what the cost holds for: collective, workers, algorithm, samples as of `MessageCost`, or
         operation, device as of `SelectionCost`; of "stepped" any of its own
@@ -442,6 +444,8 @@ def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **known:
     why, unseen = "", None
     if form == AUTO and len(rows) == 2:
         form, why, unseen = _best_form(at[0], times)
+    elif form == AUTO:
+        form, why = _best_selection(*at, times)
     kind, fitter, least = _method(form, len(rows))
     distinct, repeats = np.unique(at[0], return_counts=True)
     if distinct.size < least:
@@ -471,7 +475,7 @@ def _method(form: str, columns: int) -> tuple[Callable[..., Any], Fitter, int]:
     forms: Mapping[str, type[Form]] = FORMS if columns == 2 else SELECTION_FORMS
     name, colon, text = form.partition(":")
     if name not in fitted_forms(forms):
-        known = [*fitted_forms(forms), *([AUTO] if columns == 2 else [])]
+        known = [*fitted_forms(forms), AUTO]
         raise UserError(f"unknown cost form {form!r}: use one of {', '.join(known)}")
     fitter, least = _METHODS[forms[name]]
     if colon:
@@ -486,6 +490,14 @@ def _best_form(sizes: Floats, seconds: Floats) -> tuple[str, str, Unseen | None]
     every = unseen_by_form(sizes, seconds)
     chosen, why = chosen_because(every)
     return chosen, why, every.get(chosen)
+
+
+def _best_selection(*rows: Floats) -> tuple[str, str]:
+    """Of selections' forms the one that AUTO takes, by the median error at sizes left out, and why."""
+    errors = {form: held_out_errors(form, *rows)[-1] for form in SELECTIONS_SIMPLE_FIRST}
+    if not all(found.size for found in errors.values()):
+        return Scan.form, "too few sizes to leave one out and compare forms"
+    return _because({form: float(np.median(np.abs(found))) for form, found in errors.items()})
 
 
 def unseen_by_form(
@@ -504,7 +516,11 @@ def chosen_because(every: Mapping[str, Unseen]) -> tuple[str, str]:
     """
     if AlphaBeta.form not in every:
         return AlphaBeta.form, "too few sizes to leave one out and compare forms"
-    errors = {form: one.error() for form, one in every.items()}
+    return _because({form: one.error() for form, one in every.items()})
+
+
+def _because(errors: Mapping[str, float]) -> tuple[str, str]:
+    """What AUTO takes by errors at sizes left out, and a sentence of why."""
     chosen = choose_form(errors)
     others = "".join(f"; {form} {error:.2%}" for form, error in errors.items() if form != chosen)
     why = f"at sizes left out the median is off by {errors[chosen]:.2%} in the median{others}"

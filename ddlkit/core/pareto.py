@@ -15,11 +15,13 @@ A prefix (a, b) and a suffix (p, q) make an iteration that ends at max(a + q, b 
 bound from below what a cut of a prefix can lead to, and those of prefixes the cuts of suffixes; a known plan
 bounds from above. Fronts grow with the tensors, at worst exponentially. Where one is long, points that lie
 close together become one: their corner, which none of them is below, for a bound from below; the most
-promising of them for a plan. Both are repeated with more points until the lower bound meets the plan.
+promising of them for a plan, which single changes then improve. Both are repeated with more points until the
+lower bound meets the plan.
 """
 
 from __future__ import annotations
 
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +31,10 @@ from ddlkit.core.workload import Floats, Ints
 
 ROUNDING = 1e-12
 """Relative difference of two bounds that meet."""
-NARROW, WIDER = 16, 4
-"""How many points the first fronts have, and how many times as many the next ones, and those of plans."""
+NARROW, WIDER = 24, 6
+"""How many points fronts have after the first, of one each; and how many times as many next, and in plans."""
+NEIGHBOURS = 2
+"""Cuts on either side of a new one that it can replace."""
 
 
 class Best(NamedTuple):
@@ -60,6 +64,13 @@ class Groups(NamedTuple):
         ready_s, selecting_s, sending_s = (np.ascontiguousarray(one.T[::-1, ::-1]) for one in self)
         return Groups(ready_s, sending_s, selecting_s)
 
+    def after(self, one: Floats, other: Floats, last: Ints | int, first: Ints) -> Front:
+        """(m,) both clocks after one more group, (m,) or one last tensor, (m,) first ones."""
+        now = one + self.selecting_s[last, first]
+        then = np.maximum(other, self.ready_s[last, first] + now)
+        then += self.sending_s[last, first]
+        return Front(now, then)
+
     def end_s(self, ends: tuple[int, ...]) -> float:
         """When the last message of a plan has arrived."""
         selected_s, end_s, first = 0.0, 0.0, 0
@@ -84,17 +95,18 @@ class Front(NamedTuple):
 
     def least(self, one: Floats, other: Floats) -> Floats:
         """(m,) how early iterations end that go on from ``self`` with the points of the mirrored problem."""
-        turn = np.searchsorted(self.one - self.other, one - other)
-        ends = np.append(self.one, np.inf)[turn] + other
-        return np.minimum(ends, np.append(np.inf, self.other)[turn] + one)
+        turn = (self.one - self.other).searchsorted(one - other)
+        late, early = np.empty((2, len(self.one) + 1))
+        late[:-1], late[-1], early[1:], early[0] = self.one, np.inf, self.other, np.inf
+        return np.minimum(late[turn] + other, early[turn] + one)
 
     def parts(self, width: int) -> Ints:
         """Where up to ``width`` parts begin whose points lie close together: in one, or in the other."""
-        if len(self.one) <= width:
-            return np.arange(len(self.one))
-        apart = np.minimum(np.diff(self.one), -np.diff(self.other)).cumsum()
-        part = np.append(0, np.minimum(apart / apart[-1] * width, width - 1).astype(int))
-        return np.flatnonzero(np.append(True, np.diff(part)))
+        apart = np.minimum(self.one[1:] - self.one[:-1], self.other[:-1] - self.other[1:]).cumsum()
+        part = np.minimum(apart * (width / apart[-1]), width - 1).astype(int)
+        begins = np.empty(len(self.one), bool)
+        begins[0], begins[1], begins[2:] = True, part[0] > 0, part[1:] > part[:-1]
+        return begins.nonzero()[0]
 
 
 START = Front(np.zeros(1), np.full(1, -np.inf))
@@ -103,19 +115,60 @@ START = Front(np.zeros(1), np.full(1, -np.inf))
 
 def best(groups: Groups) -> Best:
     """The plan whose last message arrives first, of all 2**(n-1), with its certificate."""
-    back, n = groups.mirrored(), len(groups.ready_s)
+    sides, n = (groups, groups.mirrored()), len(groups.ready_s)
     unknown = [START] * (n + 1)
-    before, ends = _fronts(groups, unknown, unknown, np.inf, 1)
-    after, _ = _fronts(back, unknown, before, np.inf, 1)
-    end_s, width = groups.end_s(ends), NARROW
-    while (least_s := max(before[n].corner[1], after[n].corner[1])) < end_s * (1 - ROUNDING):
-        before, _ = _fronts(groups, before, after, end_s, width)
-        after, _ = _fronts(back, after, before, end_s, width)
+    before, found = _fronts(groups, unknown, unknown, np.inf, 1)
+    fronts = [before, unknown]
+    ends, end_s = _improved(groups, found)
+    least_s, width = before[n].corner[1], NARROW
+    while True:
+        for side in (1, 0):
+            if least_s >= end_s * (1 - ROUNDING):
+                return Best(ends, end_s, min(least_s, end_s))
+            known, rest = fronts[side], fronts[1 - side]
+            fronts[side], _ = _fronts(sides[side], known, rest, end_s, width)
+            least_s = max(least_s, fronts[side][n].corner[1])
         width *= WIDER
+        before, after = fronts
         _, found = _fronts(groups, before, after, end_s, width, bound=False)
-        if found and groups.end_s(found) < end_s:
-            ends, end_s = found, groups.end_s(found)
-    return Best(ends, end_s, min(least_s, end_s))
+        if found:
+            ends, end_s = min((ends, end_s), _improved(groups, found), key=lambda plan: plan[1])
+
+
+def _improved(groups: Groups, ends: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
+    """A plan that is no worse, and when it ends: one cut comes in place of its neighbours while that helps.
+
+    Every cut is tried in place of up to NEIGHBOURS cuts on either side; of all, the best one is made.
+    """
+    n, back, end_s = len(groups.ready_s), groups.mirrored(), groups.end_s(ends)
+    cuts, cut = np.array([0, *ends]), np.arange(1, n)
+    while cut.size:
+        one, other = _clocks(groups, cuts)
+        to_send, to_end = (clock[::-1] for clock in _clocks(back, n - cuts[::-1]))
+        tried = []
+        for left, right in product(range(NEIGHBOURS + 1), repeat=2):
+            i = np.maximum(cuts.searchsorted(cut) - 1 - left, 0)
+            j = np.minimum(cuts.searchsorted(cut, side="right") + right, len(cuts) - 1)
+            now, then = groups.after(one[i], other[i], cut - 1, cuts[i])
+            now, then = groups.after(now, then, cuts[j] - 1, cut)
+            ends_s = np.maximum(now + to_end[j], then + to_send[j])
+            best = int(ends_s.argmin())
+            tried.append((float(ends_s[best]), int(i[best]), best + 1, int(j[best])))
+        least_s, left, between, right = min(tried)
+        if least_s >= end_s * (1 - ROUNDING):
+            break
+        cuts, end_s = np.concatenate([cuts[: left + 1], [between], cuts[right:]]), least_s
+    return tuple(cuts[1:].tolist()), end_s
+
+
+def _clocks(groups: Groups, cuts: Ints) -> tuple[Floats, Floats]:
+    """(k,) both clocks at each of a plan's cuts, of which the first is 0."""
+    chosen = cuts[1:] - 1, cuts[:-1]
+    one = np.append(0.0, groups.selecting_s[chosen].cumsum())
+    ready_s, other = groups.ready_s[chosen] + one[1:], [-np.inf]
+    for start_s, took_s in zip(ready_s.tolist(), groups.sending_s[chosen].tolist(), strict=True):
+        other.append(max(other[-1], start_s) + took_s)
+    return one, np.array(other)
 
 
 def _fronts(
@@ -140,33 +193,37 @@ def _fronts(
     first, came = np.zeros((2, n * width + 1), np.int64)
     one, other = np.zeros((2, n * width + 1))
     other[0] = -np.inf
+    begins_at = np.zeros(n + 1, np.int64)
+    count = np.ones(n + 1, np.int64)
     for last in range(n):
-        among = np.flatnonzero(useful[last, first[:states]])
-        begun = first[among]
-        now = one[among] + groups.selecting_s[last, begun]
-        start_s = np.maximum(other[among], groups.ready_s[last, begun] + now)
-        then = start_s + groups.sending_s[last, begun]
+        firsts = useful[last].nonzero()[0]
+        each = count[firsts]
+        begun = firsts.repeat(each)
+        among = (begins_at[firsts] - each.cumsum() + each).repeat(each) + np.arange(len(begun))
+        now, then = groups.after(one[among], other[among], last, begun)
         ends_s = rest[n - last - 1].least(now, then)
-        kept = np.flatnonzero(ends_s <= limit_s * (1 + ROUNDING))
+        kept = (ends_s <= limit_s * (1 + ROUNDING)).nonzero()[0]
         kept = kept[_undominated(now[kept], then[kept])]
-        begins = Front(now[kept], then[kept]).parts(width)
-        chosen = kept[_least_of_each(ends_s[kept], begins)]
-        lasts = kept[np.append(begins, len(kept))[1:] - 1]
-        corners = Front(now[kept[begins]], then[lasts])
-        fronts.append(corners if bound else Front(now[chosen], then[chosen]))
-        new = slice(states, states + len(chosen))
-        first[new], came[new], (one[new], other[new]) = last + 1, among[chosen], fronts[-1]
+        front = Front(now[kept], then[kept])
+        if len(kept) > width:
+            begins = front.parts(width)
+            chosen = kept[_least_of_each(ends_s[kept], begins)]
+            lasts = kept[np.append(begins[1:], len(kept)) - 1]
+            corners = Front(now[kept[begins]], then[lasts])
+            front, kept = corners if bound else Front(now[chosen], then[chosen]), chosen
+        fronts.append(front)
+        new = slice(states, states + len(kept))
+        begins_at[last + 1], count[last + 1] = states, len(kept)
+        first[new], came[new], (one[new], other[new]) = last + 1, among[kept], front
         states = new.stop
     return fronts, _traced(first[:states], came) if len(fronts[-1].one) else ()
 
 
 def _least_of_each(values: Floats, begins: Ints) -> Ints:
     """(k,) the place of the smallest of ``values`` in each of k parts; of equal ones the last."""
-    if not begins.size:
-        return begins
-    part = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(values))))
+    part = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(values)))
     # What leads to one plan may differ by rounding.
-    least = np.flatnonzero(values <= np.minimum.reduceat(values, begins)[part] * (1 + ROUNDING))
+    least = (values <= np.minimum.reduceat(values, begins)[part] * (1 + ROUNDING)).nonzero()[0]
     places = np.empty_like(begins)
     places[part[least]] = least
     return places
@@ -183,12 +240,16 @@ def _traced(first: Ints, came: Ints) -> tuple[int, ...]:
 
 def _undominated(one: Floats, other: Floats) -> Ints:
     """Which points no other is as good as in both, by rising ``one``."""
-    ordered = np.argsort(one)
+    ordered = one.argsort()
     lowest = np.minimum.accumulate(other[ordered])
-    falls = np.flatnonzero(np.diff(lowest, prepend=np.inf) < 0)
+    kept = np.ones(len(one), bool)
+    kept[1:] = lowest[1:] < lowest[:-1]
+    ordered = ordered[kept]
     # Of points that are equal in one, the last that falls is the lowest.
-    rises = np.diff(one[ordered[falls]], append=np.inf) > 0
-    return np.asarray(ordered[falls[rises]])
+    rising = one[ordered]
+    kept = np.ones(len(ordered), bool)
+    kept[:-1] = rising[1:] > rising[:-1]
+    return np.asarray(ordered[kept])
 
 
 def _useful(

@@ -102,41 +102,6 @@ class SparseGather(MessageCost):
         return {"form": self.form, "density": self.density, "gather": self.gather.to_dict()}
 
 
-@dataclass(frozen=True, eq=False)
-class SelectionTimes:
-    """Recorded times of selecting, interpolated in log-log over elements; constant below, linear above.
-
-    elements, seconds : (n,), elements increasing; density : the one that they were recorded at
-    """
-
-    elements: Floats
-    seconds: Floats
-    density: float
-
-    def __post_init__(self) -> None:
-        for name in ("elements", "seconds"):
-            object.__setattr__(self, name, np.array(getattr(self, name), dtype=float))
-        known = self.elements.size > 1 and self.elements.shape == self.seconds.shape
-        if not (known and np.all(np.diff(self.elements) > 0) and np.all(self.seconds > 0)):
-            raise UserError("selection times: needs 2 or more sizes, increasing, all times above 0")
-
-    def __call__(self, elements: ArrayLike, density: float) -> Floats:
-        """Seconds for tensors of ``elements``. Raises UserError at another density."""
-        if density != self.density:
-            raise UserError(f"selection was recorded at density {self.density}, not at {density}")
-        d = np.asarray(elements, float)
-        inside = np.exp(np.interp(np.log(d), np.log(self.elements), np.log(self.seconds)))
-        return np.asarray(inside * np.maximum(1.0, d / self.elements[-1]))
-
-    @property
-    def sha256(self) -> str:
-        """Hash of all that a selection time depends on, as a Case carries it."""
-        digest = hashlib.sha256(np.float64(self.density).tobytes())
-        for column in (self.elements, self.seconds):
-            digest.update(column.tobytes())
-        return digest.hexdigest()
-
-
 def group_selection_s(
     workload: Workload, plan: FusionPlan, density: float, selecting: Selecting
 ) -> Floats:
@@ -253,10 +218,13 @@ class Scan(SelectionCost):
 
 
 @dataclass(frozen=True, eq=False)
-class SelectionTable(SelectionCost):
+class SelectionTimes(SelectionCost):
     """Measured times, interpolated in log-log; beyond the densities as at the nearest one.
 
-    elements : (n,); density : (m,); seconds : (m, n), row by row a `ddlkit.core.cost.Table`
+    Times of a single density say nothing of others.
+
+    elements : (n,); density : (m,); seconds : (m, n), row by row a `ddlkit.core.cost.Table`. Of a single
+        density (n,) will do
     """
 
     form: ClassVar[str] = "table"
@@ -268,6 +236,8 @@ class SelectionTable(SelectionCost):
         self._freeze("elements")
         self._freeze("density")
         rows = np.array(self.seconds, dtype=float)
+        if rows.ndim == 1 and self.density.size == 1:
+            rows = rows[None]
         if rows.shape != (self.density.size, self.elements.size):
             raise UserError("table cost: seconds must hold one row a density, one column a size")
         for name, least in (("density", 1), ("elements", 2)):
@@ -282,10 +252,20 @@ class SelectionTable(SelectionCost):
         object.__setattr__(self, "seconds", rows)
 
     def _seconds(self, d: Floats, rho: Floats) -> Floats:
+        last = len(self.seconds) - 1
+        if not last:
+            if np.any(rho != self.density[0]):
+                raise UserError(f"selection was recorded at density {self.density[0]:g} only")
+            return Table(self.elements, self.seconds[0])(d)
         logs = np.log([Table(self.elements, row)(d) for row in self.seconds])
-        last = len(logs) - 1
         at = np.interp(np.log(rho), np.log(self.density), np.arange(last + 1))
         below = np.minimum(at.astype(int), last)
         above = np.minimum(below + 1, last)
         lower, upper = (np.take_along_axis(logs, k[None], 0)[0] for k in (below, above))
         return np.asarray(np.exp(lower + (at - below) * (upper - lower)))
+
+    @property
+    def sha256(self) -> str:
+        """Hash of all that a selection time depends on, as a Case carries it."""
+        columns = self.density, self.elements, self.seconds
+        return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()

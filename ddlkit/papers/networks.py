@@ -1,15 +1,19 @@
-"""The papers' convolutional networks as published, counted by hand: parameters and multiply-adds.
+"""The papers' networks as published, counted by hand: parameters and multiply-adds.
 
 1000 classes; images of 224 x 224 (AlexNet 227 x 227). VGG and ResNet are as torchvision has them
 (ResNet strides in its 3 x 3 convolutions), AlexNet and GoogLeNet as Caffe has them: convolutions in
-groups, biases everywhere, no batch norm.
+groups, biases everywhere, no batch norm. Inception-v4 takes images of 299 x 299; the VGG-16 of Cifar-10
+such of 32 x 32; the LSTM words, of which one counts as one image.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from ddlkit.core.errors import UserError
 from ddlkit.store import network_named
@@ -27,7 +31,7 @@ class Layer:
 
 
 def layers(network: str) -> tuple[Layer, ...]:
-    """The layers of VGG-16/19, ResNet-50/101/152, AlexNet, GoogLeNet or "GoogLeNet with heads".
+    """The layers of VGG-16/19, ResNet-50/101/152, AlexNet, GoogLeNet, Inception-v4 and others listed below.
 
     Forward order; any spelling. Raises UserError for another network.
 
@@ -128,28 +132,86 @@ def _googlenet(*, heads: bool) -> Iterator[Layer]:
     yield dense(inputs, 1000)
 
 
-def cifar_vgg16_parameters() -> tuple[int, ...]:
-    """Elements of the 54 tensors of the VGG-16 with batch norm for Cifar-10, in forward order.
+_BLOCKS = Path(__file__).with_name("inception_v4.json")
+_TIMES = {"inception_a": 4, "inception_b": 7, "inception_c": 3}
 
-    omgs Tab V counts 54 tensors: 13 convolutions of weight, bias and batch norm's two, and one
-    linear layer to 10 classes.
+
+def inception_v4_stages() -> dict[str, list[Any]]:
+    """Inception-v4 of Szegedy et al. (2017), Figures 3 to 9: stage -> blocks -> branches -> units, in order.
+
+    A unit is (channels, kernel), which keeps the image's size, or (channels, kernel, stride) without padding,
+    or "mean" over 3x3 places, or "halve", the maximum of 3x3 places at every other one.
     """
-    sizes, inputs = [], 3
-    for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+    stages = json.loads(_BLOCKS.read_text(encoding="utf-8"))
+    return {name: blocks * _TIMES.get(name, 1) for name, blocks in stages.items()}
+
+
+def _inception_v4() -> Iterator[Layer]:
+    channels, side = 3, 299
+    for blocks in inception_v4_stages().values():
+        for branches in blocks:
+            inputs, place, channels = channels, side, 0
+            for units in branches:
+                found, outputs, side = _row(inputs, place, units)
+                channels += outputs
+                yield from found
+    yield dense(channels, 1000)
+
+
+def _row(inputs: int, side: int, units: Sequence[Any]) -> tuple[list[Layer], int, int]:
+    """Layers of units in a row, how many channels they put out, and of which side."""
+    found: list[Layer] = []
+    fork = 0
+    for unit in units:
+        if unit == "halve":
+            side = (side - 3) // 2 + 1
+        elif isinstance(unit, dict):
+            for row in unit["side_by_side"]:
+                layers_of, outputs, _ = _row(inputs, side, row)
+                found, fork = found + layers_of, fork + outputs
+        elif unit != "mean":
+            outputs, kernel, *stride = unit
+            height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
+            side = (side - height) // stride[0] + 1 if stride else side
+            weights = inputs * outputs * height * width
+            found.append(Layer((weights, outputs, outputs), weights * side * side))
+            inputs = outputs
+    return found, fork or inputs, side
+
+
+def _cifar_vgg16() -> Iterator[Layer]:
+    """13 convolutions of weight, bias and batch norm's two, and one linear layer to 10 classes."""
+    inputs, side = 3, 32
+    for outputs, count in zip((64, 128, 256, 512, 512), VGG_CONVOLUTIONS["VGG16"], strict=True):
         for _ in range(count):
-            sizes += [9 * inputs * width, width, width, width]
-            inputs = width
-    return (*sizes, inputs * 10, 10)
+            one = conv(inputs, outputs, 3, side)
+            yield Layer((*one.tensors, outputs, outputs), one.multiply_adds)
+            inputs = outputs
+        side //= 2
+    yield dense(inputs, 10)
 
 
-def ptb_lstm_parameters(units: int = 1500, vocabulary: int = 10_000) -> tuple[int, ...]:
-    """Elements of the 11 tensors of a two-layer LSTM on the Penn Treebank, in forward order.
+def cifar_vgg16_parameters() -> tuple[int, ...]:
+    """Elements of the 54 tensors of the VGG-16 with batch norm for Cifar-10 (omgs Tab V)."""
+    return parameters("vgg16_cifar")
+
+
+def ptb_lstm(units: int = 1500, vocabulary: int = 10_000) -> Iterator[Layer]:
+    """A two-layer LSTM on the Penn Treebank, of 11 tensors: multiply-adds of one word.
 
     Embedding; per layer two matrices and two biases of the four gates; a linear layer to the words.
     1500 units and untied words are the large network of Zaremba et al. (2014).
     """
-    layer = (4 * units * units, 4 * units * units, 4 * units, 4 * units)
-    return (vocabulary * units, *layer, *layer, units * vocabulary, vocabulary)
+    gates = 4 * units * units
+    yield Layer((vocabulary * units,), 0)
+    for _ in range(2):
+        yield Layer((gates, gates, 4 * units, 4 * units), 2 * gates)
+    yield dense(units, vocabulary)
+
+
+def ptb_lstm_parameters(units: int = 1500, vocabulary: int = 10_000) -> tuple[int, ...]:
+    """Elements of the 11 tensors of `ptb_lstm`, in forward order."""
+    return tuple(size for layer in ptb_lstm(units, vocabulary) for size in layer.tensors)
 
 
 _NETWORKS: dict[str, Callable[[], Iterator[Layer]]] = {
@@ -158,4 +220,7 @@ _NETWORKS: dict[str, Callable[[], Iterator[Layer]]] = {
     "alexnet": _alexnet,
     "googlenet": partial(_googlenet, heads=False),
     "googlenet_aux": partial(_googlenet, heads=True),
+    "inception_v4": _inception_v4,
+    "lstm_ptb": ptb_lstm,
+    "vgg16_cifar": _cifar_vgg16,
 }

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddlkit.core.cost import from_dict
 from ddlkit.core.errors import UserError
-from ddlkit.core.sparse import SELECTION_FORMS, Selecting, SelectionTimes
+from ddlkit.core.fit import AUTO, fit
+from ddlkit.core.sparse import SELECTION_FORMS, SelectionCost, SelectionTimes
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile
@@ -164,38 +165,59 @@ def choose(
 
 
 def read_selection_times(path: Path, density: float | None = None) -> SelectionTimes:
-    """The times of SELECTOR in a ``selection`` table: the median of each size.
+    """The times of SELECTOR in a ``selection`` table at one density: the median of each size.
 
     density : may be left out where the table has but one
 
     Raises UserError for a damaged table, and where that density, or a single one, was not measured.
     """
-    return _selection_times([path], density)
+    rows = _selector_rows([path])
+    known = rows["density"].unique().tolist()
+    wanted = known if density is None else [density]
+    if len(wanted) != 1 or wanted[0] not in known:
+        asked = "a single density" if density is None else f"density {density}"
+        raise UserError(f"{path}: {SELECTOR} was not measured at {asked}")
+    return selection_table(rows[rows["density"] == wanted[0]])
 
 
-def read_selection(paths: Sequence[Path], density: float) -> Selecting:
-    """What selecting takes: recorded tables' times at that density, or the cost that a JSON file describes.
+def read_selection(
+    paths: Sequence[Path], density: float, form: str = SelectionTimes.form
+) -> SelectionCost:
+    """What selecting takes: recorded tables' times about that density, or a cost described as JSON.
 
-    Raises UserError for a damaged file, and where that density was not measured.
+    form : fitted to what was measured, or "auto" for the one that does best at sizes left out
+
+    Raises UserError for a damaged file, and where what was measured does not reach that density.
     """
     if [path.suffix for path in paths] != [".json"]:
-        return _selection_times(paths, density)
+        rows = _selector_rows(paths)
+        least, most = rows["density"].min(), rows["density"].max()
+        if not least <= density <= most:
+            reach = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+            raise UserError(f"{paths[0]}: {SELECTOR} was measured at {reach}, not at {density:g}")
+        if form == SelectionTimes.form:
+            return selection_table(rows)
+        columns = (rows[name].to_numpy() for name in ("elements", "density", "seconds"))
+        return fit(form, *columns, draws=0).cost
+    if form not in (SelectionTimes.form, AUTO):
+        raise UserError(f"{paths[0]}: has a form of its own: give --selection-form with tables")
     try:
         return from_dict(json.loads(files.read_text(paths[0])), SELECTION_FORMS)
     except ValueError as error:
         raise UserError(f"{paths[0]}: is not JSON ({error})") from error
 
 
-def _selection_times(paths: Sequence[Path], density: float | None) -> SelectionTimes:
+def selection_table(rows: DataFrame) -> SelectionTimes:
+    """The medians of rows of schema ``selection``, at sizes that were measured at every density."""
+    wide = rows.groupby(["density", "elements"])["seconds"].median().unstack().dropna(axis=1)
+    return SelectionTimes(wide.columns.to_numpy(float), wide.index.to_numpy(float), wide.to_numpy())
+
+
+def _selector_rows(paths: Sequence[Path]) -> DataFrame:
     import pandas as pd
 
-    path = paths[0]
     rows = pd.concat([load_table(one, "selection") for one in paths], ignore_index=True)
     rows = rows[(rows["operation"] == SELECTOR) & (rows["distribution"] == "normal")]
-    known = rows["density"].unique().tolist()
-    wanted = known if density is None else [density]
-    if len(wanted) != 1 or wanted[0] not in known:
-        asked = "a single density" if density is None else f"density {density}"
-        raise UserError(f"{path}: {SELECTOR} was not measured at {asked}")
-    medians = rows[rows["density"] == wanted[0]].groupby("elements")["seconds"].median()
-    return SelectionTimes(medians.index.to_numpy(), medians.to_numpy(), float(wanted[0]))
+    if rows.empty:
+        raise UserError(f"{paths[0]}: {SELECTOR} was not measured")
+    return rows

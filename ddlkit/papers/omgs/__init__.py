@@ -6,6 +6,7 @@ what merging a layer changes and the rule of Theorem 1; Algorithm 1 (which layer
 (planner ``mgs``); LAGS-SGD is the planner ``none``, TopK-SGD ``single``; ``exact`` is the optimum of all.
 
     audit       every planner against the optimum, over random instances and networks
+    cluster     its networks on its cluster: costs as published, layer times scanned
 
 Layers are numbered 1 to L as in the paper; arrays hold them in that (forward) order, layer l at index
 l - 1. Where the paper prints something that cannot be meant, ``literal=True`` gives what it prints.

@@ -13,7 +13,7 @@ from ddlkit.core.plan import none, proven
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,
     Selecting,
-    SelectionTable,
+    SelectionTimes,
     SparseGather,
     sparse_timeline,
 )
@@ -25,7 +25,7 @@ from ddlkit.papers.omgs import audit
 from ddlkit.papers.osf import cluster, update_s
 from ddlkit.report import source
 from ddlkit.report.claims import paper_table
-from ddlkit.store.readers import SELECTOR
+from ddlkit.store.readers import SELECTOR, selection_table
 
 PEAK_FLOPS = cluster.PEAK_FLOPS
 RULES = ("single", "none", "omgs", "omgs:theorem", "omgs:code")
@@ -80,14 +80,13 @@ def of_counterexample() -> pd.DataFrame:
     return frame.assign(gap=frame["iteration_s"] / best_s - 1)
 
 
-def measured_selection() -> dict[str, SelectionTable]:
+def measured_selection() -> dict[str, SelectionTimes]:
     """Selection as each machine recorded it: the median of every size and density, interpolated."""
     found = {}
     for machine, one in source.recordings("selection").items():
         rows = one.table("selection")
         rows = rows[(rows["operation"] == SELECTOR) & (rows["distribution"] == "normal")]
-        wide = rows.groupby(["density", "elements"])["seconds"].median().unstack().dropna(axis=1)
-        found[machine] = SelectionTable(wide.columns.to_numpy(float), wide.index.to_numpy(), wide)
+        found[machine] = selection_table(rows)
     return found
 
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan
-from ddlkit.core.sparse import SelectionTable
+from ddlkit.core.sparse import SelectionTimes
 from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.jobs.job import Tables, job
@@ -194,7 +194,7 @@ def _stream(device: torch.device) -> Callable[[], object]:
     return lambda: None
 
 
-def selection_here(device: str, density: float, threads: int) -> SelectionTable:
+def selection_here(device: str, density: float, threads: int) -> SelectionTimes:
     """What our selector takes on this device at one density: the median of a few tries at a few sizes."""
     seconds = []
     with computing("selecting", device, threads=threads) as place:
@@ -205,4 +205,4 @@ def selection_here(device: str, density: float, threads: int) -> SelectionTable:
                 place, partial(threshold, magnitudes, k), Budget(2, 7, 7, max_s=5.0)
             )
             seconds.append(float(np.median(tries)))
-    return SelectionTable(np.array(SIZES, float), np.array([density]), np.array([seconds]))
+    return SelectionTimes(np.array(SIZES, float), np.array([density]), np.array([seconds]))

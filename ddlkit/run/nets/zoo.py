@@ -5,15 +5,15 @@ Layers carry the names that the publication or its tables give them; weights are
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ddlkit.papers.networks import inception_v4_stages
 
 STEPS, VOCABULARY = 35, 10_000  # of a training sequence of the Penn Treebank
 _VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # width and number of convolutions
@@ -203,8 +203,6 @@ class _Concat(nn.ModuleList):
         return torch.cat([branch(x) for branch in self], dim=1)
 
 
-_INCEPTION = Path(__file__).with_name("inception_v4.json")
-_TIMES = {"inception_a": 4, "inception_b": 7, "inception_c": 3}
 Unit = Sequence[Any]
 
 
@@ -252,14 +250,13 @@ def _block(inputs: int, branches: list[Any]) -> tuple[nn.Module, int]:
 def inception_v4() -> nn.Module:
     """Inception-v4 of Szegedy et al. (2017), Figures 3 to 9, for 299x299 images: 149 convolutions.
 
-    inception_v4.json : stage -> blocks -> branches -> units as of `_chain`; "mean" averages over 3x3
-        places, "halve" takes the maximum of 3x3 places at every other one
+    Its blocks are those of `ddlkit.papers.networks.inception_v4_stages`.
     """
     channels = 3
     stages: dict[str, nn.Module] = {}
-    for name, blocks in json.loads(_INCEPTION.read_text()).items():
+    for name, blocks in inception_v4_stages().items():
         built = []
-        for branches in blocks * _TIMES.get(name, 1):
+        for branches in blocks:
             block, channels = _block(channels, branches)
             built.append(block)
         stages[name] = nn.Sequential(*built) if len(built) > 1 else built[0]

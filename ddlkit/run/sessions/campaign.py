@@ -168,7 +168,7 @@ class _Inputs:
         if path.exists():
             return store.read_selection_times(path, density)
         sizes = np.array(SELECTION_SIZES, dtype=float)
-        return SelectionTimes(sizes, sizes * SELECTION_S, density)
+        return SelectionTimes(sizes, np.array([density]), sizes * SELECTION_S)
 
     def largest_bytes(self, case: Case, workers: int) -> int:
         """Of a message that carries all of a network, as the calibration counts it."""

@@ -44,6 +44,7 @@ from ddlkit.run.measure import (
     inputs,
     nccl_one_gpu,
     selection,
+    selection_beside,
     sharing_training,
     sparse_convergence,
     sparse_training,
@@ -157,6 +158,7 @@ Plans = Annotated[Sequence[str], Key(reader.plan, many=True)]
 Names = Annotated[Sequence[str], Key(str, many=True)]
 Counts = Annotated[Sequence[int], Key(count, many=True)]
 Numbers = Annotated[Sequence[float], Key(number(0, 1e9), many=True)]
+Share = Annotated[float, Key(number(1e-9, 1))]
 Sizes = Annotated[Sequence[int], Key(reader.sizes)]
 Sides = Annotated[dict[str, list[int]], Key(_sides)]
 Rate = Annotated[str, Key(_rate)]
@@ -266,6 +268,24 @@ def input_alone(
 def selections(here: Here, brief: bool = False) -> Iterator[Point]:
     for name, measure, estimate_s in selection.cases(here.device, brief):
         yield Point("selection", name, measure, estimate_s)
+
+
+@kind("selection")
+def selections_beside_backward(
+    here: Here, networks: Batched, elements: Counts, density: Share, rounds: int = 5
+) -> Iterator[Point]:
+    """Each size's selection and a network's backward pass, alone and competing for the same cores."""
+    for (network, batch), size in itertools.product(networks, elements):
+        measure = partial(
+            selection_beside.measure_beside_backward,
+            network,
+            batch,
+            size,
+            density,
+            rounds,
+            here.device,
+        )
+        yield Point("selection", f"beside-{network}-b{batch}-d{size}", measure, 5.0 + 3 * rounds)
 
 
 @kind("contention")

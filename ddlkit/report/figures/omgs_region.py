@@ -1,0 +1,107 @@
+"""When sparsified gradients are worth it: against dense ones, both in their best fusion.
+
+The dense all-reduce is a ring, so is each of the two all-gathers; a step of either starts alike. P workers
+send 2 (P-1)/P d dense numbers or 2 (P-1) rho d values and indices, a share of rho P: at a density of 1/P
+nothing is saved on the link, whatever it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import pandas as pd
+
+from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.iteration import Iteration
+from ddlkit.core.plan import exact
+from ddlkit.core.sparse import Selecting, SparseGather, sparse_iteration
+from ddlkit.core.workload import Workload
+from ddlkit.papers.omgs import audit
+from ddlkit.papers.osf import cluster
+from ddlkit.report import source
+from ddlkit.report.claims import prose
+from ddlkit.report.figures import omgs_planning
+
+DENSITIES = (1e-3, 1e-2, 3e-2, 0.06)
+STARTS_S = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+"""Of an all-gather; an all-reduce has twice as many steps."""
+WORKERS = 16
+SLOWEST, FASTEST = 1e6, 1e13
+"""Between which rates, in bit/s, a break-even is looked for."""
+CLOSE = 0.05
+"""Relative width within which it is found."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network as somebody computes it, and what selecting takes there."""
+
+    workload: Workload
+    selecting: Selecting
+
+
+def iterations_s(
+    case: Case, bits_per_s: float, start_s: float, density: float, workers: int = WORKERS
+) -> tuple[float, float]:
+    """An iteration with dense and with sparse gradients, each in its best fusion."""
+    per_byte = 8 * (workers - 1) / workers / bits_per_s
+    dense = AlphaBeta(2 * start_s, 2 * per_byte, workers=workers)
+    gather = AlphaBeta(start_s, per_byte, collective="all_gather", workers=workers)
+    sparse = SparseGather(gather, density, selecting=case.selecting)
+    workload = case.workload
+    whole = Iteration(workload, exact(workload, dense), dense)
+    few = sparse_iteration(workload, exact(workload, sparse), sparse)
+    return whole.prediction.iteration_s, few.prediction.iteration_s
+
+
+def break_even(case: Case, start_s: float, density: float, workers: int = WORKERS) -> float:
+    """The rate in bit/s below which sparse gradients are faster: 0 for never, infinite for always.
+
+    By halving, which takes it that there is one such rate.
+    """
+
+    def faster(bits_per_s: float) -> bool:
+        dense_s, sparse_s = iterations_s(case, bits_per_s, start_s, density, workers)
+        return sparse_s < dense_s
+
+    low, high = SLOWEST, FASTEST
+    if not faster(low):
+        return 0.0
+    if faster(high):
+        return math.inf
+    while high > low * (1 + CLOSE):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if faster(middle) else (low, middle)
+    return math.sqrt(low * high)
+
+
+@lru_cache(maxsize=1)
+def cases() -> dict[str, Case]:
+    """ResNet-50: on the paper's GPU with its selection, or with a scan; and on a recorded machine."""
+    theirs = cluster.workload("ResNet50", prose("omgs")["resnet50-computing"])
+    found = {
+        "P102-100, d log d": Case(theirs, audit.SELECTIONS["log"]),
+        "P102-100, scan": Case(theirs, audit.SELECTIONS["scan"]),
+    }
+    for machine, selecting in omgs_planning.measured_selection().items():
+        own = source.recordings("layers")[machine].profile("resnet50")
+        found[f"{own.device}, measured"] = Case(own.workload(), selecting)
+    return found
+
+
+def region(
+    known: Mapping[str, Case],
+    starts_s: Sequence[float] = STARTS_S,
+    densities: Sequence[float] = DENSITIES,
+) -> pd.DataFrame:
+    """Break-even rates in bit/s: one row per case, start-up and density."""
+    rows = [
+        (name, start_s, density, break_even(case, start_s, density))
+        for name, case in known.items()
+        for start_s in starts_s
+        for density in densities
+    ]
+    return pd.DataFrame(rows, columns=["selection", "start_s", "density", "bits_per_s"])
