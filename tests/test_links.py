@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from ddlkit.core.case import Case
+from ddlkit.core.plan import FusionPlan
+from ddlkit.core.workload import Workload
+from ddlkit.model import Calibration, Communication, forecast
+from ddlkit.model.extrapolation import ring_at
 from ddlkit.report import links
 
 LAB = {"workers": 2, "link": "lab:1gbit", "collective": "all_reduce", "network": "n"}
@@ -47,3 +53,25 @@ def test_a_scaling_factor_is_computation_over_iteration() -> None:
     assert found.loc["exact", ["measured", "model", "no_overlap"]].tolist() == [0.5, 0.5, 0.4]
     assert found["osf_table"].isna().tolist() == [False, True, False]
     assert links.scaling(cases(), "other").empty
+
+
+def test_the_law_is_right_where_messages_follow_it() -> None:
+    """Calibrated at few sizes of gloo's own law, cases in between are told to rounding; a table is not."""
+    link, workers = "emulated:500mbit-delay2ms", 4
+    truth = ring_at(np.log([2e-4, 1.02, 0.5]), link, workers)
+    sizes = np.array([2.0**power for power in range(10, 26, 2)])
+    rows = pd.DataFrame(
+        {"bytes": np.repeat(sizes, 4).astype(int), "sample": np.tile(range(4), sizes.size)}
+    )
+    rows = rows.assign(
+        seconds=truth(rows["bytes"]), link=link, ranks=workers, collective="all_reduce"
+    )
+    rows = rows.assign(algorithm="ring", in_flight=1, session=0, messages_per_sample=1, stolen=0.0)
+    workload = Workload.from_arrays(1.0, [0.1, 0.1, 0.1], [2_500_000, 3_000_000, 6_000_000])
+    case = Case("replay", "n", "cpu", 4, workers, link, 5e8, "all_reduce", "none", "1;2;3")
+    plan = FusionPlan("none", (1, 2, 3))
+    told_s = forecast(workload, plan, Communication(truth)).prediction.iteration_s
+    drawn = pd.DataFrame([{**vars(case), "measured_iteration_s": told_s}])
+    (error,) = links.law_errors(drawn, rows, {"": workload}, cores=2)
+    table = forecast(workload, plan, Calibration.of(rows.assign(link_bits_per_s=5e8)).of_case(case))
+    assert abs(error) < 2e-3 < abs(table.prediction.iteration_s / told_s - 1)

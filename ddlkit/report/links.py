@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 
+from ddlkit.core.case import Case
+from ddlkit.core.errors import UserError
+from ddlkit.core.workload import Workload
+from ddlkit.model import Calibration, forecast_case
+from ddlkit.model.extrapolation import carried_to
 from ddlkit.model.trials import OURS
 
 PLACE = ["workers", "link", "network", "compute_s"]
@@ -59,3 +66,29 @@ def scaling(cases: pd.DataFrame, network: str) -> pd.DataFrame:
     for name in (OURS, "no_overlap", "osf_repaired_table", "osf_table"):
         found[name] = own["measured_compute_s"] / own[f"{name}_iteration_s"]
     return found.replace(np.inf, np.nan).reset_index(drop=True)
+
+
+def law_errors(
+    cases: pd.DataFrame, collectives: pd.DataFrame, workloads: Mapping[str, Workload], cores: int
+) -> pd.Series:
+    """(cases,) relative error by gloo's law, its three numbers fitted to the lab's own calibration.
+
+    Between the sizes of a calibration a table runs straight; the law knows where messages are cut. NaN in
+    labs that it has nothing to say of.
+
+    collectives : rows of the labs' calibrations; workloads : by the hash that a case carries; cores : of the
+        machine
+    """
+    known = Calibration({})
+    for (link, ranks), own in collectives.groupby(["link", "ranks"]):
+        try:
+            lab = carried_to(own, [(str(link), int(ranks))], cores=cores)
+        except UserError:  # not a link of one rate and delay
+            continue
+        known = Calibration({**known.known, **lab.known})
+    told_s = np.full(len(cases), np.nan)
+    for number, row in enumerate(cases.to_dict("records")):
+        case = Case.from_row(row)
+        if (case.link, case.workers, case.collective) in known.known:
+            told_s[number] = forecast_case(case, workloads, known).prediction.iteration_s
+    return pd.Series(told_s / cases["measured_iteration_s"] - 1, cases.index, name="law_error")
