@@ -121,4 +121,10 @@ def _made(
         return
     if "networks" in instead and arguments.get("ranks", 1) > 1:
         return
-    yield from make(here, **{**arguments, **instead})
+    # Where a description may name several, one that is wanted instead is a list of one.
+    several = {name for name, value in arguments.items() if isinstance(value, (list, tuple))}
+    wanted_instead = {
+        name: [value] if name in several and isinstance(value, str) else value
+        for name, value in instead.items()
+    }
+    yield from make(here, **{**arguments, **wanted_instead})
