@@ -226,7 +226,10 @@ def test_a_rate_that_is_not_known_is_not_carried() -> None:
             {"form": "ring_all_reduce", "bytes_per_s": 0, "overhead_s": 0, "workers": 2},
             "bytes_per_s must be above zero",
         ),
-        ({"form": "stepped", "software_s": 0, "link_s_per_byte": 0}, "all_reduce of None workers"),
+        (
+            {"form": "stepped", "software_s": 0, "link_s_per_byte": 0},
+            "all_reduce of unknown workers",
+        ),
         (
             {"form": "stepped", "software_s": -1, "link_s_per_byte": 0, "workers": 2},
             "software_s is -1: at least 0",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,15 +13,18 @@ from hypothesis import strategies as st
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.vitals import Usage
 
-Times = namedtuple("Times", "user system idle iowait steal guest")
+Times = namedtuple("Times", "user system idle iowait nice steal guest")
 
 
-@given(st.lists(st.floats(0.1, 1), min_size=5, max_size=5))
-def test_shares_are_those_of_the_time_that_passed(spent: list[float]) -> None:
-    user, system, idle, iowait, steal = spent
-    before, after = Times(5, 5, 5, 5, 5, 5), Times(*(np.array([*spent, user]) + 5))
-    found = vitals.processor_usage(before, after)
-    assert found.busy == pytest.approx((user + system + steal) / sum(spent))
+@given(st.lists(st.floats(0.1, 1), min_size=6, max_size=6), st.sampled_from([0, 19]))
+def test_shares_are_those_of_the_time_that_passed(spent: list[float], niceness: int) -> None:
+    """What others do who are nice leaves a core to us, unless we are nice ourselves."""
+    user, system, idle, iowait, nice, steal = spent
+    before, after = Times(*[5] * 7), Times(*(np.array([*spent, user]) + 5))
+    with mock.patch("os.nice", return_value=niceness):
+        found = vitals.processor_usage(before, after)
+    busy = user + system + steal + (nice if niceness else 0.0)
+    assert found.busy == pytest.approx(busy / sum(spent))
     assert found.stolen == pytest.approx(steal / sum(spent))
     assert found.limited == (found.busy >= 0.9 or found.stolen > 0.02)
 

@@ -21,7 +21,10 @@ ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)
 
 
 def test_every_network_has_a_published_size() -> None:
-    assert sorted(registry.NETWORKS) == sorted(PUBLISHED.index)
+    """But those for small pictures, which nobody published: they are others at another size."""
+    small = {name for name in registry.NETWORKS if name.endswith("_64")}
+    assert set(registry.NETWORKS) - small == set(PUBLISHED.index)
+    assert {name.removesuffix("_64") for name in small} <= set(PUBLISHED.index)
 
 
 def test_a_published_multiply_add_is_two_flop() -> None:

@@ -219,7 +219,8 @@ class Scan(SelectionCost):
 
 @dataclass(frozen=True, eq=False)
 class SelectionTimes(SelectionCost):
-    """Measured times, interpolated in log-log; beyond the densities as at the nearest one.
+    """Measured times, interpolated in log-log; beyond the densities as at the nearest one, beyond the
+    largest size in proportion to it.
 
     Times of a single density say nothing of others.
 
@@ -252,17 +253,20 @@ class SelectionTimes(SelectionCost):
         object.__setattr__(self, "seconds", rows)
 
     def _seconds(self, d: Floats, rho: Floats) -> Floats:
-        last = len(self.seconds) - 1
+        last, largest = len(self.seconds) - 1, self.elements[-1]
+        if not last and np.any(rho != self.density[0]):
+            raise UserError(f"selection was recorded at density {self.density[0]:g} only")
+        # Beyond the largest size in proportion: so recorded replays waited.
+        beyond = np.maximum(1.0, d / largest)
+        d = np.minimum(d, largest)
         if not last:
-            if np.any(rho != self.density[0]):
-                raise UserError(f"selection was recorded at density {self.density[0]:g} only")
-            return Table(self.elements, self.seconds[0])(d)
+            return np.asarray(beyond * Table(self.elements, self.seconds[0])(d))
         logs = np.log([Table(self.elements, row)(d) for row in self.seconds])
         at = np.interp(np.log(rho), np.log(self.density), np.arange(last + 1))
         below = np.minimum(at.astype(int), last)
         above = np.minimum(below + 1, last)
         lower, upper = (np.take_along_axis(logs, k[None], 0)[0] for k in (below, above))
-        return np.asarray(np.exp(lower + (at - below) * (upper - lower)))
+        return np.asarray(beyond * np.exp(lower + (at - below) * (upper - lower)))
 
     @property
     def sha256(self) -> str:

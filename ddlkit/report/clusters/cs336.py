@@ -20,7 +20,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
-from scipy.stats import beta
 
 from ddlkit.core import plan
 from ddlkit.core.cost import Table
@@ -236,10 +235,9 @@ def of_all_pairs(right: int, n: int, level: float = 0.95) -> tuple[float, float]
     """Clopper and Pearson's interval of a share of which ``right`` of n pairs were seen, as if independent.
 
     Pairs of one configuration share an iteration, so what they say is less than of as many by themselves.
-
-    >>> of_all_pairs(0, 10)[0], round(of_all_pairs(0, 10)[1], 3)
-    (0.0, 0.308)
     """
+    from scipy.stats import beta
+
     tail = (1 - level) / 2
     low = float(beta.ppf(tail, right, n - right + 1)) if right else 0.0
     high = float(beta.ppf(1 - tail, right + 1, n - right)) if right < n else 1.0

@@ -327,13 +327,14 @@ def processor_times() -> Any:
 def processor_usage(before: Any, after: Any) -> Usage:
     """What happened between two readings.
 
-    The kernel already counts guests in user time; a core that waits for a disk is idle, and so is one for us
-    that others use who are nice: they leave it when they are asked to.
+    The kernel already counts guests in user time; a core that waits for a disk is idle. So is one for us that
+    others use who are nice, as they leave it when they are asked to, unless we are nice ourselves.
     """
     names = [name for name in before._fields if not name.startswith("guest")]
     spent = {name: getattr(after, name) - getattr(before, name) for name in names}
     total_s = sum(spent.values())
     if total_s <= 0:
         return Usage(0.0, 0.0)
-    idle_s = sum(spent.get(name, 0.0) for name in ("idle", "iowait", "nice"))
+    ours = ("idle", "iowait") if os.nice(0) > 0 else ("idle", "iowait", "nice")
+    idle_s = sum(spent.get(name, 0.0) for name in ours)
     return Usage(1.0 - idle_s / total_s, max(0.0, spent.get("steal", 0.0)) / total_s)

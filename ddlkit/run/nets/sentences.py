@@ -4,8 +4,6 @@ A sentence is a subject, a verb, mostly an object, and a full stop. Nouns and ve
 which lasts for some sentences. What can be learned: which word may follow; number, over a relative clause if
 there is one; the topic; and which verb a noun prefers. The same seed draws the same text.
 
->>> " ".join(WORDS[word] for word in draw(9, seed=1).words)
-'these noun7.3s verb7.3 some slow noun7.0s . a'
 >>> draw(500, seed=3).sha256 == draw(500, seed=3).sha256
 True
 """
