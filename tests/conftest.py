@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes is this machine's affair.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 REQUIRE_ALL = os.environ.get("DDLKIT_REQUIRE_ALL") == "1"
 OURS = {"ddlkit", *(path.stem for path in Path(__file__).parent.glob("*.py"))}
