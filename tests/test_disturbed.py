@@ -425,7 +425,8 @@ class TestFaults:
         assert (seen[0].ranks["sent_most_queued_bytes"] <= 128 * 1024).all()
 
     def test_a_rate_that_no_process_carries_is_marked(self) -> None:
-        work = Workload.from_arrays(0.01, [0.01], [200_000_000])
+        # A second and more: of a short one, what is around it counts as rest of the link's process.
+        work = Workload.from_arrays(0.01, [0.01], [800_000_000])
         with Lab(LabShape(2, 1e11, conditions=Conditions())) as lab:
             runs = replay(lab, 2, [planned("none", lab, work)], rounds=4).runs
         assert runs["processor_limited"].any(), (
