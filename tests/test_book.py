@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlparse
 
 import nbformat
@@ -488,46 +489,24 @@ def test_output_that_would_need_a_network_is_refused(tmp_path: Path, html: str) 
 
 @pytest.mark.browser
 def test_a_browser_shows_every_image_without_a_console_error(
-    small: Book, require_browser: tuple[str, str], tmp_path: Path
+    small: Book, start_browser: Callable[[], Any]
 ) -> None:
-    from selenium import webdriver
-
-    browser, driver_path = require_browser
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--disable-dev-shm-usage",
-        f"--user-data-dir={tmp_path / 'profile'}",
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver_path))
-    try:
-        for page in ("index.html", "10_layers.html"):
-            driver.get((small.pages / page).as_uri())
-            widths = driver.execute_script("return [...document.images].map(i => i.naturalWidth)")
-            assert widths and min(widths) > 0, page
-            assert driver.get_log("browser") == [], page
-            for width in (400, 1200):
-                driver.execute_cdp_cmd(
-                    "Emulation.setDeviceMetricsOverride",
-                    {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
-                )
-                wide = driver.execute_script(
-                    "return document.documentElement.scrollWidth - window.innerWidth"
-                )
-                assert wide <= 0, f"{page} is wider than a window of {width} pixels"
-        formula = driver.execute_script(
-            "return document.querySelector('math').getBoundingClientRect().width"
-        )
-        assert formula > 0
-    finally:
-        driver.quit()
+    driver = start_browser()
+    for page in ("index.html", "10_layers.html"):
+        driver.get((small.pages / page).as_uri())
+        widths = driver.execute_script("return [...document.images].map(i => i.naturalWidth)")
+        assert widths and min(widths) > 0, page
+        assert driver.get_log("browser") == [], page
+        for width in (400, 1200):
+            driver.execute_cdp_cmd(
+                "Emulation.setDeviceMetricsOverride",
+                {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
+            )
+            wide = driver.execute_script(
+                "return document.documentElement.scrollWidth - window.innerWidth"
+            )
+            assert wide <= 0, f"{page} is wider than a window of {width} pixels"
+    formula = driver.execute_script(
+        "return document.querySelector('math').getBoundingClientRect().width"
+    )
+    assert formula > 0

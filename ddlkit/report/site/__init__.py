@@ -2,7 +2,8 @@
 
 The site has a start page, the executed notebooks, the papers' equations and the verdict on every claim.
 Nothing is loaded from a network: images are embedded or copied beside the pages, formulas are MathML,
-styles are one file, and there is no script. The pages work from file://. Templates lie beside this module.
+styles are one file, and only the page of buckets has a script, its own. The pages work from file://.
+Templates lie beside this module.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import catalog, equations, outputs, papers
+from ddlkit.report import catalog, equations, outputs, papers, plots
+from ddlkit.report.site import buckets
 from ddlkit.store.files import atomic_write
 
 TEMPLATES = jinja2.FileSystemLoader(Path(__file__).parent)
@@ -72,13 +74,19 @@ def write(
         "counts": papers.counts(evaluated),
     }
     names = ("index.html", "equations.html", "verdicts.html", "style.css")
-    texts = {name: _render(name, **known) for name in names}
+    texts = {name: _render(name, **known) for name in names} | {"buckets.html": bucket_page()}
     for before, page, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
         around = {"before": before, "after": after, "title": page.title}
         texts[page.file] = _render("page.html", body=page.body(figures), **around)
     for name, text in texts.items():
         store.atomic_write_text(folder / name, text)
     return folder / "index.html"
+
+
+def bucket_page() -> str:
+    """The page of buckets: one file, with its styles, its script and what it is given."""
+    colours = {name: plots.look(name).color for name in buckets.COLOURED}
+    return _render("buckets.html", cases=buckets.cases(), colours=colours)
 
 
 def reproduction(reports: Path) -> str:
