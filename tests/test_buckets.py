@@ -44,6 +44,7 @@ def test_one_file_is_the_whole_page(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert not re.search(r"<(?:script|img|iframe)[^>]*\bsrc=|@import|url\(|https?://", text)
     assert set(re.findall(r'href="([^"]*)"', text)) == {"data:,"}
+    assert len(re.findall(r"fill: #[0-9a-f]{6};", text)) == len(buckets.COLOURED) + 1
     assert len(SCRIPT.read_text(encoding="utf-8").splitlines()) < 300
 
 

@@ -25,7 +25,8 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import catalog, equations, outputs, papers, plots
+from ddlkit.report import catalog, equations, outputs, papers
+from ddlkit.report.plots.style import look
 from ddlkit.report.site import buckets
 from ddlkit.store.files import atomic_write
 
@@ -85,7 +86,7 @@ def write(
 
 def bucket_page() -> str:
     """The page of buckets: one file, with its styles, its script and what it is given."""
-    colours = {name: plots.look(name).color for name in buckets.COLOURED}
+    colours = {name: look(name).color for name in buckets.COLOURED}
     return _render("buckets.html", cases=buckets.cases(), colours=colours)
 
 
