@@ -32,6 +32,10 @@ from ddlkit.store.files import atomic_write
 
 TEMPLATES = jinja2.FileSystemLoader(Path(__file__).parent)
 
+GLOSSARY = store.ROOT / "docs" / "GLOSSARY.md"
+LINKED = "(../docs/GLOSSARY.md"
+"""How a notebook links to the glossary, which works in JupyterLab too."""
+
 _REMOTE = re.compile(
     r"<script\b|<(?:img|link|iframe|source|video|audio)\b[^>]*?(?:src|href)\s*=\s*[\"']?(?:https?:)?//[^\s\"'>]*"
     r"|@import|url\(\s*[\"']?(?:https?:)?//[^\s\"')]*",
@@ -75,7 +79,8 @@ def write(
         "counts": papers.counts(evaluated),
     }
     names = ("index.html", "equations.html", "verdicts.html", "style.css")
-    texts = {name: _render(name, **known) for name in names} | {"buckets.html": bucket_page()}
+    texts = {name: _render(name, **known) for name in names}
+    texts |= {"buckets.html": bucket_page(), "glossary.html": glossary_page()}
     for before, page, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
         around = {"before": before, "after": after, "title": page.title}
         texts[page.file] = _render("page.html", body=page.body(figures), **around)
@@ -88,6 +93,12 @@ def bucket_page() -> str:
     """The page of buckets: one file, with its styles, its script and what it is given."""
     colours = {name: look(name).color for name in buckets.COLOURED}
     return _render("buckets.html", cases=buckets.cases(), colours=colours)
+
+
+def glossary_page() -> str:
+    """docs/GLOSSARY.md as a page, with a place to link to at each of its headings."""
+    body = _to_html(GLOSSARY.read_text(encoding="utf-8"))
+    return _render("page.html", title="Glossary", body=body)
 
 
 def reproduction(reports: Path) -> str:
@@ -107,7 +118,7 @@ def reproduction(reports: Path) -> str:
 
 
 def cited_papers() -> list[dict[str, Any]]:
-    """The papers that CITATION.cff lists: abbreviation, title, year, names, venue."""
+    """The papers that CITATION.cff lists: abbreviation, title, year, names, venue, doi."""
     text = (store.ROOT / "CITATION.cff").read_text(encoding="utf-8")
     listed = yaml.safe_load(text)["references"]
     for paper in listed:
@@ -115,6 +126,7 @@ def cited_papers() -> list[dict[str, Any]]:
         paper["names"] = " and ".join(families) if len(families) < 3 else f"{families[0]} et al."
         paper["venue"] = paper.get("conference", {}).get("name", "")
         paper.setdefault("year", "")
+        paper.setdefault("doi", "")
     return list(listed)
 
 
@@ -190,12 +202,19 @@ class Page:
         return body
 
     def _markdown(self, source: str) -> str:
-        """HTML of Markdown whose formulas are MathML."""
-        renderer = _MathML(escape=False, exclude_anchor_links=True)
         try:
-            return str(MarkdownWithMath(renderer=renderer).render(source))
+            return _to_html(source)
         except ValueError as error:
             raise UserError(f"notebook {self.name}: cannot show the formula {error}") from error
+
+
+def _to_html(source: str) -> str:
+    """HTML of Markdown, its formulas MathML, links to the glossary to its page.
+
+    Raises ValueError for a formula that cannot be shown offline.
+    """
+    renderer = _MathML(escape=False, exclude_anchor_links=True)
+    return str(MarkdownWithMath(renderer=renderer).render(source.replace(LINKED, "(glossary.html")))
 
 
 def _first(pattern: str, text: str) -> str:
@@ -210,7 +229,14 @@ def _first_comment(source: str) -> str:
 
 
 class _MathML(IPythonRenderer):
-    """Markdown renderer that turns formulas into MathML, which browsers show without a script."""
+    """Markdown renderer that turns formulas into MathML, which browsers show without a script.
+
+    A heading can be linked to by its words, joined by hyphens, as where others show Markdown.
+    """
+
+    def heading(self, text: str, level: int, **_: Any) -> str:
+        words = re.sub(r"[^\w -]", "", re.sub(r"<[^>]*>", "", text)).strip().lower().replace(" ", "-")
+        return f'<h{level} id="{words}">{text}</h{level}>\n'
 
     def block_math(self, body: str) -> str:
         return _mathml(body, "block")
