@@ -235,7 +235,9 @@ class _MathML(IPythonRenderer):
     """
 
     def heading(self, text: str, level: int, **_: Any) -> str:
-        words = re.sub(r"[^\w -]", "", re.sub(r"<[^>]*>", "", text)).strip().lower().replace(" ", "-")
+        words = (
+            re.sub(r"[^\w -]", "", re.sub(r"<[^>]*>", "", text)).strip().lower().replace(" ", "-")
+        )
         return f'<h{level} id="{words}">{text}</h{level}>\n'
 
     def block_math(self, body: str) -> str:
