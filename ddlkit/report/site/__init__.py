@@ -25,7 +25,7 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import catalog, equations, outputs, papers
+from ddlkit.report import catalog, equations, exercises, outputs, papers
 from ddlkit.report.plots.style import look
 from ddlkit.report.site import buckets
 from ddlkit.store.files import atomic_write
@@ -173,7 +173,8 @@ class Page:
         self.minutes = int(_first(r"^\| reading \| (\d+)", prose) or 0)
 
     def body(self, figures: Sequence[catalog.Entry]) -> str:
-        """The cells. Those that save one of ``figures`` get its caption as text and for those who cannot see.
+        """The cells. Those that save one of ``figures`` get its caption as text and for those who cannot see;
+        an exercise's has its hint and its solution, folded, in place of what it printed.
 
         Raises UserError for a formula that cannot be shown offline and for what would load from a network.
         """
@@ -186,6 +187,7 @@ class Page:
                 numbers = f"figures/{shown[0].id}.csv"
                 cell.metadata["figure"] = {"grade": shown[0].grade, "numbers": numbers}
             cell.metadata.setdefault("alt", f"output of cell {number} of {self.title}")
+            cell.metadata["exercise"] = self._exercise(cell)
         exporter = HTMLExporter(
             template_name="basic",
             template_file="cells.html.j2",
@@ -200,6 +202,16 @@ class Page:
             what = f"would load {remote[0][:80]!r}: pages must work offline"
             raise UserError(f"notebook {self.name} {what}")
         return body
+
+    def _exercise(self, cell: Any) -> dict[str, str] | None:
+        """Hint, solution and explanation for a cell tagged "exercise-1", whose outputs are dropped."""
+        tags = [tag for tag in cell.metadata.get("tags", ()) if re.fullmatch(r"exercise-\d+", tag)]
+        if not tags:
+            return None
+        found = exercises.read(self.name)[int(tags[0].rpartition("-")[2])]
+        cell.outputs = []
+        prose = {kind: self._markdown(getattr(found, kind)) for kind in ("hint", "explanation")}
+        return {**prose, "solution": found.solution}
 
     def _markdown(self, source: str) -> str:
         try:
