@@ -174,7 +174,7 @@ class Page:
 
     def body(self, figures: Sequence[catalog.Entry]) -> str:
         """The cells. Those that save one of ``figures`` get its caption as text and for those who cannot see;
-        an exercise's has its hint and its solution, folded, in place of what it printed.
+        in place of an exercise's cell stand its hint and its solution, folded.
 
         Raises UserError for a formula that cannot be shown offline and for what would load from a network.
         """
@@ -204,14 +204,13 @@ class Page:
         return body
 
     def _exercise(self, cell: Any) -> dict[str, str] | None:
-        """Hint, solution and explanation for a cell tagged "exercise-1", whose outputs are dropped."""
+        """Hint, solution and explanation for a cell tagged "exercise-1"."""
         tags = [tag for tag in cell.metadata.get("tags", ()) if re.fullmatch(r"exercise-\d+", tag)]
         if not tags:
             return None
         found = exercises.read(self.name)[int(tags[0].rpartition("-")[2])]
-        cell.outputs = []
         prose = {kind: self._markdown(getattr(found, kind)) for kind in ("hint", "explanation")}
-        return {**prose, "solution": found.solution}
+        return {"name": tags[0].replace("-", " "), **prose, "solution": found.solution}
 
     def _markdown(self, source: str) -> str:
         try:
