@@ -169,6 +169,36 @@ class TaskGraph:
             raise UserError(f"tasks cannot take {factor:g} times as long: use a number >= 0")
         return replace(self, duration_s=np.where(tasks, factor * self.duration_s, self.duration_s))
 
+    def cut(self, tasks: Bools, pieces: int) -> TaskGraph:
+        """The same graph where each of ``tasks`` (n,) is so many, one after the other, equally long.
+
+        Between two pieces its resource may do something else, as a core does that processes share in turns.
+        The first piece keeps the task's number. Raises UserError for fewer than one.
+
+        >>> rows = [{"name": name, "kind": "decode", "resource": "cpu", "duration_s": 4.0} for name in "ab"]
+        >>> both = TaskGraph.from_rows(rows, [], ["cpu"])
+        >>> schedule(both).end_s.tolist(), schedule(both.cut(both.computes, 2)).end_s[2:].tolist()
+        ([4.0, 8.0], [6.0, 8.0])
+        """
+        if pieces < 1:
+            raise UserError(f"a task in {pieces} pieces: there must be at least one")
+        whole = np.flatnonzero(tasks)
+        added = self.n + np.arange(len(whole) * (pieces - 1)).reshape(len(whole), pieces - 1)
+        chains = np.column_stack([whole, added])
+        last = np.arange(self.n)
+        last[whole] = chains[:, -1]
+        within = np.stack([chains[:, :-1], chains[:, 1:]], axis=-1).reshape(-1, 2)
+        leaving = np.column_stack([last[self.edges[:, 0]], self.edges[:, 1]])
+        of = np.concatenate([np.arange(self.n), np.repeat(whole, pieces - 1)])
+        columns: dict[str, Any] = {name: getattr(self, name)[of] for name in _CODES}
+        taken_s = np.where(tasks, self.duration_s / pieces, self.duration_s)[of]
+        names = tuple(
+            self.names[task] if k < self.n else f"{self.names[task]} ({k})"
+            for k, task in enumerate(of.tolist() if self.names else ())
+        )
+        edges = np.concatenate([leaving, within])
+        return TaskGraph(self.resources, duration_s=taken_s, edges=edges, names=names, **columns)
+
     def to_networkx(self) -> Any:
         """As a networkx.DiGraph: nodes with the columns, an edge weighs what its first task takes."""
         import networkx as nx
