@@ -323,6 +323,19 @@ class Schedule:
         inner = [task for task in path if last < 2 or 0 < self.graph.iteration[task] < last]
         return self.graph.shares(inner)
 
+    def stretches(self) -> dict[str, float]:
+        """Seconds of the critical path in one iteration, first to last, by kind and resource.
+
+        Of three iterations or more the last but one, else all.
+        """
+        last, found = len(self.iteration_ends_s) - 1, dict[str, float]()
+        for task in self.critical_path:
+            if last < 2 or self.graph.iteration[task] == last - 1:
+                where = self.graph.resources[self.graph.resource[task]]
+                name = f"{KINDS[self.graph.kind[task]]} on {where}"
+                found[name] = found.get(name, 0.0) + float(self.graph.duration_s[task])
+        return found
+
     def timeline(self) -> Timeline:
         """As spans, a stream per resource, all of rank 0, so that one plot shows them."""
         graph, end_s = self.graph, self.end_s

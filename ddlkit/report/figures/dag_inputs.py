@@ -58,7 +58,8 @@ def directory(data: str = "") -> Path:
 
 def recorded() -> Path:
     """Inputs as they were recorded, on this machine or on the first that has them. Raises UserError."""
-    for machine in (store.recorded_dir(), *sorted(store.RECORDED.glob("*"))):
+    own = store.recorded_dir()
+    for machine in sorted(store.RECORDED.glob("*"), key=lambda place: (place != own, place)):
         if [*(machine / FOLDER).glob("*.csv")]:
             return machine / FOLDER
     raise UserError(f"no measured input in {store.RECORDED}: run ddlkit measure input --out mine")
