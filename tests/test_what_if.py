@@ -77,7 +77,9 @@ def test_an_upgrade_of_everything_is_worth_its_factor(one: Setting) -> None:
 def test_our_setting_is_what_the_validated_model_forecasts() -> None:
     """Messages of PyTorch's buckets are larger than most that were measured: a line must hold there."""
     source = Source((store.RECORDED / "cpu-2x-amd-epyc",))
-    one = what_if.ours(source, "resnet50", "lab:1gbit", 4, dag_inputs.recorded() / "inputs-alone-cpu.csv")
+    one = what_if.ours(
+        source, "resnet50", "lab:1gbit", 4, dag_inputs.recorded() / "inputs-alone-cpu.csv"
+    )
     work = source.profile("resnet50").workload()
     told = Calibration.of(source.table("collectives"), draws=0).between("lab:1gbit", 4)
     forecast_s = forecast(work, plans.ddp(work), told).prediction.iteration_s

@@ -155,8 +155,9 @@ def fig04_lab(campaign: str = LAB) -> pd.DataFrame:
     """dag Fig 4 in the lab: speedup measured, and by the DAG from layers and messages measured on their own.
 
     Of the paper's networks, every tensor a message, ranks that are equal. Columns cluster (of EMULATED, or
-    ""), network, nodes, per_node, workers, link, measured, repeatability (largest difference of repeats),
-    limited (whether the processor, or the host's other guests, may have slowed a run), model, error.
+    ""), case ("network, nodes x ranks of each"), network, nodes, per_node, workers, link, measured,
+    repeatability (largest difference of repeats), limited (whether the processor, or the host's other
+    guests, may have slowed a run), model, error.
     """
     frame = pd.DataFrame(_lab_rows(Lab.load(campaign)))
     keys = ["cluster", "network", "workers", "per_node", "link"]
@@ -178,6 +179,7 @@ def _lab_rows(lab: Lab) -> Iterator[dict[str, object]]:
         model = case.workers * workload.compute_s / taken_s
         yield {
             "cluster": EMULATED.get(read_link(case.link).delay_s, ""),
+            "case": f"{LAB_NETWORKS[case.network]}, {gpus.machines} x {per_node}",
             "network": LAB_NETWORKS[case.network],
             "nodes": gpus.machines,
             "per_node": per_node,

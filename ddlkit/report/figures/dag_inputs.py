@@ -39,8 +39,8 @@ MODELS = {
     "nothing hidden": "dag Eq 2",
     "in turns": "this machine's cores, taking turns",
 }
-"""Which resources a prediction has; the first is the one that is judged. The last was added on seeing where the
-first errs most: a core that trains and decodes does both in turns, not a whole batch at a time.
+"""Which resources a prediction has; the first is the one that is judged. The last was added on seeing where
+the first errs most: a core that trains and decodes does both in turns, not a whole batch at a time.
 """
 
 
@@ -104,7 +104,7 @@ def decoding_on(cores: int, ranks: int) -> str:
 
 
 def in_turns(graph: TaskGraph) -> TaskGraph:
-    """The graph with decoding in pieces as long as a layer takes in the mean: a core serves them alternately."""
+    """The graph with decoding in pieces as long as a layer takes in the mean: a core does both in turns."""
     decoding = graph.kind == KINDS.index("decode")
     layers = np.isin(graph.kind, [KINDS.index("forward"), KINDS.index("backward")])
     if not decoding.any():

@@ -26,7 +26,7 @@ from ddlkit.report.source import Source
 
 ITERATIONS = 6
 LINE = "alpha_beta:medians"
-"""A message's cost as a line where most bytes are; one by relative error is too cheap for a bucket of 25 MB."""
+"""A message's cost, a line where the bytes are; one by relative error is too cheap for a bucket of 25 MB."""
 TESLA = 128
 """Images a V100 of ABCI takes at a time, in mixed precision."""
 

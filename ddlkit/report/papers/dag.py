@@ -320,7 +320,7 @@ def _frameworks_described() -> Result:
     table = dag_inputs.predictions(dag_inputs.parts(dag_inputs.recorded()))
     errors = dag_inputs.by_framework(table)
     note = (
-        f"PyTorch with the switches of each: pictures as JPEG or not, gradients sent during backward or after "
+        "PyTorch with the switches of each: pictures as JPEG or not, gradients sent during backward or after "
         f"it; mean errors of {percent(errors.min()):.1f} to {percent(errors.max()):.1f}%, where at most "
         f"{percent(dag_inputs.MOST):g}%, the largest that the paper prints, was asked beforehand. No GPU, so "
         "that nothing is copied, and Caffe-MPI and MXNet are alike"
