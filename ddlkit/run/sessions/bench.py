@@ -47,7 +47,7 @@ def plan_times() -> dict[str, float]:
 
 
 def schedule_s() -> float:
-    """Median seconds to build and schedule dag's graph of PLANNED: 64 GPUs on eight machines, 10 iterations."""
+    """Median seconds to build and schedule dag's graph of PLANNED: 8 machines of 8 GPUs, 10 iterations."""
     workload, caffe = _workload(PLANNED), STRATEGIES["Caffe-MPI"]
     times = IterationTimes.of_workload(workload, AlphaBeta(1e-3, 8e-9), 1e-3, 1e-3)
     return _median_s(lambda: schedule(s_sgd(times, caffe, Gpus(8, 8), iterations=10)))
