@@ -234,16 +234,7 @@ class TaskGraph:
     @cached_property
     def critical_path(self) -> tuple[int, ...]:
         """Tasks of one longest path, first to last; of equal ones the smallest numbers, from its end."""
-        end_s = self.earliest_s + self.duration_s
-        first, before = _following(self.edges[:, ::-1], self.n)
-        path = [int(np.argmax(end_s))] if self.n else []
-        while path:
-            waited_for = np.sort(before[first[path[-1]] : first[path[-1] + 1]])
-            binding = waited_for[end_s[waited_for] == self.earliest_s[path[-1]]]
-            if not binding.size:
-                break
-            path.append(int(binding[0]))
-        return tuple(path[::-1])
+        return _critical(self.earliest_s, self.earliest_s + self.duration_s, self.edges)
 
     def shares(self, path: Sequence[int]) -> dict[str, float]:
         """Share of the time of a path's tasks by class of resource, the largest first; "gpu 3" is "gpu"."""
@@ -302,17 +293,25 @@ class Schedule:
         return float(ends[-1] - ends[-2]) if len(ends) > 1 else self.duration_s
 
     @cached_property
-    def bound(self) -> TaskGraph:
-        """The graph with edges from each task to the next on its resource: the longest path is this."""
+    def _edges(self) -> Ints:
+        """The graph's edges, and one from each task to the next on its resource."""
         by_resource = self.order[np.argsort(self.graph.resource[self.order], kind="stable")]
         held = self.graph.resource[by_resource]
         arcs = np.column_stack([by_resource[:-1], by_resource[1:]])[held[:-1] == held[1:]]
-        return replace(self.graph, edges=np.concatenate([self.graph.edges, arcs]))
+        return np.concatenate([self.graph.edges, arcs])
 
     @property
+    def bound(self) -> TaskGraph:
+        """The graph with edges from each task to the next on its resource: the longest path is this."""
+        return replace(self.graph, edges=self._edges)
+
+    @cached_property
     def critical_path(self) -> tuple[int, ...]:
-        """The tasks, first to last, each of which begins when the one before it ends, from 0 to the end."""
-        return self.bound.critical_path
+        """The tasks, first to last, each of which begins when the one before it ends, from 0 to the end.
+
+        That of ``bound``, whose tasks begin no earlier than here.
+        """
+        return _critical(self.start_s, self.end_s, self._edges)
 
     def limits(self) -> dict[str, float]:
         """Share of the critical path by class of resource, the largest first, without start and end.
@@ -363,7 +362,7 @@ def schedule(graph: TaskGraph) -> Schedule:
     (1.0, 2.0)
     """
     played = _play(graph, _chain_heads(graph))
-    return played if _in_order(played) else _play(graph, np.full(graph.n, True))
+    return played if _in_order(played) else _play_each(graph)
 
 
 def levels(graph: TaskGraph) -> Ints:
@@ -394,6 +393,19 @@ def _following(edges: Ints, n: int) -> tuple[Ints, Ints]:
     order = np.argsort(edges[:, 0], kind="stable")
     first = np.concatenate([[0], np.cumsum(np.bincount(edges[:, 0], minlength=n))])
     return first, edges[order, 1]
+
+
+def _critical(start_s: Floats, end_s: Floats, edges: Ints) -> tuple[int, ...]:
+    """Tasks of one longest path, first to last; of equal ones the smallest numbers, from its end."""
+    first, before = _following(edges[:, ::-1], len(start_s))
+    path = [int(np.argmax(end_s))] if len(end_s) else []
+    while path:
+        waited_for = np.sort(before[first[path[-1]] : first[path[-1] + 1]])
+        binding = waited_for[end_s[waited_for] == start_s[path[-1]]]
+        if not binding.size:
+            break
+        path.append(int(binding[0]))
+    return tuple(path[::-1])
 
 
 def _slices(first: Ints, chosen: Ints) -> tuple[Ints, Ints]:
@@ -481,6 +493,28 @@ def _play(graph: TaskGraph, heads: Bools) -> Schedule:
         for freed in np.unique(targets[waits[targets] == 0]).tolist():
             heappush(queue, (float(ready_s[freed]), freed))
     return Schedule(graph, start_s, np.concatenate(order) if order else np.zeros(0, np.int64))
+
+
+def _play_each(graph: TaskGraph) -> Schedule:
+    """The schedule, task by task in the order in which they become ready: on lists, which is faster then."""
+    begins, after = (column.tolist() for column in _following(graph.edges, graph.n))
+    waits = np.bincount(graph.edges[:, 1], minlength=graph.n).tolist()
+    taken_s, resource = graph.duration_s.tolist(), graph.resource.tolist()
+    ready_s, start_s = [0.0] * graph.n, np.zeros(graph.n)
+    free_s = [0.0] * len(graph.resources)
+    queue = [(0.0, task) for task in range(graph.n) if not waits[task]]
+    order = []
+    while queue:
+        at_s, task = heappop(queue)
+        start_s[task] = begin_s = max(at_s, free_s[resource[task]])
+        free_s[resource[task]] = end_s = begin_s + taken_s[task]
+        order.append(task)
+        for freed in after[begins[task] : begins[task + 1]]:
+            ready_s[freed] = max(ready_s[freed], end_s)
+            waits[freed] -= 1
+            if not waits[freed]:
+                heappush(queue, (ready_s[freed], freed))
+    return Schedule(graph, start_s, np.array(order, np.int64))
 
 
 def _in_order(played: Schedule) -> bool:

@@ -177,7 +177,8 @@ class Parts:
         graphs = {one: self.graph(stored, ahead, sends, one) for one in {*where.values()}}
         played = {one: schedule(graph) for one, graph in graphs.items()}
         found = {name: played[one] for name, one in where.items()}
-        return found | {"in turns": schedule(in_turns(graphs[where["cores"]]))}
+        turns = played["own"] if where["cores"] == "own" else schedule(in_turns(graphs["trains"]))
+        return found | {"in turns": turns}
 
     def nothing_hidden_s(self, stored: str) -> float:
         """dag Eq 2, with decoding."""
