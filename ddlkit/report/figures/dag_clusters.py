@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
+from ddlkit.core.cost import MessageCost
 from ddlkit.core.lablink import ranks_per_node, read_link
 from ddlkit.papers.dag import STRATEGIES, IterationTimes, speedup
 from ddlkit.papers.dag.cluster import (
@@ -157,7 +158,9 @@ def fig04_lab(campaign: str = LAB) -> pd.DataFrame:
     Of the paper's networks, every tensor a message, ranks that are equal. Columns cluster (of EMULATED, or
     ""), case ("network, nodes x ranks of each"), network, nodes, per_node, workers, link, measured,
     repeatability (largest difference of repeats), limited (whether the processor, or the host's other
-    guests, may have slowed a run), model, error.
+    guests, may have slowed a run), model, error; start_s, what the smallest message takes, and delays_s,
+    what of it the links' delays can be: a ring's steps, each a round trip; sent, what a message took in the
+    runs over what it took on its own (median).
     """
     frame = pd.DataFrame(_lab_rows(Lab.load(campaign)))
     keys = ["cluster", "network", "workers", "per_node", "link"]
@@ -172,13 +175,14 @@ def _lab_rows(lab: Lab) -> Iterator[dict[str, object]]:
         runs = lab.runs[lab.runs["case"] == case.key]
         measured = case.workers * runs["compute_s"] / runs["iteration_s"]
         workload = lab.workload(case)
-        times = IterationTimes.of_workload(workload, lab.calibration.of_case(case).cost)
+        cost, delay_s = lab.calibration.of_case(case).cost, read_link(case.link).delay_s
+        times = IterationTimes.of_workload(workload, cost)
         per_node = ranks_per_node(case.link)
         gpus = Gpus.of(case.workers, per_node)
         taken_s = period_s(times, STRATEGIES["Caffe-MPI"], gpus)
         model = case.workers * workload.compute_s / taken_s
         yield {
-            "cluster": EMULATED.get(read_link(case.link).delay_s, ""),
+            "cluster": EMULATED.get(delay_s, ""),
             "case": f"{LAB_NETWORKS[case.network]}, {gpus.machines} x {per_node}",
             "network": LAB_NETWORKS[case.network],
             "nodes": gpus.machines,
@@ -190,7 +194,17 @@ def _lab_rows(lab: Lab) -> Iterator[dict[str, object]]:
             "limited": bool(runs["processor_limited"].any()),
             "model": model,
             "error": model / measured.mean() - 1,
+            "start_s": float(cost(np.ones(1))[0]),
+            "delays_s": 2 * (case.workers - 1) * 4 * delay_s,
+            "sent": _sent(lab.spans[lab.spans["case"] == case.key], cost),
         }
+
+
+def _sent(spans: pd.DataFrame, cost: MessageCost) -> float:
+    """What rank 0's messages took over what they cost, the median."""
+    mine = spans[(spans["kind"] == "all_reduce") & (spans["rank"] == 0)]
+    taken_s = mine["end_s"] - mine["start_s"]
+    return float((taken_s / cost(mine["bytes"].to_numpy())).median())
 
 
 def lab_errors(lab: pd.DataFrame) -> pd.Series:
