@@ -694,7 +694,12 @@ def what_if(arguments: argparse.Namespace) -> None:
     for when, n in (("", there), ("_after", gpus)):
         rate = n * profile.batch / result[f"iteration_s{when}"]
         result |= {f"gpus{when}": n, f"samples_per_s{when}": rate}
-    _show({**result, "warnings": doubtful} if arguments.json else result, arguments.json)
+    if arguments.json:
+        _show({**result, "warnings": doubtful}, True)
+        return
+    for name in ("critical_path_s", "critical_path_s_after"):
+        result[name] = ", then ".join(f"{s:.4g} {task}" for task, s in result[name].items())
+    _show(result, False)
 
 
 def _graph(arguments: argparse.Namespace, one: Any, profile: Any) -> Any:
