@@ -57,7 +57,7 @@ def test_what_is_judged_is_counted_by_hand() -> None:
     assert (row.n, row.covered, row.held) == (3, 2, False)
     found = [row.median, row.below_25_mib, row.worst, row.needed]
     assert found == pytest.approx([0.02, 0.03, 0.04, 0.038])
-    assert row.half_width == pytest.approx(0.1 / 0.96)
+    assert row.half_width == pytest.approx(0.1 / 1.02)
     near = given.assign(predicted_s=[1.001, 1.002, 1.003])
     assert vidur.judged(near)["held"].all()
 
@@ -109,7 +109,10 @@ def test_the_goal_of_one_percent_is_missed_where_no_curve_of_twelve_knots_could_
     assert found["held"].sum() == 7
     out_of_reach = found["curve"] > fits.GOAL
     assert out_of_reach.sum() == 6 and not found["held"][out_of_reach].any()
-    assert (found["median"] >= found["curve"]).all()
+    nearer = found["median"] < found["curve"]
+    assert nearer.sum() == 1, (
+        "log-log pieces of least mean error: straight ones may have a lesser median"
+    )
     assert (found["curve"] > 1.5 * found["scatter"])[out_of_reach].all(), "teeth, not noise"
     assert fits.GOAL < found["median"].median() < 1.03 * fits.GOAL
     assert 0.9 * fits.GOAL < found.loc[~found["tuned"], "median"].median() < fits.GOAL

@@ -256,7 +256,7 @@ def test_a_gap_is_how_far_apart_the_nearest_two_sizes_lie() -> None:
 
 @pytest.mark.parametrize("falls", [0.0, 0.3])
 def test_of_an_ideal_log_intervals_hold_as_often_as_the_law_says(falls: float) -> None:
-    """Times that scatter about a line, by one law whose width falls with the size: 95% in the mean, simulated."""
+    """Simulated: times scatter about a line, by one law whose width falls with the size; 95% in the mean."""
     sizes, at = np.geomspace(2**20, 2**28, 12), np.geomspace(2**20, 2**28, 400)
     held = []
     for seed in range(40):

@@ -112,7 +112,7 @@ def judged(predicted: pd.DataFrame) -> pd.DataFrame:
 
 DOZENS = 200
 AWAY = 0.45
-"""Share of a step, in logarithms, that an inner size of another dozen is at most off its evenly spaced place."""
+"""Share of a step, in logarithms, that another dozen's inner sizes are at most off their even places."""
 
 
 @cache
@@ -127,7 +127,7 @@ def _dozens(sizes: int) -> pd.DataFrame:
 
 
 def _chosen(places: Floats, sizes: Floats, log_s: Floats) -> float:
-    """Median error of chords through the rows nearest to ``places`` (k,), 0 the first size's and 1 the last's."""
+    """Median error of chords through the rows nearest to ``places`` (k,): 0 is the first row, 1 the last."""
     at = np.log(sizes)
     wanted = at[0] + places * (at[-1] - at[0])
     shown = np.unique(np.abs(at - wanted[:, None]).argmin(axis=1))
