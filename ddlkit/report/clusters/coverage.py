@@ -16,7 +16,7 @@ from ddlkit.core.fit import AUTO, fit
 from ddlkit.core.workload import Floats
 from ddlkit.formats.clusters import EXTERNAL, abci, cs336
 from ddlkit.report.clusters import vidur
-from ddlkit.report.fits import held_intervals
+from ddlkit.report.fits import CALIBRATION, held_intervals
 
 PLACES = ("out_of_place_s", "in_place_s")
 LEFT_OUT, OTHERS = "each inner size, left out in turn", "all sizes but 12"
@@ -47,19 +47,23 @@ def _by_log(every: int) -> pd.DataFrame:
     for name, sizes, seconds in logs():
         form = fit(AUTO, sizes, seconds, draws=0).form
         inside = held_intervals(form, sizes, seconds, every)
-        found.append((name, form, LEFT_OUT, int(inside.sum()), inside.size))
+        inner = np.unique(sizes).size - 2
+        ideal = chance_in_turn(inner, len(sizes) // (inner + 2))
+        found.append((name, form, LEFT_OUT, int(inside.sum()), inside.size, ideal))
     dense = vidur.judged(vidur.predictions())
     for row in dense.itertuples():
-        found.append((f"vidur {row.table}", row.fitted, OTHERS, row.covered, row.n))
-    return pd.DataFrame(found, columns=["log", "form", "asked", "covered", "n"])
+        ideal = chance(CALIBRATION - 2, row.n)
+        found.append((f"vidur {row.table}", row.fitted, OTHERS, row.covered, row.n, ideal))
+    return pd.DataFrame(found, columns=["log", "form", "asked", "covered", "n", "ideal"])
 
 
 def by_log(every: int = 1) -> pd.DataFrame:
-    """A row per log: the form that AUTO chooses, what is asked, and covered of n rows.
+    """A row per log: the form that AUTO chooses, what is asked, covered of n rows, and an ideal log's chance.
 
     Of logs with one row a size, or two, each inner size (or every second, third...) is left out of a fit of
     the form that the whole log chose; n is 0 where the sizes are too few for an interval. A dense table is
-    calibrated by the twelve sizes of its rule, and asked for all others.
+    calibrated by the twelve sizes of its rule, and asked for all others. ideal : how likely the share covered
+    is within BAND, of every inner size, if errors are draws of one law: `chance` or `chance_in_turn`
     """
     return _by_log(every).copy()
 
@@ -93,6 +97,7 @@ def chance(known: int, asked: int, of_mean: bool = False) -> float:
     return float(np.mean(binom.cdf(most, asked, held) - binom.cdf(least - 1, asked, held)))
 
 
+@cache
 def chance_in_turn(sizes: int, rows: int) -> float:
     """As `chance`, simulated, where each of so many ``sizes`` is left out in turn, ``rows`` at each.
 
