@@ -143,12 +143,18 @@ def test_the_goal_hangs_on_the_luck_of_the_twelve_sizes_and_sixteen_reach_it() -
     assert len(twelve) == vidur.DOZENS and vidur.dozens().shape[1] == 14
 
 
+def test_straight_pieces_are_nearer_than_log_log_ones_on_tables_that_were_not_looked_at() -> None:
+    rest = [part.table for part in PARTS if not part.tuned]
+    straight = np.log(vidur.dozens()[rest]).mean().mean()
+    for form in ("table", "curve"):
+        assert straight < np.log(vidur.dozens(form=form)[rest]).mean().mean() - 0.01
+
+
 def test_another_dozen_is_judged_as_the_rules_is() -> None:
     part = PARTS[0]
     (own,) = vidur.judged(vidur.calibrated(part, "chords")).itertuples()
-    assert vidur._chosen(np.linspace(0, 1, 12), *part.whole()) == pytest.approx(
-        own.median, rel=1e-9
-    )
+    found = vidur._chosen(np.linspace(0, 1, 12), *part.whole(), "chords")
+    assert found == pytest.approx(own.median, rel=1e-9)
 
 
 def test_the_scoreboard_knows_the_source() -> None:

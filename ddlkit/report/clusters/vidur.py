@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from ddlkit.core.cost import Chords
+from ddlkit.core.cost import FORMS, Chords, MessageCost
 from ddlkit.core.fit import AUTO, fit
 from ddlkit.core.workload import Floats
 from ddlkit.report.accuracy import TAIL
@@ -116,32 +116,35 @@ AWAY = 0.45
 
 
 @cache
-def _dozens(sizes: int) -> pd.DataFrame:
+def _dozens(sizes: int, form: str) -> pd.DataFrame:
     random, found = np.random.default_rng(14), []
     known = {part.table: part.whole() for part in tables()}
     for _ in range(DOZENS):
         places = np.linspace(0, 1, sizes)
         places[1:-1] += random.uniform(-AWAY, AWAY, sizes - 2) / (sizes - 1)
-        found.append({table: _chosen(places, *whole) for table, whole in known.items()})
+        found.append({table: _chosen(places, *whole, form) for table, whole in known.items()})
     return pd.DataFrame(found)
 
 
-def _chosen(places: Floats, sizes: Floats, log_s: Floats) -> float:
-    """Median error of chords through the rows nearest to ``places`` (k,): 0 is the first row, 1 the last."""
+def _chosen(places: Floats, sizes: Floats, log_s: Floats, form: str) -> float:
+    """Median error of a form through the rows nearest to ``places`` (k,): 0 is the first row, 1 the last."""
     at = np.log(sizes)
     wanted = at[0] + places * (at[-1] - at[0])
     shown = np.unique(np.abs(at - wanted[:, None]).argmin(axis=1))
-    cost = Chords(sizes[shown], np.exp(log_s[shown]))
+    kind: Any = FORMS[form]  # of those that are a table of sizes and times
+    cost: MessageCost = kind(sizes[shown], np.exp(log_s[shown]))
     left = ~np.isin(sizes, sizes[shown])
     return float(np.median(np.abs(cost(sizes[left]) / np.exp(log_s[left]) - 1)))
 
 
-def dozens(sizes: int = CALIBRATION) -> pd.DataFrame:
+def dozens(sizes: int = CALIBRATION, form: str = Chords.form) -> pd.DataFrame:
     """(DOZENS, tables) median errors of chords through other choices of so many ``sizes``, the same by table.
+
+    form : another one through all of its sizes
 
     First and last size stay; the inner ones lie up to AWAY of a step off their places, as rules.yml says.
     """
-    return _dozens(sizes).copy()
+    return _dozens(sizes, form).copy()
 
 
 # -- floors ------------------------------------------------------------------------------------
