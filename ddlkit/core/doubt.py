@@ -153,8 +153,9 @@ class HeldOut:
 POWERS = np.linspace(-1.0, 1.0, 401)
 """Of the size, among which the one is looked for with which errors fall."""
 TRUSTED = 0.5
-"""Share of it that is used: ten errors tell a power to a few tenths only, and this share of it left the
-narrowest intervals for what they missed, on the `tuned` tables of rules vidur-* and on twelve logs."""
+"""Share of it that is used: ten errors tell a power to a few tenths only. Of shares from a quarter to the
+whole it left the narrowest intervals for what they missed on twelve logs, and nearly so on seven dense tables
+(`tuned` of rules vidur-*, data/external/rules.yml)."""
 
 
 def falling(sizes: Floats, errors: Floats) -> float:

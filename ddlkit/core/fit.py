@@ -95,8 +95,8 @@ data/external/rules.yml) and twelve logs, calibrated by twelve sizes, are off by
 more in the mean, none of them by more."""
 NEARER = 0.4
 """Power of how far apart, in logarithms, the two sizes around a message lie, with which errors of THROUGH_ALL
-grow: less than one if times scatter, two if they bend. Found as COUNTS was: so the 95% intervals of seven
-dense tables hold 95%."""
+grow: none if times scatter, two if they bend. Found as COUNTS was: so the 95% intervals of seven dense tables
+hold 95%, by other dozens of sizes too."""
 NEGLIGIBLE = 1e-6
 """Errors that differ by less are rounding."""
 
