@@ -684,7 +684,7 @@ def _held_out(form: str, sizes: Floats, seconds: Floats, unseen: Unseen) -> Held
     inner /= np.log(distinct[where + 1] / distinct[where - 1]) ** apart
     falls = falling(sizes[left_out], inner)
     as_at_first = np.sort(inner * (sizes[left_out] / first) ** falls)
-    return HeldOut(as_at_first, first, last, *grows, falls=falls, apart=apart)
+    return HeldOut(as_at_first, first, last, grows[0], grows[1], falls, apart)
 
 
 def unseen_errors(
