@@ -317,7 +317,7 @@ RANKS = arg(
     help="between how many ranks messages were measured: chosen, or said if the file is silent [the file's]",
 )
 _FORM_HELP = (
-    "auto, alpha_beta, piecewise, segments, table, curve, stepped, or variants as segments:joined "
+    "auto, alpha_beta, piecewise, segments, table, curve, chords, stepped, or variants as segments:joined "
     "[auto]"
 )
 

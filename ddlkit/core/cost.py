@@ -316,6 +316,21 @@ class Table(MessageCost):
 
 
 @dataclass(frozen=True, eq=False)
+class Chords(Table):
+    """A table whose times are straight in the size from one size to the next, not in logarithms.
+
+    Where a message's time is that of a line, alpha + beta * bytes, between two sizes, it is exact; a log-log
+    table is too slow there, by up to 6% in the middle of two sizes four times apart. Outside as a table.
+    """
+
+    form: ClassVar[str] = "chords"
+
+    def _seconds(self, sizes: Floats) -> Floats:
+        inside = np.interp(sizes, self.bytes, self.seconds)
+        return np.where(sizes > self.bytes[-1], super()._seconds(sizes), inside)
+
+
+@dataclass(frozen=True, eq=False)
 class Curve(Table):
     """A table whose log-log curve is smooth: cubic pieces that rise where the times rise, and only there.
 
