@@ -31,7 +31,7 @@ def least_squares(
     weighted, wanted = design / unit_s[:, None], seconds / unit_s
     scale = np.linalg.norm(weighted, axis=0)
     basis, rank = np.zeros(0), 0
-    if np.all(scale > 0):
+    if np.all((scale > 0) & np.isfinite(scale)):
         basis, _, rank, _ = np.linalg.lstsq(weighted / scale, wanted, rcond=None)
     if rank < design.shape[1]:
         raise UserError("the sizes do not determine the parameters: measure more distinct sizes")
