@@ -174,9 +174,12 @@ def spans(document: Any, source: str = "trace") -> list[Event]:
         if not isinstance(event, dict) or event.get("ph") != "X" or event.get("cat") in copied:
             continue
         times: list[Any] = [event.get(name) for name in ("ts", "dur")]
-        where = f"{source}: traceEvents[{number}] ({shown(event.get('name'))})"
+        name = event.get("name")
+        where = (
+            f"{source}: traceEvents[{number}] ({name if isinstance(name, str) else shown(name)})"
+        )
         good = all(isinstance(t, (int, float)) and abs(t) <= MOST_US for t in times)
-        if not (good and times[1] >= 0 and isinstance(event.get("name"), str)):
+        if not (good and times[1] >= 0 and isinstance(name, str)):
             ts, dur = map(shown, times)
             raise UserError(
                 f"{where}: ts {ts} and dur {dur} must be microseconds: export the trace again"

@@ -77,7 +77,7 @@ def read_log(text: str, file: str, collective: str = "") -> Log:
     for number, line in enumerate(text.splitlines(), start=1):
         scan.take(number, _LABEL.sub("", line))
     sheet = scan.sheet()
-    frame = _LOG.frame(sheet)
+    frame = _LOG.frame(sheet, exact=False)
     for row, wrong in enumerate(frame["#wrong"]):
         if wrong:
             sheet.fail(

@@ -65,23 +65,18 @@ def parse_yaml(text: str) -> Any:
 
     if len(text) > MOST_YAML_CHARACTERS:
         raise ValueError(f"{len(text)} characters, more than {MOST_YAML_CHARACTERS}")
-    loader = yaml.SafeLoader(text)
     try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
+        node = yaml.compose(text, yaml.SafeLoader)
         # Before anything is made of it: a merge copies what its aliases stand for.
-        if _weight(node, {}) > MOST_YAML_VALUES:
+        if node is not None and _weight(node, {}) > MOST_YAML_VALUES:
             raise ValueError(f"with its aliases more than {MOST_YAML_VALUES} values")
-        return _within_64_bits(loader.construct_document(node))
+        return _within_64_bits(yaml.safe_load(text))
     except RecursionError:
         raise _too_deep() from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
         raise ValueError(f"{line}{getattr(error, 'problem', 'unreadable')}") from None
-    finally:
-        loader.dispose()
 
 
 def _too_deep() -> ValueError:

@@ -59,7 +59,7 @@ def _refusing(verb: str, path: Path) -> Iterator[None]:
 
 
 def read(path: Path) -> bytes:
-    """All bytes of a file. Raises UserError for none, for more than MOST_BYTES, and where it may not be read."""
+    """All bytes of a file. Raises UserError for none, for over MOST_BYTES, and where it may not be read."""
     with _refusing("read", path), path.open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     _check_size(data, path, "")

@@ -136,8 +136,10 @@ class Column:
     later: bool = False
     aliases: tuple[tuple[str, str], ...] = ()
 
-    def values(self, sheet: Sheet) -> np.ndarray:
+    def values(self, sheet: Sheet, *, own: bool = False) -> np.ndarray:
         """(rows,) checked values. Raises UserError naming file, row and column of a wrong cell.
+
+        own : of somebody's own file, whose numbers must be such as can be computed with, too
 
         >>> sheet = read_sheet("bytes,seconds\\n8,1e-3\\n16,fast\\n", "mine.csv")
         >>> Column("bytes", "int", "positive").values(sheet).tolist()
@@ -156,13 +158,13 @@ class Column:
             except (ArithmeticError, ValueError, KeyError):
                 wrong = f"{_shown(cell)} {problem}" if cell.strip() else "is empty"
                 sheet.fail(row, self.name, wrong)
-        for broken, problem in self._rules(values):
+        for broken, problem in self._rules(values, own):
             if broken.any():
                 row = int(np.argmax(broken))
                 sheet.fail(row, self.name, f"{_shown(cells[row])} {problem}")
         return values
 
-    def _rules(self, values: np.ndarray) -> list[tuple[np.ndarray, str]]:
+    def _rules(self, values: np.ndarray, own: bool) -> list[tuple[np.ndarray, str]]:
         """(rows,) which values are wrong, and why, one entry per rule."""
         if self.kind == "str":
             strange = np.array([not value.isprintable() for value in values])
@@ -171,7 +173,7 @@ class Column:
                 rules.append((values == "", "must not be empty"))
             return rules
         rules = [(~np.isfinite(values), "must be a finite number")]
-        if self.kind != "bool":
+        if own and self.kind != "bool":
             most = MOST_WHOLE if self.kind == "int" else MOST
             size = np.abs(values)
             rules.append((size > most, f"is beyond {most:g}: nobody means that"))
@@ -206,7 +208,7 @@ class Schema:
         return tuple(column.name for column in self.columns)
 
     def frame(self, sheet: Sheet, *, exact: bool = True) -> DataFrame:
-        """The checked table. Not ``exact``: other columns are ignored and defaults stand in.
+        """The checked table. Not ``exact``, somebody's own: other columns are ignored, defaults stand in.
 
         For a column that came ``later``, its default stands in for either.
 
@@ -223,7 +225,7 @@ class Schema:
         values = {}
         for column in self.columns:
             if column.name in sheet.header:
-                values[column.name] = column.values(sheet)
+                values[column.name] = column.values(sheet, own=not exact)
             elif column.default is None or (exact and not column.later):
                 found = ", ".join(sheet.header)[:200]
                 sheet.fail(None, column.name, f"missing; the columns are {found}")
