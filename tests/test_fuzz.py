@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import corpus
 import fuzzing
 from ddlkit import cli
 from ddlkit.run.sessions import engine
@@ -52,6 +53,17 @@ def test_what_is_mutated_was_good(
         monkeypatch.chdir(folder)
         got = fuzzing.answer(given, folder)
         assert (got.status, fuzzing.wrong(given, got)) == (0, ""), got.error
+
+
+@pytest.mark.parametrize("entry", corpus.ENTRIES, ids=lambda entry: entry.name)
+def test_what_once_broke_something_is_refused_in_one_line(
+    entry: corpus.Entry, guarded: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    got = fuzzing.answer(entry.given, tmp_path)
+    assert (got.status, fuzzing.wrong(entry.given, got)) == (2, ""), got.out
+    assert entry.told in got.error
+    assert not got.made
 
 
 @pytest.mark.slow

@@ -424,7 +424,7 @@ class Segments(MessageCost):
         self._freeze("alpha_s", "beta_s_per_byte")
         breaks = np.asarray(self.breaks_bytes, dtype=float)
         object.__setattr__(self, "breaks_bytes", breaks)
-        if breaks.size != self.alpha_s.size - 1 or np.any(np.diff(breaks) <= 0):
+        if breaks.shape != (self.alpha_s.size - 1,) or not np.all(np.diff(breaks) > 0):
             raise UserError("segments cost: k pieces need k-1 increasing breaks_bytes")
 
     def _seconds(self, sizes: Floats) -> Floats:

@@ -19,8 +19,8 @@ MOST_DEPTH = 50
 """Levels of lists and mappings: the deepest file known here, a profiler's, has 7."""
 MOST_VALUES = 10_000_000
 """Of JSON, by its commas and brackets: a profile of half a million events; read, about a gigabyte."""
-MOST_YAML_CHARACTERS = 256 * 1024
-"""Of YAML, which people write by hand: PyYAML reads about so much a second."""
+MOST_YAML_CHARACTERS = 128 * 1024
+"""Of YAML, which people write by hand: PyYAML takes about a second for so much."""
 MOST_YAML_VALUES = 100_000
 """Of YAML, each alias counted as all that it stands for."""
 INT64 = 2**63
@@ -66,13 +66,20 @@ def parse_yaml(text: str) -> Any:
     if len(text) > MOST_YAML_CHARACTERS:
         raise ValueError(f"{len(text)} characters, more than {MOST_YAML_CHARACTERS}")
     try:
-        node = yaml.compose(text, yaml.SafeLoader)
+        depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MOST_DEPTH:
+                raise _too_deep()
         # Before anything is made of it: a merge copies what its aliases stand for.
-        if node is not None and _weight(node, {}) > MOST_YAML_VALUES:
+        node = yaml.compose(text, yaml.SafeLoader)
+        values, levels = _extent(node, {}) if node else (0, 0)
+        if values > MOST_YAML_VALUES:
             raise ValueError(f"with its aliases more than {MOST_YAML_VALUES} values")
+        if levels > MOST_DEPTH + 1:
+            raise _too_deep()
         return _within_64_bits(yaml.safe_load(text))
-    except RecursionError:
-        raise _too_deep() from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
@@ -98,15 +105,15 @@ def _inside(value: Any) -> Any:
     return value if isinstance(value, list) else ()
 
 
-def _weight(node: Any, known: dict[int, float], depth: int = 0) -> float:
-    """How many values it stands for. Raises ValueError for what is too deep, or holds itself."""
-    if depth > MOST_DEPTH:
-        raise _too_deep()
+def _extent(node: Any, known: dict[int, tuple[float, int]]) -> tuple[float, int]:
+    """How many values it stands for, and in how many levels; without end for one that holds itself."""
     if id(node) not in known:
-        known[id(node)] = float("inf")  # of one that is met again inside itself
+        known[id(node)] = float("inf"), 0
         held = node.value if isinstance(node.value, list) else ()
         inner = [one for pair in held for one in (pair if isinstance(pair, tuple) else (pair,))]
-        known[id(node)] = 1 + sum(_weight(one, known, depth + 1) for one in inner)
+        extents = [(0.0, 0), *(_extent(one, known) for one in inner)]
+        values, levels = zip(*extents, strict=True)
+        known[id(node)] = 1 + sum(values), 1 + max(levels)
     return known[id(node)]
 
 

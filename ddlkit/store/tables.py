@@ -6,6 +6,7 @@ import datetime
 import gzip
 import hashlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,10 +113,11 @@ def own_output(path: Path, *sources: Path) -> Path:
 
     Raises UserError where a recorded table or its stamp is in the way, or a file that the output is made of.
     """
-    if path.is_dir() or not path.name:
+    if os.path.isdir(path) or not path.name:
         raise UserError(f"{path} is a directory: name a file")
     for source in sources:
-        if path.resolve() == source.resolve() or path.exists() and path.samefile(source):
+        same = os.path.exists(path) and os.path.samefile(path, source)
+        if same or path.resolve() == source.resolve():
             raise UserError(f"{path} is what is read: choose another name for what is written")
     real = path.resolve()
     if is_stamped(real) or _is_stamp(real):
@@ -125,7 +127,7 @@ def own_output(path: Path, *sources: Path) -> Path:
 
 def _is_stamp(path: Path) -> bool:
     """Whether it is the stamp of a table, or waits to become it."""
-    return path.suffix in (".json", ".pending") and path.is_file() and bool(_read_stamp(path))
+    return path.suffix in (".json", ".pending") and os.path.isfile(path) and bool(_read_stamp(path))
 
 
 def _portable(word: str) -> str:
