@@ -85,7 +85,7 @@ TRACEBACKS = [
         *("deep trace", "RecursionError", "50 deep"),
         _import(b'{"traceEvents":' + b"[" * DEEP + b"]" * DEEP + b"}", "t.json"),
     ),
-    Entry("deep YAML", "RecursionError", "50 deep", _campaign("[" * DEEP + "]" * DEEP)),
+    Entry("deep YAML", "RecursionError", "50 deep", _campaign("[" * DEEP)),
     Entry("deep campaign", "RecursionError", "50 deep", _campaign("[" * DEEP, "c.json")),
     Entry("form of a list", "TypeError", "unknown cost form []", _cost('{"form":[]}')),
     Entry("fit of a list", "AttributeError", "fit is []", _cost(json.dumps({**LINE, "fit": []}))),

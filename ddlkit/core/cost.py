@@ -147,7 +147,8 @@ class MessageCost(Form):
 
     def _check_use(self) -> None:
         """Raise a UserError for what cannot be a number of workers, a collective or an algorithm."""
-        workers, whole = self.workers, isinstance(self.workers, (int, np.integer))
+        workers = self.workers
+        whole = isinstance(workers, (int, np.integer)) and not isinstance(workers, bool)
         if workers is not None and not (whole and 1 <= workers <= MOST_WORKERS):
             what = f"must be a whole number from 1 to {MOST_WORKERS}"
             raise UserError(f"{self.form} cost: workers is {shown(workers)}: {what}")

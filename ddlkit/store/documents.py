@@ -42,7 +42,9 @@ def parse_json(text: str) -> Any:
         raise _too_deep() from None
     level = [found]
     for _ in range(MOST_DEPTH):
-        level = [inner for outer in level for inner in _inside(outer) if _inside(inner)]
+        level = [
+            inner for outer in level for inner in _inside(outer) if isinstance(inner, (dict, list))
+        ]
         if not level:
             return found
     raise _too_deep()
@@ -92,10 +94,8 @@ def _too_deep() -> ValueError:
 
 def _number(text: str) -> int | float:
     """Digits as a number; Python takes minutes for some millions of them."""
-    if len(text) < 19:
-        return int(text)
-    number = float(text)
-    return int(text) if -INT64 <= number < INT64 else number
+    number = int(text) if len(text) <= len(f"-{INT64}") else INT64
+    return number if -INT64 <= number < INT64 else float(text)
 
 
 def _inside(value: Any) -> Any:
