@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import Floats
 
-
 UNDETERMINED = "the sizes do not determine the parameters: measure more distinct sizes"
 
 

@@ -47,9 +47,9 @@ Check = Callable[[Any], Any]
 
 MOST = 10**9
 """Of what is counted: seconds of all cases, samples of a batch, seeds, elements."""
-MOST_ITERATIONS = 100_000
-"""Of a campaign: each takes a tenth of a second at least, so together hours; the largest here asks for 3,000.
-More are a slip in a grid, which is the product of its lists."""
+MOST_ITERATIONS = 20_000
+"""Of a campaign: each takes a tenth of a second at least, most of them seconds; the largest here asks for a
+thousand. More are a slip in a grid, which is the product of its lists."""
 
 
 def whole(least: int) -> Callable[[Any], int]:
