@@ -124,10 +124,13 @@ grids:
 """
 
 
-def _event(name: str, ts: float, dur: float, category: str = "cpu_op", **args: Any) -> Any:
+def _event(
+    name: str, at: float, dur: float, args: dict[str, Any] | None = None, category: str = "cpu_op"
+) -> dict[str, Any]:
+    """A span that starts ``at`` microseconds after the first."""
     thread = 7 if category == "kernel" else 1
-    known = {"ph": "X", "name": name, "cat": category, "ts": ts, "dur": dur, "pid": 1}
-    return {**known, "tid": thread, "args": args}
+    known = {"ph": "X", "name": name, "cat": category, "ts": 5e9 + at, "dur": dur, "pid": 1}
+    return {**known, "tid": thread, "args": args or {}}
 
 
 def kineto(gpu: bool = False) -> dict[str, Any]:
@@ -135,22 +138,21 @@ def kineto(gpu: bool = False) -> dict[str, Any]:
     shapes = {"Input Dims": [[4, 3, 8, 8], [2, 3, 3, 3]], "Input type": ["float", "float"]}
     gradient = {"Input Dims": [[2, 3, 3, 3]], "Input type": ["float"]}
     message = {"In msg nelems": 54, "Out msg nelems": 54, "dtype": "Float"}
+    node = {"Sequence number": 1}
     events = [
-        _event("ddlkit.forward", 5e9, 100, "user_annotation"),
-        _event("aten::conv2d", 5e9 + 1, 50, **shapes, **{"Sequence number": 1}),
-        _event("ddlkit.backward", 5e9 + 100, 100, "user_annotation"),
-        _event(
-            "autograd::engine::evaluate_function: Conv", 5e9 + 110, 30, **{"Sequence number": 1}
-        ),
-        _event("torch::autograd::AccumulateGrad", 5e9 + 150, 10, **gradient),
-        _event("gloo:all_reduce", 5e9 + 170, 20, **message),
-        _event("ddlkit.update", 5e9 + 210, 10, "user_annotation"),
+        _event("ddlkit.forward", 0, 100, category="user_annotation"),
+        _event("aten::conv2d", 1, 50, {**shapes, **node}),
+        _event("ddlkit.backward", 100, 100, category="user_annotation"),
+        _event("autograd::engine::evaluate_function: Conv", 110, 30, node),
+        _event("torch::autograd::AccumulateGrad", 150, 10, gradient),
+        _event("gloo:all_reduce", 170, 20, message),
+        _event("ddlkit.update", 210, 10, category="user_annotation"),
     ]
     if gpu:
         for number, (at, name) in enumerate([(5, "conv"), (115, "conv_grad"), (215, "sgd")]):
             launch = {"correlation": number + 1}
-            events.append(_event("cudaLaunchKernel", 5e9 + at, 2, "cuda_runtime", **launch))
-            events.append(_event(name, 5e9 + at + 3, 20, "kernel", **launch))
+            events.append(_event("cudaLaunchKernel", at, 2, launch, "cuda_runtime"))
+            events.append(_event(name, at + 3, 20, launch, "kernel"))
         known = {"deviceProperties": [{"name": "NVIDIA A100"}], "distributedInfo": {"rank": 1}}
         return {"schemaVersion": 1, **known, "traceEvents": events}
     return {"schemaVersion": 1, "traceEvents": events}

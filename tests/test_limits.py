@@ -42,7 +42,7 @@ def test_whole_numbers_of_64_bits_stay_whole_and_others_are_as_near_as_floats(nu
         found = read(f"[{number}]")[0]
         inside = -documents.INT64 <= number < documents.INT64
         assert type(found) is (int if inside else float)
-        assert found == (number if inside else float(number)) or math.isinf(found)
+        assert found == (number if inside else float(number))
 
 
 @pytest.mark.parametrize("read", [documents.parse_json, documents.parse_yaml])

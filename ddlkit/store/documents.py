@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -124,5 +125,5 @@ def _within_64_bits(value: Any) -> Any:
     if isinstance(value, list):
         return [_within_64_bits(one) for one in value]
     if isinstance(value, int) and not -INT64 <= value < INT64:
-        return float("inf") if value > 0 else -float("inf")
+        return float(Decimal(value))
     return value
