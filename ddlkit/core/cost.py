@@ -95,7 +95,7 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
         found = kind(**{name: description[name] for name in given})
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{kind.form} cost: {error}") from error
-    for name in own:
+    for name in parameters(kind):
         value = getattr(found, name)
         if isinstance(value, (int, float, np.ndarray)) and np.any(np.abs(value) > MOST):
             raise UserError(f"{kind.form} cost: {name} is beyond {MOST:g}: nobody means that")
