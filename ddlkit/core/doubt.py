@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ddlkit.core.cost import Form, MessageCost, Table, cost_from_dict, parameters
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, shown
 from ddlkit.core.workload import Floats
 
+MOST_DRAWS = 10_000
+"""Of a cost: what ddlkit fit writes has 200."""
 ENDS = (2.0, 4.0, 8.0)
 """So many times beyond the sizes that it is fitted to, each once, a form is tried at either end."""
 
@@ -45,6 +47,9 @@ class Off(MessageCost):
     def __post_init__(self) -> None:
         if isinstance(self.cost, dict):  # of a JSON description
             object.__setattr__(self, "cost", cost_from_dict(self.cost))
+        if not isinstance(self.cost, MessageCost):
+            raise UserError(f"off cost: cost is {shown(self.cost)}: must be another cost")
+        self._check_numbers("log_error", "first_bytes", "last_bytes", "below", "above")
         if not 0 < self.first_bytes <= self.last_bytes:
             raise UserError("off cost: first_bytes must be above zero and at most last_bytes")
         if self.apart and not isinstance(self.cost, Table):
@@ -140,7 +145,7 @@ class HeldOut:
             ends = (float(description[name]) for name in ("below", "above"))
             powers = [float(description.get(name, 0.0)) for name in ("falls", "apart")]
             found = cls(errors, *edges, *ends, *powers)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(
                 "the cost's held_out is not what ddlkit fit writes: fit again"
             ) from error
@@ -214,17 +219,24 @@ def unpacked(cost: MessageCost, columns: Any) -> list[MessageCost]:
 
     Raises UserError for anything else.
     """
-    if isinstance(columns, list):
+    if isinstance(columns, list) and len(columns) <= MOST_DRAWS:
         return [cost_from_dict(draw) for draw in columns]
     try:
-        count, own = int(columns["count"]), {}
+        count, own = checked_count(columns["count"]), {}
         for name in parameters(type(cost)):
             every = [_numbers(column, count) for column in columns[name]]
             rows = np.array(every, dtype=float).reshape(len(every), count).T
             own[name] = rows if np.ndim(getattr(cost, name)) else rows[:, 0]
         return [replace(cost, **{name: own[name][k] for name in own}) for k in range(count)]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise UserError("the cost's draws are not what ddlkit fit writes: fit again") from error
+
+
+def checked_count(draws: Any) -> int:
+    """How many draws there are. Raises UserError for what is no number of them."""
+    if not isinstance(draws, int) or not 0 <= draws <= MOST_DRAWS:
+        raise UserError(f"the cost has {shown(draws)} draws: from 0 to {MOST_DRAWS}: fit again")
+    return draws
 
 
 def _numbers(column: Any, count: int) -> Floats:

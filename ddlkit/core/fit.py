@@ -32,8 +32,8 @@ from ddlkit.core.cost import (
     cost_from_dict,
     parameters,
 )
-from ddlkit.core.doubt import ENDS, HeldOut, falling, packed, unpacked
-from ddlkit.core.errors import UserError
+from ddlkit.core.doubt import ENDS, HeldOut, checked_count, falling, packed, unpacked
+from ddlkit.core.errors import UserError, shown
 from ddlkit.core.pieces import (
     apart,
     best_breaks,
@@ -58,6 +58,8 @@ from ddlkit.core.workload import Floats
 
 C = TypeVar("C", MessageCost, SelectionCost)
 
+MOST_ROWS, MOST_SIZES = 100_000, 2_000
+"""Of a fit: some 200 resamples of all rows, and every cut between sizes, are held in memory at once."""
 PIECES = 3
 """Linear pieces of a ``segments`` fit; each must hold at least MIN_SIZES_PER_PIECE sizes."""
 MIN_SIZES_PER_PIECE = 3
@@ -183,11 +185,12 @@ class Fit(Generic[C]):
 
 def costs_from_dict(description: dict[str, Any]) -> tuple[MessageCost, list[MessageCost]]:
     """The cost, and the draws that came with it (none for a cost written by hand)."""
-    fitted = description.get("fit", {}) if isinstance(description, dict) else {}
-    cost, held_out = cost_from_dict(description), fitted.get("held_out")
-    if held_out:
+    cost, fitted = cost_from_dict(description), description.get("fit", {})
+    if not isinstance(fitted, dict):
+        raise UserError(f"the cost's fit is {shown(fitted)}: write what ddlkit fit does, or none")
+    if held_out := fitted.get("held_out"):
         known = HeldOut.from_dict(held_out, fitted)
-        return cost, [*known.draws(cost, held_out.get("draws", DRAWS))]
+        return cost, [*known.draws(cost, checked_count(held_out.get("draws", DRAWS)))]
     return cost, unpacked(cost, fitted.get("draws", []))
 
 
@@ -551,10 +554,14 @@ def _checked(given: Sequence[ArrayLike]) -> list[Floats]:
             raise UserError(
                 f"{column.size} {many} but {columns[-1].size} times: give one time a {one}"
             )
-        wrong = np.flatnonzero(~(np.isfinite(column) & (column > 0)))
+        if column.size > MOST_ROWS or np.unique(column).size > MOST_SIZES and one == "size":
+            most = f"at most {MOST_ROWS} rows of {MOST_SIZES} sizes"
+            raise UserError(f"{column.size} {many}: a fit takes {most}: leave some out")
+        wrong = np.flatnonzero(~((column >= units.LEAST) & (column <= units.MOST)))
         if wrong.size:
             raise UserError(
-                f"row {wrong[0]}: {one} is {column[wrong[0]]:g}: must be finite and above zero"
+                f"row {wrong[0]}: {one} is {column[wrong[0]]:g}: must be finite and above zero, from "
+                f"{units.LEAST:g} to {units.MOST:g}"
             )
         if one == "density" and np.any(column > 1):
             raise UserError(f"density is {column.max():g}: must be at most 1")

@@ -7,6 +7,7 @@ import fcntl
 import glob
 import gzip
 import hashlib
+import io
 import os
 import re
 import zlib
@@ -15,6 +16,10 @@ from pathlib import Path
 
 from ddlkit import machine
 from ddlkit.core.errors import UserError
+
+MOST_BYTES = 128 * 1024**2
+"""Of a file, and of its text once unpacked: the largest known here, profiles of training, have some 50 MB.
+Read, it may take ten times as much memory."""
 
 ROOT = Path(os.environ.get("DDLKIT_ROOT") or Path(__file__).parents[2]).resolve()
 DATA = ROOT / "data"
@@ -54,9 +59,19 @@ def _refusing(verb: str, path: Path) -> Iterator[None]:
 
 
 def read(path: Path) -> bytes:
-    """All bytes of a file. Raises UserError when there is none or it may not be read."""
-    with _refusing("read", path):
-        return path.read_bytes()
+    """All bytes of a file. Raises UserError for none, for over MOST_BYTES, and where it may not be read."""
+    with _refusing("read", path), path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    _check_size(data, path, "")
+    return data
+
+
+def _check_size(data: bytes, path: Path, when: str) -> None:
+    if len(data) > MOST_BYTES:
+        most = f"{MOST_BYTES // 1024**2} MiB"
+        raise UserError(
+            f"{path}: more than {most}{when}: give a part of it: fewer iterations or rows"
+        )
 
 
 def is_empty(path: Path) -> bool:
@@ -67,14 +82,16 @@ def is_empty(path: Path) -> bool:
 
 
 def text_of(data: bytes, path: Path) -> str:
-    """Content as text, unpacked if ``path`` ends in .gz; UserError if empty, damaged or binary."""
+    """Content as text, unpacked if ``path`` ends in .gz; UserError if empty, damaged, binary or too large."""
     if path.suffix == ".gz" and data:
         try:
-            data = gzip.decompress(data)
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+                data = file.read(MOST_BYTES + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise UserError(
                 f"{path}: damaged gzip file ({error}): restore or measure again"
             ) from error
+        _check_size(data, path, " once unpacked")
     if not data.strip():
         raise UserError(f"{path}: the file is empty: expected a header line and rows")
     try:
