@@ -251,7 +251,7 @@ def any_in(directory: Path, pattern: str) -> bool:
 )
 def test_ranks_that_were_about_to_start_are_not_missed(tmp_path: Path) -> None:
     chance = random.Random(20)
-    runs: list[tuple[subprocess.Popen[str], int, Path, float]] = []
+    runs: list[tuple[subprocess.Popen[str], signal.Signals, Path, float]] = []
     for number in [signal.SIGTERM, signal.SIGINT][:TRIALS] * max(1, TRIALS // 2):
         out = tmp_path / str(len(runs))
         argv = [sys.executable, "-m", "ddlkit", "measure", "collectives", "--out", str(out)]
