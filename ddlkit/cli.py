@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
+import io
 import json
 import math
 import os
@@ -55,7 +58,9 @@ def command(text: str, *arguments: Argument) -> Callable[[Run], Run]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; a user's mistake is one line on stderr and exit status 2."""
+    """Run one command; a user's mistake, or a machine's limit, is one line on stderr and exit status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may know ASCII only
     arguments = _parser().parse_args(argv)
     # What arithmetic makes of numbers beyond its range is looked for in the result, see `_checked`.
     warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
@@ -68,21 +73,53 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as interrupt:
         # Who measured says so: elsewhere there is nothing that could be kept.
-        print("; ".join(["ddlkit: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
-        return 130
+        with contextlib.suppress(OSError):
+            print("; ".join(["ddlkit: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
+        exec(
+            ""
+        )  # an extension may have left word for Python that it end by SIGINT, whatever it was
+        return 128 + (_ended_by or [signal.SIGINT])[0]
     except BrokenPipeError:
         # The reader of our output has gone (``| head``): not an error, but flushing again would be.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except (OSError, MemoryError) as error:
+        if isinstance(error, OSError) and error.errno not in LIMITS:
+            raise
+        print(f"ddlkit: error: {_limit(error)}", file=sys.stderr)
+        return 2
     finally:
+        _ended_by.clear()
         while _reminders:
             _reminders.pop().cancel()
+
+
+LIMITS = {
+    errno.ENOSPC: "make room there, or choose another directory",
+    errno.EDQUOT: "make room there, or choose another directory",
+    errno.EROFS: "choose another directory",
+    errno.EMFILE: "allow more open files: ulimit -n",
+    errno.ENFILE: "end other programs: too many files are open on this machine",
+    errno.EAGAIN: "end other programs, or allow more processes: ulimit -u",
+    errno.ENOMEM: "free memory, or ask for less",
+}
+"""What a machine may be short of, wherever that is found, and what to do."""
+
+
+def _limit(error: OSError | MemoryError) -> str:
+    """What is used up, and where if that is known, in one line."""
+    if isinstance(error, MemoryError):
+        return f"memory is used up: {LIMITS[errno.ENOMEM]}"
+    words = (error.strerror, error.filename, LIMITS[error.errno or errno.ENOMEM])
+    return ": ".join(str(word) for word in words if word)
 
 
 AGAIN_S = 0.5
 """So long after an interrupt it comes again, if nothing is dealing with it."""
 AGAIN = signal.SIGUSR2
 _reminders: list[threading.Timer] = []
+_ended_by: list[int] = []
+"""The signals that came, first the one that tells the exit status."""
 
 
 def _end_as_ctrl_c_does() -> None:
@@ -104,6 +141,8 @@ def _interrupt(number: int, _: object) -> None:
     reminder.daemon = True
     reminder.start()
     _reminders.append(reminder)
+    if number != AGAIN:
+        _ended_by.append(number)
     if number != AGAIN or not isinstance(sys.exception(), KeyboardInterrupt):
         raise KeyboardInterrupt
 

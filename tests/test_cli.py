@@ -310,6 +310,11 @@ def test_mistakes_in_measured_times(
     assert_one_line(["fit", str(path), "--form", form], message, capsys)
 
 
+@pytest.mark.fault(
+    fault="nobody reads what is printed",
+    injected="the reading end of standard output is closed",
+    holds="no traceback",
+)
 def test_an_unknown_option_and_a_closed_pipe_end_without_a_traceback(profile: Path) -> None:
     ddlkit = [sys.executable, "-m", "ddlkit"]
     wrong = subprocess.run([*ddlkit, "predict", "--plans", "x"], capture_output=True, text=True)

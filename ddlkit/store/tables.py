@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 # Raise it whenever what a recorded number means changes: such rows do not mix in one table.
 BENCHMARK_VERSION = 1
 
-_STAMP_KEYS = (
-    *("schema", "benchmark_version", "command", "machine", "versions", "commit", "time"),
-    *("rows", "sha256"),
-)
+_STAMP_KEYS = {
+    **{"schema": str, "benchmark_version": int, "command": list, "machine": dict, "versions": dict},
+    **{"commit": str, "time": str, "rows": int, "sha256": str},
+}
 
 
 def save_table(
@@ -74,7 +74,12 @@ def save_table(
         }
         pending, final = _stamp_paths(path)
         files.atomic_write_text(pending, json.dumps(stamp, indent=1) + "\n")
-        files.atomic_write(path, data)
+        try:
+            files.atomic_write(path, data)
+        except UserError:
+            if not path.exists() or files.read(path) != data:
+                pending.unlink(missing_ok=True)
+            raise
         files.replace(pending, final)
     return path
 
@@ -172,9 +177,12 @@ def _read_stamp(path: Path) -> dict[str, Any] | None:
         raise UserError(f"{path}: damaged stamp ({error}): restore it or measure again") from error
     if not isinstance(stamp, dict) or "sha256" not in stamp:
         return None
-    for key in _STAMP_KEYS:
+    for key, kind in _STAMP_KEYS.items():
         if key not in stamp:
             raise UserError(f"{path}: the stamp has no {key}: restore it or measure again")
+        if not isinstance(stamp[key], kind):
+            damage = f"{key} is no {kind.__name__}"
+            raise UserError(f"{path}: damaged stamp ({damage}): restore it or measure again")
     return stamp
 
 
