@@ -32,6 +32,7 @@ def none_left(directory: Path) -> Iterator[None]:
     """
     tag = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="t") as temporary, _environment(tag, temporary):
+        Path(temporary).chmod(0o755)  # as /tmp, for tests that go on as another user
         before, known = _places(), _below()
         yield
         give_up = time.monotonic() + PATIENCE_S
