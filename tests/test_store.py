@@ -348,6 +348,7 @@ def readonly() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name) / "recorded"
         save(directory, collectives(3))
+        store.load_table(directory / "c.csv")  # what reading imports, another user may not read
         Path(name).chmod(0o755)
         directory.chmod(0o555)
         root = os.geteuid() == 0
