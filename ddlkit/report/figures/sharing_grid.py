@@ -145,7 +145,9 @@ def fitted(model: str) -> Grid:
         joined = np.concatenate([part.ravel() for part in apart])
         return joined[np.isfinite(joined)]
 
-    slopes = [float(np.ptp(batches / np.exp(np.nanmax(logs[name], axis=1)))) / 48 for name in networks]
+    slopes = [
+        float(np.ptp(batches / np.exp(np.nanmax(logs[name], axis=1)))) / 48 for name in networks
+    ]
     begin = [np.log(0.015), 0.1, 0.1, *np.full(n, np.log(1e-3)), *np.log(slopes)]
     low = [-np.inf, 0.0, 0.0, *np.full(2 * n, np.log(1e-8))]
     found = least_squares(residuals, begin, bounds=(low, np.inf), x_scale="jac")

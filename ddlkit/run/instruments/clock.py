@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch.profiler import ProfilerActivity, profile
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.median import median_interval as median_interval
 from ddlkit.core.units import MIB
 
 FLUSH_BYTES = {"cuda": 256 * MIB, "cpu": 64 * MIB}  # more than the last cache holds
@@ -65,33 +66,6 @@ class Budget:
 
 
 @functools.cache
-def _rank(n: int) -> int:
-    """Largest k with P(Binomial(n, 1/2) < k) <= 2.5%; 0 if there is none. Exact, in integers."""
-    k, term, below = 0, 1, 1
-    while 40 * below <= 2**n:
-        term = term * (n - k) // (k + 1)
-        k, below = k + 1, below + term
-    return k
-
-
-def median_interval(samples: Sequence[float] | Floats) -> tuple[float, float]:
-    """Nonparametric 95% interval of the median, from order statistics.
-
-    The k-th smallest and k-th largest of n samples enclose the median unless fewer than k of them fall
-    on one side of it: that is as probable as fewer than k heads in n tosses, whatever the distribution.
-    Fewer than 6 samples bound nothing: (-inf, inf).
-
-    >>> median_interval([5.0, 1.0, 2.0, 4.0, 3.0, 6.0])
-    (1.0, 6.0)
-    """
-    n = len(samples)
-    k = _rank(n)
-    if k == 0:
-        return -np.inf, np.inf
-    ordered = np.sort(samples)
-    return float(ordered[k - 1]), float(ordered[n - k])
-
-
 def _narrow(samples: list[float], relative_halfwidth: float) -> bool:
     low, high = median_interval(samples)
     return (high - low) / 2 <= relative_halfwidth * float(np.median(samples))
