@@ -172,6 +172,19 @@ def test_behind_a_bucket_computing_slows_down_software_only(messages: list, drag
     np.testing.assert_allclose(dragged.ends(ready, software_only), without, rtol=1e-9, atol=1e-9)
 
 
+@given(MESSAGES, st.integers(1, 3), st.lists(st.integers(1, 3), min_size=12, max_size=12))
+def test_lanes_of_each_message_are_those_of_all_and_no_later_than_one_lane(
+    messages: list, lanes: int, of_each: list[int]
+) -> None:
+    ready, parts = columns(messages)
+    count, mixed = len(ready), np.array(of_each[: len(ready)])
+    same = Link(np.full(count, lanes)).ends(ready, parts)
+    np.testing.assert_array_equal(same, Link(lanes).ends(ready, parts))
+    starts = Link(mixed).play(ready, parts)[0]
+    assert np.all(starts >= ready - 1e-9)
+    assert Link(mixed).ends(ready, parts).max() <= Link().ends(ready, parts)[-1] + 1e-9
+
+
 def test_two_equal_messages_share_and_a_third_waits_for_a_lane() -> None:
     parts = Parts(*np.array([[1.0], [2.0]]))
     np.testing.assert_allclose(Link(2).ends([0, 0, 0], parts), [5.0, 5.0, 8.0])

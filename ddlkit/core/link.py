@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.workload import Floats
+from ddlkit.core.workload import Floats, Ints
 
 LARGE = 1e9  # bytes of a message beside which roundings do not count
 
@@ -53,7 +53,8 @@ class Link:
         takes longer: the bucket fills at its rate, whatever computes
 
     Each slowdown is one number, or (G,) one for each message: what it takes, and loses, by resources of its
-    own. Of several under way, computing is slowed by the one that slows it most.
+    own. Of several under way, computing is slowed by the one that slows it most. So is ``in_flight``: a
+    message begins, in their order, when fewer than its number are under way.
 
     With a burst, which must be longer than the software between two steps of a collective, a message's
     software runs while credit grows for its next bytes: the longer of the two decides. Without, the link
@@ -66,7 +67,7 @@ class Link:
     [2.0, 2.0]
     """
 
-    in_flight: int = 1
+    in_flight: int | Ints = 1
     software: float = math.inf
     burst_s: float = 0.0
     wire_s_per_byte: float = 0.0
@@ -74,8 +75,8 @@ class Link:
     message_slowdown: float | Floats = 0.0
 
     def __post_init__(self) -> None:
-        if self.in_flight < 1:
-            raise UserError(f"{self.in_flight} messages in flight: at least 1")
+        if np.min(self.in_flight) < 1:
+            raise UserError(f"{np.min(self.in_flight)} messages in flight: at least 1")
         if not self.software >= 1:
             raise UserError(f"software of {self.software} messages at once: at least 1")
         for share in np.concatenate(
@@ -87,7 +88,12 @@ class Link:
     @property
     def plain(self) -> bool:
         """Whether a message takes what it costs, whatever went before it, and slows nothing down."""
-        return self.in_flight == 1 and not self.burst_s and not self.slows
+        return self.one_at_a_time and not self.burst_s and not self.slows
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether each message waits for the one before it."""
+        return bool(np.all(np.equal(self.in_flight, 1)))
 
     @property
     def slows(self) -> bool:
@@ -126,7 +132,7 @@ class Link:
         columns = np.broadcast_arrays(np.asarray(ready_s, dtype=float), *parts)
         if not all(np.isfinite(column).all() for column in columns):
             raise UserError("messages on a link: every time must be finite")
-        if self.in_flight == 1:
+        if self.one_at_a_time:
             begin_s, software_s, wire_s = columns
             slowed = self.slowdown, self.message_slowdown
             return one_by_one(begin_s, software_s, wire_s, self.burst_s, *slowed)
@@ -161,11 +167,12 @@ class Link:
         now_s, worked_s, credit_s, admitted = 0.0, 0.0, self.burst_s, 0
         last_s = max(ready_s, default=0.0)
         slower_by, dragged_by = self._slowed(len(ready_s))
+        lanes = np.broadcast_to(self.in_flight, len(ready_s)).tolist()
         while admitted < len(ready_s) or wire:
             for done in [k for k in wire if wire[k] == software[k] == 0]:
                 ends_s[done] = now_s
                 del wire[done], software[done]
-            free = admitted < len(ready_s) and len(wire) < self.in_flight
+            free = admitted < len(ready_s) and len(wire) < lanes[admitted]
             if free and ready_s[admitted] <= worked_s:
                 saved_s = min(credit_s, wire_s[admitted])
                 credit_s -= saved_s

@@ -15,7 +15,7 @@ import numpy as np
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import Link, one_by_one
+from ddlkit.core.link import Link, Parts
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.workload import Floats, Ints, Workload
 
@@ -36,9 +36,10 @@ class Resources:
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """An iteration in which every message has resources of its own, one message under way at a time.
+    """An iteration in which every message has resources of its own.
 
     given : (G,) the resources of each message of the plan
+    in_flight : how many may be under way when each begins, as of a `Link`; one after the other by default
 
     Raises UserError for another number of resources than of messages.
     """
@@ -46,6 +47,7 @@ class Shared:
     workload: Workload
     plan: FusionPlan
     given: tuple[Resources, ...]
+    in_flight: int | Ints = 1
 
     def __post_init__(self) -> None:
         if len(self.given) != len(self.plan.ends):
@@ -56,16 +58,15 @@ class Shared:
     def link(self) -> Link:
         """What the messages take from computing, and it from them."""
         of_each = np.array([(one.slowdown, one.message_slowdown) for one in self.given]).T
-        return Link(1, slowdown=of_each[0], message_slowdown=of_each[1])
+        return Link(self.in_flight, slowdown=of_each[0], message_slowdown=of_each[1])
 
     @property
     def played_s(self) -> tuple[Floats, Floats]:
         """(G,) when each message begins, and (G,) when it has arrived."""
-        sizes, link = self.plan.group_bytes(self.workload), self.link
-        costs = [one.cost(size) for one, size in zip(self.given, sizes.tolist(), strict=True)]
-        alone_s, ready_s = np.array(costs, float), self.plan.group_ready_s(self.workload)
-        slowed = link.slowdown, link.message_slowdown
-        return one_by_one(ready_s, np.zeros_like(alone_s), alone_s, 0.0, *slowed)
+        sizes, link = self.plan.group_bytes(self.workload).tolist(), self.link
+        each = [link.parts(one.cost, size) for one, size in zip(self.given, sizes, strict=True)]
+        parts = Parts(*(np.array(column, float) for column in zip(*each, strict=True)))
+        return link.play(self.plan.group_ready_s(self.workload), parts)
 
     @property
     def iteration_s(self) -> float:
