@@ -124,7 +124,7 @@ def breakdown(iterations: pd.DataFrame) -> pd.DataFrame:
 
 
 def best_of(gains: pd.DataFrame, *, groups: bool = False) -> pd.DataFrame:
-    """The row of each cell with the largest gain, by `throughputs`; ``groups``: policies of two among them."""
+    """The row of each cell with the largest gain, by `throughputs`; ``groups``: also policies of two."""
     rows = gains if groups else gains[~gains["configuration"].str.contains("+", regex=False)]
     return rows.loc[rows.groupby(CELL, sort=False)["gain"].idxmax()]
 

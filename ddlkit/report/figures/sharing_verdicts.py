@@ -45,7 +45,7 @@ def _of_medians(values: pd.Series) -> tuple[float, float, float]:
 
 
 def frugal_while_hidden(iterations: pd.DataFrame, spans: pd.DataFrame) -> dict[str, object]:
-    """Fewer resources are better while hidden: the frugal over the default, where it hides all but the last."""
+    """Fewer resources are better while hidden: the frugal one, where it hides all but the last message."""
     ratios = _ratios(iterations)
     names = ratios.columns.intersection([FRUGAL])
     fits = hidden(spans).unstack("configuration")
@@ -109,9 +109,8 @@ def rises_with_communication(iterations: pd.DataFrame) -> dict[str, object]:
 
 
 def intensity_order(iterations: pd.DataFrame, layers: pd.DataFrame) -> dict[str, object]:
-    """Networks of higher intensity are best off with less: rank correlation of intensity and the best's rank."""
-    each = rounds_over_default(iterations, "iteration_s", CELL)
-    order = least_first(sorted(set(each["configuration"])))
+    """Networks of higher intensity want less: rank correlation of intensity and the best one's resources."""
+    order = least_first(sorted(set(iterations["configuration"])))
     medians = _ratios(iterations)[order]
     ranks = medians.idxmin(axis=1).map({name: place for place, name in enumerate(order)})
     of_network = intensities(layers)

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 from numpy.typing import ArrayLike
 
 from ddlkit.core import units
@@ -57,6 +57,8 @@ FAR = 4  # a ratio to a printed value
 LEAST_DRAWN = 1e-3  # a relative error on a logarithmic axis
 FEW = 30  # points of a line that are marked one by one
 NEAR = 0.05  # relative error of a prediction
+SHORT = 6  # letters of a name that stand level under a cell
+DEFAULT_FRAME = "#d55e00"  # about the cell of the default in a heat map
 NUMBERED = 12  # messages that carry the number of their group
 
 
@@ -119,6 +121,54 @@ def dots(
         _mark(ax, values[name], place, style, 4.5)
     ax.set_xlabel(label)
     add_legend(ax, legend)
+
+
+@theme()
+def heat_map(
+    ax: Axes,
+    grid: pd.DataFrame,
+    *,
+    scale: tuple[float, float],
+    default: tuple[Any, Any] | None = None,
+    form: str = "{:.2f}",
+    xlabel: str = "",
+    ylabel: str = "",
+) -> Any:
+    """A number in each cell, its colour by a ``scale`` (lowest, highest) that maps of one figure share.
+
+    default : row and column that are framed; a cell without a number stays empty. Returns what a colour bar
+    takes. Colours get darker from the lowest to the highest, in grey as well.
+    """
+    values = grid.to_numpy(dtype=float)
+    image = ax.imshow(values, cmap="YlGnBu", vmin=scale[0], vmax=scale[1], aspect="auto")
+    dark = sum(scale) / 2
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            ink = "white" if value > dark else INK
+            ax.text(
+                column, row, form.format(value), ha="center", va="center", color=ink, fontsize=7
+            )
+    if default is not None:
+        row, column = grid.index.get_loc(default[0]), grid.columns.get_loc(default[1])
+        frame = {"fill": False, "edgecolor": DEFAULT_FRAME, "linewidth": 2.0}
+        ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **frame))
+    names = [str(name).replace("-", " ") for name in grid.columns]
+    turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    ax.set_xticks(range(len(names)), names, **(turned if max(map(len, names)) > SHORT else {}))
+    ax.set_yticks(range(len(grid)), [str(name) for name in grid.index])
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    ax.grid(visible=False)
+    return image
+
+
+@theme()
+def color_bar(figure: Figure, image: Any, axes: Any, *, label: str) -> None:
+    """The scale of heat maps, beside the axes that share it."""
+    bar = figure.colorbar(image, ax=axes, shrink=0.9, aspect=30)
+    bar.set_label(label)
+    bar.outline.set_visible(False)
 
 
 @theme()
