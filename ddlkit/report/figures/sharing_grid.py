@@ -9,6 +9,7 @@ batches 32 and 128, and figure 4, are foretold.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -19,10 +20,13 @@ from numpy.typing import NDArray
 
 from ddlkit import store
 from ddlkit.core import plan
-from ddlkit.core.link import one_by_one
-from ddlkit.core.workload import LayerProfile
+from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.iteration import Iteration
+from ddlkit.core.link import Link, one_by_one
+from ddlkit.core.timeline import COMPUTE
+from ddlkit.core.workload import LayerProfile, Workload
 from ddlkit.report import source
-from ddlkit.report.claims import paper_table
+from ddlkit.report.claims import paper_table, prose
 from ddlkit.report.papers.sharing import DEFAULT, throughput
 
 Floats = NDArray[np.float64]
@@ -31,8 +35,6 @@ FITTED, FORETOLD = (16, 64), (32, 128)
 """Batches of figure 8: those that the unknowns are fitted on, and those that are judged."""
 ALLREDUCE_BYTES = 25e6
 """Of figure 2. Were they 25 MiB, the fitted time of one would be a twentieth longer; nothing else changes."""
-FORWARD = 1 / 3
-"""Of the operations of an iteration (sharing 4.4.1: backward takes twice as many)."""
 MODELS = {
     "both": "slowdowns of computing and of messages",
     "computing": "slowdown of computing",
@@ -52,7 +54,16 @@ class Shape(NamedTuple):
 
 @cache
 def shape(network: str) -> Shape:
-    """Of PyTorch's buckets; computing is as the FLOP of the layers, counted in the recorded profiles."""
+    """Of PyTorch's buckets of `layers`."""
+    workload = layers(network)
+    sent = plan.ddp(workload)
+    ready = sent.group_ready_s(workload) / workload.compute_s
+    return Shape(ready, sent.group_bytes(workload).astype(float))
+
+
+@cache
+def layers(network: str) -> Workload:
+    """A network whose layers compute as long as their FLOP say, counted in the recorded profiles."""
     for one in source.recordings("layers").values():
         rows = one.table("layers")
         rows = rows[(rows["network"] == store.network_named(network).lower())]
@@ -63,10 +74,7 @@ def shape(network: str) -> Shape:
     counted = LayerProfile.from_flops(
         network, 1, names, sizes, rows["flops"].to_numpy(), peak_flops_per_s=1.0, utilisation=1.0
     )
-    workload = counted.workload()
-    sent = plan.ddp(workload)
-    ready = sent.group_ready_s(workload) / workload.compute_s
-    return Shape(ready, sent.group_bytes(workload).astype(float))
+    return counted.workload()
 
 
 @cache
@@ -115,6 +123,16 @@ class Grid:
         nothing = np.zeros(sent_s.shape)
         return one_by_one(ready_s, nothing, sent_s, 0.0, slower, self.messages)[1][..., -1]
 
+    def iteration(self, network: str, batch: int, configuration: str) -> Iteration:
+        """One of them, with its timeline."""
+        own = layers(network)
+        compute_s = self.start_s[network] + self.image_s[network] * batch
+        work = own.scaled(compute_s / own.compute_s)
+        per_byte = self.allreduce_s / ALLREDUCE_BYTES * float(relative_times()[configuration])
+        slower = self.felt * float(kernel_slowdowns()[configuration])
+        link = Link(slowdown=slower, message_slowdown=self.messages)
+        return Iteration(work, plan.ddp(work), AlphaBeta(0.0, per_byte), link)
+
 
 @cache
 def fitted(model: str) -> Grid:
@@ -162,7 +180,7 @@ def judged() -> pd.DataFrame:
     measured = throughput()
     cells = measured.rename_axis(columns="configuration").stack().rename("measured").reset_index()
     by = {name: fitted(name) for name in MODELS if name not in ("mean", "own")}
-    tables = {name: [] for name in MODELS}
+    tables: dict[str, list[pd.DataFrame]] = {name: [] for name in MODELS}
     for network, own in measured.groupby(level="network", sort=False):
         batches = own.index.get_level_values("batch").to_numpy(dtype=float)
         times = pd.DataFrame(batches[:, None] / own.to_numpy(), own.index, own.columns)
@@ -223,3 +241,56 @@ def figure4() -> pd.DataFrame:
         times = pd.Series(fitted(name).iteration_s("ResNet-18", np.array([32.0]))[0], table.index)
         table[name] = 100 * (times[DEFAULT] / times - 1)
     return table.drop(index=DEFAULT)
+
+
+def best(network: str, batch: int) -> str:
+    """The configuration with the largest throughput in figure 8."""
+    return str(throughput().loc[(network, batch)].idxmax())
+
+
+def breakdown(cases: Mapping[str, tuple[str, int, str]], model: str = "both") -> pd.DataFrame:
+    """Computation only, overlap, communication only of simulated iterations, in seconds; a row a case.
+
+    cases : name -> network, batch, configuration
+    """
+    rows = {}
+    for name, (network, batch, configuration) in cases.items():
+        timeline = fitted(model).iteration(network, batch, configuration).timeline()
+        overlap_s = timeline.overlap_s()
+        computing_s = timeline.busy_s(COMPUTE) - overlap_s
+        rows[name] = computing_s, overlap_s, timeline.exposed_communication_s()
+    columns = ["computation only", "overlap", "communication only"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+
+
+PRINTED = {
+    "computation": ("computation only", "overlap"),
+    "communication": ("overlap", "communication only"),
+    "computation-only": ("computation only",),
+    "communication-only": ("communication only",),
+    "overlap": ("overlap",),
+}
+"""What the text of sections 4.3 and 4.4.3 gives of a bar, as parts of `breakdown`."""
+
+
+def printed() -> pd.DataFrame:
+    """Every time that the text gives of figures 5c and 7, in ms, beside the model of figure 8; its error."""
+    names = {"alexnet": "AlexNet", "vgg16": "VGG-16", "vgg19": "VGG-19", "vit": "ViT-Base/16"}
+    names |= {f"resnet{depth}": f"ResNet-{depth}" for depth in (18, 50, 101)}
+    rows = []
+    for key, value in prose("sharing").items():
+        figure, _, rest = key.partition("-")
+        first, _, what = rest.partition("-")
+        which = what.rpartition("-")[2]
+        if figure == "fig05c" and rest in PRINTED:
+            case, part = ("ResNet-18", 32, "1x64"), rest
+        elif figure == "fig07" and which in ("default", "best"):
+            network = names[first]
+            case = network, 64, DEFAULT if which == "default" else best(network, 64)
+            part = what.rpartition("-")[0]
+        else:
+            continue
+        parts = 1e3 * breakdown({"it": case}).loc["it", list(PRINTED[part])].sum()
+        rows.append((*case, part, value, parts, parts / value - 1))
+    columns = ["network", "batch", "configuration", "quantity", "printed_ms", "model_ms", "error"]
+    return pd.DataFrame(rows, columns=columns)

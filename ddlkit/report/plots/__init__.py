@@ -136,8 +136,9 @@ def heat_map(
 ) -> Any:
     """A number in each cell, its colour by a ``scale`` (lowest, highest) that maps of one figure share.
 
-    default : row and column that are framed; a cell without a number stays empty. Returns what a colour bar
-    takes. Colours get darker from the lowest to the highest, in grey as well.
+    default : row and column that are framed, the whole column where the row is None; a cell without a number
+    stays empty. Colours get darker from the lowest to the highest, in grey as well. Returns what a colour bar
+    takes.
     """
     values = grid.to_numpy(dtype=float)
     image = ax.imshow(values, cmap="YlGnBu", vmin=scale[0], vmax=scale[1], aspect="auto")
@@ -149,12 +150,16 @@ def heat_map(
                 column, row, form.format(value), ha="center", va="center", color=ink, fontsize=7
             )
     if default is not None:
-        row, column = grid.index.get_loc(default[0]), grid.columns.get_loc(default[1])
-        frame = {"fill": False, "edgecolor": DEFAULT_FRAME, "linewidth": 2.0}
-        ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **frame))
+        column = grid.columns.get_loc(default[1])
+        row, height = 0, len(grid)
+        if default[0] is not None:
+            row, height = grid.index.get_loc(default[0]), 1
+        corner = (column - 0.5, row - 0.5)
+        ax.add_patch(Rectangle(corner, 1, height, fill=False, edgecolor=DEFAULT_FRAME, linewidth=2))
     names = [str(name).replace("-", " ") for name in grid.columns]
-    turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-    ax.set_xticks(range(len(names)), names, **(turned if max(map(len, names)) > SHORT else {}))
+    ax.set_xticks(range(len(names)), names)
+    if max(map(len, names)) > SHORT:
+        plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
     ax.set_yticks(range(len(grid)), [str(name) for name in grid.index])
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.tick_params(length=0)
@@ -164,11 +169,34 @@ def heat_map(
 
 
 @theme()
-def color_bar(figure: Figure, image: Any, axes: Any, *, label: str) -> None:
-    """The scale of heat maps, beside the axes that share it."""
+def heat_maps(
+    panels: Mapping[str, tuple[pd.DataFrame, tuple[Any, Any] | None]],
+    *,
+    label: str,
+    form: str = "{:.2f}",
+    columns: int = 0,
+    height: float = 2.5,
+) -> Figure:
+    """Heat maps by heading, beside each other or in as many ``columns``, on one colour scale.
+
+    panels : heading -> grid, and its default as for `heat_map`; names of a grid's axes go on them. ``label``
+        names the numbers; ``height`` is of a row of panels, in inches
+    """
+    columns = columns or len(panels)
+    rows = -(-len(panels) // columns)
+    figure, axes = canvas(columns, rows, height=rows * height, squeeze=False)
+    every = np.concatenate([grid.to_numpy(dtype=float).ravel() for grid, _ in panels.values()])
+    scale = float(np.nanmin(every)), float(np.nanmax(every))
+    for ax, (name, (grid, default)) in zip(axes.flat, panels.items(), strict=False):
+        words = {"xlabel": grid.columns.name or "", "ylabel": grid.index.name or ""}
+        image = heat_map(ax, grid, scale=scale, default=default, form=form, **words)
+        heading(ax, name)
+    for ax in axes.flat[len(panels) :]:
+        ax.set_visible(False)
     bar = figure.colorbar(image, ax=axes, shrink=0.9, aspect=30)
     bar.set_label(label)
-    bar.outline.set_visible(False)
+    bar.outline.set(visible=False)
+    return figure
 
 
 @theme()
