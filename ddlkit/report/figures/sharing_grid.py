@@ -23,6 +23,7 @@ from ddlkit.core import plan
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.link import Link, one_by_one
+from ddlkit.core.resources import Resources
 from ddlkit.core.timeline import COMPUTE
 from ddlkit.core.workload import LayerProfile, Workload
 from ddlkit.report import source
@@ -123,11 +124,14 @@ class Grid:
         nothing = np.zeros(sent_s.shape)
         return one_by_one(ready_s, nothing, sent_s, 0.0, slower, self.messages)[1][..., -1]
 
+    def workload(self, network: str, batch: int) -> Workload:
+        """What a network computes at a batch."""
+        own = layers(network)
+        return own.scaled((self.start_s[network] + self.image_s[network] * batch) / own.compute_s)
+
     def iteration(self, network: str, batch: int, configuration: str) -> Iteration:
         """One of them, with its timeline."""
-        own = layers(network)
-        compute_s = self.start_s[network] + self.image_s[network] * batch
-        work = own.scaled(compute_s / own.compute_s)
+        work = self.workload(network, batch)
         per_byte = self.allreduce_s / ALLREDUCE_BYTES * float(relative_times()[configuration])
         slower = self.felt * float(kernel_slowdowns()[configuration])
         link = Link(slowdown=slower, message_slowdown=self.messages)
@@ -143,33 +147,45 @@ def fitted(model: str) -> Grid:
     from scipy.optimize import least_squares
 
     measured = throughput()
-    networks = list(dict.fromkeys(measured.index.get_level_values("network")))
-    logs = {name: np.log(measured.loc[name].loc[list(FITTED)].to_numpy()) for name in networks}
-    n, batches = len(networks), np.array(FITTED, float)
+    names = networks()
+    logs = {name: np.log(measured.loc[name].loc[list(FITTED)].to_numpy()) for name in names}
+    n, batches = len(names), np.array(FITTED, float)
 
     def grid(x: Floats) -> Grid:
         felt = {"none": 0.0, "whole": 1.0}.get(model, float(x[1]))
         drag = float(x[2]) if model == "both" else 0.0
         times = np.exp(x[3:])
-        own = (dict(zip(networks, half.tolist(), strict=True)) for half in (times[:n], times[n:]))
+        own = (dict(zip(names, half.tolist(), strict=True)) for half in (times[:n], times[n:]))
         return Grid(float(np.exp(x[0])), felt, drag, *own)
 
     def residuals(x: Floats) -> Floats:
         one = grid(x)
         apart = [
-            logs[name] - np.log(batches[:, None] / one.iteration_s(name, batches))
-            for name in networks
+            logs[name] - np.log(batches[:, None] / one.iteration_s(name, batches)) for name in names
         ]
         joined = np.concatenate([part.ravel() for part in apart])
         return joined[np.isfinite(joined)]
 
-    slopes = [
-        float(np.ptp(batches / np.exp(np.nanmax(logs[name], axis=1)))) / 48 for name in networks
-    ]
+    slopes = [float(np.ptp(batches / np.exp(np.nanmax(logs[name], axis=1)))) / 48 for name in names]
     begin = [np.log(0.015), 0.1, 0.1, *np.full(n, np.log(1e-3)), *np.log(slopes)]
     low = [-np.inf, 0.0, 0.0, *np.full(2 * n, np.log(1e-8))]
     found = least_squares(residuals, begin, bounds=(low, np.inf), x_scale="jac")
     return grid(found.x)
+
+
+def networks() -> list[str]:
+    """Those of figure 8, in its order."""
+    return list(dict.fromkeys(throughput().index.get_level_values("network")))
+
+
+def choices(grid: Grid) -> list[Resources]:
+    """The 16 configurations as resources that a message may have."""
+    costs = grid.allreduce_s / ALLREDUCE_BYTES * relative_times()
+    slower = grid.felt * kernel_slowdowns()
+    return [
+        Resources(str(name), AlphaBeta(0.0, cost), slower[name], grid.messages)
+        for name, cost in costs.items()
+    ]
 
 
 def judged() -> pd.DataFrame:

@@ -16,7 +16,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.median import median_interval
 from ddlkit.core.timeline import COLUMNS, Timeline
 
-DEFAULTS = ("t2-free-normal", "b2")
+DEFAULTS = ("t2-free-normal", "b2", "2x256")
 """What a library takes by itself: two threads of gloo; the two blocks that the paper's NCCL took."""
 LEAST_FIRST = (
     *("t1-free-idle", "t1-free-nice10", "t1-free-normal", "t2-free-normal", "t4-free-normal"),

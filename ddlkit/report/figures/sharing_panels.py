@@ -64,6 +64,11 @@ class Recording:
         """Every measured cell of training with what the models say of it."""
         return sharing_predicted.cells(self.tables["iterations"], self.source, self.known)
 
+    def two_groups(self) -> pd.DataFrame:
+        """Gains over the default where the last message had a group of its own."""
+        gains = sharing_measured.throughputs(self.tables["iterations"])
+        return gains[gains["configuration"].str.contains("+", regex=False)]
+
     def verdicts(self) -> pd.DataFrame:
         """The paper's conclusions, judged on this machine."""
         kinds = (self.tables["iterations"], self.tables["spans"], self.source.table("layers"))
@@ -91,21 +96,36 @@ def missing(here: Recording | None) -> list[str]:
     ]
 
 
+CONTROLS = (
+    (
+        "blocks of a GPU",
+        "NCCL_MIN_CTAS, NCCL_MAX_CTAS",
+        "config.min_ctas, max_ctas",
+        "NCCLCollConfig",
+    ),
+    ("threads of a block", "NCCL_NTHREADS", "none", "none"),
+    ("threads of gloo", "none", "options._threads", "a group of its own"),
+    ("cores of its threads", "of the whole process", "sched_setaffinity", "a group of its own"),
+    ("priority of its threads", "of the whole process", "sched_setscheduler", "a group of its own"),
+)
+"""What limits a collective today, and where: for a process, for a communicator or group, for one call."""
+TOOK = {"threads of gloo": "taken_threads", "cores of its threads": "taken_cores"}
+"""Columns of a control table in which a setting shows; priorities show in two."""
+
+
 def figure1(here: Recording | None) -> pd.DataFrame:
-    """Each configuration that was asked for, and what the threads or blocks that carry messages then had."""
-    columns = [
-        "configuration",
-        "outcome",
-        "taken_threads",
-        "taken_cores",
-        "taken_policy",
-        "taken_nice",
-    ]
+    """What limits a collective today, at which level, and which values were read back on a machine."""
+    columns = ["what", "environment", "communicator or group", "call"]
+    table = pd.DataFrame(CONTROLS, columns=columns)
     if here is None or not here.has("control"):
-        return pd.DataFrame(columns=[*columns, "reason"])
-    rows = here.tables["control"].drop_duplicates(["configuration", "rank"])
-    rows = rows[~rows["configuration"].str.contains("+", regex=False) & (rows["rank"] == 0)]
-    return rows[[*columns, "reason"]].sort_values("configuration").reset_index(drop=True)
+        return table.assign(read_back="not recorded")
+    rows = here.tables["control"].query("outcome == 'applied'")
+    urgent = rows["taken_policy"].str.removeprefix("SCHED_") + " " + rows["taken_nice"].astype(str)
+    seen = {what: rows[column].astype(str) for what, column in TOOK.items()}
+    seen["priority of its threads"] = urgent
+    seen["blocks of a GPU"] = rows["blocks"][rows["blocks"] > 0].astype(str)
+    said = {what: "; ".join(sorted(set(values))) or "needs a GPU" for what, values in seen.items()}
+    return table.assign(read_back=table["what"].map(said).fillna("needs a GPU"))
 
 
 def figure2(here: Recording | None) -> dict[str, Panel]:
@@ -148,6 +168,16 @@ def _by_configuration(rows: pd.DataFrame, index: str | list[str], value: str) ->
     ]
     default = sharing_measured.default_of(rows)
     return Panel(grid, None if grid.empty else (None, default))
+
+
+def defaults(panels: Mapping[str, Panel]) -> dict[str, float]:
+    """The value in each panel's frame, or the median of it."""
+    found = {}
+    for name, (grid, default) in panels.items():
+        if default is not None:
+            column = grid[default[1]]
+            found[name] = float(column.median() if default[0] is None else column[default[0]])
+    return found
 
 
 def figure4(here: Recording | None) -> dict[str, Panel]:
@@ -205,7 +235,7 @@ def figure6(here: Recording | None) -> dict[str, pd.DataFrame]:
     cases = {}
     for batch in BATCHES:
         for name in (DEFAULT, sharing_grid.best(RESNET[0], batch)):
-            cases[f"{batch}\n{name}"] = RESNET[0], batch, name
+            cases[f"{batch}, {name}"] = RESNET[0], batch, name
     found = {"V100S, simulated": sharing_grid.breakdown(cases)}
     if here is not None and here.has("iterations"):
         rows = here.tables["iterations"]
@@ -218,7 +248,7 @@ def figure7(here: Recording | None) -> dict[str, pd.DataFrame]:
     cases = {}
     for network in dict.fromkeys(throughput().index.get_level_values("network")):
         for name in (DEFAULT, sharing_grid.best(network, 64)):
-            cases[f"{network}\n{name}"] = network, 64, name
+            cases[f"{network}, {name}"] = network, 64, name
     found = {"V100S, simulated": sharing_grid.breakdown(cases)}
     if here is not None and here.has("iterations"):
         rows = here.tables["iterations"]
@@ -242,7 +272,7 @@ def _parts(iterations: pd.DataFrame, by: str) -> pd.DataFrame:
             own = parts[(parts[["network", "batch"]] == [one.network, one.batch]).all(axis=1)]
             own = own[own["configuration"] == name].iloc[0]
             columns = ["computation_only_s", "overlap_s", "communication_only_s"]
-            found[f"{getattr(one, by)}\n{name}"] = own[columns].astype(float).tolist()
+            found[f"{getattr(one, by)}, {name}"] = own[columns].astype(float).tolist()
     names = ["computation only", "overlap", "communication only"]
     return pd.DataFrame.from_dict(found, orient="index", columns=names)
 

@@ -191,7 +191,7 @@ def plans(layers: Mapping[tuple[str, int], Workload], known: Known, link: str) -
     message under way at a time.
     """
     there = [name for at, name in known if at == link]
-    choices = [known[link, name] for name in least_first(there)]
+    choices = [known[link, name] for name in least_first(there) or there]
     default = known[link, default_of(pd.DataFrame({"configuration": there}))]
     rows = []
     for (network, batch), work in layers.items():

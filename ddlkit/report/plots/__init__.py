@@ -158,7 +158,7 @@ def heat_map(
         ax.add_patch(Rectangle(corner, 1, height, fill=False, edgecolor=DEFAULT_FRAME, linewidth=2))
     names = [str(name).replace("-", " ") for name in grid.columns]
     ax.set_xticks(range(len(names)), names)
-    if max(map(len, names)) > SHORT:
+    if max(map(len, names)) > SHORT or sum(map(len, names)) > CROWDED:
         plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
     ax.set_yticks(range(len(grid)), [str(name) for name in grid.index])
     ax.set(xlabel=xlabel, ylabel=ylabel)
