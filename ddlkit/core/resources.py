@@ -100,14 +100,15 @@ def of_each(workload: Workload, plan: FusionPlan, choices: Sequence[Resources]) 
     return _best(workload, choices, plan)
 
 
-def jointly(workload: Workload, choices: Sequence[Resources]) -> Shared:
+def jointly(workload: Workload, choices: Sequence[Resources], width: int = 0) -> Shared:
     """The shortest iteration of all plans, with all resources that each of their messages could have.
 
     Dynamic programme over prefixes of the gradients: what the messages of a prefix leave behind is when the
     last has arrived and how far computing has come by then. Of two ways one is better for sure if it is
-    earlier and computing further; the others are kept.
+    earlier and computing further; the others are kept, and of many at most ``width``, spread evenly. Then the
+    plan is a good one, no longer surely the best; 0 keeps all.
     """
-    return _best(workload, choices, None)
+    return _best(workload, choices, None, width)
 
 
 class _Front(NamedTuple):
@@ -124,10 +125,13 @@ class _Front(NamedTuple):
     choice: Ints
 
 
-def _best(workload: Workload, choices: Sequence[Resources], plan: FusionPlan | None) -> Shared:
+def _best(
+    workload: Workload, choices: Sequence[Resources], plan: FusionPlan | None, width: int = 0
+) -> Shared:
     _some(choices)
     n, ready_s = workload.n, workload.ready_s
     total = np.concatenate([[0], np.cumsum(workload.bytes)])
+    choices = _worth_having(choices, np.unique(total[:, None] - total))
     ends = tuple(range(1, n + 1)) if plan is None else plan.ends
     none = np.zeros(1, np.int64)
     fronts = {0: _Front(np.zeros(1), np.zeros(1), none, none, none)}
@@ -140,7 +144,7 @@ def _best(workload: Workload, choices: Sequence[Resources], plan: FusionPlan | N
             _after(fronts[first], first, ready_s[end - 1], ready_s[-1], costs[:, k], choices)
             for k, first in enumerate(firsts)
         ]
-        fronts[end] = _undominated(_Front(*map(np.concatenate, zip(*ways, strict=True))))
+        fronts[end] = _undominated(_Front(*map(np.concatenate, zip(*ways, strict=True))), width)
     state = int(np.argmin(fronts[n].end_s))
     cuts, names, end = [], [], n
     while end:
@@ -177,11 +181,26 @@ def _after(
     return _Front((start_s + took_s).ravel(), done_s.ravel(), of_first, np.tile(ways, m), choice)
 
 
-def _undominated(ways: _Front) -> _Front:
-    """Those that no other is as early and as far as."""
+def _worth_having(choices: Sequence[Resources], sizes: Ints) -> list[Resources]:
+    """Those that no other is as good as in all: cost of every size above 0, and both slowdowns."""
+    positive = sizes[sizes > 0]
+    rows = [[*one.cost(positive), one.slowdown, one.message_slowdown] for one in choices]
+    table, kept = np.array(rows), []
+    for k, row in enumerate(table):
+        as_good = (table <= row).all(axis=1)
+        better = as_good & (table < row).any(axis=1)
+        if not better.any() and not as_good[:k].any():
+            kept.append(choices[k])
+    return kept
+
+
+def _undominated(ways: _Front, width: int = 0) -> _Front:
+    """Those that no other is as early and as far as; of more than ``width`` so many, if not 0."""
     order = np.lexsort((-ways.work_s, ways.end_s))
     furthest = np.maximum.accumulate(ways.work_s[order])
     kept = order[np.concatenate([[True], furthest[1:] > furthest[:-1]])]
+    if 0 < width < len(kept):
+        kept = kept[np.unique(np.linspace(0, len(kept) - 1, width).astype(int))]
     return _Front(*(column[kept] for column in ways))
 
 

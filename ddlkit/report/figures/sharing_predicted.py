@@ -34,6 +34,8 @@ MODELS = {
     "no_overlap": "computing, then communication",
     "perfect_overlap": "the longer of the two",
 }
+WIDTH = 24
+"""Ways that the joint planner keeps of each prefix: twice or half as many give the same plans here."""
 SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 """By which "fitted" may multiply each slowdown."""
 Known = Mapping[tuple[str, str], Resources]
@@ -183,6 +185,10 @@ def errors(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["model", "what", "cells", "mean", "median", "largest"])
 
 
+def _length(one: Shared) -> float:
+    return one.iteration_s
+
+
 def plans(layers: Mapping[tuple[str, int], Workload], known: Known, link: str) -> pd.DataFrame:
     """What planning resources and buckets could gain over the default, by network and batch; simulated.
 
@@ -197,7 +203,7 @@ def plans(layers: Mapping[tuple[str, int], Workload], known: Known, link: str) -
     for (network, batch), work in layers.items():
         sent = make_plan("ddp", work)
         now_s = Shared(work, sent, (default,) * len(sent.ends)).iteration_s
-        joint = jointly(work, choices)
+        joint = min(jointly(work, choices, WIDTH), of_each(work, sent, choices), key=_length)
         ways = {
             "one for all": uniform(work, sent, choices),
             "another for the last": last_apart(work, sent, choices),
