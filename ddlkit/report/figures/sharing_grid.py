@@ -194,7 +194,8 @@ def judged() -> pd.DataFrame:
     All in images a second, one GPU's; cells that the paper's text lacks are left out.
     """
     measured = throughput()
-    cells = measured.rename_axis(columns="configuration").stack().rename("measured").reset_index()
+    cells = measured.rename_axis(columns="configuration").stack().rename("measured").dropna()
+    cells = cells.reset_index()
     by = {name: fitted(name) for name in MODELS if name not in ("mean", "own")}
     tables: dict[str, list[pd.DataFrame]] = {name: [] for name in MODELS}
     for network, own in measured.groupby(level="network", sort=False):
@@ -232,7 +233,7 @@ def errors(cells: pd.DataFrame) -> pd.DataFrame:
     found = []
     for name, says in MODELS.items():
         off = whole[name] / whole["measured"] - 1
-        over = whole.join(default[[name, "measured"]], on=row, rsuffix="_default")
+        over = whole.join(default[[name, "measured"]].add_suffix("_default"), on=row)
         gains = [over[one] / over[f"{one}_default"] - 1 for one in (name, "measured")]
         chosen = whole.loc[whole.groupby(row)[name].idxmax()].set_index(row)["measured"]
         # Who finds all alike keeps the default.

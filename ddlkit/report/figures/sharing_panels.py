@@ -24,6 +24,7 @@ RESNET = ("ResNet-18", 32)
 """Network and batch of figures 4 and 5."""
 OURS = "resnet18_64"
 KINDS = ("control", "messages", "kernels", "iterations", "spans", "cells")
+"""Of tables; each is called sharing_<kind>."""
 
 
 class Panel(NamedTuple):
@@ -47,8 +48,9 @@ class Recording:
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
         """Of KINDS, those that were recorded."""
-        kinds = [kind for kind in KINDS if self.source.has(f"sharing_{kind}")]
-        return {kind: self.source.table(f"sharing_{kind}") for kind in kinds}
+        names = {"controls": "controls"} | {kind: f"sharing_{kind}" for kind in KINDS}
+        there = {kind: name for kind, name in names.items() if self.source.has(name)}
+        return {kind: self.source.table(name) for kind, name in there.items()}
 
     def has(self, *kinds: str) -> bool:
         """Whether all of these were recorded."""
@@ -97,35 +99,41 @@ def missing(here: Recording | None) -> list[str]:
 
 
 CONTROLS = (
-    (
-        "blocks of a GPU",
-        "NCCL_MIN_CTAS, NCCL_MAX_CTAS",
-        "config.min_ctas, max_ctas",
-        "NCCLCollConfig",
-    ),
-    ("threads of a block", "NCCL_NTHREADS", "none", "none"),
-    ("threads of gloo", "none", "options._threads", "a group of its own"),
-    ("cores of its threads", "of the whole process", "sched_setaffinity", "a group of its own"),
-    ("priority of its threads", "of the whole process", "sched_setscheduler", "a group of its own"),
+    ("environment", "NCCL_MIN_CTAS, NCCL_MAX_CTAS"),
+    ("environment", "NCCL_NTHREADS"),
+    ("communicator", "min_ctas, max_ctas"),
+    ("call", "NCCLCollConfig"),
+    ("thread", "gloo threads"),
+    ("thread", "cores"),
+    ("thread", "priority"),
 )
-"""What limits a collective today, and where: for a process, for a communicator or group, for one call."""
-TOOK = {"threads of gloo": "taken_threads", "cores of its threads": "taken_cores"}
-"""Columns of a control table in which a setting shows; priorities show in two."""
+"""What limits a collective today, and at which level, where no machine said what it offers."""
+SEEN = {
+    "gloo threads": ("taken_threads",),
+    "cores": ("taken_cores",),
+    "priority": ("taken_policy", "taken_nice"),
+    "min_ctas, max_ctas": ("blocks",),
+}
+"""Columns of a control table in which a setting shows once it has taken effect."""
 
 
 def figure1(here: Recording | None) -> pd.DataFrame:
-    """What limits a collective today, at which level, and which values were read back on a machine."""
-    columns = ["what", "environment", "communicator or group", "call"]
-    table = pd.DataFrame(CONTROLS, columns=columns)
+    """What limits a collective today, at which level, whether a machine offers it, and what was read back."""
+    table = pd.DataFrame(CONTROLS, columns=["level", "control"]).assign(outcome="not recorded")
     if here is None or not here.has("control"):
-        return table.assign(read_back="not recorded")
+        return table
+    if here.has("controls"):
+        table = here.tables["controls"][["level", "control", "outcome", "reason"]]
     rows = here.tables["control"].query("outcome == 'applied'")
-    urgent = rows["taken_policy"].str.removeprefix("SCHED_") + " " + rows["taken_nice"].astype(str)
-    seen = {what: rows[column].astype(str) for what, column in TOOK.items()}
-    seen["priority of its threads"] = urgent
-    seen["blocks of a GPU"] = rows["blocks"][rows["blocks"] > 0].astype(str)
-    said = {what: "; ".join(sorted(set(values))) or "needs a GPU" for what, values in seen.items()}
-    return table.assign(read_back=table["what"].map(said).fillna("needs a GPU"))
+    said = {}
+    for control, columns in SEEN.items():
+        values = rows[list(columns)].astype(str).agg(" ".join, axis=1)
+        said[control] = "; ".join(sorted(set(values) - {"0"}))
+    seen = [
+        next((said[key] for key in said if key.split()[-1] in name), "")
+        for name in table["control"]
+    ]
+    return table.assign(read_back=seen)
 
 
 def figure2(here: Recording | None) -> dict[str, Panel]:
@@ -299,6 +307,6 @@ def numbers(panels: Mapping[str, Panel]) -> pd.DataFrame:
     """What heat maps show, a row a cell: panel, row, column, value."""
     tables = []
     for name, panel in panels.items():
-        long = panel.grid.rename_axis(index="row", columns="column").stack().rename("value")
+        long = panel.grid.rename_axis(index="row", columns="column").stack().rename("value").dropna()
         tables.append(long.reset_index().assign(panel=name).astype({"row": str, "column": str}))
     return pd.concat(tables)[["panel", "row", "column", "value"]]
