@@ -54,7 +54,7 @@ def test_one_slowdown_of_all_messages_is_the_same_of_each(
     )
     np.testing.assert_array_equal(one.play(ready, parts), each.play(ready, parts))
     shown = [link.computed_s(ready, *link.play(ready, parts)) for link in (one, each)]
-    np.testing.assert_array_equal(*shown)
+    np.testing.assert_array_equal(shown[0], shown[1])
 
 
 @given(MESSAGES, BURSTS, OF_EACH, OF_EACH)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
 from ddlkit.core.workload import Floats
 
 
+@cache
 def _rank(n: int) -> int:
     """Largest k with P(Binomial(n, 1/2) < k) <= 2.5%; 0 if there is none. Exact, in integers."""
     k, term, below = 0, 1, 1

@@ -307,6 +307,8 @@ def numbers(panels: Mapping[str, Panel]) -> pd.DataFrame:
     """What heat maps show, a row a cell: panel, row, column, value."""
     tables = []
     for name, panel in panels.items():
-        long = panel.grid.rename_axis(index="row", columns="column").stack().rename("value").dropna()
+        long = (
+            panel.grid.rename_axis(index="row", columns="column").stack().rename("value").dropna()
+        )
         tables.append(long.reset_index().assign(panel=name).astype({"row": str, "column": str}))
     return pd.concat(tables)[["panel", "row", "column", "value"]]

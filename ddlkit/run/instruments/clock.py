@@ -65,7 +65,6 @@ class Budget:
             )
 
 
-@functools.cache
 def _narrow(samples: list[float], relative_halfwidth: float) -> bool:
     low, high = median_interval(samples)
     return (high - low) / 2 <= relative_halfwidth * float(np.median(samples))
