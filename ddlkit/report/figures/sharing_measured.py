@@ -7,6 +7,7 @@ round to round cancels; the median over rounds is shown, with its interval.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,8 +17,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.median import median_interval
 from ddlkit.core.timeline import COLUMNS, Timeline
 
-DEFAULTS = ("t2-free-normal", "b2", "2x256")
-"""What a library takes by itself: two threads of gloo; the two blocks that the paper's NCCL took."""
+DEFAULTS = ("t2-free-normal", "b0", "2x256")
+"""What a library takes by itself: two threads of gloo; as many blocks as NCCL likes, two in the paper."""
 LEAST_FIRST = (
     *("t1-free-idle", "t1-free-nice10", "t1-free-normal", "t2-free-normal", "t4-free-normal"),
     "t2-free-raised",
@@ -38,9 +39,13 @@ def default_of(rows: pd.DataFrame) -> str:
 
 
 def least_first(names: Sequence[str]) -> list[str]:
-    """Configurations of one group by what they take: blocks by number, those of gloo as LEAST_FIRST."""
-    blocks = sorted((name for name in names if name[:1] == "b"), key=lambda name: int(name[1:]))
-    return blocks or [name for name in LEAST_FIRST if name in names]
+    """Configurations of one group by what they take: of gloo as LEAST_FIRST, of NCCL by their blocks.
+
+    Those whose threads are limited too are left out; b0, as many blocks as NCCL likes, is the last.
+    """
+    blocks = [name for name in names if name[:1] == "b" and name[1:].isdigit()]
+    ordered = sorted(blocks, key=lambda name: int(name[1:]) or sys.maxsize)
+    return ordered or [name for name in LEAST_FIRST if name in names]
 
 
 def over_default(rows: pd.DataFrame, value: str, within: Sequence[str]) -> pd.DataFrame:

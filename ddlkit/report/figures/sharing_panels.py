@@ -214,28 +214,31 @@ def _middle(gains: pd.DataFrame) -> pd.DataFrame:
     return own[own["batch"] == batch]
 
 
-def figure5(here: Recording | None) -> dict[str, Timeline]:
-    """Timelines of ResNet-18: default, best and starved; of the paper by its model, here as measured."""
+def figure5(here: Recording | None) -> dict[str, dict[str, Timeline]]:
+    """Timelines of ResNet-18, default, best and starved: of the paper by its model, and as measured here."""
     network, batch = RESNET
     grid = sharing_grid.fitted("both")
     names = {"default": DEFAULT, "best": "1x256", "starved": "1x64"}
     found = {
-        f"V100S, {role} {name}": grid.iteration(network, batch, name).timeline()
-        for role, name in names.items()
+        "V100S": {
+            f"V100S, {role}: {name}": grid.iteration(network, batch, name).timeline()
+            for role, name in names.items()
+        }
     }
     if here is None or not here.has("iterations", "spans"):
         return found
     rows = _middle(sharing_measured.throughputs(here.tables["iterations"]))
-    rows = rows[rows["link"] == rows["link"].max()]
+    rows = rows[(rows["link"] == rows["link"].max())]
     one = rows[~rows["configuration"].str.contains("+", regex=False)]
-    ordered = one.sort_values("gain")["configuration"].tolist()
-    default = sharing_measured.default_of(one)
-    roles = {"default": default, "best": ordered[-1], "starved": ordered[0]}
-    cell = rows.iloc[0][sharing_measured.CELL].tolist()
-    measured = sharing_measured.timelines(here.tables["spans"], cell, list(roles.values()))
-    return found | {
-        f"here, {role} {name}": measured[name] for role, name in roles.items() if name in measured
+    names = {
+        "default": sharing_measured.default_of(one),
+        "best": one.loc[one["gain"].idxmax(), "configuration"],
+        "starved": sharing_measured.least_first(one["configuration"].tolist())[0],
     }
+    cell = rows.iloc[0][sharing_measured.CELL].tolist()
+    spans = sharing_measured.timelines(here.tables["spans"], cell, list(names.values()))
+    own = {f"here, {role}: {name}": spans[name] for role, name in names.items() if name in spans}
+    return found | ({here.machine: own} if own else {})
 
 
 def figure6(here: Recording | None) -> dict[str, pd.DataFrame]:

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.cost import Table
+from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, no_overlap, perfect_overlap
 from ddlkit.core.resources import Resources, Shared, jointly, last_apart, of_each, uniform
 from ddlkit.core.workload import Workload
@@ -128,6 +129,8 @@ def cells(iterations: pd.DataFrame, source: Source, known: Known) -> pd.DataFram
             continue
         played.append(told)
         rows.append({**one._asdict(), **_trivial(told)})
+    if not rows:
+        raise UserError("sharing: measure messages, kernels and layers of what was trained, too")
     table = pd.DataFrame(rows).rename(columns={"iteration_s": "measured_s"})
     table["held_out"] = ~table["network"].isin(FITTED_ON)
     table["term"] = [one.iteration_s for one in played]

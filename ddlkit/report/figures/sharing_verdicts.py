@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ddlkit.core.errors import UserError
 from ddlkit.report.figures.sharing_measured import (
     CELL,
     bootstrap,
@@ -22,7 +23,8 @@ from ddlkit.report.figures.sharing_measured import (
     share_of_communication,
 )
 
-FRUGAL, RICH = "t1-free-nice10", "t2-free-raised"
+PAIRS = (("t1-free-nice10", "t2-free-raised"), ("b1", "b0"))
+"""A frugal and a rich configuration: of threads of gloo, of blocks of NCCL."""
 DRAWS = 2000
 Floats = NDArray[np.float64]
 
@@ -37,6 +39,16 @@ def _row(
     return {**row, "lower": lower, "upper": upper, "cells": cells, "verdict": found}
 
 
+def pair_of(iterations: pd.DataFrame) -> tuple[str, str]:
+    """The frugal and the rich configuration that this machine trained with. Raises UserError without."""
+    there = set(iterations["configuration"])
+    for frugal, rich in PAIRS:
+        if {frugal, f"{frugal}+{rich}"} <= there:
+            return frugal, rich
+    names = " or ".join(f"{frugal} and {frugal}+{rich}" for frugal, rich in PAIRS)
+    raise UserError(f"sharing: train under {names} too")
+
+
 def _of_medians(values: pd.Series) -> tuple[float, float, float]:
     known = values.dropna().to_numpy(dtype=float)
     if len(known) < 3:
@@ -46,20 +58,18 @@ def _of_medians(values: pd.Series) -> tuple[float, float, float]:
 
 def frugal_while_hidden(iterations: pd.DataFrame, spans: pd.DataFrame) -> dict[str, object]:
     """Fewer resources are better while hidden: the frugal one, where it hides all but the last message."""
-    ratios = _ratios(iterations)
-    names = ratios.columns.intersection([FRUGAL])
-    fits = hidden(spans).unstack("configuration")
-    fits = fits.reindex(ratios.index)
-    kept = pd.concat([ratios[name][fits[name].fillna(False).astype(bool)] for name in names])
-    says = f"iteration under {FRUGAL} over the default's, less 1, where all but the last are hidden"
+    ratios, (frugal, _) = _ratios(iterations), pair_of(iterations)
+    fits = hidden(spans).xs(frugal, level="configuration").reindex(ratios.index).eq(True)
+    kept = ratios[frugal][fits]
+    says = f"iteration under {frugal} over the default's, less 1, where all but the last are hidden"
     return _row("fewer resources are better while hidden", says, _of_medians(kept - 1), len(kept))
 
 
 def rich_for_the_last(iterations: pd.DataFrame) -> dict[str, object]:
     """More for the last message: two groups over the frugal one for all."""
-    ratios, both = _ratios(iterations), f"{FRUGAL}+{RICH}"
-    apart = (ratios[both] / ratios[FRUGAL] - 1).dropna()
-    says = f"iteration under {both} over that under {FRUGAL}, less 1"
+    ratios, (frugal, rich) = _ratios(iterations), pair_of(iterations)
+    apart = (ratios[f"{frugal}+{rich}"] / ratios[frugal] - 1).dropna()
+    says = f"iteration under {frugal}+{rich} over that under {frugal}, less 1"
     return _row("more resources for the last message", says, _of_medians(apart), len(apart))
 
 
