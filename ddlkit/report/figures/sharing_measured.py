@@ -158,7 +158,9 @@ def as_grid(rows: pd.DataFrame, value: str) -> pd.DataFrame:
         index="row", columns="column", values=value
     )
     columns = sorted(table.columns, key=_urgency)
-    return table.reindex(index=sorted(table.index, key=lambda name: int(name[1:])), columns=columns)
+    rows = sorted(table.index, key=lambda name: int(name[1:]))
+    what = "blocks" if rows[0][0] == "b" else "threads"
+    return table.reindex(index=rows, columns=columns).rename_axis(index=what, columns="")
 
 
 def _urgency(column: str) -> tuple[int, ...]:

@@ -175,7 +175,7 @@ def _by_configuration(rows: pd.DataFrame, index: str | list[str], value: str) ->
         [*first, *sorted(set(grid.columns) - set(first), key=lambda name: ("+" in name, name))]
     ]
     default = sharing_measured.default_of(rows)
-    return Panel(grid, None if grid.empty else (None, default))
+    return Panel(grid.rename_axis(index="", columns=""), (None, default))
 
 
 def defaults(panels: Mapping[str, Panel]) -> dict[str, float]:
