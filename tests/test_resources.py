@@ -85,6 +85,7 @@ def test_one_choice_is_the_iteration_over_such_a_link(
     for sent in partitions(work.n):
         shared = Shared(work, sent, (only,) * len(sent.ends))
         assert shared.iteration_s == pytest.approx(predict(work, sent, cost, link).iteration_s)
+        assert 0 <= shared.exposed_s <= shared.iteration_s - work.ready_s[-1] + 1e-9
 
 
 @given(WORK)

@@ -164,6 +164,9 @@ def test_a_machine_that_is_the_model_is_foretold_without_error(
     np.testing.assert_allclose(cells["fitted"], cells["measured_s"], rtol=1e-9)
     assert (cells["none"] <= cells["measured_s"] + 1e-12).all()
     assert set(cells.loc[~cells["held_out"], "network"]) == {"vgg16_cifar"}
+    two = sharing_predicted.two_groups(cells)
+    np.testing.assert_allclose(two["term"], two["measured"], rtol=0, atol=1e-9)
+    assert len(two) == len(NETWORKS) * len(BATCHES)
     found = sharing_predicted.errors(cells).set_index("model")
     assert found.loc["term", "largest"] < 1e-9 < found.loc["none", "mean"] * -1
 

@@ -74,6 +74,13 @@ class Shared:
         return float(self.played_s[1].max()) + self.workload.update_s
 
     @property
+    def exposed_s(self) -> float:
+        """How long the last message is under way after computing is done."""
+        starts_s, ends_s = self.played_s
+        done_s = self.link.computed_s(self.workload.ready_s[-1:], starts_s, ends_s)
+        return max(0.0, float(ends_s.max() - done_s[0]))
+
+    @property
     def names(self) -> tuple[str, ...]:
         """(G,) whose resources each message has."""
         return tuple(one.name for one in self.given)

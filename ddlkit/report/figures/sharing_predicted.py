@@ -112,11 +112,13 @@ def scaled(one: Shared, of_computing: float, of_messages: float) -> Shared:
 def cells(iterations: pd.DataFrame, source: Source, known: Known) -> pd.DataFrame:
     """Every measured cell with what each of MODELS says of it, in seconds; those that can be said.
 
-    Columns: CELL, configuration, measured_s, compute_s, held_out and one a model.
+    Columns: CELL, configuration, measured_s, measured_exposed_s, compute_s, held_out, one a model, and what
+    the models with and without the term say of exposed communication.
     """
     layers = workloads(source)
     keys = [*CELL, "configuration"]
-    medians = iterations.groupby([*keys, "repeat"])[["iteration_s", "compute_s"]].mean()
+    columns = ["iteration_s", "exposed_communication_s", "compute_s"]
+    medians = iterations.groupby([*keys, "repeat"])[columns].mean()
     medians = medians.groupby(keys, sort=False).median().reset_index()
     rows, played = [], []
     for one in medians.itertuples(index=False):
@@ -131,14 +133,31 @@ def cells(iterations: pd.DataFrame, source: Source, known: Known) -> pd.DataFram
         rows.append({**one._asdict(), **_trivial(told)})
     if not rows:
         raise UserError("sharing: measure messages, kernels and layers of what was trained, too")
-    table = pd.DataFrame(rows).rename(columns={"iteration_s": "measured_s"})
+    measured = {"iteration_s": "measured_s", "exposed_communication_s": "measured_exposed_s"}
+    table = pd.DataFrame(rows).rename(columns=measured)
     table["held_out"] = ~table["network"].isin(FITTED_ON)
     table["term"] = [one.iteration_s for one in played]
-    table["none"] = [scaled(one, 0.0, 0.0).iteration_s for one in played]
+    bare = [scaled(one, 0.0, 0.0) for one in played]
+    table["none"] = [one.iteration_s for one in bare]
+    table["term_exposed_s"] = [one.exposed_s for one in played]
+    table["none_exposed_s"] = [one.exposed_s for one in bare]
     table["mean"] = _mean(table)
     factors = fitted_scales(table, played)
     table["fitted"] = [scaled(one, *factors).iteration_s for one in played]
     return table
+
+
+def two_groups(table: pd.DataFrame) -> pd.DataFrame:
+    """Cells in which the last message had a group of its own: gain over the default, measured and foretold.
+
+    Columns: CELL, configuration, measured, term, none; of `cells` whose default was measured too.
+    """
+    default = table[table["configuration"] == default_of(table)].set_index(CELL)
+    names = {"measured": "measured_s", "term": "term", "none": "none"}
+    rows = table[table["configuration"].str.contains("+", regex=False)]
+    both = rows.join(default[list(names.values())].add_suffix("_default"), on=CELL)
+    gains = {name: both[f"{column}_default"] / both[column] - 1 for name, column in names.items()}
+    return both[[*CELL, "configuration"]].assign(**gains).dropna()
 
 
 def _trivial(one: Shared) -> dict[str, float]:
