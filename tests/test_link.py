@@ -16,6 +16,7 @@ TIMES = st.floats(0, 10).map(lambda x: round(x, 3))
 MESSAGES = st.lists(st.tuples(TIMES, TIMES, TIMES), min_size=1, max_size=12)
 BURSTS = st.sampled_from([0.0, 0.5, 3.0])
 SLOWDOWNS = st.sampled_from([0.0, 0.1, 1.0])
+OF_EACH = st.lists(st.tuples(SLOWDOWNS, SLOWDOWNS), min_size=12, max_size=12).map(np.array)
 
 
 def columns(messages: list[tuple[float, ...]]) -> tuple[np.ndarray, Parts]:
@@ -31,14 +32,57 @@ def test_one_lane_without_credit_is_the_recursion(messages: list) -> None:
     np.testing.assert_allclose(ends, expected, rtol=1e-9, atol=1e-9)
 
 
-@given(MESSAGES, BURSTS, st.floats(1, 3), SLOWDOWNS, SLOWDOWNS)
+@given(MESSAGES, BURSTS, st.floats(1, 3), OF_EACH)
 def test_one_lane_event_by_event_is_one_by_one(
-    messages: list, burst: float, software: float, slowdown: float, of_messages: float
+    messages: list, burst: float, software: float, of_each: np.ndarray
 ) -> None:
+    """Whatever each message takes from computing, and computing from it."""
     ready, parts = columns(messages)
-    link = Link(1, software, burst, 1.0, slowdown, 0.0 if burst else of_messages)
+    link = Link(1, software, burst, 1.0, *of_each[: len(ready)].T)
     shared = link._shared(ready.tolist(), *(part.tolist() for part in parts))
     np.testing.assert_allclose(link.play(ready, parts), shared, rtol=1e-9, atol=1e-9)
+
+
+@given(MESSAGES, st.integers(1, 3), BURSTS, SLOWDOWNS, SLOWDOWNS)
+def test_one_slowdown_of_all_messages_is_the_same_of_each(
+    messages: list, lanes: int, burst: float, slowdown: float, of_messages: float
+) -> None:
+    ready, parts = columns(messages)
+    one = Link(lanes, 1.5, burst, 1.0, slowdown, of_messages)
+    each = Link(
+        lanes, 1.5, burst, 1.0, *(np.full(len(ready), by) for by in (slowdown, of_messages))
+    )
+    np.testing.assert_array_equal(one.play(ready, parts), each.play(ready, parts))
+    shown = [link.computed_s(ready, *link.play(ready, parts)) for link in (one, each)]
+    np.testing.assert_array_equal(shown[0], shown[1])
+
+
+@given(MESSAGES, BURSTS, OF_EACH, OF_EACH)
+def test_a_message_that_takes_less_and_loses_less_makes_none_later(
+    messages: list, burst: float, one: np.ndarray, other: np.ndarray
+) -> None:
+    ready, parts = columns(messages)
+    least, most = np.minimum(one, other)[: len(ready)], np.maximum(one, other)[: len(ready)]
+    ends = [Link(1, 1.5, burst, 1.0, *each.T).ends(ready, parts) for each in (least, most)]
+    assert np.all(ends[0] <= ends[1] + 1e-9)
+
+
+@given(MESSAGES, st.integers(1, 3), OF_EACH)
+def test_each_message_takes_from_computing_what_is_its_own(
+    messages: list, lanes: int, of_each: np.ndarray
+) -> None:
+    """Computing advances at 1 / (1 + s) of the message under way that slows it most: work is conserved."""
+    ready, parts = columns(messages)
+    slowdown, of_messages = of_each[: len(ready)].T
+    link = Link(lanes, slowdown=slowdown, message_slowdown=of_messages)
+    starts, ends = link.play(ready, parts)
+    last = link.computed_s(ready[-1:], starts, ends)[0]
+    edges = np.unique(np.clip(np.concatenate([[0.0], starts, ends]), 0.0, last))
+    edges = np.append(edges, last)
+    middle = (edges[:-1] + edges[1:]) / 2
+    beside = (starts[:, None] < middle) & (middle < ends[:, None])
+    pace = 1 / (1 + np.where(beside, slowdown[:, None], 0.0).max(axis=0))
+    assert pace @ np.diff(edges) == pytest.approx(ready[-1], abs=1e-6)
 
 
 @given(MESSAGES, st.integers(1, 3), BURSTS, st.floats(0.001, 2))
@@ -114,6 +158,31 @@ def test_more_lanes_and_credit_end_no_later_and_never_beat_link_or_processor(
     at_once = min(software, lanes)
     on_cores = max(ready[k] + parts.software_s[k:].sum() / at_once for k in range(len(ready)))
     assert ends.max() >= on_cores - 1e-9
+
+
+@given(MESSAGES, st.floats(0, 3))
+def test_behind_a_bucket_computing_slows_down_software_only(messages: list, drag: float) -> None:
+    """Messages that are all bytes arrive as ever; all software, as without a bucket."""
+    ready, parts = columns(messages)
+    dragged, free = Link(1, 1.0, 0.5, 1.0, 0.0, drag), Link(1, 1.0, 0.5, 1.0)
+    nothing = np.zeros_like(ready)
+    bytes_only, software_only = Parts(nothing, parts.wire_s), Parts(parts.software_s, nothing)
+    np.testing.assert_array_equal(dragged.ends(ready, bytes_only), free.ends(ready, bytes_only))
+    without = Link(message_slowdown=drag).ends(ready, software_only)
+    np.testing.assert_allclose(dragged.ends(ready, software_only), without, rtol=1e-9, atol=1e-9)
+
+
+@given(MESSAGES, st.integers(1, 3), st.lists(st.integers(1, 3), min_size=12, max_size=12))
+def test_lanes_of_each_message_are_those_of_all_and_no_later_than_one_lane(
+    messages: list, lanes: int, of_each: list[int]
+) -> None:
+    ready, parts = columns(messages)
+    count, mixed = len(ready), np.array(of_each[: len(ready)])
+    same = Link(np.full(count, lanes)).ends(ready, parts)
+    np.testing.assert_array_equal(same, Link(lanes).ends(ready, parts))
+    starts = Link(mixed).play(ready, parts)[0]
+    assert np.all(starts >= ready - 1e-9)
+    assert Link(mixed).ends(ready, parts).max() <= Link().ends(ready, parts)[-1] + 1e-9
 
 
 def test_two_equal_messages_share_and_a_third_waits_for_a_lane() -> None:
@@ -214,8 +283,8 @@ def test_no_lane_is_refused() -> None:
             Link(slowdown=wrong)
         with pytest.raises(UserError, match="a slowdown of"):
             Link(message_slowdown=wrong)
-    with pytest.raises(UserError, match="a link with a burst"):
-        Link(burst_s=1.0, message_slowdown=0.5)
+    with pytest.raises(UserError, match=r"a slowdown of -0\.5"):
+        Link(slowdown=np.array([0.1, -0.5]))
     with pytest.raises(UserError, match="finite"):
         Link(2).ends([0.0], Parts(np.array([np.nan]), np.array([1.0])))
 

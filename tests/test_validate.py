@@ -66,7 +66,7 @@ def runs(
 ) -> pd.DataFrame:
     rng, rows = np.random.default_rng(2), []
     for spec in SPECS:
-        asked = replace(case(spec, workers), in_flight=link.in_flight)
+        asked = replace(case(spec, workers), in_flight=int(np.max(link.in_flight)))
         truth = Iteration(WORKLOAD, plan_of(asked), cost, link, copy_s_per_byte).prediction
         for repeat in range(4):
             iteration_s = truth.iteration_s * float(np.exp(rng.normal(0, noise)))

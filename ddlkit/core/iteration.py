@@ -202,7 +202,7 @@ class Iteration:
         end_s = self.workload.forward_s
         yield "forward", "forward", "compute", 0.0, end_s, -1, 0
         shown_s = self.tensor_ready_s
-        if self.link.slowdown:
+        if self.link.slows:
             shown_s = self.link.computed_s(shown_s, *self.played_s)
         for group, members in enumerate(self.plan.slices):
             for i in range(members.start, members.stop):

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.workload import Floats
+from ddlkit.core.workload import Floats, Ints
 
 LARGE = 1e9  # bytes of a message beside which roundings do not count
 
@@ -49,44 +49,56 @@ class Link:
     wire_s_per_byte : of the link, a byte of a message, at its rate; of a link with a burst only
     slowdown : how much longer computing takes while a message is under way, 0 or more: 0.1 is a tenth longer
     message_slowdown : how much longer a message takes while computing goes on, which is until the last one is
-        ready; with both at 1 nothing is gained by overlap. Not of a link with a burst
+        ready; with both at 1 nothing is gained by overlap. Of a link with a burst it is the software that
+        takes longer: the bucket fills at its rate, whatever computes
+
+    Each slowdown is one number, or (G,) one for each message: what it takes, and loses, by resources of its
+    own. Of several under way, computing is slowed by the one that slows it most. So is ``in_flight``: a
+    message begins, in their order, when fewer than its number are under way.
 
     With a burst, which must be longer than the software between two steps of a collective, a message's
     software runs while credit grows for its next bytes: the longer of the two decides. Without, the link
     rests meanwhile for good: software comes on top of the bytes.
 
     Raises UserError for no message in flight, for a processor that does less than one message's software, and
-    for slowdowns that are negative or not finite, or of messages over a link with a burst.
+    for slowdowns that are negative or not finite.
 
     >>> Link(in_flight=2).ends([0.0, 0.0], Parts(np.zeros(2), np.array([1.0, 1.0]))).tolist()
     [2.0, 2.0]
     """
 
-    in_flight: int = 1
+    in_flight: int | Ints = 1
     software: float = math.inf
     burst_s: float = 0.0
     wire_s_per_byte: float = 0.0
-    slowdown: float = 0.0
-    message_slowdown: float = 0.0
+    slowdown: float | Floats = 0.0
+    message_slowdown: float | Floats = 0.0
 
     def __post_init__(self) -> None:
-        if self.in_flight < 1:
-            raise UserError(f"{self.in_flight} messages in flight: at least 1")
+        if np.min(self.in_flight) < 1:
+            raise UserError(f"{np.min(self.in_flight)} messages in flight: at least 1")
         if not self.software >= 1:
             raise UserError(f"software of {self.software} messages at once: at least 1")
-        for share in (self.slowdown, self.message_slowdown):
+        for share in np.concatenate(
+            [np.ravel(self.slowdown), np.ravel(self.message_slowdown)]
+        ).tolist():
             if not 0 <= share < math.inf:
                 raise UserError(f"a slowdown of {share}: 0 or more, 0.1 for a tenth longer")
-        if self.burst_s and self.message_slowdown:
-            raise UserError(
-                "a link with a burst: what computing takes from its messages is unknown"
-            )
 
     @property
     def plain(self) -> bool:
         """Whether a message takes what it costs, whatever went before it, and slows nothing down."""
-        slowed = self.slowdown or self.message_slowdown
-        return self.in_flight == 1 and not self.burst_s and not slowed
+        return self.one_at_a_time and not self.burst_s and not self.slows
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether each message waits for the one before it."""
+        return bool(np.all(np.equal(self.in_flight, 1)))
+
+    @property
+    def slows(self) -> bool:
+        """Whether messages slow down computing, or computing messages."""
+        return bool(np.any(self.slowdown) or np.any(self.message_slowdown))
 
     def parts(self, cost: MessageCost, n_bytes: ArrayLike) -> Parts:
         """The parts of messages of ``n_bytes`` (G,): in a row of equals they make up their cost.
@@ -120,7 +132,7 @@ class Link:
         columns = np.broadcast_arrays(np.asarray(ready_s, dtype=float), *parts)
         if not all(np.isfinite(column).all() for column in columns):
             raise UserError("messages on a link: every time must be finite")
-        if self.in_flight == 1:
+        if self.one_at_a_time:
             begin_s, software_s, wire_s = columns
             slowed = self.slowdown, self.message_slowdown
             return one_by_one(begin_s, software_s, wire_s, self.burst_s, *slowed)
@@ -130,11 +142,17 @@ class Link:
             starts_s[scenario], ends_s[scenario] = played
         return starts_s, ends_s
 
+    def _slowed(self, messages: int) -> list[list[float]]:
+        """By how many times each message slows down computing, and is slowed down by it."""
+        both = (self.slowdown, self.message_slowdown)
+        return [np.broadcast_to(1.0 + np.asarray(one), messages).tolist() for one in both]
+
     def computed_s(self, work_s: Floats, starts_s: Floats, ends_s: Floats) -> Floats:
         """(n,) when computing has come as far as ``work_s`` (n,), beside messages of these times (G,)."""
         knots_s = np.unique(np.concatenate([[0.0], starts_s, ends_s]))
-        under_way = ((starts_s <= knots_s[:, None]) & (knots_s[:, None] < ends_s)).any(axis=1)
-        pace = np.where(under_way, 1 / (1 + self.slowdown), 1.0)
+        under_way = (starts_s <= knots_s[:, None]) & (knots_s[:, None] < ends_s)
+        slower = np.where(under_way, self.slowdown, 0.0).max(axis=1, initial=0.0)
+        pace = 1 / (1 + slower)
         done_s = np.concatenate([[0.0], np.cumsum(pace[:-1] * np.diff(knots_s))])
         last = np.searchsorted(done_s, work_s, side="right") - 1
         return np.asarray(knots_s[last] + (work_s - done_s[last]) / pace[last])
@@ -148,11 +166,13 @@ class Link:
         software: dict[int, float] = {}  # and of the processor
         now_s, worked_s, credit_s, admitted = 0.0, 0.0, self.burst_s, 0
         last_s = max(ready_s, default=0.0)
+        slower_by, dragged_by = self._slowed(len(ready_s))
+        lanes = np.broadcast_to(self.in_flight, len(ready_s)).tolist()
         while admitted < len(ready_s) or wire:
             for done in [k for k in wire if wire[k] == software[k] == 0]:
                 ends_s[done] = now_s
                 del wire[done], software[done]
-            free = admitted < len(ready_s) and len(wire) < self.in_flight
+            free = admitted < len(ready_s) and len(wire) < lanes[admitted]
             if free and ready_s[admitted] <= worked_s:
                 saved_s = min(credit_s, wire_s[admitted])
                 credit_s -= saved_s
@@ -163,23 +183,25 @@ class Link:
                 continue
             moving = [k for k in wire if wire[k]]
             working = [k for k in wire if software[k] and (self.burst_s or not wire[k])]
-            stretch = 1 + self.slowdown if wire else 1.0
-            drag = 1 + self.message_slowdown if worked_s < last_s else 1.0
-            share, slower = len(moving) * drag, max(1.0, len(working) / self.software) * drag
-            moments_s = [wire[k] * share for k in moving] + [software[k] * slower for k in working]
+            stretch = max((slower_by[k] for k in wire), default=1.0)
+            computing = worked_s < last_s and any(dragged_by[k] > 1 for k in wire)
+            drag = {k: dragged_by[k] if computing else 1.0 for k in wire}
+            turns = max(1.0, len(working) / self.software)
+            needs = [(wire, k, len(moving) * (1.0 if self.burst_s else drag[k])) for k in moving]
+            needs += [(software, k, turns * drag[k]) for k in working]
+            moments_s = [of[k] * times for of, k, times in needs]
             left_s = (ready_s[admitted] - worked_s) * stretch if free else math.inf
-            if drag > 1 and wire:
+            if computing:
                 moments_s.append((last_s - worked_s) * stretch)
             passed_s = min([*moments_s, left_s])
             if math.isinf(passed_s):
                 continue
-            for needs, of, times in ((wire, moving, share), (software, working, slower)):
-                for k in of:
-                    needs[k] = needs[k] - passed_s / times if needs[k] * times > passed_s else 0.0
+            for of, k, times in needs:
+                of[k] = of[k] - passed_s / times if of[k] * times > passed_s else 0.0
             if not moving:
                 credit_s = min(self.burst_s, credit_s + passed_s)
             now_s += passed_s
-            if drag > 1 and (last_s - worked_s) * stretch <= passed_s:
+            if computing and (last_s - worked_s) * stretch <= passed_s:
                 worked_s = last_s
             else:
                 done = left_s <= passed_s
@@ -193,36 +215,43 @@ def one_by_one(
     wire_s: Floats,
     burst_s: float = 0.0,
     slowdown: ArrayLike = 0.0,
-    message_slowdown: float = 0.0,
+    message_slowdown: ArrayLike = 0.0,
 ) -> tuple[Floats, Floats]:
     """(..., G) beginning and (..., G) end of messages of which one is under way at a time; else as `Link`.
 
-    ready_s, software_s, wire_s : (..., G) of as many scenarios; slowdown : (...) or of all of them
+    ready_s, software_s, wire_s : (..., G) of as many scenarios; both slowdowns : (..., G) or what becomes it
     """
     starts_s, ends_s = np.empty(ready_s.shape), np.empty(ready_s.shape)
     free_s, credit_s = np.zeros(ready_s.shape[:-1]), np.full(ready_s.shape[:-1], burst_s)
-    late_s = before_s = np.zeros(ready_s.shape[:-1])
+    late_s = np.zeros(ready_s.shape[:-1])
     last_s = ready_s.max(axis=-1, initial=0.0)
-    slower, alone_s = np.asarray(slowdown, dtype=float), np.maximum(0.0, wire_s) + software_s
+    slower, drag = (np.broadcast_to(one, ready_s.shape) for one in (slowdown, message_slowdown))
+    slows, drags, alone_s = slower.any(), drag.any(), np.maximum(0.0, wire_s) + software_s
     for k in range(ready_s.shape[-1]):
-        if slower.any():
-            # Of the work since the message before was ready, what fell beside messages took longer.
-            beside_s = np.maximum(0.0, free_s - before_s - late_s) / (1 + slower)
-            late_s = late_s + slower * np.minimum(ready_s[..., k] - before_s, beside_s)
-        before_s = ready_s[..., k]
-        start_s = starts_s[..., k] = np.maximum(free_s, before_s + late_s)
+        start_s = starts_s[..., k] = np.maximum(free_s, ready_s[..., k] + late_s)
+        work_s = np.maximum(0.0, last_s - (start_s - late_s))  # of computing that is left
         took_s = alone_s[..., k]
         if burst_s:
             credit_s = np.minimum(burst_s, credit_s + start_s - free_s)
-            took_s = np.maximum(np.maximum(0.0, wire_s[..., k] - credit_s), software_s[..., k])
+            on_link_s = np.maximum(0.0, wire_s[..., k] - credit_s)
+            on_processor_s = _dragged(software_s[..., k], work_s, slower[..., k], drag[..., k])
+            took_s = np.maximum(on_link_s, on_processor_s)
             credit_s = np.minimum(burst_s, credit_s + took_s - wire_s[..., k])
-        if message_slowdown:
-            done_s = before_s + np.maximum(0.0, start_s - before_s - late_s) / (1 + slower)
-            work_s = np.maximum(0.0, last_s - done_s) * (1 + slower)  # computing still goes on for
-            rest_s = np.maximum(0.0, took_s - work_s / (1 + message_slowdown))
-            took_s = np.minimum(took_s * (1 + message_slowdown), work_s) + rest_s
+        elif drags:
+            took_s = _dragged(took_s, work_s, slower[..., k], drag[..., k])
+        if slows:
+            # What is computed beside the message is late by the share that it takes longer.
+            beside_s = np.minimum(work_s, took_s / (1 + slower[..., k]))
+            late_s = late_s + slower[..., k] * beside_s
         free_s = ends_s[..., k] = start_s + took_s
     return starts_s, ends_s
+
+
+def _dragged(alone_s: Floats, work_s: Floats, slower: Floats, drag: Floats) -> Floats:
+    """(...) how long takes what takes ``alone_s`` by itself, begun beside ``work_s`` of computing."""
+    beside_s = work_s * (1 + slower)
+    rest_s = np.maximum(0.0, alone_s - beside_s / (1 + drag))
+    return np.asarray(np.minimum(alone_s * (1 + drag), beside_s) + rest_s)
 
 
 def turn_s(ends_s: Floats, in_flight: int) -> Floats:

@@ -22,6 +22,8 @@ Floats = NDArray[np.float64]
 CAMPAIGN, BEST, REPEATS = "campaign", "campaign-best", "campaign-repeats"
 LINKS, REGIMES = "campaign-links", "campaign-regimes"
 """Directories of campaigns that are recorded with their machine; those of the second line were foretold."""
+SHARING = "sharing"
+"""Directory of messages, kernels and training that share a machine, beside its other recordings."""
 LABS, FRESH_LABS = "labs", "labs-fresh"
 """Directories of calibrations of many labs, beside a machine's other recordings; of those that confirm."""
 DISTURBED, REPLANNING = "campaign-disturbed", "campaign-replanning"
@@ -140,19 +142,19 @@ class Source:
                 return store.read_profile(path, network, ranks=1)
         raise UserError(f"no fp32 profile of {network} on one rank: run ddlkit measure layers")
 
-    def _profiles(self) -> dict[Path, LayerProfile]:
+    def profiles(self) -> dict[Path, LayerProfile]:
         """Every profile in any directory, also where an earlier directory has a file of that name."""
         files = [path for directory in self.directories for path in directory.glob("layers-*.csv")]
         return {path: store.read_profile(path) for path in files}
 
     def workloads(self) -> dict[str, Workload]:
         """Every profile as a workload, by the hash that a Case carries."""
-        return {one.sha256: one.workload() for one in self._profiles().values()}
+        return {one.sha256: one.workload() for one in self.profiles().values()}
 
     def compute_scatter(self) -> dict[str, Floats]:
         """Iterations over their median, of every profile whose samples were kept, by the profile's hash."""
         found = {}
-        for path, profile in self._profiles().items():
+        for path, profile in self.profiles().items():
             samples = path.with_name(path.name.replace("layers-", "samples-", 1))
             if samples.exists():
                 found[profile.sha256] = scatter_of(store.load_table(samples, "samples"))
@@ -228,6 +230,18 @@ def open_labs(data: str = "", name: str = LABS) -> Source:
         if [*found.glob("collectives-*.csv")]:
             return Source((found,))
     raise UserError(f"no labs in {data or store.RECORDED}: run ddlkit measure examples/labs.yml")
+
+
+def open_sharing(data: str = "") -> Source | None:
+    """Training that shares a machine with its messages: in ``data``, a machine's name or a directory, else
+    the first recorded, of GPUs before others; None where nothing was.
+    """
+    own = store.RECORDED / data / SHARING if data and "/" not in data else Path(data)
+    recorded = sorted(store.RECORDED.glob(f"*/{SHARING}"), key=lambda path: "gpu" not in str(path))
+    for found in [own] if data else recorded:
+        if [*found.glob("sharing_iterations-*.csv")]:
+            return Source((found,))
+    return None
 
 
 def live_campaign(data: str = "") -> Source | None:

@@ -73,7 +73,8 @@ def slowed(workload: Workload, sent: plan.FusionPlan, slowdown: ArrayLike) -> Mo
         scenarios = np.broadcast_shapes(compute_s.shape, wire_s.shape, np.shape(slowdown))
         own_s, sent_s = (np.broadcast_to(one, scenarios) for one in (compute_s, wire_s))
         ready_s, moved_s = np.multiply.outer(own_s, ready), np.multiply.outer(sent_s, size)
-        ends_s = one_by_one(ready_s, np.zeros_like(ready_s), moved_s, slowdown=slowdown)[1]
+        of_each = np.asarray(slowdown, float)[..., None]
+        ends_s = one_by_one(ready_s, np.zeros_like(ready_s), moved_s, slowdown=of_each)[1]
         return np.asarray(ends_s[..., -1] + update * compute_s)
 
     return iteration_s

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 from numpy.typing import ArrayLike
 
 from ddlkit.core import units
@@ -57,6 +57,8 @@ FAR = 4  # a ratio to a printed value
 LEAST_DRAWN = 1e-3  # a relative error on a logarithmic axis
 FEW = 30  # points of a line that are marked one by one
 NEAR = 0.05  # relative error of a prediction
+SHORT = 6  # letters of a name that stand level under a cell
+DEFAULT_FRAME = "#d55e00"  # about the cell of the default in a heat map
 NUMBERED = 12  # messages that carry the number of their group
 
 
@@ -119,6 +121,82 @@ def dots(
         _mark(ax, values[name], place, style, 4.5)
     ax.set_xlabel(label)
     add_legend(ax, legend)
+
+
+@theme()
+def heat_map(
+    ax: Axes,
+    grid: pd.DataFrame,
+    *,
+    scale: tuple[float, float],
+    default: tuple[Any, Any] | None = None,
+    form: str = "{:.2f}",
+    xlabel: str = "",
+    ylabel: str = "",
+) -> Any:
+    """A number in each cell, its colour by a ``scale`` (lowest, highest) that maps of one figure share.
+
+    default : row and column that are framed, the whole column where the row is None; a cell without a number
+    stays empty. Colours get darker from the lowest to the highest, in grey as well. Returns what a colour bar
+    takes.
+    """
+    values = grid.to_numpy(dtype=float)
+    image = ax.imshow(values, cmap="YlGnBu", vmin=scale[0], vmax=scale[1], aspect="auto")
+    dark = sum(scale) / 2
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            ink = "white" if value > dark else INK
+            ax.text(
+                column, row, form.format(value), ha="center", va="center", color=ink, fontsize=7
+            )
+    if default is not None:
+        column = grid.columns.get_loc(default[1])
+        row, height = 0, len(grid)
+        if default[0] is not None:
+            row, height = grid.index.get_loc(default[0]), 1
+        corner = (column - 0.5, row - 0.5)
+        ax.add_patch(Rectangle(corner, 1, height, fill=False, edgecolor=DEFAULT_FRAME, linewidth=2))
+    names = [str(name).replace("-", " ") for name in grid.columns]
+    ax.set_xticks(range(len(names)), names)
+    if max(map(len, names)) > SHORT or sum(map(len, names)) > CROWDED:
+        plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
+    ax.set_yticks(range(len(grid)), [str(name) for name in grid.index])
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    ax.grid(visible=False)
+    return image
+
+
+@theme()
+def heat_maps(
+    panels: Mapping[str, tuple[pd.DataFrame, tuple[Any, Any] | None]],
+    *,
+    label: str,
+    form: str = "{:.2f}",
+    columns: int = 0,
+    height: float = 2.5,
+) -> Figure:
+    """Heat maps by heading, beside each other or in as many ``columns``, on one colour scale.
+
+    panels : heading -> grid, and its default as for `heat_map`; names of a grid's axes go on them. ``label``
+        names the numbers; ``height`` is of a row of panels, in inches
+    """
+    columns = columns or len(panels)
+    rows = -(-len(panels) // columns)
+    figure, axes = canvas(columns, rows, height=rows * height, squeeze=False)
+    every = np.concatenate([grid.to_numpy(dtype=float).ravel() for grid, _ in panels.values()])
+    scale = float(np.nanmin(every)), float(np.nanmax(every))
+    for ax, (name, (grid, default)) in zip(axes.flat, panels.items(), strict=False):
+        words = {"xlabel": grid.columns.name or "", "ylabel": grid.index.name or ""}
+        image = heat_map(ax, grid, scale=scale, default=default, form=form, **words)
+        heading(ax, name)
+    for ax in axes.flat[len(panels) :]:
+        ax.set_visible(False)
+    bar = figure.colorbar(image, ax=axes, shrink=0.9, aspect=30)
+    bar.set_label(label)
+    bar.outline.set(visible=False)
+    return figure
 
 
 @theme()

@@ -13,7 +13,7 @@ Times of one action as a table, one row per sample:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch.profiler import ProfilerActivity, profile
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.median import median_interval as median_interval
 from ddlkit.core.units import MIB
 from ddlkit.store.files import scratch
 
@@ -61,34 +62,6 @@ class Budget:
                 f"budget {self}: needs warm-up >= 0, 1 <= fewest <= most repeats, a time above zero, "
                 "and a half-width of at least zero"
             )
-
-
-@functools.cache
-def _rank(n: int) -> int:
-    """Largest k with P(Binomial(n, 1/2) < k) <= 2.5%; 0 if there is none. Exact, in integers."""
-    k, term, below = 0, 1, 1
-    while 40 * below <= 2**n:
-        term = term * (n - k) // (k + 1)
-        k, below = k + 1, below + term
-    return k
-
-
-def median_interval(samples: Sequence[float] | Floats) -> tuple[float, float]:
-    """Nonparametric 95% interval of the median, from order statistics.
-
-    The k-th smallest and k-th largest of n samples enclose the median unless fewer than k of them fall
-    on one side of it: that is as probable as fewer than k heads in n tosses, whatever the distribution.
-    Fewer than 6 samples bound nothing: (-inf, inf).
-
-    >>> median_interval([5.0, 1.0, 2.0, 4.0, 3.0, 6.0])
-    (1.0, 6.0)
-    """
-    n = len(samples)
-    k = _rank(n)
-    if k == 0:
-        return -np.inf, np.inf
-    ordered = np.sort(samples)
-    return float(ordered[k - 1]), float(ordered[n - k])
 
 
 def _narrow(samples: list[float], relative_halfwidth: float) -> bool:

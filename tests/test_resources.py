@@ -1,0 +1,126 @@
+"""Resources of every message: planned with fusion, no other plan with any other resources is faster."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlkit.core import plan, resources
+from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.errors import UserError
+from ddlkit.core.iteration import predict
+from ddlkit.core.link import Link
+from ddlkit.core.plan import FusionPlan
+from ddlkit.core.resources import Resources, Shared
+from ddlkit.core.workload import Workload
+
+TENTHS = st.integers(0, 20).map(lambda k: k / 10)
+CHOICES = st.lists(
+    st.builds(
+        Resources, st.just("some"), st.builds(AlphaBeta, TENTHS, TENTHS.map(lambda b: b / 100)),
+        TENTHS, TENTHS,
+    ),
+    min_size=1,
+    max_size=3,
+)  # fmt: skip
+WORK = st.builds(
+    Workload.from_arrays,
+    TENTHS,
+    st.lists(TENTHS, min_size=4, max_size=4),
+    st.lists(st.integers(1, 200), min_size=4, max_size=4),
+    TENTHS,
+)
+
+
+def partitions(n: int) -> list[FusionPlan]:
+    cuts = [range(1, n)] * (n - 1)
+    ends = {tuple(sorted({*chosen, n})) for chosen in itertools.product(*cuts)} | {(n,)}
+    return [FusionPlan("any", one) for one in sorted(ends)]
+
+
+def every_gift(work: Workload, sent: FusionPlan, choices: list[Resources]) -> float:
+    """The least iteration by any resources of each message."""
+    gifts = itertools.product(choices, repeat=len(sent.ends))
+    return min(Shared(work, sent, given).iteration_s for given in gifts)
+
+
+@given(WORK, CHOICES)
+def test_no_plan_with_any_resources_is_faster_than_the_joint_one(
+    work: Workload, choices: list[Resources]
+) -> None:
+    best = resources.jointly(work, choices)
+    assert best.iteration_s == pytest.approx(
+        min(every_gift(work, sent, choices) for sent in partitions(work.n))
+    )
+
+
+@given(WORK, CHOICES, st.integers(0, 7))
+def test_freer_choices_are_never_slower(
+    work: Workload, choices: list[Resources], which: int
+) -> None:
+    """One for all, another for the last, any for each, and of any plan: each holds the one before."""
+    sent = partitions(work.n)[which]
+    found = [
+        resources.uniform(work, sent, choices),
+        resources.last_apart(work, sent, choices),
+        resources.of_each(work, sent, choices),
+        resources.jointly(work, choices),
+    ]
+    times = [one.iteration_s for one in found]
+    assert np.all(np.diff(times) <= 1e-9)
+    assert times[2] == pytest.approx(every_gift(work, sent, choices))
+
+
+@given(WORK, TENTHS, TENTHS)
+def test_one_choice_is_the_iteration_over_such_a_link(
+    work: Workload, slowdown: float, drag: float
+) -> None:
+    cost = AlphaBeta(0.3, 0.01)
+    link = Link(slowdown=slowdown, message_slowdown=drag)
+    only = Resources("only", cost, slowdown, drag)
+    for sent in partitions(work.n):
+        shared = Shared(work, sent, (only,) * len(sent.ends))
+        assert shared.iteration_s == pytest.approx(predict(work, sent, cost, link).iteration_s)
+        assert 0 <= shared.exposed_s <= shared.iteration_s - work.ready_s[-1] + 1e-9
+
+
+@given(WORK)
+def test_without_slowdowns_the_joint_plan_is_the_exact_one(work: Workload) -> None:
+    cost = AlphaBeta(0.3, 0.01)
+    best = resources.jointly(work, [Resources("only", cost)])
+    exact = predict(work, plan.exact(work, cost), cost)
+    assert best.iteration_s == pytest.approx(exact.iteration_s)
+
+
+def test_hidden_messages_get_the_frugal_and_the_last_one_the_rich() -> None:
+    """Rich halves a message's time and doubles that of computing: only what nothing hides is worth it."""
+    work = Workload.from_arrays(0.0, [10.0, 10.0, 10.0], [100, 100, 100])
+    frugal = Resources("frugal", AlphaBeta(0.0, 0.08))
+    rich = Resources("rich", AlphaBeta(0.0, 0.04), slowdown=1.0)
+    sent = plan.none(work)
+    best = resources.of_each(work, sent, [frugal, rich])
+    assert best.names == ("frugal", "frugal", "rich")
+    assert best.iteration_s == pytest.approx(30 + 4)
+    assert best.iteration_s < resources.uniform(work, sent, [frugal, rich]).iteration_s
+
+
+@given(WORK, CHOICES, st.integers(1, 3))
+def test_a_narrow_front_gives_a_plan_that_is_no_faster_than_the_best(
+    work: Workload, choices: list[Resources], width: int
+) -> None:
+    narrow, best = resources.jointly(work, choices, width), resources.jointly(work, choices)
+    assert narrow.iteration_s >= best.iteration_s - 1e-9
+    assert narrow.plan.n == work.n
+
+
+def test_no_choice_and_a_wrong_number_are_refused() -> None:
+    work = Workload.from_arrays(0.0, [1.0, 1.0], [4, 4])
+    only = Resources("only", AlphaBeta(0.0, 1.0))
+    with pytest.raises(UserError, match="none to choose from"):
+        resources.jointly(work, [])
+    with pytest.raises(UserError, match="1 resources for 2 messages"):
+        Shared(work, plan.none(work), (only,))

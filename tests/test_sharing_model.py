@@ -1,0 +1,288 @@
+"""Sharing: a machine that behaves as the model is foretold without error; figures keep every cell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.errors import UserError
+from ddlkit.core.resources import Resources, Shared
+from ddlkit.core.workload import LayerProfile
+from ddlkit.report.claims import paper_table
+from ddlkit.report.figures import (
+    sharing_grid,
+    sharing_measured,
+    sharing_panels,
+    sharing_predicted,
+    sharing_recorded,
+    sharing_verdicts,
+)
+from ddlkit.report.papers.sharing import DEFAULT, throughput
+
+LINK = "lab:4gbit"
+WAYS = {
+    "t1-free-idle": (3e-9, 0.0, 1.0),
+    "t1-free-nice10": (2e-9, 0.1, 0.5),
+    "t2-free-normal": (1.5e-9, 0.6, 0.2),
+    "t2-free-raised": (1e-9, 1.0, 0.0),
+}
+"""Seconds a byte, slowdown of computing and of messages."""
+TRAINED = (*WAYS, "t1-free-nice10+t2-free-raised")
+NETWORKS = {"resnet18_64": 4, "vgg16_cifar": 6, "squeezenet1_1": 5}
+BATCHES = (2, 4, 8)
+ROUNDS = range(6)
+
+
+def profile(network: str, batch: int) -> LayerProfile:
+    n = NETWORKS[network]
+    sizes = np.arange(1, n + 1) * 1_000_000
+    return LayerProfile.from_flops(
+        network, batch, [f"t{i}" for i in range(n)], sizes, np.full(n, 1e6 * n),
+        peak_flops_per_s=1e9, utilisation=0.5,
+    )  # fmt: skip
+
+
+@dataclass
+class Machine:
+    """The layers of a recording, and what the model itself says of its training as if it was measured."""
+
+    def profiles(self) -> dict[tuple[str, int], LayerProfile]:
+        return {(name, batch): profile(name, batch) for name in NETWORKS for batch in BATCHES}
+
+    def layers(self) -> pd.DataFrame:
+        return pd.concat(
+            pd.DataFrame({"flops": one.flops, "parameters": one.parameters}).assign(
+                network=one.network, batch=one.batch
+            )
+            for one in self.profiles().values()
+        )
+
+
+def ways() -> dict[tuple[str, str], Resources]:
+    return {
+        (LINK, name): Resources(name, AlphaBeta(1e-4, per_byte), s, m)
+        for name, (per_byte, s, m) in WAYS.items()
+    }
+
+
+def messages() -> pd.DataFrame:
+    rows = [
+        {"link": LINK, "configuration": name, "bytes": size, "parts": parts, "repeat": repeat,
+         "seconds": float(way.cost(size)) * (1 + 0.01 * repeat)}
+        for (_, name), way in ways().items()
+        for size, parts in ((4e6, 1), (25e6, 4), (64e6, 1))
+        for repeat in ROUNDS
+    ]  # fmt: skip
+    return pd.DataFrame(rows).astype({"bytes": int})
+
+
+def kernels() -> pd.DataFrame:
+    rows = [
+        {"link": LINK, "kernel": kernel, "configuration": name, "repeat": repeat, "overlap_share": 1.0,
+         "kernel_alone_s": 0.01, "kernel_beside_s": 0.01 * (1 + s),
+         "messages_alone_s": 0.1, "messages_beside_s": 0.1 * (1 + m)}
+        for name, (_, s, m) in WAYS.items()
+        for kernel in ("relu", "linear")
+        for repeat in ROUNDS
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def training(known: dict[tuple[str, str], Resources]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Tables of iterations and spans as the model plays them, a slower machine in every later round."""
+    iterations, spans = [], []
+    for (network, batch), one in Machine().profiles().items():
+        for name in TRAINED:
+            told = sharing_predicted.shared(one.workload(), "none", name, LINK, known)
+            assert told is not None
+            cell = {
+                "network": network,
+                "batch": batch,
+                "plan": "ddp",
+                "link": LINK,
+                "configuration": name,
+            }
+            iterations += [_iteration(told, repeat) | cell for repeat in ROUNDS]
+            spans += [row | cell for row in _spans(told)]
+    return pd.DataFrame(iterations), pd.DataFrame(spans)
+
+
+def _iteration(told: Shared, repeat: int) -> dict[str, object]:
+    slower, exposed = 1 + 0.05 * repeat, told.iteration_s - told.workload.compute_s
+    begins, ends = told.played_s
+    under_way = float((ends - begins).sum())
+    return {
+        "repeat": repeat, "iteration": 0, "openmp": 1, "link_bits_per_s": 4e9,
+        "iteration_s": slower * told.iteration_s, "compute_s": slower * told.workload.compute_s,
+        "communication_s": slower * under_way, "exposed_communication_s": slower * exposed,
+        "overlap_s": slower * (under_way - exposed),
+    }  # fmt: skip
+
+
+def _spans(told: Shared) -> list[dict[str, object]]:
+    begins, ends = told.played_s
+    done = told.link.computed_s(told.workload.ready_s[-1:], begins, ends)[0]
+    first = [
+        ("backward", 0.0, done),
+        *(("all_reduce", b, e) for b, e in zip(begins, ends, strict=True)),
+    ]
+    return [
+        {"task": kind, "kind": kind, "stream": kind, "rank": 0, "iteration": 0, "group": -1,
+         "origin": "measured", "start_s": begin, "end_s": end, "bytes": 0}
+        for kind, begin, end in first
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tables() -> tuple[pd.DataFrame, pd.DataFrame]:
+    return training(sharing_predicted.known_resources(messages(), kernels()))
+
+
+def test_what_messages_and_kernels_show_is_what_a_configuration_takes() -> None:
+    known = sharing_predicted.known_resources(messages(), kernels())
+    for key, way in ways().items():
+        assert known[key].slowdown == pytest.approx(way.slowdown)
+        assert known[key].message_slowdown == pytest.approx(way.message_slowdown)
+        assert known[key].cost(4e6) == pytest.approx(float(way.cost(4e6)) * 1.025)
+
+
+def test_a_machine_that_is_the_model_is_foretold_without_error(
+    tables: tuple[pd.DataFrame, pd.DataFrame], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for rounds that a slower machine has: computing is that of the same rounds, messages are not."""
+    iterations, _ = tables
+    steady = iterations[iterations["repeat"] == 0].assign(plan="none")
+    known = sharing_predicted.known_resources(messages(), kernels())
+    monkeypatch.setattr(sharing_predicted, "FITTED_ON", ("vgg16_cifar",))
+    cells = sharing_predicted.cells(steady, Machine(), known)  # type: ignore[arg-type]
+    assert len(cells) == len(NETWORKS) * len(BATCHES) * len(TRAINED)
+    np.testing.assert_allclose(cells["term"], cells["measured_s"], rtol=1e-9)
+    np.testing.assert_allclose(cells["fitted"], cells["measured_s"], rtol=1e-9)
+    assert (cells["none"] <= cells["measured_s"] + 1e-12).all()
+    assert set(cells.loc[~cells["held_out"], "network"]) == {"vgg16_cifar"}
+    two = sharing_predicted.two_groups(cells)
+    np.testing.assert_allclose(two["term"], two["measured"], rtol=0, atol=1e-9)
+    assert len(two) == len(NETWORKS) * len(BATCHES)
+    found = sharing_predicted.errors(cells).set_index("model")
+    assert found.loc["term", "largest"] < 1e-9 < found.loc["none", "mean"] * -1
+
+
+def test_a_round_s_drift_cancels_and_the_default_gains_nothing(
+    tables: tuple[pd.DataFrame, pd.DataFrame],
+) -> None:
+    gains = sharing_measured.throughputs(tables[0])
+    assert (gains["rounds"] == len(ROUNDS)).all()
+    np.testing.assert_allclose(gains["lower"], gains["upper"], atol=1e-9)
+    default = gains[gains["configuration"] == "t2-free-normal"]
+    assert (default["gain"] == 0).all()
+
+
+def test_parts_of_an_iteration_add_up_to_it(tables: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+    one = tables[0][tables[0]["repeat"] == 0]
+    parts = sharing_measured.breakdown(one)
+    names = ["computation_only_s", "overlap_s", "communication_only_s"]
+    np.testing.assert_allclose(parts[names].sum(axis=1), parts["iteration_s"])
+
+
+def test_hidden_is_what_at_most_the_last_message_outlasts() -> None:
+    cell = {
+        "network": "n",
+        "batch": 1,
+        "plan": "ddp",
+        "link": "l",
+        "configuration": "t2-free-normal",
+    }
+    rows = [("backward", 0.0, 10.0), ("all_reduce", 1.0, 5.0), ("all_reduce", 9.0, 12.0)]
+    spans = pd.DataFrame(
+        [{"kind": k, "start_s": b, "end_s": e, "rank": 0, **cell} for k, b, e in rows]
+    )
+    assert sharing_measured.hidden(spans).all()
+    spans.loc[1, "end_s"] = 11.0
+    assert not sharing_measured.hidden(spans).any()
+
+
+def test_conclusions_are_judged_by_the_side_of_their_whole_interval(
+    tables: tuple[pd.DataFrame, pd.DataFrame],
+) -> None:
+    found = sharing_verdicts.verdicts(*tables, Machine().layers())
+    assert len(found) == 5
+    for row in found.itertuples():
+        sides = {"carries over": row.upper < 0, "does not": row.lower > 0}
+        assert sides.get(row.verdict, not any(sides.values()))
+        assert not row.lower > row.value + 1e-12 or np.isnan(row.value)
+
+
+def test_what_the_luckiest_gains_is_judged_in_other_rounds() -> None:
+    """A configuration that is fast in even rounds only is chosen by them and judged by the odd ones."""
+    rows = [
+        {"network": "n", "batch": 1, "plan": "ddp", "link": "l", "configuration": name, "repeat": repeat,
+         "iteration_s": 1.0 if name == "t2-free-normal" else 0.5 if repeat % 2 == 0 else 2.0}
+        for name in ("t1-free-idle", "t2-free-normal")
+        for repeat in ROUNDS
+    ]  # fmt: skip
+    (gain,) = sharing_verdicts.gains_apart(pd.DataFrame(rows))
+    assert gain == pytest.approx((-0.5 + 0.0) / 2)
+
+
+def test_grids_keep_every_cell() -> None:
+    printed = paper_table("sharing", "fig02")
+    grid = sharing_measured.paper_grid(printed, "relative_time")
+    for row in printed.itertuples():
+        assert grid.loc[row.blocks, row.threads] == row.relative_time
+    ours = sharing_measured.figure2(messages())
+    table = sharing_measured.as_grid(ours, "ratio")
+    assert table.notna().to_numpy().sum() == len(WAYS)
+    for row in ours.itertuples():
+        threads, _, rest = row.configuration.partition("-")
+        assert table.loc[threads, rest] == row.ratio
+
+
+def test_without_a_default_there_is_nothing_to_compare_with() -> None:
+    with pytest.raises(UserError, match="measure a default"):
+        sharing_measured.default_of(pd.DataFrame({"configuration": ["t1-free-idle"]}))
+
+
+def test_the_paper_s_figures_are_drawn_without_any_recording() -> None:
+    assert len(sharing_panels.missing(None)) == 8
+    for panels in (
+        sharing_panels.figure2(None),
+        sharing_panels.figure4(None),
+        sharing_panels.figure8(None),
+    ):
+        numbers = sharing_panels.numbers(panels)
+        assert set(numbers["panel"]) == set(panels) and numbers["value"].notna().all()
+    assert len(sharing_panels.figure3(None)[0]) == 5
+    again = sharing_panels.figure8(None)["paper"].grid
+    assert again[DEFAULT].eq(0).all() and again.shape == throughput().shape
+
+
+def test_what_is_learned_on_two_batches_is_judged_on_the_others() -> None:
+    """The line through both meets them; every model is judged on the same cells."""
+    cells = sharing_grid.judged()
+    known = cells[cells["fitted"]].dropna()
+    np.testing.assert_allclose(known["own"], known["measured"])
+    assert set(cells.loc[~cells["fitted"], "batch"]) == set(sharing_grid.FORETOLD)
+    assert sharing_grid.errors(cells)["cells"].nunique() == 1
+    printed = int(throughput().notna().to_numpy().sum())
+    assert len(cells) == printed
+
+
+def test_a_model_s_timeline_is_as_long_as_its_grid_says() -> None:
+    grid = sharing_grid.fitted("both")
+    names = list(sharing_grid.relative_times().index)
+    all_s = grid.iteration_s("ResNet-18", np.array([32.0]))[0]
+    for name, seconds in zip(names, all_s, strict=True):
+        told = grid.iteration("ResNet-18", 32, name)
+        assert told.prediction.iteration_s == pytest.approx(seconds)
+        assert told.timeline().duration_s == pytest.approx(seconds)
+
+
+def test_recorded_training_is_said_with_and_without_the_term() -> None:
+    cases = sharing_recorded.in_all()
+    assert (cases["term"] >= cases["none"] - 1e-12).all() and (cases["slowdown"] > 0).all()
+    rates = cases.set_index("link")["slowdown"].groupby("link").first()
+    assert rates["lab:500mbit"] < rates["loopback"]
