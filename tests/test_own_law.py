@@ -1,4 +1,4 @@
-"""A lab's cost by gloo's law: right where messages follow it, as good as the table where links do otherwise."""
+"""A lab's cost by gloo's law: right where messages follow it, near its table where links do otherwise."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """A lab's own calibration by gloo's law: what a message costs between the sizes that were measured.
 
 A table runs straight from one size to the next. gloo's ring does not: it cuts messages into segments that
-hide each other's round trips (`ddlkit.core.gloo_ring`). So the law's three numbers are fitted to the lab's own
-medians, and what it misses there is kept: the logarithms of measured over told, smoothed over neighbouring
-sizes, as single medians scatter, and straight between them. Where a link does what the law knows nothing of,
-as one that loses packets, that correction carries the cost.
+hide each other's round trips (`ddlkit.core.gloo_ring`). So the law's three numbers are fitted to the lab's
+own medians, and what it misses there is kept: the logarithms of measured over told, smoothed over
+neighbouring sizes, as single medians scatter, and straight between them. Where a link does what the law
+knows nothing of, as one that loses packets, that correction carries the cost.
 
 How far it may be off between sizes is told by leaving sizes out: of each inner size, the error of what all
 others say. Intervals hold that error, by Student's t with as many degrees as sizes tell it.
