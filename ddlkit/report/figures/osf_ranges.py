@@ -7,7 +7,7 @@ hold together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -56,9 +56,9 @@ def over(
     return figure(settings[0]).join(low, on=list(keys)).join(high, on=list(keys))
 
 
-def graded(model: pd.DataFrame, lab: pd.DataFrame) -> pd.DataFrame:
+def graded(model: pd.DataFrame, *labs: pd.DataFrame) -> pd.DataFrame:
     """Rows of the model and of the lab, each named by its grade, one below the other."""
-    return pd.concat([model.assign(grade="model"), lab.assign(grade="lab")])
+    return pd.concat([model.assign(grade="model"), *(lab.assign(grade="lab") for lab in labs)])
 
 
 def printed_errors() -> dict[str, tuple[float, float]]:
@@ -194,13 +194,26 @@ def regime() -> Lab:
 
 
 LABS = {"measured": "lab, 4 workers", "regime": "lab, dear start-ups"}
-"""Labels of the lab's two links by the look of their points: start-ups of a millisecond, and as on the cluster."""
+"""Labels of the lab's two links by the look of their points: short start-ups, and such as on the cluster."""
 
 
 def fused_in_labs(lab: Lab) -> pd.DataFrame:
     """`fused_in_lab` of four workers, over the lab's link and in the `regime`; ``look``: a name of LABS."""
     frames = [fused_in_lab(one, 4) for one in (lab, regime())]
     return pd.concat([one.assign(look=look) for look, one in zip(LABS, frames, strict=True)])
+
+
+def by_look(fused: pd.DataFrame, network: str) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Look, label and rows of each of the lab's links, of rows of `fused_in_labs`; none where it has none."""
+    mine = fused[fused["network"] == network]
+    for look, label in LABS.items():
+        yield look, label, mine[mine["look"] == look]
+
+
+def unfused_in_regime() -> pd.DataFrame:
+    """`unfused_in_lab` of the `regime` by osf Eq 7; networks are named so that they stand beside others."""
+    found = unfused_in_lab([regime()], ring=True)
+    return found.assign(network=found["network"] + ", dear start-ups")
 
 
 def gains_in_regime(lab: Lab, others: Sequence[str] = (CONSTANT, RIVAL)) -> pd.DataFrame:

@@ -292,9 +292,9 @@ def _one_message() -> Result:
         found = osf_ranges.fused_in_lab(lab, 4).set_index(["network", "buffer_bytes"])["measured"]
         factors.append(percent(found["ResNet101", GB] / found["ResNet101", 0] - 1))
     note = (
-        "4 workers over an emulated link, start-ups and bytes over computation as in the setting that fits the "
-        "paper's statements best, this one among them: so that such a cluster gains that, not that theirs was "
-        f"one; {LAB.partition(',')[0]} without a delay it is {factors[1]:+.0f}%"
+        "4 workers over an emulated link, start-ups and bytes over computation as in the setting that fits "
+        "the paper's statements best, this one among them: so that such a cluster gains that, not that "
+        f"theirs was one; {LAB.partition(',')[0]} without a delay it is {factors[1]:+.0f}%"
     )
     return measured(factors[:1], "replayed", note)
 
