@@ -28,6 +28,7 @@ from ddlkit import store
 from ddlkit.core.case import AXES, Case
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
+from ddlkit.core.lablink import way_s
 from ddlkit.core.link import wire_s_per_byte
 from ddlkit.core.sparse import ELEMENT_BYTES, SelectionTimes, SparseGather, selected
 from ddlkit.core.units import KIB
@@ -36,7 +37,6 @@ from ddlkit.model import Calibration, Communication, forecast
 from ddlkit.model.predictor import computed
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.lab.conditions import way_s
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case, read_replayed
