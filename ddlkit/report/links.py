@@ -87,6 +87,19 @@ def law_errors(
     return pd.Series(told_s / cases["measured_iteration_s"] - 1, cases.index, name="law_error")
 
 
+def covered(
+    runs: pd.DataFrame, workloads: Mapping[str, Workload], calibration: Calibration
+) -> float:
+    """Share of single iterations of a table ``runs`` that lie in their case's interval."""
+    inside = []
+    for _, rows in runs.groupby("case"):
+        case = Case.from_row({str(key): value for key, value in rows.iloc[0].items()})
+        ends = forecast_case(case, workloads, calibration).interval_s
+        assert ends is not None  # of a calibration with draws
+        inside += [*rows["iteration_s"].between(*ends)]
+    return float(np.mean(inside))
+
+
 UNSTEADY = {"-jitter": "jitter", "-loss": "loss", "-background": "others' traffic"}
 """What a link's name has where it is not the same all the time."""
 
