@@ -114,3 +114,24 @@ def test_the_papers_line_errs_more_than_our_table_and_less_than_the_paper_prints
         table.loc[resnet, "OSF printed"].abs().max(),
     )
     assert 0.084 > found[0] > found[1]
+
+
+def test_in_the_papers_regime_one_message_gains_and_the_printed_rule_sends_it() -> None:
+    """Start-ups weigh there as in the best setting; what the planners gain is what their plans' runs say."""
+    lab = osf_ranges.regime()
+    gains = osf_ranges.gains_in_regime(lab).set_index(["network", "planner", "over"])["gain"]
+    fused = osf_ranges.fused_in_labs(osf_scaling.Lab.load())
+    there = fused[fused["look"] == "regime"].set_index(["network", "buffer_bytes"])["measured"]
+    for network in ("ResNet101", "ResNet50"):
+        factor = there[network]
+        assert factor[10**9] > 1.25 * factor[0], "one message pays"
+        one = gains[network, "adafusion", "buffer:100MB"]
+        assert one == pytest.approx(factor[10**9] / factor[10**8] - 1, abs=0.01)
+        assert one < 0 < gains[network, "mg_wfbp", "buffer:100MB"]
+    assert (gains.xs("exact", level="planner") > -0.02).all()
+
+
+def test_rows_by_look_are_all_of_a_network() -> None:
+    fused = osf_ranges.fused_in_lab(made(), 4).assign(look="regime")
+    found = {look: len(rows) for look, _, rows in osf_ranges.by_look(fused, "ResNet101")}
+    assert found == {"measured": 0, "regime": (fused["network"] == "ResNet101").sum()}

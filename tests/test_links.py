@@ -72,6 +72,14 @@ def test_the_law_is_right_where_messages_follow_it() -> None:
     plan = FusionPlan("none", (1, 2, 3))
     told_s = forecast(workload, plan, Communication(truth)).prediction.iteration_s
     drawn = pd.DataFrame([{**vars(case), "measured_iteration_s": told_s}])
+    rows = rows.assign(link_bits_per_s=5e8)
     (error,) = links.law_errors(drawn, rows, {"": workload}, cores=2)
-    table = forecast(workload, plan, Calibration.of(rows.assign(link_bits_per_s=5e8)).of_case(case))
+    table = forecast(workload, plan, Calibration.of(rows).of_case(case))
     assert abs(error) < 2e-3 < abs(table.prediction.iteration_s / told_s - 1)
+
+
+def test_labs_are_told_apart_by_what_is_special_about_them() -> None:
+    names = ["emulated:1gbit-delay1ms", "emulated:1gbit-delay1ms-loss0.01", "lab:1gbit"]
+    names += ["emulated:1gbit-delay1ms-background0.3", "emulated:1gbit-delay1ms-jitter0.1ms"]
+    found = links.kinds(pd.DataFrame({"link": names, "workers": [2, 2, 8, 4, 4]}))
+    assert list(found) == ["2 workers", "loss", "8 workers", "others' traffic", "jitter"]

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.lablink import read_link
 from ddlkit.run.lab import conditions, tunnel
-from ddlkit.run.lab.conditions import Background, Change, Conditions, read_link
+from ddlkit.run.lab.conditions import Background, Change, Conditions
 from ddlkit.run.lab.network import LabShape
 from ddlkit.run.lab.shaper import NEVER_S, Line, Piece, Shaper, Size, size_of
 

@@ -348,7 +348,11 @@ def check_equal(link: str) -> None:
 def ring_at(values: Floats, link: str, workers: int) -> GlooRing:
     """What `fit_rings` found, over a link. Raises UserError for one that is not of equal, lossless links."""
     check_equal(link)
-    named = read_link(link)
+    return ring_of(values, read_link(link), workers)
+
+
+def ring_of(values: Floats, named: Named, workers: int) -> GlooRing:
+    """What `fit_rings` found, over links of that rate and delay, whatever else they do."""
     software_s, over, share = np.exp(values).tolist()
     return GlooRing(
         software_s,

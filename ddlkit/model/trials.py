@@ -62,6 +62,8 @@ LINES = tuple(
 """The straight lines that are fair."""
 OURS = "model"
 MODELS = (OURS, *TRIALS)
+MEASURED = "table"
+"""Ours with the table of a lab's medians, where ours has gloo's law fitted to them."""
 CARRIED = "carried"
 """Ours with a cost from other labs' calibrations: it never saw the one that it speaks of."""
 

@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from ddlkit.core.case import Case
+from ddlkit.core.lablink import read_link
 from ddlkit.core.units import parse_bits_per_s
 from ddlkit.core.workload import Workload
 from ddlkit.model.calibration import Calibration
@@ -23,7 +24,7 @@ from ddlkit.model.disturbed import DRAWS, Disturbance, Foretold, foretell
 from ddlkit.model.predictor import plan_of
 from ddlkit.model.replanning import AGAIN, KEPT, KNEW
 from ddlkit.report.accuracy import mean_difference
-from ddlkit.run.lab.conditions import CONGESTION, parse_changes, read_link
+from ddlkit.run.lab.conditions import CONGESTION, parse_changes
 
 FAILS = 0.05
 CRITICAL = 1.358

@@ -17,10 +17,12 @@ import pandas as pd
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.model.trials import CARRIED, MODELS, OURS
+from ddlkit.model.trials import CARRIED, MEASURED, MODELS, OURS
 from ddlkit.report.accuracy import measured
 from ddlkit.report.source import Source
 
+ALL = (*MODELS, MEASURED, CARRIED)
+"""Every model that a campaign may have foretold its cases by."""
 TIMES = {"iteration": "iteration_s", "exposed": "exposed_s"}
 WITHIN = 0.05
 
@@ -47,7 +49,7 @@ GOALS = (
 def joined(campaign: Source) -> pd.DataFrame:
     """One row per case: measured, what each model had said of it, and relative errors.
 
-    Columns as of `accuracy.validate`, for all of MODELS and CARRIED; ``runs`` iterations, of which
+    Columns as of `accuracy.validate`, for ALL; ``runs`` iterations, of which
     ``covered`` lie in the interval. Raises UserError for a run that this table did not foretell.
     """
     said, runs = campaign.table("predicted"), campaign.table("runs")
@@ -58,7 +60,7 @@ def joined(campaign: Source) -> pd.DataFrame:
     found = measured(runs).set_index("case")
     if missing := [*found.index.difference(wide.index)]:
         raise UserError(f"case {missing[0]} was run, and nothing foretold")
-    for name in (*MODELS, CARRIED):
+    for name in ALL:
         for quantity, column in TIMES.items():
             known = (name, quantity) in wide.columns
             found[f"{name}_{column}"] = wide[name, quantity] if known else np.nan
@@ -98,9 +100,7 @@ def verdict(cases: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def ranking(
-    cases: pd.DataFrame, of: str, names: Sequence[str] = (*MODELS, CARRIED)
-) -> pd.DataFrame:
+def ranking(cases: pd.DataFrame, of: str, names: Sequence[str] = ALL) -> pd.DataFrame:
     """One row per model, the best first: median and 90% of its error, and the class where it is worst.
 
     of : column that says a case's class; ``loses_in``: where its median error is largest, ``loses_to`` the

@@ -8,10 +8,9 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.case import Case
-from ddlkit.core.errors import UserError
 from ddlkit.core.workload import Workload
 from ddlkit.model import Calibration, forecast_case
-from ddlkit.model.extrapolation import carried_to
+from ddlkit.model.own_law import by_law
 from ddlkit.model.trials import OURS
 
 PLACE = ["workers", "link", "network", "compute_s"]
@@ -71,24 +70,43 @@ def scaling(cases: pd.DataFrame, network: str) -> pd.DataFrame:
 def law_errors(
     cases: pd.DataFrame, collectives: pd.DataFrame, workloads: Mapping[str, Workload], cores: int
 ) -> pd.Series:
-    """(cases,) relative error by gloo's law, its three numbers fitted to the lab's own calibration.
+    """(cases,) relative error with messages by gloo's law, fitted to the lab's own calibration: `by_law`.
 
-    Between the sizes of a calibration a table runs straight; the law knows where messages are cut. NaN in
-    labs that it has nothing to say of.
+    Between the sizes of a calibration a table runs straight; the law knows where messages are cut.
 
     collectives : rows of the labs' calibrations; workloads : by the hash that a case carries; cores : of the
         machine
     """
-    known = Calibration({})
-    for (link, ranks), own in collectives.groupby(["link", "ranks"]):
-        try:
-            lab = carried_to(own, [(str(link), int(ranks))], cores=cores)
-        except UserError:  # not a link of one rate and delay
-            continue
-        known = Calibration({**known.known, **lab.known})
-    told_s = np.full(len(cases), np.nan)
-    for number, row in enumerate(cases.to_dict("records")):
-        case = Case.from_row(row)
-        if (case.link, case.workers, case.collective) in known.known:
-            told_s[number] = forecast_case(case, workloads, known).prediction.iteration_s
+    known = by_law(Calibration.of(collectives, draws=0), collectives, cores)
+    told_s = np.array(
+        [
+            forecast_case(Case.from_row(row), workloads, known).prediction.iteration_s
+            for row in cases.to_dict("records")
+        ]
+    )
     return pd.Series(told_s / cases["measured_iteration_s"] - 1, cases.index, name="law_error")
+
+
+def covered(
+    runs: pd.DataFrame, workloads: Mapping[str, Workload], calibration: Calibration
+) -> float:
+    """Share of single iterations of a table ``runs`` that lie in their case's interval."""
+    inside = []
+    for _, rows in runs.groupby("case"):
+        case = Case.from_row({str(key): value for key, value in rows.iloc[0].items()})
+        ends = forecast_case(case, workloads, calibration).interval_s
+        assert ends is not None  # of a calibration with draws
+        inside += [*rows["iteration_s"].between(*ends)]
+    return float(np.mean(inside))
+
+
+UNSTEADY = {"-jitter": "jitter", "-loss": "loss", "-background": "others' traffic"}
+"""What a link's name has where it is not the same all the time."""
+
+
+def kinds(cases: pd.DataFrame) -> pd.Series:
+    """(cases,) what is special about a case's lab: a link that is not steady, else the number of workers."""
+    steady = cases["workers"].map("{} workers".format)
+    for part, kind in UNSTEADY.items():
+        steady = steady.mask(cases["link"].str.contains(part), kind)
+    return steady.rename("kind_of_lab")

@@ -20,7 +20,7 @@ from ddlkit.model.predictor import scatter_of
 Floats = NDArray[np.float64]
 
 CAMPAIGN, BEST, REPEATS = "campaign", "campaign-best", "campaign-repeats"
-LINKS, REGIMES = "campaign-links", "campaign-regimes"
+LINKS, REGIMES, LINKS_AGAIN = "campaign-links", "campaign-regimes", "campaign-links-again"
 """Directories of campaigns that are recorded with their machine; those of the second line were foretold."""
 SHARING = "sharing"
 """Directory of messages, kernels and training that share a machine, beside its other recordings."""

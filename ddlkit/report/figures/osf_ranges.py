@@ -7,7 +7,7 @@ hold together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -17,11 +17,13 @@ from ddlkit.core.case import Case
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import none
 from ddlkit.core.units import GB, MB, parse_bytes
+from ddlkit.model import make_plan
 from ddlkit.papers.osf.cluster import FIVE, PaperSetting, osf_name
 from ddlkit.report import compare
 from ddlkit.report.claims import claimed
 from ddlkit.report.figures import osf_scaling
 from ddlkit.report.figures.osf_scaling import ANCHOR, EQ7, FORMULAS, Lab, formulas, setting_search
+from ddlkit.report.source import REGIMES
 
 Figure = Callable[[PaperSetting], pd.DataFrame]
 RULES = ("adafusion:repaired", "mg_wfbp", "exact")
@@ -54,9 +56,9 @@ def over(
     return figure(settings[0]).join(low, on=list(keys)).join(high, on=list(keys))
 
 
-def graded(model: pd.DataFrame, lab: pd.DataFrame) -> pd.DataFrame:
+def graded(model: pd.DataFrame, *labs: pd.DataFrame) -> pd.DataFrame:
     """Rows of the model and of the lab, each named by its grade, one below the other."""
-    return pd.concat([model.assign(grade="model"), lab.assign(grade="lab")])
+    return pd.concat([model.assign(grade="model"), *(lab.assign(grade="lab") for lab in labs)])
 
 
 def printed_errors() -> dict[str, tuple[float, float]]:
@@ -177,6 +179,78 @@ def _measured(lab: Lab, case: Case) -> dict[str, float]:
     runs = lab.runs[lab.runs["case"] == case.key]
     factors = runs["compute_s"] / runs["iteration_s"]
     return {"measured": factors.mean(), "repeatability": factors.max() - factors.min()}
+
+
+# -- in the regime of the paper's cluster --------------------------------------------------------------
+
+
+def regime() -> Lab:
+    """What was replayed over a link on which start-ups and bytes weigh against computing as on the cluster.
+
+    "As on the cluster" is as in the setting that fits the paper's statements best: see examples/
+    campaign_regimes.yml.
+    """
+    return Lab.load(REGIMES)
+
+
+LABS = {"measured": "lab, 4 workers", "regime": "lab, dear start-ups"}
+"""Labels of the lab's two links by the look of their points: short start-ups, and such as on the cluster."""
+
+
+def fused_in_labs(lab: Lab) -> pd.DataFrame:
+    """`fused_in_lab` of four workers, over the lab's link and in the `regime`; ``look``: a name of LABS."""
+    frames = [fused_in_lab(one, 4) for one in (lab, regime())]
+    return pd.concat([one.assign(look=look) for look, one in zip(LABS, frames, strict=True)])
+
+
+def by_look(fused: pd.DataFrame, network: str) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Look, label and rows of each of the lab's links, of rows of `fused_in_labs`; none where it has none."""
+    mine = fused[fused["network"] == network]
+    for look, label in LABS.items():
+        yield look, label, mine[mine["look"] == look]
+
+
+def unfused_in_regime() -> pd.DataFrame:
+    """`unfused_in_lab` of the `regime` by osf Eq 7; networks are named so that they stand beside others."""
+    found = unfused_in_lab([regime()], ring=True)
+    return found.assign(network=found["network"] + ", dear start-ups")
+
+
+def gains_in_regime(lab: Lab, others: Sequence[str] = (CONSTANT, RIVAL)) -> pd.DataFrame:
+    """Measured gains of figure 11's planners over others: what a round's two iterations say, rounds apart.
+
+    A planner whose plan is that of another case counts as that one. Columns: network, planner, over, gain,
+    gain_low, gain_high.
+    """
+    rows = []
+    for network, cases in _by_network(lab).items():
+        factors = {case.plan: _rounds(lab, case) for case in cases}
+        first, names = cases[0], {case.ends: case.plan for case in cases}
+        cost = lab.calibration.of_case(first).cost
+        for rule in dict.fromkeys(("adafusion", *RULES)):
+            plan = make_plan(rule, lab.workload(first), cost)
+            known = rule if rule in factors else names.get(";".join(map(str, plan.ends)), "")
+            for other in others:
+                if known and other not in (rule, known):
+                    gain = factors[known] / factors[other] - 1
+                    place = {"network": network, "planner": rule, "over": other}
+                    ends = {"gain_low": gain.min(), "gain_high": gain.max()}
+                    rows.append({**place, "gain": gain.mean(), **ends})
+    return pd.DataFrame(rows)
+
+
+def _by_network(lab: Lab) -> dict[str, list[Case]]:
+    """The lab's plain cases by osf's name of their network."""
+    found: dict[str, list[Case]] = {}
+    for case in filter(_plain, lab.cases(negotiated=False)):
+        found.setdefault(osf_name(case.network), []).append(case)
+    return found
+
+
+def _rounds(lab: Lab, case: Case) -> pd.Series:
+    """(rounds,) scaling factors (osf Eq 1) of a case."""
+    runs = lab.runs[lab.runs["case"] == case.key].set_index("repeat")
+    return runs["compute_s"] / runs["iteration_s"]
 
 
 # -- figure 11, and what would settle it ---------------------------------------------------------------

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.fit import unseen_errors
-from ddlkit.core.units import MIB
+from ddlkit.core.units import GB, MIB
 from ddlkit.model.calibration import undisturbed
 from ddlkit.papers import networks, osf
 from ddlkit.papers.osf import cluster, gains
@@ -131,7 +131,6 @@ def _size(layers: slice) -> Result:
 @check("osf-fig04a-below", "ResNet-101: CSF below at 100 MB, 1 GB", 1, 1)
 @check("osf-fig04b-unchanged", "VGG-16: change up to 100 MB", 1, 1)
 @check("osf-fig04a-csf", "ResNet-101: largest CSF error", 100)
-@check("osf-fig06-resnet101", "ResNet-101: gain at 1 GB", 100)
 @check("osf-fig07-vgg16", "VGG-16: communication at 1 GB", 100)
 @check("osf-fig08-before", "VGG-16: scaling factor")
 @check("osf-fig08-after", "VGG-16 replaced: scaling factor")
@@ -283,6 +282,21 @@ def _too_long_a_wait() -> Result:
     wide = factors.mean().unstack()
     ratios = wide["buffer:100MB"] / wide["buffer:1GB"]
     return measured(ratios.dropna(), "replayed", f"4 workers, equal and with one 10% slower, {LAB}")
+
+
+@check("osf-fig06-resnet101")
+def _one_message() -> Result:
+    """Where start-ups weigh as much as on the cluster; where they do not the lab loses by it."""
+    factors = []
+    for lab in (osf_ranges.regime(), _lab()):
+        found = osf_ranges.fused_in_lab(lab, 4).set_index(["network", "buffer_bytes"])["measured"]
+        factors.append(percent(found["ResNet101", GB] / found["ResNet101", 0] - 1))
+    note = (
+        "4 workers over an emulated link, start-ups and bytes over computation as in the setting that fits "
+        "the paper's statements best, this one among them: so that such a cluster gains that, not that "
+        f"theirs was one; {LAB.partition(',')[0]} without a delay it is {factors[1]:+.0f}%"
+    )
+    return measured(factors[:1], "replayed", note)
 
 
 @lru_cache(maxsize=1)

@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.lablink import read_link as read_link  # a link's name is read where it is written
-from ddlkit.core.lablink import way_s as way_s
 from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
 
 ENGINES = ("tbf", "emulated")

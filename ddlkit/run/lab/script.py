@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
+from ddlkit.core.lablink import way_s
 from ddlkit.core.link import turn_s
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.sparse import (
@@ -34,7 +35,7 @@ from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile, Workload
 from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs.launch import Place
-from ddlkit.run.lab.conditions import Conditions, parse_changes, way_s
+from ddlkit.run.lab.conditions import Conditions, parse_changes
 
 Floats = NDArray[np.float64]
 

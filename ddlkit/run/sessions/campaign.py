@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,26 +24,26 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ddlkit import machine, store
+from ddlkit import store
 from ddlkit.core.case import AXES, Case
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
+from ddlkit.core.lablink import way_s
 from ddlkit.core.link import wire_s_per_byte
 from ddlkit.core.sparse import ELEMENT_BYTES, SelectionTimes, SparseGather, selected
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import LayerProfile
-from ddlkit.model import Calibration, Communication, forecast, forecast_case, trials
-from ddlkit.model.extrapolation import carried_to
+from ddlkit.model import Calibration, Communication, forecast
 from ddlkit.model.predictor import computed
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.lab.conditions import way_s
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case, read_replayed
 from ddlkit.run.measure.collectives import messages_at, whole_size
 from ddlkit.run.measure.selection import measure_selection
 from ddlkit.run.nets import registry
+from ddlkit.run.sessions.foretelling import carried_from, foretell
 from ddlkit.run.sessions.kinds import best_device, layers_point, table_cost
 from ddlkit.run.sessions.reader import Campaign, CaseRequest
 from ddlkit.run.sessions.session import Origin, Point, Tables, say, table_path
@@ -67,6 +67,12 @@ EXTENTS = {
         sizes=tuple(KIB << power for power in range(0, 20, 2)),
         layers=Budget(warmup=1, min_repeats=3, max_repeats=20, max_s=2.0),
         messages=Budget(warmup=1, min_repeats=2, max_repeats=30, max_s=0.3),
+    ),
+    # Few samples, and doubling sizes where messages are cut into segments.
+    "dense": Extent(
+        sizes=tuple(KIB << power for power in (0, 2, 4, 6, 8, 10, 11, 12, 14)),
+        layers=Budget(warmup=2, min_repeats=10, max_repeats=60, max_s=10.0),
+        messages=Budget(warmup=1, min_repeats=4, max_repeats=30, max_s=0.6),
     ),
     "medium": Extent(
         sizes=tuple(KIB << power for power in range(0, 20, 2)),
@@ -294,42 +300,10 @@ class _LabPoints:
     # -- predictions -----------------------------------------------------------------------
 
     def predicted(self) -> pd.DataFrame:
-        """What models say of each case: rows of a table ``predicted``.
-
-        All by the lab's own calibration but `trials.CARRIED`, by those of other labs that this machine has
-        recorded; it says nothing of what cannot be carried.
-        """
-        calibration = Calibration.of(self._calibrated(), also=trials.COSTS)
-        carried = self._carried()
-        frames = []
-        for one in self.planned():
-            case = one.case
-            known = {case.profile_sha256: one.workload}
-            selections = {case.selection_sha256: self.inputs.selection_times(case.density)}
-            found = forecast_case(case, known, calibration, selections)
-            said = trials.said(found, calibration.of_case(case).others)
-            intervals = {trials.OURS: found.interval_s}
-            if (case.link, case.workers, case.collective) in carried.known:
-                far = forecast_case(case, known, carried, selections)
-                said[trials.CARRIED] = trials.times(far.prediction)
-                intervals[trials.CARRIED] = far.interval_s
-            frames.append(_said_rows(said, intervals).assign(case=case.key))
-        return pd.concat(frames, ignore_index=True)
-
-    def _carried(self) -> Calibration:
-        """The lab's all-reduces by other recorded labs of this machine; nothing where there is none."""
-        here, own = self.shape, self.inputs.directory.resolve()
-        paths = store.recorded_dir().glob("*/collectives-*.csv")
-        others = [store.load_table(path) for path in paths if path.parent.resolve() != own]
-        if not others:
-            return Calibration({})
-        rows = pd.concat(others)
-        rows = rows[(rows["link"] != here.link) | (rows["ranks"] != here.workers)]
-        try:
-            return carried_to(rows, [(here.link, here.workers)], cores=machine.cores())
-        except UserError as error:
-            say(f"{here.name}: not told from other labs: {error}")
-            return Calibration({})
+        """What models say of each case: rows of a table ``predicted``."""
+        carried = carried_from(self.inputs.directory.resolve(), self.shape)
+        cost, times = self.inputs.campaign.cost, self.inputs.selection_times
+        return foretell(self.planned(), self._calibrated(), cost, carried, times)
 
     def _foretold(self) -> str:
         """How the hash begins of the table that foretold all cases; "" where none was written.
@@ -522,22 +496,6 @@ class _LabPoints:
         several = [more for path in there for more in path.parent.glob(f"{path.stem}-lanes*.csv")]
         frames = [*map(store.load_table, [*there, *several])]
         return pd.concat(frames) if frames else pd.DataFrame()
-
-
-def _said_rows(
-    said: Mapping[str, tuple[float, float]],
-    intervals: Mapping[str, tuple[float, float] | None],
-) -> pd.DataFrame:
-    """Rows of a table ``predicted``, without the case: what models say, where they say anything."""
-    rows = [
-        (model, quantity, seconds)
-        for model, times in said.items()
-        for quantity, seconds in zip(("iteration", "exposed"), times, strict=True)
-        if np.isfinite(seconds)
-    ]
-    for model, ends in intervals.items():
-        rows += [(model, end, at) for end, at in zip(("lower", "upper"), ends or (), strict=False)]
-    return pd.DataFrame(rows, columns=["model", "quantity", "seconds"])
 
 
 def _selections(density: float) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ddlkit.core.case import AXES, Case
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
+from ddlkit.model.own_law import COSTS, LAW
 from ddlkit.model.predictor import planners
 from ddlkit.run.lab.conditions import (
     CONGESTION,
@@ -32,7 +33,7 @@ from ddlkit.store.documents import parse_json, parse_yaml
 
 SUITES = Path(__file__).parent / "suites"
 DEVICES = ("cpu", "cuda")
-CALIBRATIONS = ("quick", "medium", "full")
+CALIBRATIONS = ("quick", "dense", "medium", "full")
 SELECTIONS = ("recorded", "real")
 # Sessions of a lab's calibration: one before its replays and one after them, or both before.
 CALIBRATED = ("around", "before")
@@ -306,6 +307,7 @@ class Campaign:
     rounds : repeats of every case
     repeat : some cases that get more rounds
     calibrated : one of CALIBRATED: when, that is whether predictions can wait for all of it
+    cost : one of COSTS: what a message costs over emulated links; a table over all others
     calibration : one of CALIBRATIONS: how long labs are calibrated, and networks measured that were not yet
     selection : one of SELECTIONS: how selection passes in a replay of sparse cases
     """
@@ -317,6 +319,7 @@ class Campaign:
     selection: str = _field(one_of(SELECTIONS), "recorded")
     repeat: Repeats = _field(repeats, {})
     calibrated: str = _field(one_of(CALIBRATED), "around")
+    cost: str = _field(one_of(COSTS), LAW)
 
     @property
     def repeated(self) -> dict[LabShape, int]:
