@@ -8,6 +8,7 @@ layers and selections as this machine has them. Sixteen ranks share two cores he
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -192,8 +193,8 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
 def trained(tables: Source) -> pd.DataFrame:
     """Iterations of real sparsified training: medians over iterations, of the mean over ranks.
 
-    Columns: network, ranks, algorithm, messages, PARTS, update (adding up what came, and the step), iteration,
-    and least and most, of its rounds' medians; scattering counts as update.
+    Columns: network, ranks, algorithm, messages, PARTS, update (adding up what came, and the step),
+    iteration, least and most of its rounds' medians.
     """
     rows = tables.table("sparse_training")
     rows = rows.assign(
@@ -218,9 +219,9 @@ def trained(tables: Source) -> pd.DataFrame:
 def beside(tables: Source) -> pd.DataFrame:
     """Selection and a backward pass, each alone and competing for the same cores: one row per size.
 
-    Columns: elements, and of either: ``*_s`` alone, ``*_beside_s``, ``*_slower`` (their ratio; with ``_least``
-    and ``_most`` over rounds); ``apart_s``, both one after the other, and ``together``: how many times the
-    work of both is done beside each other in the time that it takes one after the other.
+    Columns: elements; of either: ``*_s`` alone, ``*_beside_s``, ``*_slower`` (their ratio; ``_least`` and
+    ``_most`` over rounds); ``together``: the shares of their own speeds, added up. At 1 they
+    might as well take turns; 2 would be cores for both.
     """
     rows = tables.table("selection")
     rows = rows[rows["operation"].str.endswith(("_alone", "_beside"))]
@@ -238,6 +239,14 @@ def beside(tables: Source) -> pd.DataFrame:
         shares = [row[f"{name}_s"] / row[f"{name}_beside_s"] for name in ("selection", "backward")]
         found.append({**row, "together": float(np.sum(shares))})
     return pd.DataFrame(found)
+
+
+@cache
+def at_papers_startup() -> pd.DataFrame:
+    """`speedups` at the longest start-up of the recorded campaign, the paper's; by network."""
+    campaign = source.open_campaign(name=source.OMGS).alone
+    found = speedups(replayed(campaign))
+    return found[found["startup_s"] == found["startup_s"].max()].set_index("network")
 
 
 def recorded() -> Source:
