@@ -216,7 +216,7 @@ def test_a_start_up_of_elsewhere_stretches_time_until_that_of_the_lab_weighs_as_
     tmp_path: Path,
 ) -> None:
     """Dense messages stand beside the same computation; a lab without sparse ones has no such start-up."""
-    grids = [
+    grids: list[dict[str, object]] = [
         {"density": 0.01, "plans": ["none", "single"], "startups": ["2ms", "4ms"]},
         {"plans": "single", "startups": "2ms"},
     ]
