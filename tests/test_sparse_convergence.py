@@ -224,6 +224,22 @@ def made_up(scores: dict[str, list[float]]) -> pd.DataFrame:
     )
 
 
+@pytest.mark.parametrize(
+    ("short", "judged"),
+    [({}, 5), ({"omgs": [0.8, 0.8]}, 0), ({"exact": []}, 0), ({"dense": [0.9] * 4}, 5)],
+)
+def test_a_network_is_judged_when_every_method_has_three_seeds(
+    short: dict[str, list[float]], judged: int
+) -> None:
+    every = {name: [0.7, 0.8, 0.9] for name in omgs_convergence.LABELS}
+    frame = omgs_convergence.fig03(made_up({**every, **short}))
+    assert omgs_convergence.complete(frame)["method"].nunique() == judged
+    warm = made_up({"omgs": [0.9, 0.9]}).assign(schedule="warm-up")
+    both = pd.concat([made_up({**every, **short}), warm])
+    kept = omgs_convergence.complete(omgs_convergence.fig03(both))
+    assert kept["method"].nunique() == judged  # a schedule of two seeds is not shown
+
+
 def test_what_seeds_spread_over_is_undecided() -> None:
     frame = omgs_convergence.fig03(
         made_up({"dense": [0.9, 0.8], "topk": [0.82, 0.8], "omgs+exact": [0.5, 0.45]})
