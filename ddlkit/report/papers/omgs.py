@@ -170,8 +170,8 @@ def _best_of_all() -> Result:
         least, most = least + bool(best.all()), most + bool(best.any())
     note = (
         "16 ranks in the lab at the paper's start-up, layers and selections of a CPU: "
-        f"{_in_lab(*lab.index)}; merging everything it is TopK-SGD, and not faster; by model in settings that meet the other "
-        f"times of Table VI: {least} to {most}"
+        f"{_in_lab(*lab.index)}; merging everything it is TopK-SGD, and not faster; by model in settings "
+        f"that meet the other times of Table VI: {least} to {most}"
     )
     return measured([sure.sum(), maybe.sum()], "replayed", note)
 
