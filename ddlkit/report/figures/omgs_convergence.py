@@ -30,9 +30,12 @@ NETWORKS = {
     "vgg16_cifar_eighth": "VGG-16, an eighth as wide",
     "resnet20_half": "ResNet-20, half as wide",
     "lstm_sentences": "LSTM, 2 x 64 units",
+    "vgg16_cifar_eighth-cifar10": "VGG-16, an eighth as wide, CIFAR-10",
+    "resnet20_half-cifar10": "ResNet-20, half as wide, CIFAR-10",
+    "lstm_sentences-ptb": "LSTM, 2 x 64 units, PTB",
 }
-"""Network as recorded -> as in figures, in their order."""
-TEXTS = ("lstm_sentences",)
+"""Network as recorded -> as in figures, in their order; behind a dash the real data that it was fed with."""
+TEXTS = ("lstm_sentences", "lstm_sentences-ptb")
 SEEDS = 3
 """With so many of every method a network is judged, and not before."""
 UNDECIDED, SAME = "undecided", "the same training"
