@@ -27,14 +27,15 @@ def test_every_algorithm_was_played_on_every_network_and_start_up() -> None:
     counts = sparse.groupby(["startup_s", "network"])["algorithm"].agg(list)
     assert len(counts) == 3 * 4
     assert all(sorted(names) == sorted(PLANS) for names in counts)
-    np.testing.assert_allclose(played()[list(PARTS)].sum(axis=1), played()["iteration"], rtol=1e-9)
+    whole = played()[list(omgs_measured.PLAYED)].sum(axis=1)
+    np.testing.assert_allclose(whole, played()["iteration"], rtol=1e-9)
 
 
 def test_the_lab_computes_in_proportion_to_the_papers_cluster() -> None:
-    """Forward and backward are those of the settings, start-ups those that the campaign's file asks for."""
+    """Forward, backward and update are those of the settings, start-ups those that the campaign's file asks for."""
     assert sorted(played()["startup_s"].unique()) == pytest.approx([1.6e-3, 5.4e-3, 22e-3])
     for network, rows in played().groupby("network"):
-        whole = rows["forward"] + rows["backward"]
+        whole = rows["forward"] + rows["backward"] + rows["update"]
         wanted = omgs_breakdown.setting(str(network)).compute_s
         np.testing.assert_allclose(whole, wanted, rtol=1e-3)
 
@@ -102,6 +103,6 @@ def test_competing_is_told_from_taking_turns(
 def test_what_was_recorded_of_training_is_of_two_and_four_ranks() -> None:
     found = omgs_measured.trained(omgs_measured.recorded())
     assert set(found["ranks"]) == {2, 4} and set(found["algorithm"]) == set(PLANS)
-    whole = found[[*PARTS, "update"]].sum(axis=1)
+    whole = found[[*omgs_measured.PLAYED]].sum(axis=1)
     assert (whole <= found["iteration"] * 1.1).all()
     assert store.RECORDED in omgs_measured.recorded().directories[0].parents

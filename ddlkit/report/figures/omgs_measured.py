@@ -32,6 +32,9 @@ NETWORKS = {
 }
 """Network as recorded -> as the paper calls it."""
 DENSE = "dense, exact"
+PLAYED = (*PARTS, "update")
+KINDS = (*omgs_breakdown.KINDS, "update")
+"""Spans that look like PLAYED in a figure."""
 BEFORE = 0
 """The session of a lab's calibration by which it was planned and its time stretched."""
 
@@ -39,7 +42,7 @@ BEFORE = 0
 def replayed(campaign: Source) -> pd.DataFrame:
     """Every algorithm on every network and link, in seconds of the paper's cluster.
 
-    Columns: network, algorithm, link, startup_s, messages, PARTS, iteration; ``predicted`` and
+    Columns: network, algorithm, link, startup_s, messages, PLAYED, iteration; ``predicted`` and
     ``predicted_exposed``, as foretold; repeatability (relative), processor_limited, processor_load; stretch,
     the lab's seconds over these. Where two algorithms find one plan, it was replayed once and stands twice.
     """
@@ -60,7 +63,7 @@ def replayed(campaign: Source) -> pd.DataFrame:
         rows.append(_by_algorithm(row, known, times, costs))
     frame = pd.concat(rows, ignore_index=True)
     frame["network"] = frame["network"].map(NETWORKS)
-    columns = ["network", "algorithm", "link", "startup_s", "messages", *PARTS, "iteration"]
+    columns = ["network", "algorithm", "link", "startup_s", "messages", *PLAYED, "iteration"]
     said = ["predicted", "predicted_exposed", "repeatability", "processor_limited"]
     order = [*NETWORKS.values()], [*PLANS, DENSE]
     ranks = {"network": order[0].index, "algorithm": order[1].index}
@@ -90,7 +93,7 @@ def _parts(
     times: Mapping[str, SelectionTimes],
     stretch: float,
 ) -> pd.DataFrame:
-    """PARTS, iteration, and what was foretold of them, one row per case of one network and lab.
+    """PLAYED, iteration, and what was foretold of them, one row per case of one network and lab.
 
     Computing was waited out, selections too: what was measured of it is what was exposed.
     """
@@ -107,13 +110,14 @@ def _parts(
                 "backward": float(plain.backward_s.sum()),
                 "selection": float(whole.backward_s.sum() - plain.backward_s.sum()),
                 "exposed": row["measured_exposed_communication_s"],
+                "update": plain.update_s,
                 "iteration": row["measured_iteration_s"],
                 "predicted": row[f"{OURS}_iteration_s"],
                 "predicted_exposed": row[f"{OURS}_exposed_s"],
             }
         )
     frame = pd.DataFrame(rows)
-    seconds = [*PARTS, "iteration", "predicted", "predicted_exposed"]
+    seconds = [*PLAYED, "iteration", "predicted", "predicted_exposed"]
     frame[seconds] = frame[seconds] / stretch
     return frame.assign(stretch=stretch)
 
@@ -124,7 +128,10 @@ def _by_algorithm(
     times: Mapping[str, SelectionTimes],
     costs: Calibration,
 ) -> pd.DataFrame:
-    """The rows of one network and lab, once for each algorithm: planned again, as before they were played."""
+    """The rows of one network and lab, once for each algorithm.
+
+    What found the plan of another is not among them: it is planned again, as before they were played.
+    """
     dense, sparse = played[played["density"] == 1], played[played["density"] < 1]
     found = [dense.assign(algorithm=DENSE)]
     case = Case.from_row(sparse.iloc[0])
@@ -135,17 +142,21 @@ def _by_algorithm(
     )
     workload = known[case.profile_sha256].scaled(case.dilation)
     for algorithm, spec in PLANS.items():
-        ends = ";".join(map(str, make_plan(spec, workload, cost).ends))
-        found.append(sparse[sparse["ends"] == ends].assign(algorithm=algorithm))
+        own = sparse[sparse["plan"] == spec]
+        if own.empty:
+            ends = ";".join(map(str, make_plan(spec, workload, cost).ends))
+            own = sparse[sparse["ends"] == ends]
+        found.append(own.assign(algorithm=algorithm))
     return pd.concat(found)
 
 
 def fig04(frame: pd.DataFrame) -> pd.DataFrame:
-    """omgs Fig 4: PARTS by model at the paper's costs, and as `replayed` at its start-up, in its seconds.
+    """omgs Fig 4: PLAYED by model at the paper's costs, and as `replayed` at its start-up, in its seconds.
 
-    Columns: where, network, algorithm, messages, PARTS, iteration, paper (of whole iterations, Tab VI).
+    Columns: where, network, algorithm, messages, PLAYED, iteration, paper (of whole iterations, Tab VI). The
+    model leaves the update out, as the paper does.
     """
-    model = omgs_breakdown.fig04().assign(where="model")
+    model = omgs_breakdown.fig04().assign(where="model", update=0.0)
     lab = frame[frame["startup_s"] == frame["startup_s"].max()].assign(where="lab")
     printed = model.set_index(["network", "algorithm"])["paper"]
     asked = pd.MultiIndex.from_frame(lab[["network", "algorithm"]])
@@ -193,7 +204,7 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
 def trained(tables: Source) -> pd.DataFrame:
     """Iterations of real sparsified training: medians over iterations, of the mean over ranks.
 
-    Columns: network, ranks, algorithm, messages, PARTS, update (adding up what came, and the step),
+    Columns: network, ranks, algorithm, messages, PLAYED (update: adding up what came, and the step),
     iteration, least and most of its rounds' medians.
     """
     rows = tables.table("sparse_training")
@@ -209,7 +220,7 @@ def trained(tables: Source) -> pd.DataFrame:
     grouped = means.groupby([*keys, "messages"], sort=False)
     rounds = means.groupby([*keys, "messages", "repeat"], sort=False)["iteration"].median()
     ends = rounds.groupby(level=[*keys, "messages"], sort=False).agg(least="min", most="max")
-    found = grouped[[*PARTS, "update", "iteration"]].median().join(ends).reset_index()
+    found = grouped[[*PLAYED, "iteration"]].median().join(ends).reset_index()
     order = {name: place for place, name in enumerate(PLANS)}
     found["place"] = found["algorithm"].map(order)
     found = found.sort_values(["ranks", "network", "place"], ignore_index=True)
