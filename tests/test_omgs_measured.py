@@ -32,7 +32,7 @@ def test_every_algorithm_was_played_on_every_network_and_start_up() -> None:
 
 
 def test_the_lab_computes_in_proportion_to_the_papers_cluster() -> None:
-    """Forward, backward and update are those of the settings, start-ups those that the campaign's file asks for."""
+    """It computes what the settings do, and start-ups are those that the campaign's file asks for."""
     assert sorted(played()["startup_s"].unique()) == pytest.approx([1.6e-3, 5.4e-3, 22e-3])
     for network, rows in played().groupby("network"):
         whole = rows["forward"] + rows["backward"] + rows["update"]
