@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,41 @@ def require_browser() -> tuple[str, str]:
     else:
         return browser, driver
     raise AssertionError("unreachable")
+
+
+@pytest.fixture
+def start_browser(require_browser: tuple[str, str], tmp_path: Path) -> Iterator[Callable[[], Any]]:
+    """Starts a headless Chromium that talks to nobody, and ends it."""
+    from selenium import webdriver
+
+    browser, driver_path = require_browser
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-dev-shm-usage",
+        "--window-size=1200,1100",
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = []
+
+    def start() -> Any:
+        service = webdriver.ChromeService(driver_path)
+        started.append(webdriver.Chrome(options=options, service=service))
+        return started[-1]
+
+    yield start
+    for driver in started:
+        driver.quit()
 
 
 @pytest.fixture

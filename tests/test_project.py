@@ -64,8 +64,8 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 # ---------------------------------------------------------------- packaging
 
 
-def pins() -> list[str]:
-    lines = (line.split("#")[0].strip() for line in read("requirements.txt").splitlines())
+def pins(name: str = "requirements.txt") -> list[str]:
+    lines = (line.split("#")[0].strip() for line in read(name).splitlines())
     return [line for line in lines if line]
 
 
@@ -86,6 +86,12 @@ def test_the_conda_environment_has_the_same_pins_and_only_those() -> None:
     assert pip == {"pip": pins()}
     assert conda == ["python=3.11", "pip"]
     assert environment["channels"] == ["conda-forge", "nodefaults"]
+
+
+def test_what_reading_needs_is_pinned_alike_and_has_no_torch() -> None:
+    chosen = pins("requirements-read.txt")
+    assert {*chosen} < {*pins()}
+    assert not [pin for pin in chosen if pin.startswith("torch")]
 
 
 def test_the_pins_are_the_packages_own_requirements() -> None:

@@ -24,7 +24,7 @@ import ddlkit
 from ddlkit import store
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
-from ddlkit.report import outputs, site
+from ddlkit.report import exercises, outputs, site
 from ddlkit.report.source import default_recording
 from ddlkit.run.jobs.protocol import unwinding
 from ddlkit.store.files import writing_in
@@ -104,9 +104,10 @@ def run(
 ) -> list[bool]:
     """Run notebooks one after another; executed copies go to ``executed``, figures to ``reports``.
 
-    Those with a parameter ``data`` get it. One that is kept from an earlier run must have had the same
-    inputs and have written what is still in ``reports``. ``timeout_s`` is per notebook. Progress, with
-    times, goes to stderr. Ctrl-C and SIGTERM end the kernel too. Returns which were kept.
+    Those with a parameter ``data`` get it; exercises are answered by their own solutions. One that is kept
+    from an earlier run must have had the same inputs and have written what is still in ``reports``.
+    ``timeout_s`` is per notebook. Progress, with times, goes to stderr. Ctrl-C and SIGTERM end the kernel
+    too. Returns which were kept.
 
     Raises UserError for a notebook that fails (naming it, the cell and the exception), and for one that
     takes too long.
@@ -118,7 +119,8 @@ def run(
     with unwinding(signal.SIGTERM):
         for number, (notebook, mine) in enumerate(zip(chosen, parameters, strict=True), 1):
             earlier = [p for p in notebook.parent.glob("*.ipynb") if p.name <= notebook.name]
-            made_of = json.dumps([common, _digest(earlier), mine], sort_keys=True)
+            solved = exercises.SOLUTIONS / notebook.name
+            made_of = json.dumps([common, _digest([*earlier, solved]), mine], sort_keys=True)
             state = hashlib.sha256(made_of.encode()).hexdigest()
             one = _Run(notebook, mine, executed / notebook.name, reports.resolve(), state)
             progress = f"book: [{number}/{len(chosen)}] {notebook.stem}"
@@ -195,7 +197,9 @@ class _Run:
                 kernel_name="python3",
                 progress_bar=False,
                 cwd=str(self.notebook.resolve().parent),
-                kernel_manager_class=_kernel_manager({outputs.REPORTS_VARIABLE: str(self.reports)}),
+                kernel_manager_class=_kernel_manager(
+                    {outputs.REPORTS_VARIABLE: str(self.reports), exercises.SOLVED_VARIABLE: "1"}
+                ),
                 # Per cell in nbclient: each cell gets what is left of the notebook's time.
                 timeout_func=lambda cell: max(1.0, start + timeout_s - time.monotonic()),
                 shutdown_kernel="immediate",

@@ -2,7 +2,8 @@
 
 The site has a start page, the executed notebooks, the papers' equations and the verdict on every claim.
 Nothing is loaded from a network: images are embedded or copied beside the pages, formulas are MathML,
-styles are one file, and there is no script. The pages work from file://. Templates lie beside this module.
+styles are one file, and only the page of buckets has a script, its own. The pages work from file://.
+Templates lie beside this module.
 """
 
 from __future__ import annotations
@@ -24,10 +25,16 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import catalog, equations, outputs, papers
+from ddlkit.report import catalog, equations, exercises, outputs, papers
+from ddlkit.report.plots.style import look
+from ddlkit.report.site import buckets
 from ddlkit.store.files import atomic_write
 
 TEMPLATES = jinja2.FileSystemLoader(Path(__file__).parent)
+
+GLOSSARY = store.ROOT / "docs" / "GLOSSARY.md"
+LINKED = "(../docs/GLOSSARY.md"
+"""How a notebook links to the glossary, which works in JupyterLab too."""
 
 _REMOTE = re.compile(
     r"<script\b|<(?:img|link|iframe|source|video|audio)\b[^>]*?(?:src|href)\s*=\s*[\"']?(?:https?:)?//[^\s\"'>]*"
@@ -73,12 +80,25 @@ def write(
     }
     names = ("index.html", "equations.html", "verdicts.html", "style.css")
     texts = {name: _render(name, **known) for name in names}
+    texts |= {"buckets.html": bucket_page(), "glossary.html": glossary_page()}
     for before, page, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
         around = {"before": before, "after": after, "title": page.title}
         texts[page.file] = _render("page.html", body=page.body(figures), **around)
     for name, text in texts.items():
         store.atomic_write_text(folder / name, text)
     return folder / "index.html"
+
+
+def bucket_page() -> str:
+    """The page of buckets: one file, with its styles, its script and what it is given."""
+    colours = {name: look(name).color for name in buckets.COLOURED}
+    return _render("buckets.html", cases=buckets.cases(), colours=colours)
+
+
+def glossary_page() -> str:
+    """docs/GLOSSARY.md as a page, with a place to link to at each of its headings."""
+    body = _to_html(GLOSSARY.read_text(encoding="utf-8"))
+    return _render("page.html", title="Glossary", body=body)
 
 
 def reproduction(reports: Path) -> str:
@@ -98,7 +118,7 @@ def reproduction(reports: Path) -> str:
 
 
 def cited_papers() -> list[dict[str, Any]]:
-    """The papers that CITATION.cff lists: abbreviation, title, year, names, venue."""
+    """The papers that CITATION.cff lists: abbreviation, title, year, names, venue, doi."""
     text = (store.ROOT / "CITATION.cff").read_text(encoding="utf-8")
     listed = yaml.safe_load(text)["references"]
     for paper in listed:
@@ -106,6 +126,7 @@ def cited_papers() -> list[dict[str, Any]]:
         paper["names"] = " and ".join(families) if len(families) < 3 else f"{families[0]} et al."
         paper["venue"] = paper.get("conference", {}).get("name", "")
         paper.setdefault("year", "")
+        paper.setdefault("doi", "")
     return list(listed)
 
 
@@ -152,7 +173,8 @@ class Page:
         self.minutes = int(_first(r"^\| reading \| (\d+)", prose) or 0)
 
     def body(self, figures: Sequence[catalog.Entry]) -> str:
-        """The cells. Those that save one of ``figures`` get its caption as text and for those who cannot see.
+        """The cells. Those that save one of ``figures`` get its caption as text and for those who cannot see;
+        in place of an exercise's cell stand its hint and its solution, folded.
 
         Raises UserError for a formula that cannot be shown offline and for what would load from a network.
         """
@@ -165,6 +187,7 @@ class Page:
                 numbers = f"figures/{shown[0].id}.csv"
                 cell.metadata["figure"] = {"grade": shown[0].grade, "numbers": numbers}
             cell.metadata.setdefault("alt", f"output of cell {number} of {self.title}")
+            cell.metadata["exercise"] = self._exercise(cell)
         exporter = HTMLExporter(
             template_name="basic",
             template_file="cells.html.j2",
@@ -180,13 +203,29 @@ class Page:
             raise UserError(f"notebook {self.name} {what}")
         return body
 
+    def _exercise(self, cell: Any) -> dict[str, str] | None:
+        """Hint, solution and explanation for a cell tagged "exercise-1"."""
+        tags = [tag for tag in cell.metadata.get("tags", ()) if re.fullmatch(r"exercise-\d+", tag)]
+        if not tags:
+            return None
+        found = exercises.read(self.name)[int(tags[0].rpartition("-")[2])]
+        prose = {kind: self._markdown(getattr(found, kind)) for kind in ("hint", "explanation")}
+        return {"name": tags[0].replace("-", " "), **prose, "solution": found.solution}
+
     def _markdown(self, source: str) -> str:
-        """HTML of Markdown whose formulas are MathML."""
-        renderer = _MathML(escape=False, exclude_anchor_links=True)
         try:
-            return str(MarkdownWithMath(renderer=renderer).render(source))
+            return _to_html(source)
         except ValueError as error:
             raise UserError(f"notebook {self.name}: cannot show the formula {error}") from error
+
+
+def _to_html(source: str) -> str:
+    """HTML of Markdown, its formulas MathML, links to the glossary to its page.
+
+    Raises ValueError for a formula that cannot be shown offline.
+    """
+    renderer = _MathML(escape=False, exclude_anchor_links=True)
+    return str(MarkdownWithMath(renderer=renderer).render(source.replace(LINKED, "(glossary.html")))
 
 
 def _first(pattern: str, text: str) -> str:
@@ -201,7 +240,16 @@ def _first_comment(source: str) -> str:
 
 
 class _MathML(IPythonRenderer):
-    """Markdown renderer that turns formulas into MathML, which browsers show without a script."""
+    """Markdown renderer that turns formulas into MathML, which browsers show without a script.
+
+    A heading can be linked to by its words, joined by hyphens, as where others show Markdown.
+    """
+
+    def heading(self, text: str, level: int, **_: Any) -> str:
+        words = (
+            re.sub(r"[^\w -]", "", re.sub(r"<[^>]*>", "", text)).strip().lower().replace(" ", "-")
+        )
+        return f'<h{level} id="{words}">{text}</h{level}>\n'
 
     def block_math(self, body: str) -> str:
         return _mathml(body, "block")

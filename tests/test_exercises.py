@@ -1,0 +1,165 @@
+"""Exercises are judged by solutions that lie apart, which say right only what is right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+from ddlkit.report import book, exercises
+from ddlkit.report.exercises import Judge, Key, numbers
+
+SOLVED = sorted(exercises.SOLUTIONS.glob("*.ipynb"))
+
+
+def written(folder: Path, **solutions: str) -> Path:
+    """Solutions of a notebook "nn", by exercise: one_1="answer_1 = 2"."""
+    cells = []
+    for name, code in solutions.items():
+        number = name.rpartition("_")[2]
+        for kind, source in (("hint", "look"), ("solution", code), ("explanation", "so it is")):
+            make = (
+                nbformat.v4.new_code_cell if kind == "solution" else nbformat.v4.new_markdown_cell
+            )
+            cells.append(make(source, metadata={"tags": [f"{kind}-{number}"]}))
+    path = folder / "nn.ipynb"
+    path.write_text(nbformat.writes(nbformat.v4.new_notebook(cells=cells)), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    return lambda: capsys.readouterr().out
+
+
+def test_a_number_is_right_within_the_tolerance_and_the_hint_comes_second(
+    tmp_path: Path, said: Callable[[], str]
+) -> None:
+    judge = Judge("nn", {"two": 2.0}, written(tmp_path, one_1="answer_1 = two / 4"))
+    judge(1, None)
+    assert "replace None" in said()
+    judge(1, 0.6)
+    assert "0.6 is too high; try again" in (first := said()) and "Hint" not in first
+    judge(1, "45%")
+    assert "too low" in (second := said()) and second.endswith("Hint: look\n")
+    for right in (0.5, "50%", "0.5", [0.501], np.float32(0.5)):
+        judge(1, right)
+        assert said() == "Exercise 1: right (0.5). so it is\n"
+
+
+def test_the_answer_of_a_notebook_changes_nothing_in_it(
+    tmp_path: Path, said: Callable[[], str]
+) -> None:
+    names: dict[str, Any] = {"x": 1}
+    Judge("nn", names, written(tmp_path, one_1="x = 7\nanswer_1 = x"))(1, 7)
+    assert names == {"x": 1} and "right" in said()
+
+
+def test_a_list_needs_all_its_numbers(tmp_path: Path, said: Callable[[], str]) -> None:
+    judge = Judge("nn", {}, written(tmp_path, one_1="answer_1 = [1.0, 2.0]"))
+    judge(1, 1.0)
+    assert "has 1 numbers: it should be a list of 2" in said()
+    judge(1, [1, 3])
+    assert "3, at place 2, is too high" in said()
+    judge(1, (1, "2"))
+    assert "right" in said()
+
+
+FUNCTION = """
+def answer_1(a, b):
+    return a + b, [b, b]
+expected_1 = answer_1
+cases_1 = [(np.arange(3.0), 1.0), (np.ones(2), 2.0)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("given_", "words"),
+    [
+        (lambda a, b: (a + b, [b, b]), "right"),
+        (lambda a, b: a - b, "gives"),
+        (lambda a, b: a / [], "raises ValueError"),
+        (7, "is not a function"),
+    ],
+)
+def test_a_function_is_tried_on_every_case(
+    tmp_path: Path, said: Callable[[], str], given_: Any, words: str
+) -> None:
+    Judge("nn", {"np": np}, written(tmp_path, one_1=FUNCTION))(1, given_)
+    assert words in said()
+
+
+def test_words_are_not_judged_but_compared(tmp_path: Path, said: Callable[[], str]) -> None:
+    judge = Judge("nn", {}, written(tmp_path, one_1="answer_1 = 'because'"))
+    judge(1, " ")
+    assert "is not a text" in said()
+    judge(1, "it is so")
+    assert said() == "Exercise 1: compare yours with this.\nbecause\n"
+
+
+@given(st.floats(-1e300, 1e300).filter(lambda x: x == 0 or abs(x) > 1e-300))
+def test_a_number_is_read_however_it_is_written(value: float) -> None:
+    for way in (value, str(value), [value], f" {value} "):
+        assert numbers(way) == pytest.approx(value)
+    assert numbers(f"{value}%") == pytest.approx(value / 100)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["about 3", "1.2 s", True, {}, float("nan"), "1e999", [1, "x"], b"1"]
+)
+def test_what_is_no_number_is_refused_in_words(wrong: Any) -> None:
+    fault = Key(1.0).fault(wrong)
+    assert fault and "\n" not in fault
+
+
+def test_solutions_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no solutions of nn"):
+        exercises.read("nn", tmp_path)
+    folder = written(tmp_path, one_1="answer_1 = 1")
+    text = (folder / "nn.ipynb").read_text(encoding="utf-8")
+    (folder / "nn.ipynb").write_text(text.replace("hint-1", "other"), encoding="utf-8")
+    with pytest.raises(UserError, match="exercise 1 has no cell tagged hint-1"):
+        exercises.read("nn", folder)
+    (folder / "nn.ipynb").write_text(text.replace("hint-1", "solution-1"), encoding="utf-8")
+    with pytest.raises(UserError, match="two cells are tagged solution-1"):
+        exercises.read("nn", folder)
+    (folder / "nn.ipynb").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match="has no exercise 2: it has 1"):
+        Judge("nn", {}, folder)(2, 1.0)
+
+
+def test_where_the_workbook_is_run_a_wrong_solution_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[[], str]
+) -> None:
+    monkeypatch.setenv(exercises.SOLVED_VARIABLE, "1")
+    Judge("nn", {"np": np}, written(tmp_path, one_1=FUNCTION))(1, None)
+    assert "right" in said()
+    wrong = FUNCTION.replace("expected_1 = answer_1", "expected_1 = lambda a, b: a")
+    with pytest.raises(UserError, match="the solution of exercise 1 gives"):
+        Judge("nn", {"np": np}, written(tmp_path, one_1=wrong))(1, None)
+
+
+@pytest.mark.parametrize("path", SOLVED, ids=lambda path: path.stem)
+def test_solutions_are_of_a_notebook_that_asks_for_each(path: Path) -> None:
+    notebook = store.NOTEBOOKS / path.name
+    assert notebook in book.notebooks()
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    asked = [
+        tag for cell in cells for tag in cell["metadata"].get("tags", ()) if "exercise-" in tag
+    ]
+    assert asked == [f"exercise-{number}" for number in exercises.read(path.stem)]
+    first = next(
+        cell for cell in nbformat.read(str(path), as_version=4).cells if cell.cell_type == "code"
+    )
+    assert first.source == f"%run ../notebooks/{path.name}"
+    text = "".join("".join(cell["source"]) for cell in cells)
+    assert "check(" not in text

@@ -1,0 +1,74 @@
+"""What docs/teaching.md tells a teacher is so: minutes, and the answers of its sheets."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ddlkit import store
+from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.iteration import Prediction, predict
+from ddlkit.core.workload import Workload
+from ddlkit.model.predictor import make_plan
+from ddlkit.report import book
+from ddlkit.report.site import Page, buckets
+
+TEXT = (store.ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")
+CASES = buckets.cases()
+
+
+def told(name: str, spec: str) -> Prediction:
+    case = CASES[name]
+    times = case["forward_s"], case["backward_s"], case["bytes"]
+    workload = Workload.from_arrays(*times, update_s=case["update_s"])
+    cost = AlphaBeta(**case["wire"])
+    return predict(workload, make_plan(spec, workload, cost), cost)
+
+
+def test_minutes_are_those_of_the_notebooks() -> None:
+    rows = {
+        number: (int(reading), int(working))
+        for number, reading, working in re.findall(
+            r"^\| (\d\d) .*? \| (\d+) \| (\d+) \|", TEXT, re.M
+        )
+    }
+    found = {}
+    for path in book.notebooks():
+        page = Page(path)
+        prose = "\n".join(c.source for c in page.notebook.cells if c.cell_type == "markdown")
+        working = re.search(r"^\| reading \| \d+ minutes; (\d+) with", prose, re.M)
+        assert working, page.name
+        found[page.number] = (page.minutes, int(working[1]))
+    assert rows == found
+
+
+def test_the_lesson_is_as_long_as_it_says() -> None:
+    first = TEXT.split("## Forty-five minutes")[1].split("##")[0]
+    assert sum(map(int, re.findall(r"^\| (\d+) \|", first, re.M))) == 45
+
+
+@pytest.mark.parametrize(
+    ("spec", "iteration_s", "exposed_s"),
+    [("none", 12.5, 3.5), ("single", 15.5, 6.5), ("cuts:2,3", 14.0, 5.0)],
+)
+def test_the_toy_of_sheet_1(spec: str, iteration_s: float, exposed_s: float) -> None:
+    found = told("toy", spec)
+    assert found.iteration_s == pytest.approx(iteration_s)
+    assert found.exposed_communication_s == pytest.approx(exposed_s)
+    assert f"{iteration_s:g} s" in TEXT and f"{exposed_s:g} s" in TEXT
+
+
+def test_googlenet_of_sheet_2() -> None:
+    for spec in ("ddp", "mg_wfbp", "exact"):
+        assert f"{told('googlenet', spec).iteration_s * 1000:.0f} ms" in TEXT
+    apart = told("resnet50", "ddp").iteration_s / told("resnet50", "exact").iteration_s - 1
+    assert f"the two are {apart:.1%}\napart" in TEXT
+    case = CASES["googlenet"]
+    last = sum(case["bytes"][case["ends"][-2] :]) / sum(case["bytes"])
+    assert last > 0.8, "GoogLeNet's last bucket holds nearly everything"
+
+
+def test_the_least_time_of_100_mb_over_a_gigabit() -> None:
+    workers, link_s_per_byte = 4, 8e-9
+    assert 2 * (workers - 1) / workers * 100e6 * link_s_per_byte == pytest.approx(1.2)
