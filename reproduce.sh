@@ -2,7 +2,12 @@
 # From a fresh clone to the report, or to the tests. Runs on Linux and macOS (bash 3.2 and newer).
 set -euo pipefail
 unset CDPATH
-cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
+self=${BASH_SOURCE[0]}
+while [[ -L $self ]]; do # the folder is that of the script itself, not of a link to it
+  cd -- "$(dirname -- "$self")"
+  self=$(readlink -- "$(basename -- "$self")")
+done
+cd -- "$(dirname -- "$self")"
 
 usage() {
   cat <<'TEXT'
@@ -48,6 +53,20 @@ last_line() {  # LOG: its last line with a word in it, without colours and progr
 
 child="" # leader of the running stage's process group
 
+guard() {  # leaders of stages, one a line, until we have ended: then the last one's must not go on
+  trap "" INT TERM HUP
+  local leader
+  while read -r leader; do child=$leader; done
+  stop_stage
+}
+
+has_room() {  # whether something can still be written to build
+  { head -c 4096 /dev/zero >build/.room; } 2>/dev/null
+  local status=$?
+  rm -f build/.room
+  return "$status"
+}
+
 stop_stage() {  # what Ctrl-C does, and harder for what stays once the stage itself has cleaned up
   [[ -n $child ]] || return 0
   local signal
@@ -69,9 +88,10 @@ stage() {  # NN-NAME COMMAND...: run one stage, its output in a log, its progres
   local name=$1 log=build/logs/$1.log begun=$SECONDS status=0
   shift
   set -m # a process group of its own, so that stop_stage reaches every process in it
-  "$@" >"$log" 2>&1 </dev/null &
+  "$@" >"$log" 2>&1 </dev/null 8>&- &
   child=$!
   set +m
+  echo "$child" >&8
   if [[ -t 1 ]]; then
     while kill -0 "$child" 2>/dev/null; do
       printf '\r\033[K%.79s' "$(stage_line "$name" "$begun" "$log")"
@@ -81,6 +101,10 @@ stage() {  # NN-NAME COMMAND...: run one stage, its output in a log, its progres
   fi
   wait "$child" 2>/dev/null || status=$?
   stop_stage
+  echo >&8
+  if ((status)) && ! has_room; then
+    die "$status" "stage $name failed: $PWD/build is full: make room there; the same command goes on"
+  fi
   if ((status)); then
     die "$status" "stage $name failed (exit status $status): $(last_line "$log") [log: $log]"
   fi
@@ -185,9 +209,20 @@ keep_bytecode() {  # dozens of processes import torch: compiling takes longer th
 
 take_lock() {  # PYTHON: one run at a time; the kernel frees the lock however the run ends
   exec 9>>build/.lock
-  "$1" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)' 2>/dev/null ||
-    die 1 "another run is at work in this folder (pid $(<build/.lock)): wait for it or stop it"
-  echo $$ >build/.lock
+  local holder
+  until "$1" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)' 2>/dev/null; do
+    holder=$(<build/.lock)
+    if kill -0 "$holder" 2>/dev/null || ((SECONDS > 30)); then
+      die 1 "another run is at work in this folder (pid $holder): wait for it or stop it"
+    fi
+    sleep 0.2 # it was killed, and its guard is stopping its stage
+  done
+  echo $$ 2>/dev/null >build/.lock || die 1 "$PWD/build is full: make room there"
+  exec 8> >(
+    exec 9>&-
+    set -m # out of reach of what ends us
+    guard <&0 >/dev/null 2>&1 &
+  )
 }
 
 main() {

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
+import io
 import json
 import math
 import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ddlkit import __version__
 from ddlkit.core import units
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, one_line
 
 Run = Callable[[argparse.Namespace], int | None]
 Argument = tuple[tuple[str, ...], dict[str, Any]]
@@ -54,8 +58,12 @@ def command(text: str, *arguments: Argument) -> Callable[[Run], Run]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; a user's mistake is one line on stderr and exit status 2."""
+    """Run one command; a user's mistake, or a machine's limit, is one line on stderr and exit status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may know ASCII only
     arguments = _parser().parse_args(argv)
+    # What arithmetic makes of numbers beyond its range is looked for in the result, see `_checked`.
+    warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
     if threading.current_thread() is threading.main_thread():
         _end_as_ctrl_c_does()
     try:
@@ -65,21 +73,53 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as interrupt:
         # Who measured says so: elsewhere there is nothing that could be kept.
-        print("; ".join(["ddlkit: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
-        return 130
+        with contextlib.suppress(OSError):
+            print("; ".join(["ddlkit: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
+        exec(
+            ""
+        )  # an extension may have left word for Python that it end by SIGINT, whatever it was
+        return 128 + (_ended_by or [signal.SIGINT])[0]
     except BrokenPipeError:
         # The reader of our output has gone (``| head``): not an error, but flushing again would be.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except (OSError, MemoryError) as error:
+        if isinstance(error, OSError) and error.errno not in LIMITS:
+            raise
+        print(f"ddlkit: error: {_limit(error)}", file=sys.stderr)
+        return 2
     finally:
+        _ended_by.clear()
         while _reminders:
             _reminders.pop().cancel()
+
+
+LIMITS = {
+    errno.ENOSPC: "make room there, or choose another directory",
+    errno.EDQUOT: "make room there, or choose another directory",
+    errno.EROFS: "choose another directory",
+    errno.EMFILE: "allow more open files: ulimit -n",
+    errno.ENFILE: "end other programs: too many files are open on this machine",
+    errno.EAGAIN: "end other programs, or allow more processes: ulimit -u",
+    errno.ENOMEM: "free memory, or ask for less",
+}
+"""What a machine may be short of, wherever that is found, and what to do."""
+
+
+def _limit(error: OSError | MemoryError) -> str:
+    """What is used up, and where if that is known, in one line."""
+    if isinstance(error, MemoryError):
+        return f"memory is used up: {LIMITS[errno.ENOMEM]}"
+    words = (error.strerror, error.filename, LIMITS[error.errno or errno.ENOMEM])
+    return ": ".join(str(word) for word in words if word)
 
 
 AGAIN_S = 0.5
 """So long after an interrupt it comes again, if nothing is dealing with it."""
 AGAIN = signal.SIGUSR2
 _reminders: list[threading.Timer] = []
+_ended_by: list[int] = []
+"""The signals that came, first the one that tells the exit status."""
 
 
 def _end_as_ctrl_c_does() -> None:
@@ -101,12 +141,28 @@ def _interrupt(number: int, _: object) -> None:
     reminder.daemon = True
     reminder.start()
     _reminders.append(reminder)
+    if number != AGAIN:
+        _ended_by.append(number)
     if number != AGAIN or not isinstance(sys.exception(), KeyboardInterrupt):
         raise KeyboardInterrupt
 
 
+class _Parser(argparse.ArgumentParser):
+    """One whose complaint is one line after the usage, and which takes no "--" for an option's value."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(one_line(message))
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = sys.argv[1:] if args is None else list(args)
+        for word in words:
+            if word.startswith("--") and word.endswith("=--"):
+                self.error(f"argument {word[:-3]}: -- is no value")
+        return super().parse_known_args(words, namespace)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ddlkit", description=__doc__)
+    parser = _Parser(prog="ddlkit", description=__doc__)
     parser.add_argument("--version", action="version", version=f"ddlkit {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, one in COMMANDS.items():
@@ -118,12 +174,29 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(result: dict[str, Any], as_json: bool) -> None:
-    """Print a result as one JSON document, or as aligned lines for a person."""
+    """Print a result as one JSON document, or as aligned lines for a person.
+
+    Raises UserError for a number that is none.
+    """
+    for name, value in result.items():
+        _check_finite(name, value)
     if as_json:
         print(json.dumps(result))
         return
     for name, value in result.items():
         print(f"{name:<32} {_shown(value)}")
+
+
+def _check_finite(name: str, value: Any) -> None:
+    """Raise a UserError for a number that is infinite or none, anywhere in the value."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(
+            f"{name} comes out as {value}: sizes, times or rates that went in are far beyond what can "
+            "be: check them and their units"
+        )
+    if isinstance(value, (dict, list, tuple)):
+        for one in value.values() if isinstance(value, dict) else value:
+            _check_finite(name, one)
 
 
 FEW = 4
@@ -267,10 +340,10 @@ def import_(arguments: argparse.Namespace) -> None:
         element_bytes=_element_bytes(arguments),
     )
     found = formats.import_file(arguments.file, arguments.kind, options)
-    formats.save_profile(found.profile, arguments.out)
-    if arguments.messages:
-        formats.save_messages(found.messages, arguments.messages)
     workload = found.profile.workload()
+    formats.save_profile(found.profile, arguments.out, arguments.file)
+    if arguments.messages:
+        formats.save_messages(found.messages, arguments.messages, arguments.file, arguments.out)
     result = {
         "kind": found.kind,
         "network": found.profile.network,
@@ -303,7 +376,8 @@ def timeline(arguments: argparse.Namespace) -> None:
     from ddlkit import store
 
     line = store.read_timeline(arguments.file, arguments.case, arguments.repeat)
-    store.atomic_write_text(arguments.out, json.dumps(line.to_chrome_trace()) + "\n")
+    text = json.dumps(line.to_chrome_trace(), allow_nan=False) + "\n"
+    store.atomic_write_text(store.own_output(arguments.out, arguments.file), text)
     counts = {"ranks": len(set(line.rank)), "iterations": len(set(line.iteration))}
     _show({"spans": line.n, **counts, "out": arguments.out}, False)
 
@@ -317,7 +391,7 @@ RANKS = arg(
     help="between how many ranks messages were measured: chosen, or said if the file is silent [the file's]",
 )
 _FORM_HELP = (
-    "auto, alpha_beta, piecewise, segments, table, curve, stepped, or variants as segments:joined "
+    "auto, alpha_beta, piecewise, segments, table, curve, chords, stepped, or variants as segments:joined "
     "[auto]"
 )
 
@@ -372,10 +446,12 @@ def fit(arguments: argparse.Namespace) -> None:
 def _compare(arguments: argparse.Namespace, sizes: Any, seconds: Any, of: dict[str, Any]) -> None:
     """Print how well each form does, and draw them."""
     from ddlkit.report import fits, plots
+    from ddlkit.store import own_output
 
     forms = [] if arguments.form == "auto" else [arguments.form]
     found = fits.compare(sizes, seconds, *forms, **of)
     to = arguments.draw or Path(f"{arguments.file.name.partition('.')[0]}-fits.png")
+    own_output(to, arguments.file)
     off = {form: (one.sizes, one.errors()) for form, one in found.unseen.items()}
     plots.write_png(plots.cost_forms(found.fits, off, found.chosen), to)
     goals = fits.against_goals(sizes, seconds)
@@ -479,12 +555,13 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
         compute_scatter=STEADY if samples is None else scatter_of(samples),
     )
     if assumed:
-        print(f"ddlkit: {arguments.profile}: assumed {', '.join(assumed)}", file=sys.stderr)
+        text = one_line(f"{arguments.profile}: assumed {', '.join(assumed)}")
+        print(f"ddlkit: {text}", file=sys.stderr)
     cost = communication.cost
     n_bytes = cost.collective_bytes(found.iteration.group_bytes)
     doubtful = list(doubts(profile.device, cost, measured, n_bytes))
     for line in doubtful:
-        print(f"ddlkit: warning: {line}", file=sys.stderr)
+        print(f"ddlkit: warning: {one_line(line)}", file=sys.stderr)
     return found, doubtful, profile
 
 
@@ -531,16 +608,15 @@ def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
     from ddlkit.core.link import Link
     from ddlkit.model import Communication
     from ddlkit.report.doubts import Measured
-    from ddlkit.store.files import read_text
+    from ddlkit.store.documents import read_json
 
+    advice = "write it by ddlkit fit FILE --json, or give FILE to --collectives"
+    described = read_json(arguments.cost, advice)
     try:
-        described = json.loads(read_text(arguments.cost))
-    except ValueError as error:
-        raise UserError(
-            f"{arguments.cost}: is not JSON ({error}): write it by ddlkit fit FILE --json, or give FILE to "
-            "--collectives"
-        ) from error
-    cost, draws = costs_from_dict(described)
+        cost, draws = costs_from_dict(described)
+        measured = Measured.read(described, cost)
+    except UserError as error:
+        raise UserError(f"{arguments.cost}: {error}") from error
     if cost.workers is None:
         cost = replace(cost, workers=arguments.ranks)
     elif arguments.ranks not in (None, cost.workers):
@@ -549,7 +625,7 @@ def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
             "does not carry a cost to other numbers, measure with that many"
         )
     known = Communication(cost, draws, Link(in_flight=arguments.in_flight))
-    return known, Measured.read(described, cost)
+    return known, measured
 
 
 def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
@@ -694,7 +770,12 @@ def what_if(arguments: argparse.Namespace) -> None:
     for when, n in (("", there), ("_after", gpus)):
         rate = n * profile.batch / result[f"iteration_s{when}"]
         result |= {f"gpus{when}": n, f"samples_per_s{when}": rate}
-    _show({**result, "warnings": doubtful} if arguments.json else result, arguments.json)
+    if arguments.json:
+        _show({**result, "warnings": doubtful}, True)
+        return
+    for name in ("critical_path_s", "critical_path_s_after"):
+        result[name] = ", then ".join(f"{s:.4g} {task}" for task, s in result[name].items())
+    _show(result, False)
 
 
 def _graph(arguments: argparse.Namespace, one: Any, profile: Any) -> Any:

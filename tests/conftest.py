@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -49,8 +50,18 @@ def pytest_make_collect_report(
     return report
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with a slow test come first: two workers that share the files then end together."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, default=0, help="run tests in an order of chance")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files with a slow test come first: two workers that share the files then end together.
+
+    With ``--shuffle SEED`` all tests are in an order of chance instead: none may need another before it.
+    """
+    if seed := config.getoption("--shuffle"):
+        random.Random(seed).shuffle(items)
+        return
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
@@ -80,6 +91,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "searches of osf" if shares else file
 
     return Together(config, log)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test of a fault leaves nothing behind, and so do its own fixtures, which end before this one."""
+    if request.node.get_closest_marker("fault") is None:
+        yield
+        return
+    from leftovers import none_left
+
+    with none_left(request.getfixturevalue("tmp_path")):
+        yield
 
 
 @pytest.fixture

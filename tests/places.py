@@ -67,7 +67,7 @@ def ranks_below(pid: int) -> list[psutil.Process]:
     return found
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 90.0) -> bool:
     """Whether the condition came true in time."""
     give_up = time.monotonic() + timeout_s
     while not condition():

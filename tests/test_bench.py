@@ -37,3 +37,4 @@ def test_another_program_gets_its_best_too(monkeypatch: pytest.MonkeyPatch) -> N
         found["networkx_predictions_per_s"],
     )
     assert rates[0] > rates[1] > 0
+    assert found["resnet152_64_gpus_10_iterations_schedule_s"] > 0

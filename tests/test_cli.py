@@ -283,7 +283,7 @@ def assert_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture
         (["measure", "layers", "--networks", "resnet50:0"], "at least 1"),
         (["measure", "training", "--networks", "resnet50:4"], "for layers only"),
         (["measure", "nosuch"], "no such suite: use cpu, full, gpu, quick, smoke"),
-        (["measure", "nosuch.json"], "cannot be read"),
+        (["measure", "nosuch.json"], "cannot read"),
         (["measure", "layers", "--budget", "8x"], "time '8x' has unit 'x'"),
     ],
 )
@@ -310,6 +310,11 @@ def test_mistakes_in_measured_times(
     assert_one_line(["fit", str(path), "--form", form], message, capsys)
 
 
+@pytest.mark.fault(
+    fault="nobody reads what is printed",
+    injected="the reading end of standard output is closed",
+    holds="no traceback",
+)
 def test_an_unknown_option_and_a_closed_pipe_end_without_a_traceback(profile: Path) -> None:
     ddlkit = [sys.executable, "-m", "ddlkit"]
     wrong = subprocess.run([*ddlkit, "predict", "--plans", "x"], capture_output=True, text=True)
@@ -362,6 +367,8 @@ def test_what_if_says_what_limits_before_and_after(
     told = run(capsys, "what-if", *files, *changes)
     assert told["iteration_s_after"] == pytest.approx(1.2 * compute_s + 0.5 * sent_s)
     assert sum(told["shares_of_critical_path_after"].values()) == pytest.approx(1)
+    assert {"forward on gpu 3", "backward on gpu 3"} <= told["critical_path_s_after"].keys()
+    assert told["critical_path_s_after"]["all_reduce on link"] == pytest.approx(0.5 * sent_s)
     share = 0.5 * sent_s / told["iteration_s_after"]
     assert told["shares_of_critical_path_after"]["link"] == pytest.approx(share)
     assert told["speedup"] == pytest.approx(told["iteration_s"] / told["iteration_s_after"])

@@ -269,3 +269,25 @@ def test_fourteen_of_eighteen_pairs_tell_four_fifths_neither_from_half_nor_from_
     low, high = cs336.of_all_pairs(14, 18)
     assert low < 0.8 < high and 15 / 18 > 0.8 > 14 / 18
     assert low == pytest.approx(0.5236, abs=1e-3) and high == pytest.approx(0.9359, abs=1e-3)
+
+
+# -- which rule to believe -----------------------------------------------------------------------
+
+
+def test_computing_that_is_inverted_contradicts_the_serial_iterations_and_the_estimate_meets_them() -> (
+    None
+):
+    """No overlap is in them: with a recursion's inverted computing each takes a fifth more than it took."""
+    found = cs336.serial("workbook")
+    assert len(found) == 6 and (found["inverted_s"] > 1.2 * found["measured_s"]).all()
+    estimate = cs336.computing(ROWS["cs336-serial"], "workbook", 0.0)
+    for row in found.itertuples():
+        again_s = estimate[row.batch, row.sequence] + cs336.after_backward_s(row.sequence)
+        assert again_s == pytest.approx(row.measured_s)
+
+
+def test_the_order_of_buckets_does_not_hang_on_the_estimate_of_computing() -> None:
+    found = cs336.by_computing("workbook", (0.8, 1.0, 1.2)).set_index("longer")["right"]
+    known = cs336.pairs(cs336.predictions()).set_index(["rule", "model"])["right"]
+    assert found[1.0] == known["cs336-serial", "workbook"]
+    assert (found >= 0.8).all()

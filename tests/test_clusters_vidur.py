@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from ddlkit.core.cost import Table
-from ddlkit.core.fit import fit
+from ddlkit.core.fit import SIMPLE_FIRST, fit
 from ddlkit.core.units import MIB
 from ddlkit.report import fits
-from ddlkit.report.clusters import board, rules, vidur
+from ddlkit.report.clusters import board, coverage, rules, vidur
 
 PARTS = tuple(vidur.tables())
 SIZES = np.arange(1.0, 400.0) * MIB
@@ -55,8 +55,9 @@ def test_what_is_judged_is_counted_by_hand() -> None:
     )
     (row,) = vidur.judged(given).itertuples()
     assert (row.n, row.covered, row.held) == (3, 2, False)
-    found = [row.median, row.below_25_mib, row.worst]
-    assert found == pytest.approx([0.02, 0.03, 0.04])
+    found = [row.median, row.below_25_mib, row.worst, row.needed]
+    assert found == pytest.approx([0.02, 0.03, 0.04, 0.038])
+    assert row.half_width == pytest.approx(0.1 / 1.02)
     near = given.assign(predicted_s=[1.001, 1.002, 1.003])
     assert vidur.judged(near)["held"].all()
 
@@ -100,23 +101,60 @@ def test_messages_below_25_mib_hold_their_goal_on_every_table() -> None:
 
 
 def test_the_goal_of_one_percent_is_missed_where_no_curve_of_twelve_knots_could_reach_it() -> None:
-    """Held on half of the tables; of all, and of those not tuned on, it is missed and held by a hair."""
+    """Held on half of the tables; of all, and of those not tuned on, it is missed and held by a hair.
+
+    The median of the tables' medians was 1.041% before `auto` had chords.
+    """
     found = judged()
     assert found["held"].sum() == 7
     out_of_reach = found["curve"] > fits.GOAL
     assert out_of_reach.sum() == 6 and not found["held"][out_of_reach].any()
-    assert (found["median"] >= found["curve"]).all()
+    nearer = found["median"] < found["curve"]
+    assert nearer.sum() == 1, (
+        "log-log pieces of least mean error: straight ones may have a lesser median"
+    )
     assert (found["curve"] > 1.5 * found["scatter"])[out_of_reach].all(), "teeth, not noise"
-    assert fits.GOAL < found["median"].median() < 1.1 * fits.GOAL
+    assert fits.GOAL < found["median"].median() < 1.03 * fits.GOAL
     assert 0.9 * fits.GOAL < found.loc[~found["tuned"], "median"].median() < fits.GOAL
 
 
 def test_intervals_from_twelve_sizes_hold_the_others_of_dense_tables() -> None:
-    """All together 90 to 99%; a protocol that no size showed leaves one table with fewer."""
+    """All together 90 to 99%, by a width near the needed one; of none so few that one in 50 ideal ones has.
+
+    Of an ideal table a tenth of the errors decide, an exponential law beyond them: `coverage.chance`.
+    """
     found = judged()
     assert 0.90 <= found["covered"].sum() / found["n"].sum() <= 0.99
-    fewest = found.assign(share=found["covered"] / found["n"]).sort_values("share")
-    assert fewest["share"].iloc[0] > 0.85 and fewest["share"].iloc[1] > 0.90
+    wider = np.log(found["half_width"] / found["needed"])
+    assert abs(wider.mean()) < np.log(
+        1.25
+    )  # 2.2 times as wide before widths followed gaps and sizes
+    share = found["covered"] / found["n"]
+    assert share.min() > 1 - (1 - 0.02**0.1) ** (np.log(20) / np.log(11))
+    assert share.between(*coverage.BAND).sum() == 6
+
+
+def test_the_goal_hangs_on_the_luck_of_the_twelve_sizes_and_sixteen_reach_it() -> None:
+    """Nine forms, each table's best one chosen afterwards, do not reach it with the rule's sizes either."""
+    every = vidur.judged(vidur.predictions(SIMPLE_FIRST)).groupby("table")["median"]
+    assert fits.GOAL < every.min().median() < judged()["median"].median()
+    twelve, sixteen = (vidur.dozens(sizes).median(axis=1) for sizes in (12, 16))
+    assert 0.1 < (twelve <= fits.GOAL).mean() < 0.5 < 0.9 < (sixteen <= fits.GOAL).mean()
+    assert len(twelve) == vidur.DOZENS and vidur.dozens().shape[1] == 14
+
+
+def test_straight_pieces_are_nearer_than_log_log_ones_on_tables_that_were_not_looked_at() -> None:
+    rest = [part.table for part in PARTS if not part.tuned]
+    straight = np.log(vidur.dozens()[rest]).mean().mean()
+    for form in ("table", "curve"):
+        assert straight < np.log(vidur.dozens(form=form)[rest]).mean().mean() - 0.01
+
+
+def test_another_dozen_is_judged_as_the_rules_is() -> None:
+    part = PARTS[0]
+    (own,) = vidur.judged(vidur.calibrated(part, "chords")).itertuples()
+    found = vidur._chosen(np.linspace(0, 1, 12), *part.whole(), "chords")
+    assert found == pytest.approx(own.median, rel=1e-9)
 
 
 def test_the_scoreboard_knows_the_source() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ddlkit.core.cost import (
     AlphaBeta,
+    Chords,
     Curve,
     MessageCost,
     Piecewise,
@@ -33,6 +34,7 @@ FORMS: list[MessageCost] = [
     Stepped(1e-4, 8e-9, workers=6, algorithm="tree", rate_bits_per_s=1e9, delay_s=1e-3, saves=True),
     Table(np.array([1e3, 1e6, 1e8]), np.array([1e-4, 1e-2, 0.9]), collective="all_gather"),
     Curve(np.array([1e3, 1e5, 1e6, 1e8]), np.array([1e-4, 2e-3, 1e-2, 0.9])),
+    Chords(np.array([1e3, 1e5, 1e6, 1e8]), np.array([1e-4, 2e-3, 1e-2, 0.9])),
     Piecewise(45e3, 1e-5, 1e-4, 8e-9, 3e-4),
     Segments(*map(np.array, ([1e5, 1e7], [1e-4, 2e-4, 3e-4], [1e-8, 8e-9, 9e-9]))),
 ]

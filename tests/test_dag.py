@@ -128,6 +128,24 @@ def test_less_work_and_fewer_edges_never_lengthen_the_longest_path(
     assert replace(graph, edges=fewer).longest_path_s <= graph.longest_path_s
 
 
+@given(graphs(), st.data(), st.integers(1, 4))
+def test_a_task_in_pieces_takes_as_long_and_only_waits_in_between(
+    graph: TaskGraph, data: st.DataObject, pieces: int
+) -> None:
+    """The longest path is the same, and so is a schedule where every task has a resource of its own."""
+    tasks = np.array(data.draw(st.lists(st.booleans(), min_size=graph.n, max_size=graph.n)))
+    cut = graph.cut(tasks, pieces)
+    assert cut.n == graph.n + (pieces - 1) * tasks.sum()
+    assert cut.longest_path_s == pytest.approx(graph.longest_path_s, rel=1e-9, abs=1e-12)
+    assert cut.duration_s.sum() == pytest.approx(graph.duration_s.sum(), rel=1e-9, abs=1e-12)
+    assert cut.earliest_s[: graph.n] == pytest.approx(graph.earliest_s, rel=1e-9, abs=1e-9)
+    free = cut.resources + tuple(f"own {task}" for task in range(cut.n))
+    alone = replace(cut, resources=free, resource=len(cut.resources) + np.arange(cut.n))
+    assert schedule(alone).duration_s == pytest.approx(graph.longest_path_s, rel=1e-9, abs=1e-12)
+    with pytest.raises(UserError, match="a task in 0 pieces: there must be at least one"):
+        graph.cut(tasks, 0)
+
+
 # ---------------------------------------------------------------- schedules
 
 
@@ -365,6 +383,21 @@ def test_what_limits_follows_the_change() -> None:
     limits = found.after.limits()
     assert list(limits) == ["gpu", "link"] and limits["link"] == pytest.approx(1.5 / 11)
     assert sum(limits.values()) == pytest.approx(1)
+
+
+@given(iterations(), st.sampled_from(sorted(ALL)), st.integers(1, 3), st.integers(3, 5))
+def test_the_stretches_of_a_critical_path_are_an_iteration_of_it(
+    times: dag.IterationTimes, name: str, gpus: int, count: int
+) -> None:
+    """All of it for one iteration; of several, the last but one alone."""
+    once = schedule(s_sgd(times, ALL[name], Gpus(1, gpus)))
+    assert sum(once.stretches().values()) == pytest.approx(once.duration_s, rel=1e-9)
+    found = schedule(s_sgd(times, ALL[name], Gpus(1, gpus), iterations=count))
+    path, graph = np.array(found.critical_path), found.graph
+    mine = path[graph.iteration[path] == count - 2]
+    assert sum(found.stretches().values()) == pytest.approx(graph.duration_s[mine].sum(), rel=1e-9)
+    told = {stretch.partition(" ")[0] for stretch in found.stretches()}
+    assert told == {KINDS[kind] for kind in graph.kind[mine]}
 
 
 def test_a_straggler_delays_all_and_a_message_hides_a_shorter_layer() -> None:

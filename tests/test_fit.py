@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from ddlkit.core.cost import AlphaBeta, Curve, MessageCost, Piecewise, Segments, Table
+from ddlkit.core.cost import AlphaBeta, Chords, Curve, MessageCost, Piecewise, Segments, Table
 from ddlkit.core.doubt import DIGITS
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import LINES, costs_from_dict, fit, held_out_errors, unseen_errors
@@ -22,6 +22,7 @@ TRUTHS: dict[str, MessageCost] = {
     ),
     "table": Table(SIZES, 1e-3 + 8e-9 * SIZES),
     "curve": Curve(SIZES, 1e-3 + 8e-9 * SIZES),
+    "chords": Chords(SIZES, 1e-3 + 8e-9 * SIZES),
 }
 
 

@@ -15,7 +15,7 @@ import pytest
 from ddlkit import store
 from ddlkit.core import fit as fitting
 from ddlkit.core.cost import AlphaBeta, Segments
-from ddlkit.core.doubt import HeldOut, Off
+from ddlkit.core.doubt import TRUSTED, HeldOut, Off, falling, gap
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import (
     COUNTS,
@@ -78,7 +78,9 @@ def dense(repeats: int = 1) -> tuple[np.ndarray, np.ndarray]:
 
 
 SEGMENTS = ("segments", "segments:joined", "segments:jump")
-SLOW = {"auto": 4, "curve": 2, "piecewise": 2, "piecewise:joined": 2} | dict.fromkeys(SEGMENTS, 2)
+SLOW = {"auto": 4, "chords": 2, "curve": 2, "piecewise": 2, "piecewise:joined": 2} | dict.fromkeys(
+    SEGMENTS, 2
+)
 """Of these forms every second size, or every fourth, is left out and fitted without."""
 
 
@@ -219,9 +221,54 @@ def test_intervals_widen_beyond_the_fitted_sizes_the_further_the_more() -> None:
     for beyond in (sizes[-1] * np.array([1, 2, 8, 64]), sizes[0] / np.array([1, 1.5, 2, 4])):
         low, high = found.interval(beyond)
         assert np.all(np.diff(high / low) > 0)
-    low, high = found.interval(np.geomspace(sizes[0], sizes[-1], 9))
-    np.testing.assert_allclose(high / low, high[0] / low[0])
-    assert high[0] / low[0] > 1
+
+
+@pytest.mark.parametrize("form", ["segments", "chords"])
+def test_intervals_follow_one_power_of_the_size_and_of_what_is_apart_around_it(form: str) -> None:
+    sizes, seconds = log(LOGS[0])
+    found = fit(form, sizes, seconds)
+    assert found.held_out
+    inside = np.geomspace(sizes[0], sizes[-1], 97)
+    around = gap(sizes, inside) ** found.held_out.apart
+    for draw in found.draws[::50]:
+        off = np.log(draw(inside) / found.cost(inside))
+        scaled = off * inside**found.held_out.falls / around
+        np.testing.assert_allclose(scaled, scaled[0], rtol=1e-6)
+        assert scaled[0] != 0
+    assert (found.held_out.apart > 0) == (form == "chords"), "only of forms that neighbours decide"
+
+
+@pytest.mark.parametrize("power", [-0.6, 0.0, 0.4])
+def test_the_power_with_which_errors_fall_is_found_and_half_of_it_trusted(power: float) -> None:
+    random = np.random.default_rng(0)
+    sizes = np.geomspace(1e3, 1e9, 400)
+    found = [falling(sizes, random.exponential(size=sizes.size) * sizes**-power) for _ in range(5)]
+    assert np.median(found) == pytest.approx(TRUSTED * power, abs=0.02)
+    assert falling(sizes * 7, sizes**-power) == falling(sizes, 3 * sizes**-power)
+    assert falling(sizes, 0 * sizes) == falling(np.full(5, 8.0), np.arange(5.0)) == 0
+
+
+def test_a_gap_is_how_far_apart_the_nearest_two_sizes_lie() -> None:
+    known = np.array([1.0, 2.0, 16.0])
+    np.testing.assert_allclose(
+        gap(known, [0.1, 1, 1.5, 2, 3, 16, 99]), np.log([2, 2, 2, 2, 8, 8, 8])
+    )
+
+
+@pytest.mark.parametrize("falls", [0.0, 0.3])
+def test_of_an_ideal_log_intervals_hold_as_often_as_the_law_says(falls: float) -> None:
+    """Simulated: times scatter about a line, by one law whose width falls with the size; 95% in the mean."""
+    sizes, at = np.geomspace(2**20, 2**28, 12), np.geomspace(2**20, 2**28, 400)
+    held = []
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        off = lambda where: random.exponential(0.03, where.size) * (where / 2**20) ** -falls  # noqa: B023, E731
+        sign = lambda where: random.choice([-1, 1], where.size)  # noqa: B023, E731
+        calibrated = COST(sizes) * np.exp(sign(sizes) * off(sizes))
+        low, high = fit("alpha_beta", sizes, calibrated).interval(at)
+        times = COST(at) * np.exp(sign(at) * off(at))
+        held.append(np.mean((low <= times) & (times <= high)))
+    assert 0.92 <= np.mean(held) <= 0.99
 
 
 def test_two_rows_a_size_are_still_too_few_for_resamples_and_four_are_not() -> None:
@@ -269,6 +316,13 @@ def test_an_off_cost_is_off_by_its_factor_and_stands_for_the_same_collective() -
     assert off(1e3 / np.e) == pytest.approx(1.5 * np.exp(0.1) * COST(1e3 / np.e))
     assert SparseGather(off, 0.01)(1e6) == pytest.approx(1.5 * SparseGather(COST, 0.01)(1e6))
     again, _ = costs_from_dict(json.loads(json.dumps(off.to_dict())))
+    table = fit("chords", [1e3, 1e5, 1e6], [1.0, 2.0, 9.0], draws=0).cost
+    both = Off(table, np.log(1.5), 1e3, 1e6, 0.1, 0.2, falls=0.5, apart=1.0)
+    assert both(1e4) == pytest.approx(1.5 ** (10**-0.5 * np.log(100)) * table(1e4))
+    assert both(3e5) == pytest.approx(1.5 ** (300**-0.5 * np.log(10)) * table(3e5))
+    assert costs_from_dict(json.loads(json.dumps(both.to_dict())))[0](3e5) == both(3e5)
+    with pytest.raises(UserError, match="has no sizes: apart must be 0"):
+        Off(COST, 0.1, 1e3, 1e6, 0.1, 0.2, apart=0.4)
     assert again(3e7) == off(3e7) and again.workers == 8
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ddlkit import store
-from ddlkit.core.cost import Curve, Piecewise, Segments, Table
+from ddlkit.core.cost import Chords, Curve, Piecewise, Segments, Table
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import choose_form, fit, held_out_errors
 from ddlkit.core.pieces import joined
@@ -150,7 +150,7 @@ def test_what_rises_is_fitted_by_what_rises(slopes: list[float]) -> None:
     seconds = bent([3e5, 9e6], slopes)(SIZES)
     for seed in range(5):
         scattered = seconds * np.exp(np.random.default_rng(seed).normal(0, 0.002, SIZES.size))
-        for form in ("segments:joined", "curve", "table"):
+        for form in ("segments:joined", "curve", "chords", "table"):
             grid = np.geomspace(SIZES[0], SIZES[-1], 2000)
             cost = fit(form, SIZES, np.sort(scattered), draws=0).cost
             assert np.all(np.diff(cost(grid)) >= -1e-12 * cost(grid[1:]))
@@ -199,6 +199,40 @@ def test_a_curve_of_a_power_is_the_power_and_of_a_line_closer_than_its_table() -
     line = lambda at: 1e-3 + 1e-9 * at  # noqa: E731
     off = [np.abs(kind(sizes, line(sizes))(grid) / line(grid) - 1).max() for kind in (Curve, Table)]
     assert off[0] < off[1] / 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_chords_go_through_their_table_and_straight_from_size_to_size(seed: int) -> None:
+    sizes, seconds = noisy(seed, 15)
+    chords, table = Chords(sizes, seconds), Table(sizes, seconds)
+    np.testing.assert_allclose(chords(sizes), seconds, rtol=1e-12)
+    middle = (sizes[1:] + sizes[:-1]) / 2
+    np.testing.assert_allclose(chords(middle), (seconds[1:] + seconds[:-1]) / 2, rtol=1e-12)
+    beyond = np.array([sizes[0] / 2, sizes[0], sizes[-1], 3 * sizes[-1]])
+    np.testing.assert_allclose(chords(beyond), table(beyond), rtol=1e-12)
+    assert chords.startup_s() == pytest.approx(table.startup_s(), rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_chords_are_faster_than_log_log_pieces_where_rates_rise_and_slower_where_they_fall(
+    seed: int,
+) -> None:
+    """A line with a start-up above zero bends upwards in logarithms, one below zero downwards."""
+    sizes, seconds = noisy(seed, 15)
+    middle = np.sqrt(sizes[1:] * sizes[:-1])
+    faster = Chords(sizes, seconds)(middle) < Table(sizes, seconds)(middle)
+    starts = seconds[1:] - np.diff(seconds) / np.diff(sizes) * sizes[1:]
+    rising = np.diff(seconds) > 0
+    assert np.array_equal(faster[rising], starts[rising] > 0) and rising.any()
+
+
+def test_chords_of_pieces_that_join_at_their_sizes_are_the_pieces() -> None:
+    """A line and three joined ones, inside and beyond: what they were drawn from is recovered."""
+    for truth in (bent([3e5, 9e6], [2e-8, 9e-9, 3e-8]), bent([], [4e-9])):
+        known = np.union1d(SIZES[::3], [3e5, 9e6, SIZES[-1]])
+        cost = fit("chords", known, truth(known), draws=0).cost
+        grid = np.geomspace(known[0], 8 * known[-1], 500)
+        np.testing.assert_allclose(cost(grid), truth(grid), rtol=1e-9)
 
 
 def test_a_curve_of_two_sizes_is_their_table() -> None:

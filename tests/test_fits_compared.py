@@ -141,7 +141,8 @@ def test_a_comparison_of_few_sizes_leaves_open_what_they_do_not_tell() -> None:
     sizes = np.array([1e3, 1e4, 1e5, 1e6])
     found = fits.compare(sizes, COST(sizes))
     assert set(found.fits) == {"alpha_beta", "segments", "segments:joined", "table", "curve"} | {
-        "segments:jump"
+        "segments:jump",
+        "chords",
     }
     assert found.table.loc["piecewise", ["sizes"]].item() == 0
     assert np.isnan(found.table.loc["piecewise", "median"])

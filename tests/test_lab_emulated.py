@@ -211,6 +211,11 @@ class TestJobs:
         assert runs["processor_limited"][runs["late"] > 0.05].all()
         assert Usage(0.1, 0.0, late=0.06).limited and not Usage(0.1, 0.0, late=0.04).limited
 
+    @pytest.mark.fault(
+        fault="the process of an emulated link is killed",
+        injected="SIGKILL to it while ranks talk over it",
+        holds="the ranks are ended, one line, the lab comes down",
+    )
     def test_a_killed_link_ends_its_ranks_with_one_line_and_leaves_nothing(self) -> None:
         with Lab(shape(delay_s=1e-3), "cutoff") as lab:
             threading.Timer(4.0, lambda: link_process("cutoff").kill()).start()
@@ -284,6 +289,11 @@ class TestEnd:
         process.wait(timeout=10)
         assert traces(label) == [] and not alive([link])
 
+    @pytest.mark.fault(
+        fault="the owner of an emulated link is killed",
+        injected="SIGKILL to it",
+        holds="the link's process ends by itself",
+    )
     def test_the_link_of_a_killed_owner_ends_by_itself(
         self, owner: tuple[subprocess.Popen[str], str]
     ) -> None:

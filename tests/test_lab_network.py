@@ -242,6 +242,11 @@ class TestNetwork:
             raise ZeroDivisionError
         assert traces(lab.label) == []
 
+    @pytest.mark.fault(
+        fault="the kernel refuses a shaper",
+        injected="a queueing discipline that there is not",
+        holds="one line; nothing of the lab is left",
+    )
     def test_a_build_that_fails_leaves_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(network, "_shape", lambda device, rate: "root nonsense")
         lab = Lab(LabShape(2, 1e9))
@@ -249,6 +254,11 @@ class TestNetwork:
             lab.up()
         assert traces(lab.label) == []
 
+    @pytest.mark.fault(
+        fault="two labs at once",
+        injected="two labs up, one of them asked for by the other's name",
+        holds="each has its own links; the name is refused; one comes down and the other stays",
+    )
     def test_several_labs_stand_side_by_side(self) -> None:
         with Lab(LabShape(2, 1e9)) as one, Lab(LabShape(2, 1e8)) as two:
             assert one.label != two.label
@@ -261,6 +271,11 @@ class TestNetwork:
             two.down()
             assert traces(one.label) and not traces(two.label)
 
+    @pytest.mark.fault(
+        fault="a lab's name is in use by somebody else",
+        injected="a network namespace of that name",
+        holds="refused in one line; the namespace stays",
+    )
     def test_a_namespace_of_somebody_else_is_left_alone(self) -> None:
         lines("ip", "netns", "add", "foreign-rank0")
         try:
@@ -278,6 +293,11 @@ class TestOwner:
     pytestmark = needs_lab
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    @pytest.mark.fault(
+        fault="the owner of a lab is ended",
+        injected="SIGINT, SIGTERM, SIGHUP with a process in the lab",
+        holds="lab and process are gone",
+    )
     def test_a_signal_takes_the_lab_down(self, owner: Owner, number: signal.Signals) -> None:
         process, label, inside = owner
         process.send_signal(number)
@@ -286,6 +306,11 @@ class TestOwner:
         assert traces(label) == []
         assert not psutil.pid_exists(inside)
 
+    @pytest.mark.fault(
+        fault="Ctrl-C while a lab is made or removed",
+        injected="SIGINT at eight moments of an endless up and down",
+        holds="nothing of the lab is left, each time",
+    )
     def test_a_signal_during_up_or_down_leaves_nothing(self) -> None:
         """Ctrl-C at eight moments of an endless up and down; it must stop, clean, every time."""
         code = (
@@ -301,6 +326,11 @@ class TestOwner:
             process.communicate()
             assert traces("crossing") == []
 
+    @pytest.mark.fault(
+        fault="the owner of a lab is killed",
+        injected="SIGKILL to it, a process still in the lab",
+        holds="`ddlkit lab clean` removes lab and process",
+    )
     def test_a_killed_owner_leaves_a_lab_that_clean_removes(self, owner: Owner) -> None:
         process, label, inside = owner
         process.kill()

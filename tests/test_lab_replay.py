@@ -250,6 +250,11 @@ class TestLoopback:
         pd.testing.assert_frame_equal(again.runs.head(7), runs)
 
 
+@pytest.mark.fault(
+    fault="a replay is killed while it writes",
+    injected="half a line in both of its files",
+    holds="complete iterations are kept, the next run writes behind them",
+)
 def test_an_interrupted_replay_keeps_its_complete_rows(tmp_path: Path) -> None:
     """Killed while writing: half a line, and spans of an iteration that has no row yet."""
     place = Loopback()
@@ -323,6 +328,11 @@ class TestLab:
         assert carried["drops"] == 0
         assert set(runs["link"]) == {"lab:200mbit"}
 
+    @pytest.mark.fault(
+        fault="a rank in the lab is killed",
+        injected="SIGKILL while it replays",
+        holds="one line; complete iterations are kept",
+    )
     def test_a_killed_rank_ends_the_replay_in_one_line(self, tmp_path: Path) -> None:
         def kill_one() -> None:
             assert wait_for(lambda: rows_written(tmp_path) > 1), "the replay does not start"
@@ -340,6 +350,11 @@ class TestLab:
             kept = read_replayed(tmp_path, [case.case]).runs
         assert 0 < len(kept) < 1000
 
+    @pytest.mark.fault(
+        fault="a replay in the lab is interrupted, or killed",
+        injected="SIGINT, and in the next lab SIGKILL, while ranks replay",
+        holds="no rank, no namespace; complete rows are kept",
+    )
     def test_an_interrupted_replay_leaves_its_rows_and_nothing_else(self, tmp_path: Path) -> None:
         """Ctrl-C is tidied up after by the process itself; after SIGKILL, `clean` does it."""
         argv = [sys.executable, "-c", LONG, str(tmp_path), "interrupted", "killed"]

@@ -70,7 +70,7 @@ def clone(tmp_path: Path) -> Clone:
 
 def wait_for(path: Path) -> list[str]:
     """Words of a file that another process is about to write, once its line is whole."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         if path.exists() and path.read_text().endswith("\n"):
             return path.read_text().split()
@@ -176,6 +176,11 @@ def test_a_failing_stage_is_one_line_and_stops_the_run(clone: Clone) -> None:
     assert len(clone.calls()) == 1
 
 
+@pytest.mark.fault(
+    fault="a stage of reproduce.sh is killed",
+    injected="a stage that sends itself SIGKILL",
+    holds="one line names the stage; status 137",
+)
 def test_a_stage_that_is_killed_is_one_line(clone: Clone) -> None:
     clone.ddlkit_does("echo at work; kill -KILL $$")
     done = clone.run("--recorded")
@@ -184,6 +189,12 @@ def test_a_stage_that_is_killed_is_one_line(clone: Clone) -> None:
 
 
 @pytest.mark.parametrize("by", ["terminal", "signal"])
+@pytest.mark.fault(
+    fault="two runs of reproduce.sh at once, and Ctrl-C",
+    injected="a second run beside the first; then Ctrl-C at the terminal, or SIGINT to the "
+    "script alone",
+    holds="the second is refused and names the first; Ctrl-C ends every process and frees the lock",
+)
 def test_an_interrupt_ends_every_process_and_frees_the_lock(clone: Clone, by: str) -> None:
     """A second run is refused while the first is at work, and works once that is stopped."""
     started = clone.path / "started"
@@ -212,7 +223,7 @@ def test_an_interrupt_ends_every_process_and_frees_the_lock(clone: Clone, by: st
             first.stdin.flush()
         else:
             first.send_signal(signal.SIGINT)
-        printed, _ = first.communicate(timeout=20)
+        printed, _ = first.communicate(timeout=60)
     finally:
         first.kill()
     assert b"reproduce.sh: interrupted; the same command goes on from here" in printed
@@ -222,6 +233,11 @@ def test_an_interrupt_ends_every_process_and_frees_the_lock(clone: Clone, by: st
     assert clone.run().returncode == 0
 
 
+@pytest.mark.fault(
+    fault="the environment cannot be set up",
+    injected="a pinned package that no index has",
+    holds="one line; the half environment does not count as one",
+)
 def test_an_unsatisfied_pin_means_an_own_environment_that_counts_only_when_whole(
     clone: Clone,
 ) -> None:
@@ -234,6 +250,11 @@ def test_an_unsatisfied_pin_means_an_own_environment_that_counts_only_when_whole
     assert not (clone.path / ".venv/ready").exists() and not (clone.path / "calls").exists()
 
 
+@pytest.mark.fault(
+    fault="no Python",
+    injected="a PATH with nothing but the shell's tools",
+    holds="one line says what is needed",
+)
 def test_without_a_python_it_says_what_is_missing(clone: Clone, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()

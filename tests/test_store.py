@@ -258,6 +258,11 @@ def _append_four(directory: Path, ranks: int) -> None:
         save(directory, collectives(1, sample=i, ranks=ranks), append=True)
 
 
+@pytest.mark.fault(
+    fault="several processes add to one table at once",
+    injected="appends from processes at the same time",
+    holds="every row is there once",
+)
 def test_processes_appending_at_once_lose_no_row(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     running = [context.Process(target=_append_four, args=(tmp_path, ranks)) for ranks in (1, 2, 3)]
@@ -303,6 +308,11 @@ def test_a_reader_beside_a_writer_sees_the_old_table_or_the_new_one(
 
 @pytest.mark.parametrize("call", ["os.replace", "os.fsync"])
 @pytest.mark.parametrize("crash", [KeyboardInterrupt, OSError(28, "No space left on device")])
+@pytest.mark.fault(
+    fault="a crash, or a full disk, at any moment of saving",
+    injected="KeyboardInterrupt or ENOSPC from each rename and each sync in turn",
+    holds="the old table or the new one, whole, and rows can be added to it",
+)
 def test_a_crash_at_any_moment_leaves_one_whole_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, crash: BaseException
 ) -> None:
@@ -349,6 +359,11 @@ def readonly() -> Iterator[Path]:
         directory.chmod(0o755)
 
 
+@pytest.mark.fault(
+    fault="the data are read-only",
+    injected="a directory that this user may not write",
+    holds="one line names it; the table in it is as before",
+)
 def test_a_read_only_directory_is_refused_and_kept(readonly: Path) -> None:
     line = refusal(lambda: save(readonly, collectives(1, sample=7), append=True))
     assert str(readonly) in line and "Permission denied" in line
@@ -373,6 +388,11 @@ def test_atomic_write_text_replaces_and_makes_directories(tmp_path: Path) -> Non
     assert store.sha256_file(path) == hashlib.sha256(b"second\n").hexdigest()
 
 
+@pytest.mark.fault(
+    fault="the holder of a lock is killed",
+    injected="SIGKILL to the process that holds it",
+    holds="while it lived it was named; then the lock is free",
+)
 def test_a_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
     path = tmp_path / "run" / "lock"
     code = (
@@ -409,6 +429,11 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
 )
 @given(
     at=st.integers(0, 10**6), to=st.integers(1, 255), name=st.sampled_from(["c.csv", "c.csv.gz"])
+)
+@pytest.mark.fault(
+    fault="a recorded file was changed",
+    injected="any byte of a table or of its packed form",
+    holds="refused: not one is accepted",
 )
 def test_any_changed_byte_is_noticed(tmp_path: Path, at: int, to: int, name: str) -> None:
     path = save(tmp_path, collectives(), name)
@@ -523,6 +548,11 @@ def test_what_is_no_csv_is_refused(tmp_path: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 1, 10, 40, -1, None])
+@pytest.mark.fault(
+    fault="a packed table is truncated",
+    injected="cut after any number of bytes, or no gzip at all",
+    holds="refused in one line",
+)
 def test_a_file_that_is_no_whole_gzip_is_refused(tmp_path: Path, keep: int | None) -> None:
     path = save(tmp_path, collectives(), "c.csv.gz")
     data = path.read_bytes()

@@ -10,13 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddlkit import store
+from ddlkit.core import plan as plans
 from ddlkit.core.plan import FusionPlan
+from ddlkit.model import Calibration, forecast
 from ddlkit.papers.dag import IterationTimes
 from ddlkit.papers.dag.tasks import schedule
 from ddlkit.papers.dag.training import Gpus
 from ddlkit.report import plots
-from ddlkit.report.figures import what_if
+from ddlkit.report.figures import dag_inputs, what_if
 from ddlkit.report.figures.what_if import Setting
+from ddlkit.report.source import Source
 
 positive = st.floats(0.01, 10)
 
@@ -68,6 +72,18 @@ def test_an_upgrade_of_everything_is_worth_its_factor(one: Setting) -> None:
     table = what_if.upgrades(one, {"all": [(name, 0.5) for name in resources]}, more)
     assert table["upgrade"].tolist() == ["as it is", "all", "more"]
     assert table["gain"].to_numpy() == pytest.approx([1, 2, 2])
+
+
+def test_our_setting_is_what_the_validated_model_forecasts() -> None:
+    """Messages of PyTorch's buckets are larger than most that were measured: a line must hold there."""
+    source = Source((store.RECORDED / "cpu-2x-amd-epyc",))
+    one = what_if.ours(
+        source, "resnet50", "lab:1gbit", 4, dag_inputs.recorded() / "inputs-alone-cpu.csv"
+    )
+    work = source.profile("resnet50").workload()
+    told = Calibration.of(source.table("collectives"), draws=0).between("lab:1gbit", 4)
+    forecast_s = forecast(work, plans.ddp(work), told).prediction.iteration_s
+    assert schedule(one.graph()).period_s == pytest.approx(forecast_s, rel=0.01)
 
 
 def test_others_clusters_are_limited_by_what_their_numbers_say() -> None:

@@ -2,14 +2,52 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import NamedTuple
+
+MOST_CHARACTERS = 900
+"""Of a line that says what is wrong: a person reads no more, and what a file holds may be of any length."""
 
 
 class UserError(Exception):
     """A mistake that the user can mend: one line saying what, where and what to do.
 
-    The command line prints it without a traceback and exits with status 2.
+    The command line prints it without a traceback and exits with status 2. Whatever was put into it, its
+    text is one printable line.
     """
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
+
+
+def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
+    """The text with what cannot be printed escaped, and its middle left out if it is longer than ``most``.
+
+    >>> one_line("two\\nlines")
+    'two\\\\nlines'
+    """
+    head, tail = 2 * most // 3, most // 4  # the rest is for what is said of the middle
+    kept = (text,) if len(text) <= most else (text[:head], text[-tail:])
+    escaped = ["".join(map(_escaped, part)) for part in kept]
+    if len(escaped) == 1 and len(escaped[0]) <= most:
+        return escaped[0]
+    return f"{escaped[0][:head]} ... ({len(text)} characters) ... {escaped[-1][-tail:]}"
+
+
+def _escaped(letter: str) -> str:
+    return letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+
+
+class _Short(reprlib.Repr):
+    """A representation that neither depth nor length of what a file holds can make long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother, self.maxlong = 3, 60, 60, 40
+
+
+shown = _Short().repr
+"""A value as an error shows it: short, whatever it is."""
 
 
 class Finding(NamedTuple):

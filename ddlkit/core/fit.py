@@ -21,6 +21,7 @@ from ddlkit.core import units
 from ddlkit.core.cost import (
     FORMS,
     AlphaBeta,
+    Chords,
     Curve,
     Form,
     MessageCost,
@@ -31,8 +32,8 @@ from ddlkit.core.cost import (
     cost_from_dict,
     parameters,
 )
-from ddlkit.core.doubt import ENDS, HeldOut, packed, unpacked
-from ddlkit.core.errors import UserError
+from ddlkit.core.doubt import ENDS, HeldOut, checked_count, falling, packed, unpacked
+from ddlkit.core.errors import UserError, shown
 from ddlkit.core.pieces import (
     apart,
     best_breaks,
@@ -57,6 +58,8 @@ from ddlkit.core.workload import Floats
 
 C = TypeVar("C", MessageCost, SelectionCost)
 
+MOST_ROWS, MOST_SIZES = 100_000, 2_000
+"""Of a fit: some 200 resamples of all rows, and every cut between sizes, are held in memory at once."""
 PIECES = 3
 """Linear pieces of a ``segments`` fit; each must hold at least MIN_SIZES_PER_PIECE sizes."""
 MIN_SIZES_PER_PIECE = 3
@@ -76,6 +79,7 @@ SIMPLE_FIRST = (
     f"{Segments.form}:{JOINED}",
     f"{Segments.form}:{ONE_JUMP}",
     Segments.form,
+    Chords.form,
     Table.form,
     Curve.form,
 )
@@ -84,13 +88,17 @@ AS_GOOD = 1.1
 """Forms whose error is at most so many times the least are as good: of those the simplest is taken."""
 SELECTIONS_SIMPLE_FIRST = (Log.form, DensityLog.form, Scan.form, SelectionTimes.form)
 """Between which AUTO chooses for selections."""
-THROUGH_ALL = (Table.form, Curve.form)
+THROUGH_ALL = (Chords.form, Table.form, Curve.form)
 """Forms that only neighbours decide. Where a size is left out these are twice as far as they will be: what
 such a form is off by there is once what it will be if times scatter, and four times if they bend."""
 COUNTS = 0.25
 """What AUTO makes of errors of THROUGH_ALL: that times bend. Seven dense tables (`tuned` of rules vidur-*,
 data/external/rules.yml) and twelve logs, calibrated by twelve sizes, are off by less so than at a half or
 more in the mean, none of them by more."""
+NEARER = 0.4
+"""Power of how far apart, in logarithms, the two sizes around a message lie, with which errors of THROUGH_ALL
+grow: none if times scatter, two if they bend. Found as COUNTS was: so the 95% intervals of seven dense tables
+hold 95%, by other dozens of sizes too."""
 NEGLIGIBLE = 1e-6
 """Errors that differ by less are rounding."""
 
@@ -177,11 +185,12 @@ class Fit(Generic[C]):
 
 def costs_from_dict(description: dict[str, Any]) -> tuple[MessageCost, list[MessageCost]]:
     """The cost, and the draws that came with it (none for a cost written by hand)."""
-    fitted = description.get("fit", {}) if isinstance(description, dict) else {}
-    cost, held_out = cost_from_dict(description), fitted.get("held_out")
-    if held_out:
+    cost, fitted = cost_from_dict(description), description.get("fit", {})
+    if not isinstance(fitted, dict):
+        raise UserError(f"the cost's fit is {shown(fitted)}: write what ddlkit fit does, or none")
+    if held_out := fitted.get("held_out"):
         known = HeldOut.from_dict(held_out, fitted)
-        return cost, [*known.draws(cost, held_out.get("draws", DRAWS))]
+        return cost, [*known.draws(cost, checked_count(held_out.get("draws", DRAWS)))]
     return cost, unpacked(cost, fitted.get("draws", []))
 
 
@@ -403,7 +412,7 @@ def _fit_joined(sizes: Floats, seconds: Floats, pieces: int, how: str) -> Fitted
 
 _METHODS: dict[type[Form], tuple[Fitter, int]] = {
     **{kind: (_linear_in_parameters(kind), 3) for kind in (AlphaBeta, DensityLog, Log, Scan)},
-    **{kind: (_full_grid(kind), 2) for kind in (Table, Curve, SelectionTimes)},
+    **{kind: (_full_grid(kind), 2) for kind in (Table, Chords, Curve, SelectionTimes)},
     Piecewise: (_fit_piecewise, 5),
     Segments: (_fit_segments, MIN_SIZES_PER_PIECE),
     Stepped: (_fit_stepped, 3),
@@ -545,10 +554,14 @@ def _checked(given: Sequence[ArrayLike]) -> list[Floats]:
             raise UserError(
                 f"{column.size} {many} but {columns[-1].size} times: give one time a {one}"
             )
-        wrong = np.flatnonzero(~(np.isfinite(column) & (column > 0)))
+        if column.size > MOST_ROWS or np.unique(column).size > MOST_SIZES and one == "size":
+            most = f"at most {MOST_ROWS} rows of {MOST_SIZES} sizes"
+            raise UserError(f"{column.size} {many}: a fit takes {most}: leave some out")
+        wrong = np.flatnonzero(~((column >= units.LEAST) & (column <= units.MOST)))
         if wrong.size:
             raise UserError(
-                f"row {wrong[0]}: {one} is {column[wrong[0]]:g}: must be finite and above zero"
+                f"row {wrong[0]}: {one} is {column[wrong[0]]:g}: must be finite and above zero, from "
+                f"{units.LEAST:g} to {units.MOST:g}"
             )
         if one == "density" and np.any(column > 1):
             raise UserError(f"density is {column.max():g}: must be at most 1")
@@ -575,7 +588,7 @@ def _refitted(
     drawn: Sequence[NDArray[np.int64]],
 ) -> Iterable[dict[str, Any]]:
     """Parameters fitted to each of some resamples of rows in order; of a table, to all of them at once."""
-    if not drawn or kind not in (Table, Curve):
+    if not drawn or kind not in (Table, Chords, Curve):
         return (fitter(*at, times[rows])[0] for rows in drawn)
     sizes, starts = np.unique(at[0], return_index=True)
     groups = np.split(times[np.stack(drawn)], starts[1:], axis=1)
@@ -656,13 +669,11 @@ def _held_out(form: str, sizes: Floats, seconds: Floats, unseen: Unseen) -> Held
             return np.empty(0)
         return off(cost(sizes[at]), seconds[at])
 
-    inner = [
-        off(at_s, seconds[sizes == size])
-        for size, at_s in zip(unseen.sizes, unseen.predicted_s, strict=True)
-    ]
-    errors = np.sort(np.concatenate([np.empty(0), *inner]))
-    if not errors.size:
+    if not unseen.sizes.size:
         return None
+    left_out = np.isin(sizes, unseen.sizes)
+    said_s = np.interp(sizes[left_out], unseen.sizes, unseen.predicted_s)
+    inner = off(said_s, seconds[left_out])
     first, last, grows = float(sizes[0]), float(sizes[-1]), []
     for kept_to in (
         lambda part: (sizes >= first * part, sizes == first, first),
@@ -674,8 +685,13 @@ def _held_out(form: str, sizes: Floats, seconds: Floats, unseen: Unseen) -> Held
             if kept.any() and (found := off_beyond(kept, at)).size:
                 near = sizes[kept][0 if end == first else -1]
                 seen.append(float(np.median(found)) / abs(math.log(near / end)))
-        grows.append(max(seen, default=float(errors[-1]) / math.log(2)))
-    return HeldOut(errors, first, last, *grows)
+        grows.append(max(seen, default=float(inner.max()) / math.log(2)))
+    apart = NEARER if form in THROUGH_ALL else 0.0
+    where = np.searchsorted(distinct := np.unique(sizes), sizes[left_out])
+    inner /= np.log(distinct[where + 1] / distinct[where - 1]) ** apart
+    falls = falling(sizes[left_out], inner)
+    as_at_first = np.sort(inner * (sizes[left_out] / first) ** falls)
+    return HeldOut(as_at_first, first, last, grows[0], grows[1], falls, apart)
 
 
 def unseen_errors(

@@ -24,6 +24,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import Link, Parts
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.timeline import Timeline
+from ddlkit.core.units import MOST
 from ddlkit.core.workload import Floats, Ints, Workload
 
 PLAIN = Link()
@@ -90,6 +91,8 @@ class Iteration:
     """(G,) size of each message."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.copy_s_per_byte <= MOST:
+            raise UserError(f"copies of {self.copy_s_per_byte} s a byte: must be at least 0")
         object.__setattr__(self, "group_bytes", self.plan.group_bytes(self.workload))
 
     @cached_property

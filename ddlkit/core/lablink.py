@@ -66,6 +66,16 @@ def read_link(link: str) -> Named:
     return Named(engine, bits_per_s, delay_s, jitter_s, float(said["loss"]), saved_s)
 
 
+def ranks_per_node(link: str) -> int:
+    """How many ranks share the link of a node, by its name; 1 where each has its own.
+
+    >>> ranks_per_node("emulated:200mbit-g4-1gbit-delay0.5ms"), ranks_per_node("lab:1gbit")
+    (4, 1)
+    """
+    found = re.search(r"-g([0-9]+)-", link)
+    return int(found[1]) if found else 1
+
+
 def way_s(link: str) -> float:
     """What a packet is delayed from one rank to another over a link, by its name; 0 for other places' links.
 

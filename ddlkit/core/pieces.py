@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import Floats
 
+UNDETERMINED = "the sizes do not determine the parameters: measure more distinct sizes"
+
 
 def least_squares(
     design: Floats, seconds: Floats, unit_s: Floats | None = None
@@ -31,13 +33,16 @@ def least_squares(
     weighted, wanted = design / unit_s[:, None], seconds / unit_s
     scale = np.linalg.norm(weighted, axis=0)
     basis, rank = np.zeros(0), 0
-    if np.all(scale > 0):
-        basis, _, rank, _ = np.linalg.lstsq(weighted / scale, wanted, rcond=None)
-    if rank < design.shape[1]:
-        raise UserError("the sizes do not determine the parameters: measure more distinct sizes")
+    try:
+        if np.all(scale > 0):
+            basis, _, rank, _ = np.linalg.lstsq(weighted / scale, wanted, rcond=None)
+        if rank < design.shape[1]:
+            raise np.linalg.LinAlgError
+        inverse = np.linalg.inv((weighted / scale).T @ (weighted / scale)) / np.outer(scale, scale)
+    except np.linalg.LinAlgError:
+        raise UserError(UNDETERMINED) from None
     values = basis / scale
     loss = float(np.sum((weighted @ values - wanted) ** 2))
-    inverse = np.linalg.inv((weighted / scale).T @ (weighted / scale)) / np.outer(scale, scale)
     leverage = np.einsum("ij,jk,ik->i", weighted, inverse, weighted)
     variance = np.diag(inverse * loss / max(len(seconds) - design.shape[1], 1))
     return values, np.sqrt(np.maximum(variance, 0)), leverage, loss
@@ -363,7 +368,10 @@ def _solved(design: Floats, wanted: Floats) -> tuple[Floats, Floats]:
     scale = np.linalg.norm(design, axis=1, keepdims=True)
     scaled = design / scale
     normal = np.matmul(scaled.transpose(0, 2, 1), scaled) + 1e-14 * np.eye(design.shape[2])
-    values = np.linalg.solve(normal, (scaled.transpose(0, 2, 1) @ wanted)[..., None])
+    try:
+        values = np.linalg.solve(normal, (scaled.transpose(0, 2, 1) @ wanted)[..., None])
+    except np.linalg.LinAlgError:
+        raise UserError(UNDETERMINED) from None
     losses = np.sum((np.matmul(scaled, values)[..., 0] - wanted) ** 2, axis=1)
     return values[..., 0] / scale[:, 0], losses
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ddlkit.core import pareto, units
 from ddlkit.core.cost import MessageCost
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, shown
 from ddlkit.core.workload import Floats, Ints, Workload
 
 
@@ -138,18 +138,21 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
 
     Dynamic programme over prefixes: E[i], the earliest end of communication of the first i tensors, is the
     minimum over the last group's start j of max(E[j], ready[i]) + cost(bytes of j..i); an earlier E[j] never
-    hurts, so keeping the best is enough. O(n**2) time. Among equal plans the one with fewest messages
-    at the end is kept (smallest j). Where a message is selected first, see `proven`.
+    hurts, so keeping the best is enough. O(n**2) time, O(n) memory. Among equal plans the one with fewest
+    messages at the end is kept (smallest j). Where a message is selected first, see `proven`.
     """
     if cost.selects:
         plan, least_s = proven(workload, cost)
         return replace(plan, least_s=least_s)
-    n, price = workload.n, _of_groups(workload, cost, cost.form)
-    earliest, start, ready_s = np.zeros(n + 1), np.zeros(n + 1, dtype=int), workload.ready_s
-    for i in range(1, n + 1):
-        ends = np.maximum(earliest[:i], ready_s[i - 1]) + price[i - 1, :i]
-        start[i] = np.argmin(ends)
-        earliest[i] = ends[start[i]]
+    n, ready_s = workload.n, workload.ready_s
+    earliest, start = np.zeros(n + 1), np.zeros(n + 1, dtype=int)
+    rows = max(1, AT_ONCE // n)
+    for first in range(0, n, rows):
+        price = _of_groups(workload, cost, cost.form, range(first, min(first + rows, n)))
+        for i, row in enumerate(price, start=first + 1):
+            ends = np.maximum(earliest[:i], ready_s[i - 1]) + row[:i]
+            start[i] = np.argmin(ends)
+            earliest[i] = ends[start[i]]
     cuts = [n]
     while start[cuts[-1]] > 0:
         cuts.append(int(start[cuts[-1]]))
@@ -162,20 +165,36 @@ def proven(workload: Workload, cost: MessageCost) -> tuple[FusionPlan, float]:
 
     The certificate is the least time that any plan takes, in seconds of an iteration, found by two searches
     that meet (`ddlkit.core.pareto`). At worst exponential; the tensors of a network take about a second.
+
+    Raises UserError for more than MOST_SELECTED tensors.
     """
+    if workload.n > MOST_SELECTED:
+        raise UserError(
+            f"plan exact of {workload.n} tensors that are selected: at most {MOST_SELECTED}, since every "
+            "group is held in memory: merge those of a layer, or use another planner"
+        )
+    every = range(workload.n)
     ready_s = np.broadcast_to(workload.ready_s[:, None], (workload.n, workload.n))
-    selecting_s = _of_groups(workload, cost.selection_s, f"{cost.form} selection")
-    sending_s = _of_groups(workload, cost, cost.form)
+    selecting_s = _of_groups(workload, cost.selection_s, f"{cost.form} selection", every)
+    sending_s = _of_groups(workload, cost, cost.form, every)
     found = pareto.best(pareto.Groups(ready_s, selecting_s, sending_s))
     return FusionPlan("exact", found.ends), found.least_s + workload.update_s
 
 
-def _of_groups(workload: Workload, seconds: Callable[[Floats], Any], what: str) -> Floats:
-    """(n, n) ``seconds`` by bytes, of the group from each first tensor (column) to each last one (row)."""
+AT_ONCE = 2**20
+"""So many groups are priced at a time: 8 MB of seconds."""
+MOST_SELECTED = 2_000
+"""Tensors whose groups are all held in memory, six times: 200 MB."""
+
+
+def _of_groups(
+    workload: Workload, seconds: Callable[[Floats], Any], what: str, lasts: range
+) -> Floats:
+    """(len(lasts), n) ``seconds`` by bytes, of the group from each first tensor (column) to a last one."""
     total = np.concatenate([[0.0], np.cumsum(workload.bytes)])
-    rows, columns = np.tril_indices(workload.n)
-    price = np.zeros((workload.n, workload.n))
-    price[rows, columns] = seconds(total[rows + 1] - total[columns])
+    rows, columns = np.tril_indices(len(lasts), lasts.start, workload.n)
+    price = np.zeros((len(lasts), workload.n))
+    price[rows, columns] = seconds(total[rows + lasts.start + 1] - total[columns])
     if not np.all(price >= 0):
         raise UserError(
             f"the {what} cost is negative at some message size: fit it on smaller messages"
@@ -233,7 +252,7 @@ def _integers(text: str, spec: str) -> list[int]:
         return [int(part) for part in text.replace(";", ",").replace(":", ",").split(",")]
     except ValueError:
         raise UserError(
-            f"plan {spec!r}: {text!r} must be whole numbers, as in cuts:3,40 or random:7:12"
+            f"plan {shown(spec)}: {shown(text)} must be whole numbers, as in cuts:3,40 or random:7:12"
         ) from None
 
 
@@ -256,8 +275,8 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
 def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     """Cuts drawn at random: plans that no planner would choose, to test a model with."""
     numbers = _integers(text, f"random:{text}")
-    if len(numbers) != 2:
-        raise UserError(f"plan 'random:{text}': write random:SEED:GROUPS")
+    if len(numbers) != 2 or numbers[0] < 0:
+        raise UserError(f"plan 'random:{text}': write random:SEED:GROUPS, whole numbers from 0")
     seed, groups = numbers
     if not 1 <= groups <= workload.n:
         raise UserError(f"random plan of {groups} groups: the workload has {workload.n} tensors")
@@ -288,7 +307,7 @@ def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) ->
     """
     name, _, text = spec.partition(":")
     if name not in PLANNERS:
-        raise UserError(f"unknown planner {name!r}: use one of {', '.join(PLANNERS)}")
+        raise UserError(f"unknown planner {shown(name)}: use one of {', '.join(PLANNERS)}")
     found = PLANNERS[name]
     if text and found.variants and text not in found.variants:
         raise UserError(f"plan {spec!r}: write {' or '.join(found.examples)}")

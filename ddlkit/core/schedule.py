@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, shown
 from ddlkit.core.workload import Floats
 
 NODE = 4
@@ -164,6 +164,8 @@ def _work(step: Step, rank: int) -> tuple[int, int, int]:
 
 # -- algorithms --------------------------------------------------------------------------------
 
+MOST_RANKS = 512
+"""Of a schedule: a ring of so many has half a million messages, which are counted one by one."""
 ALGORITHMS: dict[str, Callable[[int], tuple[int, list[Step]]]] = {}
 """By name: from a number of ranks, 2 or more, to the pieces and steps of a schedule."""
 
@@ -178,7 +180,9 @@ def _algorithm(
 @cache
 def _made(algorithm: str, ranks: int) -> Schedule:
     if algorithm not in ALGORITHMS:
-        raise UserError(f"unknown algorithm {algorithm!r}: use one of {', '.join(ALGORITHMS)}")
+        raise UserError(f"unknown algorithm {shown(algorithm)}: use one of {', '.join(ALGORITHMS)}")
+    if ranks > MOST_RANKS:
+        raise UserError(f"a schedule of {ranks} ranks: messages are counted up to {MOST_RANKS}")
     if ranks < 1:
         raise UserError(f"{algorithm} of {ranks} ranks: at least 1")
     pieces, steps = ALGORITHMS[algorithm](ranks) if ranks > 1 else (1, [])

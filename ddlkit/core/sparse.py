@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ddlkit.core.cost import UNDESCRIBED, Form, MessageCost, Table, cost_from_dict
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, shown
 from ddlkit.core.iteration import PLAIN, Iteration
 from ddlkit.core.link import Link
 from ddlkit.core.plan import FusionPlan
@@ -67,6 +67,8 @@ class SparseGather(MessageCost):
     def __post_init__(self) -> None:
         if isinstance(self.gather, dict):  # of a JSON description
             object.__setattr__(self, "gather", cost_from_dict(self.gather))
+        if not isinstance(self.gather, MessageCost):
+            raise UserError(f"sparse cost: gather is {shown(self.gather)}: must be another cost")
         if self.gather.workers is None or self.gather.collective != "all_gather":
             raise UserError("sparse cost: needs the cost of an all_gather that knows its workers")
         if not 0 < self.density <= 1:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -57,7 +59,7 @@ class Timeline:
                 )
         late = np.flatnonzero(~(self.end_s >= self.start_s))
         if late.size:
-            raise UserError(f"timeline: span {self.task[late[0]]!r} ends before it starts")
+            raise UserError(f"timeline: span {str(self.task[late[0]])!r} ends before it starts")
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> Timeline:
@@ -144,27 +146,28 @@ class Timeline:
 
     def _offsets_s(self) -> NDArray[np.float64]:
         """(n,) what to add to each start so that iterations follow one another from 0 on."""
-        offset_s, next_s = np.zeros(self.n), 0.0
-        for iteration in np.unique(self.iteration):
-            rows = self.iteration == iteration
-            first_s = self.start_s[rows].min()
-            offset_s[rows] = next_s - first_s
-            next_s += self.end_s[rows].max() - first_s
-        return offset_s
+        _, which = np.unique(self.iteration, return_inverse=True)
+        first_s = np.full(which.max(initial=-1) + 1, np.inf)
+        last_s = -first_s
+        np.minimum.at(first_s, which, self.start_s)
+        np.maximum.at(last_s, which, self.end_s)
+        begin_s = np.concatenate([[0.0], np.cumsum(last_s - first_s)[:-1]])
+        return np.asarray((begin_s - first_s)[which])
 
     def _tracks(self, start_s: NDArray[np.float64]) -> list[int]:
         """n numbers: spans of one rank, stream and track do not overlap; tracks count from 0."""
         tracks = [0] * self.n
-        free_s: dict[tuple[int, str], list[float]] = {}
         end_s = start_s + (self.end_s - self.start_s)
+        # Where one ends and the next begins in the same instant, rounding must not part them.
+        over_s = end_s - 1e-12 * np.abs(end_s)
+        busy: dict[tuple[int, str], list[tuple[float, int]]] = defaultdict(list)
+        free: dict[tuple[int, str], list[int]] = defaultdict(list)
         for row in np.lexsort((end_s, start_s)).tolist():
-            ends = free_s.setdefault((int(self.rank[row]), str(self.stream[row])), [])
-            # Where one ends and the next begins in the same instant, rounding must not part them.
-            fits = [
-                track for track, end in enumerate(ends) if end <= start_s[row] + 1e-12 * abs(end)
-            ]
-            tracks[row] = fits[0] if fits else len(ends)
-            ends[tracks[row] : tracks[row] + 1] = [float(end_s[row])]
+            key = int(self.rank[row]), str(self.stream[row])
+            while busy[key] and busy[key][0][0] <= start_s[row]:
+                heappush(free[key], heappop(busy[key])[1])
+            tracks[row] = heappop(free[key]) if free[key] else len(busy[key])
+            heappush(busy[key], (float(over_s[row]), tracks[row]))
         return tracks
 
 

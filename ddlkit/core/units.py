@@ -14,6 +14,12 @@ from ddlkit.core.errors import UserError
 KB, MB, GB = 1000, 1000**2, 1000**3
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
+LEAST, MOST = 1e-30, 1e30
+"""Between these lies every time, rate and number of FLOP that somebody means, with room to multiply; below
+and beyond, arithmetic ends at 0 or at infinity."""
+MOST_WHOLE = 10**14
+"""Of bytes, elements and counts in a file: a hundred terabytes. Sums of many thousands fit 64 bits."""
+
 _NUMBER = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-zµ/]*)\s*$")
 
 BYTES = {"": 1, "B": 1, "KB": KB, "MB": MB, "GB": GB, "KIB": KIB, "MIB": MIB, "GIB": GIB}
@@ -34,7 +40,10 @@ def _split(text: str, what: str, example: str) -> tuple[float, str]:
     match = _NUMBER.match(text)
     if not match:
         raise UserError(f"{what} {text!r} is not a number with a unit: write for example {example}")
-    return float(match.group(1)), match.group(2)
+    value = float(match.group(1))
+    if value > MOST_WHOLE:
+        raise UserError(f"{what} {text!r} is too large: write for example {example}")
+    return value, match.group(2)
 
 
 def parse_bytes(text: str) -> int:
@@ -69,7 +78,9 @@ def parse_element_bytes(text: str) -> int:
     >>> parse_element_bytes("2"), parse_element_bytes("bf16"), parse_element_bytes("fp32")
     (2, 2, 4)
     """
-    n_bytes = int(text) if text.isdecimal() else _ELEMENT_BYTES.get(text.lower(), 0)
+    n_bytes = (
+        int(text) if text.isdecimal() and len(text) < 3 else _ELEMENT_BYTES.get(text.lower(), 0)
+    )
     if not 1 <= n_bytes <= 8:
         known = ", ".join(_ELEMENT_BYTES)
         raise UserError(f"{text!r} is no number of bytes from 1 to 8: use one, or {known}")

@@ -11,6 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.units import MOST, MOST_WHOLE
+
+MOST_TENSORS = 20_000
+"""Of a workload: the largest networks have some thousands; the best plan of so many takes half a minute."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -19,20 +23,24 @@ Ints = NDArray[np.int64]
 def _freeze(owner: Any, n: int, **least: int) -> None:
     """Make columns read-only copies of length ``n``, finite and not below ``least``; 1: whole numbers."""
     for name, minimum in least.items():
-        array: NDArray[Any] = np.array(getattr(owner, name), np.int64 if minimum else float)
+        array: NDArray[Any] = np.array(getattr(owner, name), float)
         if array.shape != (n,):
             raise UserError(f"{name} has shape {array.shape}, but there are {n} tensors")
         wrong = np.flatnonzero(~np.isfinite(array.astype(float)) | (array < minimum))
         if wrong.size:
             raise UserError(
-                f"{name} of tensor {wrong[0]} is {array[wrong[0]]}: must be >= {minimum}"
+                f"{name} of tensor {wrong[0]} is {array[wrong[0]]:g}: must be >= {minimum}"
             )
+        if (array > (MOST_WHOLE if minimum else MOST)).any():
+            raise UserError(f"{name} is {array.max():g} in some tensor: nobody means that")
+        if minimum:
+            array = np.array(getattr(owner, name), np.int64)
         array.setflags(write=False)
         object.__setattr__(owner, name, array)
 
 
 def _check_time(seconds: float, what: str) -> None:
-    if not np.isfinite(seconds) or seconds < 0:
+    if not 0 <= seconds <= MOST:
         raise UserError(f"{what} is {seconds}: must be a finite time >= 0")
 
 
@@ -62,11 +70,14 @@ class Workload:
         n = len(self.tensor)
         if n == 0:
             raise UserError("the workload is empty: it needs at least one tensor")
+        if n > MOST_TENSORS:
+            raise UserError(f"{n} tensors: at most {MOST_TENSORS}: merge those of a layer")
         if len(self.layer) != n:
             raise UserError(f"layer has {len(self.layer)} names, but there are {n} tensors")
         _check_time(self.forward_s, "forward_s")
         _check_time(self.update_s, "update_s")
         _freeze(self, n, backward_s=0, bytes=1, parameters=1)
+        _check_time(float(self.backward_s.sum()), "backward_s in all")
 
     @property
     def n(self) -> int:

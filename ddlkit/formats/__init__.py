@@ -15,8 +15,10 @@ from ddlkit.formats import autograd, kineto, trace, transformer
 from ddlkit.store import files
 from ddlkit.store.readers import profile_frame
 from ddlkit.store.sheet import SCHEMAS, Column, Schema, read_sheet, write_sheet
-from ddlkit.store.tables import is_stamped
+from ddlkit.store.tables import own_output
 
+MOST_BATCH = 10**9
+"""Samples of an iteration: more than any training set here has."""
 FLOPS = Schema(
     "FLOP counts",
     (
@@ -79,8 +81,8 @@ def import_file(
     that counts need and the options lack.
     """
     options = options or ImportOptions()
-    if options.batch is not None and options.batch < 1:
-        raise UserError(f"batch size is {options.batch}: must be at least 1")
+    if options.batch is not None and not 1 <= options.batch <= MOST_BATCH:
+        raise UserError(f"batch size is {options.batch}: must be from 1 to {MOST_BATCH}")
     text = files.read_text(path)
     kind = guess_kind(text, str(path)) if kind is None else kind
     if kind not in KINDS:
@@ -136,27 +138,29 @@ def guess_kind(text: str, source: str) -> str:
     return kinds[0]
 
 
-def save_profile(profile: LayerProfile, path: Path) -> None:
+def save_profile(profile: LayerProfile, path: Path, *sources: Path) -> None:
     """The profile as a CSV of one's own, without a stamp: nothing of it was measured here.
 
-    Raises UserError where a recorded table is in the way, and as writing does.
+    Raises UserError where a recorded table or one of the sources is in the way, and as writing does.
     """
-    _write_own(path, write_sheet(profile_frame(profile), SCHEMAS["layers"], str(path)))
+    _write_own(path, write_sheet(profile_frame(profile), SCHEMAS["layers"], str(path)), sources)
 
 
-def save_messages(messages: Sequence[tuple[int, float]], path: Path) -> None:
-    """The messages as a CSV that ``ddlkit fit`` reads. Raises UserError when there are none."""
+def save_messages(messages: Sequence[tuple[int, float]], path: Path, *sources: Path) -> None:
+    """The messages as a CSV that ``ddlkit fit`` reads.
+
+    Raises UserError when there are none, and as `save_profile`.
+    """
     if not messages:
         raise UserError(f"no message times to write into {path}: the file tells none")
-    _write_own(path, "bytes,seconds\n" + "".join(f"{size},{time!r}\n" for size, time in messages))
+    rows = "".join(f"{size},{time!r}\n" for size, time in messages)
+    _write_own(path, "bytes,seconds\n" + rows, sources)
 
 
-def _write_own(path: Path, text: str) -> None:
+def _write_own(path: Path, text: str, sources: Sequence[Path]) -> None:
     if path.suffix != ".csv":
         raise UserError(f"{path}: the table is CSV: name it so")
-    if is_stamped(path):
-        raise UserError(f"{path} is a recorded table: choose another name")
-    files.atomic_write_text(path, text)
+    files.atomic_write_text(own_output(path, *sources), text)
 
 
 def _import_trace(text: str, source: str, options: ImportOptions) -> Imported:

@@ -6,17 +6,18 @@ a kernel belongs to the phase that launched it.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, shown
 from ddlkit.core.timeline import COMMUNICATION, Timeline
+from ddlkit.core.units import MOST_WHOLE
+from ddlkit.store.documents import parse_json
 
 PHASES = ("forward", "backward", "update")
 FORWARD, BACKWARD, UPDATE = (f"ddlkit.{kind}" for kind in PHASES)
@@ -41,6 +42,39 @@ _ELEMENT_BYTES = {
     **dict.fromkeys(("half", "bfloat16", "short", "short int"), 2),
     **dict.fromkeys(("bool", "byte", "char", "signed char", "unsigned char"), 1),
 }
+
+
+MOST_US = 1e18
+"""Of instants and times, in microseconds: thirty thousand years."""
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value <= MOST_WHOLE
+
+
+def _is_lists(value: Any) -> bool:
+    """Whether it is a list, of lengths of at most so many elements together where it tells those."""
+    if not isinstance(value, list):
+        return False
+    lengths = [
+        [n for n in one if not isinstance(n, list)] for one in value if isinstance(one, list)
+    ]
+    return all(all(map(_is_count, one)) and _is_count(math.prod(one)) for one in lengths)
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, (dict, list))
+
+
+_READ_OF_ARGS: Mapping[str, Callable[[Any], bool]] = {
+    "In msg nelems": _is_count,
+    "Out msg nelems": _is_count,
+    "Input Dims": _is_lists,
+    "Input type": lambda value: isinstance(value, list),
+    "Sequence number": _is_plain,
+    "correlation": _is_plain,
+}
+"""What is read of the profiler's remarks on an event, and whether a value can be that."""
 
 
 class Event(NamedTuple):
@@ -140,12 +174,17 @@ def spans(document: Any, source: str = "trace") -> list[Event]:
         if not isinstance(event, dict) or event.get("ph") != "X" or event.get("cat") in copied:
             continue
         times: list[Any] = [event.get(name) for name in ("ts", "dur")]
-        good = all(isinstance(t, (int, float)) and math.isfinite(t) for t in times)
-        if not (good and times[1] >= 0 and isinstance(event.get("name"), str)):
+        name = event.get("name")
+        where = (
+            f"{source}: traceEvents[{number}] ({name if isinstance(name, str) else shown(name)})"
+        )
+        good = all(isinstance(t, (int, float)) and abs(t) <= MOST_US for t in times)
+        if not (good and times[1] >= 0 and isinstance(name, str)):
+            ts, dur = map(shown, times)
             raise UserError(
-                f"{source}: traceEvents[{number}] ({event.get('name')}): ts {times[0]} and dur "
-                f"{times[1]} must be microseconds: export the trace again"
+                f"{where}: ts {ts} and dur {dur} must be microseconds: export the trace again"
             )
+        _check_args(event.get("args"), where)
         found.append(event)
     first_us = min((event["ts"] for event in found), default=0.0)
     events = [
@@ -163,13 +202,20 @@ def spans(document: Any, source: str = "trace") -> list[Event]:
     return sorted(events, key=lambda event: (event.start_s, -event.end_s))
 
 
+def _check_args(args: Any, where: str) -> None:
+    """Raise a UserError for remarks on an event that the profiler does not write so."""
+    for name, can_be in _READ_OF_ARGS.items() if isinstance(args, dict) else ():
+        if name in args and not can_be(args[name]):
+            raise UserError(f"{where}: {name} is {shown(args[name])}: export the trace again")
+
+
 def parse_kineto(text: str, source: str) -> KinetoTrace:
     """The trace in the text of a file of ``export_chrome_trace``; ``source`` names it in errors.
 
     Raises UserError for a text that is no JSON, no Chrome trace, damaged, or without any span.
     """
     try:
-        document = json.loads(text)
+        document = parse_json(text)
     except ValueError as error:
         raise UserError(f"{source}: is not JSON ({error}): truncated? export it again") from error
     trace = KinetoTrace(source, tuple(spans(document, source)))
@@ -177,9 +223,11 @@ def parse_kineto(text: str, source: str) -> KinetoTrace:
         raise trace.missing("no span at all")
     described = document.get("distributedInfo"), document.get("deviceProperties")
     rank = described[0].get("rank", 0) if isinstance(described[0], dict) else 0
-    named = described[1][0] if isinstance(described[1], list) and described[1] else {}
-    device = str(named.get("name", "cuda")) if trace.kernels else "cpu"
-    return replace(trace, rank=int(rank), device=device)
+    named = described[1][0] if isinstance(described[1], list) and described[1] else None
+    name = named.get("name", "cuda") if isinstance(named, dict) else "cuda"
+    if not (_is_count(rank) and isinstance(name, str)):
+        raise UserError(f"{source}: rank {shown(rank)} of device {shown(name)}: export it again")
+    return replace(trace, rank=rank, device=name if trace.kernels else "cpu")
 
 
 # -- iterations and phases ---------------------------------------------------------------------

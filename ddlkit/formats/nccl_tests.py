@@ -10,7 +10,7 @@ import numpy as np
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import KNOWN, bus_factor
-from ddlkit.store.sheet import Column, Schema, Sheet
+from ddlkit.store.sheet import Column, Schema, Sheet, check_cells
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -72,11 +72,12 @@ def read_log(text: str, file: str, collective: str = "") -> Log:
     of the same collective and ranks, for wrong values, for times that are not of the GPU, in other units, or
     that contradict the bandwidths printed beside them.
     """
+    check_cells(text, "\n", file)
     scan = _Scan(file, collective)
     for number, line in enumerate(text.splitlines(), start=1):
         scan.take(number, _LABEL.sub("", line))
     sheet = scan.sheet()
-    frame = _LOG.frame(sheet)
+    frame = _LOG.frame(sheet, exact=False)
     for row, wrong in enumerate(frame["#wrong"]):
         if wrong:
             sheet.fail(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import re
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, shown
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.units import KIB
-from ddlkit.store import files
+from ddlkit.store.documents import read_json
 
 
 def is_file(spec: str) -> bool:
@@ -21,7 +21,11 @@ def is_file(spec: str) -> bool:
     (True, False)
     """
     path = Path(spec)
-    return path.suffix == ".json" or (bool(path.suffix) and path.is_file())
+    if path.suffix == ".json":
+        return True
+    with contextlib.suppress(OSError):  # of a name that no file can have
+        return bool(path.suffix) and path.is_file()
+    return False
 
 
 def read_plan(path: Path) -> FusionPlan:
@@ -30,10 +34,7 @@ def read_plan(path: Path) -> FusionPlan:
     Raises UserError for another file, and for groups that are not neighbours from the last tensor to the
     first.
     """
-    try:
-        described = json.loads(files.read_text(path))
-    except ValueError as error:
-        raise UserError(f"{path}: is not JSON ({error}): write it by ddlkit plan --json") from error
+    described = read_json(path, "write it by ddlkit plan --json")
     groups: Any = described.get("groups") if isinstance(described, dict) else None
     good = isinstance(groups, list) and groups and all(isinstance(g, list) and g for g in groups)
     if not good:
@@ -49,7 +50,7 @@ def read_plan(path: Path) -> FusionPlan:
 
 
 def _short(group: list[Any]) -> str:
-    return str(group) if len(group) <= 4 else f"{str(group[:3])[:-1]}, ..., {group[-1]}]"
+    return shown(group) if len(group) <= 4 else f"{shown(group[:3])[:-1]}, ..., {shown(group[-1])}]"
 
 
 def with_unit(spec: str) -> str:

@@ -22,7 +22,7 @@ from ddlkit.core.units import format_bytes, format_seconds
 from ddlkit.core.workload import Floats, Ints, LayerProfile
 from ddlkit.papers.dag import IterationTimes
 from ddlkit.store.readers import BYTES_PER_PARAMETER
-from ddlkit.store.sheet import Column, Schema, Sheet
+from ddlkit.store.sheet import Column, Schema, Sheet, check_cells
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -185,7 +185,7 @@ def parse_trace(text: str, file: str) -> LayerTrace:
     (('conv', 'relu'), [2e-05, 3e-06])
     """
     sheet = _sheet(text, file)
-    frame = _FILE.frame(sheet)
+    frame = _FILE.frame(sheet, exact=False)
     ids = frame["id"].to_numpy()
     rows = np.arange(len(ids))
     expected = rows - np.maximum.accumulate(np.where(ids == 0, rows, 0))
@@ -228,6 +228,7 @@ def _cells(line: str) -> list[str]:
 
 def _sheet(text: str, file: str) -> Sheet:
     """The lines that are neither blank nor a header, as cells."""
+    check_cells(text, "\n\t ,", file)
     lines, rows, names = [], [], _FILE.names
     for line, content in enumerate(text.splitlines(), start=1):
         cells = _cells(content)

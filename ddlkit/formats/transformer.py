@@ -19,6 +19,9 @@ from pandas import DataFrame
 from ddlkit.core.errors import UserError
 from ddlkit.store.sheet import Column, Schema, Sheet
 
+MOST_LAYERS, MOST_SIZE = 1_000, 10_000_000
+"""Of a transformer: the largest have some hundred layers, and less than a million of anything else."""
+
 
 class Tensor(NamedTuple):
     """Elements of a tensor, and the forward FLOP of one sample whose backward comes before its gradient."""
@@ -59,6 +62,9 @@ class Decoder:
         sizes = (self.layers, self.d_model, self.heads, self.d_ff, self.vocabulary)
         if min(sizes) < 1 or self.positions < 0:
             raise UserError(f"a transformer of {sizes}, {self.positions} positions: 1 or more each")
+        if self.layers > MOST_LAYERS or max(*sizes, self.positions) > MOST_SIZE:
+            most = f"at most {MOST_LAYERS} layers, and {MOST_SIZE} else"
+            raise UserError(f"a transformer of {sizes}, {self.positions} positions: {most}")
         if self.d_model % self.heads:
             raise UserError(
                 f"{self.heads} heads do not share d_model {self.d_model}: choose others"
@@ -78,10 +84,9 @@ class Decoder:
 
         Raises UserError for no token, and for more than there are learned positions.
         """
-        if tokens < 1 or 0 < self.positions < tokens:
-            raise UserError(
-                f"a sequence of {tokens} tokens: from 1 to {self.positions or 'any number'} of them"
-            )
+        most = self.positions or MOST_SIZE
+        if not 1 <= tokens <= most:
+            raise UserError(f"a sequence of {tokens} tokens: from 1 to {most} of them")
         return list(self._tensors(tokens))
 
     @property

@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +28,14 @@ from ddlkit.core import units
 from ddlkit.core.errors import UserError
 from ddlkit.report import exercises, outputs, site
 from ddlkit.report.source import default_recording
+from ddlkit.run.jobs.launch import end
 from ddlkit.run.jobs.protocol import unwinding
-from ddlkit.store.files import writing_in
+from ddlkit.run.sessions.session import one_line
+from ddlkit.store.files import scratch, writing_in
 
 PACKAGE = Path(ddlkit.__file__).parent
 TIMEOUT_S = 600.0
+FILES = 128  # open at once in this process, and in a kernel: a loop and a dozen sockets each
 
 
 def build(
@@ -109,9 +114,13 @@ def run(
     ``timeout_s`` is per notebook. Progress, with times, goes to stderr. Ctrl-C and SIGTERM end the kernel
     too. Returns which were kept.
 
-    Raises UserError for a notebook that fails (naming it, the cell and the exception), and for one that
-    takes too long.
+    Raises UserError for a notebook that fails (naming it, the cell and the exception), for one that takes too
+    long, and where too few files may be open.
     """
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= allowed < FILES:
+        few = f"{allowed} open files are allowed, kernels of notebooks need up to {FILES}"
+        raise UserError(f"{few}: ulimit -n {FILES}")
     parameters = [{"data": data} if data and takes_data(one) else {} for one in chosen]
     package = (path for path in _files(PACKAGE) if path.suffix != ".pyc")
     common = _digest(package, *map(_files, inputs))
@@ -185,25 +194,26 @@ class _Run:
 
     def _execute(self, timeout_s: float, start: float) -> None:
         import papermill
+        import zmq
         from nbclient.exceptions import CellTimeoutError, DeadKernelError
         from papermill.exceptions import PapermillExecutionError
 
         name = f"notebook {self.notebook.name}"
+        told = {outputs.REPORTS_VARIABLE: str(self.reports), exercises.SOLVED_VARIABLE: "1"}
         try:
-            papermill.execute_notebook(
-                str(self.notebook.resolve()),
-                str(self.copy.resolve()),
-                parameters=dict(self.parameters),
-                kernel_name="python3",
-                progress_bar=False,
-                cwd=str(self.notebook.resolve().parent),
-                kernel_manager_class=_kernel_manager(
-                    {outputs.REPORTS_VARIABLE: str(self.reports), exercises.SOLVED_VARIABLE: "1"}
-                ),
-                # Per cell in nbclient: each cell gets what is left of the notebook's time.
-                timeout_func=lambda cell: max(1.0, start + timeout_s - time.monotonic()),
-                shutdown_kernel="immediate",
-            )
+            with _kernels(told) as kernels:
+                papermill.execute_notebook(
+                    str(self.notebook.resolve()),
+                    str(self.copy.resolve()),
+                    parameters=dict(self.parameters),
+                    kernel_name="python3",
+                    progress_bar=False,
+                    cwd=str(self.notebook.resolve().parent),
+                    kernel_manager_class=kernels,
+                    # Per cell in nbclient: each cell gets what is left of the notebook's time.
+                    timeout_func=lambda cell: max(1.0, start + timeout_s - time.monotonic()),
+                    shutdown_kernel="immediate",
+                )
         except PapermillExecutionError as error:
             # Counted from 1 in the notebook; the copy has one more cell where parameters are given.
             number = error.cell_index + 1 - bool(self.parameters)
@@ -215,6 +225,9 @@ class _Run:
             raise UserError(f"{name} took longer than {limit}: its kernel was ended") from None
         except DeadKernelError:
             raise UserError(f"{name}: its kernel died (out of memory?)") from None
+        except (RuntimeError, zmq.ZMQError) as error:
+            why = f"{one_line(error)} (out of memory?)"
+            raise UserError(f"{name}: its kernel did not start: {why}") from error
 
 
 def _files(path: Path) -> Iterable[Path]:
@@ -235,8 +248,12 @@ def _stamps(folder: Path) -> dict[Path, tuple[int, int]]:
     return {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}
 
 
-def _kernel_manager(environment: Mapping[str, str]) -> type:
-    """A kernel manager whose kernels run this interpreter and this package, with ``environment``."""
+@contextmanager
+def _kernels(environment: Mapping[str, str]) -> Iterator[type]:
+    """A kernel manager whose kernels run this interpreter and this package, with ``environment``.
+
+    Neither they nor the file by which they are found outlive the block, even if they are about to start.
+    """
     import zmq
     from ipykernel.kernelspec import get_kernel_dict
     from jupyter_client.kernelspec import KernelSpec
@@ -244,14 +261,21 @@ def _kernel_manager(environment: Mapping[str, str]) -> type:
 
     paths = [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]
     extra = {**environment, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    made: list[Any] = []
 
     class ThisPython(AsyncKernelManager):
         def __init__(self, **options: Any) -> None:
-            super().__init__(**options)
+            super().__init__(**options, connection_file=str(place / "kernel.json"))
+            made.append(self)
             # Otherwise ipykernel 7 writes a notice about unencrypted TCP into the first cell.
             if self.has_trait("transport_encryption") and zmq.has("curve"):
                 self.transport_encryption = "auto"
             # A kernel named python3 elsewhere on the search path may belong to another Python.
             self._kernel_spec = KernelSpec(resource_dir="", env=extra, **get_kernel_dict())
 
-    return ThisPython
+    with scratch() as place:
+        try:
+            yield ThisPython
+        finally:
+            started = [getattr(one.provisioner, "process", None) for one in made]
+            end([process for process in started if process])

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ddlkit.core.cost import MessageCost, Table
+from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import format_bytes
 
 _BETWEEN = {"nccl": "GPUs", "nccl-tests": "GPUs", "gloo": "processors"}
@@ -43,6 +44,13 @@ class Measured(NamedTuple):
         """As ``ddlkit fit --json`` wrote it; of a table by hand, its own sizes; else nothing is known."""
         fitted = description.get("fit", {})
         found = cls(**{name: fitted.get(name) for name in cls._fields})
+        sizes, said = found[:2], found[2:]
+        numbers = all(one is None or isinstance(one, (int, float)) and one > 0 for one in sizes)
+        if not numbers or not all(one is None or isinstance(one, str) for one in said):
+            raise UserError(
+                f"the cost's fit says {shown(tuple(found))}: from and to bytes must be above zero, "
+                "between and on_device names: fit again"
+            )
         if found.from_bytes is None and isinstance(cost, Table):
             found = cls.of(cost.bytes)._replace(between=found.between)
         return found

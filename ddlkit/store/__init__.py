@@ -25,4 +25,5 @@ from ddlkit.store.specs import published_networks as published_networks
 from ddlkit.store.tables import BENCHMARK_VERSION as BENCHMARK_VERSION
 from ddlkit.store.tables import load_stamp as load_stamp
 from ddlkit.store.tables import load_table as load_table
+from ddlkit.store.tables import own_output as own_output
 from ddlkit.store.tables import save_table as save_table

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import gzip
 import hashlib
+import io
 import os
 import re
+import secrets
+import shutil
+import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from ddlkit import machine
 from ddlkit.core.errors import UserError
+
+MOST_BYTES = 128 * 1024**2
+"""Of a file, and of its text once unpacked: the largest known here, profiles of training, have some 50 MB.
+Read, it may take ten times as much memory."""
 
 ROOT = Path(os.environ.get("DDLKIT_ROOT") or Path(__file__).parents[2]).resolve()
 DATA = ROOT / "data"
@@ -40,6 +49,9 @@ def list_recorded() -> list[Path]:
     return sorted({path.parent for path in RECORDED.glob("*/*.csv*")})
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
 @contextlib.contextmanager
 def _refusing(verb: str, path: Path) -> Iterator[None]:
     """Turn the operating system's refusal into a UserError naming ``path``."""
@@ -50,13 +62,25 @@ def _refusing(verb: str, path: Path) -> Iterator[None]:
         advice = (
             "check the path" if verb == "read" else "choose another directory or its permissions"
         )
+        if error.errno in FULL:
+            advice = "make room there, or choose another directory"
         raise UserError(f"cannot {verb} {path}: {reason}: {advice}") from error
 
 
 def read(path: Path) -> bytes:
-    """All bytes of a file. Raises UserError when there is none or it may not be read."""
-    with _refusing("read", path):
-        return path.read_bytes()
+    """All bytes of a file. Raises UserError for none, for over MOST_BYTES, and where it may not be read."""
+    with _refusing("read", path), path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    _check_size(data, path, "")
+    return data
+
+
+def _check_size(data: bytes, path: Path, when: str) -> None:
+    if len(data) > MOST_BYTES:
+        most = f"{MOST_BYTES // 1024**2} MiB"
+        raise UserError(
+            f"{path}: more than {most}{when}: give a part of it: fewer iterations or rows"
+        )
 
 
 def is_empty(path: Path) -> bool:
@@ -67,14 +91,16 @@ def is_empty(path: Path) -> bool:
 
 
 def text_of(data: bytes, path: Path) -> str:
-    """Content as text, unpacked if ``path`` ends in .gz; UserError if empty, damaged or binary."""
+    """Content as text, unpacked if ``path`` ends in .gz; UserError if empty, damaged, binary or too large."""
     if path.suffix == ".gz" and data:
         try:
-            data = gzip.decompress(data)
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+                data = file.read(MOST_BYTES + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise UserError(
                 f"{path}: damaged gzip file ({error}): restore or measure again"
             ) from error
+        _check_size(data, path, " once unpacked")
     if not data.strip():
         raise UserError(f"{path}: the file is empty: expected a header line and rows")
     try:
@@ -110,13 +136,15 @@ def replace(source: Path, target: Path) -> None:
 def atomic_write(path: Path, data: bytes) -> None:
     """Write ``data`` so that readers see the old file or the new one, never a mixture.
 
-    Makes the directory. Raises UserError where writing is refused; the old file then stays.
+    Makes the directory. Raises UserError where writing is refused; the old file then stays. In a folder
+    that is shared nobody can know the name it is written under, or have a link lie there.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with _refusing("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with temporary.open("wb") as file:
+            with os.fdopen(os.open(temporary, new, 0o666), "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -145,7 +173,7 @@ def lock(path: Path) -> Iterator[None]:
     """
     with _refusing("lock", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -153,8 +181,9 @@ def lock(path: Path) -> Iterator[None]:
         os.close(descriptor)
         raise UserError(f"{path} is held by process {holder}: wait until it ends") from error
     try:
-        os.truncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
+        with _refusing("lock", path):
+            os.truncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
         yield
     finally:
         os.truncate(descriptor, 0)
@@ -173,5 +202,60 @@ def writing_in(directory: Path) -> Iterator[None]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
+
+
+# -- directories that do not outlive their owner ---------------------------------------------------
+
+SCRATCH = "ddlkit-run-"
+
+
+@contextlib.contextmanager
+def scratch(parent: Path | str | None = None) -> Iterator[Path]:
+    """A directory that lasts as long as the block, in ``parent`` or where temporary files go.
+
+    A lock on it, which the kernel frees however its owner ends, says that it is needed: of a killed owner
+    it is removed by whoever makes the next one there. Raises UserError where none can be made.
+    """
+    place = Path(parent or tempfile.gettempdir())
+    with _refusing("write", place):
+        for left in place.glob(f"{SCRATCH}*"):
+            with contextlib.suppress(OSError), _holding(left):
+                shutil.rmtree(left)
+        path, held = _made(place)
+    with held:
+        try:
+            yield path
+        except OSError as error:
+            if error.errno in FULL and not error.filename:  # a write does not know where it goes
+                error.filename = str(path)
+            raise
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _made(place: Path) -> tuple[Path, contextlib.ExitStack]:
+    """A new scratch directory, and what holds it."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
+        with (
+            contextlib.ExitStack() as stack,
+            contextlib.suppress(FileNotFoundError, BlockingIOError),
+        ):
+            descriptor = stack.enter_context(_holding(path))
+            if os.fstat(descriptor).st_nlink:  # else another process swept it before it was held
+                return path, stack.pop_all()
+
+
+@contextlib.contextmanager
+def _holding(directory: Path) -> Iterator[int]:
+    """The lock on a directory of ours. Raises OSError where it is not ours, or another process holds it."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "not ours", str(directory))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield descriptor
     finally:
         os.close(descriptor)

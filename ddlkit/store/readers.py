@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile
 from ddlkit.store import files
+from ddlkit.store.documents import read_json
 from ddlkit.store.sheet import SCHEMAS, read_sheet
 from ddlkit.store.tables import is_stamped, load_table
 
@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 BYTES_PER_PARAMETER = 4  # of a gradient in single precision
+MOST_SPANS = 200_000
+"""Of one timeline: a recorded one has some thousands, and Perfetto becomes slow."""
 PROFILE_KEYS = ("network", "device", "batch", "precision", "ranks", "threads")
 SELECTOR = "topk_unsorted"  # of the table selection: what a replay that really selects does
+MOST_LISTED = 20  # values of which one is to be chosen
 # What a user's own layer profile may leave out, and what is then assumed.
 _ASSUMED = {
     "device": "unknown",
@@ -140,6 +143,8 @@ def read_timeline(path: Path, case: str | None = None, repeat: int | None = None
         sheet = read_sheet(files.read_text(path), str(path))
         frame = SCHEMAS["timeline"].frame(sheet, exact=False)
     frame, _ = choose(frame, ("case", "repeat"), {"case": case, "repeat": repeat}, path)
+    if len(frame) > MOST_SPANS:
+        raise UserError(f"{path}: {len(frame)} spans in one timeline: at most {MOST_SPANS}")
     return Timeline(**{name: frame[name].to_numpy() for name in TIMELINE_COLUMNS})
 
 
@@ -153,7 +158,7 @@ def choose(
         if key not in frame.columns:
             continue
         found = frame[key].drop_duplicates().tolist()
-        listed = ", ".join(map(str, found))
+        listed = ", ".join(map(str, found[:MOST_LISTED])) + ", ..." * (len(found) > MOST_LISTED)
         want = wanted.get(key)
         if want is not None and want not in found:
             raise UserError(f"{path}: no row with {key} {want}: it has {listed}")
@@ -201,10 +206,7 @@ def read_selection(
         return fit(form, *columns, draws=0).cost
     if form not in (SelectionTimes.form, AUTO):
         raise UserError(f"{paths[0]}: has a form of its own: give --selection-form with tables")
-    try:
-        return from_dict(json.loads(files.read_text(paths[0])), SELECTION_FORMS)
-    except ValueError as error:
-        raise UserError(f"{paths[0]}: is not JSON ({error})") from error
+    return from_dict(read_json(paths[0], "a selection cost, or give tables"), SELECTION_FORMS)
 
 
 def selection_table(rows: DataFrame) -> SelectionTimes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
@@ -20,12 +21,18 @@ import numpy as np
 
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
+from ddlkit.core.units import LEAST, MOST, MOST_WHOLE
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 Kind = Literal["str", "int", "float", "bool", "microseconds"]
 Check = Literal["", "named", "positive", "non_negative", "finite"]
+
+MOST_COLUMNS = 1_000
+"""Of a table: ours have at most 40, people's own a few more than they need."""
+MOST_CELLS = 10_000_000
+"""Of a table, by its commas and line breaks: read, about a gigabyte."""
 
 _BOOLS = {"True": True, "False": False, "true": True, "false": False}
 
@@ -82,10 +89,14 @@ def read_sheet(text: str, file: str) -> Sheet:
     >>> sheet.lines, sheet.rows
     ((2,), (['8', '1e-3'],))
     """
+    check_cells(text, ",\n", file)
     lines, rows = [], []
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = tuple(name.strip() for name in next(reader))
+        if not any(header) or len(header) > MOST_COLUMNS:
+            what = f"{len(header)} columns, more than {MOST_COLUMNS}" if any(header) else "empty"
+            raise UserError(f"{file}: line 1, the header: {what}: name the columns that are needed")
         for row in reader:
             if row and len(row) != len(header):
                 last = header[min(len(row), len(header) - 1)]
@@ -101,6 +112,12 @@ def read_sheet(text: str, file: str) -> Sheet:
     if not rows:
         raise UserError(f"{file}: a header but no rows: truncated file, or nothing was measured")
     return Sheet(file, header, tuple(lines), tuple(rows))
+
+
+def check_cells(text: str, parted_by: str, file: str) -> None:
+    """Raise a UserError for a text of more cells than can be read: each ends in one of ``parted_by``."""
+    if sum(map(text.count, parted_by)) > MOST_CELLS:
+        raise UserError(f"{file}: more than {MOST_CELLS} cells: give a part of its rows")
 
 
 @dataclass(frozen=True)
@@ -119,8 +136,10 @@ class Column:
     later: bool = False
     aliases: tuple[tuple[str, str], ...] = ()
 
-    def values(self, sheet: Sheet) -> np.ndarray:
+    def values(self, sheet: Sheet, *, own: bool = False) -> np.ndarray:
         """(rows,) checked values. Raises UserError naming file, row and column of a wrong cell.
+
+        own : of somebody's own file, whose numbers must be such as can be computed with, too
 
         >>> sheet = read_sheet("bytes,seconds\\n8,1e-3\\n16,fast\\n", "mine.csv")
         >>> Column("bytes", "int", "positive").values(sheet).tolist()
@@ -139,13 +158,13 @@ class Column:
             except (ArithmeticError, ValueError, KeyError):
                 wrong = f"{_shown(cell)} {problem}" if cell.strip() else "is empty"
                 sheet.fail(row, self.name, wrong)
-        for broken, problem in self._rules(values):
+        for broken, problem in self._rules(values, own):
             if broken.any():
                 row = int(np.argmax(broken))
                 sheet.fail(row, self.name, f"{_shown(cells[row])} {problem}")
         return values
 
-    def _rules(self, values: np.ndarray) -> list[tuple[np.ndarray, str]]:
+    def _rules(self, values: np.ndarray, own: bool) -> list[tuple[np.ndarray, str]]:
         """(rows,) which values are wrong, and why, one entry per rule."""
         if self.kind == "str":
             strange = np.array([not value.isprintable() for value in values])
@@ -154,6 +173,11 @@ class Column:
                 rules.append((values == "", "must not be empty"))
             return rules
         rules = [(~np.isfinite(values), "must be a finite number")]
+        if own and self.kind != "bool":
+            most = MOST_WHOLE if self.kind == "int" else MOST
+            size = np.abs(values)
+            rules.append((size > most, f"is beyond {most:g}: nobody means that"))
+            rules.append(((size < LEAST) & (size > 0), f"is not 0 but below {LEAST:g}"))
         if self.check == "positive":
             rules.append((values <= 0, "must be above zero"))
         if self.check == "non_negative":
@@ -184,7 +208,7 @@ class Schema:
         return tuple(column.name for column in self.columns)
 
     def frame(self, sheet: Sheet, *, exact: bool = True) -> DataFrame:
-        """The checked table. Not ``exact``: other columns are ignored and defaults stand in.
+        """The checked table. Not ``exact``, somebody's own: other columns are ignored, defaults stand in.
 
         For a column that came ``later``, its default stands in for either.
 
@@ -193,15 +217,15 @@ class Schema:
         from pandas import DataFrame
 
         sheet = self._renamed(sheet)
-        for name in sheet.header:
-            if sheet.header.count(name) > 1:
+        for name, times in Counter(sheet.header).items():
+            if times > 1:
                 sheet.fail(None, name, "stands twice in the header")
             if exact and name not in self.names:
                 sheet.fail(None, name, f"not a column of {self.name}")
         values = {}
         for column in self.columns:
             if column.name in sheet.header:
-                values[column.name] = column.values(sheet)
+                values[column.name] = column.values(sheet, own=not exact)
             elif column.default is None or (exact and not column.later):
                 found = ", ".join(sheet.header)[:200]
                 sheet.fail(None, column.name, f"missing; the columns are {found}")

@@ -6,6 +6,7 @@ import datetime
 import gzip
 import hashlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ddlkit import machine as this_machine
 from ddlkit.core.errors import UserError
 from ddlkit.store import files
+from ddlkit.store.documents import parse_json
 from ddlkit.store.files import ROOT
 from ddlkit.store.sheet import read_sheet, schema_named, write_sheet
 
@@ -22,10 +24,10 @@ if TYPE_CHECKING:
 # Raise it whenever what a recorded number means changes: such rows do not mix in one table.
 BENCHMARK_VERSION = 1
 
-_STAMP_KEYS = (
-    *("schema", "benchmark_version", "command", "machine", "versions", "commit", "time"),
-    *("rows", "sha256"),
-)
+_STAMP_KEYS = {
+    **{"schema": str, "benchmark_version": int, "command": list, "machine": dict, "versions": dict},
+    **{"commit": str, "time": str, "rows": int, "sha256": str},
+}
 
 
 def save_table(
@@ -72,7 +74,12 @@ def save_table(
         }
         pending, final = _stamp_paths(path)
         files.atomic_write_text(pending, json.dumps(stamp, indent=1) + "\n")
-        files.atomic_write(path, data)
+        try:
+            files.atomic_write(path, data)
+        except UserError:
+            if not path.exists() or files.read(path) != data:
+                pending.unlink(missing_ok=True)
+            raise
         files.replace(pending, final)
     return path
 
@@ -106,6 +113,28 @@ def is_stamped(path: Path) -> bool:
     return any(_read_stamp(place) is not None for place in places)
 
 
+def own_output(path: Path, *sources: Path) -> Path:
+    """The path itself, as one that a user's own output may be written to.
+
+    Raises UserError where a recorded table or its stamp is in the way, or a file that the output is made of.
+    """
+    if os.path.isdir(path) or not path.name:
+        raise UserError(f"{path} is a directory: name a file")
+    for source in sources:
+        same = os.path.exists(path) and os.path.samefile(path, source)
+        if same or path.resolve() == source.resolve():
+            raise UserError(f"{path} is what is read: choose another name for what is written")
+    real = path.resolve()
+    if is_stamped(real) or _is_stamp(real):
+        raise UserError(f"{path} is a recorded table or its stamp: choose another name")
+    return path
+
+
+def _is_stamp(path: Path) -> bool:
+    """Whether it is the stamp of a table, or waits to become it."""
+    return path.suffix in (".json", ".pending") and os.path.isfile(path) and bool(_read_stamp(path))
+
+
 def _portable(word: str) -> str:
     """A word of a command without what is only true here: where the project and its tools lie."""
     word = word.replace(f"{ROOT}/", "")  # a path may stand inside other text
@@ -133,13 +162,13 @@ def _below(new: DataFrame, path: Path, schema: str) -> tuple[DataFrame, list[dic
 def _stamp_paths(path: Path) -> tuple[Path, Path]:
     """Where the next stamp waits while the CSV is exchanged, and where the stamp stands."""
     stem = path.name.removesuffix(".gz").removesuffix(".csv")
-    return path.with_name(f".{stem}.json.pending"), path.with_name(f"{stem}.json")
+    return path.parent / f".{stem}.json.pending", path.parent / f"{stem}.json"
 
 
 def _read_stamp(path: Path) -> dict[str, Any] | None:
     """The stamp in that file; None when there is none, or the file is some other JSON."""
     try:
-        stamp = json.loads(files.read(path))
+        stamp = parse_json(files.read(path).decode())
     except UserError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return None
@@ -148,9 +177,12 @@ def _read_stamp(path: Path) -> dict[str, Any] | None:
         raise UserError(f"{path}: damaged stamp ({error}): restore it or measure again") from error
     if not isinstance(stamp, dict) or "sha256" not in stamp:
         return None
-    for key in _STAMP_KEYS:
+    for key, kind in _STAMP_KEYS.items():
         if key not in stamp:
             raise UserError(f"{path}: the stamp has no {key}: restore it or measure again")
+        if not isinstance(stamp[key], kind):
+            damage = f"{key} is no {kind.__name__}"
+            raise UserError(f"{path}: damaged stamp ({damage}): restore it or measure again")
     return stamp
 
 

@@ -169,6 +169,36 @@ class TaskGraph:
             raise UserError(f"tasks cannot take {factor:g} times as long: use a number >= 0")
         return replace(self, duration_s=np.where(tasks, factor * self.duration_s, self.duration_s))
 
+    def cut(self, tasks: Bools, pieces: int) -> TaskGraph:
+        """The same graph where each of ``tasks`` (n,) is so many, one after the other, equally long.
+
+        Between two pieces its resource may do something else, as a core does that processes share in turns.
+        The first piece keeps the task's number. Raises UserError for fewer than one.
+
+        >>> rows = [{"name": name, "kind": "decode", "resource": "cpu", "duration_s": 4.0} for name in "ab"]
+        >>> both = TaskGraph.from_rows(rows, [], ["cpu"])
+        >>> schedule(both).end_s.tolist(), schedule(both.cut(both.computes, 2)).end_s[2:].tolist()
+        ([4.0, 8.0], [6.0, 8.0])
+        """
+        if pieces < 1:
+            raise UserError(f"a task in {pieces} pieces: there must be at least one")
+        whole = np.flatnonzero(tasks)
+        added = self.n + np.arange(len(whole) * (pieces - 1)).reshape(len(whole), pieces - 1)
+        chains = np.column_stack([whole, added])
+        last = np.arange(self.n)
+        last[whole] = chains[:, -1]
+        within = np.stack([chains[:, :-1], chains[:, 1:]], axis=-1).reshape(-1, 2)
+        leaving = np.column_stack([last[self.edges[:, 0]], self.edges[:, 1]])
+        of = np.concatenate([np.arange(self.n), np.repeat(whole, pieces - 1)])
+        columns: dict[str, Any] = {name: getattr(self, name)[of] for name in _CODES}
+        taken_s = np.where(tasks, self.duration_s / pieces, self.duration_s)[of]
+        names = tuple(
+            self.names[task] if k < self.n else f"{self.names[task]} ({k})"
+            for k, task in enumerate(of.tolist() if self.names else ())
+        )
+        edges = np.concatenate([leaving, within])
+        return TaskGraph(self.resources, duration_s=taken_s, edges=edges, names=names, **columns)
+
     def to_networkx(self) -> Any:
         """As a networkx.DiGraph: nodes with the columns, an edge weighs what its first task takes."""
         import networkx as nx
@@ -204,16 +234,7 @@ class TaskGraph:
     @cached_property
     def critical_path(self) -> tuple[int, ...]:
         """Tasks of one longest path, first to last; of equal ones the smallest numbers, from its end."""
-        end_s = self.earliest_s + self.duration_s
-        first, before = _following(self.edges[:, ::-1], self.n)
-        path = [int(np.argmax(end_s))] if self.n else []
-        while path:
-            waited_for = np.sort(before[first[path[-1]] : first[path[-1] + 1]])
-            binding = waited_for[end_s[waited_for] == self.earliest_s[path[-1]]]
-            if not binding.size:
-                break
-            path.append(int(binding[0]))
-        return tuple(path[::-1])
+        return _critical(self.earliest_s, self.earliest_s + self.duration_s, self.edges)
 
     def shares(self, path: Sequence[int]) -> dict[str, float]:
         """Share of the time of a path's tasks by class of resource, the largest first; "gpu 3" is "gpu"."""
@@ -272,17 +293,25 @@ class Schedule:
         return float(ends[-1] - ends[-2]) if len(ends) > 1 else self.duration_s
 
     @cached_property
-    def bound(self) -> TaskGraph:
-        """The graph with edges from each task to the next on its resource: the longest path is this."""
+    def _edges(self) -> Ints:
+        """The graph's edges, and one from each task to the next on its resource."""
         by_resource = self.order[np.argsort(self.graph.resource[self.order], kind="stable")]
         held = self.graph.resource[by_resource]
         arcs = np.column_stack([by_resource[:-1], by_resource[1:]])[held[:-1] == held[1:]]
-        return replace(self.graph, edges=np.concatenate([self.graph.edges, arcs]))
+        return np.concatenate([self.graph.edges, arcs])
 
     @property
+    def bound(self) -> TaskGraph:
+        """The graph with edges from each task to the next on its resource: the longest path is this."""
+        return replace(self.graph, edges=self._edges)
+
+    @cached_property
     def critical_path(self) -> tuple[int, ...]:
-        """The tasks, first to last, each of which begins when the one before it ends, from 0 to the end."""
-        return self.bound.critical_path
+        """The tasks, first to last, each of which begins when the one before it ends, from 0 to the end.
+
+        That of ``bound``, whose tasks begin no earlier than here.
+        """
+        return _critical(self.start_s, self.end_s, self._edges)
 
     def limits(self) -> dict[str, float]:
         """Share of the critical path by class of resource, the largest first, without start and end.
@@ -292,6 +321,19 @@ class Schedule:
         path, last = self.critical_path, len(self.iteration_ends_s) - 1
         inner = [task for task in path if last < 2 or 0 < self.graph.iteration[task] < last]
         return self.graph.shares(inner)
+
+    def stretches(self) -> dict[str, float]:
+        """Seconds of the critical path in one iteration, first to last, by kind and resource.
+
+        Of three iterations or more the last but one, else all.
+        """
+        last, found = len(self.iteration_ends_s) - 1, dict[str, float]()
+        for task in self.critical_path:
+            if last < 2 or self.graph.iteration[task] == last - 1:
+                where = self.graph.resources[self.graph.resource[task]]
+                name = f"{KINDS[self.graph.kind[task]]} on {where}"
+                found[name] = found.get(name, 0.0) + float(self.graph.duration_s[task])
+        return found
 
     def timeline(self) -> Timeline:
         """As spans, a stream per resource, all of rank 0, so that one plot shows them."""
@@ -320,7 +362,7 @@ def schedule(graph: TaskGraph) -> Schedule:
     (1.0, 2.0)
     """
     played = _play(graph, _chain_heads(graph))
-    return played if _in_order(played) else _play(graph, np.full(graph.n, True))
+    return played if _in_order(played) else _play_each(graph)
 
 
 def levels(graph: TaskGraph) -> Ints:
@@ -351,6 +393,19 @@ def _following(edges: Ints, n: int) -> tuple[Ints, Ints]:
     order = np.argsort(edges[:, 0], kind="stable")
     first = np.concatenate([[0], np.cumsum(np.bincount(edges[:, 0], minlength=n))])
     return first, edges[order, 1]
+
+
+def _critical(start_s: Floats, end_s: Floats, edges: Ints) -> tuple[int, ...]:
+    """Tasks of one longest path, first to last; of equal ones the smallest numbers, from its end."""
+    first, before = _following(edges[:, ::-1], len(start_s))
+    path = [int(np.argmax(end_s))] if len(end_s) else []
+    while path:
+        waited_for = np.sort(before[first[path[-1]] : first[path[-1] + 1]])
+        binding = waited_for[end_s[waited_for] == start_s[path[-1]]]
+        if not binding.size:
+            break
+        path.append(int(binding[0]))
+    return tuple(path[::-1])
 
 
 def _slices(first: Ints, chosen: Ints) -> tuple[Ints, Ints]:
@@ -438,6 +493,28 @@ def _play(graph: TaskGraph, heads: Bools) -> Schedule:
         for freed in np.unique(targets[waits[targets] == 0]).tolist():
             heappush(queue, (float(ready_s[freed]), freed))
     return Schedule(graph, start_s, np.concatenate(order) if order else np.zeros(0, np.int64))
+
+
+def _play_each(graph: TaskGraph) -> Schedule:
+    """The schedule, task by task in the order in which they become ready: on lists, which is faster then."""
+    begins, after = (column.tolist() for column in _following(graph.edges, graph.n))
+    waits = np.bincount(graph.edges[:, 1], minlength=graph.n).tolist()
+    taken_s, resource = graph.duration_s.tolist(), graph.resource.tolist()
+    ready_s, start_s = [0.0] * graph.n, np.zeros(graph.n)
+    free_s = [0.0] * len(graph.resources)
+    queue = [(0.0, task) for task in range(graph.n) if not waits[task]]
+    order = []
+    while queue:
+        at_s, task = heappop(queue)
+        start_s[task] = begin_s = max(at_s, free_s[resource[task]])
+        free_s[resource[task]] = end_s = begin_s + taken_s[task]
+        order.append(task)
+        for freed in after[begins[task] : begins[task + 1]]:
+            ready_s[freed] = max(ready_s[freed], end_s)
+            waits[freed] -= 1
+            if not waits[freed]:
+                heappush(queue, (ready_s[freed], freed))
+    return Schedule(graph, start_s, np.array(order, np.int64))
 
 
 def _in_order(played: Schedule) -> bool:

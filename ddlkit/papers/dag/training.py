@@ -376,13 +376,14 @@ class WhatIf(NamedTuple):
         return self.before.period_s / self.after.period_s if self.after.period_s else np.inf
 
     def described(self) -> dict[str, Any]:
-        """Time between iterations, what limits it, and shares of the critical path, before and after."""
+        """Time between iterations, what limits it, and the critical path, before and after."""
         told: dict[str, Any] = {}
         for when, one in zip(("", "_after"), self, strict=True):
             limits = one.limits()
             told[f"iteration_s{when}"] = one.period_s
             told[f"limited_by{when}"] = next(iter(limits), "nothing")
             told[f"shares_of_critical_path{when}"] = limits
+            told[f"critical_path_s{when}"] = one.stretches()
         return {**told, "speedup": self.speedup}
 
 

@@ -126,6 +126,13 @@ def iteration(
     return done_s + update_s, done_s - computed_s
 
 
+def after_backward_s(sequence: int, reached: float = 1.0) -> float:
+    """Seconds of every gradient's all-reduce, one after the other, and of the update."""
+    alone = messages(sequence, 0)
+    update_s = passes_s(alone.bytes.sum(), UPDATE_PASSES, reached)
+    return float(cost()(alone.bytes).sum() + update_s)
+
+
 def computing(
     found: Rows, name: str, free: float, reached: float = 1.0
 ) -> dict[tuple[int, int], float]:
@@ -135,9 +142,7 @@ def computing(
     else those with which the model meets the iteration to calibrate, each configuration's own.
     """
     if len(found.compute):
-        alone = messages(int(found.compute["sequence"].iloc[0]), 0)
-        update_s = passes_s(alone.bytes.sum(), UPDATE_PASSES, reached)
-        beside_s = float(cost()(alone.bytes).sum() + update_s)
+        beside_s = after_backward_s(int(found.compute["sequence"].iloc[0]), reached)
         return {
             (row.batch, row.sequence): row.iteration_s - beside_s
             for row in found.compute.itertuples()
@@ -156,12 +161,24 @@ def computing(
     }
 
 
-def told(found: Rows, wanted: pd.DataFrame, name: str, free: float, reached: float = 1.0) -> Floats:
-    """(wanted rows, 2) iteration and wait by a model."""
-    compute_s = computing(found, name, free, reached)
+def told(
+    found: Rows,
+    wanted: pd.DataFrame,
+    name: str,
+    free: float,
+    reached: float = 1.0,
+    longer: float = 1.0,
+) -> Floats:
+    """(wanted rows, 2) iteration and wait by a model, if computing takes so many times ``longer``."""
+    alone_s = computing(found, name, free, reached)
     each = [
         iteration(
-            name, row.sequence, row.bucket_bytes, compute_s[row.batch, row.sequence], free, reached
+            name,
+            row.sequence,
+            row.bucket_bytes,
+            longer * alone_s[row.batch, row.sequence],
+            free,
+            reached,
         )
         for row in wanted.itertuples()
     ]
@@ -229,6 +246,36 @@ def by_memory_rate(name: str, shares: Sequence[float]) -> pd.DataFrame:
         ordered = pairs(said)["right"].iloc[0]
         each.append((reached, said["free"].iloc[0], error.abs().median(), error.median(), ordered))
     return pd.DataFrame(each, columns=["reached", "free", "median_error", "bias", "right"])
+
+
+def serial(name: str) -> pd.DataFrame:
+    """Iterations whose all-reduces come after backward: measured, and with the computing that is inverted.
+
+    Columns batch, sequence, measured_s, inverted_s: what each would take by the computing that makes a model,
+    one without a free number, meet the iteration without buckets. No overlap is in it that could be wrong.
+    """
+    alone_s = computing(rows("cs336"), name, 0.0)
+    known = rows("cs336-serial").compute[[*CELL, "iteration_s"]].reset_index(drop=True)
+    inverted_s = [
+        alone_s[row.batch, row.sequence] + after_backward_s(row.sequence)
+        for row in known.itertuples()
+    ]
+    return known.rename(columns={"iteration_s": "measured_s"}).assign(inverted_s=inverted_s)
+
+
+def by_computing(name: str, longer: Sequence[float]) -> pd.DataFrame:
+    """Columns longer, right: share of `pairs` ordered right if computing takes so many times the estimate."""
+    found = rows("cs336-serial")
+    kept = found.test[[*CELL, "bucket_bytes"]].assign(measured_s=found.test["iteration_s"])
+    free, each = free_number(found, name), []
+    for times in longer:
+        said = kept.assign(
+            predicted_s=told(found, found.test, name, free, longer=times)[:, 0],
+            rule="cs336-serial",
+            model=name,
+        )
+        each.append((times, pairs(said)["right"].iloc[0]))
+    return pd.DataFrame(each, columns=["longer", "right"])
 
 
 def of_all_pairs(right: int, n: int, level: float = 0.95) -> tuple[float, float]:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from ddlkit.core.cost import FORMS, Chords, MessageCost
 from ddlkit.core.fit import AUTO, fit
 from ddlkit.core.workload import Floats
 from ddlkit.report.accuracy import TAIL
 from ddlkit.report.clusters.rules import rows, rules
-from ddlkit.report.fits import GOAL, GOAL_SMALL, SMALL_TO
+from ddlkit.report.fits import CALIBRATION, GOAL, GOAL_SMALL, SMALL_TO
 
 RULES = ("vidur-64mib", "vidur-512mib")
 BESIDE = (1, 2, 4, 8, 16, 32)
@@ -83,13 +84,14 @@ def judged(predicted: pd.DataFrame) -> pd.DataFrame:
 
     held : whether the median and that below SMALL_TO are at most GOAL and GOAL_SMALL
     covered : how many of the n rows lie within their interval
+    half_width : of that interval, relative, the median; needed : the error that 95% of the rows stay within
     """
     off = (predicted["predicted_s"] / predicted["measured_s"] - 1).abs()
     inside = predicted["measured_s"].between(predicted["lower_s"], predicted["upper_s"])
     small = off.where(predicted["bytes"] < SMALL_TO)
-    by = predicted.assign(off=off, small=small, inside=inside).groupby(
-        ["model", "table"], sort=False
-    )
+    half_width = (predicted["upper_s"] - predicted["lower_s"]) / predicted["predicted_s"] / 2
+    seen = predicted.assign(off=off, small=small, inside=inside, half_width=half_width)
+    by = seen.groupby(["model", "table"], sort=False)
     found = by.agg(
         fitted=("fitted", "first"),
         tuned=("tuned", "first"),
@@ -98,10 +100,51 @@ def judged(predicted: pd.DataFrame) -> pd.DataFrame:
         error_90=("off", lambda sizes: sizes.quantile(TAIL)),
         worst=("off", "max"),
         covered=("inside", "sum"),
+        half_width=("half_width", "median"),
+        needed=("off", lambda sizes: sizes.quantile(0.95)),
         n=("off", "size"),
     )
     held = (found["median"] <= GOAL) & (found["below_25_mib"] <= GOAL_SMALL)
     return found.assign(held=held).reset_index()
+
+
+# -- the luck of twelve sizes ------------------------------------------------------------------
+
+DOZENS = 200
+AWAY = 0.45
+"""Share of a step, in logarithms, that another dozen's inner sizes are at most off their even places."""
+
+
+@cache
+def _dozens(sizes: int, form: str) -> pd.DataFrame:
+    random, found = np.random.default_rng(14), []
+    known = {part.table: part.whole() for part in tables()}
+    for _ in range(DOZENS):
+        places = np.linspace(0, 1, sizes)
+        places[1:-1] += random.uniform(-AWAY, AWAY, sizes - 2) / (sizes - 1)
+        found.append({table: _chosen(places, *whole, form) for table, whole in known.items()})
+    return pd.DataFrame(found)
+
+
+def _chosen(places: Floats, sizes: Floats, log_s: Floats, form: str) -> float:
+    """Median error of a form through the rows nearest to ``places`` (k,): 0 is the first row, 1 the last."""
+    at = np.log(sizes)
+    wanted = at[0] + places * (at[-1] - at[0])
+    shown = np.unique(np.abs(at - wanted[:, None]).argmin(axis=1))
+    kind: Any = FORMS[form]  # of those that are a table of sizes and times
+    cost: MessageCost = kind(sizes[shown], np.exp(log_s[shown]))
+    left = ~np.isin(sizes, sizes[shown])
+    return float(np.median(np.abs(cost(sizes[left]) / np.exp(log_s[left]) - 1)))
+
+
+def dozens(sizes: int = CALIBRATION, form: str = Chords.form) -> pd.DataFrame:
+    """(DOZENS, tables) median errors of chords through other choices of so many ``sizes``, the same by table.
+
+    form : another one through all of its sizes
+
+    First and last size stay; the inner ones lie up to AWAY of a step off their places, as rules.yml says.
+    """
+    return _dozens(sizes, form).copy()
 
 
 # -- floors ------------------------------------------------------------------------------------

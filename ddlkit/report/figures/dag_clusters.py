@@ -9,6 +9,8 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
+from ddlkit.core.cost import MessageCost
+from ddlkit.core.lablink import ranks_per_node, read_link
 from ddlkit.papers.dag import STRATEGIES, IterationTimes, speedup
 from ddlkit.papers.dag.cluster import (
     BATCH,
@@ -43,6 +45,10 @@ STATEMENTS = {
 }
 """What dag says of Figs 2 and 3, by the quantity that it is about and the claim that transcribes it."""
 LAB_NETWORKS = {"alexnet": "AlexNet", "googlenet": "GoogleNet", "resnet50": "ResNet-50"}
+LAB = "campaign-dag"
+"""Directory of the campaign on two emulated clusters, which examples/campaign_dag.yml describes."""
+EMULATED = {0.5e-3: "slow", 0.1e-3: "fast"}
+"""Those clusters, by the delay of their links: slow GPUs and links, or both fast."""
 
 
 def unit(claim: str) -> float:
@@ -146,14 +152,19 @@ def eq6(setting: Setting, cluster: str, network: str, gpus: Gpus) -> float:
     )
 
 
-def fig04_lab(campaigns: tuple[str, ...] = ("campaign",)) -> pd.DataFrame:
+def fig04_lab(campaign: str = LAB) -> pd.DataFrame:
     """dag Fig 4 in the lab: speedup measured, and by the DAG from layers and messages measured on their own.
 
-    Of the paper's networks, every tensor a message, ranks that are equal. Columns network, workers, link,
-    measured, repeatability (largest difference of repeats), model, error.
+    Of the paper's networks, every tensor a message, ranks that are equal. Columns cluster (of EMULATED, or
+    ""), case ("network, nodes x ranks of each"), network, nodes, per_node, workers, link, measured,
+    repeatability (largest difference of repeats), limited (whether the processor, or the host's other
+    guests, may have slowed a run), model, error; start_s, what the smallest message takes, and delays_s,
+    what of it the links' delays can be: a ring's steps, each a round trip; sent, what a message took in the
+    runs over what it took on its own (median).
     """
-    frame = pd.DataFrame(row for name in campaigns for row in _lab_rows(Lab.load(name)))
-    return frame.sort_values(["network", "workers", "link"], ignore_index=True)
+    frame = pd.DataFrame(_lab_rows(Lab.load(campaign)))
+    keys = ["cluster", "network", "workers", "per_node", "link"]
+    return frame.sort_values(keys, ascending=[False, True, True, True, True], ignore_index=True)
 
 
 def _lab_rows(lab: Lab) -> Iterator[dict[str, object]]:
@@ -164,18 +175,45 @@ def _lab_rows(lab: Lab) -> Iterator[dict[str, object]]:
         runs = lab.runs[lab.runs["case"] == case.key]
         measured = case.workers * runs["compute_s"] / runs["iteration_s"]
         workload = lab.workload(case)
-        times = IterationTimes.of_workload(workload, lab.calibration.of_case(case).cost)
-        taken_s = period_s(times, STRATEGIES["Caffe-MPI"], Gpus(case.workers))
+        cost, delay_s = lab.calibration.of_case(case).cost, read_link(case.link).delay_s
+        times = IterationTimes.of_workload(workload, cost)
+        per_node = ranks_per_node(case.link)
+        gpus = Gpus.of(case.workers, per_node)
+        taken_s = period_s(times, STRATEGIES["Caffe-MPI"], gpus)
         model = case.workers * workload.compute_s / taken_s
         yield {
+            "cluster": EMULATED.get(delay_s, ""),
+            "case": f"{LAB_NETWORKS[case.network]}, {gpus.machines} x {per_node}",
             "network": LAB_NETWORKS[case.network],
+            "nodes": gpus.machines,
+            "per_node": per_node,
             "workers": case.workers,
             "link": case.link,
             "measured": measured.mean(),
             "repeatability": measured.max() - measured.min(),
+            "limited": bool(runs["processor_limited"].any()),
             "model": model,
             "error": model / measured.mean() - 1,
+            "start_s": float(cost(np.ones(1))[0]),
+            "delays_s": 2 * (case.workers - 1) * 4 * delay_s,
+            "sent": _sent(lab.spans[lab.spans["case"] == case.key], cost),
         }
+
+
+def _sent(spans: pd.DataFrame, cost: MessageCost) -> float:
+    """What rank 0's messages took over what they cost, the median."""
+    mine = spans[(spans["kind"] == "all_reduce") & (spans["rank"] == 0)]
+    taken_s = mine["end_s"] - mine["start_s"]
+    return float((taken_s / cost(mine["bytes"].to_numpy())).median())
+
+
+def lab_errors(lab: pd.DataFrame) -> pd.Series:
+    """Average error of the prediction in %, by network, over ``fig04_lab``'s cases that nothing limited.
+
+    Stated on 2026-11-22, before the first run of LAB was looked at.
+    """
+    judged = lab[~lab["limited"]]
+    return 100 * judged["error"].abs().groupby(judged["network"]).mean()
 
 
 def over_linear(frame: pd.DataFrame) -> pd.DataFrame:

@@ -13,10 +13,8 @@ Times of one action as a table, one row per sample:
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -28,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB
+from ddlkit.store.files import scratch
 
 FLUSH_BYTES = {"cuda": 256 * MIB, "cpu": 64 * MIB}  # more than the last cache holds
 
@@ -251,7 +250,7 @@ def chrome_trace(action: Action, device: torch.device | str) -> str:
     with profile(activities=activities) as profiler:
         action()
         synchronizer(device)()
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "trace.json"
+    with scratch() as directory:
+        path = directory / "trace.json"
         profiler.export_chrome_trace(str(path))
         return path.read_text()

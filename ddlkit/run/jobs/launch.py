@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -40,6 +39,7 @@ from ddlkit.run.jobs.protocol import (
     rank_environment,
     unwinding,
 )
+from ddlkit.store.files import scratch
 
 LOCALHOST = "127.0.0.1"
 LOGS = "rank-logs"
@@ -143,8 +143,7 @@ def launch(
 @contextlib.contextmanager
 def workspace(out: Path | None) -> Iterator[Path]:
     """``out``, or a directory that lasts as long as the block."""
-    kept = contextlib.nullcontext(out) if out else tempfile.TemporaryDirectory(prefix="ddlkit-")
-    with kept as directory:
+    with contextlib.nullcontext(out) if out else scratch() as directory:
         yield Path(directory)
 
 
@@ -253,13 +252,20 @@ class Zygote:
         request = {"argv": argv, "environment": environment, "directory": os.getcwd()}
         request |= {"log": str(log), "namespace": str(namespace or "")}
         self._newest: ForkedRank | None = None
-        with contextlib.suppress(BrokenPipeError):
-            self._requests.write(json.dumps(request).encode() + b"\n")
-            self._requests.flush()
-        while self._newest is None:
-            if self._process.poll() is not None:
-                raise UserError("ranks cannot be started: importing torch failed in their zygote")
-            self.hear(1.0)
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                self._requests.write(json.dumps(request).encode() + b"\n")
+                self._requests.flush()
+            while self._newest is None:
+                if self._process.poll() is not None:
+                    raise UserError(
+                        "ranks cannot be started: importing torch failed in their zygote"
+                    )
+                self.hear(1.0)
+        except BaseException:  # the rank may be on its way, and nobody would know it
+            self._process.kill()
+            self._process.wait()
+            raise
         return self._newest
 
     def hear(self, timeout_s: float | None) -> bool:
@@ -285,7 +291,8 @@ class Zygote:
     def close(self) -> None:
         """End it, and every rank that still runs."""
         if self.owner == os.getpid():
-            self._requests.close()
+            with contextlib.suppress(BrokenPipeError):
+                self._requests.close()
             self._process.wait()
             self._reports.close()
 

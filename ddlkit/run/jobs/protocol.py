@@ -58,15 +58,15 @@ def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
     return {**kept, **ours}
 
 
-def die_with_parent() -> None:
+def die_with_parent(parent: int = 0) -> None:
     """Have the kernel kill this process when its parent dies, whatever the parent dies of (Linux).
 
-    A child of ours knows its parent's pid from `child_environment`, so that a parent that died before
-    this call is noticed too. Without one (srun, torchrun by hand) there is nothing to compare.
+    A child of ours knows its ``parent``'s pid, at least from `child_environment`, so that one that died
+    before this call is noticed too. Without one (srun, torchrun by hand) there is nothing to compare.
     """
     if sys.platform != "linux":
         return
-    parent = int(os.environ.get(PARENT, os.getppid()))
+    parent = parent or int(os.environ.get(PARENT, os.getppid()))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

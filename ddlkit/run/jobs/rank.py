@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import errno
+import ipaddress
 import os
+import socket
 import sys
 import threading
 import time
@@ -143,23 +146,51 @@ def _meet(
         needed = "export address and a free port of rank 0's node"
         raise UserError(f"MASTER_ADDR or MASTER_PORT is not set: {needed}")
     nccl = backend == "nccl"
+    timeout = datetime.timedelta(seconds=timeout_s)
     try:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group(
             "nccl" if nccl else register_gloo(threads, device),
-            timeout=datetime.timedelta(seconds=timeout_s),
+            timeout=timeout,
             rank=rank,
             world_size=world_size,
             device_id=device if nccl else None,
+            store=_store(rank, world_size, address, int(port), timeout),
         )
         dist.barrier()
-    except RuntimeError as error:
-        if "EADDRINUSE" in str(error):
+    except (RuntimeError, OSError) as error:
+        if "EADDRINUSE" in str(error) or getattr(error, "errno", 0) == errno.EADDRINUSE:
             taken = f"port {port} on {address} is taken by another program"
             raise UserError(f"{taken}: choose another port") from error
         met = f"ranks did not meet at {address} port {port}"
         raise UserError(f"{met}: {one_line(error)}") from error
+
+
+def _store(rank: int, ranks: int, address: str, port: int, timeout: datetime.timedelta) -> Any:
+    """Where ranks meet: rank 0 listens at that address alone, and torch's own store at every one there is.
+
+    None leaves it to torch: where torchrun has a store, and under a host's name, which may be another
+    address on each node. Raises OSError for a port that is taken.
+    """
+    try:
+        version = ipaddress.ip_address(address).version
+    except ValueError:
+        return None
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    how: dict[str, Any] = {"world_size": ranks, "is_master": not rank, "timeout": timeout}
+    if not rank:
+        family = socket.AF_INET6 if version == 6 else socket.AF_INET
+        try:
+            how["master_listen_fd"] = socket.create_server((address, port), family=family).detach()
+        except OSError as error:
+            if (
+                error.errno != errno.EADDRNOTAVAIL
+            ):  # such an address is another machine's, before ours
+                raise
+    torchs: Any = dist  # its store is not in the type stubs
+    return torchs.TCPStore(address, port, **how)
 
 
 # -- exchange of numbers: as float64 tensors, nothing is pickled ---------------------------------

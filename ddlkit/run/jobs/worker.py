@@ -43,6 +43,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.run.jobs.job import Job
 from ddlkit.run.jobs.protocol import ERROR, FORK, LOST_PEER, MISTAKE, PARENT, die_with_parent
 from ddlkit.run.sessions.session import one_line
+from ddlkit.store.files import atomic_write_text
 
 MODULE = "ddlkit.run.jobs.worker"
 _CLONE_NEWNET = 0x40000000
@@ -81,8 +82,7 @@ def run(name: str, config: dict[str, Any]) -> None:
     named = {key: config[key] for key in ("link", "link_bits_per_s") if key in config}
     me = replace(Rank.join(**config.get("join", {})), out=out, **named)
     if me.rank == 0:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "job.json").write_text(json.dumps(me.describe()))
+        atomic_write_text(out / "job.json", json.dumps(me.describe()))
     job.run(me, settings)
     me.leave()
 
@@ -135,7 +135,7 @@ def serve() -> None:
 
     It imports torch once and computes nothing. Reports [pid, exit status or None] of each rank.
     """
-    owner = os.dup(1)
+    zygote, owner = os.getpid(), os.dup(1)
     os.dup2(2, 1)  # nobody but us writes to the owner
     children: dict[int, int] = {}
 
@@ -161,6 +161,7 @@ def serve() -> None:
                 if not pid:
                     status = 1
                     try:
+                        die_with_parent(zygote)
                         chooser.close()
                         _settle(request, [owner, *children])
                         status = main(request["argv"])

@@ -38,6 +38,7 @@ from ddlkit.run.lab import emulated
 from ddlkit.run.lab.conditions import Change, Conditions, check_rate, rate_text
 from ddlkit.run.lab.emulated import Crossing
 from ddlkit.run.lab.tunnel import INTERFACE
+from ddlkit.store.files import atomic_write_text
 
 NAMESPACES = Path("/run/netns")  # of iproute2
 STATE = Path("/run/ddlkit")
@@ -272,9 +273,7 @@ class Lab:
         """Write the state file: who owns the lab, and which process is its link."""
         owner = {} if self.persistent else _identity(os.getpid())
         state = {"shape": asdict(self.shape), "owner": owner, "link": link}
-        draft = STATE / f".{self.label}"
-        draft.write_text(json.dumps(state) + "\n")
-        draft.rename(STATE / f"{self.label}.json")
+        atomic_write_text(STATE / f"{self.label}.json", json.dumps(state) + "\n")
 
     def _build(self) -> None:
         """Namespaces, the links between them, and addresses."""
@@ -338,16 +337,12 @@ class Lab:
         return min(MAX_PACKET_BYTES, round(0.9 * smallest))
 
     def _remove(self) -> None:
-        present = [name for name in self.namespaces if name in _listed()]
-        _end_processes(present)
+        _remove(self.label)
         if self._process:
             if self._process.stdin:
                 self._process.stdin.close()
             self._process.wait()
             self._process = None
-        _ip([f"netns del {name}" for name in present])  # links and queues go with them
-        (STATE / f"{self.label}.link").unlink(missing_ok=True)
-        (STATE / f"{self.label}.json").unlink(missing_ok=True)
 
 
 def attach(label: str) -> Lab:
@@ -357,6 +352,8 @@ def attach(label: str) -> Lab:
         names = ", ".join(states) or "none"
         raise UserError(f"there is no lab {label!r}; labs that are up: {names}")
     state = states[label]
+    if not state["shape"]:
+        raise UserError(f"the state of lab {label} is damaged: remove it by ddlkit lab clean")
     lab = Lab(LabShape.from_dict(state["shape"]), label, persistent=not state["owner"])
     lab._holder = os.getpid()
     return lab
@@ -366,11 +363,13 @@ def status() -> list[dict[str, Any]]:
     """One row per lab on this machine: label, ranks, link, owner, alive."""
     rows = []
     for label, state in _states().items():
-        shape, owner = LabShape.from_dict(state["shape"]), state["owner"]
+        owner, row = state["owner"], {"label": label, "ranks": 0, "link": "an unknown link"}
+        if state["shape"]:
+            shape = LabShape.from_dict(state["shape"])
+            row |= {"ranks": shape.workers, "link": shape.link}
         named = f"process {owner['pid']}" if owner else "persistent"
-        row = {"label": label, "ranks": shape.workers, "link": shape.link}
         alive = _alive(owner) and _alive(state.get("link", {}))
-        rows.append({**row, "owner": named, "alive": alive})
+        rows.append({**row, "owner": "owner unknown" if owner == NOBODY else named, "alive": alive})
     return rows
 
 
@@ -404,7 +403,13 @@ def _address(rank: int) -> str:
 def _run(argv: list[str], script: str = "") -> str:
     """Output of an iproute2 call. In a session of its own, so that Ctrl-C does not reach it."""
     how: dict[str, Any] = {"start_new_session": True, "timeout": DEADLINE_S}
-    done = subprocess.run(argv, input=script, capture_output=True, text=True, **how)
+    try:
+        done = subprocess.run(argv, input=script, capture_output=True, text=True, **how)
+    except FileNotFoundError as error:
+        raise UserError(f"the lab needs {argv[0]} (iproute2), not found on the PATH") from error
+    except subprocess.TimeoutExpired as error:
+        late = f"did not end within {DEADLINE_S:g} s and was killed"
+        raise UserError(f"lab network: {' '.join(argv)}: {late}: try again") from error
     if done.returncode:
         complaint = (done.stderr.strip() or f"exit {done.returncode}").splitlines()[0]
         raise UserError(f"lab network: {' '.join(argv)}: {complaint}")
@@ -427,6 +432,16 @@ def _shape(device: str, rate_bits_per_s: float) -> str:
 def _listed() -> list[str]:
     """Names of all network namespaces of this machine."""
     return [line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line]
+
+
+def _remove(label: str) -> None:
+    """Remove whatever there is of a lab, with the processes in it."""
+    ours = re.compile(rf"{label}-(rank\d+|switch)")
+    present = [name for name in _listed() if ours.fullmatch(name)]
+    _end_processes(present)
+    _ip([f"netns del {name}" for name in present])  # links and queues go with them
+    (STATE / f"{label}.link").unlink(missing_ok=True)
+    (STATE / f"{label}.json").unlink(missing_ok=True)
 
 
 def _end_processes(namespaces: list[str]) -> None:
@@ -475,8 +490,24 @@ def _states() -> dict[str, dict[str, Any]]:
     found = {}
     for path in sorted(STATE.glob("[a-z]*.json")):
         with suppress(FileNotFoundError):  # it came down meanwhile
-            found[path.stem] = json.loads(path.read_text())
+            found[path.stem] = _state(path.read_text())
     return found
+
+
+NOBODY: dict[str, int | None] = {"pid": 0, "start": None}
+"""The owner of a lab whose state is damaged: such a lab counts as dead."""
+
+
+def _state(text: str) -> dict[str, Any]:
+    """What a state file says; without a shape, and NOBODY's, where that is not what a lab writes."""
+    try:
+        state: dict[str, Any] = json.loads(text)
+        LabShape.from_dict(state["shape"])
+        for process in filter(None, (state["owner"], state.get("link"))):
+            _alive(process)
+    except (ValueError, TypeError, KeyError, AttributeError, UserError):
+        return {"shape": None, "owner": NOBODY}
+    return state
 
 
 def _start_ticks(pid: int) -> int | None:
@@ -494,7 +525,7 @@ def _identity(pid: int) -> dict[str, int | None]:
     return {"pid": pid, "start": _start_ticks(pid)}
 
 
-def _alive(owner: dict[str, int]) -> bool:
+def _alive(owner: dict[str, Any]) -> bool:
     """Whether the process lives; a persistent lab has no owner, one of tbf no link: these count as alive.
 
     The start time tells it from a later process that was given the same number.
@@ -508,7 +539,7 @@ def _remove_dead() -> list[str]:
         label for label, row in _states().items() if not _alive(row["owner"] or row.get("link", {}))
     ]
     for label in dead:
-        attach(label)._remove()
+        _remove(label)
     return dead
 
 

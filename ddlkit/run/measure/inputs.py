@@ -12,7 +12,6 @@ import io
 import itertools
 import os
 import resource
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +30,7 @@ from ddlkit.run.instruments.clock import Action, Budget, Floats, measure, measur
 from ddlkit.run.measure.copies import evict
 from ddlkit.run.nets import pictures
 from ddlkit.run.sessions.session import Tables, Unavailable, all_or_partial
+from ddlkit.store.files import scratch
 
 STORED = ("jpeg", "raw")
 """How pictures lie on the disk: compressed, or as the bytes that a JPEG decodes to."""
@@ -261,8 +261,8 @@ def measure_inputs(device: str, directory: Path, asked: Alone, budget: Budget) -
 
     Raises Partial with the rest where nothing can be cold, UserError for no room in ``directory``.
     """
-    with tempfile.TemporaryDirectory(dir=directory) as place:
-        made = _frames(torch.device(device), Path(place), asked, budget)
+    with scratch(directory) as place:
+        made = _frames(torch.device(device), place, asked, budget)
         return {"inputs": all_or_partial("inputs", made)}
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -49,6 +48,7 @@ from ddlkit.run.measure.inputs import (
 )
 from ddlkit.run.measure.layers import computing, layer_tables
 from ddlkit.run.nets import registry as networks
+from ddlkit.store.files import scratch
 
 SENDS = ("after", "during")
 """When gradients are sent: after all of backward, or each as soon as it is ready."""
@@ -132,9 +132,9 @@ def pipeline_job(me: Rank, settings: PipelineSettings) -> Iterator[Tables]:
     yield layer_tables(network, settings.batch, str(me.device), "fp32", budget, 1, me)
     with (
         computing(f"training of {network}", me.device),
-        tempfile.TemporaryDirectory(dir=settings.directory) as place,
+        scratch(settings.directory) as place,
     ):
-        run = _Run(me, settings, Path(place), helper)
+        run = _Run(me, settings, place, helper)
         yield from run.messages()
         for repeat in range(settings.rounds):
             for stored in STORED:

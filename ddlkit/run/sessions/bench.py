@@ -15,6 +15,9 @@ from ddlkit.core.workload import Floats, Workload
 from ddlkit.model import make_plan
 from ddlkit.model.predictor import planners
 from ddlkit.papers import networks
+from ddlkit.papers.dag import STRATEGIES, IterationTimes
+from ddlkit.papers.dag.tasks import schedule
+from ddlkit.papers.dag.training import Gpus, s_sgd
 from ddlkit.run.instruments.clock import Budget, measure
 
 SCENARIOS = 1_000_000
@@ -41,6 +44,13 @@ def plan_times() -> dict[str, float]:
     workload, cost = _workload(PLANNED), AlphaBeta(1e-3, 8e-9)
     specs = [spec for planner in planners().values() for spec in planner.examples]
     return {spec: _median_s(partial(make_plan, spec, workload, cost)) for spec in specs}
+
+
+def schedule_s() -> float:
+    """Median seconds to build and schedule dag's graph of PLANNED: 8 machines of 8 GPUs, 10 iterations."""
+    workload, caffe = _workload(PLANNED), STRATEGIES["Caffe-MPI"]
+    times = IterationTimes.of_workload(workload, AlphaBeta(1e-3, 8e-9), 1e-3, 1e-3)
+    return _median_s(lambda: schedule(s_sgd(times, caffe, Gpus(8, 8), iterations=10)))
 
 
 def _median_s(action: Callable[[], object]) -> float:
@@ -105,5 +115,6 @@ def run() -> dict[str, Any]:
         "networkx_without_building_predictions_per_s": 1 / path_s,
         "largest_difference_to_networkx": float(np.max(np.abs(fast[:GRAPHS] / graphs - 1))),
         "exact_plan_516_tensors_s": exact_s,
+        f"{PLANNED.lower()}_64_gpus_10_iterations_schedule_s": schedule_s(),
         **{f"{PLANNED.lower()}_plan_s[{spec}]": seconds for spec, seconds in plan_times().items()},
     }

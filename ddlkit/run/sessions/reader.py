@@ -6,7 +6,7 @@ No torch here. Every mistake is a UserError in one line that names file and key.
 from __future__ import annotations
 
 import itertools
-import json
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddlkit.core.case import AXES, Case
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
 from ddlkit.model.predictor import planners
 from ddlkit.run.lab.conditions import (
@@ -27,6 +27,8 @@ from ddlkit.run.lab.conditions import (
     parse_share,
 )
 from ddlkit.run.lab.network import LabShape
+from ddlkit.store import files
+from ddlkit.store.documents import parse_json, parse_yaml
 
 SUITES = Path(__file__).parent / "suites"
 DEVICES = ("cpu", "cuda")
@@ -45,12 +47,19 @@ Check = Callable[[Any], Any]
 # -- values ------------------------------------------------------------------------------------
 
 
+MOST = 10**9
+"""Of what is counted: seconds of all cases, samples of a batch, seeds, elements."""
+MOST_ITERATIONS = 20_000
+"""Of a campaign: each takes a tenth of a second at least, most of them seconds; the largest here asks for a
+thousand. More are a slip in a grid, which is the product of its lists."""
+
+
 def whole(least: int) -> Callable[[Any], int]:
-    """A check for a whole number, at least so large."""
+    """A check for a whole number, at least so large and at most MOST."""
 
     def check(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"must be a whole number, at least {least}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+            raise ValueError(f"must be a whole number, at least {least} and at most {MOST}")
         return value
 
     return check
@@ -105,7 +114,7 @@ def network(value: Any) -> tuple[str, int]:
     (('resnet50', 8), ('resnet50', 4))
     """
     name, separator, batch = str(value).partition(":")
-    if not name or (separator and not batch.isdecimal()):
+    if not name or (separator and not re.fullmatch("[0-9]{1,9}", batch)):
         raise ValueError("must be a network, with its batch size as in resnet50:4 or without")
     return name, count(int(batch or DEFAULT_BATCH))
 
@@ -154,6 +163,8 @@ def sizes(value: Any) -> tuple[int, ...]:
         raise ValueError("must be a size as 4KiB, or a range of doubling sizes as 1KiB..64MiB")
     first, _, last = value.partition("..")
     low, high = parse_bytes(first), parse_bytes(last or first)
+    if not 1 <= low <= high:
+        raise ValueError("must be at least a byte, and rise from the first size to the last")
     return tuple(low << power for power in range(64) if low << power <= high)
 
 
@@ -220,7 +231,7 @@ def checked(value: Any, check: Check, where: str) -> Any:
     try:
         return check(value)
     except (ValueError, UserError) as error:
-        raise UserError(f"{where}: {value!r}: {error}") from None
+        raise UserError(f"{where}: {shown(value)}: {error}") from None
 
 
 def _field(check: Check, default: Any = ..., *, many: bool = False) -> Any:
@@ -338,10 +349,11 @@ def read(name: str | Path) -> Suite | Campaign:
     Raises UserError for a wrong file, and for a name that is neither a file nor a suite.
     """
     file = Path(name)
-    if (SUITES / f"{name}.json").exists():
-        file = SUITES / f"{name}.json"
+    suites = {path.stem: path for path in SUITES.glob("*.json")}
+    if str(name) in suites:
+        file = suites[str(name)]
     elif not file.suffix:
-        known = ", ".join(sorted(path.stem for path in SUITES.glob("*.json")))
+        known = ", ".join(sorted(suites))
         raise UserError(f"{name}: no such suite: use {known}, or a file .yml or .json")
     described = _parsed(file)
     if "points" in described:
@@ -359,11 +371,9 @@ def read_campaign(file: Path) -> Campaign:
 
 def _parsed(file: Path) -> dict[str, Any]:
     kind = "JSON" if file.suffix == ".json" else "YAML"
+    text = files.read_text(file)
     try:
-        text = file.read_text()
-        found = json.loads(text) if kind == "JSON" else _parsed_yaml(text)
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read: {error.strerror}") from error
+        found = parse_json(text) if kind == "JSON" else parse_yaml(text)
     except ImportError:
         raise UserError(
             f"{file}: reading YAML needs PyYAML: install it, or write the file as JSON (.json)"
@@ -375,17 +385,6 @@ def _parsed(file: Path) -> dict[str, Any]:
             f"{file}: must be a mapping with a list of grids: see examples/campaign.yml"
         )
     return found
-
-
-def _parsed_yaml(text: str) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f"line {mark.line + 1}: " if mark else ""
-        raise ValueError(f"{line}{getattr(error, 'problem', 'unreadable')}") from None
 
 
 # -- campaigns ---------------------------------------------------------------------------------
@@ -440,9 +439,17 @@ def _campaign(file: Path, described: dict[str, Any]) -> Campaign:
     if not isinstance(grids, list) or not grids or not all(isinstance(g, dict) for g in grids):
         raise UserError(f"{file}: grids: must be a list of mappings, at least one")
     labs: dict[LabShape, dict[CaseRequest, None]] = {}
+    iterations = 0
     for position, grid in enumerate(grids):
         where = f"{file}: grids[{position}]"
         values = read_keys({**shared, **grid}, _GRID, where)
+        cases = math.prod(len(values[key]) or 1 for key in _GRID)
+        iterations += cases * max(single["rounds"], single["repeat"].rounds)
+        if iterations > MOST_ITERATIONS:
+            raise UserError(
+                f"{where}: {cases} cases, the product of its lists: {iterations} iterations with their "
+                f"rounds, at most {MOST_ITERATIONS} of all grids: shorten a list, or ask for fewer rounds"
+            )
         for shape in _shapes(values, where):
             labs.setdefault(shape, {}).update(dict.fromkeys(_requests(values, where)))
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", file.stem):

@@ -1,0 +1,78 @@
+"""docs/RELIABILITY.md from the tests' own marks: ``python tests/fault_table.py`` writes it anew.
+
+A row is a test marked ``@pytest.mark.fault(fault=..., injected=..., holds=...)``, each a literal text.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+TESTS = Path(__file__).parent
+PAGE = TESTS.parent / "docs" / "RELIABILITY.md"
+HEAD = """# Reliability
+
+Measurements cost hours. What may go wrong around them is done to ddlkit by its tests, on purpose: each row of
+this table is a test that really injects the fault. After every one of them, the same fixture
+(`tests/leftovers.py`) asserts that nothing is left behind: no process, no network namespace, no interface,
+no lock that is held, no temporary and no half-written file.
+
+    python -m pytest -m fault                    # all of them
+    python -m pytest -m fault --shuffle 7        # in another order: none needs another before it
+    python tests/fault_table.py                  # this page anew, from the tests' marks
+
+What holds for all: recorded tables are never damaged, an interrupted run goes on where it stopped, and what
+cannot be done is told in one line. Ctrl-C ends a command with status 130, SIGTERM with 143. Numbers are
+published with six significant digits, which processors of different generations compute alike.
+
+What is not tried: a power cut (files are synced before they are renamed, but no test pulls a plug), a
+damaged file system, two machines that write into one folder over a network file system.
+
+"""
+
+
+class Mark(NamedTuple):
+    """A test's mark: what goes wrong, how that is done, what must hold nevertheless, and the test."""
+
+    fault: str
+    injected: str
+    holds: str
+    test: str
+
+
+def marks() -> list[Mark]:
+    """All marks by file, in the order of its tests. Raises ValueError for a text that is no literal."""
+    found = []
+    for path in sorted(TESTS.glob("test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text if "mark.fault" in text else "")
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef):
+                found += [
+                    Mark(**said, test=f"{path.name}::{function.name}") for said in _said(function)
+                ]
+    return found
+
+
+def _said(function: ast.FunctionDef) -> Iterator[dict[str, str]]:
+    for call in function.decorator_list:
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.fault":
+            yield {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+
+
+def page() -> str:
+    """The page, with one row a mark."""
+    rows = ["| fault | how injected | what must hold | test |", "|---|---|---|---|"]
+    for mark in marks():
+        file, _, name = mark.test.partition("::")
+        told = name.removeprefix("test_").replace("_", " ")
+        rows.append(
+            f"| {mark.fault} | {mark.injected} | {mark.holds} | [{told}](../tests/{file}) |"
+        )
+    return HEAD + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

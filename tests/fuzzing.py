@@ -1,0 +1,690 @@
+"""Inputs as strangers send them: good ones, what chance makes of them, and what an answer must be.
+
+An input is a command and its files. Every mutation is drawn from a generator that is seeded by the input's
+kind and number, so that a failure is made again by these two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gzip
+import io
+import json
+import math
+import random
+import re
+import resource
+import shutil
+import signal
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+from ddlkit import cli, store
+
+MOST_S = 10.0
+"""Of processor time for an input: a thousand times what a good one takes."""
+MOST_BYTES = 1536 * 1024**2
+"""Of memory for an input, beyond what the process has: what a file of the largest size may take."""
+MOST_LINE = 1000
+
+
+class Input(NamedTuple):
+    """A command's words, and its files by name: they lie where it runs."""
+
+    words: tuple[str, ...]
+    files: dict[str, bytes]
+
+
+class Outcome(NamedTuple):
+    """How a command ended, what it printed, and what it left: files that are new or not as they were."""
+
+    status: int | str
+    out: str
+    error: str
+    made: dict[str, bytes]
+
+
+# -- good inputs -------------------------------------------------------------------------------
+
+TIMES = "".join(f"{1024 * 4**k},{1e-3 + 8e-9 * 1024 * 4**k}\n" for k in range(8))
+PROFILE = "tensor,gradient_bytes,forward_s,backward_s\n" + "".join(
+    f"t{k},{1_000_000 * (k + 1)},0.01,0.02\n" for k in range(5)
+)
+TRACE = "Id\tName\tForward\tBackward\tComm.\tSize\n" + 2 * (
+    "0\tdata\t900\t0\t0\t0\n1\tconv1\t20\t40\t50\t4000\n2\trelu\t3\t3\t0\t0\n3\tfc\t10\t25\t70\t8000\n"
+)
+FLOPS = "tensor,layer,parameters,flops\nconv,conv,1000,1e9\nbias,conv,10,1e6\nfc,fc,5000,2e8\n"
+SHAPES = "name,layers,d_model,heads,d_ff,vocabulary\nsmall,2,64,4,256,1000\n"
+LOG = """# nThread 1 nGpus 2 minBytes 8 maxBytes 134217728
+# Using devices
+#  Rank  0 Group  0 Pid   7 on      node device  0 [0x00] NVIDIA A100
+#  Rank  1 Group  0 Pid   7 on      node device  1 [0x00] NVIDIA A100
+# all_reduce_perf
+#    size   count   type redop root   time  algbw  busbw #wrong   time  algbw  busbw #wrong
+#     (B) (elements)                  (us) (GB/s) (GB/s)          (us) (GB/s) (GB/s)
+  1048576  262144  float   sum   -1  100.0  10.49  10.49      0  100.0  10.49  10.49      0
+  2097152  524288  float   sum   -1  180.0  11.65  11.65      0  180.0  11.65  11.65      0
+  4194304 1048576  float   sum   -1  340.0  12.34  12.34      0  340.0  12.34  12.34      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 11.4900
+"""
+LINE = {"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9, "workers": 4}
+COSTS: tuple[dict[str, Any], ...] = (
+    LINE,
+    {"form": "table", "bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2], "workers": 4},
+    {"form": "curve", "bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2]},
+    {
+        **{"form": "segments", "breaks_bytes": [1e5], "alpha_s": [1e-3, 2e-3]},
+        **{"beta_s_per_byte": [1e-8, 8e-9]},
+    },
+    {
+        **{"form": "piecewise", "threshold_bytes": 1e5, "log_slope_s": 1e-5},
+        **{"log_intercept_s": 1e-3, "slope_s_per_byte": 8e-9, "intercept_s": 1e-3},
+    },
+    {"form": "ring_all_reduce", "bytes_per_s": 1e8, "overhead_s": 1e-3, "workers": 4},
+    {"form": "stepped", "software_s": 1e-4, "link_s_per_byte": 8e-9, "workers": 4},
+    {
+        **LINE,
+        "fit": {
+            **{"from_bytes": 1e3, "to_bytes": 1e7, "between": "processors"},
+            "held_out": {"draws": 20, "log_errors": [0.01, 0.02], "below": 0.1, "above": 0.1},
+        },
+    },
+    {
+        **LINE,
+        "fit": {
+            "draws": {
+                "count": 3,
+                "alpha_s": [{"values": [1e-3, 2e-3], "which": [0, 1, 0]}],
+                "beta_s_per_byte": [{"values": [8e-9]}],
+            }
+        },
+    },
+)
+GATHER = {"form": "table", "collective": "all_gather", "workers": 4}
+GATHER |= {"bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2]}
+SELECTION = {"form": "scan", "start_s": 1e-3, "s_per_element": 1e-9}
+PLAN = {"planner": "mine", "groups": [[4, 3], [2], [1, 0]], "iteration_s": 0.2}
+CAMPAIGN: dict[str, Any] = {
+    **{"rounds": 1, "calibration": "quick", "networks": ["resnet18:4"], "workers": [2]},
+    **{"rates": "1gbit", "plans": ["none", "ddp"], "compute_s": [0.2]},
+}
+YAML = """rounds: 1
+repeat: {cases: 2, rounds: 3}
+calibration: quick
+plans: &plans [none, "buffer:4MB"]
+grids:
+  - &lab {networks: resnet18:4, workers: [2], rates: 1gbit}
+  - {<<: *lab, workers: 4, plans: *plans}
+  - {<<: *lab, engines: emulated, delays: 1ms, losses: 0.1%}
+"""
+
+
+def _event(
+    name: str, at: float, dur: float, args: dict[str, Any] | None = None, category: str = "cpu_op"
+) -> dict[str, Any]:
+    """A span that starts ``at`` microseconds after the first."""
+    thread = 7 if category == "kernel" else 1
+    known = {"ph": "X", "name": name, "cat": category, "ts": 5e9 + at, "dur": dur, "pid": 1}
+    return {**known, "tid": thread, "args": args or {}}
+
+
+def kineto(gpu: bool = False) -> dict[str, Any]:
+    """One iteration as torch.profiler exports it, of one layer, with one message; on a GPU its kernels."""
+    shapes = {"Input Dims": [[4, 3, 8, 8], [2, 3, 3, 3]], "Input type": ["float", "float"]}
+    gradient = {"Input Dims": [[2, 3, 3, 3]], "Input type": ["float"]}
+    message = {"In msg nelems": 54, "Out msg nelems": 54, "dtype": "Float"}
+    node = {"Sequence number": 1}
+    events = [
+        _event("ddlkit.forward", 0, 100, category="user_annotation"),
+        _event("aten::conv2d", 1, 50, {**shapes, **node}),
+        _event("ddlkit.backward", 100, 100, category="user_annotation"),
+        _event("autograd::engine::evaluate_function: Conv", 110, 30, node),
+        _event("torch::autograd::AccumulateGrad", 150, 10, gradient),
+        _event("gloo:all_reduce", 170, 20, message),
+        _event("ddlkit.update", 210, 10, category="user_annotation"),
+    ]
+    if gpu:
+        for number, (at, name) in enumerate([(5, "conv"), (115, "conv_grad"), (215, "sgd")]):
+            launch = {"correlation": number + 1}
+            events.append(_event("cudaLaunchKernel", at, 2, launch, "cuda_runtime"))
+            events.append(_event(name, at + 3, 20, launch, "kernel"))
+        known = {"deviceProperties": [{"name": "NVIDIA A100"}], "distributedInfo": {"rank": 1}}
+        return {"schemaVersion": 1, **known, "traceEvents": events}
+    return {"schemaVersion": 1, "traceEvents": events}
+
+
+def spans() -> str:
+    """A timeline in the columns of a recorded one."""
+    names = store.SCHEMAS["timeline"].names
+    rows = []
+    for rank in range(2):
+        for number, kind in enumerate(("forward", "backward", "all_reduce", "update")):
+            row = {
+                **{"case": "c", "repeat": 0, "task": kind, "kind": kind, "stream": "compute"},
+                **{"rank": rank, "iteration": 0, "group": -1, "origin": "replayed", "bytes": 0},
+                **{"start_s": 0.1 * number, "end_s": 0.1 * number + 0.1},
+            }
+            rows.append(",".join(str(row[name]) for name in names))
+    return "\n".join([",".join(names), *rows]) + "\n"
+
+
+def _import(kind: str, *options: str) -> Callable[[str], Input]:
+    return lambda text: Input(
+        ("import", f"in.{kind}", *options, "--out", "out.csv", "--messages", "sent.csv", "--json"),
+        {f"in.{kind}": text.encode()},
+    )
+
+
+def _asked(command: str, cost: Any, *options: str, **files: str) -> Input:
+    words = (command, "--profile", "p.csv", "--cost", "c.json", *options, "--json")
+    named = {"p.csv": PROFILE, "c.json": json.dumps(cost), **files}
+    return Input(words, {name: text.encode() for name, text in named.items()})
+
+
+COUNTS = ("--peak", "1e12", "--utilisation", "0.5", "--batch", "8")
+SPARSE = ("--density", "0.01", "--selection", "s.json")
+MEASURED = ("predict", "--profile", "p.csv", "--collectives", "m.csv", "--ranks", "4", "--json")
+PROFILED = {"p.csv": PROFILE.encode()}
+CHOSEN = {
+    "import": [
+        _import("txt")(TRACE),
+        _import("json")(json.dumps(kineto())),
+        _import("json")(json.dumps(kineto(gpu=True), indent=1)),
+        Input(
+            ("import", "in.csv", *COUNTS, "--out", "o.csv", "--json"), {"in.csv": FLOPS.encode()}
+        ),
+        Input(
+            ("import", "in.csv", *COUNTS, "--sequence", "16", "--out", "o.csv", "--json"),
+            {"in.csv": SHAPES.encode()},
+        ),
+    ],
+    "fit": [
+        Input(
+            ("fit", "t.csv", "--form", form, "--json"),
+            {"t.csv": f"bytes,seconds\n{TIMES}".encode()},
+        )
+        for form in (
+            "alpha_beta",
+            "table",
+            "piecewise",
+            "segments:joined",
+            "alpha_beta:ends",
+            "auto",
+        )
+    ]
+    + [Input(("fit", "log", "--form", "alpha_beta", "--json"), {"log": LOG.encode()})],
+    "predict": [
+        *(_asked("predict", cost, "--ranks", "4") for cost in COSTS),
+        *(
+            _asked("predict", LINE, "--plan", plan)
+            for plan in ("buffer:4MB:5ms", "random:3:2", "cuts:2,4", "mg_wfbp")
+        ),
+        _asked("predict", LINE, "--plan", "plan.json", **{"plan.json": json.dumps(PLAN)}),
+        _asked("predict", GATHER, *SPARSE, **{"s.json": json.dumps(SELECTION)}),
+        _asked("predict", LINE, "--in-flight", "2", "--copy-s-per-byte", "1e-10"),
+        Input(MEASURED, {**PROFILED, "m.csv": f"bytes,seconds\n{2 * TIMES}".encode()}),
+        Input(MEASURED[:-3] + MEASURED[-1:], {**PROFILED, "m.csv": LOG.encode()}),
+    ],
+    "plan": [
+        *(_asked("plan", cost) for cost in COSTS),
+        _asked("plan", GATHER, *SPARSE, **{"s.json": json.dumps(SELECTION)}),
+        _asked("plan", LINE, "--planner", "omgs"),
+    ],
+    "timeline": [
+        Input(("timeline", "t.csv", "--out", "trace.json"), {"t.csv": spans().encode()}),
+        Input(
+            ("timeline", "t.csv.gz", "--out", "trace.json"),
+            {"t.csv.gz": gzip.compress(spans().encode(), mtime=0)},
+        ),
+    ],
+    "measure": [
+        Input(
+            ("measure", "campaign.json", "--dry-run", "--out", "there"),
+            {"campaign.json": json.dumps(CAMPAIGN, indent=1).encode()},
+        ),
+        Input(
+            ("measure", "campaign.yml", "--dry-run", "--out", "there"),
+            {"campaign.yml": YAML.encode()},
+        ),
+    ],
+}
+"""Good inputs by command: what is mutated."""
+
+
+# -- mutations ---------------------------------------------------------------------------------
+
+NASTY = (
+    *("", " ", "0", "-0", "-1", "-5", "1", "2", "1.5", "4.0", "1e6", "1e-320", "5e-324", "1e-31"),
+    *("1e29", "1e31", "1e300", "1e308", "1e309", "-1e308", "nan", "NaN", "inf", "-inf", "Infinity"),
+    *("9" * 18, "9" * 30, "9" * 400, "9" * 5000, "0x10", "1_000", "1e5", "true", "null", "None"),
+    *("[]", "{}", "--", "-", "'", '"', ",", ";", ":", "\t", "\r", "\0", "\x1b[31m", "\u2028", "é"),
+    *(
+        "٣",
+        "²",
+        "\ufeff",
+        "😀",
+        "x",
+        "a" * 300,
+        "a" * 5000,
+        "../x",
+        "%s",
+        "{0}",
+        "1,5",
+        "a\nb",
+        "#",
+    ),
+    *("1e308KB", "0MB", "-1:2", "random:-1:2", "buffer:1e308KB", "1h", "1gbit", "101%", "&a", "*a"),
+)
+VALUES: tuple[Any, ...] = (
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        -5,
+        1,
+        3,
+        2.5,
+        1e-320,
+        1e-31,
+        1e29,
+        1e31,
+        1e308,
+        -1e308,
+        10**18,
+        10**30,
+    ),
+    *(10**400, math.nan, math.inf, -math.inf, "", "x", "a" * 2000, "a\nb", "\ud800", "NaN", "5"),
+    *([], {}, [[]], [1, 2], {"a": 1}, [None], "none", "auto", "ddp"),
+)
+SEPARATORS = re.compile(rb"[,\t ]+")
+TOKEN = re.compile(r"[A-Za-z_]+|[-+]?[0-9][0-9.eE+-]*|[^\sA-Za-z0-9_]")
+
+
+def _bytes(data: bytes, draw: random.Random) -> bytes:
+    """Another byte or another run of bytes, gone, many times, or the end of all."""
+    found = bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        at = draw.randrange(len(found) + 1)
+        end = min(len(found), at + draw.choice((1, 1, 1, 2, 8, 64)))
+        change = draw.randrange(9) // 2
+        if change == 0:
+            found[at:end] = bytes(draw.randrange(256) for _ in range(end - at))
+        elif change == 1:
+            del found[at:end]
+        elif change == 2:
+            found[at:at] = found[at:end] * draw.choice((1, 2, 30))
+        elif change == 3:
+            found[at:at] = draw.choice(NASTY).encode(errors="surrogatepass")
+        else:
+            del found[at:]
+    return bytes(found)
+
+
+def _lines(data: bytes, draw: random.Random) -> bytes:
+    """A line is gone, twice, elsewhere, empty, joined with the next, or there many times."""
+    lines = data.split(b"\n")
+    at, to = (draw.randrange(len(lines)) for _ in range(2))
+    change = draw.randrange(6)
+    if change == 0:
+        del lines[at]
+    elif change == 1:
+        lines.insert(to, lines[at])
+    elif change == 2:
+        lines[at], lines[to] = lines[to], lines[at]
+    elif change == 3:
+        lines.insert(draw.choice((0, at)), b"")
+    elif change == 4:
+        lines[at : at + 2] = [b"".join(lines[at : at + 2])]
+    else:
+        lines[at:at] = [lines[at]] * draw.choice((5, 50))
+    return b"\n".join(lines)
+
+
+def _fields(data: bytes, draw: random.Random) -> bytes:
+    """A cell of a line is another, gone, twice, or something that nobody means."""
+    lines = data.split(b"\n")
+    at = draw.randrange(len(lines))
+    parted_by = (SEPARATORS.findall(lines[at]) or [b","])[0]
+    cells = SEPARATORS.split(lines[at])
+    one, other = (draw.randrange(len(cells)) for _ in range(2))
+    change = draw.randrange(6)
+    if change == 0:
+        del cells[one]
+    elif change == 1:
+        cells.insert(other, cells[one])
+    elif change == 2:
+        cells[one], cells[other] = cells[other], cells[one]
+    else:
+        cells[one] = draw.choice(NASTY).encode(errors="surrogatepass")
+    lines[at] = parted_by.join(cells)
+    return b"\n".join(lines)
+
+
+def _tokens(data: bytes, draw: random.Random) -> bytes:
+    """A number, word or sign is another one of the file, or something that nobody means."""
+    text = data.decode(errors="replace")
+    tokens = list(TOKEN.finditer(text))
+    for _ in range(draw.randint(1, 2) if tokens else 0):
+        one, other = (draw.choice(tokens) for _ in range(2))
+        new = draw.choice((other.group(), _near(one.group(), draw), draw.choice(NASTY)))
+        text = text[: one.start()] + new + text[one.end() :]
+        tokens = list(TOKEN.finditer(text)) or tokens
+    return text.encode(errors="surrogatepass")
+
+
+FACTORS = (0, 0.1, 0.5, -1, 2, 10, 1000, 1e-6, 1e6, 1e12, 1e-25)
+
+
+def _near(text: str, draw: random.Random) -> str:
+    """A number as a somewhat or very different one; else the text."""
+    try:
+        number = float(text) * draw.choice(FACTORS)
+        return f"{int(number)}" if text.isdecimal() else repr(number)
+    except (ValueError, OverflowError):
+        return text
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (container, key) of a document."""
+    if isinstance(value, (dict, list)):
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            yield from _places(value[key])
+
+
+def _nested(value: Any, draw: random.Random) -> Any:
+    deep = value
+    for _ in range(draw.choice((1, 3, 60))):
+        deep = [deep] if draw.random() < 0.7 else {"a": deep}
+    return deep
+
+
+def _structure(data: bytes, draw: random.Random) -> bytes:
+    """Of a document: a value is of another kind, gone, nested, there many times, or under another name."""
+    try:
+        document = json.loads(data)
+    except ValueError:
+        return _tokens(data, draw)
+    places = list(_places(document))
+    if not places or draw.random() < 0.02:
+        return json.dumps(draw.choice(VALUES)).encode()
+    holder, key = draw.choice(places)
+    change = draw.choice((0, 1, 2, 3, 4, 5, 5, 6, 6))
+    if change == 0:
+        del holder[key]
+    elif change == 1:
+        holder[key] = _nested(holder[key], draw)
+    elif change == 2:
+        other, place = draw.choice(places)
+        holder[key] = (
+            copy.deepcopy(other[place]) if place in other or isinstance(other, list) else 0
+        )
+    elif change == 3:
+        many = [copy.deepcopy(holder[key]) for _ in range(draw.choice((2, 40)))]
+        holder[key] = many
+        if isinstance(holder, list):
+            holder[key : key + 1] = many
+    elif change == 4 and isinstance(holder, dict):
+        holder[draw.choice((*NASTY, "form", "workers", "fit"))] = holder.pop(key)
+    elif change == 5 and isinstance(holder[key], (int, float)):
+        scaled = holder[key] * draw.choice(FACTORS)
+        whole = isinstance(holder[key], int) and math.isfinite(scaled)
+        holder[key] = int(scaled) if whole else scaled
+    else:
+        holder[key] = draw.choice(VALUES)
+    return json.dumps(document).encode()
+
+
+def _in_gzip(
+    data: bytes, draw: random.Random, how: Callable[[bytes, random.Random], bytes]
+) -> bytes:
+    return gzip.compress(how(gzip.decompress(data), draw), mtime=0)
+
+
+def _mutated_file(name: str, data: bytes, draw: random.Random) -> bytes:
+    hows = (_bytes, _lines, _fields, _tokens, _tokens, _structure, _structure)
+    how = draw.choice(hows) if name.endswith((".json", ".yml")) else draw.choice(hows[:5])
+    try:
+        return (
+            _in_gzip(data, draw, how)
+            if name.endswith(".gz") and draw.random() < 0.8
+            else how(data, draw)
+        )
+    except (OSError, EOFError, zlib.error):  # of what is no gzip any more
+        return _bytes(data, draw)
+
+
+OPTIONS = {
+    "import": (
+        "--batch",
+        "--peak",
+        "--utilisation",
+        "--compute-s",
+        "--sequence",
+        "--gradient-bytes",
+    ),
+    "fit": ("--form", "--collective", "--link", "--ranks", "--place"),
+    "predict": (
+        "--plan",
+        "--dilation",
+        "--accumulate",
+        "--in-flight",
+        "--copy-s-per-byte",
+        "--ranks",
+    ),
+    "plan": (
+        "--planner",
+        "--forward-s",
+        "--dilation",
+        "--gradient-bytes",
+        "--ranks",
+        "--in-flight",
+    ),
+    "timeline": ("--case", "--repeat"),
+}
+"""Whose values are drawn, or which are added."""
+
+
+def _mutated_words(words: tuple[str, ...], draw: random.Random) -> tuple[str, ...]:
+    """Another value of an option, or one more option. Of a session never: it shall stay dry."""
+    options = OPTIONS.get(words[0])
+    if not options:
+        return words
+    nasty = draw.choice([one for one in NASTY if "\0" not in one])
+    values = [at for at in range(2, len(words)) if words[at - 1].startswith("--")]
+    if draw.random() < 0.5 and values:
+        at = draw.choice(values)
+        return (*words[:at], nasty, *words[at + 1 :])
+    option = draw.choice(options)
+    return (*words, f"{option}={nasty}") if draw.random() < 0.5 else (*words, option, nasty)
+
+
+def mutated(kind: str, number: int) -> Input:
+    """The ``number``-th of a kind: a good input with one to three mutations."""
+    draw = random.Random(f"{kind}:{number}")
+    words, files = draw.choice(CHOSEN[kind])
+    files = dict(files)
+    for _ in range(draw.choice((1, 1, 1, 1, 2, 3))):
+        if draw.random() < 0.15:
+            words = _mutated_words(words, draw)
+        name = draw.choice(sorted(files))
+        files[name] = _mutated_file(name, files[name], draw)
+    return Input(words, files)
+
+
+# -- answers -----------------------------------------------------------------------------------
+
+
+class Exceeded(BaseException):
+    """An input took more processor time than MOST_S."""
+
+
+def _exceeded(number: int, frame: FrameType | None) -> None:
+    raise Exceeded(f"more than {MOST_S:g} s of processor time")
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """No more memory than now and MOST_BYTES."""
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    most = pages * resource.getpagesize() + MOST_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
+    handler = signal.signal(signal.SIGPROF, _exceeded)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+        signal.signal(signal.SIGPROF, handler)
+
+
+def answer(given: Input, folder: Path) -> Outcome:
+    """What the command does with its files in ``folder``, which is empty and where it runs.
+
+    Processor time is limited; memory where the caller is `limited`.
+    """
+    for name, data in given.files.items():
+        (folder / name).write_bytes(data)
+    out, error = io.StringIO(), io.StringIO()
+    status: int | str
+    signal.setitimer(signal.ITIMER_PROF, MOST_S)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+            status = cli.main(given.words)
+    except SystemExit as left:
+        status = int(left.code or 0)
+    except (Exception, Exceeded) as raised:
+        at = raised.__traceback__
+        while at and at.tb_next:
+            at = at.tb_next
+        where = f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}" if at else ""
+        status = f"{type(raised).__name__} at {where}: {raised}"[:300]
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    there = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    made = {name: data for name, data in there.items() if given.files.get(name) != data}
+    return Outcome(status, out.getvalue(), error.getvalue(), made)
+
+
+def remove(folder: Path) -> None:
+    """Take away what an input left."""
+    shutil.rmtree(folder)
+
+
+def wrong(given: Input, got: Outcome) -> str:
+    """What is wrong with an answer; "" for one line that refuses, or a sane success."""
+    if isinstance(got.status, str):
+        return got.status
+    if changed := got.made.keys() & given.files.keys():
+        return f"its own input was overwritten: {changed}"
+    if left := [name for name in got.made if name.startswith(".")]:
+        return f"left behind: {left}"
+    lines = got.error.splitlines()
+    if any(len(line) > MOST_LINE or not line.isprintable() for line in lines):
+        return f"lines that are long or unprintable: {max(map(len, lines))} characters"
+    if got.status == 2:
+        return _refused(got, lines)
+    if got.status:
+        return f"status {got.status}"
+    if not all(line.startswith("ddlkit: ") for line in lines):
+        return f"more than warnings on standard error: {lines[:3]}"
+    try:
+        _sane(given, got)
+    except (AssertionError, ValueError, KeyError, TypeError) as error:
+        return f"no sane success: {error!r}: {got.out[:200]}"
+    return ""
+
+
+def _refused(got: Outcome, lines: list[str]) -> str:
+    by_argparse = got.error.startswith("usage: ")
+    lines = lines[-1:] if by_argparse else lines
+    errors = [line for line in lines if re.match(r"ddlkit( [a-z-]+)?: error: ", line)]
+    known = all(line.startswith("ddlkit") for line in lines)
+    if got.out or len(errors) != 1 or not known or lines[-1:] != errors:
+        return f"not refused in one line: {got.out[:100]!r} {lines[:3]}"
+    return ""
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} in JSON")
+
+
+def _check(value: Any, name: str = "") -> None:
+    """Every number is finite, and none of a time or a size is negative."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            _check(one, key)
+    elif isinstance(value, list):
+        for one in value:
+            _check(one, name)
+    elif isinstance(value, float):
+        assert math.isfinite(value), f"{name} is {value}"
+    quantity = name.endswith(("_s", "bytes", "parameters", "tensors", "messages", "workers"))
+    fitted = name in (
+        "alpha_s",
+        "log_intercept_s",
+        "intercept_s",
+        "log_slope_s",
+        "exposed_communication_s",
+    )
+    if quantity and not fitted and isinstance(value, (int, float)):
+        assert value >= 0, f"{name} is {value}"
+
+
+def _sane(given: Input, got: Outcome) -> None:
+    command = given.words[0]
+    if "--help" in given.words or not got.out and not got.made:
+        raise AssertionError("nothing was said")
+    for name, data in got.made.items():
+        if name.endswith(".json"):
+            _check(json.loads(data, parse_constant=_no_number))
+    if "--json" in given.words and command != "timeline":
+        found = json.loads(got.out, parse_constant=_no_number)
+        _check(found)
+        _LAWS[command](given, found, got)
+    else:
+        said = re.sub(r"(?m)^out .*", "", got.out)  # a file may have any name
+        assert not re.search(r"\b(nan|inf|infinity)\b", said.lower()), "no number"
+
+
+def _predicted(given: Input, found: dict[str, Any], got: Outcome) -> None:
+    workers = found["workers"]
+    assert workers is None or isinstance(workers, int) and workers >= 1, f"workers {workers}"
+    assert found["messages"] >= 1
+    assert 0 <= found["scaling_factor"] <= 1 + 1e-9, "faster than alone"
+    assert found["iteration_s"] >= found["compute_s"] * (1 - 1e-9), "shorter than computing"
+
+
+def _planned(given: Input, found: dict[str, Any], got: Outcome) -> None:
+    members = [tensor for group in found["groups"] for tensor in group]
+    assert members == sorted(members, reverse=True) and members[-1] == 0, "no partition"
+    least_s = found.get("no_plan_below_s", 0.0)
+    assert found["iteration_s"] >= 0 and least_s >= 0
+
+
+def _fitted(given: Input, found: dict[str, Any], got: Outcome) -> None:
+    assert found["fit"]["rows"] >= 2 and found["fit"]["from_bytes"] > 0
+
+
+def _imported(given: Input, found: dict[str, Any], got: Outcome) -> None:
+    assert found["tensors"] >= 1 and found["batch"] >= 1
+    for name, data in got.made.items():
+        header, *rows = data.decode().splitlines()
+        if header == "bytes,seconds":
+            assert all(min(map(float, row.split(","))) > 0 for row in rows), f"{name}: {rows[:3]}"
+
+
+_LAWS: dict[str, Callable[[Input, dict[str, Any], Outcome], None]] = {
+    "predict": _predicted,
+    "plan": _planned,
+    "fit": _fitted,
+    "import": _imported,
+}

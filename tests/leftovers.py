@@ -1,0 +1,130 @@
+"""What a test of a fault must not leave behind, whatever it broke: one check for all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from ddlkit.run.jobs.protocol import FORK
+from ddlkit.run.lab import network
+from places import alive
+
+PATIENCE_S = 40.0  # the kernel kills at once; who cleans up has this long, on the busiest machine
+TAG = "DDLKIT_TESTED_BY"
+"""In the environment of whatever a test starts: by it even an orphan is known as the test's."""
+HALF = ("*.tmp", "*.pending", ".room", "ddlkit-run-*")
+
+
+@contextmanager
+def none_left(directory: Path) -> Iterator[None]:
+    """Fail if the block, which writes into ``directory``, leaves anything that was not there before.
+
+    Processes of its own, namespaces, states and interfaces of labs, locks that are held, temporary files
+    (the block has a folder of its own for these), half-written files. What others do beside it is theirs.
+    """
+    tag = uuid.uuid4().hex
+    with tempfile.TemporaryDirectory(prefix="t") as temporary, _environment(tag, temporary):
+        Path(temporary).chmod(0o755)  # as /tmp, for tests that go on as another user
+        before, known = _places(), _below()
+        yield
+        give_up = time.monotonic() + PATIENCE_S
+        while left := _left(tag, before, known, (directory, Path(temporary))):
+            if time.monotonic() > give_up:
+                for process in _processes(tag, known):
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+                raise AssertionError(f"left behind: {', '.join(left)}")
+            time.sleep(0.02)
+
+
+@contextmanager
+def _environment(tag: str, temporary: str) -> Iterator[None]:
+    """Temporary files of the block in a folder of their own, and everything that it starts tagged."""
+    changed = {TAG: tag, "TMPDIR": temporary}
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    tempfile.tempdir = None
+    try:
+        yield
+    finally:
+        tempfile.tempdir = None
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _left(
+    tag: str, before: set[str], known: set[psutil.Process], directories: tuple[Path, Path]
+) -> list[str]:
+    """Everything that is there now and should not be, in words."""
+    processes = [f"process {one.pid}: {one.name()}" for one in _processes(tag, known)]
+    files = [path for pattern in HALF for path in directories[0].rglob(pattern)]
+    files += directories[1].iterdir()
+    held = [f"lock on {path}" for path in _held(directories)]
+    return [*processes, *sorted(_places() - before), *map(str, files), *held]
+
+
+def _below() -> set[psutil.Process]:
+    """The processes below this one, but not what forks the ranks of all tests."""
+    found = psutil.Process().children(recursive=True)
+    return {one for one in alive(found) if FORK not in one.cmdline()}
+
+
+def _processes(tag: str, known: set[psutil.Process]) -> list[psutil.Process]:
+    """Those that came below this one, and those that have the tag."""
+    new = _below() - known
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            tagged = f"{TAG}={tag}".encode() in _environ(process.pid)
+            if tagged and alive([process]) and not _forks_for_us(process):
+                new.add(process)
+    return list(new)
+
+
+def _forks_for_us(process: psutil.Process) -> bool:
+    return process.ppid() == os.getpid() and FORK in process.cmdline()
+
+
+def _environ(pid: int) -> bytes:
+    path = Path(f"/proc/{pid}/environ")
+    return path.read_bytes() if path.exists() else b""
+
+
+def _places() -> set[str]:
+    """Network interfaces of this machine, and labs that nobody alive but us has up."""
+    found = {f"interface {name}" for name in _names(Path("/sys/class/net"))}
+    states = {path.stem: path for path in network.STATE.glob("[a-z]*.json")}
+    namespaces = {name.rpartition("-")[0] for name in _names(network.NAMESPACES) if "-" in name}
+    for label in namespaces | set(states):
+        with suppress(OSError, ValueError, KeyError):
+            owner = json.loads(states[label].read_text())["owner"]
+            if owner and owner["pid"] != os.getpid() and network._alive(owner):
+                continue
+        found.add(f"lab {label}")
+    return found
+
+
+def _names(directory: Path) -> list[str]:
+    return os.listdir(directory) if directory.is_dir() else []
+
+
+def _held(directories: tuple[Path, ...]) -> list[Path]:
+    """Files and folders there on which somebody holds a lock."""
+    with suppress(OSError):
+        rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        inodes = {
+            int(word.rpartition(":")[2]) for row in rows for word in row if word.count(":") == 2
+        }
+        if inodes:
+            paths = [path for one in directories for path in (one, *one.rglob("*"))]
+            return [path for path in paths if path.exists() and path.stat().st_ino in inodes]
+    return []

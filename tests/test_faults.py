@@ -1,0 +1,736 @@
+"""Faults that belong to no single room: full disks, killed runs, odd places, what neighbours may do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import fault_table
+import faulty_points
+from ddlkit import cli, store
+from ddlkit.core.errors import UserError
+from ddlkit.run.jobs import launch
+from ddlkit.run.jobs.launch import Loopback
+from ddlkit.run.lab import network
+from ddlkit.run.lab.network import Lab, LabShape
+from ddlkit.run.sessions.session import Origin
+from ddlkit.store import files
+from places import ROOT, alive, family, ranks_below, wait_for
+from test_book import write as write_notebook
+from test_launch import ENDLESS
+from test_reproduce import Clone, clone, is_running
+from test_reproduce import wait_for as words_of
+
+__all__ = ["clone"]
+TRIALS = int(os.environ.get("DDLKIT_FAULT_TRIALS", "1"))
+"""How often random moments are tried; more by hand, with the same law."""
+FULL = "mount -t tmpfs -o size=256k none {0} && "
+FILL = "(cat /dev/zero >{0}/filler) 2>/dev/null; "
+
+
+def run(
+    argv: Sequence[str], environment: dict[str, str] | None = None, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    environment = {**os.environ, **paths} if environment is None else environment
+    return subprocess.run(
+        argv, env=environment, cwd=cwd, capture_output=True, text=True, timeout=100
+    )
+
+
+def only_line(done: subprocess.CompletedProcess[str], status: int = 2) -> str:
+    """The one line that it said of what went wrong."""
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    (line,) = [text for text in done.stderr.splitlines() if text.startswith("ddlkit: error: ")]
+    return line.removeprefix("ddlkit: error: ")
+
+
+def mounted(where: Path, script: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    """A command behind a shell script in a mount namespace of its own: its mounts end with it."""
+    where.mkdir()
+    shell = script.format(where) + ' "$@"; status=$?; '
+    return run(
+        [
+            "unshare",
+            "--mount",
+            "bash",
+            "-c",
+            f"{shell} ls -A {where} >&2; exit $status",
+            "sh",
+            *argv,
+        ]
+    )
+
+
+# -- disks ---------------------------------------------------------------------------------------
+
+SAVE = """
+import sys
+from pathlib import Path
+import faulty_points
+from ddlkit import cli
+from ddlkit.core.errors import UserError
+from ddlkit.run.sessions.session import Origin
+from ddlkit.store.files import lock, scratch
+where = Path(sys.argv[1])
+def save(arguments):
+    Origin(machine={}).save(where / "drift-a.csv", faulty_points.drift()["drift"], "drift")
+    filler = open(where / "filler", "ab", buffering=0)
+    try:
+        while filler.write(bytes(4096)): pass
+    except OSError: pass
+    frame = faulty_points.drift()["drift"]
+    def attempt(name):
+        if name == "page": filler.truncate(filler.tell() - 4096)  # for the stamp, but not for the table
+        try:
+            if name in ("save", "page"): Origin(machine={}).save(where / "drift-b.csv", frame, "drift")
+        finally:
+            if name == "page": filler.write(bytes(4096))
+        if name == "lock":
+            with lock(where / "lock"): pass
+        if name == "scratch":
+            with scratch(where) as place: (place / "x").write_bytes(bytes(9999))
+    for name in ("save", "page", "lock"):
+        try: attempt(name)
+        except UserError as error: print(f"{name}: {error}")
+    attempt("scratch")
+cli.COMMANDS["machine"] = cli.Command(save, "", ())
+sys.exit(cli.main(["machine"]))
+"""
+
+
+@pytest.mark.fault(
+    fault="the disk with the tables is full",
+    injected="a small tmpfs, filled up, then a table, a lock and a temporary file are written",
+    holds="one line each says what is full and where; the table that was there is whole, no half of another",
+)
+@pytest.mark.lab
+def test_a_full_disk_is_one_line_and_damages_nothing(tmp_path: Path, require_lab: None) -> None:
+    where = tmp_path / "full"
+    done = mounted(where, FULL, sys.executable, "-c", SAVE, str(where))
+    told = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    for name, path in {"save": "", "page": "drift-b.csv", "lock": "lock"}.items():
+        verb = "lock" if name == "lock" else "write"
+        assert told[name].startswith(f"cannot {verb} {where}/{path}")
+        assert told[name].endswith(
+            ": No space left on device: make room there, or choose another directory"
+        )
+    assert only_line(done).startswith(f"No space left on device: {where}/ddlkit-run-")
+    left = done.stderr.splitlines()[1:]
+    assert left == ["drift-a.csv", "drift-a.json", "filler", "lock"]
+
+
+@pytest.mark.fault(
+    fault="build/ is full",
+    injected="a small tmpfs in the place of build/, full from the start, or filled up by the stage",
+    holds="reproduce.sh says in one line that it is full, and where",
+)
+@pytest.mark.lab
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_full_build_is_one_line(clone: Clone, require_lab: None, when: str) -> None:
+    build = clone.path / "build"
+    build.mkdir()
+    clone.ddlkit_does(f"{FILL.format(build)} exit 1")
+    fill = f"mkdir {build}/logs; {FILL.format(build)}" if when == "before" else ""
+    script = f"{FULL.format(build)} {fill} exec bash reproduce.sh --recorded"
+    done = run(["unshare", "--mount", "bash", "-c", script], clone.variables(), clone.path)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("reproduce.sh: ") and f"{build} is full: make room there" in line
+
+
+@pytest.mark.fault(
+    fault="build/ is read-only",
+    injected="a read-only mount in its place",
+    holds="reproduce.sh says so in one line",
+)
+@pytest.mark.lab
+def test_a_read_only_build_is_one_line(clone: Clone, require_lab: None) -> None:
+    (clone.path / "build").mkdir()
+    script = f"mount -t tmpfs -o ro none {clone.path}/build && exec bash reproduce.sh --recorded"
+    done = run(["unshare", "--mount", "bash", "-c", script], clone.variables(), clone.path)
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"reproduce.sh: cannot write to {clone.path}/build\n",
+    )
+
+
+# -- damaged files ---------------------------------------------------------------------------------
+
+
+def swap(a: Path, b: Path) -> None:
+    content = a.read_bytes()
+    a.write_bytes(b.read_bytes())
+    b.write_bytes(content)
+
+
+def restamp(path: Path, **changes: object) -> None:
+    stamp = json.loads(path.with_suffix(".json").read_text())
+    path.with_suffix(".json").write_text(json.dumps({**stamp, **changes}))
+
+
+DAMAGES: dict[str, Callable[[Path, Path], object]] = {
+    "truncated": lambda a, b: a.write_bytes(a.read_bytes()[:-5]),
+    "empty": lambda a, b: a.write_bytes(b""),
+    "swapped": swap,
+    "stamps swapped": lambda a, b: swap(a.with_suffix(".json"), b.with_suffix(".json")),
+    "stamp truncated": lambda a, b: a.with_suffix(".json").write_text('{"schema": '),
+    "packed": lambda a, b: a.write_bytes(gzip.compress(a.read_bytes())),
+    "wrong hash": lambda a, b: restamp(a, sha256="0" * 64),
+    "no hash": lambda a, b: restamp(a, sha256=None),
+    "a number for a hash": lambda a, b: restamp(a, sha256=12),
+    "a list for a schema": lambda a, b: restamp(a, schema=[]),
+    "more rows": lambda a, b: restamp(a, rows=77),
+}
+
+
+@pytest.mark.fault(
+    fault="recorded files are truncated, swapped or have a wrong hash",
+    injected="each in turn, to table or stamp; also a stamp whose values are of another kind",
+    holds="refused in one line that names the file, when read and when a session would go on",
+)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_tables_are_refused_in_one_line(damage: str, tmp_path: Path) -> None:
+    for name in "ab":
+        Origin(machine={}).save(
+            tmp_path / f"drift-{name}.csv", faulty_points.drift(name)["drift"], "drift"
+        )
+    paths = tmp_path / "drift-a.csv", tmp_path / "drift-b.csv"
+    DAMAGES[damage](*paths)
+    with pytest.raises(UserError, match="drift-a") as caught:
+        store.load_table(paths[0])
+    assert "\n" not in str(caught.value)
+
+
+# -- runs that are killed --------------------------------------------------------------------------
+
+
+@pytest.mark.fault(
+    fault="reproduce.sh is killed",
+    injected="SIGKILL to the script while a stage and a child of the stage are at work",
+    holds="the stage and its child end; the next run waits for that and takes over",
+)
+def test_a_killed_run_takes_its_stage_along(clone: Clone) -> None:
+    started = clone.path / "started"
+    clone.ddlkit_does(f'sleep 60 & echo $PPID $$ $! > "{started}"; wait')
+    first = subprocess.Popen(["bash", "reproduce.sh"], cwd=clone.path, env=clone.variables(),
+                             stdout=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+    pids = [int(word) for word in words_of(started)]
+    first.kill()
+    first.wait()
+    clone.ddlkit_does("echo done")
+    assert clone.run("--recorded").returncode == 0, "the next run takes over"
+    assert not any(map(is_running, pids))
+
+
+def any_in(directory: Path, pattern: str) -> bool:
+    return any(directory.glob(pattern))
+
+
+@pytest.mark.fault(
+    fault="the launcher is ended while ranks start",
+    injected="SIGTERM at a random moment after the first request for a rank; more by DDLKIT_FAULT_TRIALS",
+    holds="one line, status 128 and the signal, no traceback from the process that forks them",
+)
+def test_ranks_that_were_about_to_start_are_not_missed(tmp_path: Path) -> None:
+    chance = random.Random(20)
+    runs: list[tuple[subprocess.Popen[str], signal.Signals, Path, float]] = []
+    for number in [signal.SIGTERM, signal.SIGINT][:TRIALS] * max(1, TRIALS // 2):
+        out = tmp_path / str(len(runs))
+        argv = [sys.executable, "-m", "ddlkit", "measure", "collectives", "--out", str(out)]
+        out.mkdir()
+        temporary = {"TMPDIR": str(out), "PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(argv, env={**os.environ, **temporary}, cwd=ROOT,
+                                   stderr=subprocess.PIPE, text=True)  # fmt: skip
+        runs.append((process, number, out, chance.choice([0.0, chance.uniform(0.0, 2.0)])))
+    for process, number, out, delay_s in runs:
+        assert wait_for(partial(any_in, out, "ddlkit-run-*/rank-logs/config.json"))
+        time.sleep(delay_s)
+        process.send_signal(number)
+        said = process.communicate(timeout=60)[1]
+        assert process.returncode == 128 + number
+        assert "Traceback" not in said
+        assert said.splitlines()[-1] == "ddlkit: interrupted; what was measured is kept"
+        assert [path.name for path in out.iterdir()] == [".lock"]
+
+
+STAGES = {
+    "measure": """
+from ddlkit.run.sessions.engine import run_session
+from ddlkit.run.sessions.session import Source
+run = lambda: run_session(Source("faulty_points:steady"), here / "out", isolate=True)
+""",
+    "book": """
+from ddlkit.report import book
+run = lambda: book.run([here / "10_a.ipynb"], executed=here / "e", reports=here / "r", inputs=())
+""",
+}
+STAGE = """
+import sys
+from pathlib import Path
+from ddlkit import cli
+here = Path(sys.argv[1])
+{0}
+def stage(arguments):
+    (here / "begun").touch()
+    run()
+cli.COMMANDS["machine"] = cli.Command(stage, "", ())
+sys.exit(cli.main(["machine"]))
+"""
+
+
+@pytest.mark.fault(
+    fault="a stage is ended at a random moment",
+    injected="SIGTERM at a random moment of measuring, SIGINT of the book; more by DDLKIT_FAULT_TRIALS",
+    holds="no traceback, status 128 and the signal, whole tables only",
+)
+@pytest.mark.parametrize(("name", "number"), [("measure", signal.SIGTERM), ("book", signal.SIGINT)])
+def test_a_stage_can_be_ended_at_any_moment(
+    name: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    chance = random.Random(name)
+    runs: list[tuple[subprocess.Popen[str], Path]] = []
+    for _ in range(TRIALS):
+        here = tmp_path / str(len(runs))
+        write_notebook(here / "10_a.ipynb", [("code", f"import time\ntime.sleep({0.2})")] * 9)
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        argv = [sys.executable, "-c", STAGE.format(STAGES[name]), str(here)]
+        process = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": paths},
+                                   stderr=subprocess.PIPE, text=True)  # fmt: skip
+        runs.append((process, here))
+    for process, here in runs:
+        assert wait_for((here / "begun").exists, 60)
+        time.sleep(chance.uniform(0.0, 1.5))
+        process.send_signal(number)
+        said = process.communicate(timeout=60)[1]
+        assert process.returncode in (0, 128 + number), said
+        assert "Traceback" not in said
+        for path in here.rglob("*.csv"):
+            store.load_table(path)
+
+
+@pytest.mark.fault(
+    fault="a rank is stopped",
+    injected="SIGSTOP to rank 1 of 2 at work",
+    holds="the other gives up after its timeout; both are ended, the stopped one too; one line",
+)
+def test_a_stopped_rank_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "GRACE_S", 0.2)
+    config = {"out": str(tmp_path), "join": {"timeout_s": 1.0}, **ENDLESS}
+    stopped: list[psutil.Process] = []
+
+    class Stopping(Loopback):
+        """Stops rank 1 as soon as ranks are watched and have met."""
+
+        def lost(self) -> str:
+            if not stopped and (tmp_path / "job.json").exists():
+                stopped.append(ranks_below(os.getpid())[1])
+                stopped[0].suspend()
+            return ""
+
+    with pytest.raises(UserError, match="^rank 0 of 2 ended with exit status 3 in job") as caught:
+        launch.run_ranks("collectives", config, ranks=2, place=Stopping(), timeout_s=60.0)
+    assert "\n" not in str(caught.value) and stopped and not alive(stopped)
+
+
+@pytest.mark.fault(
+    fault="a process that had temporary files is killed",
+    injected="SIGKILL to the owner of a temporary directory, another owner beside it alive",
+    holds="the next who makes one removes that of the dead, and leaves the other's and foreign folders",
+)
+def test_directories_of_the_dead_are_swept(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from ddlkit.store.files import scratch\n"
+        "with scratch(Path(sys.argv[1])) as place: print(place, flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    owners = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in "ab"]
+    try:
+        dead, living = (Path(one.stdout.readline().strip()) for one in owners if one.stdout)
+        owners[0].kill()
+        owners[0].wait()
+        (tmp_path / "ddlkit-run").mkdir()
+        (tmp_path / "ddlkit-run-link").symlink_to(tmp_path / "ddlkit-run")
+        with files.scratch(tmp_path) as mine:
+            assert not dead.exists() and living.exists() and mine.exists()
+        assert not mine.exists() and (tmp_path / "ddlkit-run").exists()
+    finally:
+        for one in owners:
+            one.kill()
+            one.communicate()
+    (tmp_path / "ddlkit-run-link").unlink()
+    with files.scratch(tmp_path):
+        assert not living.exists()
+
+
+# -- kernels, descriptors, memory ------------------------------------------------------------------
+
+BOOK = """
+import resource, sys
+from pathlib import Path
+from ddlkit import cli
+from ddlkit.report import book
+import ipykernel.kernelspec
+here, whole = Path(sys.argv[1]), ipykernel.kernelspec.get_kernel_dict
+dies = [sys.executable, "-c", "import os; os._exit(3)"]
+def stage(arguments):
+    book.run([here / "10_a.ipynb"], executed=here / "e", reports=here / "r", inputs=())
+cli.COMMANDS["machine"] = cli.Command(stage, "", ())
+ipykernel.kernelspec.get_kernel_dict = lambda: {**whole(), "argv": dies}
+print(cli.main(["machine"]), flush=True)
+ipykernel.kernelspec.get_kernel_dict = whole
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), 2**12))
+print(cli.main(["machine"]))
+"""
+
+
+@pytest.mark.fault(
+    fault="a kernel dies at its start, or there are few file descriptors",
+    injected="a kernel that ends at once; no more than 24 open files allowed",
+    holds="one line that names the notebook or the limit, and what may help",
+)
+def test_a_kernel_that_does_not_start_is_one_line(tmp_path: Path) -> None:
+    write_notebook(tmp_path / "10_a.ipynb", [("code", "print(1)")])
+    done = run([sys.executable, "-c", BOOK, str(tmp_path), "24"])
+    assert done.stdout.split() == ["2", "2"] and "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ddlkit: error: ")]
+    assert len(lines) == 2
+    assert "10_a.ipynb: its kernel did not start: Kernel died before" in lines[0]
+    assert lines[1].startswith("ddlkit: error: 24 open files are allowed, ")
+    assert lines[1].endswith(": ulimit -n 128")
+
+
+@pytest.mark.fault(
+    fault="memory is used up in a command",
+    injected="no more than 64 MiB above what is used already, and a file of 100 MB",
+    holds="one line that says so",
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
+def test_low_memory_is_one_line(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys; from pathlib import Path; import numpy, pandas\n"
+        "from ddlkit import cli; from ddlkit.formats import messages\n"
+        "used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, used + 2**26))\n"
+        "sys.exit(cli.main(['fit', sys.argv[1]]))"
+    )
+    times = tmp_path / "times.csv"
+    with open(times, "wb") as file:
+        file.write(b"bytes,seconds\n1000,0.5\n")
+        file.truncate(10**8)
+    assert "memory is used up" in only_line(run([sys.executable, "-c", code, str(times)]))
+
+
+# -- the lab ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def tools(directory: Path, **scripts: str) -> Iterator[None]:
+    """Only these programs on the PATH."""
+    directory.mkdir()
+    for name, script in scripts.items():
+        (directory / name).write_text(f"#!/bin/sh\n{script}\n")
+        (directory / name).chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(directory))
+        yield
+
+
+@pytest.mark.fault(
+    fault="no root",
+    injected="another user's effective id",
+    holds="a lab is refused in one line",
+)
+@pytest.mark.lab
+def test_without_root_a_lab_is_one_line(require_lab: None, tmp_path: Path) -> None:
+    os.seteuid(65534)
+    try:
+        with pytest.raises(UserError, match="^the lab needs root"):
+            Lab(LabShape(2, 1e9)).up()
+        assert network.available.__wrapped__() == network.NEEDS_ROOT
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.fault(
+    fault="no ip, no tc, or a tc that hangs",
+    injected="a PATH without them; a tc that sleeps",
+    holds="one line names the program; nothing of the lab is left",
+)
+@pytest.mark.lab
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [
+        ("ip", "^the lab needs ip "),
+        ("tc", "^the lab needs tc "),
+        ("hangs", "tc -n .*did not end within 1 s"),
+    ],
+)
+def test_a_lab_without_its_tools_is_one_line(
+    missing: str, told: str, tmp_path: Path, require_lab: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "DEADLINE_S", 1.0)
+    there = {} if missing == "ip" else {"ip": f'exec {shutil.which("ip")} "$@"'}
+    there |= {"tc": f"exec {shutil.which('sleep')} 60"} if missing == "hangs" else {}
+    with tools(tmp_path / "bin", **there), pytest.raises(UserError, match=told) as caught:
+        Lab(LabShape(2, 1e9)).up()
+    assert "\n" not in str(caught.value)
+
+
+DAMAGED = [
+    "",
+    "{}",
+    "[]",
+    "null",
+    '{"shape": {}, "owner": {}}',
+    '{"owner": {"pid": 1}}',
+    '{"shape":',
+]
+
+
+@pytest.mark.fault(
+    fault="the state of a lab is empty, ownerless or damaged",
+    injected="such a file among the states, and a namespace of that lab",
+    holds="status shows it as dead, down says what to do, clean and the next lab remove it",
+)
+@pytest.mark.lab
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_state_is_a_dead_lab(
+    text: str, tmp_path: Path, require_lab: None, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Among states of its own: what other labs of this machine are doing is not to be looked at."""
+    monkeypatch.setattr(network, "STATE", tmp_path)
+    label = f"bad{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", f"{label}-rank0"], check=True)
+    try:
+        (tmp_path / f"{label}.json").write_text(text)
+        assert cli.main(["lab", "status"]) == 0
+        assert (
+            f"{label}: 0 ranks over an unknown link, owner unknown, dead" in capsys.readouterr().out
+        )
+        assert cli.main(["lab", "down", "--label", label]) == 2
+        assert f"the state of lab {label} is damaged: remove it by" in capsys.readouterr().err
+        assert network.clean() == [label]
+        assert not (network.NAMESPACES / f"{label}-rank0").exists()
+        (tmp_path / f"{label}.json").write_text(text)
+        with Lab(LabShape(1, 1e9), f"after{os.getpid()}"):
+            assert [row["alive"] for row in network.status()] == [True]
+    finally:
+        if (network.NAMESPACES / f"{label}-rank0").exists():
+            subprocess.run(["ip", "netns", "del", f"{label}-rank0"], check=True)
+
+
+# -- odd environments and folders ------------------------------------------------------------------
+
+TIMES = "bytes,seconds\n" + "".join(
+    f"{1000 * 2**n},{1e-5 + 1e-9 * 1000 * 2**n}\n" for n in range(9)
+)
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+DUMB = {"TERM": "dumb", "COLUMNS": "1", "LINES": "0"}
+ODD = {
+    "ASCII on a dumb terminal": {**os.environ, **ASCII, **DUMB, "HOME": "/nowhere"},
+    "nothing but a PATH": {"PATH": os.environ["PATH"]},
+}
+
+
+@pytest.mark.fault(
+    fault="an odd environment",
+    injected="ASCII for everything on a dumb terminal of one column and a wrong HOME; nothing but a PATH",
+    holds="commands say what they say elsewhere, where need be with escaped letters",
+)
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_environments_change_nothing(odd: str, tmp_path: Path) -> None:
+    times = tmp_path / "times.csv"
+    times.write_text(TIMES)
+    code = (
+        "import sys; from ddlkit import cli; from ddlkit.core.units import format_seconds as f\n"
+        "sys.exit(cli.main(['fit', sys.argv[1]]) or print(f(5e-6)))"
+    )
+    done = run([sys.executable, "-c", code, str(times)], {**ODD[odd], "PYTHONPATH": str(ROOT)})
+    assert (done.returncode, done.stderr) == (0, "")
+    *lines, last = done.stdout.splitlines()
+    assert last == ("5 \\xb5s" if "ASCII" in odd else "5 µs")
+    assert any(line.startswith("alpha_s") for line in lines)
+
+
+FOLDERS = ["two  spaces, ünïcode Ελλ 数, quote'\"$x;*" + 40 * "/deeper" + "/-dash", "link"]
+
+
+@pytest.mark.fault(
+    fault="an odd folder",
+    injected="spaces, Unicode, quotes, wild cards, a dash, hundreds of letters in its path; symbolic links",
+    holds="ranks start, tables are written and read, reproduce.sh builds beside itself, not beside a link",
+)
+@pytest.mark.parametrize("name", FOLDERS, ids=["all at once", "link"])
+def test_odd_folders_change_nothing(name: str, tmp_path: Path, clone: Clone) -> None:
+    folder, away = tmp_path / name, tmp_path / "elsewhere"
+    for made in (tmp_path / "real", away):
+        made.mkdir()
+    if name == "link":
+        folder.symlink_to(tmp_path / "real")
+    folder.mkdir(parents=True, exist_ok=True)
+    Origin(machine={}).save(folder / "drift-a.csv", faulty_points.drift()["drift"], "drift")
+    assert len(store.load_table(folder / "drift-a.csv")) == 1
+    with pytest.raises(UserError, match="unknown job 'dance'"):
+        launch.run_ranks(
+            "dance", {"out": str(folder / "o")}, ranks=2, place=Loopback(), timeout_s=60
+        )
+    moved = folder / "clone"
+    shutil.copytree(clone.path, moved)
+    (paths,) = clone.environment.rglob("clone.pth")
+    paths.write_text(paths.read_text().replace(str(clone.path), str(moved)))
+    (away / "go.sh").symlink_to(os.path.relpath(moved / "reproduce.sh", away.resolve()))
+    (tmp_path / "again.sh").symlink_to(away / "go.sh")
+    done = run(["bash", str(tmp_path / "again.sh"), "--recorded"], clone.variables(), away)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (moved / "build/logs/03-book.log").exists()
+    assert [path.name for path in away.iterdir()] == ["go.sh"]
+
+
+# -- hostile neighbours ----------------------------------------------------------------------------
+
+
+@pytest.mark.fault(
+    fault="somebody else may write into the folder",
+    injected="links to a victim's file under every name that a writer of ours was known to use",
+    holds="the victim's file is as before: names are random, and no link is followed",
+)
+def test_no_planted_link_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    for name in (f".x.csv.{os.getpid()}.tmp", "x.csv", ".lock"):
+        (shared / name).symlink_to(victim)
+    files.atomic_write_text(shared / "x.csv", "ours")
+    assert (shared / "x.csv").read_text() == "ours" and not (shared / "x.csv").is_symlink()
+    with pytest.raises(UserError, match="cannot lock .*lock: "), store.lock(shared / ".lock"):
+        pass
+    tokens = iter(["planted", "free"])
+    monkeypatch.setattr(secrets, "token_hex", lambda n: next(tokens))
+    (shared / ".y.csv.planted.tmp").symlink_to(victim)
+    with pytest.raises(UserError, match="File exists"):
+        files.atomic_write_text(shared / "y.csv", "ours")
+    assert victim.read_text() == "precious"
+    for path in shared.glob("*.tmp"):
+        path.unlink()
+    files.atomic_write_text(shared / "y.csv", "ours")
+    umask = os.umask(0o022)
+    os.umask(umask)
+    assert (shared / "y.csv").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_names_of_temporary_files_cannot_be_foreseen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, made = os.open, {}
+
+    def noting(path: Any, flags: int, *how: Any) -> int:
+        if str(path).endswith(".tmp"):
+            made[str(path)] = flags
+        return real(path, flags, *how)
+
+    monkeypatch.setattr(os, "open", noting)
+    for _ in range(50):
+        files.atomic_write_text(tmp_path / "x", "y")
+    assert len(made) == 50
+    assert all(how & os.O_EXCL and how & os.O_NOFOLLOW for how in made.values())
+
+
+@pytest.mark.fault(
+    fault="a neighbour on the network reaches what listens",
+    injected="a list of all listening sockets of two ranks at work on loopback",
+    holds="every one listens at 127.0.0.1 alone",
+)
+def test_ranks_on_loopback_listen_nowhere_else(tmp_path: Path) -> None:
+    found: list[str] = []
+
+    class Looking(Loopback):
+        def lost(self) -> str:
+            if not (tmp_path / "job.json").exists():
+                return ""
+            for process in family(os.getpid()):
+                ports = process.net_connections("inet")
+                found.extend(one.laddr.ip for one in ports if one.status == psutil.CONN_LISTEN)
+            return "seen"
+
+    with pytest.raises(UserError, match="^seen"):
+        launch.run_ranks(
+            "collectives", {"out": str(tmp_path), **ENDLESS}, ranks=2, place=Looking(), timeout_s=60
+        )
+    assert len(found) >= 3, "the store, and gloo of each rank"
+    assert set(found) == {launch.LOCALHOST}
+
+
+# -- the tests themselves --------------------------------------------------------------------------
+
+
+@pytest.mark.fault(
+    fault="tests run in another order, and twice",
+    injected="two files of tests, each test twice, in an order of chance",
+    holds="all pass: none needs another before it, none leaves anything to the next",
+)
+def test_tests_pass_in_any_order_and_twice(tmp_path: Path) -> None:
+    names = ("test_units.py", "test_timeline.py")
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--shuffle=7"]
+    files_twice = [f"tests/{name}" for name in 2 * names]
+    done = run([*argv, f"--basetemp={tmp_path / 'p'}", "--keep-duplicates", *files_twice])
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_the_page_says_what_the_marks_say() -> None:
+    found = fault_table.marks()
+    assert len(found) >= 25
+    assert all(mark.fault and mark.injected and mark.holds for mark in found)
+    assert len({mark.test for mark in found}) == len(found)
+    assert fault_table.PAGE.read_text(encoding="utf-8") == fault_table.page(), (
+        "python tests/fault_table.py"
+    )
+
+
+def test_what_is_left_behind_is_found(tmp_path: Path) -> None:
+    """The fixture of all these tests sees each thing that it is there for."""
+    from leftovers import none_left
+
+    def left(make: Callable[[], object]) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("leftovers.PATIENCE_S", 0.1)
+            with pytest.raises(AssertionError) as caught, none_left(tmp_path):
+                kept.append(make())
+        return str(caught.value)
+
+    kept: list[object] = []
+    sleep = partial(subprocess.Popen, ["sleep", "60"])
+    assert "sleep" in left(sleep)
+    orphan = ["sh", "-c", "setsid sleep 60 & exit"]
+    assert "sleep" in left(lambda: subprocess.run(orphan, check=True))
+    half = tmp_path / ".x.csv.0.tmp"
+    assert str(half) in left(half.touch)
+    half.unlink()
+    held = files.writing_in(tmp_path)
+    assert f"lock on {tmp_path}" in left(held.__enter__)
+    held.__exit__(None, None, None)
+    import tempfile
+
+    assert "forgotten" in left(lambda: tempfile.mkdtemp(prefix="forgotten"))
+    for one in kept:
+        if isinstance(one, subprocess.Popen):
+            one.wait()

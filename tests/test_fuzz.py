@@ -1,0 +1,96 @@
+"""Files come from strangers: whatever is in them, one line says what is wrong, or the answer is sane."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import corpus
+import fuzzing
+from ddlkit import cli
+from ddlkit.run.sessions import engine, suites
+
+assert (
+    suites
+)  # what is loaded by the first input that needs it counts neither as its time nor memory
+
+INPUTS = int(os.environ.get("DDLKIT_FUZZ", "2000"))
+"""So many in all: DDLKIT_FUZZ=50000 for a night."""
+FIRST = int(os.environ.get("DDLKIT_FUZZ_FIRST", "0"))
+"""The number of the first of each kind; others have been tried."""
+SHARES = {
+    "import": 0.3,
+    "predict": 0.26,
+    "plan": 0.12,
+    "timeline": 0.14,
+    "fit": 0.08,
+    "measure": 0.1,
+}
+SHOWN = 5
+
+
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """One parser for all inputs, nothing measured, and limited memory."""
+    parser = cli._parser()
+    monkeypatch.setattr(cli, "_parser", lambda: parser)
+
+    def measured(*_: object, **__: object) -> None:
+        raise AssertionError("a dry run measures")
+
+    monkeypatch.setattr(engine, "run_session", measured)
+    with fuzzing.limited():
+        yield
+
+
+@pytest.mark.parametrize("kind", fuzzing.CHOSEN)
+def test_what_is_mutated_was_good(
+    kind: str, guarded: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, given in enumerate(fuzzing.CHOSEN[kind]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        got = fuzzing.answer(given, folder)
+        assert (got.status, fuzzing.wrong(given, got)) == (0, ""), got.error
+
+
+@pytest.mark.parametrize("entry", corpus.ENTRIES, ids=lambda entry: entry.name)
+def test_what_once_broke_something_is_refused_in_one_line(
+    entry: corpus.Entry, guarded: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    got = fuzzing.answer(entry.given, tmp_path)
+    assert (got.status, fuzzing.wrong(entry.given, got)) == (2, ""), got.out
+    assert entry.told in got.error
+    assert not got.made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(max(600, INPUTS))
+@pytest.mark.parametrize("kind", SHARES)
+def test_a_mutated_input_is_refused_in_one_line_or_answered_sanely(
+    kind: str, guarded: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: Counter[str] = Counter()
+    failed: dict[str, str] = {}
+    for number in range(FIRST, FIRST + round(INPUTS * SHARES[kind])):
+        given = fuzzing.mutated(kind, number)
+        folder = tmp_path / "in" / str(number)
+        folder.mkdir(parents=True)
+        monkeypatch.chdir(folder)
+        got = fuzzing.answer(given, folder)
+        if problem := fuzzing.wrong(given, got):
+            failed.setdefault(
+                problem[:60], f"{folder}: {' '.join(given.words)}"[:400] + f"\n  {problem}"
+            )
+        else:
+            fuzzing.remove(folder)
+        ended["failed" if problem else "refused" if got.status else "answered"] += 1
+    print(f"{kind}: {dict(ended)}")
+    assert not failed, "\n".join([f"{len(failed)} distinct", *list(failed.values())[:SHOWN]])
+    assert min(ended["refused"], ended["answered"]) > 0, ended

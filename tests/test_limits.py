@@ -1,0 +1,276 @@
+"""What a file may stand for: documents, numbers, lines and outputs stay within what can be held and meant."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlkit import cli, store
+from ddlkit.core import plan
+from ddlkit.core.cost import AlphaBeta, Table
+from ddlkit.core.errors import MOST_CHARACTERS, UserError, one_line, shown
+from ddlkit.core.timeline import COLUMNS, Timeline
+from ddlkit.core.workload import MOST_TENSORS, Workload
+from ddlkit.store import documents
+from fuzzing import FLOPS, PROFILE, TIMES, TRACE, spans
+
+TRACED = "0 conv 20 40 50 4000\n1 fc 10 25 70 8000\n"
+
+
+# -- documents ---------------------------------------------------------------------------------
+
+leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text()
+values = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+
+
+@given(values)
+def test_a_document_within_the_limits_is_read_as_it_was_written(value: object) -> None:
+    assert repr(documents.parse_json(json.dumps(value))) == repr(json.loads(json.dumps(value)))
+
+
+@given(st.integers(-(10**40), 10**40))
+def test_whole_numbers_of_64_bits_stay_whole_and_others_are_as_near_as_floats(number: int) -> None:
+    for read in (documents.parse_json, documents.parse_yaml):
+        found = read(f"[{number}]")[0]
+        inside = -documents.INT64 <= number < documents.INT64
+        assert type(found) is (int if inside else float)
+        assert found == (number if inside else float(number))
+
+
+@pytest.mark.parametrize("read", [documents.parse_json, documents.parse_yaml])
+def test_as_many_levels_as_may_be_are_read_and_one_more_is_not(read: object) -> None:
+    def nested(levels: int) -> str:
+        return "[" * levels + "]" * levels
+
+    assert callable(read)
+    assert len(read(nested(documents.MOST_DEPTH))) in (0, 1)
+    with pytest.raises(ValueError, match="nested more than"):
+        read(nested(documents.MOST_DEPTH + 1))
+
+
+@given(st.integers(2, 9), st.integers(2, 9))
+def test_an_alias_counts_as_all_that_it_stands_for(width: int, levels: int) -> None:
+    pairs = zip(range(levels - 1), range(1, levels), strict=True)
+    lines = [f"{to}: &a{to} [{','.join([f'*a{of}'] * width)}]" for of, to in pairs]
+    text = "\n".join([f"0: &a0 [{','.join('x' * width)}]", *lines])
+    values = sum(1 + sum(width**k for k in range(level + 2)) for level in range(levels)) + 1
+    if values <= documents.MOST_YAML_VALUES:
+        assert len(documents.parse_yaml(text)) == levels
+    else:
+        with pytest.raises(ValueError, match="with its aliases"):
+            documents.parse_yaml(text)
+
+
+# -- lines -------------------------------------------------------------------------------------
+
+
+@given(st.text(st.characters(), max_size=3000) | st.text("a\n\x1b\u2028", min_size=500))
+def test_an_error_is_one_printable_line_whatever_is_put_into_it(text: str) -> None:
+    said = str(UserError(text))
+    assert said.isprintable() and len(said) <= MOST_CHARACTERS + 40
+    assert one_line(said) == said or len(said) > MOST_CHARACTERS
+    if text.isprintable() and len(text) <= MOST_CHARACTERS:
+        assert said == text
+
+
+@given(values)
+def test_a_value_is_shown_in_short(value: object) -> None:
+    assert len(shown(value)) < 2000 and len(shown([[[[value]]]] * 1000)) < 2000
+
+
+def test_the_end_of_a_long_line_says_what_to_do() -> None:
+    said = str(UserError("x" * 5000 + ": choose another name"))
+    assert said.endswith("choose another name") and said.startswith("xxx") and "5021" in said
+
+
+# -- numbers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, [1.0, -math.inf], {"a": [math.nan]}])
+def test_no_number_that_is_none_is_printed(
+    value: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for as_json in (True, False):
+        with pytest.raises(UserError, match="taken comes out as"):
+            cli._show({"fine": 1.0, "taken": value}, as_json)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("option", ["--dilation", "--copy-s-per-byte", "--forward-s", "--ranks"])
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e308"])
+def test_an_option_that_nobody_means_is_refused(
+    option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"p.csv": PROFILE, "c.json": json.dumps(AlphaBeta(1e-3, 8e-9).to_dict())}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    argv = ["predict", "--profile", str(tmp_path / "p.csv"), "--cost", str(tmp_path / "c.json")]
+    try:
+        status: object = cli.main([*argv, f"{option}={value}"])
+    except SystemExit as refused:
+        status = refused.code
+    said = capsys.readouterr()
+    assert (status, said.out) == (2, "")
+
+
+# -- memory ------------------------------------------------------------------------------------
+
+COST = Table(np.array([1e3, 1e5, 1e7]), np.array([1e-3, 2e-3, 8e-2]))
+
+
+def workload(n: int, seed: int = 0) -> Workload:
+    draw = np.random.default_rng(seed)
+    return Workload.from_arrays(0.1, draw.exponential(1e-3, n), draw.integers(1, 10**6, n))
+
+
+@given(st.integers(1, 40), st.integers(1, 200), st.integers(0, 1000))
+def test_the_best_plan_does_not_depend_on_how_many_groups_are_priced_at_a_time(
+    n: int, at_once: int, seed: int
+) -> None:
+    whole = plan.exact(workload(n, seed), COST)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "AT_ONCE", at_once)
+        parts = plan.exact(workload(n, seed), COST)
+    assert (parts.ends, parts.least_s) == (whole.ends, whole.least_s)
+
+
+def test_planning_takes_no_memory_for_all_groups_at_once() -> None:
+    n = 3000
+    tracemalloc.start()
+    try:
+        plan.exact(workload(n), COST)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 16 * plan.AT_ONCE * 8 < 2 * n * n * 8
+
+
+def test_a_table_of_more_tensors_than_can_be_planned_is_refused() -> None:
+    with pytest.raises(UserError, match=f"at most {MOST_TENSORS}"):
+        workload(MOST_TENSORS + 1)
+
+
+def in_columns(
+    task: list[str], iteration: list[int], start_s: list[float], end_s: list[float]
+) -> Timeline:
+    n = len(task)
+    known = {"kind": ["forward"] * n, "stream": ["compute"] * n, "origin": ["replayed"] * n}
+    numbers = {"rank": [0] * n, "group": [-1] * n, "bytes": [0] * n}
+    given = {"task": task, "iteration": iteration, "start_s": start_s, "end_s": end_s}
+    columns = {**known, **numbers, **given}
+    return Timeline(**{name: np.array(columns[name]) for name in COLUMNS})
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(0, 20)),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_spans_of_a_thread_do_not_overlap_and_no_thread_is_without_need(
+    spans: list[tuple[int, int, int]],
+) -> None:
+    starts = [float(start) for _, start, _ in spans]
+    ends = [float(start + long) for _, start, long in spans]
+    iterations = [iteration for iteration, *_ in spans]
+    line = in_columns([f"s{k}" for k in range(len(spans))], iterations, starts, ends)
+    shown = [one for one in line.to_chrome_trace()["traceEvents"] if one["ph"] == "X"]
+    at = [(one["tid"], round(one["ts"]), round(one["ts"] + one["dur"])) for one in shown]
+    for thread in {tid for tid, *_ in at}:
+        mine = sorted((start, end) for tid, start, end in at if tid == thread)
+        assert all(end <= start for (_, end), (start, _) in zip(mine, mine[1:], strict=False))
+    under_way = [sum(s <= start < e or s == e == start for _, s, e in at) for _, start, _ in at]
+    assert len({tid for tid, *_ in at}) <= max(under_way)
+
+
+# -- what is never overwritten -----------------------------------------------------------------
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """A recorded table of a timeline."""
+    import io
+
+    import pandas as pd
+
+    frame = pd.read_csv(io.StringIO(spans()))
+    return store.save_table(frame, tmp_path, "timeline-x", schema="timeline", command=["test"])
+
+
+def refused(argv: list[object], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert cli.main([str(word) for word in argv]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
+
+
+def test_no_output_takes_the_place_of_a_recorded_table_or_of_its_stamp(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, trace = tmp_path / "own.csv", tmp_path / "trace.txt"
+    own.write_text(spans())
+    trace.write_text(TRACED)
+    link = tmp_path / "link.csv"
+    link.symlink_to(recorded)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    stamp = recorded.with_suffix(".json")
+    for target in (recorded, stamp, link):
+        assert "is a recorded table" in refused(["timeline", own, "--out", target], capsys)
+    assert "is what is read" in refused(["timeline", recorded, "--out", recorded], capsys)
+    assert "is a recorded table" in refused(["import", trace, "--out", recorded], capsys)
+    messages = ["import", trace, "--out", tmp_path / "new.csv", "--messages", recorded]
+    assert "is a recorded table" in refused(messages, capsys)
+    times = tmp_path / "times.csv"
+    times.write_text(f"bytes,seconds\n{TIMES}")
+    drawn = ["fit", times, "--compare", "--form", "table", "--draw", recorded]
+    assert "is a recorded table" in refused(drawn, capsys)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("other_name", ["same", "hard", "link"])
+def test_no_output_takes_the_place_of_what_it_is_made_of(
+    other_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command, text, options in (
+        ("import", FLOPS, ["--peak", "1e12", "--utilisation", "0.5"]),
+        ("import", TRACE, ["--kind", "trace"]),
+        ("timeline", spans(), []),
+    ):
+        source, target = tmp_path / "x.csv", tmp_path / "other.csv"
+        source.write_text(text)
+        target.unlink(missing_ok=True)
+        if other_name == "same":
+            target = source
+        elif other_name == "hard":
+            os.link(source, target)
+        else:
+            target.symlink_to(source)
+        said = refused([command, source, *options, "--out", target], capsys)
+        assert "is what is read: choose another name" in said
+        assert source.read_text() == text
+
+
+def test_messages_do_not_take_the_place_of_the_profile_beside_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.txt").write_text(TRACED)
+    both = tmp_path / "both.csv"
+    argv = ["import", tmp_path / "t.txt", "--out", both, "--messages", both]
+    assert "choose another name" in refused(argv, capsys)
+
+
+def test_a_folder_is_no_file_to_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own.csv").write_text(spans())
+    for folder in (tmp_path, Path("/"), Path()):
+        said = refused(["timeline", tmp_path / "own.csv", "--out", folder], capsys)
+        assert "is a directory" in said
