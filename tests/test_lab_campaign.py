@@ -19,7 +19,10 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
+from ddlkit.core.iteration import Iteration
+from ddlkit.core.sparse import SparseGather
 from ddlkit.model import Calibration, forecast_case
+from ddlkit.model.predictor import computed
 from ddlkit.report import judged
 from ddlkit.report.accuracy import ROUNDS
 from ddlkit.report.source import Source, default_recording
@@ -125,6 +128,8 @@ def test_emulated_links_of_a_grid_are_the_product_of_what_they_do(tmp_path: Path
         ({"stragglers": 0.5}, "stragglers: 0.5: must lie between"),
         ({"compute_s": "long"}, "compute_s: 'long': must be seconds, or balanced"),
         ({"compute_s": 0}, "compute_s: 0: must lie between"),
+        ({"startups": "2ms"}, r"grids\[0\]: startups: give compute_s, too"),
+        ({"startups": 2, "compute_s": 1}, "startups: 2: must be a time with its unit, as 2ms"),
         ({"negotiated": "yes"}, "negotiated: 'yes': must be true or false"),
         ({"networks": "lenet5:many"}, "networks: 'lenet5:many': must be a network"),
         (
@@ -207,6 +212,50 @@ def test_a_wished_compute_time_dilates_every_network_and_number_of_workers_to_it
     assert sum(abs(seconds / 0.5 - 1) < 1e-3 for seconds in wished) >= len(asked) / 2
 
 
+def test_a_start_up_of_elsewhere_stretches_time_until_that_of_the_lab_weighs_as_much(
+    tmp_path: Path,
+) -> None:
+    """Dense messages stand beside the same computation; a lab without sparse ones has no such start-up."""
+    grids: list[dict[str, object]] = [
+        {"density": 0.01, "plans": ["none", "single"], "startups": ["2ms", "4ms"]},
+        {"plans": "single", "startups": "2ms"},
+    ]
+    place = {"workers": 4, "rates": "1gbit", "compute_s": 0.5}
+    described = {**WHOLE, "grids": [{**grid, **place} for grid in grids]}
+    asked = planned(read_campaign(written(tmp_path, described)), tmp_path / "out")
+    computes = {
+        (one.case.density, round(one.workload.compute_s * one.case.dilation, 2)) for one in asked
+    }
+    assert len(asked) == 2 * 2 + 1
+    gather = SparseGather(campaign._guessed_cost(LabShape(4, 1e9), "all_gather"), 0.01)
+    longer = gather.startup_s() / 2e-3
+    expected = {(0.01, 0.5 * longer), (0.01, 0.25 * longer), (1.0, 0.5 * longer)}
+    assert computes == {(density, round(seconds, 2)) for density, seconds in expected}
+    dense = {**described, "grids": [{**grids[1], **place}]}
+    with pytest.raises(UserError, match="startups are those of sparse messages"):
+        planned(read_campaign(written(tmp_path, dense)), tmp_path / "out")
+
+
+def test_a_sparse_replay_is_planned_with_the_selections_that_it_waits_out(tmp_path: Path) -> None:
+    """Selections are as often longer as the computation is, for who plans as for who predicts."""
+    described = {**WHOLE, "networks": "resnet18:4", "density": 0.01, "compute_s": [0.2, 2.0]}
+    described |= {"grids": [{"workers": 8, "rates": "200mbit", "plans": ["omgs", "exact"]}]}
+    found = read_campaign(written(tmp_path, described))
+    inputs = campaign._Inputs(found, tmp_path / "out", "")
+    selecting = inputs.selection_times(0.01)
+    ((shape, asked),) = found.labs.items()
+    gather = campaign._guessed_cost(shape, "all_gather")
+    best = []
+    for one in campaign._LabPoints(shape, asked, inputs).planned():
+        known = {one.case.profile_sha256: one.workload}
+        whole = computed(one.case, known, {selecting.sha256: selecting})
+        taken_s = Iteration(whole, one.plan, SparseGather(gather, 0.01)).prediction.iteration_s
+        if one.plan.planner == "exact":
+            assert one.plan.least_s == pytest.approx(taken_s, rel=1e-12)
+            best.append(len(one.plan.ends))
+    assert len(best) == 2 and max(best) > 1
+
+
 def test_a_campaign_knows_the_papers_planners_by_itself(tmp_path: Path) -> None:
     plans = ["mg_wfbp", "adafusion:repaired", "exact"]
     file = written(tmp_path, {**WHOLE, "plans": plans})
@@ -257,6 +306,7 @@ def test_a_wrong_network_or_plan_is_told_before_anything_is_measured(
         ("campaign", 150, 600, 7200),
         ("campaign_links", 150, 600, 7200),
         ("campaign_regimes", 15, 120, 1800),
+        ("campaign_omgs", 40, 300, 3600),
     ],
 )
 def test_the_examples_are_as_large_as_they_say(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from ddlkit.run.measure.sparse_convergence import (
     trainings,
 )
 from ddlkit.run.measure.sparse_exchange import PlayedExchange
-from ddlkit.run.nets import sentences, zoo
+from ddlkit.run.nets import datasets, sentences, zoo
 from ddlkit.run.sessions.engine import measure
 
 TINY: dict[str, Any] = {"epochs": 2, "batch": 8, "training_images": 24, "held_out_images": 8}
@@ -205,6 +206,72 @@ def test_trainings_are_points_that_are_resumed(
     assert "5 of 5 points are there" in capsys.readouterr().err
 
 
+def real_data(directory: Path, pictures: int = 40) -> Path:
+    """Files as those of CIFAR-10 and of the Penn Treebank, much smaller."""
+    random = np.random.default_rng(0)
+    for name in (*datasets.BATCHES[0], *datasets.BATCHES[1]):
+        rows = random.integers(0, 256, (pictures, datasets.RECORD_BYTES), dtype=np.uint8)
+        rows[:, 0] %= datasets.KINDS
+        (directory / name).write_bytes(rows.tobytes())
+    for name in datasets.TEXTS:
+        words = random.choice(["old", "new", "<unk>"], (300, 4))
+        (directory / name).write_text("\n".join(map(" ".join, words)) + "\n")
+    return directory
+
+
+@pytest.mark.parametrize(("network", "kind"), [(LSTM, "ptb"), ("resnet20_half", "cifar10")])
+def test_real_data_are_trained_on_where_a_directory_is_given(
+    tmp_path: Path, network: str, kind: str
+) -> None:
+    rows = train(tiny(f"{network}@{real_data(tmp_path)}"))
+    drawn = train(tiny(network))
+    assert set(rows["network"]) == {f"{network}-{kind}"}
+    assert rows["data_sha256"].iloc[0] != drawn["data_sha256"].iloc[0]
+    assert np.isfinite(rows["loss"]).all() and len(rows) == len(drawn)
+    frame = omgs_convergence.fig03(rows)
+    assert frame["network"].iloc[0].endswith("PTB" if kind == "ptb" else "CIFAR-10")
+
+
+def test_real_data_are_read_as_they_are_published(tmp_path: Path) -> None:
+    directory = real_data(tmp_path)
+    found = datasets.cifar10(directory, 55, held_out=False)
+    second = (directory / "data_batch_2.bin").read_bytes()
+    assert found.images.shape == (55, 3, 32, 32) and found.labels[40] == second[0]
+    assert found.images[40].tobytes() == second[1 : datasets.RECORD_BYTES]
+    (directory / "ptb.valid.txt").write_text("new never <unk>\n")
+    words = datasets.vocabulary(directory)
+    seen = datasets.penn_treebank(directory, 4, held_out=True).words
+    assert [words[place] for place in seen] == ["new", "<unk>", "<unk>", "<eos>"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "network", "told"),
+    [
+        (
+            lambda d: (d / "test_batch.bin").unlink(),
+            "resnet20_half",
+            "cannot be read: No such file",
+        ),
+        (
+            lambda d: (d / "test_batch.bin").write_bytes(b"1234"),
+            "resnet20_half",
+            "no whole records",
+        ),
+        (lambda d: real_data(d, 1), "resnet20_half", "5 pictures, 24 are asked for"),
+        (lambda d: (d / "ptb.train.txt").write_bytes(b"\xff"), LSTM, "is not text"),
+        (lambda d: (d / "ptb.valid.txt").write_text("new\n"), LSTM, "2 words, 21 are asked for"),
+        (lambda d: (d / "ptb.train.txt").write_text("old " * 999), LSTM, "'new' is not among"),
+    ],
+)
+def test_data_that_cannot_be_trained_on_are_one_line(
+    tmp_path: Path, spoil: Callable[[Path], object], network: str, told: str
+) -> None:
+    spoil(real_data(tmp_path))
+    with pytest.raises(UserError, match=told) as caught:
+        train(tiny(f"{network}@{tmp_path}"))
+    assert "\n" not in str(caught.value)
+
+
 # -- what is told from it --------------------------------------------------------------------------
 
 
@@ -222,6 +289,22 @@ def made_up(scores: dict[str, list[float]]) -> pd.DataFrame:
         **{"epochs": 2, "loss": 1.0, "images": 64, "batch": 32, "ranks": 4, "parameters": 1000},
         **{"selected": 10, "messages": 1, "ends": frame["method"]},
     )
+
+
+@pytest.mark.parametrize(
+    ("short", "judged"),
+    [({}, 5), ({"omgs": [0.8, 0.8]}, 0), ({"exact": []}, 0), ({"dense": [0.9] * 4}, 5)],
+)
+def test_a_network_is_judged_when_every_method_has_three_seeds(
+    short: dict[str, list[float]], judged: int
+) -> None:
+    every = {name: [0.7, 0.8, 0.9] for name in omgs_convergence.LABELS}
+    frame = omgs_convergence.fig03(made_up({**every, **short}))
+    assert omgs_convergence.complete(frame)["method"].nunique() == judged
+    warm = made_up({"omgs": [0.9, 0.9]}).assign(schedule="warm-up")
+    both = pd.concat([made_up({**every, **short}), warm])
+    kept = omgs_convergence.complete(omgs_convergence.fig03(both))
+    assert kept["method"].nunique() == judged  # a schedule of two seeds is not shown
 
 
 def test_what_seeds_spread_over_is_undecided() -> None:

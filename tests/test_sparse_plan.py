@@ -32,6 +32,7 @@ from ddlkit.core.sparse import (
 from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
 from ddlkit.papers import networks, omgs
+from ddlkit.papers.omgs import cluster as omgs_cluster
 from ddlkit.papers.osf import cluster
 from strategies import plans, workloads
 
@@ -90,7 +91,7 @@ def iteration_s(workload: Workload, plan: FusionPlan, cost: SparseGather) -> flo
 
 
 def test_the_optimum_is_that_of_brute_force_and_its_certificate_meets_it() -> None:
-    for workload, cost in instances(1, 150, most=14):
+    for workload, cost in instances(1, 1000, most=16):
         plan, least_s = planning.proven(workload, cost)
         assert least_s == pytest.approx(iteration_s(workload, plan, cost), rel=1e-11)
         assert least_s == pytest.approx(every_iteration_s(workload, cost).min(), rel=1e-11)
@@ -175,10 +176,17 @@ def test_an_exact_plan_carries_what_no_plan_is_below() -> None:
             assert make_plan("single", workload, one).least_s is None
 
 
+DEEP = {
+    "ResNet152": cluster.workload("ResNet152", 1.0),
+    "Inception-v4": omgs_cluster.Setting("Inception-v4", 1.0).workload(),
+}
+
+
+@pytest.mark.parametrize("network", DEEP)
 @pytest.mark.parametrize("selecting", SELECTIONS[:4], ids=lambda one: f"{one.form}")
-def test_resnet_152_is_planned_in_bounded_time(selecting: SelectionCost) -> None:
+def test_deep_networks_are_planned_in_bounded_time(selecting: SelectionCost, network: str) -> None:
     # With alpha and beta of the authors' code. This only guards against a front that explodes.
-    workload = cluster.workload("ResNet152", 1.0)
+    workload = DEEP[network]
     cost = sparse(selecting, 1.1e-2, 1.7e-8)
     start = time.process_time()
     plan, least_s = planning.proven(workload, cost)

@@ -30,9 +30,14 @@ NETWORKS = {
     "vgg16_cifar_eighth": "VGG-16, an eighth as wide",
     "resnet20_half": "ResNet-20, half as wide",
     "lstm_sentences": "LSTM, 2 x 64 units",
+    "vgg16_cifar_eighth-cifar10": "VGG-16, an eighth as wide, CIFAR-10",
+    "resnet20_half-cifar10": "ResNet-20, half as wide, CIFAR-10",
+    "lstm_sentences-ptb": "LSTM, 2 x 64 units, PTB",
 }
-"""Network as recorded -> as in figures, in their order."""
-TEXTS = ("lstm_sentences",)
+"""Network as recorded -> as in figures, in their order; behind a dash the real data that it was fed with."""
+TEXTS = ("lstm_sentences", "lstm_sentences-ptb")
+SEEDS = 3
+"""With so many of every method a network is judged, and not before."""
 UNDECIDED, SAME = "undecided", "the same training"
 
 
@@ -91,6 +96,15 @@ def _ordered(methods: pd.Series) -> list[str]:
     return sorted(
         methods.unique(), key=lambda name: ("," in name, known.index(name.partition(",")[0]))
     )
+
+
+def complete(frame: pd.DataFrame) -> pd.DataFrame:
+    """Of `fig03` the networks of which every method was trained with SEEDS seeds, and those methods alone."""
+    seeds = frame.groupby(["network", "method"])["seed"].nunique().unstack(fill_value=0)
+    whole = seeds.reindex(columns=[*LABELS.values()], fill_value=0).ge(SEEDS).all(axis=1)
+    rows = pd.MultiIndex.from_frame(frame[["network", "method"]])
+    enough = seeds.stack().reindex(rows).ge(SEEDS).to_numpy()
+    return frame[enough & frame["network"].map(whole).to_numpy()].reset_index(drop=True)
 
 
 def final(frame: pd.DataFrame) -> pd.DataFrame:

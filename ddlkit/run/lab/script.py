@@ -25,6 +25,7 @@ from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,
     Selecting,
+    SparseGather,
     group_elements,
     group_selection_s,
     selected,
@@ -76,7 +77,8 @@ def plan_case(
     Time is dilated so that communication and compute weigh alike, where a model of their overlap has
     most to lose; or so that an iteration computes for ``compute_s``, whatever it sends.
 
-    cost : of a group by its dense size; that of `ddlkit.core.sparse.SparseGather` at a density below 1
+    cost : of a group by its dense size; that of `ddlkit.core.sparse.SparseGather` at a density below 1. What
+        it knows of selecting is dilated, too, as a replay waits it out
     axes : further fields of the Case, such as density, straggler, negotiated, in_flight
 
     Raises UserError for a plan that cannot be made for this profile.
@@ -84,7 +86,7 @@ def plan_case(
     workload = profile.workload()
     wanted_s = float(cost(workload.bytes.sum())) if compute_s is None else compute_s
     dilation = float(f"{wanted_s / workload.compute_s:.4g}")
-    plan = make_plan(spec, workload.scaled(dilation), cost)
+    plan = make_plan(spec, workload.scaled(dilation), _dilated(cost, dilation))
     case = Case(
         kind="replay",
         network=profile.network,
@@ -101,6 +103,14 @@ def plan_case(
         **axes,
     )
     return PlannedCase(case, workload, plan)
+
+
+def _dilated(cost: MessageCost, dilation: float) -> MessageCost:
+    """The cost with selections that take so many times as long; messages stay as they are."""
+    if not isinstance(cost, SparseGather) or cost.selecting is None:
+        return cost
+    selecting = cost.selecting
+    return replace(cost, selecting=lambda n, density: dilation * selecting(n, density))
 
 
 def check_cases(cases: Sequence[Case], ranks: int, place: Place) -> None:

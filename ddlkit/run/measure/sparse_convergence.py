@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -38,7 +39,7 @@ from ddlkit.run.measure import convergence
 from ddlkit.run.measure.convergence import Recipe, orders
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.sparse_exchange import PlayedExchange, SparseExchange
-from ddlkit.run.nets import pictures, sentences, zoo
+from ddlkit.run.nets import datasets, pictures, sentences, zoo
 from ddlkit.store import specs
 
 METHODS = {"topk": "single", "lags": "none", "omgs": "omgs", "exact": "exact"}
@@ -76,7 +77,10 @@ class Task(NamedTuple):
 
 
 def _pictures(recipe: Recipe, held_out: bool) -> Examples:
-    drawn = convergence.data(recipe)[held_out]
+    return _small(convergence.data(recipe)[held_out])
+
+
+def _small(drawn: pictures.Pictures) -> Examples:
     inputs, labels = convergence.on_device(drawn, torch.device("cpu")).tensors
     smaller = nn.functional.adaptive_avg_pool2d(inputs, SIDE)
     return smaller.contiguous(memory_format=torch.channels_last), labels
@@ -93,7 +97,11 @@ def _text(recipe: Recipe, held_out: bool) -> sentences.Text:
 
 
 def _sequences(recipe: Recipe, held_out: bool) -> Examples:
-    words, following = _text(recipe, held_out).sequences(STEPS)
+    return _cut(_text(recipe, held_out))
+
+
+def _cut(text: sentences.Text) -> Examples:
+    words, following = text.sequences(STEPS)
     return torch.from_numpy(words), torch.from_numpy(following)
 
 
@@ -129,13 +137,54 @@ TASKS: dict[str, Task] = {
 """Densities are those of omgs Tab IV. Momentum, decay and rate of the LSTM are those of the paper and of its
 authors' code, but for the LSTM's momentum and largest gradient (there 0 and 0.25), with which nothing is
 learned in so few steps. "Images" of a language model are its sequences."""
+TEXTS = ("lstm_sentences",)
 
 
 def task(network: str) -> Task:
-    """The task of that name. Raises UserError for an unknown one."""
-    if network not in TASKS:
-        raise UserError(f"unknown network {network!r}: use one of {', '.join(TASKS)}")
-    return TASKS[network]
+    """The task of that name; "NAME@DIRECTORY": with the real data in there (`ddlkit.run.nets.datasets`).
+
+    Raises UserError for an unknown one, and for data that cannot be read.
+    """
+    name, _, directory = network.partition("@")
+    if name not in TASKS:
+        raise UserError(f"unknown network {name!r}: use one of {', '.join(TASKS)}")
+    if not directory:
+        return TASKS[name]
+    return (_with_text if name in TEXTS else _with_pictures)(TASKS[name], Path(directory))
+
+
+def label(network: str) -> str:
+    """What a task is recorded as: its name, and which real data it was fed with, if any."""
+    name, _, directory = network.partition("@")
+    return name + (f"-{'ptb' if name in TEXTS else 'cifar10'}" if directory else "")
+
+
+def _with_pictures(drawn: Task, directory: Path) -> Task:
+    """The task with CIFAR-10; its network knows more classes than there are."""
+
+    def read(recipe: Recipe, held_out: bool) -> pictures.Pictures:
+        count = recipe.held_out_images if held_out else recipe.training_images
+        return datasets.cifar10(directory, count, held_out)
+
+    return drawn._replace(
+        examples=lambda recipe, held_out: _small(read(recipe, held_out)),
+        digest=lambda recipe: read(recipe, False).sha256,
+    )
+
+
+def _with_text(drawn: Task, directory: Path) -> Task:
+    """The task with the Penn Treebank and its vocabulary."""
+
+    def read(recipe: Recipe, held_out: bool) -> sentences.Text:
+        count = recipe.held_out_images if held_out else recipe.training_images
+        return datasets.penn_treebank(directory, count * STEPS + 1, held_out)
+
+    words = len(datasets.vocabulary(directory))
+    return drawn._replace(
+        build=partial(zoo.LanguageModel, UNITS, words, dropout=0.0),
+        examples=lambda recipe, held_out: _cut(read(recipe, held_out)),
+        digest=lambda recipe: read(recipe, False).sha256,
+    )
 
 
 # -- plans -----------------------------------------------------------------------------------------
@@ -412,7 +461,7 @@ class _Training:
         groups = np.add.reduceat(sizes[::-1], (0, *ends[:-1])).tolist() if ends else []
         device = self.training[0].device.type
         return {
-            "network": settings.network,
+            "network": label(settings.network),
             "method": settings.method,
             "ends": ";".join(map(str, ends)),
             "schedule": settings.schedule,

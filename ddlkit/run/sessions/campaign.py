@@ -342,7 +342,7 @@ class _LabPoints:
                 asked.plan,
                 self._cost(asked),
                 Lab(self.shape),
-                compute_s=request.compute_s,
+                compute_s=self._compute_s(request),
                 selection_sha256=inputs.selection_times(asked.density).sha256 if waited else "",
                 **{name: getattr(asked, name) for name in AXES},
             )
@@ -359,7 +359,23 @@ class _LabPoints:
         cost = _guessed_cost(self.shape, case.collective)
         if rows is not None:
             cost = table_cost(rows[rows["session"] == BEFORE], self.shape.workers)
-        return SparseGather(cost, case.density) if case.density < 1 else cost
+        if case.density == 1:
+            return cost
+        waited = self.inputs.campaign.selection == "recorded"
+        selecting = self.inputs.selection_times(case.density) if waited else None
+        return SparseGather(cost, case.density, selecting=selecting)
+
+    def _compute_s(self, request: CaseRequest) -> float | None:
+        """What an iteration computes in this lab: as much longer than asked as its sparse messages take.
+
+        Dense messages, too, are beside what is computed with sparse ones. Raises UserError without these.
+        """
+        if request.compute_s is None or request.startup_s is None:
+            return request.compute_s
+        sparse = [one.case for one in self.requests if one.case.collective == "all_gather"]
+        if not sparse:
+            raise UserError("startups are those of sparse messages: ask this lab for a density < 1")
+        return request.compute_s * self._cost(sparse[0]).startup_s() / request.startup_s
 
     def rounds(self, planned: Sequence[PlannedCase]) -> dict[str, int]:
         """How often each case is replayed, by its key; those that are repeated are spread over the lab's."""

@@ -420,13 +420,15 @@ def sparse_convergences(
 ) -> Iterator[Point]:
     """omgs Fig 3, on a core of the processor: constant densities first, seed by seed, then schedules.
 
-    recipe : what differs from each network's own, as {"epochs": 3}
+    recipe : what differs from each network's own, as {"epochs": 3}; networks : on real data where a directory
+        of CIFAR-10 or the Penn Treebank stands behind, as "resnet20_half@DIRECTORY"
     """
     made = itertools.product(sparse_convergence.SCHEDULES, map(int, seeds), networks)
     for schedule, seed, name in made:
         for settings in sparse_convergence.trainings(name, seed, recipe, schedule):
             epochs = settings.recipe.epochs
-            words = [name, settings.method.replace("+", "-"), f"e{epochs}", f"s{seed}"]
+            method = settings.method.replace("+", "-")
+            words = [sparse_convergence.label(name), method, f"e{epochs}", f"s{seed}"]
             key = "-".join(words if schedule == "constant" else [*words, schedule])
             train_it = partial(sparse_convergence.train, settings, say=say)
             measure = partial(_named, "sparse_convergence", train_it)

@@ -40,6 +40,8 @@ CALIBRATED = ("around", "before")
 DEFAULT_BATCH = 4
 # Compute takes as long as one message of everything, at each number of workers.
 BALANCED = "balanced"
+# Compute is not stretched by what the lab's messages take.
+NATURAL = "natural"
 Check = Callable[[Any], Any]
 
 
@@ -173,6 +175,10 @@ def _compute_s(value: Any) -> float | None:
     return None if value == BALANCED else number(1e-3, 1e3)(value)
 
 
+def _startup_s(value: Any) -> float | None:
+    return None if value == NATURAL else seconds(value)
+
+
 # -- keys --------------------------------------------------------------------------------------
 
 
@@ -273,10 +279,13 @@ class CaseRequest(NamedTuple):
 
     case : as far as it is known; its ``plan`` is what a planner is called by
     compute_s : of an iteration; None: as long as communication
+    startup_s : what a sparse message takes at least where ``compute_s`` is computed: the lab, where it takes
+        longer, computes longer in proportion. None: ``compute_s`` is that of the lab
     """
 
     case: Case
     compute_s: float | None
+    startup_s: float | None = None
 
 
 class Repeats(NamedTuple):
@@ -396,6 +405,7 @@ _REQUEST = {
     "networks": Key(network, many=True),
     "plans": Key(plan, many=True),
     "compute_s": Key(_compute_s, BALANCED, many=True),
+    "startups": Key(_startup_s, NATURAL, many=True),
     **{axis.key: _axis_key(name) for name, axis in AXES.items()},
 }
 # Of emulated links alone, in the order of _FIELDS of their conditions.
@@ -444,7 +454,7 @@ def _campaign(file: Path, described: dict[str, Any]) -> Campaign:
                 f"rounds, at most {MOST_ITERATIONS} of all grids: shorten a list, or ask for fewer rounds"
             )
         for shape in _shapes(values, where):
-            labs.setdefault(shape, {}).update(dict.fromkeys(_requests(values)))
+            labs.setdefault(shape, {}).update(dict.fromkeys(_requests(values, where)))
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", file.stem):
         raise UserError(
             f"{file}: the file's name names the campaign: use letters, digits and dashes"
@@ -499,12 +509,15 @@ def _shape(
     return LabShape(workers, rate_bits_per_s, per_node, intra_rate, conditions)
 
 
-def _requests(values: Mapping[str, list[Any]]) -> list[CaseRequest]:
+def _requests(values: Mapping[str, list[Any]], where: str) -> list[CaseRequest]:
     """Every combination of what a grid asks of each of its labs."""
+    if None in values["compute_s"] and any(values["startups"]):
+        raise UserError(f"{where}: startups: give compute_s, too: what is computed beside one")
     found = []
-    for (name, batch), spec, compute_s, *axes in itertools.product(*(values[k] for k in _REQUEST)):
+    every = itertools.product(*(values[key] for key in _REQUEST))
+    for (name, batch), spec, compute_s, startup_s, *axes in every:
         varied = dict(zip(AXES, axes, strict=True))
         collective = "all_gather" if varied["density"] < 1 else "all_reduce"
         case = Case("replay", name, "", batch, 0, "", 0.0, collective, spec, "", **varied)
-        found.append(CaseRequest(case, compute_s))
+        found.append(CaseRequest(case, compute_s, startup_s))
     return found
