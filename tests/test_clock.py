@@ -16,13 +16,13 @@ from scipy.stats import binom
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.median import median_interval
 from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import (
     Budget,
     Marks,
     measure,
     measure_interleaved,
-    median_interval,
     timed,
 )
 

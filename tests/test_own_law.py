@@ -15,7 +15,7 @@ from ddlkit.model.own_law import LAW, LEAST_SIZES, TABLE, by_law, named_cost, sm
 from ddlkit.model.trials import OWN
 
 LINK = "emulated:500mbit-delay2ms"
-SIZES: Floats = 1024 * 4.0 ** np.arange(8)
+SIZES: Floats = 1024 * 4.0 ** np.arange(8.0)
 BETWEEN: Floats = SIZES[2:-1] * 2
 
 
