@@ -44,7 +44,7 @@ DEFAULT = "t2-free-normal"
 APPLIED, REFUSED = "applied", "refused"
 TWO = "+"  # between the configurations of a policy of two
 
-_ON_CPU = re.compile(r"t(\d+)-(\w+)-(\w+?)(?:-omp(\d+))?")
+_ON_CPU = re.compile(r"t([1-9]\d*)-(\w+)-(\w+?)(?:-omp([1-9]\d*))?")
 _ON_GPU = re.compile(r"b(\d+)")
 _NICE = 10
 _ORDER = ("SCHED_OTHER", "SCHED_FIFO", "SCHED_RR", "SCHED_BATCH", "", "SCHED_IDLE")
