@@ -409,7 +409,8 @@ class _Trial:
 
     def _carried(self, policy: Policy) -> tuple[int, int]:
         """How many messages at once: see `Passage.timeline`."""
-        hidden, last = (one.threads or 1 for one in (policy.hidden, policy.last))
+        both = (policy.hidden, policy.last)
+        hidden, last = (1 if one.on_gpu else one.threads for one in both)
         return (hidden, last) if policy.two else (0, last)
 
 

@@ -36,6 +36,7 @@ from ddlkit.run.jobs.rank import (
 
 FREE, OWN, ONE = CORES = ("free", "own", "one")
 """Cores of communication's threads: any, that of the rank's own number, or one for all ranks."""
+GPU = "gpu"  # in place of cores, where kernels of NCCL communicate
 PRIORITIES = ("idle", "nice10", "normal", "raised")
 """Of communication's threads, from those that wait for everybody to those that wait for nobody."""
 THREADS = (1, 2, 4)
@@ -45,7 +46,8 @@ APPLIED, REFUSED = "applied", "refused"
 TWO = "+"  # between the configurations of a policy of two
 
 _ON_CPU = re.compile(r"t([1-9]\d*)-(\w+)-(\w+?)(?:-omp([1-9]\d*))?")
-_ON_GPU = re.compile(r"b(\d+)")
+_ON_GPU = re.compile(r"b(\d+)(?:-t([1-9]\d*))?")
+NCCL_THREADS = "NCCL_NTHREADS"
 _NICE = 10
 _ORDER = ("SCHED_OTHER", "SCHED_FIFO", "SCHED_RR", "SCHED_BATCH", "", "SCHED_IDLE")
 
@@ -54,10 +56,10 @@ _ORDER = ("SCHED_OTHER", "SCHED_FIFO", "SCHED_RR", "SCHED_BATCH", "", "SCHED_IDL
 class Configuration:
     """What communication may take.
 
-    threads : of gloo, that carry messages; cores : of all its threads, one of CORES; priority : of these,
-        one of PRIORITIES
+    threads : of gloo, that carry messages; of NCCL, in each block, 0 leaves them to it
+    cores : of all gloo's threads, one of CORES, or GPU; priority : of these, one of PRIORITIES
     openmp : computing threads of each rank
-    blocks : of each kernel of NCCL, in place of threads; 0: of gloo, or left to NCCL
+    blocks : of each kernel of NCCL; 0: of gloo, or left to NCCL
 
     Raises UserError for what there is not.
     """
@@ -69,8 +71,8 @@ class Configuration:
     blocks: int = 0
 
     def __post_init__(self) -> None:
-        wrong = self.cores not in CORES or self.priority not in PRIORITIES
-        if wrong or self.openmp < 1 or not (1 <= self.threads <= 64 or self.threads == 0):
+        wrong = self.cores not in (*CORES, GPU) or self.priority not in PRIORITIES
+        if wrong or self.openmp < 1 or not (self.on_gpu or 1 <= self.threads <= 64):
             raise UserError(
                 f"configuration {self.name!r}: cores are {', '.join(CORES)}, priorities "
                 f"{', '.join(PRIORITIES)}, threads 1 to 64"
@@ -82,15 +84,20 @@ class Configuration:
 
         >>> Configuration.parse("t1-own-nice10").cores
         'own'
-        >>> Configuration.parse("b4").blocks
+        >>> Configuration.parse("b4-t256").blocks
         4
         """
         if on_gpu := _ON_GPU.fullmatch(text):
-            return cls(threads=0, blocks=int(on_gpu[1]))
+            return cls(int(on_gpu[2] or 0), GPU, blocks=int(on_gpu[1]))
         if not (on_cpu := _ON_CPU.fullmatch(text)):
             raise UserError(f"configuration {text!r}: write {DEFAULT}, t1-own-nice10-omp2 or b4")
         threads, cores, priority, openmp = on_cpu.groups()
         return cls(int(threads), cores, priority, int(openmp or 1))
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether kernels of NCCL communicate."""
+        return self.cores == GPU
 
     @property
     def name(self) -> str:
@@ -99,8 +106,8 @@ class Configuration:
         >>> Configuration(4, "one", "raised", openmp=2).name
         't4-one-raised-omp2'
         """
-        if not self.threads:
-            return f"b{self.blocks}"
+        if self.on_gpu:
+            return f"b{self.blocks}" + (f"-t{self.threads}" if self.threads else "")
         more = f"-omp{self.openmp}" if self.openmp > 1 else ""
         return f"t{self.threads}-{self.cores}-{self.priority}{more}"
 
@@ -123,6 +130,8 @@ class Policy:
         hidden, last = Configuration.parse(first), Configuration.parse(second or first)
         if hidden.openmp != last.openmp:
             raise UserError(f"policy {text!r}: both its groups need the same number after omp")
+        if hidden.on_gpu != last.on_gpu or (hidden.on_gpu and hidden.threads != last.threads):
+            raise UserError(f"policy {text!r}: only blocks, or what gloo may take, can differ")
         return cls(hidden, last)
 
     @property
@@ -188,16 +197,15 @@ class Groups:
 
     def _make(self, one: Configuration) -> None:
         before = set(threads_here())
-        if (self.me.backend == "nccl") == bool(one.threads):
-            kind = "of gloo" if one.threads else "of NCCL"
-            self._settle(one, f"a configuration {kind}, but these ranks met by {self.me.backend}", [])
+        if reason := cannot(one, self.me.backend):
+            self._settle(one, reason, [])
             return
-        group = _nccl_group(one) if not one.threads else _gloo_group(self.me, one)
+        group = nccl_group(one) if one.on_gpu else _gloo_group(self.me, one)
         # Before they are pinned: a new thread starts on the cores of the one that makes it.
-        wanted = len(before) + 2 * one.threads
-        threads = sorted(set(threads_here(at_least=wanted)) - before) if one.threads else []
+        wanted = len(before) + (0 if one.on_gpu else 2 * one.threads)
+        threads = [] if one.on_gpu else sorted(set(threads_here(at_least=wanted)) - before)
         dist.barrier(group=group)
-        reason = apply(one, threads, self.me.local_rank, group)
+        reason = "" if one.on_gpu else apply(one, threads, self.me.local_rank, group)
         self._groups[one] = group
         self._settle(one, reason, threads)
 
@@ -212,12 +220,23 @@ class Groups:
             self._rows.append({**columns, **outcome, **taken})
 
 
+def cannot(one: Configuration, backend: str) -> str:
+    """Why ranks that met by that backend can have no such group, "" if they can."""
+    if one.on_gpu != (backend == "nccl"):
+        kind = "of NCCL" if one.on_gpu else "of gloo"
+        return f"a configuration {kind}, but these ranks met by {backend}"
+    there = os.environ.get(NCCL_THREADS, "0")
+    if one.on_gpu and one.threads != int(there):
+        return f"{NCCL_THREADS} is {there} for this process, and NCCL reads it once"
+    return ""
+
+
 def _gloo_group(me: Rank, one: Configuration) -> dist.ProcessGroup:
     group: dist.ProcessGroup = dist.new_group(backend=register_gloo(one.threads, me.device))
     return group
 
 
-def _nccl_group(one: Configuration) -> dist.ProcessGroup:
+def nccl_group(one: Configuration) -> dist.ProcessGroup:
     """A communicator whose kernels have that many blocks: NCCL has no other setting for one alone."""
     options: Any = dist.ProcessGroupNCCL.Options()
     if one.blocks:

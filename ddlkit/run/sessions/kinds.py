@@ -40,6 +40,7 @@ from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure import (
     channels,
     contention,
+    controls,
     copies,
     inputs,
     nccl_one_gpu,
@@ -57,7 +58,7 @@ from ddlkit.run.measure.pipelines import PipelineSettings, cases, pipeline_job
 from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
 from ddlkit.run.measure.shared_messages import SharedMessagesSettings, shared_messages_job
 from ddlkit.run.measure.shared_training import SharedTrainingSettings, shared_training_job
-from ddlkit.run.measure.shares import Policy
+from ddlkit.run.measure.shares import NCCL_THREADS, Policy
 from ddlkit.run.measure.sparse_convergence import TASKS
 from ddlkit.run.measure.sparse_training import SparseTrainingSettings, sparse_training_job
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
@@ -583,13 +584,30 @@ def nccl_channels(
 # -- sharing resources ---------------------------------------------------------------------------
 
 
+@kind("controls")
+def controls_of_communication(here: Here, size: Annotated[int, Key(parse_bytes)] = controls.SIZE) -> Iterator[Point]:
+    """By what communication can be given more or less, and between GPUs whether that takes effect."""
+    yield Point("controls", here.device, controls.offered, 2.0)
+    if here.device == "cuda":
+        settings = controls.ControlsSettings(size=size)
+        measure = _launched(controls.controls_job, settings, 20.0, ranks=2, join=_join("cuda"))
+        yield _on_gpus(2, Point("controls", "nccl-p2", measure, 20.0))
+
+
 def _sharing(
-    here: Here, name: str, job: Job[S], make: Callable[[], S], each: tuple[str, str], work_s: float
+    here: Here,
+    name: str,
+    job: Job[S],
+    make: Callable[[], S],
+    each: tuple[str, str],
+    work_s: float,
+    threads: int = 0,
 ) -> Point:
     """A point of ranks that share a machine's cores, or its GPUs, with what they send.
 
     each : rate and delay of the link; without a rate, ranks talk as the devices are joined
     make : the settings, once what they need is measured; work_s : without starting anything
+    threads : of each block of NCCL, which takes them from its environment
     """
     rate, delay = each
     on_gpu, ranks = here.device == "cuda", _rank_counts(here.device)[-1]
@@ -598,13 +616,25 @@ def _sharing(
 
     def measure() -> Tables:
         settings = make()
-        with _lab(ranks, rate, delay) if rate else nullcontext(Loopback()) as place:
+        asked = {NCCL_THREADS: str(threads), "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+        here_alone = Loopback(variables=asked if threads else {})
+        with _lab(ranks, rate, delay) if rate else nullcontext(here_alone) as place:
             join = _join(here.device) | ({} if on_gpu else {"torch_threads": 1})
             how: dict[str, Any] = {"place": place, "join": join}
             return launch(job, settings, ranks=ranks, timeout_s=60 + 4 * estimate_s, **how)
 
-    named = "-".join(filter(None, (name, link, delay and f"delay{delay}")))
+    words = (name, link, delay and f"delay{delay}", threads and f"t{threads}")
+    named = "-".join(filter(None, words))
     return _on_gpus(ranks * on_gpu, Point("sharing", named, measure, estimate_s, job.tables))
+
+
+def _by_process(policies: Sequence[str]) -> dict[int, list[str]]:
+    """Policies that one process can try, by the threads of NCCL that its environment must say."""
+    found: dict[int, list[str]] = {}
+    for name in policies:
+        one = Policy.parse(name).hidden
+        found.setdefault(one.threads if one.on_gpu else 0, []).append(name)
+    return found
 
 
 def _send_s(n_bytes: float, rate: str) -> float:
@@ -622,11 +652,11 @@ def messages_by_share(
     rate: Rates = ("",),
 ) -> Iterator[Point]:
     """All-reduces alone, by what communication may take."""
-    settings = SharedMessagesSettings(policies, messages, repeats)
-    for bits in rate:
+    for bits, (threads, names) in itertools.product(rate, _by_process(policies).items()):
+        make = partial(SharedMessagesSettings, names, messages, repeats)
         all_s = sum(_send_s(n_bytes, bits) for n_bytes, _ in messages)
-        work_s = 2.0 + 1.3 * repeats * len(policies) * all_s
-        yield _sharing(here, name, shared_messages_job, lambda: settings, (bits, ""), work_s)
+        work_s = 2.0 + 1.3 * repeats * len(names) * all_s
+        yield _sharing(here, name, shared_messages_job, make, (bits, ""), work_s, threads)
 
 
 @kind("sharing")
@@ -664,27 +694,26 @@ def training_by_share(
     for network, batch in networks:
         batches.setdefault(network, []).append(batch)
 
-    def settings(network: str) -> SharedTrainingSettings:
+    def settings(network: str, names: Sequence[str]) -> SharedTrainingSettings:
         sizes: dict[str, Sequence[int]] = {spec: [] for spec in plans}
         if set(plans) - {OWN_PLAN}:
             workload = _profile(here.out, network, batches[network][0], 2).workload()
             made = {spec: make_plan(spec, workload) for spec in plans if spec != OWN_PLAN}
             sizes |= {spec: plan.group_bytes(workload).tolist() for spec, plan in made.items()}
-        return SharedTrainingSettings(
-            network, batches[network], policies, sizes, repeats, iterations
-        )
+        return SharedTrainingSettings(network, batches[network], names, sizes, repeats, iterations)
 
     ranks = 1 if here.device == "cuda" else 2  # that share what one could compute with
-    for network, bits in itertools.product(batches, rate):
+    everything = itertools.product(batches, rate, _by_process(policies).items())
+    for network, bits, (threads, names) in everything:
         computing_s = [
             ranks * _iteration_s(network, n, "fp32", here.device) for n in batches[network]
         ]
         sending_s = len(computing_s) * _send_s(_USUAL_BYTES, bits)
-        each = repeats * len(plans) * (len(policies) + 1) * (1 + iterations)
+        each = repeats * len(plans) * (len(names) + 1) * (1 + iterations)
         work_s = 3.0 + each * (sum(computing_s) + sending_s)
-        make = partial(settings, network)
+        make = partial(settings, network, names)
         named = "-".join(filter(None, (network, name)))
-        yield _sharing(here, named, shared_training_job, make, (bits, delay), work_s)
+        yield _sharing(here, named, shared_training_job, make, (bits, delay), work_s, threads)
 
 
 # -- the lab -------------------------------------------------------------------------------------
