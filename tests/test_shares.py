@@ -89,7 +89,9 @@ def passages(draw: st.DrawFn) -> Passage:
     """Messages that leave in order while computation goes on, and end by some time after."""
     steps = draw(st.lists(st.floats(0.001, 1), min_size=1, max_size=6))
     posted = 1.0 + np.cumsum(steps)
-    done = posted + np.array(draw(st.lists(st.floats(0.001, 4), min_size=len(steps), max_size=len(steps))))
+    done = posted + np.array(
+        draw(st.lists(st.floats(0.001, 4), min_size=len(steps), max_size=len(steps)))
+    )
     waited = float(max(done.max(), posted[-1]))
     return Passage(1.0, waited, waited + 0.5, posted, done)
 

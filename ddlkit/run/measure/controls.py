@@ -1,4 +1,4 @@
-"""By what communication's resources can be controlled today, here, and whether it takes effect (sharing Fig 1).
+"""By what communication's resources can be controlled here, and whether it takes effect (sharing Fig 1).
 
 The paper gave NCCL a call of its own. Since then there are three levels, each for less than the one before:
 variables of the environment, for all that a process sends; the options of a communicator; the configuration
@@ -17,6 +17,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -160,11 +161,10 @@ def controls_job(me: Rank, settings: ControlsSettings) -> Iterator[Tables]:
     tensor = torch.zeros(settings.size // 4, device=me.device)
     for blocks in settings.blocks:
         group = nccl_group(Configuration.parse(f"b{blocks}"))
-        operations: dict[str, Callable[[], object]] = {
-            "all_reduce": lambda group=group: dist.all_reduce(tensor, group=group),
-            "all_to_all": lambda group=group: dist.all_to_all_single(
-                torch.empty_like(tensor), tensor, group=group
-            ),
+        other = torch.empty_like(tensor)
+        operations = {
+            "all_reduce": partial(dist.all_reduce, tensor, group=group),
+            "all_to_all": partial(dist.all_to_all_single, other, tensor, group=group),
         }
         rows = [
             _proof(me, COMMUNICATOR, "max_ctas", name, blocks, run)

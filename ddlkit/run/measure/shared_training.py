@@ -164,7 +164,8 @@ class Passage(NamedTuple):
     def from_array(cls, values: Floats) -> Passage:
         """Whose fields follow one another in an array (3 + 2 buckets,)."""
         posted, done = values[3:].reshape(2, -1)
-        return cls(*values[:3].tolist(), posted, done)
+        forward_s, backward_s, end_s = values[:3].tolist()
+        return cls(forward_s, backward_s, end_s, posted, done)
 
     def timeline(self, rank: int, sizes: Sequence[int], carried: tuple[int, int]) -> Timeline:
         """Its spans. A message is under way from its post, or from when its group has a place for it.
@@ -268,9 +269,7 @@ class _Wrapped:
         momenta = [state["momentum_buffer"] for state in self.optimizer.state.values()]
         sums = everyones([float(momentum.double().sum()) for momentum in momenta])
         if not np.isfinite(sums).all() or (sums != sums[0]).any():
-            raise UserError(
-                "shared training: ranks hold different gradients: no time is recorded"
-            )
+            raise UserError("shared training: ranks hold different gradients: no time is recorded")
 
 
 # -- all of them in turn -----------------------------------------------------------------------
@@ -428,5 +427,3 @@ def breakdown(passage: Passage, spans: Timeline) -> dict[str, float]:
         "overlap_s": overlap_s,
         "exposed_communication_s": communication_s - overlap_s,
     }
-
-

@@ -28,8 +28,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.run.jobs.rank import (
     Rank,
     agree_all,
-    hasten,
     everyones_texts,
+    hasten,
     register_gloo,
     threads_here,
 )
@@ -253,7 +253,7 @@ def core_of(cores: str, local_rank: int) -> set[int]:
 
 
 def apply(
-    one: Configuration, threads: Sequence[int], local_rank: int, group: dist.ProcessGroup
+    one: Configuration, threads: Sequence[int], local_rank: int, group: dist.ProcessGroup | None
 ) -> str:
     """Have threads of this process keep to a configuration; returns why they may not, "" if they do.
 

@@ -585,7 +585,9 @@ def nccl_channels(
 
 
 @kind("controls")
-def controls_of_communication(here: Here, size: Annotated[int, Key(parse_bytes)] = controls.SIZE) -> Iterator[Point]:
+def controls_of_communication(
+    here: Here, size: Annotated[int, Key(parse_bytes)] = controls.SIZE
+) -> Iterator[Point]:
     """By what communication can be given more or less, and between GPUs whether that takes effect."""
     yield Point("controls", here.device, controls.offered, 2.0)
     if here.device == "cuda":
@@ -623,7 +625,7 @@ def _sharing(
             how: dict[str, Any] = {"place": place, "join": join}
             return launch(job, settings, ranks=ranks, timeout_s=60 + 4 * estimate_s, **how)
 
-    words = (name, link, delay and f"delay{delay}", threads and f"t{threads}")
+    words = (name, link, delay and f"delay{delay}", f"t{threads}" if threads else "")
     named = "-".join(filter(None, words))
     return _on_gpus(ranks * on_gpu, Point("sharing", named, measure, estimate_s, job.tables))
 
