@@ -585,13 +585,11 @@ def nccl_channels(
 
 
 @kind("controls")
-def controls_of_communication(
-    here: Here, size: Annotated[int, Key(parse_bytes)] = controls.SIZE
-) -> Iterator[Point]:
+def controls_of_communication(here: Here, sizes: Sizes = (controls.SIZE,)) -> Iterator[Point]:
     """By what communication can be given more or less, and between GPUs whether that takes effect."""
     yield Point("controls", here.device, controls.offered, 2.0)
     if here.device == "cuda":
-        settings = controls.ControlsSettings(size=size)
+        settings = controls.ControlsSettings(size=max(sizes))
         measure = _launched(controls.controls_job, settings, 20.0, ranks=2, join=_join("cuda"))
         yield _on_gpus(2, Point("controls", "nccl-p2", measure, 20.0))
 
