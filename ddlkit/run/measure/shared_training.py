@@ -37,7 +37,7 @@ from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank, agree_all, everyones, slowest
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.shares import Groups, Policy, computing_with, place_columns
-from ddlkit.run.measure.training import OWN_PLAN, PRECISION, WARMUP
+from ddlkit.run.measure.training import OWN_PLAN, PRECISION, WARMUP, check_equal_gradients
 from ddlkit.run.nets import registry as networks
 from ddlkit.run.sessions.session import OUT_OF_MEMORY, ran_out_of_memory
 
@@ -264,13 +264,6 @@ class _Wrapped:
             state["momentum_buffer"].zero_()  # of gradients that are this rank's own
         return float(np.median(points[1:]))
 
-    def check_equal_gradients(self) -> None:
-        """The optimizer's momentum is a sum of averaged gradients: equal on all ranks to the last bit."""
-        momenta = [state["momentum_buffer"] for state in self.optimizer.state.values()]
-        sums = everyones([float(momentum.double().sum()) for momentum in momenta])
-        if not np.isfinite(sums).all() or (sums != sums[0]).any():
-            raise UserError("shared training: ranks hold different gradients: no time is recorded")
-
 
 # -- all of them in turn -----------------------------------------------------------------------
 
@@ -304,7 +297,7 @@ class _Trial:
                 alone_s = self._alone(wrapped, batch)
                 for policy in turned:
                     yield self._block(plan, batch, policy, repeat, alone_s[policy.hidden.openmp])
-                wrapped.check_equal_gradients()
+                check_equal_gradients(wrapped.optimizer)
             self.me.say(f"{settings.network}: round {repeat + 1} of {settings.repeats}")
 
     def _prepare(self) -> None:
