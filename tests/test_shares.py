@@ -317,6 +317,16 @@ def test_points_have_names_of_their_own_and_take_time(tmp_path: Any) -> None:
     assert made[-1].name == "lenet5-nodes-lab-p2-1gbit-delay2ms"
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+def test_gpu_two_communicators_train_side_by_side() -> None:
+    settings = SharedTrainingSettings("lenet5", [8], ["b0", "b1+b2"], repeats=2, iterations=2)
+    place = Loopback(variables=shares.IN_ORDER)
+    how: dict[str, Any] = {"ranks": 2, "place": place, "join": {"backend": "nccl"}}
+    found = launch(shared_training_job, settings, timeout_s=120, **how)
+    assert set(found["sharing_cells"]["outcome"]) == {MEASURED}
+
+
 def test_ranks_that_met_by_nccl_have_no_threads_of_gloo() -> None:
     me = Rank(0, 1, 0, torch.device("cpu"), "nccl", 0, 1)
     groups = shares.Groups(me)

@@ -48,6 +48,9 @@ TWO = "+"  # between the configurations of a policy of two
 _ON_CPU = re.compile(r"t([1-9]\d*)-(\w+)-(\w+?)(?:-omp([1-9]\d*))?")
 _ON_GPU = re.compile(r"b(\d+)(?:-t([1-9]\d*))?")
 NCCL_THREADS = "NCCL_NTHREADS"
+# Kernels of two communicators may keep one another from the multiprocessors, each on its own rank, unless
+# they start in the order in which the host launched them.
+IN_ORDER = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"}
 _NICE = 10
 _ORDER = ("SCHED_OTHER", "SCHED_FIFO", "SCHED_RR", "SCHED_BATCH", "", "SCHED_IDLE")
 

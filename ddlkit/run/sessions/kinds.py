@@ -58,7 +58,7 @@ from ddlkit.run.measure.pipelines import PipelineSettings, cases, pipeline_job
 from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
 from ddlkit.run.measure.shared_messages import SharedMessagesSettings, shared_messages_job
 from ddlkit.run.measure.shared_training import SharedTrainingSettings, shared_training_job
-from ddlkit.run.measure.shares import NCCL_THREADS, Policy
+from ddlkit.run.measure.shares import IN_ORDER, NCCL_THREADS, Policy
 from ddlkit.run.measure.sparse_convergence import TASKS
 from ddlkit.run.measure.sparse_training import SparseTrainingSettings, sparse_training_job
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
@@ -617,7 +617,7 @@ def _sharing(
     def measure() -> Tables:
         settings = make()
         asked = {NCCL_THREADS: str(threads), "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
-        here_alone = Loopback(variables=asked if threads else {})
+        here_alone = Loopback(variables=IN_ORDER | (asked if threads else {}))
         with _lab(ranks, rate, delay) if rate else nullcontext(here_alone) as place:
             join = _join(here.device) | ({} if on_gpu else {"torch_threads": 1})
             how: dict[str, Any] = {"place": place, "join": join}
