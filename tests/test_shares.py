@@ -317,6 +317,26 @@ def test_points_have_names_of_their_own_and_take_time(tmp_path: Any) -> None:
     assert made[-1].name == "lenet5-nodes-lab-p2-1gbit-delay2ms"
 
 
+@pytest.mark.parametrize(
+    ("name", "backend", "words"),
+    [
+        ("t1-free-normal", "gloo", ""),
+        ("b2", "nccl", ""),
+        ("b2", "gloo", "of NCCL, but these ranks met by gloo"),
+        ("t1-free-normal", "nccl", "of gloo, but these ranks met by nccl"),
+        ("b2-t64", "nccl", "NCCL reads it once"),
+    ],
+)
+def test_ranks_have_what_they_met_by_and_their_environment_says(
+    name: str, backend: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(shares.NCCL_THREADS, raising=False)
+    said = shares.cannot(Configuration.parse(name), backend)
+    assert words in said and bool(words) == bool(said)
+    monkeypatch.setenv(shares.NCCL_THREADS, "64")
+    assert not shares.cannot(Configuration.parse("b2-t64"), "nccl")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
 def test_gpu_two_communicators_train_side_by_side() -> None:
