@@ -250,6 +250,14 @@ MISUSES = [
         "raise OSError(f'a forked child: {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}')",
     ),
     ("needs a GPU", "contention.measure_beside_copies('cpu', [], contention.TINY, None)"),
+    (
+        "on a GPU use contention",
+        "next(iter(shared_kernels.shared_kernels_job.part(rank.Rank(0, 1, 0, gpu, 'nccl', 0, 1), None)))",
+    ),
+    (
+        "NCCL_NTHREADS is 0 for this process",
+        "raise OSError(shares.cannot(shares.Configuration.parse('b1-t64'), 'nccl'))",
+    ),
     ("no NVRTC 7: neither in", "torch.version.cuda = '7.0'; standin._nvrtc.__wrapped__()"),
     (
         "none.so: cannot open",
@@ -273,7 +281,7 @@ from pathlib import Path
 from ddlkit import machine
 from ddlkit.run.instruments import vitals
 from ddlkit.run.jobs import rank
-from ddlkit.run.measure import contention, layers, nccl_one_gpu as one, standin
+from ddlkit.run.measure import contention, layers, nccl_one_gpu as one, shared_kernels, shares, standin
 from ddlkit.run.sessions import preflight, suites
 from ddlkit.run.measure.standin import Footprint, GpuStandIn, cubin
 assert machine.name() == "played-gpu", "without nvidia-smi, torch is asked"

@@ -48,6 +48,7 @@ class _State:
     settled = True  # whether the null stream has waited for all that it was told to wait for
     recorded = waited = 0  # events so far, and of these the ones that somebody has waited for
     group = ""  # what the process group takes itself for
+    blocks: dict[str, int] = {}  # of NCCL's kernels, by the group's name, where somebody asked
 
 
 def _use() -> None:
@@ -462,7 +463,10 @@ _CUDA: dict[str, Any] = {
 
 # -- several ranks: gloo in NCCL's place -------------------------------------------------------
 
-_COLLECTIVES = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
+_COLLECTIVES = (
+    *("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"),
+    "all_to_all_single",
+)
 _LATER_NAMES = ("all_gather_single", "reduce_scatter_single")
 
 
@@ -479,10 +483,40 @@ def _join(real: Callable[..., None], backend: str | None = None, **how: Any) -> 
     real("gloo" if backend == "nccl" else backend, **how)
 
 
+class _Options:
+    """Of a communicator of NCCL."""
+
+    def __init__(self) -> None:
+        names = dict.fromkeys(("min_ctas", "max_ctas", "cga_cluster_size"), 0)
+        self.config = types.SimpleNamespace(**names)
+
+
+def _group(real: Callable[..., Any], *args: Any, backend: str | None = None, **how: Any) -> Any:
+    """`new_group`: gloo, that knows how many blocks NCCL's kernels would have."""
+    options = how.pop("pg_options", None)
+    made = real(*args, backend="gloo" if backend == "nccl" else backend, **how)
+    if options:
+        assert backend == "nccl" and options.config.min_ctas <= options.config.max_ctas
+        _State.blocks[made.group_name] = options.config.max_ctas
+    return made
+
+
+def _buffer(real: Callable[..., Any], bucket: Any) -> torch.Tensor:
+    """Of DDP, which makes it where no function of torch is called."""
+    found: torch.Tensor = real(bucket)
+    if _State.group == "nccl":
+        _mark(found, _gpu("cuda"), pinned=False)
+    return found
+
+
 def _collective(real: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(real)
     def checked(*args: Any, **how: Any) -> Any:
         homes = [_home(tensor) for tensor in _tensors([args, how])]
+        # Blocks of an all-to-all are not what was asked for: NVIDIA/nccl#2421.
+        name = getattr(how.get("group"), "group_name", "")
+        asked = 0 if "all_to_all" in real.__name__ else _State.blocks.get(name, 0)
+        played_profiler.BLOCKS = asked or played_profiler.USUAL_BLOCKS
         if _State.group == "nccl":
             assert all(homes), f"{real.__name__} by NCCL of a tensor in the host's memory"
         return real(*args, **how)
@@ -494,6 +528,11 @@ def _install_ranks() -> None:
     module: Any = dist
     backend = module.get_backend
     module.is_nccl_available = lambda: True
+    module.ProcessGroupNCCL = types.SimpleNamespace(Options=_Options)
+    module.new_group = functools.partial(_group, module.new_group)
+    module.GradBucket.buffer = functools.partialmethod(
+        lambda bucket, real: _buffer(real, bucket), module.GradBucket.buffer
+    )
     module.init_process_group = functools.partial(_join, module.init_process_group)
     module.get_backend = lambda group=None: (
         "nccl" if _State.group == "nccl" and group is None else backend(group)

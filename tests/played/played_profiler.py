@@ -21,6 +21,8 @@ _KINDS = {"all_reduce": "AllReduce_Sum_f32", "reduce_scatter": "ReduceScatter_Su
 _SHAPE = {"grid": [1, 1, 1], "block": [64, 1, 1], "registers per thread": 32, "shared memory": 0}
 _NCCL = {"grid": [2, 1, 1], "block": [160, 1, 1], "registers per thread": 96}
 
+USUAL_BLOCKS = 2
+BLOCKS = USUAL_BLOCKS  # of NCCL's kernels from now on
 _NCCL_SPAN = "played nccl:"
 
 Span = dict[str, Any]
@@ -98,7 +100,7 @@ def as_on_gpu(events: list[Span]) -> list[Span]:
         found += [] if message else [event]
         kind = "all_reduce" if noted else name.rpartition(":")[2]
         called = f"ncclDevKernel_{_KINDS.get(kind, kind)}_RING_LL" if message else f"played_{name}"
-        shape = _SHAPE | (_NCCL if message else {})
+        shape = _SHAPE | (_NCCL | {"grid": [BLOCKS, 1, 1]} if message else {})
         for span in _in_streams(event) if noted else [event] * (message or id(event) in inner):
             number = len(found)
             launch = {**(home if message else event), "ts": event["ts"], "dur": 0}

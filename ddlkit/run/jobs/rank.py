@@ -206,6 +206,13 @@ def everyones(values: Sequence[float] | Floats) -> Floats:
     return stacked
 
 
+def everyones_texts(text: str, most: int = 1024) -> list[str]:
+    """``text`` of every rank, up to ``most`` bytes of it. All ranks must call it alike."""
+    mine = text.encode()[:most].ljust(most)
+    rows = everyones(np.frombuffer(mine, dtype=np.uint8).astype(float))
+    return [bytes(row.astype(np.uint8)).decode(errors="ignore").rstrip() for row in rows]
+
+
 def slowest(values: Sequence[float] | Floats) -> Floats:
     """Elementwise maximum of ``values`` (any shape) over all ranks."""
     largest: Floats = everyones(values).max(axis=0)
@@ -268,18 +275,29 @@ def raise_priority_of_gloo(carrying: int, deadline_s: float = 10.0) -> int:
         return 0
     dist.barrier()
     threads = threads_here(at_least=2 * carrying)
+    return len(threads) if hasten(threads, deadline_s=deadline_s) else 0
+
+
+def hasten(
+    threads: Sequence[int], group: dist.ProcessGroup | None = None, deadline_s: float = 10.0
+) -> bool:
+    """Let these threads, which carry the messages of ``group``, preempt all else; whether they now do.
+
+    As `raise_priority_of_gloo`, whose way this is: every rank must call it, and what does not help on all
+    of them is taken back on each.
+    """
     watchdog = threading.Timer(deadline_s, _schedule, (threads, os.SCHED_OTHER, 0))
     watchdog.daemon = True
     watchdog.start()
     raised = _schedule(threads, os.SCHED_RR, 1)
     for _ in range(PRIORITY_CHECKS):
-        dist.barrier()
+        dist.barrier(group=group)
     in_time = watchdog.is_alive()
     watchdog.cancel()
     if agree_all(raised and in_time):
-        return len(threads)
+        return True
     _schedule(threads, os.SCHED_OTHER, 0)
-    return 0
+    return False
 
 
 @contextmanager
@@ -314,7 +332,7 @@ def threads_here(at_least: int = 0) -> list[int]:
         time.sleep(0.005)
 
 
-def _schedule(threads: list[int], policy: int, priority: int) -> bool:
+def _schedule(threads: Sequence[int], policy: int, priority: int) -> bool:
     """Whether all ``threads`` could be given that scheduling."""
     try:
         for thread in threads:

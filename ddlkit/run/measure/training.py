@@ -193,7 +193,7 @@ class _Block:
     def measure(self, repeat: int) -> dict[str, pd.DataFrame]:
         """Rows of this round; in the first also of the buckets, which may be all there is to measure."""
         seconds, used = self._timed()
-        self._check_equal_gradients()
+        check_equal_gradients(self.optimizer)
         tables = {}
         if repeat == 0:
             tables["buckets"] = self._bucket_rows()
@@ -268,9 +268,13 @@ class _Block:
             self.optimizer.zero_grad()
             settle()
 
-    def _check_equal_gradients(self) -> None:
-        """The optimizer's momentum is a sum of averaged gradients: equal on all ranks to the last bit."""
-        momenta = [state["momentum_buffer"] for state in self.optimizer.state.values()]
-        sums = everyones([float(momentum.double().sum()) for momentum in momenta])
-        if not np.isfinite(sums).all() or (sums != sums[0]).any():
-            raise UserError("training: ranks hold different gradients: no time is recorded")
+
+def check_equal_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Raise UserError unless all ranks have trained with the same gradients.
+
+    The optimizer's momentum is a sum of averaged gradients: equal on all ranks to the last bit.
+    """
+    momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
+    sums = everyones([float(momentum.double().sum()) for momentum in momenta])
+    if not np.isfinite(sums).all() or (sums != sums[0]).any():
+        raise UserError("training: ranks hold different gradients: no time is recorded")

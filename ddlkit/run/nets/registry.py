@@ -97,8 +97,10 @@ NETWORKS: dict[str, Network] = {
     **{name: _torchvision(name, init_weights=False) for name in ("vgg16", "vgg19")},
     **{name: _torchvision(name) for name in ("alexnet", "vit_b_16")},
     **{name: _torchvision(name) for name in ("resnet18", "resnet50", "resnet101", "resnet152")},
+    "squeezenet1_1": _torchvision("squeezenet1_1"),
     # Small pictures: two cores then compute about as long as they decode, as GPUs do with large ones.
     "resnet18_64": Network(_torchvision("resnet18").build, _images(3, 64, 1000)),
+    "resnet50_64": Network(_torchvision("resnet50").build, _images(3, 64, 1000)),
     "googlenet_64": Network(
         _torchvision("googlenet", aux_logits=False, init_weights=False).build, _images(3, 64, 1000)
     ),

@@ -25,7 +25,7 @@ from ddlkit.core.fit import fit
 from ddlkit.core.link import KNOWN
 from ddlkit.core.schedule import ALGORITHMS
 from ddlkit.core.sparse import SparseGather
-from ddlkit.core.units import parse_bits_per_s, parse_seconds
+from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
 from ddlkit.core.workload import LayerProfile
 from ddlkit.model import make_plan
 from ddlkit.papers import networks as published
@@ -40,6 +40,7 @@ from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure import (
     channels,
     contention,
+    controls,
     copies,
     inputs,
     nccl_one_gpu,
@@ -54,6 +55,10 @@ from ddlkit.run.measure.collectives import LIBRARY, SIZES, CollectivesSettings, 
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
 from ddlkit.run.measure.layers import PRECISIONS, LayersSettings, layer_tables, layers_job
 from ddlkit.run.measure.pipelines import PipelineSettings, cases, pipeline_job
+from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
+from ddlkit.run.measure.shared_messages import SharedMessagesSettings, shared_messages_job
+from ddlkit.run.measure.shared_training import SharedTrainingSettings, shared_training_job
+from ddlkit.run.measure.shares import IN_ORDER, NCCL_THREADS, Policy
 from ddlkit.run.measure.sparse_convergence import TASKS
 from ddlkit.run.measure.sparse_training import SparseTrainingSettings, sparse_training_job
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
@@ -72,13 +77,15 @@ TRIES = 3  # of each size, while the host disturbs
 # GFLOP of a forward pass on one image, to know how long a point will take.
 _GFLOP = {
     **{"lenet5": 0.001, "alexnet": 1.4, "googlenet": 3.0, "vgg16": 31.0, "vgg19": 39.3},
-    **{"resnet18_64": 0.3, "googlenet_64": 0.25},
+    **{"resnet18_64": 0.3, "resnet50_64": 0.7, "googlenet_64": 0.25},
+    **{"vgg16_cifar": 0.63, "squeezenet1_1": 0.7},
     **{"resnet18": 3.6, "resnet50": 8.2, "resnet101": 15.7, "resnet152": 23.1, "vit_b_16": 35.1},
 }
 _OTHER_GFLOP = 10.0
 # FLOP/s that networks reach, cautiously: on an H200, and on two cores.
 _RATE = {"fp32": 25e12, "tf32": 80e12, "bf16": 150e12}
 _CPU_RATE = 80e9
+_USUAL_BYTES = 45e6  # of a network's gradients
 _EXPOSED_S = 2.0  # an iteration in the lab: computation about as long as communication
 
 
@@ -125,6 +132,21 @@ def _mapping_of(make: Callable[..., Any]) -> reader.Check:
     return check
 
 
+def _policy(value: Any) -> str:
+    """Who may take how much, as it is written."""
+    return Policy.parse(str(value)).name
+
+
+def _volume(value: Any) -> tuple[int, int]:
+    """Bytes and parts of "25MB in 4"; of one size in one part, without them.
+
+    >>> _volume("25MB in 4"), _volume("1KiB")
+    ((25000000, 4), (1024, 1))
+    """
+    size, _, parts = str(value).partition(" in ")
+    return parse_bytes(size), int(parts or 1)
+
+
 def _sides(value: Any) -> dict[str, list[int]]:
     if not isinstance(value, dict) or not value.keys() <= set(PRECISIONS):
         raise ValueError(f"must be a mapping of {', '.join(PRECISIONS)} to sides of matrices")
@@ -164,6 +186,10 @@ Sides = Annotated[dict[str, list[int]], Key(_sides)]
 Rate = Annotated[str, Key(_rate)]
 Rates = Annotated[Sequence[str], Key(_rate, many=True)]
 Delays = Annotated[Sequence[str], Key(_delay, many=True)]
+Policies = Annotated[Sequence[str], Key(_policy, many=True)]
+Volume = Annotated[tuple[int, int], Key(_volume)]
+Volumes = Annotated[Sequence[tuple[int, int]], Key(_volume, many=True)]
+KernelScale = Annotated[contention.Scale, Key(_mapping_of(contention.Scale))]
 Density = Annotated[float, Key(number(0, 1))]
 Changes = Annotated[dict[str, Any], Key(_changes)]
 Pictures = Annotated[inputs.Shape, Key(_mapping_of(inputs.Shape))]
@@ -555,6 +581,141 @@ def nccl_channels(
             measure = partial(channels.measure_channels, settings, ranks, **how)
             name = f"p{ranks}-{f'{n}-blocks' if n else 'default'}"
             yield _on_gpus(ranks, Point("channels", name, measure, len(settings) * each_s))
+
+
+# -- sharing resources ---------------------------------------------------------------------------
+
+
+@kind("controls")
+def controls_of_communication(here: Here, sizes: Sizes = (controls.SIZE,)) -> Iterator[Point]:
+    """By what communication can be given more or less, and between GPUs whether that takes effect."""
+    yield Point("controls", here.device, controls.offered, 2.0)
+    if here.device == "cuda":
+        settings = controls.ControlsSettings(size=max(sizes))
+        measure = _launched(controls.controls_job, settings, 20.0, ranks=2, join=_join("cuda"))
+        yield _on_gpus(2, Point("controls", "nccl-p2", measure, 20.0))
+
+
+def _sharing(
+    here: Here,
+    name: str,
+    job: Job[S],
+    make: Callable[[], S],
+    each: tuple[str, str],
+    work_s: float,
+    threads: int = 0,
+) -> Point:
+    """A point of ranks that share a machine's cores, or its GPUs, with what they send.
+
+    each : rate and delay of the link; without a rate, ranks talk as the devices are joined
+    make : the settings, once what they need is measured; work_s : without starting anything
+    threads : of each block of NCCL, which takes them from its environment
+    """
+    rate, delay = each
+    on_gpu, ranks = here.device == "cuda", _rank_counts(here.device)[-1]
+    link = f"lab-p{ranks}-{rate}" if rate else f"{'nccl' if on_gpu else 'loopback'}-p{ranks}"
+    estimate_s = LAUNCH_S + work_s
+
+    def measure() -> Tables:
+        settings = make()
+        asked = {NCCL_THREADS: str(threads), "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+        here_alone = Loopback(variables=IN_ORDER | (asked if threads else {}))
+        with _lab(ranks, rate, delay) if rate else nullcontext(here_alone) as place:
+            join = _join(here.device) | ({} if on_gpu else {"torch_threads": 1})
+            how: dict[str, Any] = {"place": place, "join": join}
+            return launch(job, settings, ranks=ranks, timeout_s=60 + 4 * estimate_s, **how)
+
+    words = (name, link, delay and f"delay{delay}", f"t{threads}" if threads else "")
+    named = "-".join(filter(None, words))
+    return _on_gpus(ranks * on_gpu, Point("sharing", named, measure, estimate_s, job.tables))
+
+
+def _by_process(policies: Sequence[str]) -> dict[int, list[str]]:
+    """Policies that one process can try, by the threads of NCCL that its environment must say."""
+    found: dict[int, list[str]] = {}
+    for name in policies:
+        one = Policy.parse(name).hidden
+        found.setdefault(one.threads if one.on_gpu else 0, []).append(name)
+    return found
+
+
+def _send_s(n_bytes: float, rate: str) -> float:
+    """About how long an all-reduce between two ranks takes."""
+    return 8 * n_bytes / (parse_bits_per_s(rate) if rate else 2e10)
+
+
+@kind("sharing")
+def messages_by_share(
+    here: Here,
+    policies: Policies,
+    messages: Volumes,
+    name: str = "alone",
+    repeats: int = 6,
+    rate: Rates = ("",),
+) -> Iterator[Point]:
+    """All-reduces alone, by what communication may take."""
+    for bits, (threads, names) in itertools.product(rate, _by_process(policies).items()):
+        make = partial(SharedMessagesSettings, names, messages, repeats)
+        all_s = sum(_send_s(n_bytes, bits) for n_bytes, _ in messages)
+        work_s = 2.0 + 1.3 * repeats * len(names) * all_s
+        yield _sharing(here, name, shared_messages_job, make, (bits, ""), work_s, threads)
+
+
+@kind("sharing")
+def kernels_by_share(
+    here: Here,
+    policies: Policies,
+    kernels: Names,
+    scale: KernelScale,
+    message: Volume,
+    repeats: int = 6,
+    rate: Rates = ("",),
+) -> Iterator[Point]:
+    """Kernels beside all-reduces, by what communication may take; on processors."""
+    settings = SharedKernelsSettings(policies, kernels, scale, *message, repeats)
+    for bits in rate:
+        each_s = 0.2 + 2.5 * max(0.15, _send_s(message[0], bits))
+        work_s = 2.0 + repeats * len(policies) * len(kernels) * each_s
+        yield _sharing(here, "beside", shared_kernels_job, lambda: settings, (bits, ""), work_s)
+
+
+@kind("sharing")
+def training_by_share(
+    here: Here,
+    networks: Batched,
+    policies: Policies,
+    name: str = "",
+    repeats: int = 6,
+    iterations: int = 2,
+    rate: Rates = ("",),
+    delay: Annotated[str, Key(_delay)] = "",
+    plans: Plans = (OWN_PLAN,),
+) -> Iterator[Point]:
+    """Training, by what communication may take: a table for each network, link and name."""
+    batches: dict[str, list[int]] = {}
+    for network, batch in networks:
+        batches.setdefault(network, []).append(batch)
+
+    def settings(network: str, names: Sequence[str]) -> SharedTrainingSettings:
+        sizes: dict[str, Sequence[int]] = {spec: [] for spec in plans}
+        if set(plans) - {OWN_PLAN}:
+            workload = _profile(here.out, network, batches[network][0], 2).workload()
+            made = {spec: make_plan(spec, workload) for spec in plans if spec != OWN_PLAN}
+            sizes |= {spec: plan.group_bytes(workload).tolist() for spec, plan in made.items()}
+        return SharedTrainingSettings(network, batches[network], names, sizes, repeats, iterations)
+
+    ranks = 1 if here.device == "cuda" else 2  # that share what one could compute with
+    everything = itertools.product(batches, rate, _by_process(policies).items())
+    for network, bits, (threads, names) in everything:
+        computing_s = [
+            ranks * _iteration_s(network, n, "fp32", here.device) for n in batches[network]
+        ]
+        sending_s = len(computing_s) * _send_s(_USUAL_BYTES, bits)
+        each = repeats * len(plans) * (len(names) + 1) * (1 + iterations)
+        work_s = 3.0 + each * (sum(computing_s) + sending_s)
+        make = partial(settings, network, names)
+        named = "-".join(filter(None, (network, name)))
+        yield _sharing(here, named, shared_training_job, make, (bits, delay), work_s, threads)
 
 
 # -- the lab -------------------------------------------------------------------------------------

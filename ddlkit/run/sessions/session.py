@@ -42,7 +42,12 @@ FAULTS = (
     STARTED,
 )  # the last: all ended while it was measured
 
-PACKED = ("contention", "selection", "timeline")  # schemas whose tables are written as .csv.gz
+PACKED = (
+    "contention",
+    "selection",
+    "timeline",
+    "sharing_spans",
+)  # schemas whose tables are written as .csv.gz
 PRIOR_S = 30.0
 OVERTIME_S = 20.0  # what points may run over the budget
 RESERVE = 2.0  # times what the closing points are expected to take is kept free for them

@@ -115,7 +115,7 @@ def _made(
     wanted = not chosen["by_name"] if part == "all" else part == what
     if not wanted or chosen["device"] not in ("", here.device):
         return
-    needs_lab = needs_lab or bool(arguments.get("rate"))
+    needs_lab = needs_lab or any(arguments.get("rate", ""))
     if needs_lab and (reason := lab.available()):
         say(f"no lab, so no {chosen['measure'].replace('_', ' ')}: {reason}")
         return

@@ -1,0 +1,422 @@
+"""Real data-parallel training while communication may take more or less (sharing Fig 4 to 8, and 5).
+
+DistributedDataParallel hands its buckets to a hook of ours, which sends each over the group of ranks whose
+configuration is on trial (`ddlkit.run.measure.shares`). So one copy of a network serves all of them, and
+they are changed between iterations, in turn.
+
+Two groups cannot deadlock here. DDP hands over buckets in the order of their numbers, on every rank, and the
+hook refuses any other; each group carries what it is given in that order. So whichever message comes first
+of those that are not complete, every rank has posted it, or will without waiting for another, and on every
+rank nothing stands before it in its group. Groups of NCCL have kernels that may keep one another from the
+multiprocessors: there the order of launches must be the same, too, and is (NCCL_LAUNCH_ORDER_IMPLICIT).
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddlkit.core.errors import UserError
+from ddlkit.core.link import turn_s
+from ddlkit.core.timeline import COMMUNICATION, Timeline
+from ddlkit.core.units import MIB
+from ddlkit.run.instruments import vitals
+from ddlkit.run.instruments.clock import synchronizer
+from ddlkit.run.jobs.job import Tables, job
+from ddlkit.run.jobs.rank import Floats, Rank, agree_all, everyones, slowest
+from ddlkit.run.measure.layers import computing
+from ddlkit.run.measure.shares import Groups, Policy, computing_with, place_columns
+from ddlkit.run.measure.training import OWN_PLAN, PRECISION, WARMUP, check_equal_gradients
+from ddlkit.run.nets import registry as networks
+from ddlkit.run.sessions.session import OUT_OF_MEMORY, ran_out_of_memory
+
+MEASURED, REFUSED, OTHER_BUCKETS = "measured", "refused", "other buckets"
+SPANS = "sharing_spans"
+
+
+@dataclass(frozen=True)
+class SharedTrainingSettings:
+    """Training of ``network`` at each batch, under each plan and policy, in turn.
+
+    policies : names of `shares.Policy`
+    plans : spec -> bytes of each bucket in the order in which gradients become ready; nothing is imposed
+        for "ddp", whose bytes may be empty
+    repeats, iterations : rounds over all, and timed iterations of each in a round, after one that is not
+
+    Raises UserError where there is nothing to measure, and for a policy that is none.
+    """
+
+    network: str
+    batches: Sequence[int]
+    policies: Sequence[str]
+    plans: Mapping[str, Sequence[int]] = field(default_factory=lambda: {OWN_PLAN: []})
+    repeats: int = 6
+    iterations: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.batches and self.policies and self.plans) or self.repeats < 1:
+            raise UserError("shared training: needs a batch, a policy, a plan and a round at least")
+        if self.iterations < 1:
+            raise UserError("shared training: needs an iteration in each round at least")
+        for policy in self.policies:
+            Policy.parse(policy)
+
+
+@job(
+    SharedTrainingSettings,
+    *("sharing_control", "sharing_cells", "sharing_iterations", SPANS),
+)
+def shared_training_job(me: Rank, settings: SharedTrainingSettings) -> Iterator[Tables]:
+    """Every batch, plan and policy once in a round; the order of the policies moves on by one each round.
+
+    sharing_control : what became of each configuration; sharing_cells : of each batch, plan and policy
+    sharing_iterations : an iteration of the rank that was slowest in it. ``backward_s`` ends with the last
+        bucket's post, ``compute_s`` is the median iteration of the round without exchange
+    sharing_spans : the first timed iteration of each, of all ranks
+
+    Raises UserError where nothing at all can be measured, and for ranks that hold different gradients.
+    """
+    with computing(f"shared training of {settings.network}", me.device, PRECISION):
+        yield from _Trial(me, settings).run()
+
+
+# -- one iteration -----------------------------------------------------------------------------
+
+
+class Clock:
+    """Points in time along a device's work: of a GPU by its events, which nobody waits for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+
+    def now(self) -> Any:
+        """This point; on a GPU of the stream that is current."""
+        if not self._on_gpu:
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream())
+        return event
+
+    def seconds(self, start: Any, point: Any) -> float:
+        """From one to the other, once the device has got there."""
+        return float(start.elapsed_time(point) / 1e3 if self._on_gpu else point - start)
+
+
+class Router:
+    """DDP's communication hook: it sends each bucket over the group that the policy has for it.
+
+    posted, done : points in time, by the bucket's number; sizes : bytes
+    """
+
+    def __init__(self, clock: Clock, ranks: int) -> None:
+        self._clock, self._ranks = clock, ranks
+        self.hidden: dist.ProcessGroup | None = None
+        self.last: dist.ProcessGroup | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Before each iteration."""
+        self.posted: list[Any] = []
+        self.done: dict[int, Any] = {}
+        self.sizes: list[int] = []
+
+    def hook(self, _: object, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations
+        """Of a bucket that is ready, the future of its mean over all ranks."""
+        number = bucket.index()
+        if number != len(self.posted):
+            raise UserError(f"bucket {number} came after {len(self.posted)} others: ranks may hang")
+        buffer = bucket.buffer()
+        self.sizes.append(buffer.nbytes)
+        buffer.div_(self._ranks)
+        self.posted.append(self._clock.now())
+        group = self.last if bucket.is_last() else self.hidden
+        work = dist.all_reduce(buffer, group=group, async_op=True)
+
+        def ended(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            self.done[number] = self._clock.now()
+            return future.value()[0]
+
+        return work.get_future().then(ended)
+
+
+class Passage(NamedTuple):
+    """An iteration of one rank: seconds from its start; posted_s, done_s : (buckets,)."""
+
+    forward_s: float
+    backward_s: float
+    end_s: float
+    posted_s: Floats
+    done_s: Floats
+
+    @classmethod
+    def from_array(cls, values: Floats) -> Passage:
+        """Whose fields follow one another in an array (3 + 2 buckets,)."""
+        posted, done = values[3:].reshape(2, -1)
+        forward_s, backward_s, end_s = values[:3].tolist()
+        return cls(forward_s, backward_s, end_s, posted, done)
+
+    def timeline(self, rank: int, sizes: Sequence[int], carried: tuple[int, int]) -> Timeline:
+        """Its spans. A message is under way from its post, or from when its group has a place for it.
+
+        carried : how many messages at once the groups carry of the hidden ones, and of the last; 0: one
+            group carries all, as many as the other number says
+        """
+        hidden, last = carried
+        computed_s = float(self.posted_s[-1]) if len(self.posted_s) else self.backward_s
+        free_s = turn_s(self.done_s, hidden or last)
+        if hidden and last:
+            free_s[-1] = 0.0
+        start_s = np.minimum(np.maximum(self.posted_s, free_s), self.done_s)
+        spans = [
+            ("forward", -1, 0.0, self.forward_s),
+            ("backward", -1, self.forward_s, computed_s),
+            ("wait", -1, computed_s, self.backward_s),
+            ("update", -1, self.backward_s, self.end_s),
+        ]
+        messages = zip(start_s, self.done_s, strict=True)
+        spans += [("all_reduce", k, start, end) for k, (start, end) in enumerate(messages)]
+        return Timeline.from_rows(
+            {
+                "task": kind if group < 0 else f"{kind} {group}",
+                "kind": kind,
+                "stream": "communication" if group >= 0 else "compute",
+                "rank": rank,
+                "group": group,
+                "origin": "measured",
+                "start_s": start,
+                "end_s": max(start, end),
+                "bytes": sizes[group] if group >= 0 else 0,
+            }
+            for kind, group, start, end in spans
+        )
+
+
+class _Wrapped:
+    """A network under one plan, ready to be trained under any policy."""
+
+    def __init__(self, me: Rank, network: nn.Module, asked: Sequence[int]) -> None:
+        options = {"bucket_cap_mb_list": [size / MIB for size in asked]} if asked else {}
+        self.clock = Clock(me.device)
+        self.router = Router(self.clock, me.world_size)
+        model: Any = DistributedDataParallel
+        self.model = model(
+            copy.deepcopy(network),
+            device_ids=[me.device.index] if me.device.type == "cuda" else None,
+            init_sync=False,  # equal seeds made equal weights
+            broadcast_buffers=False,
+            **options,
+        )
+        self.model.register_comm_hook(None, self.router.hook)
+        # Rate 0 is the same arithmetic, but the weights stay put: every iteration computes the same.
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0, momentum=0.9)
+        self._settle = synchronizer(me.device)
+        self.buckets: list[int] = []
+
+    def warm_up(self, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Have DDP settle on its buckets, which it does after the first iteration."""
+        for _ in range(WARMUP):
+            self.iterate(batch)
+        self.buckets = list(self.router.sizes)
+
+    def iterate(self, batch: tuple[torch.Tensor, torch.Tensor]) -> list[Any]:
+        """One iteration; its start, and the ends of forward, backward and update."""
+        now = self.clock.now
+        self.router.clear()
+        points = [now()]
+        loss = nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+        points.append(now())
+        loss.backward()
+        points.append(now())
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        points.append(now())
+        return points
+
+    def passage(self, batch: tuple[torch.Tensor, torch.Tensor]) -> Floats:
+        """(3 + 2 buckets,) the Passage of one iteration, once the device is done."""
+        start, *points = self.iterate(batch)
+        self._settle()
+        done = [self.router.done[number] for number in range(len(self.router.posted))]
+        points += [*self.router.posted, *done]
+        return np.array([self.clock.seconds(start, point) for point in points])
+
+    def alone(self, batch: tuple[torch.Tensor, torch.Tensor], iterations: int) -> float:
+        """Median seconds of an iteration without exchange."""
+        with self.model.no_sync():
+            points = []
+            for _ in range(1 + iterations):
+                start, *_, end = self.iterate(batch)
+                self._settle()
+                points.append(self.clock.seconds(start, end))
+        for state in self.optimizer.state.values():
+            state["momentum_buffer"].zero_()  # of gradients that are this rank's own
+        return float(np.median(points[1:]))
+
+
+# -- all of them in turn -----------------------------------------------------------------------
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class _Trial:
+    """The rounds of a job on this rank; every rank does alike."""
+
+    def __init__(self, me: Rank, settings: SharedTrainingSettings) -> None:
+        self.me, self.settings = me, settings
+        self.groups = Groups(me)
+        self.policies = self.groups.made(settings.policies)
+        self.wrapped: dict[str, _Wrapped] = {}
+        self.batches: dict[int, Batch] = {}
+        self.cells: list[dict[str, Any]] = []
+
+    def run(self) -> Iterator[Tables]:
+        """Tables of all rounds, each cell's as soon as it is measured."""
+        yield {"sharing_control": self.groups.control()}
+        self._prepare()
+        yield {"sharing_cells": pd.DataFrame(self.cells)}
+        if not (self.policies and self.wrapped and self.batches):
+            reasons = {cell["reason"] for cell in self.cells}
+            raise UserError(f"shared training of {self.settings.network}: {'; '.join(reasons)}")
+        settings = self.settings
+        for repeat in range(settings.repeats):
+            shift = repeat % len(self.policies)
+            turned = self.policies[shift:] + self.policies[:shift]
+            for (plan, wrapped), batch in itertools.product(self.wrapped.items(), self.batches):
+                alone_s = self._alone(wrapped, batch)
+                for policy in turned:
+                    yield self._block(plan, batch, policy, repeat, alone_s[policy.hidden.openmp])
+                check_equal_gradients(wrapped.optimizer)
+            self.me.say(f"{settings.network}: round {repeat + 1} of {settings.repeats}")
+
+    def _prepare(self) -> None:
+        """Build, wrap and warm up what fits, and note what became of every cell."""
+        settings, me = self.settings, self.me
+        torch.manual_seed(settings.seed)
+        network = networks.build(settings.network).to(me.device)
+        why = {batch: self._fits(network, batch) for batch in settings.batches}
+        for plan, asked in settings.plans.items() if self.batches and self.policies else ():
+            wrapped = _Wrapped(me, network, asked)
+            self._take(wrapped, self.policies[0])
+            wrapped.warm_up(next(iter(self.batches.values())))
+            if not asked or list(asked) == wrapped.buckets:
+                self.wrapped[plan] = wrapped
+        cells = itertools.product(settings.batches, settings.plans, settings.policies)
+        for batch, plan, name in cells:
+            outcome = MEASURED
+            reason = self.groups.reason(Policy.parse(name))
+            if reason:
+                outcome = REFUSED
+            elif reason := why[batch]:
+                outcome = OUT_OF_MEMORY
+            elif self.policies and plan not in self.wrapped:
+                outcome, reason = OTHER_BUCKETS, "DDP made other buckets than asked for"
+            labels = {**self._labels(plan, batch), "configuration": name}
+            self.cells.append({**labels, "outcome": outcome, "reason": reason or "none"})
+
+    def _fits(self, network: nn.Module, batch: int) -> str:
+        """Why a batch cannot be trained on, on any rank; "" if it can, and then it is kept."""
+        me, reason = self.me, ""
+        try:
+            inputs, labels = networks.sample_batch(self.settings.network, batch, me.device)
+            inputs = inputs.roll(me.rank, dims=-1)  # other data on every rank
+            nn.functional.cross_entropy(network(inputs), labels).backward()
+        except (MemoryError, RuntimeError) as error:
+            if not ran_out_of_memory(error):
+                raise
+            reason = f"out of memory at batch {batch}"
+        network.zero_grad()
+        if agree_all(not reason):
+            self.batches[batch] = (inputs, labels)
+            return ""
+        return reason or f"out of memory on another rank at batch {batch}"
+
+    def _labels(self, plan: str, batch: int) -> dict[str, Any]:
+        return {
+            "network": self.settings.network,
+            "batch": batch,
+            **place_columns(self.me),
+            "plan": plan,
+        }
+
+    def _take(self, wrapped: _Wrapped, policy: Policy) -> None:
+        wrapped.router.hidden = self.groups.of(policy.hidden)
+        wrapped.router.last = self.groups.of(policy.last)
+
+    def _alone(self, wrapped: _Wrapped, batch: int) -> dict[int, float]:
+        """Seconds of an iteration without exchange of the slowest rank, by computing threads."""
+        counts = sorted({policy.hidden.openmp for policy in self.policies})
+        found = []
+        for openmp in counts:
+            dist.barrier()
+            with computing_with(openmp):
+                found.append(wrapped.alone(self.batches[batch], self.settings.iterations))
+        return dict(zip(counts, slowest(found).tolist(), strict=True))
+
+    def _block(
+        self, plan: str, batch: int, policy: Policy, repeat: int, alone_s: float
+    ) -> dict[str, pd.DataFrame]:
+        """The iterations of one cell in one round."""
+        wrapped, data = self.wrapped[plan], self.batches[batch]
+        self._take(wrapped, policy)
+        with computing_with(policy.hidden.openmp):
+            dist.barrier()
+            wrapped.iterate(data)  # threads and caches as this policy leaves them
+            before = vitals.processor_times()
+            seen = [wrapped.passage(data) for _ in range(self.settings.iterations)]
+            used = vitals.processor_usage(before, vitals.processor_times())
+        everybody = everyones(np.array(seen))  # (ranks, iterations, 3 + 2 buckets)
+        busy, stolen = slowest([used.busy, used.stolen]).tolist()
+        labels = self._labels(plan, batch) | policy.columns()
+        labels |= {"buckets": len(wrapped.buckets), "bytes": sum(wrapped.buckets)}
+        usage = {"processor_load": busy, "stolen": stolen, "compute_s": alone_s}
+        carried = self._carried(policy)
+        rows = []
+        for number, ranks in enumerate(everybody.transpose(1, 0, 2)):
+            rank = int(ranks[:, 2].argmax())
+            passage = Passage.from_array(ranks[rank])
+            times = breakdown(passage, passage.timeline(rank, wrapped.buckets, carried))
+            rows.append({**labels, "repeat": repeat, "iteration": number, **times, **usage})
+        tables = {"sharing_iterations": pd.DataFrame(rows)}
+        if repeat == 0:
+            spans = [
+                Passage.from_array(one).timeline(rank, wrapped.buckets, carried).to_frame()
+                for rank, one in enumerate(everybody[:, 0])
+            ]
+            named = {**self._labels(plan, batch), "configuration": policy.name}
+            cells = pd.DataFrame([named])
+            tables[SPANS] = cells.merge(pd.concat(spans, ignore_index=True), how="cross")
+        return tables
+
+    def _carried(self, policy: Policy) -> tuple[int, int]:
+        """How many messages at once: see `Passage.timeline`."""
+        both = (policy.hidden, policy.last)
+        hidden, last = (1 if one.on_gpu else one.threads for one in both)
+        return (hidden, last) if policy.two else (0, last)
+
+
+def breakdown(passage: Passage, spans: Timeline) -> dict[str, float]:
+    """Columns that say where an iteration's time went, in seconds."""
+    by_kind = dict(zip(spans.kind.tolist(), spans.end_s - spans.start_s, strict=True))
+    communication_s = spans.busy_s(COMMUNICATION)
+    overlap_s = spans.overlap_s()
+    return {
+        "iteration_s": passage.end_s,
+        "forward_s": passage.forward_s,
+        "backward_s": float(by_kind["backward"]),
+        "update_s": float(by_kind["update"]),
+        "communication_s": communication_s,
+        "overlap_s": overlap_s,
+        "exposed_communication_s": communication_s - overlap_s,
+    }

@@ -1,0 +1,1 @@
+"""NVIDIA's nccl4py, played: see `nccl.core`."""

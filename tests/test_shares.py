@@ -1,0 +1,354 @@
+"""What communication may take of a machine: named, applied, witnessed, and training under each of it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlkit.core.errors import UserError
+from ddlkit.core.units import MIB
+from ddlkit.run.jobs.launch import Loopback, launch
+from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.measure import shared_kernels, shares
+from ddlkit.run.measure.contention import TINY
+from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
+from ddlkit.run.measure.shared_messages import SharedMessagesSettings, shared_messages_job
+from ddlkit.run.measure.shared_training import (
+    MEASURED,
+    REFUSED,
+    Clock,
+    Passage,
+    Router,
+    SharedTrainingSettings,
+    breakdown,
+    shared_training_job,
+)
+from ddlkit.run.measure.shares import CORES, PRIORITIES, Configuration, Policy, core_of, witness
+from ddlkit.run.sessions import session as outcomes
+from ddlkit.run.sessions.kinds import (
+    Here,
+    kernels_by_share,
+    messages_by_share,
+    training_by_share,
+)
+from two_groups_job import TwoGroupsSettings, two_groups_job
+
+TWO = "t1-free-nice10+t2-free-raised"
+POLICIES = ["t2-free-normal", "t1-one-idle", "t1-own-nice10", "t4-free-raised-omp2", "b2", TWO]
+HUGE = 10**12  # pictures, whatever their size: no machine holds them
+GLOO: dict[str, Any] = {"ranks": 2, "place": Loopback(), "timeout_s": 60}
+GLOO |= {"join": {"backend": "gloo", "torch_threads": 1}}
+
+
+# -- names -------------------------------------------------------------------------------------
+
+configurations = st.builds(
+    Configuration,
+    st.integers(1, 8),
+    st.sampled_from(CORES),
+    st.sampled_from(PRIORITIES),
+    st.integers(1, 4),
+)
+
+
+@given(configurations, configurations)
+def test_a_name_says_all_of_a_configuration(one: Configuration, other: Configuration) -> None:
+    assert Configuration.parse(one.name) == one
+    again = Policy(one, Configuration(other.threads, other.cores, other.priority, one.openmp))
+    assert Policy.parse(again.name) == again
+    assert again.two == (again.last != one) == bool(again.columns()["last"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "t2", "t0-free-normal", "t1-left-normal", "t1-free-high", "b", "t1-free-normal-omp0"]
+    + ["t1-free-normal+t1-free-normal-omp2", "t2-free-normal+b"],
+)
+def test_what_is_no_configuration_is_refused_in_one_line(name: str) -> None:
+    with pytest.raises(UserError) as refused:
+        Policy.parse(name)
+    assert "\n" not in str(refused.value)
+
+
+# -- an iteration's times ----------------------------------------------------------------------
+
+
+@st.composite
+def passages(draw: st.DrawFn) -> Passage:
+    """Messages that leave in order while computation goes on, and end by some time after."""
+    steps = draw(st.lists(st.floats(0.001, 1), min_size=1, max_size=6))
+    posted = 1.0 + np.cumsum(steps)
+    done = posted + np.array(
+        draw(st.lists(st.floats(0.001, 4), min_size=len(steps), max_size=len(steps)))
+    )
+    waited = float(max(done.max(), posted[-1]))
+    return Passage(1.0, waited, waited + 0.5, posted, done)
+
+
+@given(passages(), st.integers(1, 3), st.integers(0, 2))
+def test_an_iteration_is_computation_messages_and_both(
+    passage: Passage, last: int, hidden: int
+) -> None:
+    sizes = [4] * len(passage.posted_s)
+    spans = passage.timeline(1, sizes, (hidden, last))
+    times = breakdown(passage, spans)
+    whole = times["overlap_s"] + times["exposed_communication_s"]
+    assert whole == pytest.approx(times["communication_s"])
+    assert times["forward_s"] + times["backward_s"] == pytest.approx(passage.posted_s[-1])
+    assert spans.duration_s == pytest.approx(passage.end_s)
+    sent = spans.select(spans.kind == "all_reduce")
+    assert (sent.start_s >= passage.posted_s - 1e-12).all() and sent.bytes.tolist() == sizes
+    if not hidden:  # one group carries no more at once than it has threads
+        for start in sent.start_s:
+            assert ((sent.start_s <= start) & (sent.end_s > start)).sum() <= last
+
+
+# -- on this system ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def another_thread() -> Iterator[int]:
+    """Id of a thread that waits."""
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    yield int(thread.native_id or 0)
+    ended.set()
+    thread.join()
+
+
+def test_what_was_applied_is_what_the_system_says(another_thread: int) -> None:
+    one = Configuration.parse("t1-own-nice10")
+    why = shares.apply(one, [another_thread], 1, None)
+    found = witness([another_thread], one)
+    assert why or found["taken_nice"] >= 10
+    assert why or found["taken_cores"] == ",".join(map(str, core_of("own", 1)))
+    assert os.getpriority(os.PRIO_PROCESS, 0) == witness([os.getpid()], one)["taken_nice"]
+
+
+def test_pinning_that_is_not_permitted_is_said(
+    monkeypatch: pytest.MonkeyPatch, another_thread: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse, raising=False)
+    pinned, free = (Configuration.parse(f"t1-{cores}-normal") for cores in ("one", "free"))
+    said = shares.apply(pinned, [another_thread], 0, None)
+    assert said == "pinning not permitted: Operation not permitted"
+    assert not shares.apply(free, [another_thread], 0, None)
+    monkeypatch.delattr(os, "sched_setaffinity")
+    assert "this system" in shares.apply(pinned, [another_thread], 0, None)
+
+
+# -- messages over two groups ------------------------------------------------------------------
+
+
+@pytest.fixture
+def jobs_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks find jobs that are declared beside the tests."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+
+def test_two_groups_fed_in_one_order_do_not_hang_however_late_ranks_are(
+    jobs_of_tests: None,
+) -> None:
+    settings = TwoGroupsSettings("t1-free-normal+t1-free-nice10", 60)
+    found = launch(two_groups_job, settings, **GLOO)["facts"]
+    assert found["value"].tolist() == ["0", "0"]
+
+
+def test_who_waits_for_a_message_that_the_other_rank_posts_later_waits_for_ever(
+    jobs_of_tests: None,
+) -> None:
+    """Why the order must be one for all: in crossed orders every first message stands still."""
+    settings = TwoGroupsSettings("t1-free-normal+t1-free-nice10", crossed=True)
+    found = launch(two_groups_job, settings, **GLOO)["facts"]
+    assert found["value"].tolist() == ["0", "2"]
+
+
+def test_a_bucket_out_of_order_is_refused() -> None:
+    router = Router(Clock(torch.device("cpu")), 2)
+    with pytest.raises(UserError, match="bucket 1 came after 0 others"):
+        router.hook(None, SimpleNamespace(index=lambda: 1))
+
+
+# -- on real ranks -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, pd.DataFrame]:
+    """Training on two ranks: a batch that fits and one that does not, under policies of all sorts."""
+    settings = SharedTrainingSettings("lenet5", [8, HUGE], POLICIES, repeats=2, iterations=2)
+    return launch(shared_training_job, settings, **GLOO)
+
+
+def test_each_configuration_took_effect_or_says_why_not(trained: dict[str, pd.DataFrame]) -> None:
+    control = trained["sharing_control"]
+    names = {one.name for text in POLICIES for one in vars(Policy.parse(text)).values()}
+    assert set(control["configuration"]) == names and set(control["rank"]) == {0, 1}
+    for row in control.itertuples():
+        one = Configuration.parse(str(row.configuration))
+        if row.outcome == REFUSED:
+            assert row.reason != "none"
+            continue
+        assert row.taken_threads == 2 * one.threads
+        assert row.taken_openmp == one.openmp
+        taken = set(map(int, str(row.taken_cores).split(",")))
+        assert taken == core_of(one.cores, int(str(row.rank)))
+        expected = {"raised": "SCHED_RR", "idle": "SCHED_IDLE"}.get(one.priority)
+        assert expected in (None, row.taken_policy)
+    assert control.loc[control["configuration"] == "b2", "outcome"].tolist() == [REFUSED] * 2
+
+
+def test_every_cell_is_measured_or_says_why_not(trained: dict[str, pd.DataFrame]) -> None:
+    cells, rows = trained["sharing_cells"], trained["sharing_iterations"]
+    assert len(cells) == 2 * len(POLICIES)
+    huge = cells[cells["batch"] == HUGE]
+    assert set(huge["outcome"]) <= {outcomes.OUT_OF_MEMORY, REFUSED}
+    assert outcomes.OUT_OF_MEMORY in set(huge["outcome"])
+    measured = cells[cells["outcome"] == MEASURED]
+    assert set(rows["configuration"]) == set(measured["configuration"]) and len(measured) >= 2
+    counts = rows.groupby("configuration").size()
+    assert (counts == 4).all() and set(rows["repeat"]) == {0, 1}
+    exposed = rows["communication_s"] - rows["overlap_s"]
+    assert np.allclose(rows["exposed_communication_s"], exposed)
+    assert (rows["communication_s"] > 0).all()
+    parts = rows["forward_s"] + rows["backward_s"] + rows["update_s"]
+    assert (parts <= rows["iteration_s"] + 1e-9).all()
+    network_bytes = 4 * 61_706
+    assert set(rows["bytes"]) == {network_bytes}
+
+
+def test_the_last_bucket_has_a_group_of_its_own(trained: dict[str, pd.DataFrame]) -> None:
+    rows = trained["sharing_iterations"]
+    two = rows[rows["configuration"] == TWO]
+    if len(two):  # where threads may be raised
+        assert set(two["last"]) == {"t2-free-raised"} and set(two["threads"]) == {1}
+    assert set(rows.loc[rows["configuration"] == "t2-free-normal", "last"]) == {""}
+
+
+def test_spans_are_of_every_rank_and_message(trained: dict[str, pd.DataFrame]) -> None:
+    spans, rows = trained["sharing_spans"], trained["sharing_iterations"]
+    each = spans[spans["kind"] == "all_reduce"].groupby(["configuration", "rank"]).size()
+    assert set(each.index.get_level_values("rank")) == {0, 1}
+    assert set(each) == set(rows["buckets"])
+    sent = spans[(spans["kind"] == "all_reduce") & (spans["rank"] == 0)]
+    assert set(sent.groupby("configuration")["bytes"].sum()) == set(rows["bytes"])
+
+
+def test_messages_are_timed_under_each_configuration() -> None:
+    messages = [(MIB, 4), (4096, 1)]
+    settings = SharedMessagesSettings(["t2-free-normal", "t1-free-idle", "b1"], messages, repeats=2)
+    rows = launch(shared_messages_job, settings, **GLOO)["sharing_messages"]
+    assert rows.groupby(["configuration", "bytes", "parts"]).size().tolist() == [2] * 4
+    assert set(zip(rows["bytes"], rows["parts"], strict=True)) == set(messages)
+
+
+def test_kernels_and_messages_are_timed_alone_and_together() -> None:
+    policies, names = ["t2-free-normal", "t1-free-idle"], ["relu", "attention"]
+    settings = SharedKernelsSettings(policies, names, TINY, MIB, repeats=1)
+    rows = launch(shared_kernels_job, settings, **GLOO)["sharing_kernels"]
+    assert rows.groupby("kernel").size().to_dict() == {"relu": 2, "attention": 2}
+    assert (rows["messages"] * rows["messages_alone_s"] > 0).all() and (rows["calls"] >= 1).all()
+    assert ((rows["overlap_share"] > 0) & (rows["overlap_share"] <= 1)).all()
+    assert ((rows["calls"] == 1) | (rows["overlap_share"] == 1)).all()
+
+
+@given(
+    st.lists(st.floats(0.001, 1), min_size=1, max_size=8),
+    st.lists(st.floats(0.001, 4), min_size=1, max_size=4),
+)
+def test_calls_that_outlast_messages_do_not_count_but_the_first(
+    steps: list[float], messages_s: list[float]
+) -> None:
+    calls_s = np.cumsum(steps).tolist()
+    both = shared_kernels.together(0.0, calls_s, messages_s)
+    assert both.messages_s == max(messages_s)
+    assert both.calls * both.kernel_s == pytest.approx(calls_s[both.calls - 1])
+    assert (both.overlap_share == 1) or both.calls == 1
+    assert both.calls == len(calls_s) or calls_s[both.calls] > max(messages_s)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SharedTrainingSettings("lenet5", [], ["t1-free-normal"]), "needs a batch"),
+        (lambda: SharedTrainingSettings("lenet5", [1], ["fast"]), "configuration 'fast'"),
+        (lambda: SharedMessagesSettings(["t1-free-normal"], [(3, 1)]), "3 bytes do not make"),
+        (lambda: SharedMessagesSettings([TWO], [(64, 1)]), "one group"),
+        (lambda: SharedKernelsSettings([TWO], ["relu"], TINY, 64), "one group"),
+        (lambda: SharedKernelsSettings(["t1-free-normal"], ["sort"], TINY, 64), "unknown kernel"),
+    ],
+)
+def test_settings_that_ask_for_nothing_are_refused(make: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        make()
+
+
+def test_where_no_configuration_is_possible_nothing_is_measured() -> None:
+    settings = SharedMessagesSettings(["b1"], [(64, 1)])
+    with pytest.raises(UserError, match="of NCCL, but these ranks met by gloo"):
+        launch(shared_messages_job, settings, **GLOO)
+
+
+def test_points_have_names_of_their_own_and_take_time(tmp_path: Any) -> None:
+    here = Here("cpu", 1, tmp_path)
+    rates = ["1gbit", "4gbit", ""]
+    made = [
+        *messages_by_share(here, POLICIES[:2], [(25_000_000, 4)], rate=rates),
+        *kernels_by_share(here, POLICIES[:2], ["relu"], TINY, (MIB, 4), rate=rates),
+        *training_by_share(here, [("lenet5", 4), ("lenet5", 8)], POLICIES, rate=rates),
+        *training_by_share(here, [("lenet5", 4)], POLICIES, "nodes", rate=rates[:1], delay="2ms"),
+    ]
+    assert len({point.key for point in made}) == len(made) == 10
+    assert all(point.estimate_s > 0 for point in made)
+    assert made[-1].name == "lenet5-nodes-lab-p2-1gbit-delay2ms"
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "words"),
+    [
+        ("t1-free-normal", "gloo", ""),
+        ("b2", "nccl", ""),
+        ("b2", "gloo", "of NCCL, but these ranks met by gloo"),
+        ("t1-free-normal", "nccl", "of gloo, but these ranks met by nccl"),
+        ("b2-t64", "nccl", "NCCL reads it once"),
+    ],
+)
+def test_ranks_have_what_they_met_by_and_their_environment_says(
+    name: str, backend: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(shares.NCCL_THREADS, raising=False)
+    said = shares.cannot(Configuration.parse(name), backend)
+    assert words in said and bool(words) == bool(said)
+    monkeypatch.setenv(shares.NCCL_THREADS, "64")
+    assert not shares.cannot(Configuration.parse("b2-t64"), "nccl")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+def test_gpu_two_communicators_train_side_by_side() -> None:
+    settings = SharedTrainingSettings("lenet5", [8], ["b0", "b1+b2"], repeats=2, iterations=2)
+    place = Loopback(variables=shares.IN_ORDER)
+    how: dict[str, Any] = {"ranks": 2, "place": place, "join": {"backend": "nccl"}}
+    found = launch(shared_training_job, settings, timeout_s=120, **how)
+    assert set(found["sharing_cells"]["outcome"]) == {MEASURED}
+
+
+def test_ranks_that_met_by_nccl_have_no_threads_of_gloo() -> None:
+    me = Rank(0, 1, 0, torch.device("cpu"), "nccl", 0, 1)
+    groups = shares.Groups(me)
+    groups.why = {Configuration(): "refused"}
+    assert groups.made(["t2-free-normal"]) == []
