@@ -668,6 +668,7 @@ def kernels_by_share(
     kernels: Names,
     scale: KernelScale,
     message: Volume,
+    name: str = "beside",
     repeats: int = 6,
     rate: Rates = ("",),
 ) -> Iterator[Point]:
@@ -676,7 +677,7 @@ def kernels_by_share(
     for bits in rate:
         each_s = 0.2 + 2.5 * max(0.15, _send_s(message[0], bits))
         work_s = 2.0 + repeats * len(policies) * len(kernels) * each_s
-        yield _sharing(here, "beside", shared_kernels_job, lambda: settings, (bits, ""), work_s)
+        yield _sharing(here, name, shared_kernels_job, lambda: settings, (bits, ""), work_s)
 
 
 @kind("sharing")
