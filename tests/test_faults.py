@@ -261,7 +261,7 @@ def test_ranks_that_were_about_to_start_are_not_missed(tmp_path: Path) -> None:
                                    stderr=subprocess.PIPE, text=True)  # fmt: skip
         runs.append((process, number, out, chance.choice([0.0, chance.uniform(0.0, 2.0)])))
     for process, number, out, delay_s in runs:
-        assert wait_for(partial(any_in, out, "ddlkit-run-*/rank-logs/config.json"))
+        assert wait_for(partial(any_in, out, "ddlkit-run-*/files/rank-logs/config.json"))
         time.sleep(delay_s)
         process.send_signal(number)
         said = process.communicate(timeout=60)[1]

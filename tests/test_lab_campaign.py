@@ -96,7 +96,7 @@ def test_emulated_links_of_a_grid_are_the_product_of_what_they_do(tmp_path: Path
         ({"repeat": 20}, "repeat: 20: must be a mapping as {cases: 20, rounds: 5}"),
         ({"repeat": {"cases": 20}}, "must be a mapping as {cases: 20, rounds: 5}"),
         ({"repeat": {"cases": 0, "rounds": 5}}, "must be a whole number, at least 1"),
-        ({"calibration": "long"}, "calibration: 'long': must be quick or medium or full"),
+        ({"calibration": "long"}, "calibration: 'long': must be quick or dense or medium or full"),
         ({"selection": "no"}, "selection: 'no': must be recorded or real"),
         ({"grids": []}, "grids: must be a list"),
         ({"grids": [{"workers": 2}]}, r"grids\[0\]: rates: missing"),

@@ -125,7 +125,7 @@ def a_parent(kind: str, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def joined(directory: Path) -> bool:
     """Whether the ranks of a parent have met."""
-    return any(directory.glob("ddlkit-*/job.json"))
+    return any(directory.glob("ddlkit-*/files/job.json"))
 
 
 @pytest.mark.parametrize(

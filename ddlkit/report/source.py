@@ -238,7 +238,7 @@ def open_sharing(data: str = "") -> Source | None:
     """
     own = store.RECORDED / data / SHARING if data and "/" not in data else Path(data)
     recorded = sorted(store.RECORDED.glob(f"*/{SHARING}"), key=lambda path: "gpu" not in str(path))
-    for found in [own] if data else recorded:
+    for found in [*([own] if data else []), *recorded]:
         if [*found.glob("sharing_iterations-*.csv")]:
             return Source((found,))
     return None

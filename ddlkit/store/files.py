@@ -215,8 +215,9 @@ SCRATCH = "ddlkit-run-"
 def scratch(parent: Path | str | None = None) -> Iterator[Path]:
     """A directory that lasts as long as the block, in ``parent`` or where temporary files go.
 
-    A lock on it, which the kernel frees however its owner ends, says that it is needed: of a killed owner
-    it is removed by whoever makes the next one there. Raises UserError where none can be made.
+    A lock on the one around it, which the kernel frees however its owner ends, says that it is needed: of a
+    killed owner it is removed by whoever makes the next one there. (Not on itself: who writes tables into it
+    locks it.) Raises UserError where none can be made.
     """
     place = Path(parent or tempfile.gettempdir())
     with _refusing("write", place):
@@ -226,7 +227,9 @@ def scratch(parent: Path | str | None = None) -> Iterator[Path]:
         path, held = _made(place)
     with held:
         try:
-            yield path
+            inside = path / "files"
+            inside.mkdir()
+            yield inside
         except OSError as error:
             if error.errno in FULL and not error.filename:  # a write does not know where it goes
                 error.filename = str(path)

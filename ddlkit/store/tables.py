@@ -72,16 +72,21 @@ def save_table(
             "sha256": hashlib.sha256(data).hexdigest(),
             "history": history,
         }
-        pending, final = _stamp_paths(path)
-        files.atomic_write_text(pending, json.dumps(stamp, indent=1) + "\n")
-        try:
-            files.atomic_write(path, data)
-        except UserError:
-            if not path.exists() or files.read(path) != data:
-                pending.unlink(missing_ok=True)
-            raise
-        files.replace(pending, final)
+        _write_stamped(path, data, json.dumps(stamp, indent=1) + "\n")
     return path
+
+
+def _write_stamped(path: Path, data: bytes, stamp: str) -> None:
+    """A table and its stamp, so that a crash at any moment leaves the old pair or the new one."""
+    pending, final = _stamp_paths(path)
+    files.atomic_write_text(pending, stamp)
+    try:
+        files.atomic_write(path, data)
+    except UserError:
+        if not path.exists() or files.read(path) != data:
+            pending.unlink(missing_ok=True)
+        raise
+    files.replace(pending, final)
 
 
 def load_table(path: Path, schema: str | None = None) -> DataFrame:
