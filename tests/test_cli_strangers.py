@@ -184,7 +184,7 @@ def test_an_interrupt_that_is_dropped_comes_again_and_lets_clean_up(
     times = write_times(tmp_path / "times.csv")
     argv = [sys.executable, "-c", FALLS_WHERE_IT_IS_DROPPED, str(times), where]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=40, check=False)
-    assert (done.returncode, done.stdout) == (130, "cleaned up\n")
+    assert (done.returncode, done.stdout) == (143, "cleaned up\n")
     assert done.stderr.endswith("ddlkit: interrupted\n")
 
 

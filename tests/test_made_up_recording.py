@@ -51,6 +51,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, processor: str) -> Path:
     """A tree with all recorded data, and that of the GPU that is made up."""
     root = tmp_path_factory.mktemp("tree")
     shutil.copytree(store.DATA, root / "data")
+    shutil.copytree(store.ROOT / "solutions", root / "solutions")
     gpu = {"model": MODEL, "driver": "", "memory_bytes": 0, "compute_capability": ""}
     suite = store.RECORDED / f"{processor}-suite"
     for path in sorted(path for kind in KINDS for path in suite.glob(f"{kind}-*.csv*")):

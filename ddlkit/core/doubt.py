@@ -6,6 +6,7 @@ repeats at all. The error at a size that the fit has not seen holds both.
 
 from __future__ import annotations
 
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -17,6 +18,8 @@ from ddlkit.core.cost import Form, MessageCost, Table, cost_from_dict, parameter
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.workload import Floats
 
+PLACES = string.digits + string.ascii_lowercase
+"""A letter for each of a few values, so that draws of a table with many sizes stay short."""
 MOST_DRAWS = 10_000
 """Of a cost: what ddlkit fit writes has 200."""
 ENDS = (2.0, 4.0, 8.0)
@@ -211,7 +214,10 @@ def packed(draws: Sequence[Form]) -> dict[str, Any]:
 def _column(numbers: Floats) -> dict[str, Any]:
     values, which = np.unique([f"{number:.{DIGITS}g}" for number in numbers], return_inverse=True)
     known: dict[str, Any] = {"values": [float(value) for value in values]}
-    return known if len(values) == 1 else {**known, "which": which.tolist()}
+    if len(values) == 1:
+        return known
+    short = len(values) <= len(PLACES)
+    return {**known, "which": "".join(PLACES[k] for k in which) if short else which.tolist()}
 
 
 def unpacked(cost: MessageCost, columns: Any) -> list[MessageCost]:
@@ -241,4 +247,7 @@ def checked_count(draws: Any) -> int:
 
 def _numbers(column: Any, count: int) -> Floats:
     values = np.asarray(column["values"], dtype=float)
-    return values[np.asarray(column.get("which", [0] * count), dtype=np.int64)]
+    which = column.get("which", [0] * count)
+    if isinstance(which, str):
+        which = [PLACES.index(letter) for letter in which]
+    return values[np.asarray(which, dtype=np.int64)]

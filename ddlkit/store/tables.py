@@ -82,7 +82,7 @@ def _write_stamped(path: Path, data: bytes, stamp: str) -> None:
     files.atomic_write_text(pending, stamp)
     try:
         files.atomic_write(path, data)
-    except UserError:
+    except BaseException:  # also where the process is ended just now
         if not path.exists() or files.read(path) != data:
             pending.unlink(missing_ok=True)
         raise

@@ -48,8 +48,8 @@ Check = Callable[[Any], Any]
 # -- values ------------------------------------------------------------------------------------
 
 
-MOST = 10**9
-"""Of what is counted: seconds of all cases, samples of a batch, seeds, elements."""
+MOST = 10**12
+"""Of what is counted: bytes, seconds of all cases, samples of a batch, seeds, elements."""
 MOST_ITERATIONS = 20_000
 """Of a campaign: each takes a tenth of a second at least, most of them seconds; the largest here asks for a
 thousand. More are a slip in a grid, which is the product of its lists."""
