@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB
-from ddlkit.run.jobs.launch import Loopback, launch
+from ddlkit.run.jobs.launch import Loopback, Zygote, launch
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure import shared_kernels, shares
 from ddlkit.run.measure.contention import TINY
@@ -156,9 +156,13 @@ def test_pinning_that_is_not_permitted_is_said(
 
 
 @pytest.fixture
-def jobs_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks find jobs that are declared beside the tests."""
+def jobs_of_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ranks find jobs that are declared beside the tests: those of a zygote that was started to know them."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    own = Zygote()
+    monkeypatch.setattr("ddlkit.run.jobs.launch._current", own)
+    yield
+    own.close()
 
 
 def test_two_groups_fed_in_one_order_do_not_hang_however_late_ranks_are(
