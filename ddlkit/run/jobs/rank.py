@@ -185,9 +185,8 @@ def _store(rank: int, ranks: int, address: str, port: int, timeout: datetime.tim
         try:
             how["master_listen_fd"] = socket.create_server((address, port), family=family).detach()
         except OSError as error:
-            if (
-                error.errno != errno.EADDRNOTAVAIL
-            ):  # such an address is another machine's, before ours
+            # An address that is not here is another machine's, through which ranks reach this one.
+            if error.errno != errno.EADDRNOTAVAIL:
                 raise
     torchs: Any = dist  # its store is not in the type stubs
     return torchs.TCPStore(address, port, **how)
