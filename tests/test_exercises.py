@@ -106,9 +106,7 @@ def fault_1(given):
 """
 
 
-def test_of_many_right_answers_a_function_tells(
-    tmp_path: Path, said: Callable[[], str]
-) -> None:
+def test_of_many_right_answers_a_function_tells(tmp_path: Path, said: Callable[[], str]) -> None:
     judge = Judge("nn", {}, written(tmp_path, one_1=MANY_RIGHT))
     for given_, words in (
         ([2, 9], "right. so it is"),
