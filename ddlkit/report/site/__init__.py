@@ -25,7 +25,7 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import catalog, equations, exercises, outputs, papers
+from ddlkit.report import catalog, equations, exercises, folds, outputs, papers
 from ddlkit.report.plots.style import look
 from ddlkit.report.site import buckets
 from ddlkit.store.files import atomic_write
@@ -174,7 +174,8 @@ class Page:
 
     def body(self, figures: Sequence[catalog.Entry]) -> str:
         """The cells. Those that save one of ``figures`` get its caption as text and for those who cannot see;
-        in place of an exercise's cell stand its hint and its solution, folded.
+        in place of an exercise's cell stand its hint and its solution. They, and what answers a prediction, are
+        folded.
 
         Raises UserError for a formula that cannot be shown offline and for what would load from a network.
         """
@@ -188,6 +189,7 @@ class Page:
                 cell.metadata["figure"] = {"grade": shown[0].grade, "numbers": numbers}
             cell.metadata.setdefault("alt", f"output of cell {number} of {self.title}")
             cell.metadata["exercise"] = self._exercise(cell)
+        self.notebook.cells = folds.folded(self.notebook.cells)
         exporter = HTMLExporter(
             template_name="basic",
             template_file="cells.html.j2",
