@@ -1,8 +1,9 @@
 """What answers a prediction stands behind a fold that the reader opens: in JupyterLab, and on the site.
 
 A fold begins behind a cell that says "**Predict first" and ends before the next heading, the next such
-cell, an exercise, or the cell that names the next notebook. On the site that is one fold. In a notebook's file it is
-metadata that JupyterLab knows: the outputs of code are hidden, not the code, and so is text that answers.
+cell, an exercise, or the cell that names the next notebook. On the site that is one fold. In a notebook's
+file it is metadata that JupyterLab knows: the outputs of code are hidden, not the code, and so is text that
+answers.
 
     python -m ddlkit.report.folds [NOTEBOOK ...]     marks them in the files; all notebooks if none is named
 """

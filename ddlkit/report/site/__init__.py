@@ -174,8 +174,8 @@ class Page:
 
     def body(self, figures: Sequence[catalog.Entry]) -> str:
         """The cells. Those that save one of ``figures`` get its caption as text and for those who cannot see;
-        in place of an exercise's cell stand its hint and its solution. They, and what answers a prediction, are
-        folded.
+        in place of an exercise's cell stand its hint and its solution. These are folded, and what answers a
+        prediction.
 
         Raises UserError for a formula that cannot be shown offline and for what would load from a network.
         """
