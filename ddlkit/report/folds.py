@@ -22,6 +22,8 @@ from ddlkit import store
 
 PROMPT = "**Predict first"
 NEXT = "**Next:**"
+SHOWN = "source_of("
+"""In a cell that shows code of the package, which answers nothing."""
 HIDDEN = {"code": "outputs_hidden", "markdown": "source_hidden"}
 """By type of cell, what its metadata calls hidden in JupyterLab."""
 
@@ -50,7 +52,7 @@ def answers(cells: Sequence[Any]) -> list[bool]:
         tags = " ".join(cell.metadata.get("tags", ()))
         if prose.startswith(("#", NEXT)) or PROMPT in prose or "exercise-" in tags:
             asked = False
-        found.append(asked)
+        found.append(asked and SHOWN not in cell.source)
         asked = asked or PROMPT in prose
     return found
 
