@@ -142,6 +142,12 @@ class Source:
                 return store.read_profile(path, network, ranks=1)
         raise UserError(f"no fp32 profile of {network} on one rank: run ddlkit measure layers")
 
+    def networks(self) -> list[str]:
+        """Those that `profile` finds, in order of their names."""
+        rows = self.table("layers")
+        alone = rows[(rows["ranks"] == 1) & (rows["precision"] == "fp32")]
+        return sorted(alone["network"].unique())
+
     def profiles(self) -> dict[Path, LayerProfile]:
         """Every profile in any directory, also where an earlier directory has a file of that name."""
         files = [path for directory in self.directories for path in directory.glob("layers-*.csv")]
