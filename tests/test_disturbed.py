@@ -29,7 +29,7 @@ from ddlkit.model.disturbed import Disturbance, carried_share, foretell, wire_s_
 from ddlkit.model.noise import Noise
 from ddlkit.model.replanning import last_messages, refitted
 from ddlkit.report import disturbances, source
-from ddlkit.run.instruments.vitals import Usage
+from ddlkit.run.instruments.usage import Usage
 from ddlkit.run.lab import emulated, network, tunnel
 from ddlkit.run.lab.conditions import Background, Change, Conditions, parse_changes
 from ddlkit.run.lab.network import Lab, LabShape
