@@ -41,28 +41,29 @@ def links_of(rows: pd.DataFrame) -> list[Sessions]:
     return [Sessions.of(own) for _, own in rows.groupby("link")]
 
 
-def test_what_drifts_is_found_and_scatter_is_not_taken_for_it() -> None:
-    """In the mean over recordings; a link's own estimate, with scatter in it, is too large."""
-    found = [Drift.of(links_of(recording(20, 0.03, seed))).variance.mean() for seed in range(12)]
-    assert np.sqrt(np.mean(found)) == pytest.approx(0.03, rel=0.15)
-    still = [Drift.of(links_of(recording(20, 0.0, seed))).variance.mean() for seed in range(12)]
-    assert np.sqrt(np.mean(still)) < SCATTER / 3
+def test_what_sessions_differ_by_is_found_whatever_link_tells_it() -> None:
+    """Their drift, and what is left of samples' scatter in a mean of three."""
+    found = [Drift.of(links_of(recording(20, 0.03, seed))).variance.mean() for seed in range(8)]
+    expected = np.sqrt(0.03**2 + SCATTER**2 / 3)
+    assert np.sqrt(np.mean(found)) == pytest.approx(expected, rel=0.15)
 
 
 @pytest.mark.parametrize("drift", [0.0, 0.03])
 def test_a_further_session_is_covered_as_often_as_it_says(drift: float) -> None:
     """Of single messages of a size in the middle, about the mean of two sessions of many samples."""
     inside = []
-    for seed in range(9):
-        rows, random = recording(12, drift, seed, samples=60), np.random.default_rng(10**6 + seed)
+    for seed in range(6):
+        rows, random = recording(12, drift, seed, samples=40), np.random.default_rng(10**6 + seed)
         by_all = Drift.of(links_of(rows))
         for _, own in rows.groupby("link"):
             noise = Noise.of(own["bytes"], own["seconds"], own["session"])
             factors = by_all.noise(noise, Sessions.of(own)).factors([1e5], 400, seed)
             middle_s = np.exp(np.log(own.loc[own["bytes"] == 1e5, "seconds"]).mean())
             low_s, high_s = np.quantile(factors, [0.025, 0.975]) * middle_s
-            level = random.normal(0, drift) + random.normal(0, SCATTER)
-            inside.append(low_s <= (START_S + SLOPE_S * 1e5) * np.exp(level) <= high_s)
+            level = random.normal(0, drift, 50) + random.normal(0, SCATTER, 50)
+            next_s = (START_S + SLOPE_S * 1e5) * np.exp(level)
+            inside.append(np.mean((low_s <= next_s) & (next_s <= high_s)))
+    print(np.mean(inside))
     assert 0.90 <= np.mean(inside) <= 0.98
 
 
@@ -93,17 +94,15 @@ def test_one_link_alone_keeps_what_it_says() -> None:
     assert np.array_equal(before.degrees, after.degrees)
 
 
-def test_links_in_another_order_say_the_same_and_single_samples_say_nothing() -> None:
+def test_links_in_another_order_say_the_same_and_single_sessions_say_nothing() -> None:
     rows = recording(5, 0.03, 3)
     there = Drift.of(links_of(rows))
     turned = Drift.of(links_of(rows)[::-1])
     assert turned.degrees == there.degrees == 5
     assert turned.variance == pytest.approx(there.variance)
-    lone = rows.drop_duplicates(["link", "session", "bytes"])
-    assert Drift.of(links_of(lone)).degrees == 0
-    assert np.all(Drift.of(links_of(lone)).variance == 0)
     once = rows[rows["session"] == 0]
     assert Drift.of(links_of(once)).degrees == 0
+    assert np.all(Drift.of(links_of(once)).variance == 0)
 
 
 def test_what_decides_is_told_by_time_over_the_smallest_messages() -> None:

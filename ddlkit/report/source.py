@@ -21,14 +21,16 @@ Floats = NDArray[np.float64]
 
 CAMPAIGN, BEST, REPEATS = "campaign", "campaign-best", "campaign-repeats"
 LINKS, REGIMES, LINKS_AGAIN = "campaign-links", "campaign-regimes", "campaign-links-again"
-"""Directories of campaigns that are recorded with their machine; those of the second line were foretold."""
+REGIMES_VGG, LIMIT = "campaign-regimes-vgg", "campaign-limit"
+"""Directories of campaigns that are recorded with their machine; those in later lines were foretold."""
 SHARING = "sharing"
 """Directory of messages, kernels and training that share a machine, beside its other recordings."""
 LABS, FRESH_LABS, STEPPED_LABS = "labs-open", "labs-fresh", "labs"
 """Directories of calibrations of many labs, beside a machine's other recordings: gloo's own ring; labs that
 confirm what is told from those; algorithms that are sent step by step."""
-DISTURBED, REPLANNING = "campaign-disturbed", "campaign-replanning"
-"""Directories of disturbed iterations, and of plans made again after a rate has changed."""
+DISTURBED, REPLANNING, CALM = "campaign-disturbed", "campaign-replanning", "campaign-calm"
+"""Directories of disturbed iterations, of plans made again after a rate has changed, and of iterations
+without loss before any, and after one with it."""
 QUICK = "campaign-quick"
 """Directory of the campaign that is measured live."""
 HERE = "here"
