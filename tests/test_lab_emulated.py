@@ -23,7 +23,7 @@ from ddlkit import cli
 from ddlkit.core.errors import UserError
 from ddlkit.model import Calibration
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.instruments.vitals import Usage
+from ddlkit.run.instruments.usage import Usage
 from ddlkit.run.lab import emulated, network, tunnel
 from ddlkit.run.lab.conditions import Change, Conditions
 from ddlkit.run.lab.emulated import Crossing

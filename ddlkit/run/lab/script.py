@@ -34,7 +34,7 @@ from ddlkit.core.straggler import straggler_factors
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile, Workload
-from ddlkit.run.instruments.vitals import Usage
+from ddlkit.run.instruments.usage import Usage
 from ddlkit.run.jobs.launch import Place
 from ddlkit.run.lab.conditions import Conditions, parse_changes
 
