@@ -23,7 +23,7 @@ from ddlkit.report.source import Source, machine_of, open_sharing
 RESNET = ("ResNet-18", 32)
 """Network and batch of figures 4 and 5."""
 OURS = "resnet18_64"
-KINDS = ("control", "messages", "kernels", "iterations", "spans", "cells")
+KINDS = ("control", "messages", "kernels", "copies", "iterations", "spans", "cells")
 """Of tables; each is called sharing_<kind>."""
 
 
@@ -64,7 +64,8 @@ class Recording:
     @cached_property
     def cells(self) -> pd.DataFrame:
         """Every measured cell of training with what the models say of it."""
-        return sharing_predicted.cells(self.tables["iterations"], self.source, self.known)
+        copied = sharing_predicted.copies(self.tables.get("copies"))
+        return sharing_predicted.cells(self.tables["iterations"], self.source, self.known, copied)
 
     def two_groups(self) -> pd.DataFrame:
         """Gains over the default where the last message had a group of its own."""
