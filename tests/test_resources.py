@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ddlkit.core import plan, resources
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
-from ddlkit.core.iteration import predict
+from ddlkit.core.iteration import Iteration, predict
 from ddlkit.core.link import Link
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.resources import Resources, Shared
@@ -75,16 +75,17 @@ def test_freer_choices_are_never_slower(
     assert times[2] == pytest.approx(every_gift(work, sent, choices))
 
 
-@given(WORK, TENTHS, TENTHS)
+@given(WORK, TENTHS, TENTHS, TENTHS)
 def test_one_choice_is_the_iteration_over_such_a_link(
-    work: Workload, slowdown: float, drag: float
+    work: Workload, slowdown: float, drag: float, copy: float
 ) -> None:
     cost = AlphaBeta(0.3, 0.01)
     link = Link(slowdown=slowdown, message_slowdown=drag)
     only = Resources("only", cost, slowdown, drag)
     for sent in partitions(work.n):
-        shared = Shared(work, sent, (only,) * len(sent.ends))
-        assert shared.iteration_s == pytest.approx(predict(work, sent, cost, link).iteration_s)
+        shared = Shared(work, sent, (only,) * len(sent.ends), copy_s_per_byte=copy / 100)
+        one = Iteration(work, sent, cost, link, copy / 100)
+        assert shared.iteration_s == pytest.approx(one.prediction.iteration_s)
         assert 0 <= shared.exposed_s <= shared.iteration_s - work.ready_s[-1] + 1e-9
 
 

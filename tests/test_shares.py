@@ -22,6 +22,7 @@ from ddlkit.run.jobs.launch import Loopback, Zygote, launch
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure import shared_kernels, shares
 from ddlkit.run.measure.contention import TINY
+from ddlkit.run.measure.shared_copies import SharedCopiesSettings, shared_copies_job
 from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
 from ddlkit.run.measure.shared_messages import SharedMessagesSettings, shared_messages_job
 from ddlkit.run.measure.shared_training import (
@@ -278,6 +279,24 @@ def test_kernels_and_messages_are_timed_alone_and_together() -> None:
     assert ((rows["calls"] == 1) | (rows["overlap_share"] == 1)).all()
 
 
+def test_buckets_that_nobody_sends_are_timed_beside_none() -> None:
+    rows = launch(shared_copies_job, SharedCopiesSettings("lenet5", [4, 8], 2), **GLOO)
+    table = rows["sharing_copies"]
+    assert table.groupby("batch").size().to_dict() == {4: 2, 8: 2}
+    assert set(table["bytes"]) == {4 * 61_706} and (table[["alone_s", "bucketed_s"]] > 0).all(
+        axis=None
+    )
+
+
+def test_a_bucket_that_is_not_sent_is_handed_back_at_once() -> None:
+    router = Router(Clock(torch.device("cpu")), 2)
+    router.sends = False
+    buffer = torch.ones(3)
+    told = {"index": lambda: 0, "buffer": lambda: buffer, "is_last": lambda: True}
+    assert torch.equal(router.hook(None, SimpleNamespace(**told)).wait(), torch.full((3,), 0.5))
+    assert not router.done and router.sizes == [12]
+
+
 @given(
     st.lists(st.floats(0.001, 1), min_size=1, max_size=8),
     st.lists(st.floats(0.001, 4), min_size=1, max_size=4),
@@ -299,6 +318,7 @@ def test_calls_that_outlast_messages_do_not_count_but_the_first(
         (lambda: SharedTrainingSettings("lenet5", [], ["t1-free-normal"]), "needs a batch"),
         (lambda: SharedTrainingSettings("lenet5", [1], ["fast"]), "configuration 'fast'"),
         (lambda: SharedMessagesSettings(["t1-free-normal"], [(3, 1)]), "3 bytes do not make"),
+        (lambda: SharedCopiesSettings("lenet5", []), "needs a batch"),
         (lambda: SharedMessagesSettings([TWO], [(64, 1)]), "one group"),
         (lambda: SharedKernelsSettings([TWO], ["relu"], TINY, 64), "one group"),
         (lambda: SharedKernelsSettings(["t1-free-normal"], ["sort"], TINY, 64), "unknown kernel"),

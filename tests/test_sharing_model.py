@@ -158,7 +158,8 @@ def test_a_machine_that_is_the_model_is_foretold_without_error(
     steady = iterations[iterations["repeat"] == 0].assign(plan="none")
     known = sharing_predicted.known_resources(messages(), kernels())
     monkeypatch.setattr(sharing_predicted, "FITTED_ON", ("vgg16_cifar",))
-    cells = sharing_predicted.cells(steady, Machine(), known)  # type: ignore[arg-type]
+    cells = sharing_predicted.cells(steady, Machine(), known, {})  # type: ignore[arg-type]
+    assert cells["copied"].equals(cells["term"])
     assert len(cells) == len(NETWORKS) * len(BATCHES) * len(TRAINED)
     np.testing.assert_allclose(cells["term"], cells["measured_s"], rtol=1e-9)
     np.testing.assert_allclose(cells["fitted"], cells["measured_s"], rtol=1e-9)
@@ -169,6 +170,26 @@ def test_a_machine_that_is_the_model_is_foretold_without_error(
     assert len(two) == len(NETWORKS) * len(BATCHES)
     found = sharing_predicted.errors(cells).set_index("model")
     assert found.loc["term", "largest"] < 1e-9 < found.loc["none", "mean"] * -1
+
+
+def test_what_buckets_take_by_themselves_makes_iterations_longer(
+    tables: tuple[pd.DataFrame, pd.DataFrame],
+) -> None:
+    """By at most both copies of all bytes; and by both exactly, where one message follows all computing."""
+    rows = [(name, 10**6, 0.1, 0.1 + 2e-3 * n) for name in NETWORKS for n in (1, 2, 3)]
+    table = pd.DataFrame(rows, columns=["network", "bytes", "alone_s", "bucketed_s"])
+    copied = sharing_predicted.copies(table)
+    assert copied == pytest.approx(dict.fromkeys(NETWORKS, 2e-9))
+    known = sharing_predicted.known_resources(messages(), kernels())
+    for plan in ("none", "single"):
+        steady = tables[0][tables[0]["repeat"] == 0].assign(plan=plan)
+        cells = sharing_predicted.cells(steady, Machine(), known, copied)  # type: ignore[arg-type]
+        n_bytes = cells["network"].map(
+            {name: profile(name, 1).workload().bytes.sum() for name in NETWORKS}
+        )
+        longer = (cells["copied"] - cells["term"]) / (4e-9 * n_bytes)
+        assert (longer > 0).all() and (longer <= 1 + 1e-9).all()
+        assert plan == "none" or longer.to_numpy() == pytest.approx(1.0)
 
 
 def test_a_round_s_drift_cancels_and_the_default_gains_nothing(

@@ -62,6 +62,23 @@ def group_ends(ready_s: Floats, communication_s: Floats) -> Floats:
     return total + np.maximum.accumulate(ready_s - (total - communication_s), axis=-1)
 
 
+def packed(workload: Workload, copy_s_per_byte: float) -> Workload:
+    """The workload whose backward also copies each gradient into its message, when it is ready."""
+    if not copy_s_per_byte:
+        return workload
+    packing_s = copy_s_per_byte * workload.bytes
+    return replace(workload, backward_s=workload.backward_s + packing_s)
+
+
+def unpacked_s(ends_s: Floats, group_bytes: Ints, copy_s_per_byte: float) -> Floats:
+    """(...) when the last message, by ``ends_s`` (..., G), has been copied out: update begins."""
+    if not copy_s_per_byte:
+        return np.asarray(ends_s.max(axis=-1))
+    unpack_s = copy_s_per_byte * group_bytes
+    last_s: Floats = group_ends(ends_s, np.broadcast_to(unpack_s, ends_s.shape))[..., -1]
+    return last_s
+
+
 @dataclass(frozen=True, eq=False)
 class Iteration:
     """A workload whose gradients are sent in the groups of a plan, each message at a cost, over a link.
@@ -98,10 +115,7 @@ class Iteration:
     @cached_property
     def tensor_ready_s(self) -> Floats:
         """(n,) when each gradient is ready, and in its message."""
-        if not self.copy_s_per_byte:
-            return self.workload.ready_s
-        packing_s = self.copy_s_per_byte * self.workload.bytes
-        return replace(self.workload, backward_s=self.workload.backward_s + packing_s).ready_s
+        return packed(self.workload, self.copy_s_per_byte).ready_s
 
     @cached_property
     def ready_s(self) -> Floats:
@@ -192,11 +206,7 @@ class Iteration:
 
     def _unpacked_s(self, ends_s: Floats) -> Floats:
         """(...) when the last message, by ``ends_s`` (..., G), has been copied out: update begins."""
-        if not self.copy_s_per_byte:
-            return np.asarray(ends_s.max(axis=-1))
-        unpack_s = self.copy_s_per_byte * self.group_bytes
-        last_s: Floats = group_ends(ends_s, np.broadcast_to(unpack_s, ends_s.shape))[..., -1]
-        return last_s
+        return unpacked_s(ends_s, self.group_bytes, self.copy_s_per_byte)
 
     def _compute_spans(self) -> Iterator[tuple[object, ...]]:
         end_s = self.workload.forward_s

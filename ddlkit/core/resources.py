@@ -15,6 +15,7 @@ import numpy as np
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
+from ddlkit.core.iteration import packed, unpacked_s
 from ddlkit.core.link import Link, Parts
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.workload import Floats, Ints, Workload
@@ -40,6 +41,7 @@ class Shared:
 
     given : (G,) the resources of each message of the plan
     in_flight : how many may be under way when each begins, as of a `Link`; one after the other by default
+    copy_s_per_byte : to copy gradients into messages, and out of them, as of an `Iteration`
 
     Raises UserError for another number of resources than of messages.
     """
@@ -48,6 +50,7 @@ class Shared:
     plan: FusionPlan
     given: tuple[Resources, ...]
     in_flight: int | Ints = 1
+    copy_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.given) != len(self.plan.ends):
@@ -66,18 +69,25 @@ class Shared:
         sizes, link = self.plan.group_bytes(self.workload).tolist(), self.link
         each = [link.parts(one.cost, size) for one, size in zip(self.given, sizes, strict=True)]
         parts = Parts(*(np.array(column, float) for column in zip(*each, strict=True)))
-        return link.play(self.plan.group_ready_s(self.workload), parts)
+        return link.play(self.plan.group_ready_s(self.computing), parts)
+
+    @property
+    def computing(self) -> Workload:
+        """The workload, whose backward copies, too."""
+        return packed(self.workload, self.copy_s_per_byte)
 
     @property
     def iteration_s(self) -> float:
         """From the start of forward to the end of the update."""
-        return float(self.played_s[1].max()) + self.workload.update_s
+        sizes = self.plan.group_bytes(self.workload)
+        done_s = unpacked_s(self.played_s[1], sizes, self.copy_s_per_byte)
+        return float(done_s) + self.workload.update_s
 
     @property
     def exposed_s(self) -> float:
         """How long the last message is under way after computing is done."""
         starts_s, ends_s = self.played_s
-        done_s = self.link.computed_s(self.workload.ready_s[-1:], starts_s, ends_s)
+        done_s = self.link.computed_s(self.computing.ready_s[-1:], starts_s, ends_s)
         return max(0.0, float(ends_s.max() - done_s[0]))
 
     @property

@@ -23,7 +23,7 @@ from ddlkit.report.source import Source, machine_of, open_sharing
 RESNET = ("ResNet-18", 32)
 """Network and batch of figures 4 and 5."""
 OURS = "resnet18_64"
-KINDS = ("control", "messages", "kernels", "iterations", "spans", "cells")
+KINDS = ("control", "messages", "kernels", "copies", "iterations", "spans", "cells")
 """Of tables; each is called sharing_<kind>."""
 
 
@@ -64,7 +64,8 @@ class Recording:
     @cached_property
     def cells(self) -> pd.DataFrame:
         """Every measured cell of training with what the models say of it."""
-        return sharing_predicted.cells(self.tables["iterations"], self.source, self.known)
+        copied = sharing_predicted.copies(self.tables.get("copies"))
+        return sharing_predicted.cells(self.tables["iterations"], self.source, self.known, copied)
 
     def two_groups(self) -> pd.DataFrame:
         """Gains over the default where the last message had a group of its own."""
@@ -147,8 +148,8 @@ def figure2(here: Recording | None) -> dict[str, Panel]:
 
 
 def _own(rows: pd.DataFrame, value: str) -> Panel:
-    grid = sharing_measured.as_grid(rows, value)
-    row, _, column = sharing_measured.default_of(rows).partition("-")
+    grid = sharing_measured.as_grid(rows, value).T
+    column, _, row = sharing_measured.default_of(rows).partition("-")
     return Panel(grid, (row, column))
 
 
@@ -208,8 +209,12 @@ def figure4(here: Recording | None) -> dict[str, Panel]:
 
 
 def _middle(gains: pd.DataFrame) -> pd.DataFrame:
-    """ResNet-18's rows at the batch that most configurations were measured with, under DDP's own plan."""
+    """ResNet-18's rows at the batch that most configurations were measured with, under DDP's own plan.
+
+    Of one computing thread a rank: what more take from each other is not a message's doing.
+    """
     own = gains[(gains["network"] == OURS) & (gains["plan"] == "ddp")]
+    own = own[~own["configuration"].str.contains("-omp", regex=False)]
     batch = own["batch"].value_counts().idxmax()
     return own[own["batch"] == batch]
 
@@ -298,12 +303,19 @@ def figure8(here: Recording | None) -> dict[str, Panel]:
         rows = here.tables["iterations"]
         rows = rows[(rows["plan"] == "ddp") & (rows["openmp"] == 1)]
         gain = sharing_measured.throughputs(rows)
+        gain = gain.assign(
+            case=gain["network"] + ", " + gain["batch"].astype(str), gain=100 * gain["gain"]
+        )
         for link, own in gain.groupby("link"):
-            named = own.assign(
-                case=own["network"] + ", " + own["batch"].astype(str), gain=100 * own["gain"]
-            )
-            panels[str(link)] = _by_configuration(named, "case", "gain")
+            if own["network"].nunique() > 1:
+                panels[str(link)] = _by_configuration(_of_most(own, "case"), "case", "gain")
     return panels
+
+
+def _of_most(rows: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Those of configurations that were measured in at least half of the cases."""
+    shares = rows.groupby("configuration")[by].nunique() / rows[by].nunique()
+    return rows[rows["configuration"].map(shares) >= 0.5]
 
 
 def numbers(panels: Mapping[str, Panel]) -> pd.DataFrame:

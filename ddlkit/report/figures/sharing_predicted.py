@@ -4,7 +4,9 @@ Each configuration has a cost of messages (figure 2's table), and what kernels a
 other while both run (figure 3's). A network has its layers, timed without any message, and scaled to what an
 iteration without exchange took in the same rounds. Nothing of the iterations with messages is used: but for
 two numbers of the model "fitted" and for "mean", which are learned on the networks of FITTED_ON and judged
-on the others. Both lists were written down before any iteration was recorded (22 November 2026).
+on the others. Both lists were written down before any iteration was recorded (22 November 2026). The model
+"copied" was added when all iterations were known and before what it needs was measured: iterations of DDP
+whose buckets nobody sends.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ FITTED_ON = ("resnet18_64", "vgg16_cifar")
 """Networks on which "fitted" and "mean" are learned; all others are held out."""
 MODELS = {
     "term": "slowdowns as measured with kernels",
+    "copied": "the same, and what DDP's buckets take when nobody sends them",
     "none": "no slowdown",
     "fitted": "slowdowns times two numbers, learned on two networks",
     "mean": "iteration over computing, the mean of two networks",
@@ -67,6 +70,19 @@ def workloads(source: Source) -> dict[tuple[str, int], Workload]:
     """Layers alone, by network and batch, of as many ranks at once as trained."""
     found = source.profiles().values()
     return {(one.network, one.batch): one.workload() for one in found}
+
+
+def copies(table: pd.DataFrame | None) -> dict[str, float]:
+    """By network, what DDP takes for each byte of a gradient on its way into a bucket, and out again, in s.
+
+    table : iterations with buckets that nobody sends, and without buckets; None where there is none. Half of
+    what they differ by is each way; medians over rounds and batches.
+    """
+    if table is None:
+        return {}
+    each = (table["bucketed_s"] - table["alone_s"]) / table["bytes"] / 2
+    found = each.groupby(table["network"]).median().clip(lower=0)
+    return {str(network): float(seconds) for network, seconds in found.items()}
 
 
 def lanes(configuration: str) -> int:
@@ -109,8 +125,12 @@ def scaled(one: Shared, of_computing: float, of_messages: float) -> Shared:
     return replace(one, given=given)
 
 
-def cells(iterations: pd.DataFrame, source: Source, known: Known) -> pd.DataFrame:
+def cells(
+    iterations: pd.DataFrame, source: Source, known: Known, copied: Mapping[str, float]
+) -> pd.DataFrame:
     """Every measured cell with what each of MODELS says of it, in seconds; those that can be said.
+
+    copied : of `copies`; of networks that are not there nothing
 
     Columns: CELL, configuration, measured_s, measured_exposed_s, compute_s, held_out, one a model, and what
     the models with and without the term say of exposed communication.
@@ -139,6 +159,9 @@ def cells(iterations: pd.DataFrame, source: Source, known: Known) -> pd.DataFram
     table["term"] = [one.iteration_s for one in played]
     bare = [scaled(one, 0.0, 0.0) for one in played]
     table["none"] = [one.iteration_s for one in bare]
+    into = table["network"].map(lambda name: copied.get(name, 0.0))
+    packing = [replace(one, copy_s_per_byte=each) for one, each in zip(played, into, strict=True)]
+    table["copied"] = [one.iteration_s for one in packing]
     table["term_exposed_s"] = [one.exposed_s for one in played]
     table["none_exposed_s"] = [one.exposed_s for one in bare]
     table["mean"] = _mean(table)

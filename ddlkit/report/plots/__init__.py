@@ -180,11 +180,15 @@ def heat_maps(
     """Heat maps by heading, beside each other or in as many ``columns``, on one colour scale.
 
     panels : heading -> grid, and its default as for `heat_map`; names of a grid's axes go on them. ``label``
-        names the numbers; ``height`` is of a row of panels, in inches
+        names the numbers; ``height`` is of a row of panels, in inches, where their grids have as many rows
     """
     columns = columns or len(panels)
     rows = -(-len(panels) // columns)
-    figure, axes = canvas(columns, rows, height=rows * height, squeeze=False)
+    lengths = [len(grid) for grid, _ in panels.values()]
+    ratios = [max(lengths[k * columns :][:columns]) for k in range(rows)]
+    figure, axes = canvas(
+        columns, rows, height=rows * height, squeeze=False, gridspec_kw={"height_ratios": ratios}
+    )
     every = np.concatenate([grid.to_numpy(dtype=float).ravel() for grid, _ in panels.values()])
     scale = float(np.nanmin(every)), float(np.nanmax(every))
     for ax, (name, (grid, default)) in zip(axes.flat, panels.items(), strict=False):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -43,6 +44,7 @@ from ddlkit.run.sessions.session import OUT_OF_MEMORY, ran_out_of_memory
 
 MEASURED, REFUSED, OTHER_BUCKETS = "measured", "refused", "other buckets"
 SPANS = "sharing_spans"
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class Clock:
 class Router:
     """DDP's communication hook: it sends each bucket over the group that the policy has for it.
 
+    sends : whether it does, or only says that all is done
     posted, done : points in time, by the bucket's number; sizes : bytes
     """
 
@@ -124,6 +127,7 @@ class Router:
         self._clock, self._ranks = clock, ranks
         self.hidden: dist.ProcessGroup | None = None
         self.last: dist.ProcessGroup | None = None
+        self.sends = True
         self.clear()
 
     def clear(self) -> None:
@@ -141,6 +145,10 @@ class Router:
         self.sizes.append(buffer.nbytes)
         buffer.div_(self._ranks)
         self.posted.append(self._clock.now())
+        if not self.sends:
+            unsent: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            unsent.set_result(buffer)
+            return unsent
         group = self.last if bucket.is_last() else self.hidden
         work = dist.all_reduce(buffer, group=group, async_op=True)
 
@@ -203,7 +211,7 @@ class Passage(NamedTuple):
         )
 
 
-class _Wrapped:
+class Wrapped:
     """A network under one plan, ready to be trained under any policy."""
 
     def __init__(self, me: Rank, network: nn.Module, asked: Sequence[int]) -> None:
@@ -224,13 +232,13 @@ class _Wrapped:
         self._settle = synchronizer(me.device)
         self.buckets: list[int] = []
 
-    def warm_up(self, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def warm_up(self, batch: Batch) -> None:
         """Have DDP settle on its buckets, which it does after the first iteration."""
         for _ in range(WARMUP):
             self.iterate(batch)
         self.buckets = list(self.router.sizes)
 
-    def iterate(self, batch: tuple[torch.Tensor, torch.Tensor]) -> list[Any]:
+    def iterate(self, batch: Batch) -> list[Any]:
         """One iteration; its start, and the ends of forward, backward and update."""
         now = self.clock.now
         self.router.clear()
@@ -244,7 +252,7 @@ class _Wrapped:
         points.append(now())
         return points
 
-    def passage(self, batch: tuple[torch.Tensor, torch.Tensor]) -> Floats:
+    def passage(self, batch: Batch) -> Floats:
         """(3 + 2 buckets,) the Passage of one iteration, once the device is done."""
         start, *points = self.iterate(batch)
         self._settle()
@@ -252,22 +260,22 @@ class _Wrapped:
         points += [*self.router.posted, *done]
         return np.array([self.clock.seconds(start, point) for point in points])
 
-    def alone(self, batch: tuple[torch.Tensor, torch.Tensor], iterations: int) -> float:
-        """Median seconds of an iteration without exchange."""
-        with self.model.no_sync():
+    def alone(self, batch: Batch, iterations: int, bucketed: bool = False) -> float:
+        """Median seconds of an iteration without exchange; ``bucketed``: with buckets that nobody sends."""
+        self.router.sends = False
+        with nullcontext() if bucketed else self.model.no_sync():
             points = []
             for _ in range(1 + iterations):
                 start, *_, end = self.iterate(batch)
                 self._settle()
                 points.append(self.clock.seconds(start, end))
+        self.router.sends = True
         for state in self.optimizer.state.values():
             state["momentum_buffer"].zero_()  # of gradients that are this rank's own
         return float(np.median(points[1:]))
 
 
 # -- all of them in turn -----------------------------------------------------------------------
-
-Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class _Trial:
@@ -277,7 +285,7 @@ class _Trial:
         self.me, self.settings = me, settings
         self.groups = Groups(me)
         self.policies = self.groups.made(settings.policies)
-        self.wrapped: dict[str, _Wrapped] = {}
+        self.wrapped: dict[str, Wrapped] = {}
         self.batches: dict[int, Batch] = {}
         self.cells: list[dict[str, Any]] = []
 
@@ -307,7 +315,7 @@ class _Trial:
         network = networks.build(settings.network).to(me.device)
         why = {batch: self._fits(network, batch) for batch in settings.batches}
         for plan, asked in settings.plans.items() if self.batches and self.policies else ():
-            wrapped = _Wrapped(me, network, asked)
+            wrapped = Wrapped(me, network, asked)
             self._take(wrapped, self.policies[0])
             wrapped.warm_up(next(iter(self.batches.values())))
             if not asked or list(asked) == wrapped.buckets:
@@ -350,11 +358,11 @@ class _Trial:
             "plan": plan,
         }
 
-    def _take(self, wrapped: _Wrapped, policy: Policy) -> None:
+    def _take(self, wrapped: Wrapped, policy: Policy) -> None:
         wrapped.router.hidden = self.groups.of(policy.hidden)
         wrapped.router.last = self.groups.of(policy.last)
 
-    def _alone(self, wrapped: _Wrapped, batch: int) -> dict[int, float]:
+    def _alone(self, wrapped: Wrapped, batch: int) -> dict[int, float]:
         """Seconds of an iteration without exchange of the slowest rank, by computing threads."""
         counts = sorted({policy.hidden.openmp for policy in self.policies})
         found = []

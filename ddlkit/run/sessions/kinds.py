@@ -55,6 +55,7 @@ from ddlkit.run.measure.collectives import LIBRARY, SIZES, CollectivesSettings, 
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
 from ddlkit.run.measure.layers import PRECISIONS, LayersSettings, layer_tables, layers_job
 from ddlkit.run.measure.pipelines import PipelineSettings, cases, pipeline_job
+from ddlkit.run.measure.shared_copies import SharedCopiesSettings, shared_copies_job
 from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
 from ddlkit.run.measure.shared_messages import SharedMessagesSettings, shared_messages_job
 from ddlkit.run.measure.shared_training import SharedTrainingSettings, shared_training_job
@@ -717,6 +718,21 @@ def training_by_share(
         make = partial(settings, network, names)
         named = "-".join(filter(None, (network, name)))
         yield _sharing(here, named, shared_training_job, make, (bits, delay), work_s, threads)
+
+
+@kind("sharing")
+def copies_by_share(
+    here: Here, networks: Batched, repeats: int = 6, iterations: int = 2
+) -> Iterator[Point]:
+    """Iterations with buckets that nobody sends, and without: a table for each network."""
+    batches: dict[str, list[int]] = {}
+    for network, batch in networks:
+        batches.setdefault(network, []).append(batch)
+    for network, sizes in batches.items():
+        make = partial(SharedCopiesSettings, network, sizes, repeats, iterations)
+        each_s = sum(2 * _iteration_s(network, n, "fp32", here.device) for n in sizes)
+        work_s = 3.0 + 2 * repeats * (1 + iterations) * each_s
+        yield _sharing(here, f"{network}-copies", shared_copies_job, make, ("", ""), work_s)
 
 
 # -- the lab -------------------------------------------------------------------------------------
