@@ -10,11 +10,12 @@ import secrets
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from ddlkit.run.lab import network
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.sessions.session import Origin
 from ddlkit.store import files
-from places import ROOT, alive, family, ranks_below, wait_for
+from places import ROOT, alive, ranks_below, wait_for
 from test_book import write as write_notebook
 from test_launch import ENDLESS
 from test_reproduce import Clone, clone, is_running
@@ -684,6 +685,10 @@ def test_no_planted_link_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert victim.read_text() == "precious"
     for path in shared.glob("*.tmp"):
         path.unlink()
+    (shared / "z.csv").symlink_to(victim)
+    with pytest.raises(UserError, match="cannot write .*z.csv: Too many levels of symbolic links"):
+        files.append_text(shared / "z.csv", "ours")
+    assert victim.read_text() == "precious"
     files.atomic_write_text(shared / "y.csv", "ours")
     umask = os.umask(0o022)
     os.umask(umask)
@@ -707,29 +712,55 @@ def test_names_of_temporary_files_cannot_be_foreseen(
     assert all(how & os.O_EXCL and how & os.O_NOFOLLOW for how in made.values())
 
 
+def listening_at(process: psutil.Process) -> list[str]:
+    """Where the sockets of a process listen, in the network that is its own."""
+    inodes = set()
+    for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            inodes.add(os.readlink(entry))
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/{process.pid}/net/{name}").read_text().splitlines()[1:]
+    ]
+    return [
+        socket.inet_ntoa(bytes.fromhex(row[1][:8])[::-1]) if len(row[1]) == 13 else row[1]
+        for row in rows
+        if row[3] == LISTENS and f"socket:[{row[9]}]" in inodes
+    ]
+
+
+LISTENS = "0A"
+"""The state of a socket in /proc/net/tcp."""
+
+
 @pytest.mark.fault(
     fault="a neighbour on the network reaches what listens",
-    injected="a list of all listening sockets of two ranks at work on loopback",
-    holds="every one listens at 127.0.0.1 alone",
+    injected="a list of all listening sockets of two ranks at work on loopback, and in a lab",
+    holds="every one listens at 127.0.0.1 alone, or at the lab's own address of the rank",
 )
-def test_ranks_on_loopback_listen_nowhere_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["loopback", pytest.param("lab", marks=pytest.mark.lab)])
+def test_ranks_listen_at_their_own_address_alone(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     found: list[str] = []
 
-    class Looking(Loopback):
-        def lost(self) -> str:
-            if not (tmp_path / "job.json").exists():
-                return ""
-            for process in family(os.getpid()):
-                ports = process.net_connections("inet")
-                found.extend(one.laddr.ip for one in ports if one.status == psutil.CONN_LISTEN)
-            return "seen"
+    def look(_: object) -> str:
+        if not (tmp_path / "job.json").exists():
+            return ""
+        found.extend(at for rank in ranks_below(os.getpid()) for at in listening_at(rank))
+        return "seen"
 
-    with pytest.raises(UserError, match="^seen"):
-        launch.run_ranks(
-            "collectives", {"out": str(tmp_path), **ENDLESS}, ranks=2, place=Looking(), timeout_s=60
-        )
+    if where == "lab":
+        request.getfixturevalue("require_lab")
+    place: Loopback | Lab = Loopback() if where == "loopback" else Lab(LabShape(2, 1e9))
+    monkeypatch.setattr(type(place), "lost", look)
+    with nullcontext() if where == "loopback" else place, pytest.raises(UserError, match="^seen"):
+        asked = {"out": str(tmp_path), **ENDLESS}
+        launch.run_ranks("collectives", asked, ranks=2, place=place, timeout_s=60)
     assert len(found) >= 3, "the store, and gloo of each rank"
-    assert set(found) == {launch.LOCALHOST}
+    own = {launch.LOCALHOST} if where == "loopback" else {"10.77.0.1", "10.77.0.2"}
+    assert set(found) <= own, "nowhere else"
 
 
 # -- the tests themselves --------------------------------------------------------------------------
