@@ -448,7 +448,7 @@ class TestLab:
         ranks = ranks_below(killed.pid)
         killed.kill()
         killed.communicate()
-        psutil.wait_procs(ranks, timeout=5)
+        psutil.wait_procs(ranks, timeout=60)
         assert len(ranks) == 2 and not alive(ranks)
         network.clean()
         finished = rows_so_far(out) - 1  # less the header; the last line may be cut short
