@@ -62,14 +62,15 @@ class Number:
     most: float
     whole: bool = False
 
-    def known(self, given: Given) -> None:
-        """It hangs on nothing else."""
+    def known(self, given: Given) -> list[Any]:
+        """No list: it hangs on nothing else."""
+        return []
 
-    def told(self, known: None) -> str:
+    def told(self, known: list[Any]) -> str:
         """What may be given, in words."""
         return f"a{' whole' * self.whole} number from {self.least:,} to {self.most:,}"
 
-    def holds(self, value: Any, known: None) -> bool:
+    def holds(self, value: Any, known: list[Any]) -> bool:
         """Whether it is such a number."""
         kinds = int if self.whole else int | float
         return (
@@ -79,7 +80,7 @@ class Number:
             and self.least <= value <= self.most
         )
 
-    def others(self, value: Any, known: None) -> list[Any]:
+    def others(self, value: Any, known: list[Any]) -> list[Any]:
         """Other values that hold."""
         return [one for one in (self.least, self.most) if one != value]
 
@@ -96,16 +97,16 @@ class Place:
     recorded: Callable[[], Iterable[Path]]
     machines: bool = False
 
-    def known(self, given: Given) -> list[str]:
+    def known(self, given: Given) -> list[Any]:
         """Names, or directories, of what is recorded."""
         return [path.name if self.machines else str(path) for path in sorted(self.recorded())]
 
-    def told(self, known: list[str]) -> str:
+    def told(self, known: list[Any]) -> str:
         """What may be given, in words."""
         names = f", or one of {', '.join(known)}" if self.machines else ""
         return f"empty, or a directory with {self.pattern}{names}"
 
-    def holds(self, value: Any, known: list[str]) -> bool:
+    def holds(self, value: Any, known: list[Any]) -> bool:
         """Whether there is such a place."""
         if not isinstance(value, str) or "\0" in value:
             return False
@@ -113,7 +114,7 @@ class Place:
             return True
         return any([*place.glob(self.pattern)] for place in (Path(value), store.ROOT / value))
 
-    def others(self, value: Any, known: list[str]) -> list[str]:
+    def others(self, value: Any, known: list[Any]) -> list[Any]:
         """Other values that hold."""
         return known
 
