@@ -511,7 +511,7 @@ def test_a_browser_shows_every_image_without_a_console_error(
     small: Book, start_browser: Callable[[], Any]
 ) -> None:
     driver = start_browser()
-    for page in ("index.html", "10_layers.html"):
+    for page in ("index.html", "slides-10_layers.html", "10_layers.html"):
         driver.get((small.pages / page).as_uri())
         widths = driver.execute_script("return [...document.images].map(i => i.naturalWidth)")
         assert widths and min(widths) > 0, page
