@@ -112,7 +112,10 @@ class Place:
             return False
         if not value or value in known:
             return True
-        return any([*place.glob(self.pattern)] for place in (Path(value), store.ROOT / value))
+        try:
+            return any([*place.glob(self.pattern)] for place in (Path(value), store.ROOT / value))
+        except OSError:  # longer than a name may be, or not to be read
+            return False
 
     def others(self, value: Any, known: list[Any]) -> list[Any]:
         """Other values that hold."""
@@ -198,13 +201,7 @@ RULES: dict[str, dict[str, Rule]] = {
         "seed": SEED,
         "workers": OneOf(lambda given: omgs_planning.gathers(), several=True),
     },
-    "35_sharing": {
-        "data": Place(
-            "sharing_iterations-*.csv",
-            lambda: (path.parent for path in store.RECORDED.glob(f"*/{source.SHARING}")),
-            machines=True,
-        )
-    },
+    "35_sharing": {"data": TABLES},
     "40_validate": {"data": TABLES, "form": FORM},
     "41_lab": {
         "data": TABLES,
