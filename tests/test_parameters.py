@@ -27,6 +27,7 @@ WRONG: tuple[Any, ...] = (
     float("nan"),
     {},
     "a\0b",
+    "x" * 5000,
 )
 each = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 
