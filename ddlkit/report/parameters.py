@@ -213,6 +213,7 @@ RULES: dict[str, dict[str, Rule]] = {
     "42_where_it_fails": {
         "recorded": _campaign(source.LINKS),
         "again": _campaign(source.LINKS_AGAIN),
+        "limit": _campaign(source.LIMIT),
         "regimes": _campaign(source.REGIMES),
     },
     "43_extrapolation": {
@@ -221,6 +222,7 @@ RULES: dict[str, dict[str, Rule]] = {
     },
     "44_disturbances": {
         "recorded": _campaign(source.DISTURBED),
+        "calm_links": _campaign(source.CALM),
         "changed": _campaign(source.REPLANNING),
     },
     "50_what_if": {
