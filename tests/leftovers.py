@@ -17,7 +17,7 @@ from ddlkit.run.jobs.protocol import FORK
 from ddlkit.run.lab import network
 from places import alive
 
-PATIENCE_S = 40.0  # the kernel kills at once; who cleans up has this long, on the busiest machine
+PATIENCE_S = 120.0  # the kernel kills at once; who cleans up has this long, on the busiest machine
 TAG = "DDLKIT_TESTED_BY"
 """In the environment of whatever a test starts: by it even an orphan is known as the test's."""
 HALF = ("*.tmp", "*.pending", ".room", "ddlkit-run-*")

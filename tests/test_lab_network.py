@@ -238,7 +238,7 @@ class TestNetwork:
         reach = (
             "import socket\n"
             "for host in ('127.0.0.1', '10.77.0.1', '10.77.0.2', '192.0.2.1'):\n"
-            "    s = socket.socket(); s.settimeout(2)\n"
+            "    s = socket.socket(); s.settimeout(60)\n"
             "    try: s.connect((host, 9))\n"
             "    except OSError as error: print(type(error).__name__, error.errno)"
         )

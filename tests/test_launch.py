@@ -24,7 +24,7 @@ from ddlkit.run.jobs import launch, protocol, worker
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.launch import Loopback, Place
 from ddlkit.store.files import scratch
-from places import ROOT, alive, family, free_port, listening, ranks_below, wait_for
+from places import PATIENCE_S, ROOT, alive, family, free_port, listening, ranks_below, wait_for
 
 ENDLESS = {
     "collectives": ["all_reduce"],
@@ -141,7 +141,7 @@ def test_no_rank_outlives_a_parent_that_is_killed(kind: str, at_work: bool, tmp_
         children = family(parent.pid)
         assert len(children) >= 2
         parent.kill()
-        assert wait_for(lambda: not alive(children), 60), "a rank outlived its parent"
+        assert wait_for(lambda: not alive(children)), "a rank outlived its parent"
     with scratch(tmp_path):
         assert len([*tmp_path.glob("ddlkit-run-*")]) == 1, "the next launch sweeps what is nobody's"
 
@@ -158,13 +158,13 @@ def test_no_rank_and_no_file_outlives_a_signal(tmp_path: Path) -> None:
         first = ranks_below(parent.pid)
         (directory,) = tmp_path.iterdir()
         parent.send_signal(signal.SIGINT)
-        assert wait_for(lambda: not directory.exists() and not alive(first), 60)
+        assert wait_for(lambda: not directory.exists() and not alive(first))
         assert wait_for(lambda: joined(tmp_path))
         children = family(parent.pid)
         assert len(first) == 2 and len(children) == 3, "two ranks, and what forks them"
         parent.terminate()
-        assert parent.wait(60) == 128 + signal.SIGTERM
-        assert wait_for(lambda: not alive(children), 60), "a rank outlived its parent"
+        assert parent.wait(PATIENCE_S) == 128 + signal.SIGTERM
+        assert wait_for(lambda: not alive(children)), "a rank outlived its parent"
         assert list(tmp_path.iterdir()) == []
 
 
