@@ -77,9 +77,13 @@ SEARCHES_OSF = {
 """Files that need all verdicts, or the search for osf's setting: what a process does once for all of them."""
 
 
+APART = {"notebooks"}
+"""Files whose tests share nothing but files: workers may have one test each."""
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Each file to one worker, and those of SEARCHES_OSF to one together."""
+    """Each file to one worker, those of SEARCHES_OSF to one together, those APART to any, test by test."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -87,8 +91,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Together(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = str(super()._split_scope(nodeid))
-            shares = Path(file).stem.removeprefix("test_") in SEARCHES_OSF
-            return "searches of osf" if shares else file
+            name = Path(file).stem.removeprefix("test_")
+            if name in APART:
+                return nodeid
+            return "searches of osf" if name in SEARCHES_OSF else file
 
     return Together(config, log)
 
