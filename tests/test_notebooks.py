@@ -2,49 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
-import os
 import re
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from ddlkit import store
-from ddlkit.report import book, catalog, site
-from ddlkit.store.files import writing_in
+from conftest import Executed
+from ddlkit.report import book, catalog
 
-# On a busy machine a notebook takes longer than a test may by default, and all of them ten times as long.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-
-Executed = Callable[[Sequence[Path]], Path]
-
-
-@pytest.fixture(scope="module")
-def recording() -> str:
-    """The recording that the committed report was made from."""
-    return store.list_recorded()[0].name
-
-
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory, recording: str) -> Executed:
-    """Runs notebooks; returns where their executed copies lie and, in ``reports``, what they wrote.
-
-    It is one place for all workers of a session, and each notebook is run once: the book keeps it.
-    """
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "whole-book"
-
-    def run(chosen: Sequence[Path]) -> Path:
-        with ExitStack() as turns:
-            for notebook in chosen:
-                turns.enter_context(writing_in(folder / "turns" / notebook.stem))
-            book.run(chosen, recording, executed=folder, reports=folder / "reports")
-        return folder
-
-    return run
+# On a busy machine a notebook takes longer than a test may by default.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("notebook", book.notebooks(), ids=lambda path: path.stem)
@@ -83,10 +51,3 @@ def test_the_same_recording_gives_the_same_numbers(
     for path in again:
         first = before / path.relative_to(tmp_path)
         assert path.read_bytes() == first.read_bytes(), path.name
-
-
-def test_the_committed_report_is_what_the_notebooks_write(executed: Executed) -> None:
-    """Compared line by line, and only what differs is shown: the whole would hide the line that does."""
-    committed = (store.REPORTS / "REPRODUCTION.md").read_text(encoding="utf-8").splitlines()
-    written = site.reproduction(executed(book.notebooks()) / "reports").splitlines()
-    assert not [line for line in difflib.unified_diff(committed, written, "committed", "now", n=0)]
