@@ -66,17 +66,27 @@ def _left(
     tag: str, before: set[str], known: set[psutil.Process], directories: tuple[Path, Path]
 ) -> list[str]:
     """Everything that is there now and should not be, in words."""
-    processes = [f"process {one.pid}: {one.name()}" for one in _processes(tag, known)]
-    files = [path for pattern in HALF for path in directories[0].rglob(pattern)]
-    files += directories[1].iterdir()
+    processes = []
+    for one in _processes(tag, known):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            processes.append(f"process {one.pid}: {one.name()}")
+    try:
+        files = [path for pattern in HALF for path in directories[0].rglob(pattern)]
+        files += directories[1].iterdir()
+    except FileNotFoundError as error:  # a folder went while it was looked into: look again
+        files = [Path(str(error.filename))]
     held = [f"lock on {path}" for path in _held(directories)]
     return [*processes, *sorted(_places() - before), *map(str, files), *held]
 
 
 def _below() -> set[psutil.Process]:
     """The processes below this one, but not what forks the ranks of all tests."""
-    found = psutil.Process().children(recursive=True)
-    return {one for one in alive(found) if FORK not in one.cmdline()}
+    found = set()
+    for one in alive(psutil.Process().children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            if FORK not in one.cmdline():
+                found.add(one)
+    return found
 
 
 def _processes(tag: str, known: set[psutil.Process]) -> list[psutil.Process]:

@@ -188,7 +188,7 @@ def test_torchrun_starts_the_same_worker_over_nodes(tmp_path: Path) -> None:
     node += ["-m", "ddlkit.run.jobs.worker", "collectives", str(config)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     agents = [subprocess.Popen(node, env=environment, cwd=tmp_path) for _ in range(2)]
-    assert [agent.wait(100) for agent in agents] == [0, 0]
+    assert [agent.wait(PATIENCE_S) for agent in agents] == [0, 0]
     table = store.load_table(tmp_path / "out" / "collectives.csv", "collectives")
     assert set(table["ranks"]) == {2} and set(table["link"]) == {"cluster"}
 
@@ -199,10 +199,10 @@ def test_forked_ranks_live_where_and_as_they_were_asked_to(tmp_path: Path) -> No
     assert first is second and first.usable
     environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     rank = first.start(["dance", "none.json"], environment, tmp_path / "log", None)
-    assert rank.wait(30) == protocol.MISTAKE and rank.poll() == protocol.MISTAKE
+    assert rank.wait(PATIENCE_S) == protocol.MISTAKE and rank.poll() == protocol.MISTAKE
     assert "none.json: [Errno 2]" in (tmp_path / "log").read_text()
     lost = first.start(["dance", "none.json"], environment, tmp_path / "log", tmp_path / "nowhere")
-    assert lost.wait(30) == 1
+    assert lost.wait(PATIENCE_S) == 1
     assert "nowhere" in (tmp_path / "log").read_text()
 
 

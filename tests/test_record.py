@@ -34,7 +34,7 @@ from ddlkit.run.sessions import session as outcomes
 from ddlkit.run.sessions.engine import measure, run_session
 from ddlkit.run.sessions.session import Point, PointList, Source, Tables
 from faulty_points import FAULTS, fine
-from places import ROOT, alive, family, wait_for
+from places import PATIENCE_S, ROOT, alive, family, wait_for
 
 TESTS = Path(__file__).parent
 
@@ -458,7 +458,7 @@ def test_a_run_that_is_killed_leaves_nothing_behind_and_goes_on_later(
         children: list[psutil.Process] = family(parent.pid)
         assert children
         parent.send_signal(number)
-        assert parent.wait(60) != 0
+        assert parent.wait(PATIENCE_S) != 0
         assert wait_for(lambda: not alive(children)), "the measuring process outlived its parent"
     finally:
         parent.kill()
