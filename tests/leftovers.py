@@ -20,6 +20,8 @@ from places import alive
 PATIENCE_S = 120.0  # the kernel kills at once; who cleans up has this long, on the busiest machine
 TAG = "DDLKIT_TESTED_BY"
 """In the environment of whatever a test starts: by it even an orphan is known as the test's."""
+KEPT = "torchinductor_"
+"""A folder that torch makes once it has loaded its compiler, and keeps for whoever comes next."""
 HALF = ("*.tmp", "*.pending", ".room", "ddlkit-run-*")
 
 
@@ -72,7 +74,7 @@ def _left(
             processes.append(f"process {one.pid}: {one.name()}")
     try:
         files = [path for pattern in HALF for path in directories[0].rglob(pattern)]
-        files += directories[1].iterdir()
+        files += [path for path in directories[1].iterdir() if not path.name.startswith(KEPT)]
     except FileNotFoundError as error:  # a folder went while it was looked into: look again
         files = [Path(str(error.filename))]
     held = [f"lock on {path}" for path in _held(directories)]
