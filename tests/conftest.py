@@ -7,9 +7,10 @@ import random
 import re
 import shutil
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 from hypothesis import settings
@@ -66,31 +67,64 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.path not in slow)
 
 
-SEARCHES_OSF = {
-    "book",
-    "errata_osf",
-    "figures_osf",
-    "figures_osf_ranges",
-    "planners_osf",
-    "verdicts",
+TOGETHER = {
+    "searches": "book errata_osf figures_osf figures_osf_ranges planners_osf verdicts written",
+    "clusters": "clusters clusters_abci clusters_coverage clusters_cs336 clusters_predicted clusters_vidur",
 }
-"""Files that need all verdicts, or the search for osf's setting: what a process does once for all of them."""
+"""Files that need the same searches, verdicts or predictions: what a process does once for all of them."""
+APART = {"notebooks"}
+"""Files whose tests share nothing but files: workers may have one test each."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Each file to one worker, and those of SEARCHES_OSF to one together."""
+    """Each file to one worker, those TOGETHER to one, and those APART to any, test by test."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
+    groups = {name: group for group, names in TOGETHER.items() for name in names.split()}
+
     class Together(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = str(super()._split_scope(nodeid))
-            shares = Path(file).stem.removeprefix("test_") in SEARCHES_OSF
-            return "searches of osf" if shares else file
+            name = Path(file).stem.removeprefix("test_")
+            return nodeid if name in APART else groups.get(name, file)
 
     return Together(config, log)
+
+
+class Executed(Protocol):
+    """Runs notebooks; returns where their executed copies lie and, in ``reports``, what they wrote."""
+
+    def __call__(self, chosen: Sequence[Path]) -> Path: ...
+
+
+@pytest.fixture(scope="session")
+def recording() -> str:
+    """The recording that the committed report was made from."""
+    from ddlkit import store
+
+    return store.list_recorded()[0].name
+
+
+@pytest.fixture(scope="session")
+def executed(tmp_path_factory: pytest.TempPathFactory, recording: str) -> Executed:
+    """One place for all workers of a session, in which each notebook is run once: the book keeps it."""
+    from ddlkit.report import book
+    from ddlkit.store.files import writing_in
+
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "whole-book"
+
+    def run(chosen: Sequence[Path]) -> Path:
+        with ExitStack() as turns:
+            for notebook in chosen:
+                turns.enter_context(writing_in(folder / "turns" / notebook.stem))
+            book.run(chosen, recording, executed=folder, reports=folder / "reports")
+        return folder
+
+    return run
 
 
 @pytest.fixture(autouse=True)

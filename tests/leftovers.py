@@ -17,9 +17,11 @@ from ddlkit.run.jobs.protocol import FORK
 from ddlkit.run.lab import network
 from places import alive
 
-PATIENCE_S = 40.0  # the kernel kills at once; who cleans up has this long, on the busiest machine
+PATIENCE_S = 120.0  # the kernel kills at once; who cleans up has this long, on the busiest machine
 TAG = "DDLKIT_TESTED_BY"
 """In the environment of whatever a test starts: by it even an orphan is known as the test's."""
+KEPT = "torchinductor_"
+"""A folder that torch makes once it has loaded its compiler, and keeps for whoever comes next."""
 HALF = ("*.tmp", "*.pending", ".room", "ddlkit-run-*")
 
 
@@ -66,17 +68,27 @@ def _left(
     tag: str, before: set[str], known: set[psutil.Process], directories: tuple[Path, Path]
 ) -> list[str]:
     """Everything that is there now and should not be, in words."""
-    processes = [f"process {one.pid}: {one.name()}" for one in _processes(tag, known)]
-    files = [path for pattern in HALF for path in directories[0].rglob(pattern)]
-    files += directories[1].iterdir()
+    processes = []
+    for one in _processes(tag, known):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            processes.append(f"process {one.pid}: {one.name()}")
+    try:
+        files = [path for pattern in HALF for path in directories[0].rglob(pattern)]
+        files += [path for path in directories[1].iterdir() if not path.name.startswith(KEPT)]
+    except FileNotFoundError as error:  # a folder went while it was looked into: look again
+        files = [Path(str(error.filename))]
     held = [f"lock on {path}" for path in _held(directories)]
     return [*processes, *sorted(_places() - before), *map(str, files), *held]
 
 
 def _below() -> set[psutil.Process]:
     """The processes below this one, but not what forks the ranks of all tests."""
-    found = psutil.Process().children(recursive=True)
-    return {one for one in alive(found) if FORK not in one.cmdline()}
+    found = set()
+    for one in alive(psutil.Process().children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            if FORK not in one.cmdline():
+                found.add(one)
+    return found
 
 
 def _processes(tag: str, known: set[psutil.Process]) -> list[psutil.Process]:

@@ -25,7 +25,7 @@ from ddlkit import papers, store
 from ddlkit.core.errors import UserError
 from ddlkit.report import book, catalog, claims, outputs, site
 from ddlkit.report import papers as verdicts
-from places import alive, wait_for
+from places import PATIENCE_S, alive, wait_for
 
 LAYERS = [
     (
@@ -275,7 +275,7 @@ def test_an_interrupted_book_leaves_no_kernel(tmp_path: Path) -> None:
             process.send_signal(number)
             assert process.stdout is not None and process.stdout.readline() == b"%d\n" % turn
             assert wait_for(partial(_ended, kernel))
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
         process.communicate()
@@ -283,7 +283,7 @@ def test_an_interrupted_book_leaves_no_kernel(tmp_path: Path) -> None:
 
 def _running_kernel(folder: Path) -> psutil.Process:
     """The kernel that has left its number there, which is removed."""
-    assert wait_for(lambda: bool([*folder.glob("*.pid")]), 60)
+    assert wait_for(lambda: bool([*folder.glob("*.pid")]))
     (told,) = folder.glob("*.pid")
     told.unlink()
     return psutil.Process(int(told.stem))

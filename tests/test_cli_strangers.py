@@ -16,6 +16,7 @@ from ddlkit import cli, store
 from ddlkit.core.errors import UserError
 from ddlkit.formats import plans
 from ddlkit.store.tables import is_stamped
+from places import PATIENCE_S
 
 LEAST = {"alpha_beta": 3, "piecewise": 5, "segments": 3, "table": 2}
 COST = {"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9}
@@ -167,7 +168,7 @@ def long(*_, **__):
         with contextlib.suppress(KeyboardInterrupt):  # as an extension does that asks for an attribute
             signal.raise_signal(signal.SIGTERM)
     try:
-        time.sleep(50)
+        time.sleep(200)
     finally:
         time.sleep(1.5)  # cleaning up takes longer than an interrupt takes to come again
         print("cleaned up")
@@ -183,7 +184,7 @@ def test_an_interrupt_that_is_dropped_comes_again_and_lets_clean_up(
 ) -> None:
     times = write_times(tmp_path / "times.csv")
     argv = [sys.executable, "-c", FALLS_WHERE_IT_IS_DROPPED, str(times), where]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=40, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stdout) == (143, "cleaned up\n")
     assert done.stderr.endswith("ddlkit: interrupted\n")
 

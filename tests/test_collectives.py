@@ -146,7 +146,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_gloo_gets_the_threads_that_were_asked(alone: None, threads: int) -> None:
     """Besides each that runs collectives, gloo has one that serves its sockets."""
-    assert wait_for(lambda: not peers.threads_here(), 5), "an earlier group is gone"
+    assert wait_for(lambda: not peers.threads_here()), "an earlier group is gone"
     me = Rank.join("gloo", gloo_threads=threads)
     try:
         assert len(peers.threads_here(at_least=2 * threads)) == 2 * threads

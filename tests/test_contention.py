@@ -52,7 +52,7 @@ from ddlkit.run.measure.standin import (
 )
 from ddlkit.run.sessions.kinds import Here, kernels_beside_copies, kernels_beside_messages
 from ddlkit.run.sessions.session import Partial, Unavailable
-from places import wait_for
+from places import PATIENCE_S, wait_for
 
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
 
@@ -162,7 +162,7 @@ def test_a_stand_in_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
             finally:
                 ended.set()
 
-    traffic = Ending(MIB).beside(Footprint(1, 1), lambda: ended.wait(90)).traffic()
+    traffic = Ending(MIB).beside(Footprint(1, 1), lambda: ended.wait(PATIENCE_S)).traffic()
     assert ended.is_set() and traffic.overlap_share < 1
     assert traffic.ends_s[0] < traffic.closed_s
 

@@ -33,7 +33,7 @@ from ddlkit.run.lab import network
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.sessions.session import Origin
 from ddlkit.store import files
-from places import ROOT, alive, ranks_below, wait_for
+from places import PATIENCE_S, ROOT, alive, ranks_below, wait_for
 from test_book import write as write_notebook
 from test_launch import ENDLESS
 from test_reproduce import Clone, clone, is_running
@@ -52,7 +52,7 @@ def run(
     paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     environment = {**os.environ, **paths} if environment is None else environment
     return subprocess.run(
-        argv, env=environment, cwd=cwd, capture_output=True, text=True, timeout=100
+        argv, env=environment, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 
@@ -274,7 +274,7 @@ def test_ranks_that_were_about_to_start_are_not_missed(tmp_path: Path) -> None:
         assert wait_for(partial(any_in, out, "ddlkit-run-*/files/rank-logs/config.json"))
         time.sleep(delay_s)
         process.send_signal(number)
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=PATIENCE_S)[1]
         assert process.returncode == 128 + number
         assert "Traceback" not in said
         assert said.splitlines()[-1] == "ddlkit: interrupted; what was measured is kept"
@@ -373,7 +373,7 @@ def test_a_stage_can_be_ended_at_any_moment(stage: str, clone: Clone) -> None:
         assert wait_for(log.exists)
         time.sleep(chance.uniform(0.0, 1.5))
         process.send_signal(number)
-        said = process.communicate(timeout=90)[1]
+        said = process.communicate(timeout=PATIENCE_S)[1]
         ended = 128 + number, f"reproduce.sh: {word}; the same command goes on from here\n"
         assert (process.returncode, said) in [ended, (0, "")]
         assert stage not in STAGES or "Traceback" not in log.read_text()
@@ -406,7 +406,7 @@ def test_a_stopped_rank_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyP
             return ""
 
     with pytest.raises(UserError, match="^rank 0 of 2 ended with exit status 3 in job") as caught:
-        launch.run_ranks("collectives", config, ranks=2, place=Stopping(), timeout_s=60.0)
+        launch.run_ranks("collectives", config, ranks=2, place=Stopping(), timeout_s=PATIENCE_S)
     assert "\n" not in str(caught.value) and stopped and not alive(stopped)
 
 
@@ -644,7 +644,7 @@ def test_odd_folders_change_nothing(name: str, tmp_path: Path, clone: Clone) -> 
     assert len(store.load_table(folder / "drift-a.csv")) == 1
     with pytest.raises(UserError, match="unknown job 'dance'"):
         launch.run_ranks(
-            "dance", {"out": str(folder / "o")}, ranks=2, place=Loopback(), timeout_s=60
+            "dance", {"out": str(folder / "o")}, ranks=2, place=Loopback(), timeout_s=PATIENCE_S
         )
     moved = folder / "clone"
     shutil.copytree(clone.path, moved)
@@ -757,7 +757,7 @@ def test_ranks_listen_at_their_own_address_alone(
     monkeypatch.setattr(type(place), "lost", look)
     with nullcontext() if where == "loopback" else place, pytest.raises(UserError, match="^seen"):
         asked = {"out": str(tmp_path), **ENDLESS}
-        launch.run_ranks("collectives", asked, ranks=2, place=place, timeout_s=60)
+        launch.run_ranks("collectives", asked, ranks=2, place=place, timeout_s=PATIENCE_S)
     assert len(found) >= 3, "the store, and gloo of each rank"
     own = {launch.LOCALHOST} if where == "loopback" else {"10.77.0.1", "10.77.0.2"}
     assert set(found) <= own, "nowhere else"

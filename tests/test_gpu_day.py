@@ -131,7 +131,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_archive_from_which_the_next_call_go
     # Before anything is measured, in the middle, and going on from there.
     for at_least in (0, 1, 1):
         with begun(2, 300, "5m", archive.parent, *smoke):
-            assert wait_for(partial(newly_packed, archive, written_ns(archive), at_least), 90)
+            assert wait_for(partial(newly_packed, archive, written_ns(archive), at_least))
         found = packed(archive, tmp_path / "look")
         assert there <= found
         there = found

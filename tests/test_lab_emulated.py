@@ -29,14 +29,14 @@ from ddlkit.run.lab.conditions import Change, Conditions
 from ddlkit.run.lab.emulated import Crossing
 from ddlkit.run.lab.network import Lab, LabShape, attach, clean, status
 from ddlkit.run.lab.replay import calibrate, replay
-from places import ROOT, alive, planned, ranks_below, wait_for
+from places import PATIENCE_S, ROOT, alive, planned, ranks_below, wait_for
 from test_lab_network import entering, lines, links, send, start, traces
 
 # Echo requests, each answered before the next: prints the round trips in seconds.
 PING = """
 import socket, struct, sys, time
 from ddlkit.run.lab.tunnel import folded
-s = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP); s.settimeout(20)
+s = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP); s.settimeout(100)
 for number in range(int(sys.argv[2])):
     said = struct.pack("!HH", 77, number) + bytes(56)
     sum_ = 0xFFFF ^ folded(struct.pack("!BBH", 8, 0, 0) + said)
@@ -129,8 +129,8 @@ class TestLink:
             receiving = subprocess.Popen(receive, stdout=subprocess.PIPE, text=True)
             assert receiving.stdout is not None and receiving.stdout.readline() == "ready\n"
             argv = [sys.executable, "-c", SEND_RANDOM, "10.77.0.2", str(n_bytes)]
-            subprocess.run(entering(lab, 0, *argv), check=True, timeout=60)
-            found = receiving.communicate(timeout=60)[0].strip()
+            subprocess.run(entering(lab, 0, *argv), check=True, timeout=PATIENCE_S)
+            found = receiving.communicate(timeout=PATIENCE_S)[0].strip()
             counters = [lines(*entering(lab, rank, "cat", "/proc/net/snmp")) for rank in (0, 1)]
         import random
 
@@ -145,7 +145,7 @@ class TestLink:
         with Lab(shape(rate=1e6, queue_bytes=128 * 1024)) as lab:
             with lab.watched() as seen:
                 argv = [sys.executable, "-c", FLOOD, "10.77.0.2", str(sent)]
-                subprocess.run(entering(lab, 0, *argv), check=True, timeout=60)
+                subprocess.run(entering(lab, 0, *argv), check=True, timeout=PATIENCE_S)
                 assert wait_for(lambda: lab.crossed()["ranks"][0]["sent_dropped"] > 0)
             row = seen[0].ranks.iloc[0]
             assert row["sent_frames"] + row["sent_dropped"] <= sent
@@ -290,7 +290,7 @@ class TestEnd:
         process, label = owner
         link = link_process(label)
         process.send_signal(number)
-        process.wait(timeout=60)
+        process.wait(timeout=PATIENCE_S)
         assert traces(label) == [] and not alive([link])
 
     @pytest.mark.fault(
@@ -336,7 +336,7 @@ class TestEnd:
         terminal = subprocess.Popen(
             [sys.executable, "-m", "ddlkit", *argv], cwd=ROOT, start_new_session=True
         )
-        assert terminal.wait(timeout=60) == 0
+        assert terminal.wait(timeout=PATIENCE_S) == 0
         try:
             link = link_process("stays")
             assert "stays" not in clean() and alive([link])

@@ -18,7 +18,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import parse_bits_per_s
 from ddlkit.run.lab import network
 from ddlkit.run.lab.network import Lab, LabShape, attach, clean, status
-from places import ROOT, sent_by
+from places import PATIENCE_S, ROOT, sent_by
 
 FRAME = 1514 / 1448  # bytes on the wire for each byte of TCP payload
 
@@ -188,7 +188,7 @@ class TestNetwork:
             sleeper = subprocess.Popen(entering(lab, 0, "sleep", "60"))
             assert len([t for t in traces(lab.label) if t.startswith(f"{lab.label}-")]) == 4
             assert links() == before
-        assert sleeper.wait(timeout=60) == -signal.SIGKILL
+        assert sleeper.wait(timeout=PATIENCE_S) == -signal.SIGKILL
         assert traces(lab.label) == []
         assert links() == before
 
@@ -238,7 +238,7 @@ class TestNetwork:
         reach = (
             "import socket\n"
             "for host in ('127.0.0.1', '10.77.0.1', '10.77.0.2', '192.0.2.1'):\n"
-            "    s = socket.socket(); s.settimeout(2)\n"
+            "    s = socket.socket(); s.settimeout(60)\n"
             "    try: s.connect((host, 9))\n"
             "    except OSError as error: print(type(error).__name__, error.errno)"
         )
@@ -319,7 +319,7 @@ class TestOwner:
     def test_a_signal_takes_the_lab_down(self, owner: Owner, number: signal.Signals) -> None:
         process, label, inside = owner
         process.send_signal(number)
-        process.wait(timeout=60)
+        process.wait(timeout=PATIENCE_S)
         assert process.returncode in (-signal.SIGINT, 128 + number)
         assert traces(label) == []
         assert not psutil.pid_exists(inside)
@@ -340,7 +340,7 @@ class TestOwner:
             assert process.stdout is not None and process.stdout.readline() == "go\n"
             time.sleep(0.011 * moment)
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=60) == -signal.SIGINT, process.communicate()[1]
+            assert process.wait(timeout=PATIENCE_S) == -signal.SIGINT, process.communicate()[1]
             process.communicate()
             assert traces("crossing") == []
 

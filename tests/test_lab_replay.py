@@ -39,7 +39,7 @@ from ddlkit.run.lab.script import (
     make_timeline,
     read_replayed,
 )
-from places import ROOT, TINY, alive, planned, ranks_below, sent_by, wait_for
+from places import PATIENCE_S, ROOT, TINY, alive, planned, ranks_below, sent_by, wait_for
 from strategies import plans, workloads
 
 
@@ -403,7 +403,7 @@ class TestLab:
         """Four ranks; framing leaves 95.6%, and the shaper's burst lends a little to 4 MiB."""
         brief = Budget(warmup=1, min_repeats=3, max_repeats=9, max_s=0.5)
         with Lab(LabShape(4, 1e9)) as lab:
-            samples = replay.calibrate(lab, [4 * MIB, 16 * MIB], budget=brief, timeout_s=60)
+            samples = replay.calibrate(lab, [4 * MIB, 16 * MIB], budget=brief, timeout_s=PATIENCE_S)
         fastest_s = samples.groupby("bytes")["seconds"].min()
         wire_s = fastest_s.index * wire_s_per_byte("all_reduce", 4, 1e9) * FRAMING
         efficiency = wire_s / fastest_s

@@ -24,7 +24,7 @@ from ddlkit.run.jobs import launch, protocol, worker
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.launch import Loopback, Place
 from ddlkit.store.files import scratch
-from places import ROOT, alive, family, free_port, listening, ranks_below, wait_for
+from places import PATIENCE_S, ROOT, alive, family, free_port, listening, ranks_below, wait_for
 
 ENDLESS = {
     "collectives": ["all_reduce"],
@@ -141,7 +141,7 @@ def test_no_rank_outlives_a_parent_that_is_killed(kind: str, at_work: bool, tmp_
         children = family(parent.pid)
         assert len(children) >= 2
         parent.kill()
-        assert wait_for(lambda: not alive(children), 60), "a rank outlived its parent"
+        assert wait_for(lambda: not alive(children)), "a rank outlived its parent"
     with scratch(tmp_path):
         assert len([*tmp_path.glob("ddlkit-run-*")]) == 1, "the next launch sweeps what is nobody's"
 
@@ -158,13 +158,13 @@ def test_no_rank_and_no_file_outlives_a_signal(tmp_path: Path) -> None:
         first = ranks_below(parent.pid)
         (directory,) = tmp_path.iterdir()
         parent.send_signal(signal.SIGINT)
-        assert wait_for(lambda: not directory.exists() and not alive(first), 60)
+        assert wait_for(lambda: not directory.exists() and not alive(first))
         assert wait_for(lambda: joined(tmp_path))
         children = family(parent.pid)
         assert len(first) == 2 and len(children) == 3, "two ranks, and what forks them"
         parent.terminate()
-        assert parent.wait(60) == 128 + signal.SIGTERM
-        assert wait_for(lambda: not alive(children), 60), "a rank outlived its parent"
+        assert parent.wait(PATIENCE_S) == 128 + signal.SIGTERM
+        assert wait_for(lambda: not alive(children)), "a rank outlived its parent"
         assert list(tmp_path.iterdir()) == []
 
 
@@ -188,7 +188,7 @@ def test_torchrun_starts_the_same_worker_over_nodes(tmp_path: Path) -> None:
     node += ["-m", "ddlkit.run.jobs.worker", "collectives", str(config)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     agents = [subprocess.Popen(node, env=environment, cwd=tmp_path) for _ in range(2)]
-    assert [agent.wait(100) for agent in agents] == [0, 0]
+    assert [agent.wait(PATIENCE_S) for agent in agents] == [0, 0]
     table = store.load_table(tmp_path / "out" / "collectives.csv", "collectives")
     assert set(table["ranks"]) == {2} and set(table["link"]) == {"cluster"}
 
@@ -199,10 +199,10 @@ def test_forked_ranks_live_where_and_as_they_were_asked_to(tmp_path: Path) -> No
     assert first is second and first.usable
     environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     rank = first.start(["dance", "none.json"], environment, tmp_path / "log", None)
-    assert rank.wait(30) == protocol.MISTAKE and rank.poll() == protocol.MISTAKE
+    assert rank.wait(PATIENCE_S) == protocol.MISTAKE and rank.poll() == protocol.MISTAKE
     assert "none.json: [Errno 2]" in (tmp_path / "log").read_text()
     lost = first.start(["dance", "none.json"], environment, tmp_path / "log", tmp_path / "nowhere")
-    assert lost.wait(30) == 1
+    assert lost.wait(PATIENCE_S) == 1
     assert "nowhere" in (tmp_path / "log").read_text()
 
 

@@ -26,6 +26,7 @@ from ddlkit.run.jobs.launch import Loopback, launch
 from ddlkit.run.measure import layers
 from ddlkit.run.measure.layers import LayersSettings, layers_job, profile_layers
 from ddlkit.run.nets import registry as networks
+from places import PATIENCE_S
 from test_clock import Simulated
 
 ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)
@@ -217,7 +218,7 @@ def test_slowest_line_waits_for_the_last_rank_at_every_point(spans: np.ndarray) 
 
 def test_two_ranks_profile_at_the_same_time(tmp_path: Path) -> None:
     settings = LayersSettings({"lenet5": 8}, budget=Budget(1, max_repeats=8, max_s=1.0), threads=1)
-    launch(layers_job, settings, ranks=2, place=Loopback(), timeout_s=60, out=tmp_path)
+    launch(layers_job, settings, ranks=2, place=Loopback(), timeout_s=PATIENCE_S, out=tmp_path)
     profile = store.read_profile(tmp_path / "layers.csv", ranks=2, threads=1)
     samples = store.load_table(tmp_path / "samples.csv", "samples")
     median = samples.groupby("quantity")["seconds"].median()

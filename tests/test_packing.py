@@ -28,7 +28,7 @@ from ddlkit.run.sessions import engine, packing
 from ddlkit.run.sessions.engine import run_session
 from ddlkit.run.sessions.packing import pack, restore
 from ddlkit.run.sessions.session import Origin, Source
-from places import ROOT, alive, family, wait_for
+from places import PATIENCE_S, ROOT, alive, family, wait_for
 
 TESTS = Path(__file__).parent
 FACTS = {"measure": "facts"}
@@ -222,16 +222,16 @@ def test_killed_at_any_moment_the_file_is_whole_and_gone_on_from(who: str, tmp_p
             goal = min(
                 12, there + chance.randint(2, 4)
             )  # far enough from the end, on busy cores too
-            assert wait_for(partial(holds, out, goal), 60)
+            assert wait_for(partial(holds, out, goal))
             threading.Event().wait(chance.uniform(0.0, 0.1))
             processes = family(parent.pid)
             victim = parent.pid if who == "parent" else processes[0].pid
             os.kill(victim, signal.SIGKILL)
             if who == "child":  # another one goes on
-                assert wait_for(partial(holds, out, goal + 1), 60)
+                assert wait_for(partial(holds, out, goal + 1))
                 parent.kill()
-            parent.wait(60)
-            assert wait_for(partial(all_gone, processes), 60)
+            parent.wait(PATIENCE_S)
+            assert wait_for(partial(all_gone, processes))
         finally:
             parent.kill()
         found = unpacked(file, tmp_path / f"life{life}")
@@ -240,7 +240,7 @@ def test_killed_at_any_moment_the_file_is_whole_and_gone_on_from(who: str, tmp_p
         (file.parent / f".{file.name}.{parent.pid}.tmp").write_bytes(b"half")
     shutil.rmtree(out)
     last = start(out, file)
-    assert last.wait(60) == 0
+    assert last.wait(PATIENCE_S) == 0
     before, after = contents(found), contents(unpacked(file, tmp_path / "last"))
     changing = {"outcomes.csv", "outcomes.json"}
     assert {name: before[name] for name in before.keys() - changing}.items() <= after.items()
@@ -261,9 +261,9 @@ def test_a_recording_that_is_ended_packs_all_it_leaves(
     out, file = tmp_path / "rec", tmp_path / "rec.tgz"
     parent = start(out, file)
     try:
-        assert wait_for(lambda: points_in(out) >= 3, 60)
+        assert wait_for(lambda: points_in(out) >= 3)
         parent.send_signal(number)
-        assert parent.wait(60) != 0
+        assert parent.wait(PATIENCE_S) != 0
     finally:
         parent.kill()
     assert contents(unpacked(file, tmp_path / "found")) == contents(out)
@@ -279,9 +279,9 @@ def test_a_log_that_nobody_writes_any_more_ends_no_recording(tmp_path: Path) -> 
     reading, writing = os.pipe()
     parent = start(out, file, stderr=writing)
     os.close(writing)
-    assert wait_for(partial(holds, out, 1), 60)
+    assert wait_for(partial(holds, out, 1))
     os.close(reading)
-    parent.wait(60)
+    parent.wait(PATIENCE_S)
     assert points_in(unpacked(file, tmp_path / "found")) == 20
 
 

@@ -153,7 +153,8 @@ def test_the_licence_is_mit_everywhere() -> None:
 
 def test_files_that_share_a_worker_are_there() -> None:
     files = {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("test_*.py")}
-    assert files > conftest.SEARCHES_OSF
+    named = {name for names in conftest.TOGETHER.values() for name in names.split()}
+    assert files > named | conftest.APART
 
 
 @pytest.mark.parametrize("checker", [["ruff", "check", "."], ["mypy"]], ids=["ruff", "mypy"])

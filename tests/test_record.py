@@ -34,7 +34,7 @@ from ddlkit.run.sessions import session as outcomes
 from ddlkit.run.sessions.engine import measure, run_session
 from ddlkit.run.sessions.session import Point, PointList, Source, Tables
 from faulty_points import FAULTS, fine
-from places import ROOT, alive, family, wait_for
+from places import PATIENCE_S, ROOT, alive, family, wait_for
 
 TESTS = Path(__file__).parent
 
@@ -148,8 +148,8 @@ def test_what_does_not_fit_into_the_budget_makes_room_for_what_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outcomes, "time", Clock())
-    body = [fine("a", 5.0), fine("b", 500.0), fine("c", 5.0)]
-    plan = PointList(body, closing=[fine("close", 20.0)])
+    body = [fine("a", 50.0), fine("b", 5000.0), fine("c", 50.0)]
+    plan = PointList(body, closing=[fine("close", 200.0)])
     found = work(plan, tmp_path, deadline_s=60)
     assert {key: event["outcome"] for key, event in found.items()} == {
         "test/a": outcomes.MEASURED,
@@ -157,8 +157,8 @@ def test_what_does_not_fit_into_the_budget_makes_room_for_what_does(
         "test/c": outcomes.MEASURED,
         "test/close": outcomes.MEASURED,
     }
-    # Twice the time for the last is set aside: of 50 s, 40 are not for one more of 15.
-    plan = PointList([fine("d", 15.0)], closing=[fine("close2", 20.0)])
+    # Twice the time for the last is set aside: of 500 s, 400 are not for one more of 150.
+    plan = PointList([fine("d", 150.0)], closing=[fine("close2", 200.0)])
     found = work(plan, tmp_path, deadline_s=50)
     assert found["test/d"]["outcome"] == outcomes.NO_TIME
     assert found["test/close2"]["outcome"] == outcomes.MEASURED
@@ -453,15 +453,13 @@ def test_a_run_that_is_killed_leaves_nothing_behind_and_goes_on_later(
         [sys.executable, "-c", SCRIPT, str(tmp_path)], env={**os.environ, "PYTHONPATH": path}
     )
     try:
-        assert wait_for(lambda: (tmp_path / "outcomes.csv").exists(), 60)
-        assert wait_for(lambda: outcomes_in(tmp_path)["test/slow"] == outcomes.STARTED, 60)
+        assert wait_for(lambda: (tmp_path / "outcomes.csv").exists())
+        assert wait_for(lambda: outcomes_in(tmp_path)["test/slow"] == outcomes.STARTED)
         children: list[psutil.Process] = family(parent.pid)
         assert children
         parent.send_signal(number)
-        assert parent.wait(60) != 0
-        assert wait_for(lambda: not alive(children), 60), (
-            "the measuring process outlived its parent"
-        )
+        assert parent.wait(PATIENCE_S) != 0
+        assert wait_for(lambda: not alive(children)), "the measuring process outlived its parent"
     finally:
         parent.kill()
     hashes = valid_tables(tmp_path)

@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from places import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parent.parent
 UNWANTED = ("CONDA_PREFIX", "PYTHONPATH", "PYTHONPYCACHEPREFIX")
 TOOLS = ["awk", "bash", "cat", "cut", "dirname", "mkdir", "rm", "sleep", "tail"]
@@ -45,7 +47,7 @@ class Clone:
             env=self.variables(**variables),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
 
     def calls(self) -> list[str]:
@@ -70,7 +72,7 @@ def clone(tmp_path: Path) -> Clone:
 
 def wait_for(path: Path) -> list[str]:
     """Words of a file that another process is about to write, once its line is whole."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if path.exists() and path.read_text().endswith("\n"):
             return path.read_text().split()
@@ -223,7 +225,7 @@ def test_an_interrupt_ends_every_process_and_frees_the_lock(clone: Clone, by: st
             first.stdin.flush()
         else:
             first.send_signal(signal.SIGINT)
-        printed, _ = first.communicate(timeout=60)
+        printed, _ = first.communicate(timeout=PATIENCE_S)
     finally:
         first.kill()
     assert b"reproduce.sh: interrupted; the same command goes on from here" in printed

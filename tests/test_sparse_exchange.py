@@ -20,7 +20,7 @@ from ddlkit.core.sparse import selected
 from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.launch import Loopback, run_ranks
 from exchange_job import PLANS, STEPS
-from places import ROOT, free_port
+from places import PATIENCE_S, ROOT, free_port
 
 Seen = list[dict[str, NDArray[Any]]]
 EPS = float(np.finfo(np.float32).eps)
@@ -48,7 +48,7 @@ def seen(
     """What each of 2 and of 3 ranks saw, in one launch."""
     out = tmp_path_factory.mktemp("exchange")
     config = {"out": str(out), "join": {"backend": "gloo", "timeout_s": 20.0}, "parts": EVERYTHING}
-    run_ranks("exchange_job", config, ranks=request.param, place=Loopback(), timeout_s=100.0)
+    run_ranks("exchange_job", config, ranks=request.param, place=Loopback(), timeout_s=PATIENCE_S)
     return loaded(out, request.param)
 
 
@@ -195,7 +195,7 @@ def test_torchrun_starts_the_same(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(ROOT), str(Path(exchange_job.__file__).parent)])
     environment = {**os.environ, "PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
-        [*torchrun, *worker], env=environment, capture_output=True, text=True, timeout=120
+        [*torchrun, *worker], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     weights = [below(found, f"steps/pairs/{STEPS - 1}/weights") for found in loaded(tmp_path, 2)]
@@ -207,7 +207,7 @@ def test_ranks_on_gpus_agree_and_say_the_same(tmp_path: Path, zygote: None) -> N
     if torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
     config = {"out": str(tmp_path), "join": {"backend": "nccl"}, "parts": ["steps", "refused"]}
-    run_ranks("exchange_job", config, ranks=2, place=Loopback(), timeout_s=100.0)
+    run_ranks("exchange_job", config, ranks=2, place=Loopback(), timeout_s=PATIENCE_S)
     found = loaded(tmp_path, 2)
     assert same(*(below(one, f"steps/pairs/{STEPS - 1}/weights") for one in found))
     said = [str(one["refused/nan"]) for one in found]

@@ -30,6 +30,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.formats import messages
 from ddlkit.store import files
+from places import PATIENCE_S
 
 COMMAND = ["ddlkit", "measure", "collectives"]
 
@@ -269,7 +270,7 @@ def test_processes_appending_at_once_lose_no_row(tmp_path: Path) -> None:
     for process in running:
         process.start()
     for process in running:
-        process.join(timeout=60)
+        process.join(timeout=PATIENCE_S)
     assert [process.exitcode for process in running] == [0, 0, 0]
     assert len(store.load_table(tmp_path / "c.csv")) == 12
 

@@ -21,6 +21,7 @@ from ddlkit.report.source import default_recording, open_source
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.sessions import kinds, reader
 from ddlkit.run.sessions.engine import measure
+from places import PATIENCE_S
 
 TINY = ["lenet5:4"]
 SIZES = np.geomspace(1e3, 1e8, 12)
@@ -151,11 +152,11 @@ def test_being_ended_is_one_line_and_leaves_no_half_table(
         start_new_session=True,
     )
     signal.signal(signal.SIGHUP, before)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not (tmp_path / "samples-lenet5-b4-r1.json").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(number)
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 128 + number
     assert "interrupted; what was measured is kept" in said
     assert "Traceback" not in said

@@ -7,7 +7,7 @@ one, and it is the longest path of the graph with an edge more between neighbour
 
 Both are computed on arrays. A task whose only predecessor holds the same resource follows it at once unless
 another task of that resource comes between; so whole chains are played in one step, and where the result
-shows that something did come between, every task is played on its own.
+shows that something did come between, every task is played on its own, as where chains are short.
 """
 
 from __future__ import annotations
@@ -353,6 +353,10 @@ class Schedule:
         )
 
 
+WORTH = 16
+"""So many tasks, played one by one, take as long as a chain that is played in one step."""
+
+
 def schedule(graph: TaskGraph) -> Schedule:
     """The graph on its resources, first ready first served.
 
@@ -361,7 +365,10 @@ def schedule(graph: TaskGraph) -> Schedule:
     >>> both.longest_path_s, schedule(both).duration_s
     (1.0, 2.0)
     """
-    played = _play(graph, _chain_heads(graph))
+    heads = _chain_heads(graph)
+    if graph.n < WORTH * np.count_nonzero(heads):
+        return _play_each(graph)
+    played = _play(graph, heads)
     return played if _in_order(played) else _play_each(graph)
 
 
@@ -500,21 +507,24 @@ def _play_each(graph: TaskGraph) -> Schedule:
     begins, after = (column.tolist() for column in _following(graph.edges, graph.n))
     waits = np.bincount(graph.edges[:, 1], minlength=graph.n).tolist()
     taken_s, resource = graph.duration_s.tolist(), graph.resource.tolist()
-    ready_s, start_s = [0.0] * graph.n, np.zeros(graph.n)
+    ready_s, start_s = [0.0] * graph.n, [0.0] * graph.n
     free_s = [0.0] * len(graph.resources)
     queue = [(0.0, task) for task in range(graph.n) if not waits[task]]
     order = []
     while queue:
         at_s, task = heappop(queue)
-        start_s[task] = begin_s = max(at_s, free_s[resource[task]])
-        free_s[resource[task]] = end_s = begin_s + taken_s[task]
+        on = resource[task]
+        begin_s = free_s[on] if free_s[on] > at_s else at_s
+        start_s[task] = begin_s
+        free_s[on] = end_s = begin_s + taken_s[task]
         order.append(task)
         for freed in after[begins[task] : begins[task + 1]]:
-            ready_s[freed] = max(ready_s[freed], end_s)
+            if end_s > ready_s[freed]:
+                ready_s[freed] = end_s
             waits[freed] -= 1
             if not waits[freed]:
                 heappush(queue, (ready_s[freed], freed))
-    return Schedule(graph, start_s, np.array(order, np.int64))
+    return Schedule(graph, np.array(start_s), np.array(order, np.int64))
 
 
 def _in_order(played: Schedule) -> bool:
