@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -769,7 +769,8 @@ def test_ranks_listen_at_their_own_address_alone(
         request.getfixturevalue("require_lab")
     place: Loopback | Lab = Loopback() if where == "loopback" else Lab(LabShape(2, 1e9))
     monkeypatch.setattr(type(place), "lost", look)
-    with nullcontext() if where == "loopback" else place, pytest.raises(UserError, match="^seen"):
+    up: AbstractContextManager[object] = place if isinstance(place, Lab) else nullcontext()
+    with up, pytest.raises(UserError, match="^seen"):
         asked = {"out": str(tmp_path), **ENDLESS}
         launch.run_ranks("collectives", asked, ranks=2, place=place, timeout_s=60)
     assert len(found) >= 3, "the store, and gloo of each rank"
