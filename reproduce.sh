@@ -146,11 +146,19 @@ has_ddlkit() {  # BIN: whether the environment there runs the ddlkit of this ver
     [[ $(cd / && "$1/python" -c 'import ddlkit; print(*ddlkit.__path__)' 2>/dev/null) -ef ddlkit ]]
 }
 
+own_temporary() {  # of a set-up that is ended, pip leaves files: here, where the next one removes them
+  rm -rf build/tmp
+  mkdir build/tmp
+  export TMPDIR=$PWD/build/tmp
+}
+
 install_ddlkit() {  # BIN
+  own_temporary
   "$1/python" -m pip install --no-deps --no-build-isolation --editable .
 }
 
 make_venv() {  # BASE KEY: .venv from nothing, sealed with KEY once it is whole
+  own_temporary
   rm -f .venv/ready
   "$1" -m venv --clear .venv
   # Compiling every module now takes as long as the rest; Python compiles those it imports anyway.

@@ -306,7 +306,7 @@ class TestEnd:
         process.kill()
         process.wait()
         assert wait_for(lambda: not alive([link]))
-        assert label in clean()
+        clean()  # unless another lab that was made meanwhile has done it already
         assert traces(label) == []
 
     def test_a_start_that_fails_leaves_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:

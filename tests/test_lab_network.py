@@ -355,8 +355,7 @@ class TestOwner:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, but still a zombie
         assert {row["label"]: row["alive"] for row in status()}[label] is False
         process.wait()
-        assert traces(label)
-        assert label in clean()
+        clean()  # unless another lab that was made meanwhile has done it already
         assert traces(label) == []
         assert not psutil.pid_exists(inside) or psutil.Process(inside).status() == "zombie"
         assert label not in clean()
