@@ -12,6 +12,7 @@ from ddlkit.core.workload import Workload
 from ddlkit.model import Calibration, forecast_case
 from ddlkit.model.own_law import by_law
 from ddlkit.model.trials import OURS
+from ddlkit.run.instruments.usage import LATE_LIMIT
 
 PLACE = ["workers", "link", "network", "compute_s"]
 
@@ -110,3 +111,16 @@ def kinds(cases: pd.DataFrame) -> pd.Series:
     for part, kind in UNSTEADY.items():
         steady = steady.mask(cases["link"].str.contains(part), kind)
     return steady.rename("kind_of_lab")
+
+
+def lateness(runs: pd.DataFrame) -> pd.DataFrame:
+    """What our process carried: one row per number of workers and rate of a table ``runs`` over emulated links.
+
+    Columns: workers, link_bits_per_s, iterations; late : the largest share of packets that left it later than
+    they were due; marked : iterations in which that is above what counts as in time
+    """
+    rows = runs[runs["link"].str.startswith("emulated:")]
+    rows = rows.assign(marked=rows["late"] > LATE_LIMIT)
+    grouped = rows.groupby(["workers", "link_bits_per_s"])
+    found = grouped.agg(iterations=("late", "size"), late=("late", "max"), marked=("marked", "sum"))
+    return found.reset_index()
