@@ -114,7 +114,7 @@ def kinds(cases: pd.DataFrame) -> pd.Series:
 
 
 def lateness(runs: pd.DataFrame) -> pd.DataFrame:
-    """What our process carried: one row per number of workers and rate of a table ``runs`` over emulated links.
+    """What our process carried over emulated links: a row per number of workers and rate of a table ``runs``.
 
     Columns: workers, link_bits_per_s, iterations; late : the largest share of packets that left it later than
     they were due; marked : iterations in which that is above what counts as in time
