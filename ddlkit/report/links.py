@@ -124,3 +124,18 @@ def lateness(runs: pd.DataFrame) -> pd.DataFrame:
     grouped = rows.groupby(["workers", "link_bits_per_s"])
     found = grouped.agg(iterations=("late", "size"), late=("late", "max"), marked=("marked", "sum"))
     return found.reset_index()
+
+
+def engines(collectives: pd.DataFrame) -> pd.DataFrame:
+    """The same links by the kernel's bucket and by our process without delay: a row per lab and size.
+
+    Columns: ranks, link_bits_per_s, bytes, tbf_s and emulated_s (medians), ratio of the latter to the former.
+    Sizes and labs that one of them alone has are left out.
+    """
+    engine = (
+        collectives["link"].str.startswith("emulated:").map({True: "emulated_s", False: "tbf_s"})
+    )
+    keys = ["ranks", "link_bits_per_s", "bytes"]
+    medians = collectives.groupby([*keys, engine.rename("engine")])["seconds"].median()
+    found = medians.unstack("engine").dropna()[["tbf_s", "emulated_s"]]
+    return found.assign(ratio=found["emulated_s"] / found["tbf_s"]).reset_index()
