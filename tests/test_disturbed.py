@@ -277,7 +277,7 @@ def test_the_last_messages_are_those_of_the_last_iterations_of_one_rank() -> Non
 
 
 def played(changes: list[str], took_s: list[float], link: str) -> pd.DataFrame:
-    case = {
+    case: dict[str, Any] = {
         "kind": "replay",
         "network": "n",
         "device": "cpu",
