@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -276,7 +277,7 @@ def test_the_last_messages_are_those_of_the_last_iterations_of_one_rank() -> Non
 
 
 def played(changes: list[str], took_s: list[float], link: str) -> pd.DataFrame:
-    case = {
+    case: dict[str, Any] = {
         "kind": "replay",
         "network": "n",
         "device": "cpu",

@@ -9,7 +9,7 @@ from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import none
 from ddlkit.papers.osf import cluster
-from ddlkit.report.figures import osf_ranges, osf_scaling
+from ddlkit.report.figures import osf_overhead, osf_ranges, osf_scaling
 from strategies import random_workload
 from test_figures_osf import made
 
@@ -135,3 +135,24 @@ def test_rows_by_look_are_all_of_a_network() -> None:
     fused = osf_ranges.fused_in_lab(made(), 4).assign(look="regime")
     found = {look: len(rows) for look, _, rows in osf_ranges.by_look(fused, "ResNet101")}
     assert found == {"measured": 0, "regime": (fused["network"] == "ResNet101").sum()}
+
+
+def test_phases_in_the_papers_regime_are_whole_and_told() -> None:
+    """Without a coordinator nobody negotiates; ALLREDUCE falls with the buffer, WAIT grows."""
+    rows = osf_ranges.phases_in_regime()
+    assert set(rows["network"]) == {"ResNet101", "VGG16"} and set(rows["workers"]) == {4}
+    keys = ["network", "buffer_bytes"]
+    assert rows.groupby(keys)[["model", "measured"]].sum().to_numpy() == pytest.approx(1)
+    seconds = rows.pivot(index=keys, columns="phase", values="measured_s")
+    assert not seconds["NEGOTIATE"].any()
+    for _, own in seconds.groupby("network"):
+        assert own["ALLREDUCE"].iloc[-1] < own["ALLREDUCE"].iloc[0]
+        assert own["WAIT"].is_monotonic_increasing
+    assert osf_overhead.totals(rows)["error"].abs().max() < 0.03
+
+
+def test_what_the_text_states_of_vgg_16_stands_beside_what_was_measured() -> None:
+    found = osf_ranges.against_printed().set_index("statement")
+    assert found.notna().all(axis=None)
+    change = found.filter(like="1 GB over none", axis=0)
+    assert np.sign(change["measured"]).tolist() == np.sign(change["printed"]).tolist() == [-1, 1]

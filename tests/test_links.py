@@ -83,3 +83,19 @@ def test_labs_are_told_apart_by_what_is_special_about_them() -> None:
     names += ["emulated:1gbit-delay1ms-background0.3", "emulated:1gbit-delay1ms-jitter0.1ms"]
     found = links.kinds(pd.DataFrame({"link": names, "workers": [2, 2, 8, 4, 4]}))
     assert list(found) == ["2 workers", "loss", "8 workers", "others' traffic", "jitter"]
+
+
+def test_what_was_late_is_counted_where_it_was_and_the_kernels_links_are_left_out() -> None:
+    runs = pd.DataFrame({"workers": [2, 2, 8, 4], "link_bits_per_s": [1e9, 1e9, 1e9, 1e9]})
+    runs["link"] = ["emulated:1gbit-delay1ms"] * 3 + ["lab:1gbit"]
+    found = links.lateness(runs.assign(late=[0.01, 0.06, 0.0, 0.9]))
+    assert found["workers"].to_list() == [2, 8] and found["iterations"].to_list() == [2, 1]
+    assert found["marked"].to_list() == [1, 0] and found["late"].to_list() == [0.06, 0.0]
+
+
+def test_engines_are_compared_where_both_have_a_size() -> None:
+    names = ["lab:1gbit"] * 3 + ["emulated:1gbit-delay0ms"] * 2
+    rows = pd.DataFrame({"link": names, "ranks": 2, "link_bits_per_s": 1e9})
+    rows = rows.assign(bytes=[8, 8, 64, 8, 16], seconds=[1.0, 3.0, 9.0, 4.0, 5.0])
+    (found,) = links.engines(rows).to_dict("records")
+    assert found["bytes"] == 8 and found["ratio"] == pytest.approx(4.0 / 2.0)

@@ -12,6 +12,7 @@ from ddlkit.core.workload import Workload
 from ddlkit.model import Calibration, forecast_case
 from ddlkit.model.own_law import by_law
 from ddlkit.model.trials import OURS
+from ddlkit.run.instruments.usage import LATE_LIMIT
 
 PLACE = ["workers", "link", "network", "compute_s"]
 
@@ -110,3 +111,31 @@ def kinds(cases: pd.DataFrame) -> pd.Series:
     for part, kind in UNSTEADY.items():
         steady = steady.mask(cases["link"].str.contains(part), kind)
     return steady.rename("kind_of_lab")
+
+
+def lateness(runs: pd.DataFrame) -> pd.DataFrame:
+    """What our process carried over emulated links: a row per number of workers and rate of a table ``runs``.
+
+    Columns: workers, link_bits_per_s, iterations; late : the largest share of packets that left it later than
+    they were due; marked : iterations in which that is above what counts as in time
+    """
+    rows = runs[runs["link"].str.startswith("emulated:")]
+    rows = rows.assign(marked=rows["late"] > LATE_LIMIT)
+    grouped = rows.groupby(["workers", "link_bits_per_s"])
+    found = grouped.agg(iterations=("late", "size"), late=("late", "max"), marked=("marked", "sum"))
+    return found.reset_index()
+
+
+def engines(collectives: pd.DataFrame) -> pd.DataFrame:
+    """The same links by the kernel's bucket and by our process without delay: a row per lab and size.
+
+    Columns: ranks, link_bits_per_s, bytes, tbf_s and emulated_s (medians), ratio of the latter to the former.
+    Sizes and labs that one of them alone has are left out.
+    """
+    engine = (
+        collectives["link"].str.startswith("emulated:").map({True: "emulated_s", False: "tbf_s"})
+    )
+    keys = ["ranks", "link_bits_per_s", "bytes"]
+    medians = collectives.groupby([*keys, engine.rename("engine")])["seconds"].median()
+    found = medians.unstack("engine").dropna()[["tbf_s", "emulated_s"]]
+    return found.assign(ratio=found["emulated_s"] / found["tbf_s"]).reset_index()

@@ -105,17 +105,23 @@ def _key(case: Case) -> tuple[str, int, int, float]:
     return osf_name(case.network), case.workers, buffer_bytes, case.straggler
 
 
-def phases(lab: Lab) -> pd.DataFrame:
-    """One row per negotiated case and phase, of rank 0: seconds, and shares of the communication time.
+def phases(lab: Lab, *, negotiated: bool = True) -> pd.DataFrame:
+    """One row per case and phase, of rank 0: seconds, and shares of the communication time.
 
-    An agreement is taken to be as quick as the smallest message that was calibrated: everyone must have
-    heard from everyone. Columns: network, workers, buffer_bytes (0: no fusion), slowest, phase, model_s,
-    measured_s, repeatability_s, model, measured.
+    negotiated : of these cases; else of those in which a message leaves as soon as it is complete
+
+    Plans are a buffer's, or none. An agreement is taken to be as quick as the smallest message that was
+    calibrated: everyone must have heard from everyone. Columns: network, workers, buffer_bytes (0: no
+    fusion), slowest, phase, model_s, measured_s, repeatability_s (NaN where one repeat's spans were kept),
+    model, measured.
     """
     model, measured, apart = {}, {}, {}
-    for case in lab.cases(negotiated=True):
+    for case in lab.cases(negotiated=negotiated):
+        if case.plan.partition(":")[0] not in ("none", "buffer"):
+            continue
         key, messages = _key(case), lab.calibration.of_case(case)
-        sent, cost, agreed_s = plan_of(case), messages.cost, float(messages.cost(KIB))
+        sent, cost = plan_of(case), messages.cost
+        agreed_s = float(cost(KIB)) if negotiated else 0.0
         model[key] = breakdown(
             lab.workload(case),
             sent,

@@ -21,9 +21,9 @@ from ddlkit.model import make_plan
 from ddlkit.papers.osf.cluster import FIVE, PaperSetting, osf_name
 from ddlkit.report import compare
 from ddlkit.report.claims import claimed
-from ddlkit.report.figures import osf_scaling
+from ddlkit.report.figures import osf_overhead, osf_scaling
 from ddlkit.report.figures.osf_scaling import ANCHOR, EQ7, FORMULAS, Lab, formulas, setting_search
-from ddlkit.report.source import REGIMES
+from ddlkit.report.source import REGIMES, REGIMES_VGG
 
 Figure = Callable[[PaperSetting], pd.DataFrame]
 RULES = ("adafusion:repaired", "mg_wfbp", "exact")
@@ -191,6 +191,52 @@ def regime() -> Lab:
     campaign_regimes.yml.
     """
     return Lab.load(REGIMES)
+
+
+def regime_vgg() -> Lab:
+    """The same of VGG-16, as published and with its dense layers replaced."""
+    return Lab.load(REGIMES_VGG)
+
+
+def phases_in_regime() -> pd.DataFrame:
+    """`osf_overhead.phases` of two networks, four equal workers in the `regime`, not negotiated."""
+    found = [osf_overhead.phases(lab, negotiated=False) for lab in (regime(), regime_vgg())]
+    rows = pd.concat(found, ignore_index=True)
+    rows = rows[rows["network"].isin(osf_scaling.TWO) & (rows["workers"] == 4)]
+    return rows.sort_values(["network", "buffer_bytes"], kind="stable", ignore_index=True)
+
+
+def against_printed() -> pd.DataFrame:
+    """What the text states of VGG-16, printed and measured in the `regime`: one row per statement.
+
+    Columns: statement, printed, measured, in the same unit.
+    """
+    cases = {
+        (case.network, case.plan, case.workers): case
+        for case in regime_vgg().cases(negotiated=False)
+    }
+    factor = {key: _measured(regime_vgg(), case)["measured"] for key, case in cases.items()}
+    fused, alone = (factor["vgg16", plan, 4] for plan in ("buffer:1GB", "none"))
+    spent_s = osf_overhead.totals(phases_in_regime()).set_index(["network", "buffer_bytes"])[
+        "measured_s"
+    ]
+    rows = {
+        "scaling factor, 1 GB over none [%]": (
+            -claimed("osf-fig06-vgg16"),
+            100 * (fused / alone - 1),
+        ),
+        "communication, 1 GB over none [%]": (
+            claimed("osf-fig07-vgg16"),
+            100 * (spent_s["VGG16", GB] / spent_s["VGG16", 0] - 1),
+        ),
+        "scaling factor": (claimed("osf-fig08-before"), alone),
+        "scaling factor, layers replaced": (
+            claimed("osf-fig08-after"),
+            factor["vgg16_replaced", "none", 8],
+        ),
+    }
+    frame = pd.DataFrame.from_dict(rows, orient="index", columns=["printed", "measured"])
+    return frame.rename_axis("statement").reset_index()
 
 
 LABS = {"measured": "lab, 4 workers", "regime": "lab, dear start-ups"}
