@@ -45,6 +45,8 @@ def _traced(number: int, name: str, value: Any, **whole: Any) -> Input:
     return _import(json.dumps(document).encode(), "t.json")
 
 
+SIZED, ENDS = {"from_bytes": 1e3, "to_bytes": 1e7}, {"below": 0.1, "above": 0.1}
+"""Of a fit, and of the errors that it made where it was not fitted."""
 DEEP = 100_000
 """Lists in lists."""
 COLUMNS = 40_000
@@ -89,6 +91,14 @@ TRACEBACKS = [
     Entry("deep campaign", "RecursionError", "50 deep", _campaign("[" * DEEP, "c.json")),
     Entry("form of a list", "TypeError", "unknown cost form []", _cost('{"form":[]}')),
     Entry("fit of a list", "AttributeError", "fit is []", _cost(json.dumps({**LINE, "fit": []}))),
+    Entry(
+        *("400 micro-batch digits", "OverflowError", "micro-batches accumulated: at least 1"),
+        _cost("", "--accumulate", "9" * 400),
+    ),
+    Entry(
+        *("errors in lists", "ValueError", "the cost's held_out has no errors"),
+        _cost(json.dumps({**LINE, "fit": {**SIZED, "held_out": {**ENDS, "log_errors": [[0.1]]}}})),
+    ),
     Entry(
         *("400 digits", "TypeError", "alpha_s is inf"),
         _cost(json.dumps({**LINE, "alpha_s": 1}).replace(": 1,", f": {'9' * 400},")),

@@ -327,22 +327,28 @@ def _bytes(data: bytes, draw: random.Random) -> bytes:
     return bytes(found)
 
 
+def _rearranged(parts: list[bytes], draw: random.Random) -> tuple[int, int]:
+    """A part is gone, twice, or elsewhere; or is yet to be changed: which, and how (3 to 5)."""
+    one, other = (draw.randrange(len(parts)) for _ in range(2))
+    change = draw.randrange(6)
+    if change == 0:
+        del parts[one]
+    elif change == 1:
+        parts.insert(other, parts[one])
+    elif change == 2:
+        parts[one], parts[other] = parts[other], parts[one]
+    return one, change
+
+
 def _lines(data: bytes, draw: random.Random) -> bytes:
     """A line is gone, twice, elsewhere, empty, joined with the next, or there many times."""
     lines = data.split(b"\n")
-    at, to = (draw.randrange(len(lines)) for _ in range(2))
-    change = draw.randrange(6)
-    if change == 0:
-        del lines[at]
-    elif change == 1:
-        lines.insert(to, lines[at])
-    elif change == 2:
-        lines[at], lines[to] = lines[to], lines[at]
-    elif change == 3:
+    at, change = _rearranged(lines, draw)
+    if change == 3:
         lines.insert(draw.choice((0, at)), b"")
     elif change == 4:
         lines[at : at + 2] = [b"".join(lines[at : at + 2])]
-    else:
+    elif change == 5:
         lines[at:at] = [lines[at]] * draw.choice((5, 50))
     return b"\n".join(lines)
 
@@ -353,15 +359,8 @@ def _fields(data: bytes, draw: random.Random) -> bytes:
     at = draw.randrange(len(lines))
     parted_by = (SEPARATORS.findall(lines[at]) or [b","])[0]
     cells = SEPARATORS.split(lines[at])
-    one, other = (draw.randrange(len(cells)) for _ in range(2))
-    change = draw.randrange(6)
-    if change == 0:
-        del cells[one]
-    elif change == 1:
-        cells.insert(other, cells[one])
-    elif change == 2:
-        cells[one], cells[other] = cells[other], cells[one]
-    else:
+    one, change = _rearranged(cells, draw)
+    if change > 2:
         cells[one] = draw.choice(NASTY).encode(errors="surrogatepass")
     lines[at] = parted_by.join(cells)
     return b"\n".join(lines)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit import store
+from ddlkit.core.case import Case
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import group_ends, predict
@@ -29,7 +30,7 @@ from ddlkit.model.disturbed import Disturbance, carried_share, foretell, wire_s_
 from ddlkit.model.noise import Noise
 from ddlkit.model.replanning import last_messages, refitted
 from ddlkit.report import disturbances, source
-from ddlkit.run.instruments.vitals import Usage
+from ddlkit.run.instruments.usage import Usage
 from ddlkit.run.lab import emulated, network, tunnel
 from ddlkit.run.lab.conditions import Background, Change, Conditions, parse_changes
 from ddlkit.run.lab.network import Lab, LabShape
@@ -274,6 +275,39 @@ def test_the_last_messages_are_those_of_the_last_iterations_of_one_rank() -> Non
 # -- what a case says ------------------------------------------------------------------------------
 
 
+def played(changes: list[str], took_s: list[float], link: str) -> pd.DataFrame:
+    case = {
+        "kind": "replay",
+        "network": "n",
+        "device": "cpu",
+        "batch": 1,
+        "workers": 4,
+        "link": link,
+    }
+    case |= {"link_bits_per_s": 5e8, "collective": "all_reduce", "plan": "ddp", "ends": "1"}
+    rows = [{**vars(Case(**case, changes=one, seed=k))} for k, one in enumerate(changes)]
+    return pd.DataFrame(rows).assign(iteration_s=took_s, case=[str(k) for k in range(len(rows))])
+
+
+def test_the_reference_is_what_came_before_any_loss_on_each_link() -> None:
+    lossy, names = (
+        "0s:loss=1%",
+        ["emulated:500mbit-delay1ms-cubic", "emulated:500mbit-delay1ms-bbr"],
+    )
+    cubic = played(["", "", lossy, "", lossy, ""], [1.0, 2.0, 9.0, 3.0, 9.0, 1.5], names[0])
+    bbr = played(["", lossy, ""], [4.0, 9.0, 4.0], names[1])
+    runs = pd.concat([cubic, bbr], ignore_index=True)
+    before = disturbances.before_loss(runs)
+    assert before["iteration_s"].to_list() == [1.0, 2.0, 4.0]
+    after = disturbances.after_loss(runs).set_index("congestion")
+    assert after.loc["cubic", "ratio"].to_list() == [2.0, 1.0]
+    assert after.loc["cubic", "after"].to_list() == [1, 2]
+    assert after.loc["bbr", "ratio"] == 1
+    pd.testing.assert_frame_equal(disturbances.before_loss(before), before)
+    with pytest.raises(UserError, match="record campaign_calm.yml"):
+        disturbances.after_loss(before)
+
+
 def test_a_case_says_its_disturbance_and_has_a_name_for_it() -> None:
     case = replace(
         planned("none", Lab(LabShape(4, 5e8, conditions=Conditions(5e-4, congestion="bbr")))).case,
@@ -361,9 +395,10 @@ def test_a_case_changes_its_link_in_its_own_iterations_and_no_others() -> None:
     with Lab(LabShape(2, 1e9, conditions=Conditions(delay_s=1e-4))) as lab:
         slow = planned("none", lab, changes="0s:delay=20ms")
         found = replay(lab, 2, [slow, planned("none", lab)], rounds=3, spans=2)
-    took_s = found.runs.groupby("changes")["iteration_s"].agg(["min", "max"])
-    assert took_s.loc["0s:delay=20ms", "min"] >= 6 * 2 * 2 * 20e-3
-    assert took_s.loc["", "max"] < took_s.loc["0s:delay=20ms", "min"]
+    # Whatever else this machine does makes both longer: what is compared is of one run, and the shortest.
+    took_s = found.runs.groupby("changes")["iteration_s"].min()
+    assert took_s["0s:delay=20ms"] >= 6 * 2 * 2 * 20e-3
+    assert took_s[""] < took_s["0s:delay=20ms"]
     assert set(found.timeline["repeat"]) == {0, 1}
     seen = last_messages(found.timeline, slow.case.key, 1)
     assert (seen["seconds"] >= 2 * 2 * 20e-3).all() and len(seen) == TINY.n
@@ -412,7 +447,7 @@ class TestFaults:
             slow = planned("none", lab, changes="0s:delay=300ms")
             with pytest.raises(UserError, match="was killed by SIGKILL"):
                 replay(lab, 2, [slow], rounds=500)
-            assert max(ping(lab, 0, 1, 3)) < 4 * 300e-3
+            assert wait_for(lambda: ping(lab, 0, 1, 1)[0] < 4 * 300e-3), "for ever slow"
         assert traces(lab.label) == []
 
     def test_a_queue_that_is_full_drops_and_a_replay_comes_through_all_the_same(self) -> None:

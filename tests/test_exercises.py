@@ -98,6 +98,26 @@ def test_a_function_is_tried_on_every_case(
     assert words in said()
 
 
+MANY_RIGHT = """
+answer_1 = [1.0, 3.0]
+def fault_1(given):
+    a, b = given
+    return "" if a < b else "does not rise"
+"""
+
+
+def test_of_many_right_answers_a_function_tells(tmp_path: Path, said: Callable[[], str]) -> None:
+    judge = Judge("nn", {}, written(tmp_path, one_1=MANY_RIGHT))
+    for given_, words in (
+        ([2, 9], "right. so it is"),
+        ([2, 1], "your answer does not rise"),
+        ([2], "your answer raises ValueError"),
+        (None, "replace None"),
+    ):
+        judge(1, given_)
+        assert words in said()
+
+
 def test_words_are_not_judged_but_compared(tmp_path: Path, said: Callable[[], str]) -> None:
     judge = Judge("nn", {}, written(tmp_path, one_1="answer_1 = 'because'"))
     judge(1, " ")

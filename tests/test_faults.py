@@ -7,13 +7,15 @@ import json
 import os
 import random
 import secrets
+import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from ddlkit.run.lab import network
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.sessions.session import Origin
 from ddlkit.store import files
-from places import ROOT, alive, family, ranks_below, wait_for
+from places import ROOT, alive, ranks_below, wait_for
 from test_book import write as write_notebook
 from test_launch import ENDLESS
 from test_reproduce import Clone, clone, is_running
@@ -62,6 +64,20 @@ def only_line(done: subprocess.CompletedProcess[str], status: int = 2) -> str:
     return line.removeprefix("ddlkit: error: ")
 
 
+def as_command(body: str, main: str = 'sys.exit(cli.main(["machine"]))') -> list[str]:
+    """A program that does what ``body`` defines as `command` in the place of one of ours, in a folder."""
+    parts = [
+        "import sys",
+        "from pathlib import Path",
+        "from ddlkit import cli",
+        "here = Path(sys.argv[1])",
+        body,
+        'cli.COMMANDS["machine"] = cli.Command(command, "", ())',
+        main,
+    ]
+    return [sys.executable, "-c", "\n".join(parts)]
+
+
 def mounted(where: Path, script: str, *argv: str) -> subprocess.CompletedProcess[str]:
     """A command behind a shell script in a mount namespace of its own: its mounts end with it."""
     where.mkdir()
@@ -82,17 +98,13 @@ def mounted(where: Path, script: str, *argv: str) -> subprocess.CompletedProcess
 # -- disks ---------------------------------------------------------------------------------------
 
 SAVE = """
-import sys
-from pathlib import Path
 import faulty_points
-from ddlkit import cli
 from ddlkit.core.errors import UserError
 from ddlkit.run.sessions.session import Origin
 from ddlkit.store.files import lock, scratch
-where = Path(sys.argv[1])
-def save(arguments):
-    Origin(machine={}).save(where / "drift-a.csv", faulty_points.drift()["drift"], "drift")
-    filler = open(where / "filler", "ab", buffering=0)
+def command(arguments):
+    Origin(machine={}).save(here / "drift-a.csv", faulty_points.drift()["drift"], "drift")
+    filler = open(here / "filler", "ab", buffering=0)
     try:
         while filler.write(bytes(4096)): pass
     except OSError: pass
@@ -100,19 +112,17 @@ def save(arguments):
     def attempt(name):
         if name == "page": filler.truncate(filler.tell() - 4096)  # for the stamp, but not for the table
         try:
-            if name in ("save", "page"): Origin(machine={}).save(where / "drift-b.csv", frame, "drift")
+            if name in ("save", "page"): Origin(machine={}).save(here / "drift-b.csv", frame, "drift")
         finally:
             if name == "page": filler.write(bytes(4096))
         if name == "lock":
-            with lock(where / "lock"): pass
+            with lock(here / "lock"): pass
         if name == "scratch":
-            with scratch(where) as place: (place / "x").write_bytes(bytes(9999))
+            with scratch(here) as place: (place / "x").write_bytes(bytes(9999))
     for name in ("save", "page", "lock"):
         try: attempt(name)
         except UserError as error: print(f"{name}: {error}")
     attempt("scratch")
-cli.COMMANDS["machine"] = cli.Command(save, "", ())
-sys.exit(cli.main(["machine"]))
 """
 
 
@@ -124,7 +134,7 @@ sys.exit(cli.main(["machine"]))
 @pytest.mark.lab
 def test_a_full_disk_is_one_line_and_damages_nothing(tmp_path: Path, require_lab: None) -> None:
     where = tmp_path / "full"
-    done = mounted(where, FULL, sys.executable, "-c", SAVE, str(where))
+    done = mounted(where, FULL, *as_command(SAVE), str(where))
     told = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     for name, path in {"save": "", "page": "drift-b.csv", "lock": "lock"}.items():
         verb = "lock" if name == "lock" else "write"
@@ -272,58 +282,108 @@ def test_ranks_that_were_about_to_start_are_not_missed(tmp_path: Path) -> None:
 
 
 STAGES = {
-    "measure": """
+    "02-measure": """
 from ddlkit.run.sessions.engine import run_session
 from ddlkit.run.sessions.session import Source
-run = lambda: run_session(Source("faulty_points:steady"), here / "out", isolate=True)
+def command(arguments):
+    run_session(Source("faulty_points:steady"), here / "out", isolate=True)
 """,
-    "book": """
+    "03-book": """
 from ddlkit.report import book
-run = lambda: book.run([here / "10_a.ipynb"], executed=here / "e", reports=here / "r", inputs=())
+def command(arguments):
+    book.run([here / "10_a.ipynb"], executed=here / "e", reports=here / "r", inputs=())
 """,
 }
-STAGE = """
-import sys
-from pathlib import Path
-from ddlkit import cli
-here = Path(sys.argv[1])
-{0}
-def stage(arguments):
-    (here / "begun").touch()
-    run()
-cli.COMMANDS["machine"] = cli.Command(stage, "", ())
-sys.exit(cli.main(["machine"]))
+BACKEND = """
+import os, zipfile
+def build_editable(directory, config_settings=None, metadata_directory=None):
+    files = {
+        "ddlkit.pth": os.getcwd(),
+        "ddlkit-0.data/scripts/ddlkit": "#!/bin/sh\\necho done\\n",
+        "ddlkit-0.dist-info/METADATA": "Metadata-Version: 2.1\\nName: ddlkit\\nVersion: 0\\n",
+        "ddlkit-0.dist-info/WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+        "ddlkit-0.dist-info/RECORD": "",
+    }
+    with zipfile.ZipFile(os.path.join(directory, "ddlkit-0-py3-none-any.whl"), "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+    return "ddlkit-0-py3-none-any.whl"
+"""
+BUILT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "ddlkit"
+version = "0"
+"""
+TESTS = """
+import time, pytest
+@pytest.mark.parametrize("number", range(9))
+def test_plain(number): time.sleep(0.1)
+@pytest.mark.alone
+@pytest.mark.parametrize("number", range(9))
+def test_alone(number): time.sleep(0.1)
 """
 
 
+def staged(clone: Clone, stage: str) -> list[str]:
+    """Let a clone of the project do at that stage what the project does, in small: how it is run then."""
+    (clone.path / "requirements.txt").write_text("")
+    if stage in STAGES:
+        write_notebook(clone.path / "10_a.ipynb", [("code", "import time\ntime.sleep(0.2)")] * 9)
+        paths = shlex.quote(os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
+        argv = shlex.join([*as_command(STAGES[stage]), str(clone.path)])
+        clone.ddlkit_does(f"PYTHONPATH={paths} exec {argv}")
+        return [] if stage == "02-measure" else ["--recorded"]
+    if stage == "01-set-up":
+        for name, text in {"backend.py": BACKEND, "pyproject.toml": BUILT}.items():
+            (clone.path / name).write_text(text)
+        shutil.rmtree(clone.environment)
+        return ["--recorded"]
+    (clone.path / "tests").mkdir()
+    (clone.path / "tests/test_both.py").write_text(TESTS)
+    return ["test"]
+
+
+def started(clone: Clone, *arguments: str) -> subprocess.Popen[str]:
+    """reproduce.sh at work, which gets no package from anywhere; what pytest keeps on purpose stays here."""
+    environment = clone.variables(PIP_NO_INDEX="1", PYTEST_DEBUG_TEMPROOT=str(clone.path))
+    argv = ["bash", "reproduce.sh", *arguments]
+    how: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(argv, cwd=clone.path, env=environment, **how)
+
+
 @pytest.mark.fault(
-    fault="a stage is ended at a random moment",
-    injected="SIGTERM at a random moment of measuring, SIGINT of the book; more by DDLKIT_FAULT_TRIALS",
-    holds="no traceback, status 128 and the signal, whole tables only",
+    fault="a stage of reproduce.sh is ended at a random moment",
+    injected="SIGINT, and SIGTERM, to the script at a random moment of setting up, measuring, the book, "
+    "the tests and those that run alone; more by DDLKIT_FAULT_TRIALS",
+    holds="one line, status 130 or 143, no traceback; whole tables only; the next run takes over, and "
+    "makes the environment that was half made anew",
 )
-@pytest.mark.parametrize(("name", "number"), [("measure", signal.SIGTERM), ("book", signal.SIGINT)])
-def test_a_stage_can_be_ended_at_any_moment(
-    name: str, number: signal.Signals, tmp_path: Path
-) -> None:
-    chance = random.Random(name)
-    runs: list[tuple[subprocess.Popen[str], Path]] = []
-    for _ in range(TRIALS):
-        here = tmp_path / str(len(runs))
-        write_notebook(here / "10_a.ipynb", [("code", f"import time\ntime.sleep({0.2})")] * 9)
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-        argv = [sys.executable, "-c", STAGE.format(STAGES[name]), str(here)]
-        process = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": paths},
-                                   stderr=subprocess.PIPE, text=True)  # fmt: skip
-        runs.append((process, here))
-    for process, here in runs:
-        assert wait_for((here / "begun").exists, 60)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("stage", ["01-set-up", *STAGES, "04-test", "05-alone"])
+def test_a_stage_can_be_ended_at_any_moment(stage: str, clone: Clone) -> None:
+    chance, arguments = random.Random(stage), staged(clone, stage)
+    log = clone.path / f"build/logs/{stage}.log"
+    for number, word in TRIALS * [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]:
+        log.unlink(missing_ok=True)
+        process = started(clone, *arguments)
+        assert wait_for(log.exists)
         time.sleep(chance.uniform(0.0, 1.5))
         process.send_signal(number)
-        said = process.communicate(timeout=60)[1]
-        assert process.returncode in (0, 128 + number), said
-        assert "Traceback" not in said
-        for path in here.rglob("*.csv"):
+        said = process.communicate(timeout=90)[1]
+        ended = 128 + number, f"reproduce.sh: {word}; the same command goes on from here\n"
+        assert (process.returncode, said) in [ended, (0, "")]
+        assert stage not in STAGES or "Traceback" not in log.read_text()
+        for path in clone.path.glob("out/*.csv"):
             store.load_table(path)
+    if stage in STAGES:
+        clone.ddlkit_does("echo done")
+    process = started(clone, *arguments)
+    assert (process.communicate(timeout=300)[1], process.returncode) == ("", 0)
+    assert log.exists() and (stage != "01-set-up" or (clone.path / ".venv/ready").exists())
 
 
 @pytest.mark.fault(
@@ -382,21 +442,14 @@ def test_directories_of_the_dead_are_swept(tmp_path: Path) -> None:
 
 # -- kernels, descriptors, memory ------------------------------------------------------------------
 
-BOOK = """
-import resource, sys
-from pathlib import Path
-from ddlkit import cli
-from ddlkit.report import book
-import ipykernel.kernelspec
-here, whole = Path(sys.argv[1]), ipykernel.kernelspec.get_kernel_dict
+DYING = """
+import resource, ipykernel.kernelspec
+whole = ipykernel.kernelspec.get_kernel_dict
 dies = [sys.executable, "-c", "import os; os._exit(3)"]
-def stage(arguments):
-    book.run([here / "10_a.ipynb"], executed=here / "e", reports=here / "r", inputs=())
-cli.COMMANDS["machine"] = cli.Command(stage, "", ())
 ipykernel.kernelspec.get_kernel_dict = lambda: {**whole(), "argv": dies}
 print(cli.main(["machine"]), flush=True)
 ipykernel.kernelspec.get_kernel_dict = whole
-resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), 2**12))
+resource.setrlimit(resource.RLIMIT_NOFILE, (24, 2**12))
 print(cli.main(["machine"]))
 """
 
@@ -408,7 +461,7 @@ print(cli.main(["machine"]))
 )
 def test_a_kernel_that_does_not_start_is_one_line(tmp_path: Path) -> None:
     write_notebook(tmp_path / "10_a.ipynb", [("code", "print(1)")])
-    done = run([sys.executable, "-c", BOOK, str(tmp_path), "24"])
+    done = run([*as_command(STAGES["03-book"], DYING), str(tmp_path)])
     assert done.stdout.split() == ["2", "2"] and "Traceback" not in done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("ddlkit: error: ")]
     assert len(lines) == 2
@@ -632,6 +685,10 @@ def test_no_planted_link_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert victim.read_text() == "precious"
     for path in shared.glob("*.tmp"):
         path.unlink()
+    (shared / "z.csv").symlink_to(victim)
+    with pytest.raises(UserError, match="cannot write .*z.csv: Too many levels of symbolic links"):
+        files.append_text(shared / "z.csv", "ours")
+    assert victim.read_text() == "precious"
     files.atomic_write_text(shared / "y.csv", "ours")
     umask = os.umask(0o022)
     os.umask(umask)
@@ -655,29 +712,55 @@ def test_names_of_temporary_files_cannot_be_foreseen(
     assert all(how & os.O_EXCL and how & os.O_NOFOLLOW for how in made.values())
 
 
+def listening_at(process: psutil.Process) -> list[str]:
+    """Where the sockets of a process listen, in the network that is its own."""
+    inodes = set()
+    for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            inodes.add(os.readlink(entry))
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/{process.pid}/net/{name}").read_text().splitlines()[1:]
+    ]
+    return [
+        socket.inet_ntoa(bytes.fromhex(row[1][:8])[::-1]) if len(row[1]) == 13 else row[1]
+        for row in rows
+        if row[3] == LISTENS and f"socket:[{row[9]}]" in inodes
+    ]
+
+
+LISTENS = "0A"
+"""The state of a socket in /proc/net/tcp."""
+
+
 @pytest.mark.fault(
     fault="a neighbour on the network reaches what listens",
-    injected="a list of all listening sockets of two ranks at work on loopback",
-    holds="every one listens at 127.0.0.1 alone",
+    injected="a list of all listening sockets of two ranks at work on loopback, and in a lab",
+    holds="every one listens at 127.0.0.1 alone, or at the lab's own address of the rank",
 )
-def test_ranks_on_loopback_listen_nowhere_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["loopback", pytest.param("lab", marks=pytest.mark.lab)])
+def test_ranks_listen_at_their_own_address_alone(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     found: list[str] = []
 
-    class Looking(Loopback):
-        def lost(self) -> str:
-            if not (tmp_path / "job.json").exists():
-                return ""
-            for process in family(os.getpid()):
-                ports = process.net_connections("inet")
-                found.extend(one.laddr.ip for one in ports if one.status == psutil.CONN_LISTEN)
-            return "seen"
+    def look(_: object) -> str:
+        if not (tmp_path / "job.json").exists():
+            return ""
+        found.extend(at for rank in ranks_below(os.getpid()) for at in listening_at(rank))
+        return "seen"
 
-    with pytest.raises(UserError, match="^seen"):
-        launch.run_ranks(
-            "collectives", {"out": str(tmp_path), **ENDLESS}, ranks=2, place=Looking(), timeout_s=60
-        )
+    if where == "lab":
+        request.getfixturevalue("require_lab")
+    place: Loopback | Lab = Loopback() if where == "loopback" else Lab(LabShape(2, 1e9))
+    monkeypatch.setattr(type(place), "lost", look)
+    with nullcontext() if where == "loopback" else place, pytest.raises(UserError, match="^seen"):
+        asked = {"out": str(tmp_path), **ENDLESS}
+        launch.run_ranks("collectives", asked, ranks=2, place=place, timeout_s=60)
     assert len(found) >= 3, "the store, and gloo of each rank"
-    assert set(found) == {launch.LOCALHOST}
+    own = {launch.LOCALHOST} if where == "loopback" else {"10.77.0.1", "10.77.0.2"}
+    assert set(found) <= own, "nowhere else"
 
 
 # -- the tests themselves --------------------------------------------------------------------------

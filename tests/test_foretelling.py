@@ -14,6 +14,7 @@ from ddlkit.model.trials import MEASURED, OURS
 from ddlkit.report.judged import joined
 from ddlkit.report.source import LINKS, Source
 from ddlkit.run.sessions import campaign
+from ddlkit.run.sessions.campaign_inputs import Inputs
 from ddlkit.run.sessions.foretelling import carried_from, foretell
 from ddlkit.run.sessions.reader import read_campaign
 from places import ROOT
@@ -29,15 +30,13 @@ def points(monkeypatch: pytest.MonkeyPatch) -> campaign._LabPoints:
     monkeypatch.setattr(store, "recorded_dir", lambda: RECORDED.parent)
     found = read_campaign(ROOT / "examples" / "campaign_links.yml")
     (shape,) = [shape for shape in found.labs if shape.name == LAB]
-    return campaign._LabPoints(
-        shape, found.labs[shape], campaign._Inputs(found, RECORDED.parent, LINKS)
-    )
+    return campaign._LabPoints(shape, found.labs[shape], Inputs(found, RECORDED.parent, LINKS))
 
 
 def told(points: campaign._LabPoints, cost: str) -> pd.DataFrame:
     rows = foretell(
         points.planned(),
-        points._calibrated(),
+        points.calibration.rows(),
         cost,
         Calibration({}),
         points.inputs.selection_times,

@@ -30,7 +30,9 @@ from ddlkit.run.lab import network
 from ddlkit.run.lab.network import LabShape
 from ddlkit.run.lab.script import PlannedCase
 from ddlkit.run.sessions import campaign
+from ddlkit.run.sessions.campaign_inputs import Inputs
 from ddlkit.run.sessions.engine import measure
+from ddlkit.run.sessions.lab_calibration import AFTER, BEFORE, CHECK_S_PER_BYTE, guessed_cost
 from ddlkit.run.sessions.reader import Campaign, read_campaign
 from places import ROOT, alive, ranks_below, wait_for
 
@@ -189,7 +191,7 @@ def test_what_is_no_campaign_is_told(tmp_path: Path, text: str, told: str) -> No
 
 def planned(found: Campaign, out: Path) -> list[PlannedCase]:
     """Every case of a campaign, as its labs would replay it."""
-    inputs = campaign._Inputs(found, out, "")
+    inputs = Inputs(found, out, "")
     labs = [campaign._LabPoints(shape, asked, inputs) for shape, asked in found.labs.items()]
     return [one for lab in labs for one in lab.planned()]
 
@@ -227,7 +229,7 @@ def test_a_start_up_of_elsewhere_stretches_time_until_that_of_the_lab_weighs_as_
         (one.case.density, round(one.workload.compute_s * one.case.dilation, 2)) for one in asked
     }
     assert len(asked) == 2 * 2 + 1
-    gather = SparseGather(campaign._guessed_cost(LabShape(4, 1e9), "all_gather"), 0.01)
+    gather = SparseGather(guessed_cost(LabShape(4, 1e9), "all_gather"), 0.01)
     longer = gather.startup_s() / 2e-3
     expected = {(0.01, 0.5 * longer), (0.01, 0.25 * longer), (1.0, 0.5 * longer)}
     assert computes == {(density, round(seconds, 2)) for density, seconds in expected}
@@ -241,10 +243,10 @@ def test_a_sparse_replay_is_planned_with_the_selections_that_it_waits_out(tmp_pa
     described = {**WHOLE, "networks": "resnet18:4", "density": 0.01, "compute_s": [0.2, 2.0]}
     described |= {"grids": [{"workers": 8, "rates": "200mbit", "plans": ["omgs", "exact"]}]}
     found = read_campaign(written(tmp_path, described))
-    inputs = campaign._Inputs(found, tmp_path / "out", "")
+    inputs = Inputs(found, tmp_path / "out", "")
     selecting = inputs.selection_times(0.01)
     ((shape, asked),) = found.labs.items()
-    gather = campaign._guessed_cost(shape, "all_gather")
+    gather = guessed_cost(shape, "all_gather")
     best = []
     for one in campaign._LabPoints(shape, asked, inputs).planned():
         known = {one.case.profile_sha256: one.workload}
@@ -340,7 +342,7 @@ def test_an_estimate_is_the_forecast_of_the_validated_model(
     recorded = default_recording()
     monkeypatch.setattr(store, "recorded_dir", lambda: recorded)
     found = read_campaign(ROOT / "examples" / "campaign.yml")
-    inputs = campaign._Inputs(found, recorded, "campaign")
+    inputs = Inputs(found, recorded, "campaign")
     (shape,) = [shape for shape in found.labs if shape.name == lab]
     points = campaign._LabPoints(shape, found.labs[shape], inputs)
     tables = inputs.directory.glob(f"collectives-{lab}-all*.csv")
@@ -353,7 +355,7 @@ def test_an_estimate_is_the_forecast_of_the_validated_model(
     for one in planned:
         workloads = {one.case.profile_sha256: one.workload}
         foreseen = forecast_case(one.case, workloads, calibration, selections).prediction
-        around_s = campaign.AROUND_S + campaign.CHECK_S_PER_BYTE * 4 * one.workload.bytes.sum()
+        around_s = campaign.AROUND_S + CHECK_S_PER_BYTE * 4 * one.workload.bytes.sum()
         assert points.iteration_s(one) == pytest.approx(foreseen.iteration_s + around_s, rel=1e-12)
 
 
@@ -366,7 +368,7 @@ def test_some_cases_of_a_campaign_get_more_rounds(tmp_path: Path, cases: int) ->
     found = read_campaign(written(tmp_path, described))
     assert sum(found.repeated.values()) == cases
     assert max(found.repeated.values()) - min(found.repeated.values()) <= 1
-    inputs = campaign._Inputs(found, tmp_path, "campaign")
+    inputs = Inputs(found, tmp_path, "campaign")
     for shape, requests in found.labs.items():
         points = campaign._LabPoints(shape, requests, inputs)
         planned = points.planned()
@@ -446,7 +448,7 @@ class TestLab:
         ranks = ranks_below(killed.pid)
         killed.kill()
         killed.communicate()
-        psutil.wait_procs(ranks, timeout=5)
+        psutil.wait_procs(ranks, timeout=60)
         assert len(ranks) == 2 and not alive(ranks)
         network.clean()
         finished = rows_so_far(out) - 1  # less the header; the last line may be cut short
@@ -474,7 +476,7 @@ class TestLab:
         assert not [*out.glob("runs-*")]
         calibrated = {path: path.read_bytes() for path in out.glob("collectives-*.csv")}
         sessions = pd.concat(map(store.load_table, calibrated))["session"]
-        assert set(sessions) == {campaign.BEFORE, campaign.AFTER}
+        assert set(sessions) == {BEFORE, AFTER}
         measure(str(file), out=out)
         runs = store.load_table(out / "runs-p2-1gbit.csv", "runs")
         digest = store.load_stamp(out / "predicted-cases.csv")["sha256"]

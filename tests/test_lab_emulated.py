@@ -23,7 +23,7 @@ from ddlkit import cli
 from ddlkit.core.errors import UserError
 from ddlkit.model import Calibration
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.instruments.vitals import Usage
+from ddlkit.run.instruments.usage import Usage
 from ddlkit.run.lab import emulated, network, tunnel
 from ddlkit.run.lab.conditions import Change, Conditions
 from ddlkit.run.lab.emulated import Crossing
@@ -130,7 +130,7 @@ class TestLink:
             assert receiving.stdout is not None and receiving.stdout.readline() == "ready\n"
             argv = [sys.executable, "-c", SEND_RANDOM, "10.77.0.2", str(n_bytes)]
             subprocess.run(entering(lab, 0, *argv), check=True, timeout=60)
-            found = receiving.communicate(timeout=20)[0].strip()
+            found = receiving.communicate(timeout=60)[0].strip()
             counters = [lines(*entering(lab, rank, "cat", "/proc/net/snmp")) for rank in (0, 1)]
         import random
 
@@ -145,7 +145,7 @@ class TestLink:
         with Lab(shape(rate=1e6, queue_bytes=128 * 1024)) as lab:
             with lab.watched() as seen:
                 argv = [sys.executable, "-c", FLOOD, "10.77.0.2", str(sent)]
-                subprocess.run(entering(lab, 0, *argv), check=True, timeout=30)
+                subprocess.run(entering(lab, 0, *argv), check=True, timeout=60)
                 assert wait_for(lambda: lab.crossed()["ranks"][0]["sent_dropped"] > 0)
             row = seen[0].ranks.iloc[0]
             assert row["sent_frames"] + row["sent_dropped"] <= sent
@@ -217,8 +217,12 @@ class TestJobs:
         holds="the ranks are ended, one line, the lab comes down",
     )
     def test_a_killed_link_ends_its_ranks_with_one_line_and_leaves_nothing(self) -> None:
+        def kill_link() -> None:
+            assert wait_for(lambda: len(ranks_below(os.getpid())) == 2)
+            link_process("cutoff").kill()
+
         with Lab(shape(delay_s=1e-3), "cutoff") as lab:
-            threading.Timer(4.0, lambda: link_process("cutoff").kill()).start()
+            threading.Thread(target=kill_link).start()
             with pytest.raises(UserError, match="process of the emulated link .* gone") as raised:
                 calibrate(lab, [2**24], budget=Budget(1, 10**6, 10**6, 60.0))
             assert "\n" not in str(raised.value)
@@ -286,7 +290,7 @@ class TestEnd:
         process, label = owner
         link = link_process(label)
         process.send_signal(number)
-        process.wait(timeout=10)
+        process.wait(timeout=60)
         assert traces(label) == [] and not alive([link])
 
     @pytest.mark.fault(
@@ -301,7 +305,7 @@ class TestEnd:
         link = link_process(label)
         process.kill()
         process.wait()
-        assert wait_for(lambda: not alive([link]), 10)
+        assert wait_for(lambda: not alive([link]))
         assert label in clean()
         assert traces(label) == []
 
@@ -332,7 +336,7 @@ class TestEnd:
         terminal = subprocess.Popen(
             [sys.executable, "-m", "ddlkit", *argv], cwd=ROOT, start_new_session=True
         )
-        assert terminal.wait(timeout=30) == 0
+        assert terminal.wait(timeout=60) == 0
         try:
             link = link_process("stays")
             assert "stays" not in clean() and alive([link])

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,22 +44,19 @@ def workers() -> list[psutil.Process]:
 
 
 def check_a_killed_rank(out: Path, begun: Callable[[], bool]) -> None:
-    """Kill rank 1 once ``begun``; the job must end at once, with one line, and with it rank 0."""
+    """Kill rank 1 once ``begun``; the job, which has no end, must end with one line, and with it rank 0."""
     started: list[psutil.Process] = []  # in the order of their ranks
-    killed_at: list[float] = []
 
     def kill() -> None:
         assert wait_for(begun)
         started.extend(workers())
         started[1].kill()
-        killed_at.append(time.monotonic())
 
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(UserError) as caught:
         run({"out": str(out), **ENDLESS}, Loopback())
     killer.join()
-    assert time.monotonic() - killed_at[0] < 60, "long before the job itself would end"
     line = str(caught.value)
     assert line.startswith("rank 1 of 2 was killed by SIGKILL in job collectives; last line: ")
     assert "\n" not in line

@@ -94,6 +94,13 @@ def test_what_reading_needs_is_pinned_alike_and_has_no_torch() -> None:
     assert not [pin for pin in chosen if pin.startswith("torch")]
 
 
+def test_a_binder_has_what_reading_needs_and_the_package() -> None:
+    assert read("binder/requirements.txt") == "-r ../requirements-read.txt\n"
+    assert read("binder/runtime.txt") == "python-3.11\n"
+    built = ROOT / "binder" / "postBuild"
+    assert os.access(built, os.X_OK) and "pip install --no-deps -e ." in built.read_text()
+
+
 def test_the_pins_are_the_packages_own_requirements() -> None:
     """Each thing ddlkit asks for is pinned, within the range it asks for; nothing else is.
 

@@ -12,7 +12,7 @@ from ddlkit.core.iteration import Prediction, predict
 from ddlkit.core.workload import Workload
 from ddlkit.model.predictor import make_plan
 from ddlkit.report import book
-from ddlkit.report.site import Page, buckets
+from ddlkit.report.site import Page, buckets, format_minutes
 
 TEXT = (store.ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")
 CASES = buckets.cases()
@@ -41,6 +41,19 @@ def test_minutes_are_those_of_the_notebooks() -> None:
         assert working, page.name
         found[page.number] = (page.minutes, int(working[1]))
     assert rows == found
+
+
+def test_the_sums_are_those_of_the_table() -> None:
+    rows = re.findall(r"^\| \d\d .*? \| (\d+) \| (\d+) \| (\w+)", TEXT, re.M)
+    for chosen in (rows, [row for row in rows if row[2] == "core"]):
+        reading, working = (format_minutes(sum(int(row[at]) for row in chosen)) for at in (0, 1))
+        assert f"takes {reading}, with the exercises {working}" in " ".join(TEXT.split())
+
+
+def test_the_readme_states_the_same_time() -> None:
+    rows = re.findall(r"^\| \d\d .*? \| (\d+) \|", TEXT, re.M)
+    readme = (store.ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"(all: {format_minutes(sum(map(int, rows)))} of" in readme
 
 
 def test_the_lesson_is_as_long_as_it_says() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.distributed as dist
 
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
@@ -23,6 +25,7 @@ from ddlkit.run.measure.layers import Training, profile_layers
 from ddlkit.run.measure.training import (
     OWN_PLAN,
     TrainingSettings,
+    _Block,
     _check_plans,
     training_job,
 )
@@ -148,7 +151,7 @@ def test_runs_are_rows_of_their_case(measured: dict[str, pd.DataFrame]) -> None:
     assert np.allclose(
         runs["exposed_communication_s"], runs["iteration_s"] - runs["compute_s"], atol=1e-12
     )
-    assert (runs["processor_load"] > 0.1).all(), "two ranks were computing"
+    assert (runs["processor_load"] > 0).all(), "two ranks were computing"
 
 
 def test_rounds_are_interleaved(measured: dict[str, pd.DataFrame]) -> None:
@@ -174,16 +177,38 @@ def test_the_profiled_iteration_shows_every_bucket(measured: dict[str, pd.DataFr
         assert messages.start_s[0] >= backward.start_s[0]
 
 
-def test_all_in_one_bucket_cannot_overlap(measured: dict[str, pd.DataFrame]) -> None:
-    spans = measured["timeline"]
-    rows = spans[spans["case"] == keys(measured)["single"]].to_dict("records")
-    timeline = Timeline.from_rows(rows)
-    (start_s,) = timeline.start_s[timeline.kind == "all_reduce"]
-    (begin_s,) = timeline.start_s[timeline.kind == "backward"]
-    # Posted with the last gradient. A busy processor lets a pass return later: the shortest counts.
-    passes = spans[spans["kind"] == "backward"]
-    shortest_s = (passes["end_s"] - passes["start_s"]).min()
-    assert start_s > begin_s + 0.75 * shortest_s
+@pytest.mark.parametrize(
+    ("spec", "ends"), [("none", range(1, 11)), ("single", [10]), ("cuts", [3, 10])]
+)
+def test_a_message_leaves_with_its_last_gradient(
+    spec: str, ends: Sequence[int], tmp_path: Path
+) -> None:
+    """All in one bucket cannot overlap; each in its own leaves before the next is there."""
+    sizes = ready_bytes(NETWORK)
+    settings = TrainingSettings(NETWORK, 2, {spec: cut(sizes, *ends)}, repeats=1, iterations=1)
+    events: list[str] = []
+
+    def sent(_, bucket):  # type: ignore[no-untyped-def] # torch reads annotations, and wants no text
+        events.append(f"message of {len(bucket.gradients())}")
+        gone = torch.futures.Future[torch.Tensor]()
+        gone.set_result(bucket.buffer())
+        return gone
+
+    meet = f"file://{tmp_path}/meet"
+    dist.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
+    try:
+        me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1, 1)
+        block = _Block(me, settings, networks.build(NETWORK), spec)
+        block.model.register_comm_hook(None, sent)
+        for parameter in block.model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _: events.append("gradient"))
+        block._iterate()
+    finally:
+        dist.destroy_process_group()
+    expected = []
+    for members in np.diff([0, *ends]):
+        expected += ["gradient"] * members + [f"message of {members}"]
+    assert events == expected
 
 
 def test_buckets_must_add_up() -> None:

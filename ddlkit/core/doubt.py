@@ -152,8 +152,13 @@ class HeldOut:
             raise UserError(
                 "the cost's held_out is not what ddlkit fit writes: fit again"
             ) from error
-        numbers = [*errors, found.first_bytes, found.last_bytes, found.below, found.above]
-        if not errors.size or not np.all(np.isfinite([*numbers, *powers])) or min(numbers) < 0:
+        numbers = [*errors.flat, found.first_bytes, found.last_bytes, found.below, found.above]
+        if (
+            errors.ndim != 1
+            or not errors.size
+            or not np.all(np.isfinite([*numbers, *powers]))
+            or min(numbers) < 0
+        ):
             raise UserError("the cost's held_out has no errors, or some below zero: fit again")
         return found
 

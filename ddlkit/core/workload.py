@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import MOST, MOST_WHOLE
 
 MOST_TENSORS = 20_000
@@ -110,8 +110,9 @@ class Workload:
 
         What PyTorch's DDP does within ``no_sync``: all before the last backward counts as forward.
         """
-        if batches < 1:
-            raise UserError(f"{batches} micro-batches accumulated: at least 1")
+        if not 1 <= batches <= MOST_WHOLE:
+            given, most = shown(batches), f"{MOST_WHOLE:g}"
+            raise UserError(f"{given} micro-batches accumulated: at least 1, and at most {most}")
         before_s = (batches - 1) * (self.forward_s + float(self.backward_s.sum()))
         return replace(self, forward_s=self.forward_s + before_s)
 

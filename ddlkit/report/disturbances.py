@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from ddlkit.core.case import Case
+from ddlkit.core.errors import UserError
 from ddlkit.core.lablink import read_link
 from ddlkit.core.units import parse_bits_per_s
 from ddlkit.core.workload import Workload
@@ -152,6 +153,40 @@ def by_kind(cases: pd.DataFrame) -> pd.DataFrame:
         least=("relative_error", "min"),
         most=("relative_error", "max"),
     ).reset_index()
+
+
+# -- without loss, before any and after one ----------------------------------------------------
+
+
+def before_loss(runs: pd.DataFrame) -> pd.DataFrame:
+    """Rows of each link before its first iteration with loss; rows stand as they were played."""
+    return runs[_lossy(runs).groupby(runs["link"]).cumsum() == 0]
+
+
+def after_loss(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row per iteration without loss that followed one with it, over the same connections.
+
+    Columns: congestion; plan; after : how many iterations, from 1; measured_s; usual_s : the median of the
+    plan's iterations before any loss; ratio : of the two. Raises UserError where none followed.
+    """
+    usual_s = before_loss(runs).groupby(["link", "plan"])["iteration_s"].median()
+    rows = []
+    for link, own in runs.groupby("link", sort=False):
+        lossy = _lossy(own).to_numpy()
+        follows = own[~lossy & (lossy.cumsum() > 0)]
+        control = disturbance_of(Case.from_row(own.iloc[0].to_dict())).congestion
+        for after, one in enumerate(follows.to_dict("records"), 1):
+            usual, took_s = float(usual_s[link, one["plan"]]), one["iteration_s"]
+            row = {"congestion": control, "plan": one["plan"], "after": after}
+            rows.append({**row, "measured_s": took_s, "usual_s": usual, "ratio": took_s / usual})
+    if not rows:
+        raise UserError("no iteration without loss follows one with it: record campaign_calm.yml")
+    return pd.DataFrame(rows)
+
+
+def _lossy(runs: pd.DataFrame) -> pd.Series:
+    """(rows,) whether packets were lost at random."""
+    return runs["changes"].astype(str).str.contains("loss=")
 
 
 class Distance(NamedTuple):

@@ -8,6 +8,7 @@ own, ``judge(1, answer_1)``. Its solutions are a notebook of the same name, whos
 ``expected_1``  of a function: another one, mostly the package's, that gives what it should
 ``cases_1``     of a function: the arguments with which both are called
 ``tolerance_1`` the relative difference that is right, 2% where it is not said
+``fault_1``     where many answers are right: a function that says what is wrong with one, "" of a right one
 
 Where the workbook itself is run (`ddlkit.report.book`), each exercise is answered by its own solution.
 """
@@ -105,7 +106,7 @@ class Judge:
         names = dict(self.names)
         exec(self.solutions[number].solution, names)
         said = {kind: names.get(f"{kind}_{number}") for kind in ("expected", "cases", "tolerance")}
-        return Key(names[f"answer_{number}"], **said)
+        return Key(names[f"answer_{number}"], refuses=names.get(f"fault_{number}"), **said)
 
     def _said(self, number: int, key: Key, fault: str) -> str:
         own = self.solutions[number]
@@ -126,16 +127,24 @@ class Key:
     expected: Callable[..., Any] | None = None
     cases: Sequence[tuple[Any, ...]] | None = None
     tolerance: float | None = None
+    refuses: Callable[[Any], str] | None = None
 
     @property
     def shown(self) -> str:
-        """A number or list behind "right"; nothing for a function."""
-        if callable(self.answer):
+        """A number or list behind "right"; nothing for a function, nor for one of many right answers."""
+        if callable(self.answer) or self.refuses is not None:
             return ""
         return f" ({', '.join(f'{value:.4g}' for value in np.atleast_1d(self.answer))})"
 
     def fault(self, given: Any) -> str:
         """What is wrong with an answer, as the end of a sentence; empty where it is right."""
+        if callable(self.answer) and not callable(given):
+            return "is not a function: write one, and give its name"
+        if self.refuses is not None:
+            try:
+                return self.refuses(copy.deepcopy(given))
+            except Exception as error:  # whatever a reader's answer does is said to the reader
+                return f"raises {type(error).__name__} ({error})"
         if callable(self.answer):
             return self._fault_of_function(given)
         if isinstance(self.answer, str):
@@ -161,8 +170,6 @@ class Key:
         return f"{found[place]:.4g}{where} is too {side}"
 
     def _fault_of_function(self, given: Any) -> str:
-        if not callable(given):
-            return "is not a function: write one, and give its name"
         assert self.expected is not None and self.cases is not None, "a function has both"
         for case in self.cases:
             wanted = _flat(self.expected(*case))

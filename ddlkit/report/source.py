@@ -21,13 +21,16 @@ Floats = NDArray[np.float64]
 
 CAMPAIGN, BEST, REPEATS = "campaign", "campaign-best", "campaign-repeats"
 LINKS, REGIMES, LINKS_AGAIN = "campaign-links", "campaign-regimes", "campaign-links-again"
-"""Directories of campaigns that are recorded with their machine; those of the second line were foretold."""
+REGIMES_VGG, LIMIT = "campaign-regimes-vgg", "campaign-limit"
+"""Directories of campaigns that are recorded with their machine; those in later lines were foretold."""
 SHARING = "sharing"
 """Directory of messages, kernels and training that share a machine, beside its other recordings."""
-LABS, FRESH_LABS = "labs", "labs-fresh"
-"""Directories of calibrations of many labs, beside a machine's other recordings; of those that confirm."""
-DISTURBED, REPLANNING = "campaign-disturbed", "campaign-replanning"
-"""Directories of disturbed iterations, and of plans made again after a rate has changed."""
+LABS, FRESH_LABS, STEPPED_LABS = "labs-open", "labs-fresh", "labs"
+"""Directories of calibrations of many labs, beside a machine's other recordings: gloo's own ring; labs that
+confirm what is told from those; algorithms that are sent step by step."""
+DISTURBED, REPLANNING, CALM = "campaign-disturbed", "campaign-replanning", "campaign-calm"
+"""Directories of disturbed iterations, of plans made again after a rate has changed, and of iterations
+without loss before any, and after one with it."""
 QUICK = "campaign-quick"
 """Directory of the campaign that is measured live."""
 HERE = "here"
@@ -142,6 +145,12 @@ class Source:
                 return store.read_profile(path, network, ranks=1)
         raise UserError(f"no fp32 profile of {network} on one rank: run ddlkit measure layers")
 
+    def networks(self) -> list[str]:
+        """Those that `profile` finds, in order of their names."""
+        rows = self.table("layers")
+        alone = rows[(rows["ranks"] == 1) & (rows["precision"] == "fp32")]
+        return sorted(alone["network"].unique())
+
     def profiles(self) -> dict[Path, LayerProfile]:
         """Every profile in any directory, also where an earlier directory has a file of that name."""
         files = [path for directory in self.directories for path in directory.glob("layers-*.csv")]
@@ -223,12 +232,15 @@ def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
 def open_labs(data: str = "", name: str = LABS) -> Source:
     """Calibrations of many labs of one machine: in the directory ``data``, else those recorded.
 
+    With LABS come those of STEPPED_LABS, beside which they lie.
+
     Raises UserError when there are none.
     """
     recorded = [store.recorded_dir() / name, *sorted(store.RECORDED.glob(f"*/{name}"))]
     for found in [Path(data)] if data else recorded:
         if [*found.glob("collectives-*.csv")]:
-            return Source((found,))
+            beside = [found.with_name(STEPPED_LABS)] if found.name == LABS else []
+            return Source((found, *beside))
     raise UserError(f"no labs in {data or store.RECORDED}: run ddlkit measure examples/labs.yml")
 
 

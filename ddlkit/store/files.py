@@ -164,6 +164,16 @@ def atomic_write_text(path: Path, text: str) -> None:
     atomic_write(path, text.encode())
 
 
+def append_text(path: Path, text: str) -> None:
+    """Add UTF-8 text to a file, which is made where there is none; no link that lies there is followed.
+
+    Raises UserError where that is refused.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    with _refusing("write", path), os.fdopen(os.open(path, flags, 0o666), "wb") as file:
+        file.write(text.encode())
+
+
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
     """Advisory lock on a file: one holder at a time, released when it ends, however it ends.

@@ -1,6 +1,7 @@
 """What readers see: the site, and REPRODUCTION.md.
 
-The site has a start page, the executed notebooks, the papers' equations and the verdict on every claim.
+The site has a start page, the executed notebooks, each as slides too, the papers' equations and the verdict
+on every claim.
 Nothing is loaded from a network: images are embedded or copied beside the pages, formulas are MathML,
 styles are one file, and only the page of buckets has a script, its own. The pages work from file://.
 Templates lie beside this module.
@@ -25,9 +26,9 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import catalog, equations, exercises, outputs, papers
+from ddlkit.report import catalog, equations, exercises, folds, outputs, papers
 from ddlkit.report.plots.style import look
-from ddlkit.report.site import buckets
+from ddlkit.report.site import buckets, slides
 from ddlkit.store.files import atomic_write
 
 TEMPLATES = jinja2.FileSystemLoader(Path(__file__).parent)
@@ -41,6 +42,9 @@ _REMOTE = re.compile(
     r"|@import|url\(\s*[\"']?(?:https?:)?//[^\s\"')]*",
     re.IGNORECASE,
 )
+
+FOLD = '<details class="answer"><summary>Your prediction is written down? What came out</summary>'
+SLIDE = '<section class="slide">'
 
 _LIMITS = {"∑", "∏", "max", "min"}
 _STACKED = {"msub": "munder", "msup": "mover", "msubsup": "munderover"}
@@ -83,7 +87,9 @@ def write(
     texts |= {"buckets.html": bucket_page(), "glossary.html": glossary_page()}
     for before, page, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
         around = {"before": before, "after": after, "title": page.title}
-        texts[page.file] = _render("page.html", body=page.body(figures), **around)
+        shown = f"slides-{page.file}"
+        texts[page.file] = _render("page.html", body=page.body(figures), slides=shown, **around)
+        texts[shown] = _render("slides.html", body=page.slides(), page=page, title=page.title)
     for name, text in texts.items():
         store.atomic_write_text(folder / name, text)
     return folder / "index.html"
@@ -142,7 +148,9 @@ def _render(template: str, **values: Any) -> str:
         "signed": "{:+.1%}".format,
         "duration": format_minutes,
     }
-    return environment.get_template(template).render({"before": None, "after": None, **values})
+    return environment.get_template(template).render(
+        {"before": None, "after": None, "slides": None, **values}
+    )
 
 
 def format_minutes(minutes: int) -> str:
@@ -174,7 +182,8 @@ class Page:
 
     def body(self, figures: Sequence[catalog.Entry]) -> str:
         """The cells. Those that save one of ``figures`` get its caption as text and for those who cannot see;
-        in place of an exercise's cell stand its hint and its solution, folded.
+        in place of an exercise's cell stand its hint and its solution. These are folded, and what answers a
+        prediction.
 
         Raises UserError for a formula that cannot be shown offline and for what would load from a network.
         """
@@ -188,6 +197,22 @@ class Page:
                 cell.metadata["figure"] = {"grade": shown[0].grade, "numbers": numbers}
             cell.metadata.setdefault("alt", f"output of cell {number} of {self.title}")
             cell.metadata["exercise"] = self._exercise(cell)
+            cell.metadata["code"] = folds.SHOWN not in cell.source
+        for opened in (parts := folds.folded(self.notebook.cells)):
+            opened.metadata["before"] = FOLD if opened.metadata["opens"] else ""
+            opened.metadata["after"] = "</details>" if opened.metadata["closes"] else ""
+        return self._html(parts)
+
+    def slides(self) -> str:
+        """The slides, behind `body`, which names the figures."""
+        cells = []
+        for slide in slides.of(self.notebook.cells):
+            slide[0].metadata["before"], slide[-1].metadata["after"] = SLIDE, "</section>"
+            cells += slide
+        return self._html(cells)
+
+    def _html(self, cells: Sequence[Any]) -> str:
+        """Cells as they are shown, each between its metadata's "before" and "after"."""
         exporter = HTMLExporter(
             template_name="basic",
             template_file="cells.html.j2",
@@ -197,7 +222,8 @@ class Page:
         )
         exporter.register_filter("first_comment", _first_comment)
         exporter.register_filter("markdown2html", self._markdown)
-        body = str(exporter.from_notebook_node(self.notebook)[0])
+        notebook = nbformat.v4.new_notebook(cells=cells, metadata=self.notebook.metadata)
+        body = str(exporter.from_notebook_node(notebook)[0])
         if remote := _REMOTE.search(body):
             what = f"would load {remote[0][:80]!r}: pages must work offline"
             raise UserError(f"notebook {self.name} {what}")

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ import psutil
 
 from ddlkit import machine
 from ddlkit.core.units import GIB
-from ddlkit.model.calibration import STOLEN_LIMIT
 from ddlkit.run.jobs.launch import end
 from ddlkit.run.jobs.protocol import child_environment
 
@@ -30,9 +28,6 @@ PACKAGES = ("torch", "torchvision", "triton", "numpy", "pandas", "scipy", "psuti
 BUSY = 0.1  # an idle GPU's utilisation is 0; somebody who measures or trains is far above this
 COMPANY_BYTES = GIB  # a driver that starts takes less, somebody who measures or trains more
 LOOK_PERIOD_S, PATIENCE_S = 0.4, 10.0
-LATE_LIMIT = 0.05  # share of packets: with more, an emulated link was not what it was asked to be
-BUSY_LIMIT = 0.9  # with more of all cores in use, the processor may set the pace, not the link
-TRIES = 3  # how often at most in a campaign; the last one stays, and is marked
 
 # What nvidia-smi calls it, what it is called here, and the factor to its unit.
 _SAMPLED = (
@@ -289,52 +284,3 @@ def _visible() -> list[str]:
     """nvidia-smi's words for the GPUs that CUDA may see."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return ["-i", visible] if visible else []
-
-
-# -- the processor -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Shares of all cores' time between two readings. busy : not idle, stolen included.
-
-    late : share of packets that an emulated link's process carried later than they were due
-
-    A virtual machine's clock goes on while another one has its cores: times then depend on the
-    neighbours. Linux counts such moments ("steal"), so a disturbed measurement can be taken again.
-    """
-
-    busy: float
-    stolen: float
-    late: float = 0.0
-
-    @property
-    def limited(self) -> bool:
-        """Whether the processor, not the link, may have set the pace."""
-        return self.busy >= BUSY_LIMIT or self.late > LATE_LIMIT or self.disturbed
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether the host took more than STOLEN_LIMIT."""
-        return self.stolen > STOLEN_LIMIT
-
-
-def processor_times() -> Any:
-    """What `processor_usage` compares; takes some 20 us."""
-    return psutil.cpu_times()
-
-
-def processor_usage(before: Any, after: Any) -> Usage:
-    """What happened between two readings.
-
-    The kernel already counts guests in user time; a core that waits for a disk is idle. So is one for us that
-    others use who are nice, as they leave it when they are asked to, unless we are nice ourselves.
-    """
-    names = [name for name in before._fields if not name.startswith("guest")]
-    spent = {name: getattr(after, name) - getattr(before, name) for name in names}
-    total_s = sum(spent.values())
-    if total_s <= 0:
-        return Usage(0.0, 0.0)
-    ours = ("idle", "iowait") if os.nice(0) > 0 else ("idle", "iowait", "nice")
-    idle_s = sum(spent.get(name, 0.0) for name in ours)
-    return Usage(1.0 - idle_s / total_s, max(0.0, spent.get("steal", 0.0)) / total_s)

@@ -17,7 +17,13 @@ from typing import Any
 import pandas as pd
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.instruments.vitals import BUSY_LIMIT, LATE_LIMIT
+from ddlkit.run.instruments.usage import (
+    BUSY_LIMIT,
+    LATE_LIMIT,
+    Usage,
+    processor_times,
+    processor_usage,
+)
 from ddlkit.run.jobs.protocol import child_environment
 from ddlkit.run.lab import tunnel
 from ddlkit.run.lab.conditions import Change, check_order
@@ -102,6 +108,20 @@ def change_mine(changes: Sequence[Change], since_s: float) -> None:
     rest_s = since_s - time.perf_counter()
     later = [replace(one, at_s=max(0.0, one.at_s + rest_s)) for one in changes]
     ask_mine(changes=[asdict(one) for one in later])
+
+
+class Watch:
+    """How the cores, and the emulated link where there is one, fare from now on. Rank 0 asks the link."""
+
+    def __init__(self, rank: int) -> None:
+        self._crossed = ask_mine() if rank == 0 else {}
+        self._begun = processor_times()
+
+    def usage(self) -> Usage:
+        """Until now, as this rank sees it: marks are of the rank that saw worst."""
+        here = processor_usage(self._begun, processor_times())
+        late = late_share(self._crossed, ask_mine()) if self._crossed else 0.0
+        return replace(here, late=late)
 
 
 def late_share(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:

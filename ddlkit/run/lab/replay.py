@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import Selecting
-from ddlkit.run.instruments import vitals
-from ddlkit.run.instruments.vitals import Usage
+from ddlkit.run.instruments.usage import Usage, processor_times, processor_usage
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.launch import Place, launch, workspace
@@ -297,16 +296,13 @@ def _iterate(
     iteration, in which ranks mostly sleep, their limit would not show.
     """
     messages.begin(script.played_by(me.rank))
-    crossed = emulated.ask_mine() if me.rank == 0 else {}
+    watch = emulated.Watch(me.rank)
     changes = parse_changes(script.case.changes) if me.rank == 0 else ()
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
     if changes:
         emulated.change_mine(changes, start_s)
-    begun = vitals.processor_times()
     seen_s, sending = _play(messages, start_s, negotiator)
-    stolen = vitals.processor_usage(begun, vitals.processor_times()).stolen
-    late = emulated.late_share(crossed, emulated.ask_mine()) if crossed else 0.0
-    used = Usage(*peers.slowest([sending.busy, stolen, late]).tolist())
+    used = Usage(*peers.slowest(astuple(replace(watch.usage(), busy=sending.busy))).tolist())
     messages.check()
     if (
         changes
@@ -337,14 +333,14 @@ def _play(
             selected_s[group] = time.perf_counter()
             spent_s += selected_s[group] - awake_s[group]
         if group == 0:
-            before = vitals.processor_times()
+            before = processor_times()
         hand_over(group)
         posted_s[group] = time.perf_counter()
     wait_s = time.perf_counter()
     if negotiator:
         negotiator.finish()
     waited_s = messages.wait()
-    sending = vitals.processor_usage(before, vitals.processor_times())
+    sending = processor_usage(before, processor_times())
     end_s = _sleep_until(waited_s + script.update_s)
     done_s = np.minimum(messages.complete_s(), waited_s)
     groups = (awake_s, selected_s, messages.agreed_s, posted_s, done_s)

@@ -34,9 +34,10 @@ from ddlkit.core.straggler import straggler_factors
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile, Workload
-from ddlkit.run.instruments.vitals import Usage
+from ddlkit.run.instruments.usage import Usage
 from ddlkit.run.jobs.launch import Place
 from ddlkit.run.lab.conditions import Conditions, parse_changes
+from ddlkit.store.files import append_text
 
 Floats = NDArray[np.float64]
 
@@ -356,7 +357,7 @@ def append_iteration(
         frames = {TIMELINE: spans, **frames}
     for name, frame in frames.items():
         path = out / name
-        frame.to_csv(path, mode="a", header=not path.exists(), index=False)
+        append_text(path, frame.to_csv(header=not path.exists(), index=False))
 
 
 def keep_complete(out: Path) -> list[tuple[str, int]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import pandas as pd
@@ -18,8 +18,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor, busbw
 from ddlkit.core.schedule import STEPS, Schedule
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
-from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget, Marks, measure, sample_rows, synchronizer, timed
+from ddlkit.run.instruments.usage import Usage
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import (
     Floats,
@@ -134,16 +134,14 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
 
 def _undisturbed(
     me: Rank, settings: CollectivesSettings, collective: str, size: int, seed: int
-) -> tuple[Floats, vitals.Usage]:
+) -> tuple[Floats, Usage]:
     """`measure_size`, again while the host takes more than its share of the cores; how they were used."""
     for _ in range(settings.tries):
-        before, crossed = vitals.processor_times(), emulated.ask_mine() if me.rank == 0 else {}
+        watch = emulated.Watch(me.rank)
         messages = settings.messages_per_sample
         how = (settings.budget, seed, messages, settings.algorithm)
         seconds = measure_size(me, collective, size, *how)
-        here = vitals.processor_usage(before, vitals.processor_times())
-        late = emulated.late_share(crossed, emulated.ask_mine()) if crossed else 0.0
-        used = vitals.Usage(*slowest([here.busy, here.stolen, late]).tolist())
+        used = Usage(*slowest(astuple(watch.usage())).tolist())
         if not used.disturbed:
             break
     return seconds, used

@@ -29,8 +29,8 @@ from torch import nn
 
 from ddlkit import machine
 from ddlkit.core.errors import UserError
-from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Action, Budget, Floats, measure, synchronizer
+from ddlkit.run.instruments.usage import processor_times, processor_usage
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Rank, agree_all, everyones, slowest
 from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
@@ -232,13 +232,13 @@ class _Run:
                 if at in (0, WARMUP):
                     dist.barrier()
                     begun, own_s, start_s = (
-                        vitals.processor_times(),
+                        processor_times(),
                         own_processor_s(),
                         perf_counter(),
                     )
                 taken[at], from_disk[at] = self._iterate(taking, case.sends)
             own_s = float(everyones([own_processor_s() - own_s]).sum())
-            used = vitals.processor_usage(begun, vitals.processor_times())
+            used = processor_usage(begun, processor_times())
             spent = own_s / (perf_counter() - start_s) / machine.cores()
         del taking
         labels = {

@@ -32,8 +32,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import turn_s
 from ddlkit.core.timeline import COMMUNICATION, Timeline
 from ddlkit.core.units import MIB
-from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import synchronizer
+from ddlkit.run.instruments.usage import processor_times, processor_usage
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank, agree_all, everyones, slowest
 from ddlkit.run.measure.layers import computing
@@ -381,9 +381,9 @@ class _Trial:
         with computing_with(policy.hidden.openmp):
             dist.barrier()
             wrapped.iterate(data)  # threads and caches as this policy leaves them
-            before = vitals.processor_times()
+            before = processor_times()
             seen = [wrapped.passage(data) for _ in range(self.settings.iterations)]
-            used = vitals.processor_usage(before, vitals.processor_times())
+            used = processor_usage(before, processor_times())
         everybody = everyones(np.array(seen))  # (ranks, iterations, 3 + 2 buckets)
         busy, stolen = slowest([used.busy, used.stolen]).tolist()
         labels = self._labels(plan, batch) | policy.columns()

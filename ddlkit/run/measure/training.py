@@ -26,9 +26,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB, format_seconds
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
-from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget, chrome_trace, measure, measure_on, synchronizer
-from ddlkit.run.instruments.vitals import Usage
+from ddlkit.run.instruments.usage import Usage, processor_times, processor_usage
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank, everyones, slowest
 from ddlkit.run.measure.layers import computing
@@ -250,9 +249,9 @@ class _Block:
         iterations = self.settings.iterations
         exactly = Budget(0, iterations, iterations, max_s=float("inf"), relative_halfwidth=0.0)
         dist.barrier()
-        before = vitals.processor_times()
+        before = processor_times()
         seconds = measure(self._iterate, exactly, synchronize=self.synchronize)
-        used = vitals.processor_usage(before, vitals.processor_times())
+        used = processor_usage(before, processor_times())
         return slowest(seconds), Usage(*slowest([used.busy, used.stolen]).tolist())
 
     def _iterate(self, settle: Callable[[], object] = lambda: None) -> None:

@@ -12,6 +12,7 @@ from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import SelectionTimes
 from ddlkit.model import Calibration, forecast_case, trials
+from ddlkit.model.drift import OWN, POOLED, pooled
 from ddlkit.model.extrapolation import carried_to
 from ddlkit.model.own_law import LAW, TABLE, by_law
 from ddlkit.run.lab.network import LabShape
@@ -25,15 +26,20 @@ def foretell(
     cost: str,
     carried: Calibration,
     selection_times: Callable[[float], SelectionTimes],
+    together: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """What models say of each case of a lab: rows of a table ``predicted``.
 
     collectives : the lab's calibration; cost : of `own_law.COSTS`: ours, over emulated links
     carried : `carried_from`, for `trials.CARRIED`, which says nothing of what cannot be carried
+    together : rows of all labs of the campaign, which tell together how sessions drift (`drift.POOLED`);
+        None: each lab's own rows do
 
     Where ours is by the law, `trials.MEASURED` is ours by the table.
     """
     table = Calibration.of(collectives, also=trials.COSTS)
+    if together is not None:
+        table = pooled(table, together)
     ours = by_law(table, collectives, machine.cores()) if cost == LAW else table
     frames = []
     for one in planned:
@@ -52,8 +58,10 @@ def foretell(
         said = trials.said(told[trials.OURS], ours.of_case(case).others)
         said |= {name: trials.times(one.prediction) for name, one in told.items()}
         rows = said_rows(said, {name: one.interval_s for name, one in told.items()})
-        costs = {trials.OURS: LAW if trials.MEASURED in by else TABLE}
-        rows["cost"] = rows["model"].map(costs | {trials.MEASURED: TABLE}).fillna("")
+        costs = {trials.OURS: LAW if trials.MEASURED in by else TABLE, trials.MEASURED: TABLE}
+        rows["cost"] = rows["model"].map(costs).fillna("")
+        told_by = OWN if together is None else POOLED
+        rows["drift"] = rows["model"].map(dict.fromkeys(costs, told_by)).fillna("")
         frames.append(rows.assign(case=case.key))
     return pd.concat(frames, ignore_index=True)
 

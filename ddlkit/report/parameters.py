@@ -1,0 +1,261 @@
+"""What a notebook may be told: each parameter is held against what is at hand before anything is computed.
+
+The first cell behind a notebook's parameters says ``parameters.hold("30_timeline", globals())``. That prints
+what may be given for each, and ends a wrong one with one line instead of with whatever it breaks later on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddlkit import papers, store
+from ddlkit.core.errors import UserError
+from ddlkit.core.fit import AUTO, LINES, SIMPLE_FIRST
+from ddlkit.papers.dag import STRATEGIES
+from ddlkit.report import source
+from ddlkit.report.clusters import rules, vidur
+from ddlkit.report.clusters.trials import TRIALS
+from ddlkit.report.figures import omgs_planning
+
+Given = Mapping[str, Any]
+"""A notebook's parameters by name."""
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """A value from a list, which may hang on the parameters before it; or several, a list of one and more."""
+
+    choices: Callable[[Given], Iterable[Any]]
+    several: bool = False
+
+    def known(self, given: Given) -> list[Any]:
+        """What may be given."""
+        return list(self.choices(given))
+
+    def told(self, known: list[Any]) -> str:
+        """That, in words."""
+        return f"{'some' if self.several else 'one'} of {', '.join(map(str, known))}"
+
+    def holds(self, value: Any, known: list[Any]) -> bool:
+        """Whether it is one of them, or such a list without repeats."""
+        if not self.several:
+            return not isinstance(value, bool) and value in known
+        if not isinstance(value, list | tuple) or not value:
+            return False
+        return all(one in known for one in value) and len(set(value)) == len(value)
+
+    def others(self, value: Any, known: list[Any]) -> list[Any]:
+        """Other values that hold."""
+        every = [[one] for one in known] if self.several else known
+        return [one for one in every if one != value]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number from ``least`` to ``most``, both included."""
+
+    least: float
+    most: float
+    whole: bool = False
+
+    def known(self, given: Given) -> None:
+        """It hangs on nothing else."""
+
+    def told(self, known: None) -> str:
+        """What may be given, in words."""
+        return f"a{' whole' * self.whole} number from {self.least:,} to {self.most:,}"
+
+    def holds(self, value: Any, known: None) -> bool:
+        """Whether it is such a number."""
+        kinds = int if self.whole else int | float
+        return (
+            isinstance(value, kinds)
+            and not isinstance(value, bool)
+            and math.isfinite(value)
+            and self.least <= value <= self.most
+        )
+
+    def others(self, value: Any, known: None) -> list[Any]:
+        """Other values that hold."""
+        return [one for one in (self.least, self.most) if one != value]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where tables are: empty, a directory that holds a file like ``pattern``, or a recorded machine's name.
+
+    recorded : such directories, or machines, that are recorded
+    machines : whether a machine's name is understood
+    """
+
+    pattern: str
+    recorded: Callable[[], Iterable[Path]]
+    machines: bool = False
+
+    def known(self, given: Given) -> list[str]:
+        """Names, or directories, of what is recorded."""
+        return [path.name if self.machines else str(path) for path in sorted(self.recorded())]
+
+    def told(self, known: list[str]) -> str:
+        """What may be given, in words."""
+        names = f", or one of {', '.join(known)}" if self.machines else ""
+        return f"empty, or a directory with {self.pattern}{names}"
+
+    def holds(self, value: Any, known: list[str]) -> bool:
+        """Whether there is such a place."""
+        if not isinstance(value, str) or "\0" in value:
+            return False
+        if not value or value in known:
+            return True
+        return any([*place.glob(self.pattern)] for place in (Path(value), store.ROOT / value))
+
+    def others(self, value: Any, known: list[str]) -> list[str]:
+        """Other values that hold."""
+        return known
+
+
+Rule = OneOf | Number | Place
+
+
+def _campaign(name: str, pattern: str = "runs-*.csv") -> Place:
+    return Place(pattern, lambda: store.RECORDED.glob(f"*/{name}"))
+
+
+def _networks(given: Given) -> list[str]:
+    return source.open_source(given["data"]).networks()
+
+
+def _links(given: Given) -> list[str]:
+    rows = source.open_source(given["data"]).table("collectives")
+    return sorted(rows.loc[rows["collective"] == "all_reduce", "link"].unique())
+
+
+def _workers(given: Given) -> list[int]:
+    rows = source.open_source(given["data"]).table("collectives")
+    here = (rows["link"] == given["link"]) & (rows["collective"] == "all_reduce")
+    return sorted(rows.loc[here, "ranks"].unique().tolist())
+
+
+def _any_networks(given: Given) -> list[str]:
+    every = source.machines("layers", given["data"]).values()
+    return sorted({name for one in every for name in one.networks()})
+
+
+def _densities(given: Given) -> list[float]:
+    rows = [*source.machines("selection", given["data"]).values()][-1].table("selection")
+    return sorted(rows.loc[rows["density"] < 1, "density"].unique().tolist())
+
+
+def _duelled(given: Given) -> list[str]:
+    runs = source.open_campaign("", source.BEST).alone.table("runs")
+    return sorted(runs["network"].unique())
+
+
+def _fitted_rules(given: Given) -> list[str]:
+    return [one for one in rules.rules() if one.startswith("pollux-") and one != "pollux-resnet50"]
+
+
+TABLES = Place("*-*.csv", store.list_recorded, machines=True)
+NETWORK, LINK, WORKERS = OneOf(_networks), OneOf(_links), OneOf(_workers)
+FITTED = (*(f"alpha_beta:{how}" for how in LINES), *SIMPLE_FIRST)
+FORM = OneOf(lambda given: (*FITTED, AUTO))
+SEED = Number(0, 10**9, whole=True)
+
+RULES: dict[str, dict[str, Rule]] = {
+    "00_start_here": {"data": TABLES, "network": NETWORK, "link": LINK, "workers": WORKERS},
+    "10_layers": {"data": TABLES, "networks": OneOf(_networks, several=True)},
+    "11_kernels": {"data": TABLES, "network": OneOf(_any_networks), "density": OneOf(_densities)},
+    "12_collectives": {"data": TABLES, "link": LINK, "workers": WORKERS},
+    "20_fit": {
+        "data": TABLES,
+        "link": LINK,
+        "workers": WORKERS,
+        "forms": OneOf(lambda given: FITTED, several=True),
+    },
+    "30_timeline": {"data": TABLES, "network": NETWORK, "link": LINK, "workers": WORKERS},
+    "31_dag": {
+        "layers": Number(1, 20, whole=True),
+        "gpus": Number(1, 16, whole=True),
+        "iterations": Number(6, 100, whole=True),
+        "framework": OneOf(lambda given: STRATEGIES),
+        "drawn": Number(2, 10_000, whole=True),
+        "spread": Number(0, 0.5),
+    },
+    "32_osf": {"data": TABLES, "slow_rank": Number(1.01, 10)},
+    "33_fusion": {
+        "data": TABLES,
+        "duelled": OneOf(_duelled),
+        "instances": Number(1, 100_000, whole=True),
+        "seed": SEED,
+    },
+    "34_sparsification": {
+        "instances": Number(1, 100_000, whole=True),
+        "seed": SEED,
+        "workers": OneOf(lambda given: omgs_planning.gathers(), several=True),
+    },
+    "35_sharing": {
+        "data": Place(
+            "sharing_iterations-*.csv",
+            lambda: (path.parent for path in store.RECORDED.glob(f"*/{source.SHARING}")),
+            machines=True,
+        )
+    },
+    "40_validate": {"data": TABLES, "form": FORM},
+    "41_lab": {
+        "data": TABLES,
+        "recorded": _campaign(source.CAMPAIGN),
+        "best": _campaign(source.BEST),
+        "unmet": _campaign(source.REPEATS),
+        "form": FORM,
+    },
+    "42_where_it_fails": {
+        "recorded": _campaign(source.LINKS),
+        "again": _campaign(source.LINKS_AGAIN),
+        "regimes": _campaign(source.REGIMES),
+    },
+    "43_extrapolation": {
+        "labs": _campaign(source.LABS, "collectives-*.csv"),
+        "fresh": _campaign(source.FRESH_LABS, "collectives-*.csv"),
+    },
+    "44_disturbances": {
+        "recorded": _campaign(source.DISTURBED),
+        "changed": _campaign(source.REPLANNING),
+    },
+    "50_what_if": {
+        "data": TABLES,
+        "network": NETWORK,
+        "link": LINK,
+        "workers": WORKERS,
+        "factor": Number(1.01, 1000),
+    },
+    "60_other_clusters": {
+        "chosen": OneOf(_fitted_rules),
+        "drawn": OneOf(lambda given: TRIALS, several=True),
+        "looked_into": OneOf(lambda given: [part.table for part in vidur.tables()], several=True),
+    },
+    "80_tables": {"tolerance": Number(0, 1)},
+    "90_verdicts": {"papers": OneOf(lambda given: papers.load(), several=True)},
+}
+"""By notebook, its parameters in their order."""
+
+
+def hold(notebook: str, names: Mapping[str, Any]) -> None:
+    """Print what each parameter may be, a line each; ``names`` is the notebook's globals().
+
+    Raises UserError for the first one that is something else, and for a notebook without parameters here.
+    """
+    if notebook not in RULES:
+        raise UserError(f"no parameters of {notebook} are known: use one of {', '.join(RULES)}")
+    given: dict[str, Any] = {}
+    for name, rule in RULES[notebook].items():
+        value, choices = names[name], rule.known(given)
+        told = rule.told(choices)
+        if not rule.holds(value, choices):
+            shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}..."
+            raise UserError(f"{notebook}: {name} is {' '.join(shown.split())}: give {told}")
+        given[name] = value
+        print(f"{name}: {told}")
