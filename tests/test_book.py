@@ -374,8 +374,9 @@ def test_pages_load_nothing_from_elsewhere_and_every_local_link_leads_somewhere(
 ) -> None:
     pages = sorted(small.pages.glob("*.html"))
     names = [page.name for page in pages]
+    notebooks = ["10_layers.html", "20_fit.html"]
     own = ["buckets.html", "equations.html", "glossary.html", "index.html", "verdicts.html"]
-    assert names == ["10_layers.html", "20_fit.html", *own]
+    assert names == sorted([*notebooks, *own, *(f"slides-{name}" for name in notebooks)])
     for page in pages:
         found = _Links(page.read_text())
         assert ("script" in found.tags) == (page.name == "buckets.html")
@@ -510,7 +511,7 @@ def test_a_browser_shows_every_image_without_a_console_error(
     small: Book, start_browser: Callable[[], Any]
 ) -> None:
     driver = start_browser()
-    for page in ("index.html", "10_layers.html"):
+    for page in ("index.html", "slides-10_layers.html", "10_layers.html"):
         driver.get((small.pages / page).as_uri())
         widths = driver.execute_script("return [...document.images].map(i => i.naturalWidth)")
         assert widths and min(widths) > 0, page

@@ -76,6 +76,16 @@ def test_on_the_site_an_answer_is_one_fold_and_its_question_and_the_next_heading
     assert inside.rindex("</details>") > inside.index("It is so.")
 
 
+@pytest.mark.parametrize(("rows", "folded"), [(40, False), (41, True)])
+def test_a_long_table_is_folded_on_the_site(tmp_path: Path, rows: int, folded: bool) -> None:
+    table = "<table>" + "<tr><td>1</td></tr>" * rows + "</table>"
+    code = V4.new_code_cell("1", outputs=[V4.new_output("display_data", {"text/html": table})])
+    path = tmp_path / "10_a.ipynb"
+    path.write_text(nbformat.writes(V4.new_notebook(cells=[*made("# T"), code])), encoding="utf-8")
+    body = Page(path).body([])
+    assert (f"a table of {rows} rows" in body) == folded and "<table>" in body
+
+
 @pytest.mark.parametrize("path", book.notebooks(), ids=lambda path: path.stem)
 def test_nothing_is_hidden_in_a_notebook_but_answers(path: Path) -> None:
     """What a mark is missing for can be mended by ``python -m ddlkit.report.folds``."""

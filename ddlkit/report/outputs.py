@@ -122,19 +122,6 @@ def format_quantity(value: float, unit: str) -> str:
     return f"{number}{unit}" if unit in ("%", "x") else f"{number} {unit}"
 
 
-def check(number: int, answer: float | None, expected: float, *, tolerance: float = 0.02) -> str:
-    """What to say to the reader of exercise ``number``; right within the relative ``tolerance``.
-
-    The expected answer is computed, never written down.
-    """
-    if answer is None:
-        return f"Exercise {number}: replace None by your answer and run this cell again."
-    if math.isclose(answer, expected, rel_tol=tolerance, abs_tol=1e-12):
-        return f"Exercise {number}: right ({expected:.4g})."
-    side = "high" if answer > expected else "low"
-    return f"Exercise {number}: {answer:.4g} is too {side}; try again."
-
-
 def _checked(name: str, what: str) -> str:
     if not _NAME.fullmatch(name):
         raise UserError(f"{what} {name!r}: use lower-case letters, digits, '-' and '_' only")

@@ -62,14 +62,15 @@ class Number:
     most: float
     whole: bool = False
 
-    def known(self, given: Given) -> None:
-        """It hangs on nothing else."""
+    def known(self, given: Given) -> list[Any]:
+        """No list: it hangs on nothing else."""
+        return []
 
-    def told(self, known: None) -> str:
+    def told(self, known: list[Any]) -> str:
         """What may be given, in words."""
         return f"a{' whole' * self.whole} number from {self.least:,} to {self.most:,}"
 
-    def holds(self, value: Any, known: None) -> bool:
+    def holds(self, value: Any, known: list[Any]) -> bool:
         """Whether it is such a number."""
         kinds = int if self.whole else int | float
         return (
@@ -79,7 +80,7 @@ class Number:
             and self.least <= value <= self.most
         )
 
-    def others(self, value: Any, known: None) -> list[Any]:
+    def others(self, value: Any, known: list[Any]) -> list[Any]:
         """Other values that hold."""
         return [one for one in (self.least, self.most) if one != value]
 
@@ -96,24 +97,27 @@ class Place:
     recorded: Callable[[], Iterable[Path]]
     machines: bool = False
 
-    def known(self, given: Given) -> list[str]:
+    def known(self, given: Given) -> list[Any]:
         """Names, or directories, of what is recorded."""
         return [path.name if self.machines else str(path) for path in sorted(self.recorded())]
 
-    def told(self, known: list[str]) -> str:
+    def told(self, known: list[Any]) -> str:
         """What may be given, in words."""
         names = f", or one of {', '.join(known)}" if self.machines else ""
         return f"empty, or a directory with {self.pattern}{names}"
 
-    def holds(self, value: Any, known: list[str]) -> bool:
+    def holds(self, value: Any, known: list[Any]) -> bool:
         """Whether there is such a place."""
         if not isinstance(value, str) or "\0" in value:
             return False
         if not value or value in known:
             return True
-        return any([*place.glob(self.pattern)] for place in (Path(value), store.ROOT / value))
+        try:
+            return any([*place.glob(self.pattern)] for place in (Path(value), store.ROOT / value))
+        except OSError:  # longer than a name may be, or not to be read
+            return False
 
-    def others(self, value: Any, known: list[str]) -> list[str]:
+    def others(self, value: Any, known: list[Any]) -> list[Any]:
         """Other values that hold."""
         return known
 
@@ -197,13 +201,7 @@ RULES: dict[str, dict[str, Rule]] = {
         "seed": SEED,
         "workers": OneOf(lambda given: omgs_planning.gathers(), several=True),
     },
-    "35_sharing": {
-        "data": Place(
-            "sharing_iterations-*.csv",
-            lambda: (path.parent for path in store.RECORDED.glob(f"*/{source.SHARING}")),
-            machines=True,
-        )
-    },
+    "35_sharing": {"data": TABLES},
     "40_validate": {"data": TABLES, "form": FORM},
     "41_lab": {
         "data": TABLES,
@@ -215,6 +213,7 @@ RULES: dict[str, dict[str, Rule]] = {
     "42_where_it_fails": {
         "recorded": _campaign(source.LINKS),
         "again": _campaign(source.LINKS_AGAIN),
+        "limit": _campaign(source.LIMIT),
         "regimes": _campaign(source.REGIMES),
     },
     "43_extrapolation": {
@@ -223,6 +222,7 @@ RULES: dict[str, dict[str, Rule]] = {
     },
     "44_disturbances": {
         "recorded": _campaign(source.DISTURBED),
+        "calm_links": _campaign(source.CALM),
         "changed": _campaign(source.REPLANNING),
     },
     "50_what_if": {
