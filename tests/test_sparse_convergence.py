@@ -307,6 +307,18 @@ def test_a_network_is_judged_when_every_method_has_three_seeds(
     assert kept["method"].nunique() == judged  # a schedule of two seeds is not shown
 
 
+def test_of_a_network_that_is_not_judged_its_trainings_are_counted() -> None:
+    """One that serves two methods counts for both; a schedule that somebody trained is wanted, too."""
+    every = {name: [0.7, 0.8, 0.9] for name in omgs_convergence.LABELS}
+    assert omgs_convergence.waiting(omgs_convergence.fig03(made_up(every))) == {}
+    some = made_up({"dense": [0.9, 0.9, 0.9], "topk": [0.8], "omgs+exact": [0.7, 0.7]})
+    found = omgs_convergence.waiting(omgs_convergence.fig03(some))
+    assert [*found.values()] == ["8 of 15 trainings"]
+    warm = made_up({"omgs": [0.9]}).assign(schedule="warm-up")
+    found = omgs_convergence.waiting(omgs_convergence.fig03(pd.concat([some, warm])))
+    assert [*found.values()] == ["9 of 18 trainings"]
+
+
 def test_what_seeds_spread_over_is_undecided() -> None:
     frame = omgs_convergence.fig03(
         made_up({"dense": [0.9, 0.8], "topk": [0.82, 0.8], "omgs+exact": [0.5, 0.45]})

@@ -168,6 +168,20 @@ def test_an_improved_plan_is_never_later_and_ends_when_it_says() -> None:
             assert pareto.best(groups).end_s * (1 - 1e-11) <= end_s <= groups.end_s(plan.ends)
 
 
+@pytest.mark.parametrize("values", [1, 3, 50, 10**6])
+@pytest.mark.parametrize("points", [1, 2, pareto.PARTS, 5 * pareto.PARTS])
+def test_of_many_points_those_are_left_that_no_other_beats(points: int, values: int) -> None:
+    """Also of equal ones, and of a few that lie far from all others."""
+    rng = np.random.default_rng(points * values)
+    one, other = rng.integers(0, values, (2, points)) / 7.0
+    one[rng.random(points) < 0.01] *= 1e6
+    left = pareto._undominated(one, other)
+    as_good = (one[:, None] <= one) & (other[:, None] <= other)
+    better = as_good & ((one[:, None] < one) | (other[:, None] < other))
+    wanted = {(one[place], other[place]) for place in np.flatnonzero(~better.any(axis=0))}
+    assert [*zip(one[left], other[left], strict=True)] == sorted(wanted)
+
+
 def test_an_exact_plan_carries_what_no_plan_is_below() -> None:
     for workload, cost in instances(6, 20, most=12):
         for one in (cost, SparseGather(cost.gather, cost.density)):

@@ -15,13 +15,14 @@ A prefix (a, b) and a suffix (p, q) make an iteration that ends at max(a + q, b 
 bound from below what a cut of a prefix can lead to, and those of prefixes the cuts of suffixes; a known plan
 bounds from above. Fronts grow with the tensors, at worst exponentially. Where one is long, points that lie
 close together become one: their corner, which none of them is below, for a bound from below; the most
-promising of them for a plan, which single changes then improve. Both are repeated with more points until the
-lower bound meets the plan.
+promising of them for a plan, which single changes then improve. Prefixes and suffixes take turns, with more
+and more points, until the lower bound meets the plan.
 """
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Iterator
+from itertools import count, product
 from typing import NamedTuple
 
 import numpy as np
@@ -31,10 +32,14 @@ from ddlkit.core.workload import Floats, Ints
 
 ROUNDING = 1e-12
 """Relative difference of two bounds that meet."""
-NARROW, WIDER = 24, 6
-"""How many points fronts have after the first, of one each; and how many times as many next, and in plans."""
+NARROW, WIDER = 32, 4
+"""How many points fronts have after the first, of one each; and how many times as many next."""
 NEIGHBOURS = 2
 """Cuts on either side of a new one that it can replace."""
+NEAR = 1.01
+"""A plan that takes so many times as long as a known one is not worth improving."""
+PARTS = 512
+"""So many stretches of one clock are looked at before points are put in order."""
 
 
 class Best(NamedTuple):
@@ -64,12 +69,22 @@ class Groups(NamedTuple):
         ready_s, selecting_s, sending_s = (np.ascontiguousarray(one.T[::-1, ::-1]) for one in self)
         return Groups(ready_s, sending_s, selecting_s)
 
-    def after(self, one: Floats, other: Floats, last: Ints | int, first: Ints) -> Front:
-        """(m,) both clocks after one more group, (m,) or one last tensor, (m,) first ones."""
-        now = one + self.selecting_s[last, first]
-        then = np.maximum(other, self.ready_s[last, first] + now)
-        then += self.sending_s[last, first]
-        return Front(now, then)
+    def of(self, last: Ints | int, first: Ints) -> Groups:
+        """Those of (m,) or one last tensor and (m,) first ones: columns (m,)."""
+        ready_s, selecting_s, sending_s = (one[last, first] for one in self)
+        return Groups(ready_s, selecting_s, sending_s)
+
+    def repeated(self, times: Ints) -> Groups:
+        """Columns in which each group stands so many times, one after the other."""
+        ready_s, selecting_s, sending_s = (one.repeat(times) for one in self)
+        return Groups(ready_s, selecting_s, sending_s)
+
+    def after(self, one: Floats, other: Floats) -> tuple[Floats, Floats]:
+        """(m,) both clocks after one more group: columns (m,)."""
+        now = one + self.selecting_s
+        then = np.maximum(other, self.ready_s + now)
+        then += self.sending_s
+        return now, then
 
     def end_s(self, ends: tuple[int, ...]) -> float:
         """When the last message of a plan has arrived."""
@@ -116,23 +131,34 @@ START = Front(np.zeros(1), np.full(1, -np.inf))
 def best(groups: Groups) -> Best:
     """The plan whose last message arrives first, of all 2**(n-1), with its certificate."""
     sides, n = (groups, groups.mirrored()), len(groups.ready_s)
-    unknown = [START] * (n + 1)
-    before, found = _fronts(groups, unknown, unknown, np.inf, 1)
-    fronts = [before, unknown]
-    ends, end_s = _improved(groups, found)
-    least_s, width = before[n].corner[1], NARROW
-    while True:
-        for side in (1, 0):
-            if least_s >= end_s * (1 - ROUNDING):
-                return Best(ends, end_s, min(least_s, end_s))
-            known, rest = fronts[side], fronts[1 - side]
-            fronts[side], _ = _fronts(sides[side], known, rest, end_s, width)
-            least_s = max(least_s, fronts[side][n].corner[1])
-        width *= WIDER
-        before, after = fronts
-        _, found = _fronts(groups, before, after, end_s, width, bound=False)
-        if found:
+    fronts = [[START] * (n + 1)] * 2
+    ends: tuple[int, ...] = ()
+    end_s, least_s = np.inf, -np.inf
+    for side, width, bound in _passes():
+        passed, found = _fronts(
+            sides[side], fronts[side], fronts[1 - side], end_s, width, bound=bound
+        )
+        found = tuple(n - end for end in (*found[-2::-1], 0)) if found and side else found
+        if found and groups.end_s(found) <= NEAR * end_s:
             ends, end_s = min((ends, end_s), _improved(groups, found), key=lambda plan: plan[1])
+        if bound:
+            fronts[side], least_s = passed, max(least_s, passed[n].corner[1])
+        if least_s >= end_s * (1 - ROUNDING):
+            break
+    return Best(ends, end_s, min(least_s, end_s))
+
+
+def _passes() -> Iterator[tuple[int, int, bool]]:
+    """Of which side, of how many points, and whether a bound: prefixes and suffixes take turns, without end.
+
+    Before each bound of the prefixes but the first there is a pass for a plan.
+    """
+    yield 0, 1, True
+    for power in count():
+        width, side = NARROW * WIDER**power, 1 - power % 2
+        if not side:
+            yield side, width, False
+        yield side, width, True
 
 
 def _improved(groups: Groups, ends: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
@@ -149,8 +175,8 @@ def _improved(groups: Groups, ends: tuple[int, ...]) -> tuple[tuple[int, ...], f
         for left, right in product(range(NEIGHBOURS + 1), repeat=2):
             i = np.maximum(cuts.searchsorted(cut) - 1 - left, 0)
             j = np.minimum(cuts.searchsorted(cut, side="right") + right, len(cuts) - 1)
-            now, then = groups.after(one[i], other[i], cut - 1, cuts[i])
-            now, then = groups.after(now, then, cuts[j] - 1, cut)
+            now, then = groups.of(cut - 1, cuts[i]).after(one[i], other[i])
+            now, then = groups.of(cuts[j] - 1, cut).after(now, then)
             ends_s = np.maximum(now + to_end[j], then + to_send[j])
             best = int(ends_s.argmin())
             tried.append((float(ends_s[best]), int(i[best]), best + 1, int(j[best])))
@@ -180,12 +206,13 @@ def _fronts(
     *,
     bound: bool = True,
 ) -> tuple[list[Front], tuple[int, ...]]:
-    """(n + 1) fronts of all prefixes with ``width`` points at most, and the plan that they lead to.
+    """(n + 1) fronts of all prefixes with ``width`` points at most, and a plan that they lead to.
 
-    What cannot end by ``limit_s`` is left out; where that is all, the plan is ().
+    What cannot end by ``limit_s`` is left out; where that is all, the plan is (). Where points become one,
+    it leads to that of them which may end first.
 
     known, rest : (n + 1) earlier bounds, of the prefixes, and of those of the mirrored problem
-    bound : whether points that become one become their corner, else the one that may end first
+    bound : whether points that become one become their corner, else that one
     """
     n = len(rest) - 1
     useful = _useful(groups, known, rest[::-1], limit_s)
@@ -194,26 +221,26 @@ def _fronts(
     one, other = np.zeros((2, n * width + 1))
     other[0] = -np.inf
     begins_at = np.zeros(n + 1, np.int64)
-    count = np.ones(n + 1, np.int64)
+    points = np.ones(n + 1, np.int64)
     for last in range(n):
         firsts = useful[last].nonzero()[0]
-        each = count[firsts]
-        begun = firsts.repeat(each)
-        among = (begins_at[firsts] - each.cumsum() + each).repeat(each) + np.arange(len(begun))
-        now, then = groups.after(one[among], other[among], last, begun)
-        ends_s = rest[n - last - 1].least(now, then)
-        kept = (ends_s <= limit_s * (1 + ROUNDING)).nonzero()[0]
-        kept = kept[_undominated(now[kept], then[kept])]
+        each = points[firsts]
+        among = (begins_at[firsts] - each.cumsum() + each).repeat(each) + np.arange(each.sum())
+        now, then = groups.of(last, firsts).repeated(each).after(one[among], other[among])
+        kept = _undominated(now, then)
+        ends_s = rest[n - last - 1].least(now[kept], then[kept])
+        in_time = ends_s <= limit_s * (1 + ROUNDING)
+        kept, ends_s = kept[in_time], ends_s[in_time]
         front = Front(now[kept], then[kept])
         if len(kept) > width:
             begins = front.parts(width)
-            chosen = kept[_least_of_each(ends_s[kept], begins)]
-            lasts = kept[np.append(begins[1:], len(kept)) - 1]
-            corners = Front(now[kept[begins]], then[lasts])
-            front, kept = corners if bound else Front(now[chosen], then[chosen]), chosen
+            lasts = np.append(begins[1:], len(kept)) - 1
+            kept = kept[_least_of_each(ends_s, begins)]
+            corners = Front(front.one[begins], front.other[lasts])
+            front = corners if bound else Front(now[kept], then[kept])
         fronts.append(front)
         new = slice(states, states + len(kept))
-        begins_at[last + 1], count[last + 1] = states, len(kept)
+        begins_at[last + 1], points[last + 1] = states, len(kept)
         first[new], came[new], (one[new], other[new]) = last + 1, among[kept], front
         states = new.stop
     return fronts, _traced(first[:states], came) if len(fronts[-1].one) else ()
@@ -240,6 +267,8 @@ def _traced(first: Ints, came: Ints) -> tuple[int, ...]:
 
 def _undominated(one: Floats, other: Floats) -> Ints:
     """Which points no other is as good as in both, by rising ``one``."""
+    left = _hardly_dominated(one, other)
+    one, other = one[left], other[left]
     ordered = one.argsort()
     lowest = np.minimum.accumulate(other[ordered])
     kept = np.ones(len(one), bool)
@@ -249,7 +278,21 @@ def _undominated(one: Floats, other: Floats) -> Ints:
     rising = one[ordered]
     kept = np.ones(len(ordered), bool)
     kept[:-1] = rising[1:] > rising[:-1]
-    return np.asarray(ordered[kept])
+    return np.asarray(left[ordered[kept]])
+
+
+def _hardly_dominated(one: Floats, other: Floats) -> Ints:
+    """Points without most of those that another beats: one in an earlier of PARTS equal stretches of ``one``.
+
+    Of many points few are left, in a fraction of the time that it takes to put all in order.
+    """
+    if len(one) < 2 * PARTS:
+        return np.arange(len(one))
+    least, most = one.min(), one.max()
+    part = ((one - least) / ((most - least) or 1.0) * PARTS).astype(int)
+    lowest = np.full(PARTS + 2, np.inf)
+    np.minimum.at(lowest, part + 1, other)
+    return np.asarray((other < np.minimum.accumulate(lowest)[part]).nonzero()[0])
 
 
 def _useful(

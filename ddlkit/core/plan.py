@@ -164,7 +164,7 @@ def proven(workload: Workload, cost: MessageCost) -> tuple[FusionPlan, float]:
     """The plan with the shortest iteration where messages are selected first, and its certificate.
 
     The certificate is the least time that any plan takes, in seconds of an iteration, found by two searches
-    that meet (`ddlkit.core.pareto`). At worst exponential; the tensors of a network take about a second.
+    that meet (`ddlkit.core.pareto`). At worst exponential; the tensors of a network take half a second.
 
     Raises UserError for more than MOST_SELECTED tensors.
     """

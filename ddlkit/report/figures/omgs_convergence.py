@@ -107,6 +107,19 @@ def complete(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[enough & frame["network"].map(whole).to_numpy()].reset_index(drop=True)
 
 
+def waiting(frame: pd.DataFrame) -> dict[str, str]:
+    """Of `fig03` the networks that are not judged yet: how many of the trainings that it takes there are.
+
+    Wanted are SEEDS of every method, and of every schedule that is there.
+    """
+    judged, found = set(complete(frame)["network"]), {}
+    for network, rows in frame[~frame["network"].isin(judged)].groupby("network", sort=False):
+        there = rows[["method", "seed"]].drop_duplicates()
+        wanted = SEEDS * len({*LABELS.values(), *there["method"]})
+        found[str(network)] = f"{len(there)} of {wanted} trainings"
+    return found
+
+
 def final(frame: pd.DataFrame) -> pd.DataFrame:
     """Per network and method: seeds, mean score after the last epoch, spread over seeds, messages, sends."""
     last = frame[frame["epoch"] == frame.groupby("network")["epoch"].transform("max")]

@@ -458,7 +458,7 @@ def _learned() -> Result:
         f"{scores.loc[(network, 'OMGS'), 'sends']:.0f} times ({told[network, 'dense', 'OMGS']})"
         for network in ratios.index.unique("network")
     )
-    left = [name for name in every["network"].unique() if name not in told.index.unique("network")]
-    unjudged = f"; not yet judged: {', '.join(left)}" if left else ""
+    left = (f"{name} ({there})" for name, there in omgs_convergence.waiting(every).items())
+    unjudged = f"; not yet judged: {names}" if (names := ", ".join(left)) else ""
     note = f"{each}; in the paper's trainings an element is sent about 50 times{unjudged}"
     return measured(ratios.groupby(["machine", "seed"]).min(), "recorded", note)
