@@ -157,7 +157,7 @@ def test_both_emulated_clusters_have_one_to_four_nodes_of_one_to_four_ranks() ->
     for (_, network), mine in frame.groupby(["cluster", "network"]):
         shapes = set(zip(mine["nodes"], mine["per_node"], strict=True))
         every = {(n, m) for n in (1, 2, 4) for m in (1, 2, 4)} - {(1, 1)}
-        assert shapes == ({(2, 1), (4, 1)} if network == "AlexNet" else every)
+        assert shapes == (every - {(4, 4)} if network == "AlexNet" else every)  # too large for 16
 
 
 def test_an_empty_search_and_an_unknown_effect_are_told() -> None:
