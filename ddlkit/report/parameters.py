@@ -200,6 +200,7 @@ RULES: dict[str, dict[str, Rule]] = {
         "instances": Number(1, 100_000, whole=True),
         "seed": SEED,
         "workers": OneOf(lambda given: omgs_planning.gathers(), several=True),
+        "recorded": _campaign(source.OMGS),
     },
     "35_sharing": {"data": TABLES},
     "40_validate": {"data": TABLES, "form": FORM},

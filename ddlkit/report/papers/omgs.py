@@ -32,7 +32,7 @@ from ddlkit.report.claims import (
     recomputed,
 )
 from ddlkit.report.figures import omgs_breakdown as breakdown
-from ddlkit.report.figures import omgs_convergence
+from ddlkit.report.figures import omgs_convergence, omgs_measured
 
 THRESHOLD = 8192
 """Elements from which MGS-SGD sends (omgs V-D)."""
@@ -127,6 +127,7 @@ def _by_times(note: str, networks: Sequence[str], *, of: Sequence[str] = breakdo
 def _lstm_over_topk() -> Result:
     low, high = breakdown.predicted_gain("LSTM-PTB", "topk_s")
     note = _by_times("OMGS-SGD's time is predicted", ("LSTM-PTB",), of=breakdown.OTHERS)
+    note = f"{note}; replayed in the lab: {_in_lab('LSTM-PTB')}"
     return Result(Evidence.MODEL, percent(low - 1), percent(high - 1), note)
 
 
@@ -139,6 +140,7 @@ def _deep_over_topk() -> Result:
     most = ", ".join(f"{name} {bounds[name]:.2f} x" for name in deep)
     note = _by_times("OMGS-SGD's time is predicted", deep, of=breakdown.OTHERS)
     note = f"{note}; with TopK-SGD's time as printed no layer times give more than: {most}"
+    note = f"{note}; replayed in the lab: {_in_lab(*deep)}"
     return Result(Evidence.MODEL, min(low for low, _ in ends), min(high for _, high in ends), note)
 
 
@@ -156,15 +158,31 @@ def _best_improvement() -> Result:
 
 @check("omgs-best-of-all")
 def _best_of_all() -> Result:
-    """Models on which OMGS-SGD is the fastest of three: in every compatible setting, and in any."""
+    """Networks on which OMGS-SGD is the fastest of three: by more than repeats differ, and not by less."""
+    lab = omgs_measured.at_papers_startup()
+    faster = lab[["s1", "s2"]].min(axis=1) - 1
+    sure = faster > lab["resolved"]
+    maybe = (faster >= -lab["resolved"]) & (lab["messages"] > 1)
     least, most = 0, 0
     for name in breakdown.NETWORKS:
         frame = breakdown.compatible(name, breakdown.OTHERS)
         best = frame["omgs_s"] < frame[["topk_s", "mgs_s"]].min(axis=1)
         least, most = least + bool(best.all()), most + bool(best.any())
-    note = "OMGS-SGD is predicted; merging everything it is TopK-SGD, and not faster"
-    used = tuple(breakdown.NETWORKS)
-    return Result(Evidence.MODEL, least, most, _by_times(note, used, of=breakdown.OTHERS))
+    note = (
+        "16 ranks in the lab at the paper's start-up, layers and selections of a CPU, two cores for all, "
+        f"which may have slowed {lab['limited'].sum()} of {len(lab)} networks: {_in_lab(*lab.index)}; "
+        "merging everything it is TopK-SGD, and not faster; by model in settings that meet the other times "
+        f"of Table VI: {least} to {most}"
+    )
+    return measured([sure.sum(), maybe.sum()], "replayed", note)
+
+
+def _in_lab(*networks: str) -> str:
+    """TopK-SGD's and MGS-SGD's time over OMGS-SGD's as replayed in the lab, network by network."""
+    lab = omgs_measured.at_papers_startup().loc[[*networks]]
+    return ", ".join(
+        f"{row.Index} {row.s1:.2f} x TopK-SGD, {row.s2:.2f} x MGS-SGD" for row in lab.itertuples()
+    )
 
 
 @check("omgs-vgg16-over-mgs", "VGG-16", "mgs_s")
@@ -180,9 +198,12 @@ def _times() -> pd.DataFrame:
 def table5() -> pd.DataFrame:
     """Messages per iteration under four algorithms, against those counted from the networks' tensors.
 
-    OMGS-SGD's hang on times that the paper leaves unstated, and are not computed.
+    OMGS-SGD's hang on times that the paper leaves unstated: ``omgs_lab`` are those that Algorithm 1 chose for
+    the lab at the paper's start-up.
     """
     table = paper_table("omgs", "tab05")
+    lab = omgs_measured.at_papers_startup()
+    table["omgs_lab"] = lab["messages"].reindex(table["model"]).to_numpy()
     sizes = [tensors(network) for network in table["model"]]
     return recomputed(
         table,
@@ -195,8 +216,10 @@ def table5() -> pd.DataFrame:
 def table6() -> pd.DataFrame:
     """Iteration times, and the speedups against those that follow from them.
 
-    ``_least`` and ``_most`` : the ratios that times rounded to a millisecond allow.
+    ``_least`` and ``_most`` : the ratios that times rounded to a millisecond allow; ``_lab`` : measured by 16
+    ranks in the lab at the paper's start-up.
     """
+    lab = omgs_measured.at_papers_startup()
     table = paper_table("omgs", "tab06")
     for column, other in (("s1", "topk_s"), ("s2", "mgs_s")):
         table = recomputed(table, **{column: table[other] / table["omgs_s"]})
@@ -204,6 +227,7 @@ def table6() -> pd.DataFrame:
         place = table.columns.get_loc(f"{column}_difference") + 1
         table.insert(place, f"{column}_least", least)
         table.insert(place + 1, f"{column}_most", most)
+        table.insert(place + 2, f"{column}_lab", lab[column].reindex(table["model"]).to_numpy())
     return table
 
 
