@@ -208,6 +208,30 @@ def test_runs_keep_their_truth_values(tmp_path: Path) -> None:
     assert loaded["ends"].tolist() == ["", ""]
 
 
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("rename", range(3))
+def test_a_signal_at_any_rename_leaves_the_old_pair_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rename: int, after: bool
+) -> None:
+    """Of the stamp that waits, of the table, and of the stamp once more: nothing half stays."""
+    old, new, calls = collectives(2), collectives(3), itertools.count()
+    path, real = save(tmp_path, old), os.replace
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        due = next(calls) == rename
+        if after or not due:
+            real(*arguments, **options)
+        if due:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, new)
+    assert len(store.load_table(path, "collectives")) in (len(old), len(new))
+    assert {one.name for one in tmp_path.iterdir()} <= {path.name, f"{path.stem}.json", ".lock"}
+
+
 # --- appending
 
 

@@ -79,14 +79,17 @@ def save_table(
 def _write_stamped(path: Path, data: bytes, stamp: str) -> None:
     """A table and its stamp, so that a crash at any moment leaves the old pair or the new one."""
     pending, final = _stamp_paths(path)
-    files.atomic_write_text(pending, stamp)
     try:
+        files.atomic_write_text(pending, stamp)
         files.atomic_write(path, data)
+        files.replace(pending, final)
     except BaseException:  # also where the process is ended just now
-        if not path.exists() or files.read(path) != data:
-            pending.unlink(missing_ok=True)
+        if pending.exists():  # the table says which pair it is
+            if path.exists() and files.read(path) == data:
+                files.replace(pending, final)
+            else:
+                pending.unlink()
         raise
-    files.replace(pending, final)
 
 
 def load_table(path: Path, schema: str | None = None) -> DataFrame:
