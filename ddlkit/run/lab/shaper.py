@@ -334,15 +334,16 @@ class Shaper:
         left_s = line.carry(first_s, last_s, piece.size, piece.start, piece.stop)
         line.at(last_s)
         delay_s = line.delay_s
+        due_s = left_s + delay_s
         if self._moving:
             if jitter_s := min(line.jitter_s, delay_s):
-                delay_s += line.chance.uniform(-jitter_s, jitter_s)
+                due_s = left_s + delay_s + line.chance.uniform(-jitter_s, jitter_s)
             way = (piece.hop, piece.source, piece.target)
-            delay_s = max(delay_s, self._last_s.get(way, 0.0) - left_s)
-            self._last_s[way] = left_s + delay_s
+            due_s = self._last_s[way] = max(due_s, self._last_s.get(way, 0.0))
+            delay_s = due_s - left_s
         piece.hop += 1
         piece.first_s = line.began_s + delay_s
-        heapq.heappush(self._events, (left_s + delay_s, next(self._order), piece))
+        heapq.heappush(self._events, (due_s, next(self._order), piece))
 
     @property
     def next_s(self) -> float:
