@@ -398,7 +398,7 @@ def test_a_stage_can_be_ended_at_any_moment(stage: str, clone: Clone) -> None:
     if stage != "01-set-up":  # which begins anew where `ready` is not there, in a minute
         process = started(clone, *arguments)
         assert (process.communicate(timeout=300)[1], process.returncode) == ("", 0)
-    with files.scratch():  # as the next command makes one, which removes that of an owner who was killed
+    with files.scratch():  # the next command makes one, too: that sweeps what killed owners left
         pass
 
 
