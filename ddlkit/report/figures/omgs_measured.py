@@ -51,8 +51,7 @@ def replayed(campaign: Source) -> pd.DataFrame:
     costs = Calibration.of(planning[planning["session"] == BEFORE], draws=0)
     sparse = cases[cases["density"] < 1]
     stretches = {
-        place: _stretch(rows.iloc[0], known, times)
-        for place, rows in sparse.groupby(["network", "link"])
+        place: _stretch(rows.iloc[0], known) for place, rows in sparse.groupby(["network", "link"])
     }
     rows = []
     for place, played in cases.groupby(["network", "link"], sort=False):
@@ -78,9 +77,7 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.2g}")
 
 
-def _stretch(
-    row: pd.Series, known: Mapping[str, Workload], times: Mapping[str, SelectionTimes]
-) -> float:
+def _stretch(row: pd.Series, known: Mapping[str, Workload]) -> float:
     """What a network computes in this lab over what it computes in the paper's setting."""
     workload = known[row["profile_sha256"]].scaled(row["dilation"])
     return workload.compute_s / omgs_breakdown.setting(NETWORKS[row["network"]]).compute_s
