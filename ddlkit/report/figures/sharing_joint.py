@@ -18,10 +18,12 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import packed
+from ddlkit.core.median import median_interval
 from ddlkit.core.resources import Shared, jointly_apart
 from ddlkit.core.workload import Workload
 from ddlkit.report.figures.sharing_measured import default_of, least_first
@@ -34,7 +36,8 @@ from ddlkit.report.figures.sharing_predicted import (
     shared,
     workloads,
 )
-from ddlkit.report.source import Source, open_sharing
+from ddlkit.report.source import SHARING, Source, open_sharing
+from ddlkit.store import RECORDED
 from ddlkit.store.tables import save_table
 
 FORETOLD = (("googlenet_64", 4), ("resnet18_64", 8), ("resnet50_64", 2))
@@ -128,6 +131,58 @@ def compute_of(iterations: pd.DataFrame) -> dict[tuple[str, int], float]:
     rounds = iterations[iterations["openmp"] == 1]
     medians = rounds.groupby(["network", "batch"])["compute_s"].median()
     return {(str(name), int(batch)): float(s) for (name, batch), s in medians.items()}
+
+
+PARTS = {"buckets": (1, 0), "resources": (0, 1), "both": (1, 1)}
+"""What of the joint plan is taken: its buckets, its configurations."""
+
+
+def opened(machine: str) -> Source | None:
+    """What a machine recorded of joint plans; None where it did not."""
+    found = RECORDED / machine / f"{SHARING}-joint"
+    return Source((found,)) if [*found.glob("sharing_iterations-*.csv")] else None
+
+
+def judged(source: Source) -> pd.DataFrame:
+    """Gain over DDP's default by network, rate, and what of the joint plan is taken: foretold and measured.
+
+    Columns: network, batch, link, taken, buckets, plan, configuration; foretold (by the model that chose);
+    measured with lower and upper, over rounds; as_foretold and gains, both by the interval.
+    """
+    iterations = source.table("sharing_iterations")
+    said = foretold(source)
+    rounds = iterations.groupby([*CELLS, "repeat"])["iteration_s"].mean().unstack("repeat")
+    buckets = iterations.groupby(CELLS)["buckets"].first()
+    rows = []
+    for key, own in said.groupby(["network", "batch", "link"], sort=False):
+        plans, names = (own[column].unique().tolist() for column in ("plan", "configuration"))
+        seconds = own.set_index(["plan", "configuration"])[MODELS[0]]
+        base = rounds.loc[(*key, plans[0], names[0])]
+        for taken, (of_plans, of_names) in PARTS.items():
+            way = plans[min(of_plans, len(plans) - 1)], names[min(of_names, len(names) - 1)]
+            ratio = (base / rounds.loc[(*key, *way)] - 1).dropna().to_numpy()
+            lower, upper = median_interval(ratio)
+            gain = float(seconds[plans[0], names[0]] / seconds[way] - 1)
+            found = {"measured": float(np.median(ratio)), "lower": lower, "upper": upper}
+            labels = dict(zip(("network", "batch", "link"), key, strict=True)) | {"taken": taken}
+            chosen = {"buckets": int(buckets[(*key, *way)]), "plan": way[0], "configuration": way[1]}
+            verdict = {"as_foretold": lower <= gain <= upper, "gains": _side(lower, upper)}
+            rows.append(
+                {**labels, **chosen, "foretold": gain, **found, "rounds": len(ratio), **verdict}
+            )
+    return pd.DataFrame(rows)
+
+
+def _side(lower: float, upper: float) -> str:
+    return "yes" if lower > 0 else "no" if upper < 0 else "undecided"
+
+
+def foretold(source: Source) -> pd.DataFrame:
+    """What was written down before: CELLS, and seconds of an iteration by each of MODELS."""
+    said = source.table("predicted")
+    cells = said["case"].str.split(" ", expand=True).set_axis(CELLS, axis=1).astype({"batch": int})
+    long = pd.concat([cells, said[["model", "seconds"]]], axis=1)
+    return long.pivot_table(index=CELLS, columns="model", values="seconds", sort=False).reset_index()
 
 
 if __name__ == "__main__":

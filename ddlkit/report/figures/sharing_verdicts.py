@@ -3,6 +3,10 @@
 Statistics, choices of cells and the rule below were written down before any of the tables was recorded
 (22 November 2026). A conclusion "carries over" where the whole 95% interval lies on its side, "does not"
 where it lies on the other, and is "undecided" else. Intervals draw cells anew, of correlations too.
+
+All five were undecided. Before 14 more cells were recorded (suite sharing_more, the same day) it was fixed
+that the second look takes all cells together, by the same statistics and LATER_LEVEL intervals: who looks
+twice must be surer each time.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ from ddlkit.report.figures.sharing_measured import (
 PAIRS = (("t1-free-nice10", "t2-free-raised"), ("b1", "b0"))
 """A frugal and a rich configuration: of threads of gloo, of blocks of NCCL."""
 DRAWS = 2000
+LEVEL, LATER_LEVEL = 0.95, 0.975
+"""How sure an interval is: of the first look, and of the second."""
 Floats = NDArray[np.float64]
 
 

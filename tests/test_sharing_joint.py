@@ -1,0 +1,87 @@
+"""Joint plans of buckets and two groups' resources: never slower than one planned after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.resources import Resources
+from ddlkit.core.workload import Workload
+from ddlkit.report.figures import sharing_joint, sharing_residual
+from ddlkit.report.figures.sharing_predicted import shared
+
+LINK, DEFAULT = "lab:4gbit", "t2-free-normal"
+NAMES = ("t1-free-nice10", DEFAULT, "t2-free-raised")
+SHARES = st.floats(0.0, 1.0)
+WAYS = st.tuples(st.floats(1e-9, 1e-8), SHARES, SHARES)
+WORK = st.lists(
+    st.tuples(st.floats(1e-3, 5e-2), st.integers(10**5, 10**7)), min_size=2, max_size=6
+).map(lambda rows: Workload.from_arrays(0.02, *map(list, zip(*rows, strict=True))))
+
+
+def known_of(ways: list[tuple[float, float, float]]) -> dict[tuple[str, str], Resources]:
+    return {
+        (LINK, name): Resources(name, AlphaBeta(1e-4, per_byte), s, m)
+        for name, (per_byte, s, m) in zip(NAMES, ways, strict=True)
+    }
+
+
+@settings(max_examples=25, deadline=None)
+@given(WORK, st.lists(WAYS, min_size=3, max_size=3), st.sampled_from((0.0, 2e-10)))
+def test_the_joint_plan_is_never_slower_than_a_plan_whose_resources_are_chosen_after_it(
+    work: Workload, ways: list[tuple[float, float, float]], copy_s_per_byte: float
+) -> None:
+    """Under the model that chooses: of DDP's buckets with any two configurations, and of the default."""
+    known = known_of(ways)
+    found = sharing_joint.tried(work, known, LINK, copy_s_per_byte)
+    best = min(one.iteration_s for one in found.values())
+    for spec in sharing_joint.NAMED:
+        after = [one.iteration_s for (plan, _), one in found.items() if plan == spec]
+        assert len(after) == len(NAMES) ** 2
+        assert best <= min(after)
+    default = found["ddp", DEFAULT]
+    plain = shared(work, "ddp", DEFAULT, LINK, known)
+    assert plain is not None
+    assert best <= default.iteration_s and default.iteration_s >= plain.iteration_s
+
+
+def rounds(share: float) -> tuple[pd.DataFrame, dict[tuple[object, ...], object]]:
+    """Iterations that last longer than foretold by a share, in rounds that compute at other speeds."""
+    known = known_of([(3e-9, 0.1, 0.2)] * 3)
+    work = Workload.from_arrays(0.05, [0.05, 0.05], [10**6, 4 * 10**6])
+    rows, played = [], {}
+    for batch in (1, 2, 3):
+        key = ("n", batch, "ddp", LINK, DEFAULT)
+        one = shared(work.scaled(batch), "ddp", DEFAULT, LINK, known)
+        assert one is not None
+        played[key] = one
+        for repeat, slower in enumerate((1.0, 1.0, 1.1, 0.9, 1.0)):
+            told = shared(work.scaled(batch * slower), "ddp", DEFAULT, LINK, known)
+            assert told is not None
+            names = ("network", "batch", "plan", "link", "configuration")
+            row = {**dict(zip(names, key, strict=True)), "repeat": repeat}
+            times = {"iteration_s": (1 + share) * told.iteration_s, "compute_s": told.workload.compute_s}
+            rows.append({**row, **times})
+    return pd.DataFrame(rows), played
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_a_steady_error_is_surely_seen_and_drift_that_computing_shares_is_none(share: float) -> None:
+    found = sharing_residual.sure(*rounds(share))  # type: ignore[arg-type]
+    off = 1 / (1 + share) - 1
+    assert found.mean == pytest.approx(off, abs=2e-3) and found.median == pytest.approx(-off, abs=2e-3)
+    assert found.mean_lower - 1e-12 <= found.mean <= found.mean_upper + 1e-12
+    assert (found.mean_upper < 0) == (share > 0)
+    assert found.noise < 2e-3
+
+
+def test_rounds_that_scatter_make_it_unsure() -> None:
+    table, played = rounds(0.0)
+    scatter = np.random.default_rng(0).normal(1.0, 0.2, len(table)).clip(0.5)
+    found = sharing_residual.sure(table.assign(iteration_s=table["iteration_s"] * scatter), played)  # type: ignore[arg-type]
+    assert found.mean_lower < found.mean < found.mean_upper
+    assert found.noise > 0.02
