@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlkit.core.cost import AlphaBeta
-from ddlkit.core.resources import Resources
+from ddlkit.core.resources import Resources, Shared
 from ddlkit.core.workload import Workload
 from ddlkit.report.figures import sharing_joint, sharing_residual
 from ddlkit.report.figures.sharing_predicted import shared
@@ -49,16 +49,23 @@ def test_the_joint_plan_is_never_slower_than_a_plan_whose_resources_are_chosen_a
     assert best <= default.iteration_s and default.iteration_s >= plain.iteration_s
 
 
-def rounds(share: float) -> tuple[pd.DataFrame, dict[tuple[object, ...], object]]:
+Rounds = tuple[
+    pd.DataFrame, dict[tuple[str, int], Workload], dict[tuple[object, ...], Shared]
+]
+
+
+def rounds(share: float) -> Rounds:
     """Iterations that last longer than foretold by a share, in rounds that compute at other speeds."""
     known = known_of([(3e-9, 0.1, 0.2)] * 3)
     work = Workload.from_arrays(0.05, [0.05, 0.05], [10**6, 4 * 10**6])
-    rows, played = [], {}
+    rows: list[dict[str, object]] = []
+    layers: dict[tuple[str, int], Workload] = {}
+    played: dict[tuple[object, ...], Shared] = {}
     for batch in (1, 2, 3):
         key = ("n", batch, "ddp", LINK, DEFAULT)
         one = shared(work.scaled(batch), "ddp", DEFAULT, LINK, known)
         assert one is not None
-        played[key] = one
+        layers["n", batch], played[key] = work.scaled(batch), one
         for repeat, slower in enumerate((1.0, 1.0, 1.1, 0.9, 1.0)):
             told = shared(work.scaled(batch * slower), "ddp", DEFAULT, LINK, known)
             assert told is not None
@@ -66,12 +73,12 @@ def rounds(share: float) -> tuple[pd.DataFrame, dict[tuple[object, ...], object]
             row = {**dict(zip(names, key, strict=True)), "repeat": repeat}
             times = {"iteration_s": (1 + share) * told.iteration_s, "compute_s": told.workload.compute_s}
             rows.append({**row, **times})
-    return pd.DataFrame(rows), played
+    return pd.DataFrame(rows), layers, played
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1])
 def test_a_steady_error_is_surely_seen_and_drift_that_computing_shares_is_none(share: float) -> None:
-    found = sharing_residual.sure(*rounds(share))  # type: ignore[arg-type]
+    found = sharing_residual.sure(*rounds(share))
     off = 1 / (1 + share) - 1
     assert found.mean == pytest.approx(off, abs=2e-3) and found.median == pytest.approx(-off, abs=2e-3)
     assert found.mean_lower - 1e-12 <= found.mean <= found.mean_upper + 1e-12
@@ -80,8 +87,9 @@ def test_a_steady_error_is_surely_seen_and_drift_that_computing_shares_is_none(s
 
 
 def test_rounds_that_scatter_make_it_unsure() -> None:
-    table, played = rounds(0.0)
+    table, layers, played = rounds(0.0)
     scatter = np.random.default_rng(0).normal(1.0, 0.2, len(table)).clip(0.5)
-    found = sharing_residual.sure(table.assign(iteration_s=table["iteration_s"] * scatter), played)  # type: ignore[arg-type]
+    scattered = table.assign(iteration_s=table["iteration_s"] * scatter)
+    found = sharing_residual.sure(scattered, layers, played)
     assert found.mean_lower < found.mean < found.mean_upper
     assert found.noise > 0.02

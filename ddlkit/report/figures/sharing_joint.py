@@ -36,8 +36,7 @@ from ddlkit.report.figures.sharing_predicted import (
     shared,
     workloads,
 )
-from ddlkit.report.source import SHARING, Source, open_sharing
-from ddlkit.store import RECORDED
+from ddlkit.report.source import Source, open_sharing
 from ddlkit.store.tables import save_table
 
 FORETOLD = (("googlenet_64", 4), ("resnet18_64", 8), ("resnet50_64", 2))
@@ -135,12 +134,6 @@ def compute_of(iterations: pd.DataFrame) -> dict[tuple[str, int], float]:
 
 PARTS = {"buckets": (1, 0), "resources": (0, 1), "both": (1, 1)}
 """What of the joint plan is taken: its buckets, its configurations."""
-
-
-def opened(machine: str) -> Source | None:
-    """What a machine recorded of joint plans; None where it did not."""
-    found = RECORDED / machine / f"{SHARING}-joint"
-    return Source((found,)) if [*found.glob("sharing_iterations-*.csv")] else None
 
 
 def judged(source: Source) -> pd.DataFrame:

@@ -138,8 +138,8 @@ def cells(
 
     copied : of `copies`; of networks that are not there nothing
 
-    Columns: CELL, configuration, measured_s, measured_exposed_s, compute_s, held_out, one a model, and what
-    the models with and without the term say of exposed communication.
+    Columns: CELL, configuration, measured_s, measured_exposed_s, compute_s, held_out, one a model, what the
+    models with and without the term say of exposed communication, and ``later``, the number of "met".
     """
     layers = workloads(source)
     keys = [*CELL, "configuration"]
@@ -170,6 +170,7 @@ def cells(
     table["copied"] = [one.iteration_s for one in packing]
     share = fitted_later(table, packing)
     table["met"] = [later(one, share).iteration_s for one in packing]
+    table["later"] = share
     table["term_exposed_s"] = [one.exposed_s for one in played]
     table["none_exposed_s"] = [one.exposed_s for one in bare]
     table["mean"] = _mean(table)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ddlkit.core.resources import Shared
 from ddlkit.core.workload import Workload
 from ddlkit.report.figures.sharing_measured import CELL
-from ddlkit.report.figures.sharing_predicted import FITTED_ON, Known, shared
+from ddlkit.report.figures.sharing_predicted import FITTED_ON, Known, later, shared
 
 KEYS = [*CELL, "configuration"]
 PHASES = ("computing", "messages", "copying out", "update")
@@ -98,6 +98,24 @@ def _apart(told: Shared, seen: _Ends) -> dict[str, float]:
 # -- how sure ------------------------------------------------------------------------------------
 
 
+def foretold(
+    cells: pd.DataFrame,
+    layers: Mapping[tuple[str, int], Workload],
+    known: Known,
+    copied: Mapping[str, float],
+    share: float = 0.0,
+) -> dict[tuple[object, ...], Shared]:
+    """Of each of the ``cells`` of `sharing_predicted`, by KEYS, what "copied" says; with a share, "met"."""
+    found: dict[tuple[object, ...], Shared] = {}
+    for key in cells[KEYS].itertuples(index=False, name=None):
+        network, batch, plan, link, configuration = key
+        told = shared(layers[network, batch], plan, configuration, link, known)
+        if told is not None:
+            told = replace(told, copy_s_per_byte=copied.get(network, 0.0))
+            found[key] = later(told, share)
+    return found
+
+
 class Sure(NamedTuple):
     """Signed mean and median absolute error, with 95% intervals, and the median that noise alone shows."""
 
@@ -110,10 +128,14 @@ class Sure(NamedTuple):
     noise: float
 
 
-def sure(iterations: pd.DataFrame, played: Mapping[tuple[object, ...], Shared]) -> Sure:
+def sure(
+    iterations: pd.DataFrame,
+    layers: Mapping[tuple[str, int], Workload],
+    played: Mapping[tuple[object, ...], Shared],
+) -> Sure:
     """How sure the errors of the iterations ``played`` are, by KEYS, of which ``iterations`` has the rounds.
 
-    played : as foretold of each cell, at any scale of computing: it is scaled to that of the drawn rounds
+    played : of `foretold`, from ``layers``: scaled to what computing took in the drawn rounds
     """
     columns = ["iteration_s", "compute_s"]
     rounds = iterations.groupby([*KEYS, "repeat"])[columns].mean()
@@ -121,7 +143,7 @@ def sure(iterations: pd.DataFrame, played: Mapping[tuple[object, ...], Shared]) 
     for key, one in played.items():
         own = rounds.loc[key]
         said_s = np.array([_scaled(one, scale).iteration_s for scale in _SCALES])
-        bases = _SCALES * one.workload.compute_s
+        bases = _SCALES * layers[key[0], key[1]].compute_s
         network, batch, _, link, _ = key
         cell = (own.to_numpy(float), bases, said_s)
         blocks.setdefault((network, batch, link), []).append(cell)
