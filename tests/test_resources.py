@@ -81,9 +81,7 @@ def test_two_groups_and_fusion_together_are_the_best_of_every_plan_with_two_grou
 ) -> None:
     """So never slower than the resources that are chosen once a plan is; and no faster than any for each."""
     found = resources.jointly_apart(work, choices)
-    apart = [
-        resources.last_apart(work, sent, choices).iteration_s for sent in partitions(work.n)
-    ]
+    apart = [resources.last_apart(work, sent, choices).iteration_s for sent in partitions(work.n)]
     assert found[0].iteration_s == pytest.approx(min(apart))
     assert found[0].iteration_s >= resources.jointly(work, choices).iteration_s - 1e-9
     assert len(found) == len(choices)

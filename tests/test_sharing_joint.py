@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.resources import Resources, Shared
 from ddlkit.core.workload import Workload
-from ddlkit.report.figures import sharing_joint, sharing_residual
+from ddlkit.report.figures import sharing_joint, sharing_panels, sharing_residual
 from ddlkit.report.figures.sharing_predicted import shared
 
 LINK, DEFAULT = "lab:4gbit", "t2-free-normal"
@@ -49,9 +49,7 @@ def test_the_joint_plan_is_never_slower_than_a_plan_whose_resources_are_chosen_a
     assert best <= default.iteration_s and default.iteration_s >= plain.iteration_s
 
 
-Rounds = tuple[
-    pd.DataFrame, dict[tuple[str, int], Workload], dict[tuple[object, ...], Shared]
-]
+Rounds = tuple[pd.DataFrame, dict[tuple[str, int], Workload], dict[tuple[object, ...], Shared]]
 
 
 def rounds(share: float) -> Rounds:
@@ -71,16 +69,23 @@ def rounds(share: float) -> Rounds:
             assert told is not None
             names = ("network", "batch", "plan", "link", "configuration")
             row = {**dict(zip(names, key, strict=True)), "repeat": repeat}
-            times = {"iteration_s": (1 + share) * told.iteration_s, "compute_s": told.workload.compute_s}
+            times = {
+                "iteration_s": (1 + share) * told.iteration_s,
+                "compute_s": told.workload.compute_s,
+            }
             rows.append({**row, **times})
     return pd.DataFrame(rows), layers, played
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1])
-def test_a_steady_error_is_surely_seen_and_drift_that_computing_shares_is_none(share: float) -> None:
+def test_a_steady_error_is_surely_seen_and_drift_that_computing_shares_is_none(
+    share: float,
+) -> None:
     found = sharing_residual.sure(*rounds(share))
     off = 1 / (1 + share) - 1
-    assert found.mean == pytest.approx(off, abs=2e-3) and found.median == pytest.approx(-off, abs=2e-3)
+    assert found.mean == pytest.approx(off, abs=2e-3) and found.median == pytest.approx(
+        -off, abs=2e-3
+    )
     assert found.mean_lower - 1e-12 <= found.mean <= found.mean_upper + 1e-12
     assert (found.mean_upper < 0) == (share > 0)
     assert found.noise < 2e-3
@@ -93,3 +98,51 @@ def test_rounds_that_scatter_make_it_unsure() -> None:
     found = sharing_residual.sure(scattered, layers, played)
     assert found.mean_lower < found.mean < found.mean_upper
     assert found.noise > 0.02
+
+
+def spans_of(told: Shared, later_s: float) -> pd.DataFrame:
+    """Two ranks that behave as foretold, but for the last posts, the second rank's later by some time."""
+    starts, ends = told.played_s
+    posted = float(told.link.computed_s(told.computing.ready_s[-1:], starts, ends)[0])
+    copied = told.iteration_s - told.workload.update_s
+    rows = []
+    for rank, late in enumerate((-later_s, later_s)):
+        kinds = [("backward", posted + late), ("wait", copied), ("update", told.iteration_s)]
+        kinds += [("all_reduce", end) for end in ends.tolist()]
+        rows += [{"rank": rank, "task": f"{kind} {k}", "kind": kind, "end_s": end}
+                 for k, (kind, end) in enumerate(kinds)]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_phases_add_up_and_only_the_one_that_differs_is_off() -> None:
+    known = known_of([(3e-9, 0.1, 0.2)] * 3)
+    work = Workload.from_arrays(0.05, [0.05, 0.05], [10**6, 4 * 10**6])
+    told = shared(work, "none", DEFAULT, LINK, known)
+    assert told is not None
+    names = ("network", "batch", "plan", "link", "configuration")
+    cell = dict(zip(names, ("n", 1, "none", LINK, DEFAULT), strict=True))
+    once = {"repeat": 0, "iteration": 0, "compute_s": work.compute_s}
+    for later_s in (0.0, 0.001):
+        spans = spans_of(told, later_s).assign(**cell)
+        both = (spans, pd.DataFrame([cell | once]), {("n", 1): work}, known, {})
+        (found,) = sharing_residual.split(*both).to_dict("records")
+        whole = sum(found[name] for name in sharing_residual.PHASES)
+        assert whole == pytest.approx(found["whole"], abs=1e-12) == pytest.approx(0, abs=1e-12)
+        assert found["computing"] == pytest.approx(-later_s / told.iteration_s, abs=1e-12)
+        assert found["mean rank"] == pytest.approx(0, abs=1e-12)
+        assert found["apart"] == pytest.approx(2 * later_s / told.iteration_s)
+        assert found["held_out"]
+
+
+def test_what_was_written_down_is_judged_by_the_interval() -> None:
+    """Of the recording: each plan's halves are there, and a verdict is the side of its interval."""
+    here = sharing_panels.recorded("")
+    trained = here.beside("joint") if here is not None else None
+    assert trained is not None
+    found = sharing_joint.judged(trained)
+    assert set(found["taken"]) == set(sharing_joint.PARTS)
+    assert {(row.network, row.batch) for row in found.itertuples()} == set(sharing_joint.FORETOLD)
+    inside = (found["lower"] <= found["foretold"]) & (found["foretold"] <= found["upper"])
+    assert inside.equals(found["as_foretold"])
+    assert (found["gains"].eq("yes") == (found["lower"] > 0)).all()
+    assert (found["measured"].between(found["lower"], found["upper"])).all()

@@ -158,7 +158,11 @@ def judged(source: Source) -> pd.DataFrame:
             gain = float(seconds[plans[0], names[0]] / seconds[way] - 1)
             found = {"measured": float(np.median(ratio)), "lower": lower, "upper": upper}
             labels = dict(zip(("network", "batch", "link"), key, strict=True)) | {"taken": taken}
-            chosen = {"buckets": int(buckets[(*key, *way)]), "plan": way[0], "configuration": way[1]}
+            chosen = {
+                "buckets": int(buckets[(*key, *way)]),
+                "plan": way[0],
+                "configuration": way[1],
+            }
             verdict = {"as_foretold": lower <= gain <= upper, "gains": _side(lower, upper)}
             rows.append(
                 {**labels, **chosen, "foretold": gain, **found, "rounds": len(ratio), **verdict}
@@ -175,7 +179,9 @@ def foretold(source: Source) -> pd.DataFrame:
     said = source.table("predicted")
     cells = said["case"].str.split(" ", expand=True).set_axis(CELLS, axis=1).astype({"batch": int})
     long = pd.concat([cells, said[["model", "seconds"]]], axis=1)
-    return long.pivot_table(index=CELLS, columns="model", values="seconds", sort=False).reset_index()
+    return long.pivot_table(
+        index=CELLS, columns="model", values="seconds", sort=False
+    ).reset_index()
 
 
 if __name__ == "__main__":

@@ -205,10 +205,8 @@ def hidden(spans: pd.DataFrame) -> pd.Series:
     return late <= 1
 
 
-def bootstrap(
-    values: np.ndarray, draws: int = 2000, level: float = 0.95
-) -> tuple[float, float]:
-    """Interval of the median of ``values`` (n,), each drawn anew with its equals' chance; as sure as ``level``."""
+def bootstrap(values: np.ndarray, draws: int = 2000, level: float = 0.95) -> tuple[float, float]:
+    """Interval, as sure as ``level``, of the median of ``values`` (n,), each drawn anew with equal chance."""
     drawn = np.random.default_rng(0).choice(values, (draws, len(values)))
     lower, upper = np.quantile(np.median(drawn, axis=1), [(1 - level) / 2, (1 + level) / 2])
     return float(lower), float(upper)

@@ -85,7 +85,9 @@ def frugal_while_hidden(
     fits = hidden(spans).xs(frugal, level="configuration").reindex(ratios.index).eq(True)
     kept = ratios[frugal][fits]
     says = f"iteration under {frugal} over the default's, less 1, where all but the last are hidden"
-    return _row("fewer resources are better while hidden", says, _of_medians(kept - 1, level), len(kept))
+    return _row(
+        "fewer resources are better while hidden", says, _of_medians(kept - 1, level), len(kept)
+    )
 
 
 def rich_for_the_last(iterations: pd.DataFrame, level: float = LEVEL) -> dict[str, object]:
@@ -138,7 +140,9 @@ def rises_with_communication(iterations: pd.DataFrame, level: float = LEVEL) -> 
     gains, share = gains_apart(iterations), share_of_communication(iterations)
     pairs = pd.concat([gains, share.reindex(gains.index)], axis=1).dropna().to_numpy()
     says = "rank correlation of gain and communication over computing, sign turned"
-    return _row("the gain rises with the share of communication", says, _turned(pairs, level), len(pairs))
+    return _row(
+        "the gain rises with the share of communication", says, _turned(pairs, level), len(pairs)
+    )
 
 
 def intensity_order(
@@ -175,7 +179,7 @@ def _spearman(pairs: Floats) -> float:
 def verdicts(
     iterations: pd.DataFrame, spans: pd.DataFrame, layers: pd.DataFrame, level: float = LEVEL
 ) -> pd.DataFrame:
-    """One row a conclusion: statistic, value, lower, upper, cells, verdict, needed; of DDP's own plan only."""
+    """One row a conclusion: statistic, value, lower, upper, cells, verdict, needed; of DDP's plan only."""
     own = iterations[(iterations["plan"] == "ddp") & iterations["openmp"].eq(1)]
     default_of(own)
     return pd.DataFrame(
