@@ -18,9 +18,10 @@ LINK, DEFAULT = "lab:4gbit", "t2-free-normal"
 NAMES = ("t1-free-nice10", DEFAULT, "t2-free-raised")
 SHARES = st.floats(0.0, 1.0)
 WAYS = st.tuples(st.floats(1e-9, 1e-8), SHARES, SHARES)
-WORK = st.lists(
-    st.tuples(st.floats(1e-3, 5e-2), st.integers(10**5, 10**7)), min_size=2, max_size=6
-).map(lambda rows: Workload.from_arrays(0.02, *map(list, zip(*rows, strict=True))))
+ROWS = st.lists(st.tuples(st.floats(1e-3, 5e-2), st.integers(10**5, 10**7)), min_size=2, max_size=6)
+WORK = ROWS.map(
+    lambda rows: Workload.from_arrays(0.02, [row[0] for row in rows], [row[1] for row in rows])
+)
 
 
 def known_of(ways: list[tuple[float, float, float]]) -> dict[tuple[str, str], Resources]:
@@ -49,7 +50,7 @@ def test_the_joint_plan_is_never_slower_than_a_plan_whose_resources_are_chosen_a
     assert best <= default.iteration_s and default.iteration_s >= plain.iteration_s
 
 
-Rounds = tuple[pd.DataFrame, dict[tuple[str, int], Workload], dict[tuple[object, ...], Shared]]
+Rounds = tuple[pd.DataFrame, dict[tuple[str, int], Workload], dict[sharing_residual.Key, Shared]]
 
 
 def rounds(share: float) -> Rounds:
@@ -58,7 +59,7 @@ def rounds(share: float) -> Rounds:
     work = Workload.from_arrays(0.05, [0.05, 0.05], [10**6, 4 * 10**6])
     rows: list[dict[str, object]] = []
     layers: dict[tuple[str, int], Workload] = {}
-    played: dict[tuple[object, ...], Shared] = {}
+    played: dict[sharing_residual.Key, Shared] = {}
     for batch in (1, 2, 3):
         key = ("n", batch, "ddp", LINK, DEFAULT)
         one = shared(work.scaled(batch), "ddp", DEFAULT, LINK, known)
@@ -124,8 +125,9 @@ def test_phases_add_up_and_only_the_one_that_differs_is_off() -> None:
     once = {"repeat": 0, "iteration": 0, "compute_s": work.compute_s}
     for later_s in (0.0, 0.001):
         spans = spans_of(told, later_s).assign(**cell)
-        both = (spans, pd.DataFrame([cell | once]), {("n", 1): work}, known, {})
-        (found,) = sharing_residual.split(*both).to_dict("records")
+        iterations, layers = pd.DataFrame([cell | once]), {("n", 1): work}
+        rows = sharing_residual.split(spans, iterations, layers, known, {})
+        (found,) = rows.to_dict("records")
         whole = sum(found[name] for name in sharing_residual.PHASES)
         assert whole == pytest.approx(found["whole"], abs=1e-12) == pytest.approx(0, abs=1e-12)
         assert found["computing"] == pytest.approx(-later_s / told.iteration_s, abs=1e-12)

@@ -29,6 +29,8 @@ DRAWS = 400
 _SCALES = np.linspace(0.4, 2.5, 8)
 """Of computing, at which iterations are played; between them they are taken as straight."""
 Floats = NDArray[np.float64]
+Key = tuple[str, int, str, str, str]
+"""Of a cell: its KEYS."""
 
 
 def split(
@@ -104,9 +106,9 @@ def foretold(
     known: Known,
     copied: Mapping[str, float],
     share: float = 0.0,
-) -> dict[tuple[object, ...], Shared]:
+) -> dict[Key, Shared]:
     """Of each of the ``cells`` of `sharing_predicted`, by KEYS, what "copied" says; with a share, "met"."""
-    found: dict[tuple[object, ...], Shared] = {}
+    found: dict[Key, Shared] = {}
     for key in cells[KEYS].itertuples(index=False, name=None):
         network, batch, plan, link, configuration = key
         told = shared(layers[network, batch], plan, configuration, link, known)
@@ -131,7 +133,7 @@ class Sure(NamedTuple):
 def sure(
     iterations: pd.DataFrame,
     layers: Mapping[tuple[str, int], Workload],
-    played: Mapping[tuple[object, ...], Shared],
+    played: Mapping[Key, Shared],
 ) -> Sure:
     """How sure the errors of the iterations ``played`` are, by KEYS, of which ``iterations`` has the rounds.
 
@@ -139,21 +141,24 @@ def sure(
     """
     columns = ["iteration_s", "compute_s"]
     rounds = iterations.groupby([*KEYS, "repeat"])[columns].mean()
-    blocks: dict[tuple[object, ...], list[tuple[Floats, Floats, Floats]]] = {}
+    blocks: dict[tuple[str, int, str], list[tuple[Floats, Floats, Floats]]] = {}
     for key, one in played.items():
+        network, batch, _, link, _ = key
         own = rounds.loc[key]
         said_s = np.array([_scaled(one, scale).iteration_s for scale in _SCALES])
-        bases = _SCALES * layers[key[0], key[1]].compute_s
-        network, batch, _, link, _ = key
+        bases = _SCALES * layers[network, batch].compute_s
         cell = (own.to_numpy(float), bases, said_s)
         blocks.setdefault((network, batch, link), []).append(cell)
     rng = np.random.default_rng(0)
     found = _errors(blocks, None)
     drawn = np.array([_errors(blocks, rng) for _ in range(DRAWS)])
     means, medians = drawn.mean(axis=1), np.median(np.abs(drawn), axis=1)
-    ends = [np.quantile(column, [0.025, 0.975]).tolist() for column in (means, medians)]
+    of_mean, of_median = (np.quantile(one, [0.025, 0.975]).tolist() for one in (means, medians))
     noise = float(np.median(np.abs(drawn - found), axis=1).mean())
-    return Sure(float(found.mean()), *ends[0], float(np.median(np.abs(found))), *ends[1], noise)
+    middle = float(np.median(np.abs(found)))
+    return Sure(
+        float(found.mean()), of_mean[0], of_mean[1], middle, of_median[0], of_median[1], noise
+    )
 
 
 def _scaled(one: Shared, scale: float) -> Shared:
@@ -161,7 +166,7 @@ def _scaled(one: Shared, scale: float) -> Shared:
 
 
 def _errors(
-    blocks: Mapping[tuple[object, ...], list[tuple[Floats, Floats, Floats]]],
+    blocks: Mapping[tuple[str, int, str], list[tuple[Floats, Floats, Floats]]],
     rng: np.random.Generator | None,
 ) -> Floats:
     """(cells,) foretold over measured, less 1; of rounds that are drawn anew for each block, or of all."""
