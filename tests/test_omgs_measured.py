@@ -80,6 +80,7 @@ def test_training_is_the_mean_of_ranks_and_the_median_of_iterations(
     assert (found[list(PARTS)] == 1.5).all(axis=None) and (found["update"] == 2.5).all()
     exact = found.set_index("algorithm").loc["exact"]
     assert (exact["iteration"], exact["least"], exact["most"]) == (7.0, 6.5, 7.5)
+    assert found["fastest"].tolist() == [2, 2, 2, 2, 0] and set(found["rounds"]) == {2}
 
 
 @pytest.mark.parametrize(("slower", "together"), [(2.0, 1.0), (1.0, 2.0), (4.0, 0.5)])

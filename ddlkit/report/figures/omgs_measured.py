@@ -204,7 +204,7 @@ def trained(tables: Source) -> pd.DataFrame:
     """Iterations of real sparsified training: medians over iterations, of the mean over ranks.
 
     Columns: network, ranks, algorithm, messages, PLAYED (update: adding up what came, and the step),
-    iteration, least and most of its rounds' medians.
+    iteration, least and most of its rounds' medians, rounds, and in how many of them it was the fastest.
     """
     rows = tables.table("sparse_training")
     rows = rows.assign(
@@ -218,7 +218,11 @@ def trained(tables: Source) -> pd.DataFrame:
     means = of_ranks[[*names]].mean().rename(columns=names)
     grouped = means.groupby([*keys, "messages"], sort=False)
     rounds = means.groupby([*keys, "messages", "repeat"], sort=False)["iteration"].median()
-    ends = rounds.groupby(level=[*keys, "messages"], sort=False).agg(least="min", most="max")
+    ends = rounds.groupby(level=[*keys, "messages"], sort=False).agg(
+        least="min", most="max", rounds="size"
+    )
+    first = rounds == rounds.groupby(level=["network", "ranks", "repeat"]).transform("min")
+    ends["fastest"] = first.groupby(level=[*keys, "messages"], sort=False).sum()
     found = grouped[[*PLAYED, "iteration"]].median().join(ends).reset_index()
     order = {name: place for place, name in enumerate(PLANS)}
     found["place"] = found["algorithm"].map(order)
@@ -259,6 +263,6 @@ def at_papers_startup() -> pd.DataFrame:
     return found[found["startup_s"] == found["startup_s"].max()].set_index("network")
 
 
-def recorded() -> Source:
-    """The tables of real sparsified training, and of selection beside a backward pass."""
-    return source.open_labs(name=source.SPARSE_TRAINING)
+def recorded(data: str = "") -> Source:
+    """Real sparsified training, and selection beside a backward pass: in ``data``, else as recorded."""
+    return source.open_labs(data, source.SPARSE_TRAINING)
