@@ -62,7 +62,8 @@ def split(
             told = replace(told, copy_s_per_byte=copied.get(network, 0.0))
             found = _apart(told, _ends(own))
             rows.append({**dict(zip(numbered, key, strict=True)), **found})
-    return pd.DataFrame(rows).assign(held_out=lambda rows: ~rows["network"].isin(FITTED_ON))
+    table = pd.DataFrame(rows, columns=[*numbered, *PHASES, "mean rank", "whole", "apart"])
+    return table.assign(held_out=~table["network"].isin(FITTED_ON))
 
 
 class _Ends(NamedTuple):
