@@ -21,13 +21,15 @@ Floats = NDArray[np.float64]
 
 CAMPAIGN, BEST, REPEATS = "campaign", "campaign-best", "campaign-repeats"
 LINKS, REGIMES, LINKS_AGAIN = "campaign-links", "campaign-regimes", "campaign-links-again"
-REGIMES_VGG, LIMIT = "campaign-regimes-vgg", "campaign-limit"
+LINKS_THIRD, REGIMES_VGG, LIMIT = "campaign-links-third", "campaign-regimes-vgg", "campaign-limit"
 """Directories of campaigns that are recorded with their machine; those in later lines were foretold."""
 SHARING = "sharing"
 """Directory of messages, kernels and training that share a machine, beside its other recordings."""
 LABS, FRESH_LABS, STEPPED_LABS, BOTH_LABS = "labs-open", "labs-fresh", "labs", "labs-both"
 """Directories of calibrations of many labs, beside a machine's other recordings: gloo's own ring; labs that
 confirm what is told from those; algorithms that are sent step by step; the same links by both engines."""
+ECHOES = "labs-echo"
+"""Directory of echoes over such links, and of small all-reduces with the packets that they are made of."""
 DISTURBED, REPLANNING, CALM = "campaign-disturbed", "campaign-replanning", "campaign-calm"
 """Directories of disturbed iterations, of plans made again after a rate has changed, and of iterations
 without loss before any, and after one with it."""
