@@ -234,7 +234,7 @@ def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
 
 
 def open_labs(data: str = "", name: str = LABS) -> Source:
-    """Calibrations of many labs of one machine: in the directory ``data``, else those recorded.
+    """Calibrations of many labs of one machine, or echoes: in the directory ``data``, else those recorded.
 
     With LABS come those of STEPPED_LABS, beside which they lie.
 
@@ -242,7 +242,7 @@ def open_labs(data: str = "", name: str = LABS) -> Source:
     """
     recorded = [store.recorded_dir() / name, *sorted(store.RECORDED.glob(f"*/{name}"))]
     for found in [Path(data)] if data else recorded:
-        if [*found.glob("collectives-*.csv")]:
+        if [*found.glob("collectives-*.csv"), *found.glob("echoes-*.csv")]:
             beside = [found.with_name(STEPPED_LABS)] if found.name == LABS else []
             return Source((found, *beside))
     raise UserError(f"no labs in {data or store.RECORDED}: run ddlkit measure examples/labs.yml")
