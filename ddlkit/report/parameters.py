@@ -203,6 +203,7 @@ RULES: dict[str, dict[str, Rule]] = {
         "recorded": _campaign(source.OMGS),
     },
     "35_sharing": {"data": TABLES},
+    "38_sparse_training": {"trained": _campaign(source.SPARSE_TRAINING, "sparse_training-*.csv")},
     "40_validate": {"data": TABLES, "form": FORM},
     "41_lab": {
         "data": TABLES,
