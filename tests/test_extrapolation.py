@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ddlkit.core.cost import Stepped
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit, held_out_errors
+from ddlkit.core.gloo_ring import ring_s
 from ddlkit.core.lablink import read_link
 from ddlkit.core.schedule import ALGORITHMS, Schedule
 from ddlkit.model.extrapolation import (
@@ -251,3 +252,34 @@ def test_what_is_not_one_lab_is_refused(rows: pd.DataFrame, message: str) -> Non
         join_labs([], 2)
     with pytest.raises(UserError, match="no lab of equal links"):
         extrapolation.told(made(TRUE, "loopback"), 2)
+
+
+DELAYED = [
+    ("emulated:500mbit-delay2ms", 2),
+    ("emulated:500mbit-delay0.1ms", 4),
+    ("emulated:1gbit-delay1ms", 8),
+]
+
+
+@pytest.mark.parametrize("line", [(1e-4, 0.05), (0.0, 0.0), (3e-4, 0.2)])
+def test_what_echoes_tell_is_found_and_labs_with_it_are_told(line: tuple[float, float]) -> None:
+    """Labs made of the law with it come out to rounding, and none sees itself; another line is off."""
+    frames = []
+    for link, ranks in DELAYED:
+        named, sizes = read_link(link), np.repeat(SIZES, 3)
+        trip_s = named.delay_s + (line[0] + line[1] * named.delay_s) / 4
+        per_byte = 1.01 * 8 / (named.rate_bits_per_s * named.framing)
+        how = {"software_s": 1.2e-4, "link_s_per_byte": per_byte, "core_share": 0.0}
+        seconds = ring_s(sizes, ranks, **how, delay_s=trip_s, burst_s=0.0)
+        rows = {"link": link, "ranks": ranks, "link_bits_per_s": named.rate_bits_per_s}
+        frames.append(pd.DataFrame({"bytes": sizes, "seconds": seconds, **rows}))
+    of = {"algorithm": "ring", "collective": "all_reduce", "in_flight": 1, "stolen": 0.0}
+    labs = pd.concat(frames).assign(**of, messages_per_sample=1)
+    delays = np.array([read_link(link).delay_s for link, _ in DELAYED])
+    crossed = pd.DataFrame({"delay_s": delays, "beyond_s": line[0] + line[1] * delays})
+    still = pd.DataFrame({"delay_s": [0.0], "beyond_s": [9.9]})
+    found = extrapolation.waking(pd.concat([crossed, still]))
+    assert found == pytest.approx(line, abs=1e-12)
+    assert extrapolation.with_waking(labs, found)["median"].max() < 1e-4
+    other = extrapolation.with_waking(labs, (line[0], line[1] + 0.5))["median"]
+    assert len(other) == len(DELAYED) and other.max() > 1e-2

@@ -16,7 +16,15 @@ from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.model.trials import CARRIED, OURS
 from ddlkit.report import judged
-from ddlkit.report.source import LIMIT, LINKS, LINKS_AGAIN, REGIMES, REGIMES_VGG, Source
+from ddlkit.report.source import (
+    LIMIT,
+    LINKS,
+    LINKS_AGAIN,
+    LINKS_THIRD,
+    REGIMES,
+    REGIMES_VGG,
+    Source,
+)
 
 CASES = [
     Case("replay", "lenet5", "cpu", 4, 2, "lab:1gbit", 1e9, "all_reduce", plan, ends)
@@ -80,7 +88,10 @@ def test_every_model_is_ranked_and_told_where_it_loses(tmp_path: Path) -> None:
     assert ranked["by"].to_list() == pytest.approx([0.0, 1.01])
 
 
-@pytest.mark.parametrize("name", [LINKS, REGIMES, LINKS_AGAIN, REGIMES_VGG, LIMIT])
+FORETOLD = [LINKS, REGIMES, LINKS_AGAIN, LINKS_THIRD, REGIMES_VGG, LIMIT]
+
+
+@pytest.mark.parametrize("name", FORETOLD)
 def test_the_history_has_predictions_before_their_runs(name: str) -> None:
     """Of every campaign that counts as foretold: the table was committed before the first run was saved."""
     if not (store.ROOT / ".git").exists():

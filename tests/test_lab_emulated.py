@@ -24,11 +24,13 @@ from ddlkit.core.errors import UserError
 from ddlkit.model import Calibration
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.instruments.usage import Usage
+from ddlkit.run.jobs.launch import launch
 from ddlkit.run.lab import emulated, network, tunnel
 from ddlkit.run.lab.conditions import Change, Conditions
 from ddlkit.run.lab.emulated import Crossing
 from ddlkit.run.lab.network import Lab, LabShape, attach, clean, status
-from ddlkit.run.lab.replay import calibrate, replay
+from ddlkit.run.lab.replay import calibrate, choose_join, replay
+from ddlkit.run.measure.echoes import EchoesSettings, echoes_job
 from places import PATIENCE_S, ROOT, alive, planned, ranks_below, wait_for
 from test_lab_network import entering, lines, links, send, start, traces
 
@@ -203,6 +205,23 @@ class TestJobs:
         with pytest.raises(UserError, match="no calibration"):
             known.between("lab:1gbit", 2)
         assert known.between(lab.name, 2).link.burst_s == 0, "a wire saves no credit"
+
+    def test_echoes_take_four_delays_and_the_packets_of_an_all_reduce_are_counted(self) -> None:
+        """Over the kernel's bucket no process of ours works, and nothing is counted."""
+        how: dict[str, Any] = {"ranks": 3, "join": choose_join(1)}
+        with Lab(shape(3, delay_s=2e-3)) as lab:
+            rows = launch(echoes_job, EchoesSettings(20), place=lab, **how)["echoes"]
+        echoes, reduced = (rows[rows["operation"] == name] for name in ("echo", "all_reduce"))
+        assert echoes.groupby("at_once").size().to_dict() == {1: 20, 3: 20}
+        assert (echoes["seconds"] >= 4 * 2e-3).all() and (reduced["seconds"] >= 4 * 2 * 2e-3).all()
+        steps, ways = 2 * (3 - 1), 3
+        assert (echoes.loc[echoes["at_once"] == 1, "packets"] >= 2).all()
+        assert (reduced["packets"] >= steps * ways).all() and (rows["processor_s"] > 0).all()
+        with Lab(LabShape(3, 1e9)) as lab:
+            rows = launch(echoes_job, EchoesSettings(20), place=lab, **how)["echoes"]
+        assert (rows["seconds"] > 0).all() and (rows[["packets", "processor_s"]] == 0).all(
+            axis=None
+        )
 
     def test_iterations_are_marked_when_the_link_was_late(self) -> None:
         with Lab(shape(delay_s=1e-3)) as lab:

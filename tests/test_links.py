@@ -99,3 +99,26 @@ def test_engines_are_compared_where_both_have_a_size() -> None:
     rows = rows.assign(bytes=[8, 8, 64, 8, 16], seconds=[1.0, 3.0, 9.0, 4.0, 5.0])
     (found,) = links.engines(rows).to_dict("records")
     assert found["bytes"] == 8 and found["ratio"] == pytest.approx(4.0 / 2.0)
+
+
+def echoes(
+    link: str, packets: float, seconds: float, echo_s: float, ranks: int = 4
+) -> pd.DataFrame:
+    """Three echoes by one rank and by all, and all-reduces for whose packets half of the time is worked."""
+    rows = pd.DataFrame({"operation": ["echo", "echo", "all_reduce"], "at_once": [1, ranks, ranks]})
+    rows = rows.assign(seconds=[echo_s, 2 * echo_s, seconds], packets=[2.0, 8.0, packets])
+    rows["processor_s"] = rows["seconds"] / 2 if packets else 0.0
+    labels = {"link": link, "link_bits_per_s": 1e9, "ranks": ranks, "bytes": 1000}
+    return pd.concat([rows.assign(sample=n, **labels) for n in range(3)])
+
+
+def test_a_crossing_is_told_apart_into_delay_bytes_and_what_is_beyond() -> None:
+    """1,000 bytes are 1,066 on the wire with headers and framing, and pass four links."""
+    on_wire_s = 4 * (1000 + 28 + 38) * 8 / 1e9
+    table = echoes("emulated:1gbit-delay1ms", 60.0, 0.03, 4e-3 + on_wire_s + 1e-4)
+    (found,) = links.crossings(table).to_dict("records")
+    assert found["beyond_s"] == pytest.approx(1e-4)
+    assert found["step_s"] == pytest.approx(0.03 / 6 - 4e-3)
+    assert (found["share"], found["packet_s"]) == pytest.approx((0.5, 0.015 / 60))
+    (kernel,) = links.crossings(echoes("lab:1gbit", 0.0, 0.03, 5e-6)).to_dict("records")
+    assert kernel["share"] == 0 and np.isnan([kernel["beyond_s"], kernel["packet_s"]]).all()

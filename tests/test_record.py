@@ -396,8 +396,8 @@ def test_smoke_runs_every_code_path_on_the_machine_at_hand(tmp_path: Path) -> No
     assert done.stdout.strip() == str(tmp_path)
     assert set(outcomes_in(tmp_path).values()) == {outcomes.MEASURED}, done.stderr
     found = {store.load_stamp(tmp_path / name)["schema"] for name in valid_tables(tmp_path)}
-    # Of GPUs only, of the suites quick and full only, of data/specs, and of campaigns that are foretold.
-    elsewhere = {"channels", "convergence", "tensors", "devices", "networks"}
+    # Of GPUs only, of the suites quick and full only, of data/specs, of foretold campaigns, of the lab.
+    elsewhere = {"channels", "convergence", "tensors", "devices", "networks", "echoes"}
     elsewhere |= {"sparse_convergence", "sparse_training", "inputs", "pipelines", "predicted"}
     assert found == store.SCHEMAS.keys() - elsewhere
     efficiency = store.load_table(tmp_path / "efficiency-s1.csv", "efficiency")

@@ -140,12 +140,17 @@ def judged(
     return found.loc[order.sort_values(kind="stable").index].reset_index(drop=True)
 
 
-def by_kind(cases: pd.DataFrame) -> pd.DataFrame:
-    """One row per kind of disturbance of `judged` cases: how many, inside, failed, and the errors' range."""
+def kinds_of(cases: pd.DataFrame) -> pd.Series:
+    """(cases,) kind of disturbance of `judged` cases: their names without how strong it is."""
     kinds = cases["disturbance"].str.replace(r"^(loss|none).*, (\w+)$", r"\1, \2", regex=True)
     kinds = kinds.str.replace(r"^(others|jitter) .*", r"\1", regex=True)
     kinds = kinds.str.replace(r"^(one link|all links) at 1/\d+", r"\1 slower", regex=True)
-    grouped = cases.groupby(kinds.rename("kind"), sort=False)
+    return kinds.rename("kind")
+
+
+def by_kind(cases: pd.DataFrame) -> pd.DataFrame:
+    """One row per kind of disturbance of `judged` cases: how many, inside, failed, and the errors' range."""
+    grouped = cases.groupby(kinds_of(cases), sort=False)
     return grouped.agg(
         cases=("plan", "size"),
         inside=("inside", "sum"),

@@ -23,12 +23,14 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.gloo_ring import ring_s
 from ddlkit.core.lablink import read_link
 from ddlkit.core.link import wire_s_per_byte
 from ddlkit.core.schedule import ALGORITHMS, STEPS
 from ddlkit.model.calibration import undisturbed
 from ddlkit.model.extrapolation import (
     EQUAL,
+    SCATTER,
     RingLab,
     Rings,
     carried_to,
@@ -171,6 +173,64 @@ def confirmed(fresh: pd.DataFrame, known: pd.DataFrame, cores: int) -> pd.DataFr
         row |= {"predicted_s": predicted_s, "low_s": low_s, "high_s": high_s, "inside": inside}
         frames.append(pd.DataFrame({**row, "off": np.abs(predicted_s / lab.seconds - 1)}))
     return pd.concat(frames, ignore_index=True)
+
+
+# -- a term that echoes tell ----------------------------------------------------------------------
+
+
+def waking(crossed: pd.DataFrame) -> tuple[float, float]:
+    """What a round trip takes beyond delay and bytes, by echoes: seconds, and seconds for each of delay.
+
+    A line by least squares over emulated links with delay. crossed : as of `links.crossings`
+    """
+    delayed = crossed[crossed["delay_s"] > 0]
+    slope, first_s = np.polyfit(delayed["delay_s"], delayed["beyond_s"], 1)
+    return float(first_s), float(slope)
+
+
+def with_waking(collectives: pd.DataFrame, line: tuple[float, float]) -> pd.DataFrame:
+    """Emulated labs told from all others, once more, with two changes: a row per lab with its ``median``.
+
+    A round trip takes besides what `waking` says, which no fit sees; and no software waits for a core, as
+    ranks wait for packets. Asked after the labs were seen: it explores.
+    """
+    labs = [lab for lab in ring_labs(collectives) if _kind(lab) == "emulated"]
+    rows = []
+    for lab in labs:
+        others = [one for one in labs if one is not lab]
+        off = np.abs(_woken_s(lab, _fit_woken(others, line), line) / lab.seconds - 1)
+        rows.append({"link": lab.link, "ranks": lab.workers, "median": float(np.median(off))})
+    return pd.DataFrame(rows)
+
+
+def _woken_s(lab: RingLab, values: np.ndarray, line: tuple[float, float]) -> np.ndarray:
+    """(s,) seconds of a lab's sizes; ``values``: logarithms of a trip's software, and of bytes' time."""
+    named, (software_s, over) = lab.named, np.exp(values)
+    beyond_s = line[0] + line[1] * named.delay_s
+    return ring_s(
+        lab.bytes,
+        lab.workers,
+        software_s=software_s,
+        link_s_per_byte=over * 8 / (named.rate_bits_per_s * named.framing),
+        core_share=0.0,
+        delay_s=named.delay_s + beyond_s / 4,
+        burst_s=named.burst_s,
+    )
+
+
+def _fit_woken(labs: Sequence[RingLab], line: tuple[float, float]) -> np.ndarray:
+    """Both values by least squares of logarithms, each lab counting alike, as `fit_rings` does it."""
+    from scipy.optimize import least_squares
+
+    def off(values: np.ndarray) -> np.ndarray:
+        each = [
+            np.log(_woken_s(lab, values, line) / lab.seconds) / (SCATTER * lab.bytes.size**0.5)
+            for lab in labs
+        ]
+        return np.concatenate(each)
+
+    found = least_squares(off, [np.log(1e-4), 0.0], bounds=([-20, -0.5], [0, 0.5]), loss="soft_l1")
+    return np.asarray(found.x)
 
 
 # -- other algorithms --------------------------------------------------------------------------

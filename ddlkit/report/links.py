@@ -8,11 +8,13 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.case import Case
+from ddlkit.core.lablink import read_link
 from ddlkit.core.workload import Workload
 from ddlkit.model import Calibration, forecast_case
 from ddlkit.model.own_law import by_law
 from ddlkit.model.trials import OURS
 from ddlkit.run.instruments.usage import LATE_LIMIT
+from ddlkit.run.lab.shaper import size_of
 
 PLACE = ["workers", "link", "network", "compute_s"]
 
@@ -139,3 +141,31 @@ def engines(collectives: pd.DataFrame) -> pd.DataFrame:
     medians = collectives.groupby([*keys, engine.rename("engine")])["seconds"].median()
     found = medians.unstack("engine").dropna()[["tbf_s", "emulated_s"]]
     return found.assign(ratio=found["emulated_s"] / found["tbf_s"]).reset_index()
+
+
+ECHO_HEADERS_BYTES = 28
+"""Of IP and ICMP, before an echo's payload."""
+
+
+def crossings(echoes: pd.DataFrame) -> pd.DataFrame:
+    """Where a small message's time goes: a row per link and number of ranks of a table ``echoes``.
+
+    Columns: link, ranks, delay_s; all_reduce_s, its median; packets, that cross for it; processor_s, what the
+    link's process works for them, and share, of the former; packet_s, for each; step_s, of a ring, less the
+    four delays of its round trip; beyond_s, what an echo of one rank takes beyond its four delays and its
+    bytes on four links: NaN over the kernel's bucket, where bytes pass at once
+    """
+    rows = []
+    for (link, ranks), own in echoes.groupby(["link", "ranks"]):
+        named = read_link(str(link))
+        medians = own.groupby(["operation", "at_once"]).median(numeric_only=True)
+        whole, alone = medians.loc[("all_reduce", ranks)], medians.loc[("echo", 1)]
+        row = {"link": link, "ranks": ranks, "delay_s": named.delay_s}
+        row |= {"all_reduce_s": whole["seconds"], **whole[["packets", "processor_s"]]}
+        row["share"] = whole["processor_s"] / whole["seconds"]
+        row["packet_s"] = whole["processor_s"] / whole["packets"] if whole["packets"] else np.nan
+        row["step_s"] = whole["seconds"] / (2 * (ranks - 1)) - 4 * named.delay_s
+        on_links = 4 * size_of(int(alone["bytes"]) + ECHO_HEADERS_BYTES).bytes
+        beyond_s = alone["seconds"] - 4 * named.delay_s - 8 * on_links / named.rate_bits_per_s
+        rows.append({**row, "beyond_s": beyond_s if whole["packets"] else np.nan})
+    return pd.DataFrame(rows)

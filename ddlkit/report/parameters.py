@@ -215,6 +215,7 @@ RULES: dict[str, dict[str, Rule]] = {
     "42_where_it_fails": {
         "recorded": _campaign(source.LINKS),
         "again": _campaign(source.LINKS_AGAIN),
+        "third": _campaign(source.LINKS_THIRD),
         "limit": _campaign(source.LIMIT),
         "regimes": _campaign(source.REGIMES),
     },

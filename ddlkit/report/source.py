@@ -21,13 +21,15 @@ Floats = NDArray[np.float64]
 
 CAMPAIGN, BEST, REPEATS = "campaign", "campaign-best", "campaign-repeats"
 LINKS, REGIMES, LINKS_AGAIN = "campaign-links", "campaign-regimes", "campaign-links-again"
-REGIMES_VGG, LIMIT = "campaign-regimes-vgg", "campaign-limit"
+LINKS_THIRD, REGIMES_VGG, LIMIT = "campaign-links-third", "campaign-regimes-vgg", "campaign-limit"
 """Directories of campaigns that are recorded with their machine; those in later lines were foretold."""
 SHARING = "sharing"
 """Directory of messages, kernels and training that share a machine, beside its other recordings."""
 LABS, FRESH_LABS, STEPPED_LABS, BOTH_LABS = "labs-open", "labs-fresh", "labs", "labs-both"
 """Directories of calibrations of many labs, beside a machine's other recordings: gloo's own ring; labs that
 confirm what is told from those; algorithms that are sent step by step; the same links by both engines."""
+ECHOES = "labs-echo"
+"""Directory of echoes over such links, and of small all-reduces with the packets that they are made of."""
 DISTURBED, REPLANNING, CALM = "campaign-disturbed", "campaign-replanning", "campaign-calm"
 """Directories of disturbed iterations, of plans made again after a rate has changed, and of iterations
 without loss before any, and after one with it."""
@@ -232,7 +234,7 @@ def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
 
 
 def open_labs(data: str = "", name: str = LABS) -> Source:
-    """Calibrations of many labs of one machine: in the directory ``data``, else those recorded.
+    """Calibrations of many labs of one machine, or echoes: in the directory ``data``, else those recorded.
 
     With LABS come those of STEPPED_LABS, beside which they lie.
 
@@ -240,7 +242,7 @@ def open_labs(data: str = "", name: str = LABS) -> Source:
     """
     recorded = [store.recorded_dir() / name, *sorted(store.RECORDED.glob(f"*/{name}"))]
     for found in [Path(data)] if data else recorded:
-        if [*found.glob("collectives-*.csv")]:
+        if [*found.glob("collectives-*.csv"), *found.glob("echoes-*.csv")]:
             beside = [found.with_name(STEPPED_LABS)] if found.name == LABS else []
             return Source((found, *beside))
     raise UserError(f"no labs in {data or store.RECORDED}: run ddlkit measure examples/labs.yml")

@@ -53,6 +53,7 @@ from ddlkit.run.measure import (
 from ddlkit.run.measure import throughput as speed
 from ddlkit.run.measure.collectives import LIBRARY, SIZES, CollectivesSettings, collectives_job
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
+from ddlkit.run.measure.echoes import EchoesSettings, echoes_job
 from ddlkit.run.measure.layers import PRECISIONS, LayersSettings, layer_tables, layers_job
 from ddlkit.run.measure.pipelines import PipelineSettings, cases, pipeline_job
 from ddlkit.run.measure.shared_copies import SharedCopiesSettings, shared_copies_job
@@ -775,6 +776,20 @@ def collectives_in_lab(
         name = f"lab-p{workers}-{bits}" + (f"-delay{late}" if late else "")
         measure = partial(_send, workers, bits, late, algorithm=by, **how)
         yield Point("collectives", _by(by, name), measure, estimate_s)
+
+
+@kind("echoes", lab=True)
+def echoes_in_lab(here: Here, ranks: Counts, rate: Rates, delay: Delays = ("",)) -> Iterator[Point]:
+    """A table for each lab: what packets take that no software of ours waits for, and small all-reduces."""
+
+    def measure(workers: int, bits: str, late: str) -> pd.DataFrame:
+        with _lab(workers, bits, late) as place:
+            how: dict[str, Any] = {"ranks": workers, "place": place, "join": choose_join(1)}
+            return launch(echoes_job, EchoesSettings(), **how)["echoes"]
+
+    for workers, bits, late in itertools.product(ranks, rate, delay):
+        name = f"lab-p{workers}-{bits}" + (f"-delay{late}" if late else "")
+        yield Point("echoes", name, partial(measure, workers, bits, late), LAUNCH_S)
 
 
 @kind("tensors")
