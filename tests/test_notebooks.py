@@ -44,7 +44,7 @@ def test_every_table_of_the_papers_is_shown(executed: Executed) -> None:
 
 @pytest.mark.parametrize("notebook", book.notebooks(), ids=lambda path: path.stem)
 def test_a_number_in_a_table_has_a_unit_and_few_digits(notebook: Path, executed: Executed) -> None:
-    """Whole numbers count something. One with a fraction has its unit in the head of its column, or beside it, or a
+    """Whole numbers count something. One with a fraction has a unit in its column's head or beside it, or a
     head by which it is known to have none (report/plots/columns.yml), and at most four significant digits.
     """
     cells = nbformat.read(str(executed([notebook]) / notebook.name), as_version=4).cells
@@ -65,12 +65,12 @@ def undeclared(table: str) -> list[str]:
             heads.setdefault(column, []).append(unescape(head))
     levels = [unescape(one) for one in re.findall(r'class="index_name level\d+" *>([^<]*)<', table)]
     found = {}
-    rows = table.split("<tr>")
-    for row, column, text in (
-        (row, *cell)
-        for row in rows
-        for cell in re.findall(r'class="data row\d+ col(\d+)"[^>]*>([^<]*)<', row)
-    ):
+    placed = [
+        (line, *cell)
+        for line in table.split("<tr>")
+        for cell in re.findall(r'class="data row\d+ col(\d+)"[^>]*>([^<]*)<', line)
+    ]
+    for row, column, text in placed:
         names = heads.get(int(column), []) + levels
         beside = re.findall(r">([^<]*[a-z][^<]*)</t[dh]>", row)
         known = any(shown.column(unescape(name))[1] for name in names + beside)

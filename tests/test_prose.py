@@ -1,4 +1,4 @@
-"""What notebooks say in words: numbers that a cell can compute are printed by it, and "Next" names what comes next."""
+"""Words of notebooks: numbers that a cell can compute are printed by it, and "Next" is what comes next."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ GIVEN = {
                           "5.4": "start-up at 4 workers", "1.6": "start-up in the lab"},
     "40_validate": {"100%": "what perfect overlap misses of what is exposed"},
     "41_lab": {"95.6%": "what TCP's headers leave", "90%": "processor-limited from", "2%": "stolen from"},
-    "42_where_it_fails": {"1.3": "start-ups over computing in a lab's regime", "90%": "processor-limited from"},
+    "42_where_it_fails": {"1.3": "start-ups over computing", "90%": "processor-limited from"},
     "44_disturbances": {"5%": "a case fails from"},
     "60_other_clusters": {"1%": "a goal", "5%": "a goal", "99%": "most that an interval should hold"},
 }  # fmt: skip
-"""By notebook, numbers that were set before any data, and what each is: constants, limits, goals, densities."""
+"""By notebook, numbers that were set before any data, and what each is: constants, limits, goals."""
 LEVEL = "95%"
 """Of every interval in the workbook."""
 
@@ -59,7 +59,7 @@ def of_the_data(text: str, known: set[str]) -> list[str]:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_number_that_a_cell_can_compute_stands_in_no_sentence(path: Path) -> None:
-    """Else it stands beside other data and contradicts them: print it, or say which recording or paper has it.
+    """Else it contradicts other data that it stands beside: print it, or say which recording or paper has it.
 
     Known are the literals of the notebook's own code, parameters among them, and GIVEN.
     """

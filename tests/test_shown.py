@@ -1,4 +1,4 @@
-"""What a notebook shows: figures with caption, grade and numbers; tables with units and few digits, long ones folded."""
+"""What is shown: figures with caption, grade and numbers; tables with units, few digits, and folds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def test_what_is_no_number_is_not_printed_as_one(value: float, told: str) -> Non
 
 
 def test_a_head_says_the_unit_and_a_share_has_none() -> None:
-    frame = pd.DataFrame({"read_s": [1.23456], "held_s": [0.5], "mean_gap": [0.0123], "name": ["a"]})
+    frame = pd.DataFrame(
+        {"read_s": [1.23456], "held_s": [0.5], "mean_gap": [0.0123], "name": ["a"]}
+    )
     page = shown.table(frame.style.format("{:.1%}", subset=["held_s"]).hide())
     assert heads_of(page) == ["read [s]", "held", "mean gap", "name"]
     assert text_of(page) == ["1.235", "50.0%", "1.23%", "a"]
@@ -62,7 +64,7 @@ def test_a_row_is_headed_by_its_number_and_columns_in_two_floors_by_their_unit()
     index = pd.Index([0.1, 1 / 3], name="share of bytes")
     columns = pd.MultiIndex.from_product([["model_s"], ["WAIT", "MISC"]], names=[None, "phase"])
     page = shown.table(pd.DataFrame(np.full((2, 2), 2 / 3), index, columns))
-    assert re.findall(r'row_heading[^>]*>([^<]*)<', page) == ["0.1", "0.3333"]
+    assert re.findall(r"row_heading[^>]*>([^<]*)<", page) == ["0.1", "0.3333"]
     assert heads_of(page) == ["model [s]", "WAIT", "MISC"] and text_of(page) == ["0.6667"] * 4
 
 
@@ -72,14 +74,16 @@ def test_a_row_is_headed_by_its_number_and_columns_in_two_floors_by_their_unit()
 def test_a_long_or_wide_table_is_folded(rows: int, columns: int, folded: bool) -> None:
     page = shown.table(pd.DataFrame(np.zeros((rows, columns))))
     assert (f"<summary>a table of {rows} rows, {columns} columns</summary>" in page) == folded
-    assert page.count("<details>") == page.count("</details>") == folded and page.count("<table") == 1
+    assert (
+        page.count("<details>") == page.count("</details>") == folded and page.count("<table") == 1
+    )
 
 
 def test_a_figure_has_its_caption_twice_its_grade_and_a_link_to_its_numbers(tmp_path: Path) -> None:
     figure, _ = plots.canvas(height=1)
     image = plots.save_figure(figure, ENTRY.id, pd.DataFrame({"x": [1.0]}), tmp_path)
     page = shown.figure(image, 720)
-    assert f'alt="{CAPTION}"' in page and f"<figcaption class=\"caption\">{CAPTION}" in page
+    assert f'alt="{CAPTION}"' in page and f'<figcaption class="caption">{CAPTION}' in page
     assert f'<span class="grade">{ENTRY.grade}</span>' in page
     (link,) = re.findall('href="([^"]*)"', page)
     assert Path(os.getcwd(), link).resolve() == image.with_suffix(".csv").resolve()

@@ -1,7 +1,8 @@
 """What a notebook shows of figures and tables, in JupyterLab as on the site.
 
-A figure has its caption, its grade of truth and its numbers under it, and its caption for those who cannot see
-it. A table says its units in its head and has up to four significant digits; where it is wide or long it is folded.
+A figure has its caption, its grade of truth and its numbers under it, and its caption for those who cannot
+see it. A table says its units in its head and has up to four significant digits; a wide or long one is
+folded.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ MOST_COLUMNS, MOST_ROWS = 10, 30
 _COLUMNS = yaml.safe_load(Path(__file__).with_name("columns.yml").read_text(encoding="utf-8"))
 _QUALIFIERS = ("computed", "difference", "least", "most")
 _PLAIN = re.compile(r"[+-]?[\d ,]*\.?\d*(?:e[+-]?\d+)?|nan|-?inf")
-_HEAD = re.compile(r'(<th[^>]* class="(?:index_name|col_heading level\d+ col(\d+))[^>]*>)([^<]*)(</th>)')
+_HEAD = re.compile(
+    r'(<th[^>]* class="(?:index_name|col_heading level\d+ col(\d+))[^>]*>)([^<]*)(</th>)'
+)
 _ROW = re.compile(r'(<th[^>]* class="row_heading level(\d+) row(\d+)[^>]*>)([^<]*)(</th>)')
 _CELL = re.compile(r'<td( id="[^"]*" class="data row(\d+) col(\d+)[^>]*)>([^<]*)</td>')
 
@@ -135,8 +138,8 @@ def table(frame: pd.DataFrame | Styler, name: str = "", numbers: Path | None = N
     rows, columns = styler.data.shape
     if rows <= MOST_ROWS and columns <= MOST_COLUMNS:
         return page
-    summary = f"{name}, " if name else ""
-    return f"<details><summary>{summary}a table of {rows} rows, {columns} columns</summary>{page}</details>"
+    summary = f"{name + ', ' if name else ''}a table of {rows} rows, {columns} columns"
+    return f"<details><summary>{summary}</summary>{page}</details>"
 
 
 def _head(shares: set[str], found: re.Match[str]) -> str:
@@ -150,7 +153,9 @@ def _head(shares: set[str], found: re.Match[str]) -> str:
 def units(frame: pd.DataFrame) -> list[str]:
     """Of each column, the unit that the innermost of its names says, or that of all columns."""
     outer = [str(name) for name in frame.columns.names if name]
-    names = [(*outer, *map(str, one)) if isinstance(one, tuple) else (*outer, str(one)) for one in frame]
+    names = [
+        (*outer, *map(str, one)) if isinstance(one, tuple) else (*outer, str(one)) for one in frame
+    ]
     return [next(filter(None, (column(name)[1] for name in each[::-1])), "") for each in names]
 
 

@@ -184,8 +184,8 @@ class Page:
         self.minutes = int(_first(r"^\| reading \| (\d+)", prose) or 0)
 
     def body(self) -> str:
-        """The cells; in place of an exercise's cell stand its hint and its solution. These are folded, and what
-        answers a prediction.
+        """The cells; in place of an exercise's cell stand its hint and its solution. These are folded,
+        and what answers a prediction.
 
         Raises UserError for a formula that cannot be shown offline and for what would load from a network.
         """
