@@ -64,7 +64,7 @@ def undeclared(table: str) -> list[str]:
         for column in range(int(place), int(place) + int(span or 1)):
             heads.setdefault(column, []).append(unescape(head))
     levels = [unescape(one) for one in re.findall(r'class="index_name level\d+" *>([^<]*)<', table)]
-    found = {}
+    found: dict[str, str] = {}
     placed = [
         (line, *cell)
         for line in table.split("<tr>")

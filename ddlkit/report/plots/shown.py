@@ -173,7 +173,7 @@ def _cell(frame: pd.DataFrame, units: Sequence[str], found: re.Match[str]) -> st
 
 
 def show_tables() -> None:
-    """From now on, tables that a notebook ends a cell with are shown as `table` has them; without one, nothing."""
+    """From now on, what a cell of a notebook ends with is shown as `table` has it, if it is a table."""
     if "IPython" in sys.modules:
         from IPython import get_ipython
 
