@@ -12,6 +12,7 @@ import pytest
 from conftest import Executed
 from ddlkit.report import book, catalog
 from ddlkit.report.plots import shown
+from ddlkit.report.plots.style import FAMILIES
 
 # On a busy machine a notebook takes longer than a test may by default.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -74,6 +75,7 @@ def undeclared(table: str) -> list[str]:
         names = heads.get(int(column), []) + levels
         beside = re.findall(r">([^<]*[a-z][^<]*)</t[dh]>", row)
         known = any(shown.column(unescape(name))[1] for name in names + beside)
+        known = known or any(name in family for name in names for family in FAMILIES.values())
         bare = re.fullmatch(r"[+-]?\d*\.\d+(e[+-]?\d+)?", text)
         if shown.digits(text) > 4 or (bare and not known):
             found.setdefault(" / ".join(names[:2]), f"{' / '.join(names)}: {text}")

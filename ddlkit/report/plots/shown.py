@@ -89,7 +89,8 @@ def column(name: str) -> tuple[str, str]:
     if qualifier == ["difference"] or (not found and {*words} & {*_COLUMNS["shares"]}):
         return spoken, "share"
     if not found:
-        return spoken, "1" if {*words} & {*_COLUMNS["numbers"]} else ""
+        plain = {*words, *qualifier} & {*_COLUMNS["numbers"], *_COLUMNS["rows"]}
+        return spoken, "1" if plain else ""
     return (spoken if spoken in _COLUMNS["units"] else f"{spoken} [{found}]"), found
 
 
