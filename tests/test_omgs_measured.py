@@ -1,16 +1,19 @@
-"""omgs figure 4 as it was measured: what the lab's replays say is read as it was meant."""
+"""omgs figure 4 as it was measured: what the lab's replays and real training say is read as it was meant."""
 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from ddlkit.papers.omgs.cluster import PLANS
+from ddlkit import store
+from ddlkit.papers.omgs.cluster import PARTS, PLANS
 from ddlkit.report import source
 from ddlkit.report.figures import omgs_breakdown, omgs_measured
+from ddlkit.report.source import Source
 
 
 @cache
@@ -55,3 +58,52 @@ def test_speedups_are_ratios_of_the_same_network_and_start_up() -> None:
     assert taken[one["fastest"]] == taken[["TopK", "MGS", "OMGS"]].min()
     over = omgs_measured.over_topk(played())[one["network"]]
     assert over.loc[1e3 * one["startup_s"], "OMGS"] == pytest.approx(1 / one["s1"])
+
+
+def training_rows(**columns: object) -> pd.DataFrame:
+    phases = ("forward_s", "backward_s", "selection_s", "exposed_communication_s", "scatter_s")
+    rows = [
+        {"network": "n", "ranks": 2, "plan": plan, "messages": 1, "repeat": repeat, "iteration": k,
+         "rank": rank, **dict.fromkeys(phases, 1.0 + rank), "update_s": 1.0,
+         "iteration_s": 6.0 + repeat + (0.5 if plan == "exact" else 0.0), **columns}
+        for plan in PLANS.values() for repeat in range(2) for k in range(3) for rank in range(2)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_training_is_the_mean_of_ranks_and_the_median_of_iterations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Source, "table", lambda *_: training_rows())
+    found = omgs_measured.trained(Source((Path(),)))
+    assert found["algorithm"].tolist() == [*PLANS]
+    assert (found[list(PARTS)] == 1.5).all(axis=None) and (found["update"] == 2.5).all()
+    exact = found.set_index("algorithm").loc["exact"]
+    assert (exact["iteration"], exact["least"], exact["most"]) == (7.0, 6.5, 7.5)
+    assert found["fastest"].tolist() == [2, 2, 2, 2, 0] and set(found["rounds"]) == {2}
+
+
+@pytest.mark.parametrize(("slower", "together"), [(2.0, 1.0), (1.0, 2.0), (4.0, 0.5)])
+def test_competing_is_told_from_taking_turns(
+    monkeypatch: pytest.MonkeyPatch, slower: float, together: float
+) -> None:
+    rows = pd.DataFrame(
+        [
+            {"elements": 1000, "operation": f"{name}_{how}", "seconds": seconds}
+            for name in ("topk_unsorted", "backward")
+            for how, seconds in (("alone", 1.0), ("beside", slower))
+            for _ in range(3)
+        ]
+    )
+    monkeypatch.setattr(Source, "table", lambda *_: rows)
+    (one,) = omgs_measured.beside(Source((Path(),))).to_dict("records")
+    assert one["together"] == pytest.approx(together)
+    assert one["selection_slower"] == one["backward_slower_most"] == slower
+
+
+def test_what_was_recorded_of_training_is_of_two_and_four_ranks() -> None:
+    found = omgs_measured.trained(omgs_measured.recorded())
+    assert set(found["ranks"]) == {2, 4} and set(found["algorithm"]) == set(PLANS)
+    whole = found[[*omgs_measured.PLAYED]].sum(axis=1)
+    assert (whole <= found["iteration"] * 1.1).all()
+    assert store.RECORDED in omgs_measured.recorded().directories[0].parents

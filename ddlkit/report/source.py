@@ -31,8 +31,8 @@ confirm what is told from those; algorithms that are sent step by step; the same
 DISTURBED, REPLANNING, CALM = "campaign-disturbed", "campaign-replanning", "campaign-calm"
 """Directories of disturbed iterations, of plans made again after a rate has changed, and of iterations
 without loss before any, and after one with it."""
-OMGS = "campaign-omgs"
-"""Directory of sparsified gradients, replayed at 16 ranks as foretold."""
+OMGS, SPARSE_TRAINING = "campaign-omgs", "sparse-training"
+"""Directories of sparsified gradients: replayed at 16 ranks, foretold; really trained at 2 and 4."""
 QUICK = "campaign-quick"
 """Directory of the campaign that is measured live."""
 HERE = "here"

@@ -1,4 +1,4 @@
-"""omgs's figure 4, measured: replayed by 16 ranks in the lab.
+"""omgs's figure 4, measured: replayed by 16 ranks in the lab, and really trained by 2 and 4.
 
 The lab computes as the settings of `omgs_breakdown` do, and so much longer as its shortest sparse message is
 above the start-up that it stands for: its times over that stretch are those of the paper's cluster, with
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+import numpy as np
 import pandas as pd
 
 from ddlkit.core.case import Case
@@ -199,9 +200,69 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def trained(tables: Source) -> pd.DataFrame:
+    """Iterations of real sparsified training: medians over iterations, of the mean over ranks.
+
+    Columns: network, ranks, algorithm, messages, PLAYED (update: adding up what came, and the step),
+    iteration, least and most of its rounds' medians, rounds, and in how many of them it was the fastest.
+    """
+    rows = tables.table("sparse_training")
+    rows = rows.assign(
+        algorithm=rows["plan"].map({spec: name for name, spec in PLANS.items()}),
+        update_s=rows["update_s"] + rows["scatter_s"],
+    )
+    keys = ["network", "ranks", "algorithm"]
+    of_ranks = rows.groupby([*keys, "messages", "repeat", "iteration"], sort=False)
+    names = {f"{part}_s": part for part in (*PARTS[:3], "update", "iteration")}
+    names["exposed_communication_s"] = "exposed"
+    means = of_ranks[[*names]].mean().rename(columns=names)
+    grouped = means.groupby([*keys, "messages"], sort=False)
+    rounds = means.groupby([*keys, "messages", "repeat"], sort=False)["iteration"].median()
+    ends = rounds.groupby(level=[*keys, "messages"], sort=False).agg(
+        least="min", most="max", rounds="size"
+    )
+    first = rounds == rounds.groupby(level=["network", "ranks", "repeat"]).transform("min")
+    ends["fastest"] = first.groupby(level=[*keys, "messages"], sort=False).sum()
+    found = grouped[[*PLAYED, "iteration"]].median().join(ends).reset_index()
+    order = {name: place for place, name in enumerate(PLANS)}
+    found["place"] = found["algorithm"].map(order)
+    found = found.sort_values(["ranks", "network", "place"], ignore_index=True)
+    return found.drop(columns="place")
+
+
+def beside(tables: Source) -> pd.DataFrame:
+    """Selection and a backward pass, each alone and competing for the same cores: one row per size.
+
+    Columns: elements; of either: ``*_s`` alone, ``*_beside_s``, ``*_slower`` (their ratio; ``_least`` and
+    ``_most`` over rounds); ``together``: the shares of their own speeds, added up. At 1 they
+    might as well take turns; 2 would be cores for both.
+    """
+    rows = tables.table("selection")
+    rows = rows[rows["operation"].str.endswith(("_alone", "_beside"))]
+    found = []
+    for elements, those in rows.groupby("elements"):
+        wide = those.assign(round=those.groupby("operation").cumcount())
+        wide = wide.pivot(index="round", columns="operation", values="seconds")
+        row: dict[str, float] = {"elements": float(str(elements))}
+        for name, operation in (("selection", "topk_unsorted"), ("backward", "backward")):
+            alone, both = wide[f"{operation}_alone"], wide[f"{operation}_beside"]
+            slower = both / alone
+            row |= {f"{name}_s": alone.median(), f"{name}_beside_s": both.median()}
+            row |= {f"{name}_slower": slower.median()}
+            row |= {f"{name}_slower_least": slower.min(), f"{name}_slower_most": slower.max()}
+        shares = [row[f"{name}_s"] / row[f"{name}_beside_s"] for name in ("selection", "backward")]
+        found.append({**row, "together": float(np.sum(shares))})
+    return pd.DataFrame(found)
+
+
 @cache
 def at_papers_startup() -> pd.DataFrame:
     """`speedups` at the longest start-up of the recorded campaign, the paper's; by network."""
     campaign = source.open_campaign(name=source.OMGS).alone
     found = speedups(replayed(campaign))
     return found[found["startup_s"] == found["startup_s"].max()].set_index("network")
+
+
+def recorded(data: str = "") -> Source:
+    """Real sparsified training, and selection beside a backward pass: in ``data``, else as recorded."""
+    return source.open_labs(data, source.SPARSE_TRAINING)
