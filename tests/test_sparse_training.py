@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+import torch
+import torch.distributed as dist
 
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs.launch import Loopback, launch
+from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.measure import sparse_training
 from ddlkit.run.measure.sparse_training import (
     PHASES,
     SIZES,
     SparseTrainingSettings,
+    _Block,
     selection_here,
     sparse_training_job,
 )
@@ -37,6 +45,31 @@ def test_phases_of_every_plan_iteration_and_rank_make_up_the_iteration() -> None
     assert (rows[list(PHASES)] > 0).all().all()
     assert (parts <= rows["iteration_s"] + 1e-9).all()
     assert (rows["compute_s"] > 0).all() and set(rows["rank"]) == {0, 1}
+
+
+def test_a_plan_leaves_no_copy_of_the_network_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SparseTrainingSettings("lenet5", 4, 0.01, PLANS, iterations=1)
+    me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1, 1)
+    copies: list[weakref.ref[torch.nn.Module]] = []
+    before: list[int] = []
+
+    def counted(*given: Any) -> _Block:
+        before.append(sum(one() is not None for one in copies))
+        block = _Block(*given)
+        copies.append(weakref.ref(block.model))
+        return block
+
+    monkeypatch.setattr(sparse_training, "_Block", counted)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    gc.disable()  # by itself it comes too late for networks of some gigabytes
+    try:
+        assert len(list(sparse_training_job.part(me, settings))) == 2 * len(PLANS)
+    finally:
+        gc.enable()
+        dist.destroy_process_group()
+    assert before == [0] * 2 * len(PLANS)
 
 
 def test_a_mistake_is_one_line() -> None:

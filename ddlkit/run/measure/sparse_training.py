@@ -7,6 +7,7 @@ in it. Exposed is how long the computing thread waits for messages after all of 
 from __future__ import annotations
 
 import copy
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,8 +84,11 @@ def sparse_training_job(me: Rank, settings: SparseTrainingSettings) -> Iterator[
         network = networks.build(settings.network).to(me.device)
         for repeat in range(settings.repeats):
             for spec, ends in settings.plans.items():
+                gc.collect()  # the last block's network goes with a cycle of references
                 block = _Block(me, settings, network, FusionPlan(spec, tuple(ends)))
-                yield {"sparse_training": block.measure(repeat)}
+                rows = block.measure(repeat)
+                del block
+                yield {"sparse_training": rows}
 
 
 class _Block:
