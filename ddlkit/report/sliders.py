@@ -85,7 +85,7 @@ def show() -> None:
     try:
         import ipywidgets
     except ImportError:
-        print("Four sliders would stand here: install ipywidgets, and run this cell again.")
+        print("Four sliders would stand here: pip install ipywidgets, and run this cell again.")
         return
     sliders = {
         name: (ipywidgets.IntSlider if isinstance(value, int) else ipywidgets.FloatSlider)(
