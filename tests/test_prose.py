@@ -28,7 +28,7 @@ GIVEN = {
     "33_fusion": {"32%": "claimed", "150%": "claimed"},
     "34_sparsification": {"0.001": "density", "0.03": "density", "0.001%": "smallest drawn",
                           "5.4": "start-up at 4 workers", "1.6": "start-up in the lab"},
-    "38_sparse_training": {"0.001": "density", "1.5": "two cores of which one selects"},
+    "38_sparse_training": {"0.001": "density"},
     "40_validate": {"100%": "what perfect overlap misses of what is exposed"},
     "41_lab": {"95.6%": "what TCP's headers leave", "90%": "processor-limited from", "2%": "stolen from"},
     "42_where_it_fails": {"1.3": "start-ups over computing", "90%": "processor-limited from"},
