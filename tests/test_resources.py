@@ -75,6 +75,20 @@ def test_freer_choices_are_never_slower(
     assert times[2] == pytest.approx(every_gift(work, sent, choices))
 
 
+@given(WORK, CHOICES)
+def test_two_groups_and_fusion_together_are_the_best_of_every_plan_with_two_groups(
+    work: Workload, choices: list[Resources]
+) -> None:
+    """So never slower than the resources that are chosen once a plan is; and no faster than any for each."""
+    found = resources.jointly_apart(work, choices)
+    apart = [resources.last_apart(work, sent, choices).iteration_s for sent in partitions(work.n)]
+    assert found[0].iteration_s == pytest.approx(min(apart))
+    assert found[0].iteration_s >= resources.jointly(work, choices).iteration_s - 1e-9
+    assert len(found) == len(choices)
+    assert all(len(set(one.names[:-1])) <= 1 for one in found)
+    assert [one.iteration_s for one in found] == sorted(one.iteration_s for one in found)
+
+
 @given(WORK, TENTHS, TENTHS, TENTHS)
 def test_one_choice_is_the_iteration_over_such_a_link(
     work: Workload, slowdown: float, drag: float, copy: float

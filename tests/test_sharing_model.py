@@ -131,9 +131,9 @@ def _spans(told: Shared) -> list[dict[str, object]]:
         *(("all_reduce", b, e) for b, e in zip(begins, ends, strict=True)),
     ]
     return [
-        {"task": kind, "kind": kind, "stream": kind, "rank": 0, "iteration": 0, "group": -1,
+        {"task": f"{kind} {k}", "kind": kind, "stream": kind, "rank": 0, "iteration": 0, "group": -1,
          "origin": "measured", "start_s": begin, "end_s": end, "bytes": 0}
-        for kind, begin, end in first
+        for k, (kind, begin, end) in enumerate(first)
     ]  # fmt: skip
 
 
@@ -219,9 +219,14 @@ def test_hidden_is_what_at_most_the_last_message_outlasts() -> None:
     }
     rows = [("backward", 0.0, 10.0), ("all_reduce", 1.0, 5.0), ("all_reduce", 9.0, 12.0)]
     spans = pd.DataFrame(
-        [{"kind": k, "start_s": b, "end_s": e, "rank": 0, **cell} for k, b, e in rows]
+        [
+            {"task": f"{k} {n}", "kind": k, "start_s": b, "end_s": e, "rank": 0, **cell}
+            for n, (k, b, e) in enumerate(rows)
+        ]
     )
     assert sharing_measured.hidden(spans).all()
+    twice = pd.concat([spans, spans], ignore_index=True)
+    assert sharing_measured.hidden(twice).all()  # of two sessions the first, not both at once
     spans.loc[1, "end_s"] = 11.0
     assert not sharing_measured.hidden(spans).any()
 

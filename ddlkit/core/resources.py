@@ -128,6 +128,17 @@ def jointly(workload: Workload, choices: Sequence[Resources], width: int = 0) ->
     return _best(workload, choices, None, width)
 
 
+def jointly_apart(workload: Workload, choices: Sequence[Resources], width: int = 0) -> list[Shared]:
+    """Of all plans whose last message has resources of its own, the shortest for each of the others'.
+
+    What two groups of ranks can carry, one for the hidden messages and one for the last (sharing 5), with
+    fusion planned for both together. One iteration for each of the ``choices`` that all messages but the last
+    may have, the shortest first; ``width`` as of `jointly`.
+    """
+    found = [_best(workload, choices, None, width, before=one) for one in choices]
+    return sorted(found, key=lambda one: one.iteration_s)
+
+
 class _Front(NamedTuple):
     """Ways to have sent a prefix, none better than another: rising end, rising work.
 
@@ -143,12 +154,18 @@ class _Front(NamedTuple):
 
 
 def _best(
-    workload: Workload, choices: Sequence[Resources], plan: FusionPlan | None, width: int = 0
+    workload: Workload,
+    choices: Sequence[Resources],
+    plan: FusionPlan | None,
+    width: int = 0,
+    before: Resources | None = None,
 ) -> Shared:
+    """The shortest iteration; before: what all messages but the last have, if one for them all."""
     _some(choices)
     n, ready_s = workload.n, workload.ready_s
     total = np.concatenate([[0], np.cumsum(workload.bytes)])
     choices = _worth_having(choices, np.unique(total[:, None] - total))
+    given = {end: choices if before is None or end == n else [before] for end in range(1, n + 1)}
     ends = tuple(range(1, n + 1)) if plan is None else plan.ends
     none = np.zeros(1, np.int64)
     fronts = {0: _Front(np.zeros(1), np.zeros(1), none, none, none)}
@@ -156,9 +173,9 @@ def _best(
     for at, end in enumerate(ends):
         firsts = starts[: at + 1] if plan is None else starts[at : at + 1]
         sizes = total[end] - total[list(firsts)]
-        costs = np.stack([np.asarray(one.cost(sizes), float) for one in choices])
+        costs = np.stack([np.asarray(one.cost(sizes), float) for one in given[end]])
         ways = [
-            _after(fronts[first], first, ready_s[end - 1], ready_s[-1], costs[:, k], choices)
+            _after(fronts[first], first, ready_s[end - 1], ready_s[-1], costs[:, k], given[end])
             for k, first in enumerate(firsts)
         ]
         fronts[end] = _undominated(_Front(*map(np.concatenate, zip(*ways, strict=True))), width)
@@ -167,7 +184,7 @@ def _best(
     while end:
         front = fronts[end]
         cuts.append(end)
-        names.append(choices[int(front.choice[state])])
+        names.append(given[end][int(front.choice[state])])
         end, state = int(front.first[state]), int(front.state[state])
     found = plan or FusionPlan("jointly", tuple(reversed(cuts)))
     return Shared(workload, found, tuple(reversed(names)))

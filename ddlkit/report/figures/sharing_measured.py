@@ -134,11 +134,16 @@ def best_of(gains: pd.DataFrame, *, groups: bool = False) -> pd.DataFrame:
     return rows.loc[rows.groupby(CELL, sort=False)["gain"].idxmax()]
 
 
+def first_of(spans: pd.DataFrame) -> pd.DataFrame:
+    """Spans of one iteration of each cell: the first one, where several sessions recorded it."""
+    return spans[spans.groupby([*CELL, "configuration", "task", "rank"]).cumcount() == 0]
+
+
 def timelines(
     spans: pd.DataFrame, cell: Sequence[object], names: Sequence[str]
 ) -> dict[str, Timeline]:
     """The measured timeline of a cell under each of the configurations that were kept (sharing Fig 5)."""
-    rows = spans[(spans[CELL] == list(cell)).all(axis=1)]
+    rows = first_of(spans[(spans[CELL] == list(cell)).all(axis=1)])
     found = {}
     for name in names:
         own = rows[rows["configuration"] == name]
@@ -198,15 +203,15 @@ def intensities(layers: pd.DataFrame) -> pd.Series:
 def hidden(spans: pd.DataFrame) -> pd.Series:
     """By CELL and configuration: whether all messages but the last had arrived when computing was done."""
     keys = [*CELL, "configuration"]
-    rows = spans[spans["rank"] == 0]
+    rows = first_of(spans[spans["rank"] == 0])
     done_s = rows[rows["kind"] == "backward"].groupby(keys)["end_s"].max().rename("done_s")
     messages = rows[rows["kind"] == "all_reduce"].join(done_s, on=keys)
     late = (messages["end_s"] > messages["done_s"]).groupby([messages[key] for key in keys]).sum()
     return late <= 1
 
 
-def bootstrap(values: np.ndarray, draws: int = 2000) -> tuple[float, float]:
-    """95% interval of the median of ``values`` (n,), each drawn anew with its equals' chance."""
+def bootstrap(values: np.ndarray, draws: int = 2000, level: float = 0.95) -> tuple[float, float]:
+    """Interval, as sure as ``level``, of the median of ``values`` (n,), each drawn anew with equal chance."""
     drawn = np.random.default_rng(0).choice(values, (draws, len(values)))
-    lower, upper = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
+    lower, upper = np.quantile(np.median(drawn, axis=1), [(1 - level) / 2, (1 + level) / 2])
     return float(lower), float(upper)

@@ -15,10 +15,15 @@ import pandas as pd
 
 from ddlkit.core.timeline import Timeline
 from ddlkit.report.claims import paper_table
-from ddlkit.report.figures import sharing_grid, sharing_measured, sharing_predicted
-from ddlkit.report.figures.sharing_verdicts import verdicts
+from ddlkit.report.figures import (
+    sharing_grid,
+    sharing_measured,
+    sharing_predicted,
+    sharing_residual,
+)
+from ddlkit.report.figures.sharing_verdicts import LATER_LEVEL, verdicts
 from ddlkit.report.papers.sharing import BATCHES, DEFAULT, throughput
-from ddlkit.report.source import Source, machine_of, open_sharing
+from ddlkit.report.source import SHARING, Source, machine_of, open_sharing
 
 RESNET = ("ResNet-18", 32)
 """Network and batch of figures 4 and 5."""
@@ -62,20 +67,57 @@ class Recording:
         return sharing_predicted.known_resources(self.tables["messages"], self.tables["kernels"])
 
     @cached_property
+    def copied(self) -> dict[str, float]:
+        """By network, what DDP's buckets take for each byte, each way."""
+        return sharing_predicted.copies(self.tables.get("copies"))
+
+    @cached_property
     def cells(self) -> pd.DataFrame:
         """Every measured cell of training with what the models say of it."""
-        copied = sharing_predicted.copies(self.tables.get("copies"))
-        return sharing_predicted.cells(self.tables["iterations"], self.source, self.known, copied)
+        every = (self.tables["iterations"], self.source, self.known, self.copied)
+        return sharing_predicted.cells(*every)
+
+    def split(self) -> pd.DataFrame:
+        """Foretold less measured, by phase of the iteration."""
+        every = (self.tables["spans"], self.tables["iterations"])
+        layers = sharing_predicted.workloads(self.source)
+        return sharing_residual.split(*every, layers, self.known, self.copied)
+
+    def sure(self, model: str) -> sharing_residual.Sure:
+        """How sure the errors of "copied" or "met" are, on networks that are held out."""
+        cells, layers = self.cells, sharing_predicted.workloads(self.source)
+        share = float(cells["later"].iloc[0]) if model == "met" else 0.0
+        held = cells[cells["held_out"]]
+        played = sharing_residual.foretold(held, layers, self.known, self.copied, share)
+        return sharing_residual.sure(self.tables["iterations"], layers, played)
 
     def two_groups(self) -> pd.DataFrame:
         """Gains over the default where the last message had a group of its own."""
         gains = sharing_measured.throughputs(self.tables["iterations"])
         return gains[gains["configuration"].str.contains("+", regex=False)]
 
+    def beside(self, name: str) -> Source | None:
+        """What was recorded beside it later, under that name; None where nothing was."""
+        found = self.source.directories[0].with_name(f"{SHARING}-{name}")
+        return Source((found,)) if [*found.glob("sharing_iterations-*.csv")] else None
+
     def verdicts(self) -> pd.DataFrame:
         """The paper's conclusions, judged on this machine."""
         kinds = (self.tables["iterations"], self.tables["spans"], self.source.table("layers"))
         return verdicts(*kinds)
+
+    def second_look(self) -> pd.DataFrame | None:
+        """The same with all cells that were recorded later, surer; None where none were."""
+        more = self.beside("more")
+        if more is None:
+            return None
+        names = {"iterations": "sharing_iterations", "spans": "sharing_spans"}
+        rows = {
+            kind: pd.concat([self.tables[kind], more.table(name)], ignore_index=True)
+            for kind, name in names.items()
+        }
+        layers = self.source.table("layers")
+        return verdicts(rows["iterations"], rows["spans"], layers, LATER_LEVEL)
 
 
 def recorded(data: str = "") -> Recording | None:

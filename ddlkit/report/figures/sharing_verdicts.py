@@ -3,6 +3,10 @@
 Statistics, choices of cells and the rule below were written down before any of the tables was recorded
 (22 November 2026). A conclusion "carries over" where the whole 95% interval lies on its side, "does not"
 where it lies on the other, and is "undecided" else. Intervals draw cells anew, of correlations too.
+
+All five were undecided. Before 14 more cells were recorded (suite sharing_more, the same day) it was fixed
+that the second look takes all cells together, by the same statistics and LATER_LEVEL intervals: who looks
+twice must be surer each time.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ from ddlkit.report.figures.sharing_measured import (
 PAIRS = (("t1-free-nice10", "t2-free-raised"), ("b1", "b0"))
 """A frugal and a rich configuration: of threads of gloo, of blocks of NCCL."""
 DRAWS = 2000
+LEVEL, LATER_LEVEL = 0.95, 0.975
+"""How sure an interval is: of the first look, and of the second."""
 Floats = NDArray[np.float64]
 
 
@@ -36,7 +42,22 @@ def _row(
     value, lower, upper = values
     found = "carries over" if upper < 0 else "does not" if lower > 0 else "undecided"
     row = {"conclusion": conclusion, "statistic": statistic, "value": value}
-    return {**row, "lower": lower, "upper": upper, "cells": cells, "verdict": found}
+    row |= {"lower": lower, "upper": upper, "cells": cells, "verdict": found}
+    return row | {"needed": needed(value, lower, upper, cells)}
+
+
+def needed(value: float, lower: float, upper: float, cells: int) -> float:
+    """Cells of the same scatter, so that an interval around the same value would leave 0 out.
+
+    Its width falls with the root of their number; infinite where the value is 0, or an end is.
+
+    >>> needed(-0.1, -0.3, 0.1, 10)
+    40.0
+    """
+    beyond = upper - value if value < 0 else value - lower
+    if not value or not np.isfinite(beyond):
+        return np.inf
+    return float(np.ceil(cells * (beyond / value) ** 2))
 
 
 def pair_of(iterations: pd.DataFrame) -> tuple[str, str]:
@@ -49,28 +70,32 @@ def pair_of(iterations: pd.DataFrame) -> tuple[str, str]:
     raise UserError(f"sharing: train under {names} too")
 
 
-def _of_medians(values: pd.Series) -> tuple[float, float, float]:
+def _of_medians(values: pd.Series, level: float) -> tuple[float, float, float]:
     known = values.dropna().to_numpy(dtype=float)
     if len(known) < 3:
         return (float(np.median(known)) if len(known) else np.nan, -np.inf, np.inf)
-    return (float(np.median(known)), *bootstrap(known, DRAWS))
+    return (float(np.median(known)), *bootstrap(known, DRAWS, level))
 
 
-def frugal_while_hidden(iterations: pd.DataFrame, spans: pd.DataFrame) -> dict[str, object]:
+def frugal_while_hidden(
+    iterations: pd.DataFrame, spans: pd.DataFrame, level: float = LEVEL
+) -> dict[str, object]:
     """Fewer resources are better while hidden: the frugal one, where it hides all but the last message."""
     ratios, (frugal, _) = _ratios(iterations), pair_of(iterations)
     fits = hidden(spans).xs(frugal, level="configuration").reindex(ratios.index).eq(True)
     kept = ratios[frugal][fits]
     says = f"iteration under {frugal} over the default's, less 1, where all but the last are hidden"
-    return _row("fewer resources are better while hidden", says, _of_medians(kept - 1), len(kept))
+    return _row(
+        "fewer resources are better while hidden", says, _of_medians(kept - 1, level), len(kept)
+    )
 
 
-def rich_for_the_last(iterations: pd.DataFrame) -> dict[str, object]:
+def rich_for_the_last(iterations: pd.DataFrame, level: float = LEVEL) -> dict[str, object]:
     """More for the last message: two groups over the frugal one for all."""
     ratios, (frugal, rich) = _ratios(iterations), pair_of(iterations)
     apart = (ratios[f"{frugal}+{rich}"] / ratios[frugal] - 1).dropna()
     says = f"iteration under {frugal}+{rich} over that under {frugal}, less 1"
-    return _row("more resources for the last message", says, _of_medians(apart), len(apart))
+    return _row("more resources for the last message", says, _of_medians(apart, level), len(apart))
 
 
 def _ratios(iterations: pd.DataFrame) -> pd.DataFrame:
@@ -101,24 +126,28 @@ def gains_apart(iterations: pd.DataFrame) -> pd.Series:
     return (halves[0] + halves[1]) / 2
 
 
-def falls_with_batch(iterations: pd.DataFrame) -> dict[str, object]:
+def falls_with_batch(iterations: pd.DataFrame, level: float = LEVEL) -> dict[str, object]:
     """The gain falls with the batch size: of each network, at its largest batch less at its smallest."""
     gains = gains_apart(iterations).rename("gain").reset_index()
     ordered = gains.sort_values("batch").groupby(["network", "plan", "link"])["gain"]
     apart = (ordered.last() - ordered.first())[ordered.size() > 1]
     says = "gain at the largest batch less that at the smallest, median over networks"
-    return _row("the gain falls with the batch size", says, _of_medians(apart), len(apart))
+    return _row("the gain falls with the batch size", says, _of_medians(apart, level), len(apart))
 
 
-def rises_with_communication(iterations: pd.DataFrame) -> dict[str, object]:
+def rises_with_communication(iterations: pd.DataFrame, level: float = LEVEL) -> dict[str, object]:
     """The gain rises with the share of communication: less Spearman's correlation over cells."""
     gains, share = gains_apart(iterations), share_of_communication(iterations)
     pairs = pd.concat([gains, share.reindex(gains.index)], axis=1).dropna().to_numpy()
     says = "rank correlation of gain and communication over computing, sign turned"
-    return _row("the gain rises with the share of communication", says, _turned(pairs), len(pairs))
+    return _row(
+        "the gain rises with the share of communication", says, _turned(pairs, level), len(pairs)
+    )
 
 
-def intensity_order(iterations: pd.DataFrame, layers: pd.DataFrame) -> dict[str, object]:
+def intensity_order(
+    iterations: pd.DataFrame, layers: pd.DataFrame, level: float = LEVEL
+) -> dict[str, object]:
     """Networks of higher intensity want less: rank correlation of intensity and the best one's resources."""
     order = least_first(sorted(set(iterations["configuration"])))
     medians = _ratios(iterations)[order]
@@ -127,16 +156,16 @@ def intensity_order(iterations: pd.DataFrame, layers: pd.DataFrame) -> dict[str,
     intensity = ranks.index.get_level_values("network").map(of_network)
     pairs = pd.DataFrame({"rank": -ranks.to_numpy(), "intensity": intensity}).dropna().to_numpy()
     says = "rank correlation of intensity and resources of the best configuration"
-    return _row("networks of higher intensity want less", says, _turned(pairs), len(pairs))
+    return _row("networks of higher intensity want less", says, _turned(pairs, level), len(pairs))
 
 
-def _turned(pairs: Floats) -> tuple[float, float, float]:
+def _turned(pairs: Floats, level: float) -> tuple[float, float, float]:
     """Less Spearman's correlation of (n, 2) pairs, with its interval; undecided for fewer than five."""
     if len(pairs) < 5:
         return np.nan, -np.inf, np.inf
     rng = np.random.default_rng(0)
     drawn = [_spearman(pairs[rng.integers(0, len(pairs), len(pairs))]) for _ in range(DRAWS)]
-    lower, upper = np.nanquantile(drawn, [0.025, 0.975])
+    lower, upper = np.nanquantile(drawn, [(1 - level) / 2, (1 + level) / 2])
     return -_spearman(pairs), -float(upper), -float(lower)
 
 
@@ -147,16 +176,18 @@ def _spearman(pairs: Floats) -> float:
     return float(np.corrcoef(ranks.T)[0, 1])
 
 
-def verdicts(iterations: pd.DataFrame, spans: pd.DataFrame, layers: pd.DataFrame) -> pd.DataFrame:
-    """One row a conclusion: statistic, value, lower, upper, cells, verdict; of DDP's own plan only."""
+def verdicts(
+    iterations: pd.DataFrame, spans: pd.DataFrame, layers: pd.DataFrame, level: float = LEVEL
+) -> pd.DataFrame:
+    """One row a conclusion: statistic, value, lower, upper, cells, verdict, needed; of DDP's plan only."""
     own = iterations[(iterations["plan"] == "ddp") & iterations["openmp"].eq(1)]
     default_of(own)
     return pd.DataFrame(
         [
-            frugal_while_hidden(own, spans),
-            rich_for_the_last(own),
-            falls_with_batch(own),
-            rises_with_communication(own),
-            intensity_order(own, layers),
+            frugal_while_hidden(own, spans, level),
+            rich_for_the_last(own, level),
+            falls_with_batch(own, level),
+            rises_with_communication(own, level),
+            intensity_order(own, layers, level),
         ]
     )
