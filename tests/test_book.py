@@ -406,7 +406,7 @@ def test_a_figure_on_a_page_has_its_caption_as_text_and_for_those_who_cannot_see
     text = (small.pages / "10_layers.html").read_text()
     (entry,) = [entry for entry in catalog.load() if entry.id == "wb-layers"]
     assert text.count(f'alt="{entry.caption}"') == 2
-    assert text.count(f'<p class="caption">{entry.caption}') == 2
+    assert text.count(f'<figcaption class="caption">{entry.caption}') == 2
     assert '<a href="figures/wb-layers.csv">numbers</a>' in text
 
 

@@ -91,7 +91,7 @@ def test_each_notebook_shows_the_made_up_gpu_beside_the_processor(
 
 def test_what_is_shown_of_it_is_what_was_made_up(executed: Path, processor: str) -> None:
     (speeds,) = (executed / "reports").rglob("wb-machines.csv")
-    rows = pd.read_csv(speeds).set_index(["machine", "batch", "precision", "ranks"])["gflops"]
+    rows = pd.read_csv(speeds).set_index(["machine", "batch", "precision", "ranks"])["gflop_per_s"]
     own, made = rows.loc[f"{processor}-suite"], rows.loc[NAME]
     assert len(made) > 0 and (made / own).to_numpy() == pytest.approx(FASTER, rel=1e-6)
     (slow,) = (executed / "reports").rglob("wb-contention.csv")

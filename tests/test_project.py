@@ -95,7 +95,8 @@ def test_what_reading_needs_is_pinned_alike_and_has_no_torch() -> None:
 
 
 def test_a_binder_has_what_reading_needs_and_the_package() -> None:
-    assert read("binder/requirements.txt") == "-r ../requirements-read.txt\n"
+    (widgets,) = project()["optional-dependencies"]["widgets"]
+    assert read("binder/requirements.txt") == f"-r ../requirements-read.txt\n{widgets}\n"
     assert read("binder/runtime.txt") == "python-3.11\n"
     built = ROOT / "binder" / "postBuild"
     assert os.access(built, os.X_OK) and "pip install --no-deps -e ." in built.read_text()
@@ -104,10 +105,11 @@ def test_a_binder_has_what_reading_needs_and_the_package() -> None:
 def test_the_pins_are_the_packages_own_requirements() -> None:
     """Each thing ddlkit asks for is pinned, within the range it asks for; nothing else is.
 
-    Only the CUDA compiler, which few need, is in no environment, and pinned where it is asked for.
+    Only the CUDA compiler and sliders, which few need, are in no environment, and pinned where asked for.
     """
     extras = dict(project()["optional-dependencies"])
-    assert [Requirement(line).specifier for line in extras.pop("nvrtc")] == ["==13.0.88"]
+    for extra in ("nvrtc", "widgets"):
+        assert re.fullmatch(r"==\d+(\.\d+)+", str(Requirement(extras.pop(extra)[0]).specifier))
     asked = [Requirement(line) for line in sum(extras.values(), project()["dependencies"])]
     pinned = {Requirement(pin).name.lower(): pin.split("==")[1] for pin in pins()}
     for requirement in asked:
@@ -119,7 +121,7 @@ def test_the_pins_are_the_packages_own_requirements() -> None:
 def test_what_measuring_needs_is_all_that_a_plain_install_brings() -> None:
     plain = {Requirement(line).name for line in project()["dependencies"]}
     assert plain == NEEDED_TO_RUN - {"torchvision"}
-    assert set(project()["optional-dependencies"]) == {"notebooks", "nvrtc", "test"}
+    assert set(project()["optional-dependencies"]) == {"notebooks", "nvrtc", "test", "widgets"}
 
 
 def test_what_is_not_python_is_installed_too() -> None:

@@ -75,7 +75,7 @@ def test_a_page_of_slides_is_whole_and_names_no_heading_twice(tmp_path: Path) ->
     path = tmp_path / "10_a.ipynb"
     path.write_text(nbformat.writes(V4.new_notebook(cells=cells)), encoding="utf-8")
     page = Page(path)
-    page.body([])
+    page.body()
     shown = page.slides()
     assert shown.count("<section") == shown.count("</section>") == 4
     names = re.findall(r'id="([^"]*)"', shown)

@@ -66,7 +66,7 @@ def test_it_stands_unfolded_on_the_site(tmp_path: Path) -> None:
     cells = [v4.new_markdown_cell(f"# T\n\n{folds.PROMPT}.**"), code, v4.new_code_cell("1 + 1")]
     path = tmp_path / "10_a.ipynb"
     path.write_text(nbformat.writes(v4.new_notebook(cells=cells)), encoding="utf-8")
-    body = Page(path).body([])
+    body = Page(path).body()
     before_the_fold = body.split("<details")[0]
     assert "ddlkit.core.iteration.group_ends" in before_the_fold
     assert "cumsum" in before_the_fold and "source_of" not in body

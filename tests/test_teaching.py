@@ -26,6 +26,14 @@ def told(name: str, spec: str) -> Prediction:
     return predict(workload, make_plan(spec, workload, cost), cost)
 
 
+def test_a_first_cell_elsewhere_names_what_is_there_and_works_from_where_notebooks_do() -> None:
+    (cell,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    (folder,) = re.findall(r"^%cd ddlkit/(\S+)$", cell, re.M)
+    (wanted,) = re.findall(r"-r (\S+)$", cell, re.M)
+    assert (store.ROOT / folder / wanted).resolve() == store.ROOT / "requirements-read.txt"
+    assert list((store.ROOT / folder).glob("00_*.ipynb")) and "--no-deps -e ..\n" in cell
+
+
 def test_minutes_are_those_of_the_notebooks() -> None:
     rows = {
         number: (int(reading), int(working))

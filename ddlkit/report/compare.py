@@ -22,8 +22,8 @@ WORTH = 0.02
 def layer_speeds(sources: Mapping[str, Source], network: str) -> pd.DataFrame:
     """One row per machine, batch, precision and number of ranks at which ``network`` was profiled.
 
-    Columns: samples_per_s of each rank, gflops (achieved: forward FLOP x 3 over compute time, osf Eq 4),
-    and c (osf Eq 5: gflops over the largest matrix product's on that machine; NaN where none was timed).
+    Columns: samples_per_s of each rank, gflop_per_s (achieved: forward FLOP x 3 over compute time, osf Eq 4),
+    and c (osf Eq 5: gflop_per_s over the largest matrix product's on that machine; NaN where none was timed).
     Where any was timed on a GPU, issue_share too (`ddlkit.model.predictor.issue_share`).
     """
     keys = ["device", "batch", "precision", "ranks"]
@@ -42,7 +42,7 @@ def layer_speeds(sources: Mapping[str, Source], network: str) -> pd.DataFrame:
                 {
                     **{"machine": machine, **dict(zip(keys, key, strict=True))},
                     "samples_per_s": batch / (compute_s + tensors["update_s"].iloc[0]),
-                    "gflops": achieved / 1e9,
+                    "gflop_per_s": achieved / 1e9,
                     "c": achieved / peak.get((device, precision), np.nan),
                     "issue_share": issue.get(key, np.nan),
                 }

@@ -19,7 +19,8 @@ from ddlkit.papers.dag import STRATEGIES
 from ddlkit.report import source
 from ddlkit.report.clusters import rules, vidur
 from ddlkit.report.clusters.trials import TRIALS
-from ddlkit.report.figures import omgs_planning
+from ddlkit.report.figures import omgs_planning, osf_scaling
+from ddlkit.report.plots.shown import show_tables
 
 Given = Mapping[str, Any]
 """A notebook's parameters by name."""
@@ -189,7 +190,7 @@ RULES: dict[str, dict[str, Rule]] = {
         "drawn": Number(2, 10_000, whole=True),
         "spread": Number(0, 0.5),
     },
-    "32_osf": {"data": TABLES, "slow_rank": Number(1.01, 10)},
+    "32_osf": {"formulas": OneOf(lambda given: osf_scaling.FORMULAS, several=True)},
     "33_fusion": {
         "data": TABLES,
         "duelled": OneOf(_duelled),
@@ -203,6 +204,8 @@ RULES: dict[str, dict[str, Rule]] = {
         "recorded": _campaign(source.OMGS),
     },
     "35_sharing": {"data": TABLES},
+    "36_negotiation": {"slow_rank": Number(1.01, 10)},
+    "37_replaced": {"data": TABLES},
     "38_sparse_training": {"trained": _campaign(source.SPARSE_TRAINING, "sparse_training-*.csv")},
     "40_validate": {"data": TABLES, "form": FORM},
     "41_lab": {
@@ -249,10 +252,12 @@ RULES: dict[str, dict[str, Rule]] = {
 def hold(notebook: str, names: Mapping[str, Any]) -> None:
     """Print what each parameter may be, a line each; ``names`` is the notebook's globals().
 
+    Tables are shown as the workbook shows them from then on.
     Raises UserError for the first one that is something else, and for a notebook without parameters here.
     """
     if notebook not in RULES:
         raise UserError(f"no parameters of {notebook} are known: use one of {', '.join(RULES)}")
+    show_tables()
     given: dict[str, Any] = {}
     for name, rule in RULES[notebook].items():
         value, choices = names[name], rule.known(given)

@@ -17,9 +17,9 @@ import PIL.Image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from pandas.io.formats.style import Styler
 
 from ddlkit.report import outputs
+from ddlkit.report.plots import shown
 from ddlkit.report.plots.style import INK, WIDTH, theme
 from ddlkit.store.files import atomic_write
 
@@ -43,7 +43,7 @@ def save_figure(
     The bytes depend on nothing but the figure: no date, no version is written. Returns the PNG.
     """
     path = _write(figure, name, numbers, reports)
-    _show(figure, partial(_image, path, figure.get_figwidth()))
+    _show(figure, partial(shown.figure, path, round(100 * figure.get_figwidth())))
     return path
 
 
@@ -80,33 +80,16 @@ def _looks_like(path: Path, image: io.BytesIO) -> bool:
     return old.shape == new.shape and bool(np.abs(old - new).max() <= 1)
 
 
-def _show(figure: Figure, make: Callable[[], object]) -> None:
-    """In a notebook, show what ``make`` gives: a figure's own showing ends with the first theme."""
+def _show(figure: Figure, make: Callable[[], str]) -> None:
+    """In a notebook, show the HTML that ``make`` gives: a figure's own showing ends with the first theme."""
     if "IPython" not in sys.modules:
         return
     from IPython import get_ipython
-    from IPython.display import display
+    from IPython.display import HTML, display
 
     if get_ipython() is not None:
         plt.close(figure)
-        display(make())
-
-
-def _image(path: Path, width: float) -> object:
-    """What was written, so many inches wide."""
-    from IPython.display import Image
-
-    return Image(path.read_bytes(), width=round(100 * width))
-
-
-def _page(frame: pd.DataFrame, name: str) -> Styler:
-    """A table as text that can be searched and copied: words left, numbers right, as in the image."""
-    numbers = frame.select_dtypes("number").columns
-    page = frame.style.format(outputs.format_number).format_index(
-        lambda column: str(column).replace("_", " "), axis="columns"
-    )
-    shown = page.hide().set_caption(name).set_properties(**{"text-align": "left"})
-    return shown.set_properties(numbers, **{"text-align": "right"})
+        display(HTML(make()))
 
 
 @theme()
@@ -138,9 +121,13 @@ def table(frame: pd.DataFrame, name: str, reports: Path | None = None) -> Figure
     Numbers stand right, words left; up to four significant digits in print, all of them in the CSV.
     Names of columns are broken into lines of about HEADER_WIDTH letters.
     """
-    names = [str(column).replace("_", " ") for column in frame.columns]
+    names = [shown.column(str(column))[0] for column in frame.columns]
     head = [textwrap.fill(one, HEADER_WIDTH, break_long_words=False) for one in names]
-    text = [[outputs.format_number(value) for value in row] for row in frame.to_numpy(object)]
+    units = shown.units(frame)
+    text = [
+        [shown.number(value, str(value), unit) for value, unit in zip(row, units, strict=True)]
+        for row in frame.to_numpy(object)
+    ]
     figure, ax = plt.subplots(figsize=(1.0, 0.3))  # what is kept is the table's extent
     figure.set_layout_engine("none")
     ax.axis("off")
@@ -155,6 +142,6 @@ def table(frame: pd.DataFrame, name: str, reports: Path | None = None) -> Figure
         cell.set_text_props(ha=side, weight="normal" if row else "bold", color=INK)
         cell.set(height=line * (1 if row else n_lines + 0.5), edgecolor=INK, linewidth=0.8)
         cell.visible_edges = "TB" if row == 0 else "B" if row == len(frame) else "open"
-    _write(figure, name, frame, reports, bbox_inches="tight")
-    _show(figure, partial(_page, frame, name))
+    path = _write(figure, name, frame, reports, bbox_inches="tight")
+    _show(figure, partial(shown.table, frame.style.hide(), name, path.with_suffix(".csv")))
     return figure

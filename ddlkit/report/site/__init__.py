@@ -43,6 +43,9 @@ _REMOTE = re.compile(
     re.IGNORECASE,
 )
 
+_NUMBERS = re.compile(r'(<a href=")[^"]*(figures/[a-z0-9_-]+\.csv">)')
+"""A link from where a notebook works to what was plotted, which lies beside the pages too."""
+
 FOLD = '<details class="answer"><summary>Your prediction is written down? What came out</summary>'
 SLIDE = '<section class="slide">'
 
@@ -88,7 +91,7 @@ def write(
     for before, page, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
         around = {"before": before, "after": after, "title": page.title}
         shown = f"slides-{page.file}"
-        texts[page.file] = _render("page.html", body=page.body(figures), slides=shown, **around)
+        texts[page.file] = _render("page.html", body=page.body(), slides=shown, **around)
         texts[shown] = _render("slides.html", body=page.slides(), page=page, title=page.title)
     for name, text in texts.items():
         store.atomic_write_text(folder / name, text)
@@ -180,21 +183,13 @@ class Page:
         self.line = _first(r"^\| in short \| (.+) \|$", prose)
         self.minutes = int(_first(r"^\| reading \| (\d+)", prose) or 0)
 
-    def body(self, figures: Sequence[catalog.Entry]) -> str:
-        """The cells. Those that save one of ``figures`` get its caption as text and for those who cannot see;
-        in place of an exercise's cell stand its hint and its solution. These are folded, and what answers a
-        prediction.
+    def body(self) -> str:
+        """The cells; in place of an exercise's cell stand its hint and its solution. These are folded,
+        and what answers a prediction.
 
         Raises UserError for a formula that cannot be shown offline and for what would load from a network.
         """
         for number, cell in enumerate(self.notebook.cells, 1):
-            named = set(re.findall(r"""["']([a-z0-9-]+)["']""", cell.source))
-            shown = [entry for entry in figures if entry.id in named]
-            cell.metadata["figure"] = None
-            if shown and cell.cell_type == "code":
-                cell.metadata["alt"] = shown[0].caption
-                numbers = f"figures/{shown[0].id}.csv"
-                cell.metadata["figure"] = {"grade": shown[0].grade, "numbers": numbers}
             cell.metadata.setdefault("alt", f"output of cell {number} of {self.title}")
             cell.metadata["exercise"] = self._exercise(cell)
             cell.metadata["code"] = folds.SHOWN not in cell.source
@@ -204,7 +199,7 @@ class Page:
         return self._html(parts)
 
     def slides(self) -> str:
-        """The slides, behind `body`, which names the figures."""
+        """The slides, behind `body`."""
         cells = []
         for slide in slides.of(self.notebook.cells):
             slide[0].metadata["before"], slide[-1].metadata["after"] = SLIDE, "</section>"
@@ -223,7 +218,7 @@ class Page:
         exporter.register_filter("first_comment", _first_comment)
         exporter.register_filter("markdown2html", self._markdown)
         notebook = nbformat.v4.new_notebook(cells=cells, metadata=self.notebook.metadata)
-        body = str(exporter.from_notebook_node(notebook)[0])
+        body = _NUMBERS.sub(r"\1\2", str(exporter.from_notebook_node(notebook)[0]))
         if remote := _REMOTE.search(body):
             what = f"would load {remote[0][:80]!r}: pages must work offline"
             raise UserError(f"notebook {self.name} {what}")

@@ -61,8 +61,9 @@ def _shown(cell: Any, whole: bool) -> Any:
 
 
 def _seen(data: Any) -> bool:
-    table = str(data.get("text/html", ""))
-    return "image/png" in data or "text/markdown" in data or 0 < table.count("<tr") <= MOST_ROWS
+    page = str(data.get("text/html", ""))
+    small = 0 < page.count("<tr") <= MOST_ROWS and "<details" not in page
+    return small or "<figure" in page or "image/png" in data or "text/markdown" in data
 
 
 def _title(slides: Sequence[Sequence[Any]]) -> Iterator[Any]:
