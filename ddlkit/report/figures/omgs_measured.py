@@ -203,6 +203,8 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
 def trained(tables: Source) -> pd.DataFrame:
     """Iterations of real sparsified training: medians over iterations, of the mean over ranks.
 
+    Networks of many tensors come first.
+
     Columns: network, ranks, algorithm, messages, PLAYED (update: adding up what came, and the step),
     iteration, least and most of its rounds' medians, rounds, and in how many of them it was the fastest.
     """
@@ -226,8 +228,10 @@ def trained(tables: Source) -> pd.DataFrame:
     found = grouped[[*PLAYED, "iteration"]].median().join(ends).reset_index()
     order = {name: place for place, name in enumerate(PLANS)}
     found["place"] = found["algorithm"].map(order)
-    found = found.sort_values(["ranks", "network", "place"], ignore_index=True)
-    return found.drop(columns="place")
+    found["tensors"] = found.groupby("network")["messages"].transform("max")
+    keys, upwards = ["ranks", "tensors", "network", "place"], [True, False, True, True]
+    found = found.sort_values(keys, ascending=upwards, ignore_index=True)
+    return found.drop(columns=["place", "tensors"])
 
 
 def beside(tables: Source) -> pd.DataFrame:
