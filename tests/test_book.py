@@ -136,10 +136,13 @@ def test_a_run_with_the_same_inputs_is_kept(
     assert "book: [2/2] 20_fit kept, ran in" in capsys.readouterr().err
 
 
-def execute_here(source: str, copy: str, **_: object) -> None:
+def execute_here(source: str, copy: str, *, kernel_manager_class: Any, **_: object) -> None:
     """The cells of a notebook in this process: which notebooks are run does not depend on the kernel."""
-    for cell in nbformat.read(source, as_version=4).cells:
-        exec(cell.source, {})
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in kernel_manager_class()._kernel_spec.env.items():
+            patch.setenv(name, value)
+        for cell in nbformat.read(source, as_version=4).cells:
+            exec(cell.source, {})
     Path(copy).write_bytes(Path(source).read_bytes())
 
 
@@ -150,7 +153,6 @@ def test_what_changed_is_run_again_and_what_follows_it(
     package.mkdir()
     monkeypatch.setattr(book, "PACKAGE", package)
     monkeypatch.setattr("papermill.execute_notebook", execute_here)
-    monkeypatch.setenv(outputs.REPORTS_VARIABLE, str(made.reports))
     writes = "from ddlkit.report import outputs\noutputs.record_summary('a', {'x': 1})"
     first = write(
         tmp_path / "notebooks" / "10_a.ipynb", [("parameters", "data = 1"), ("code", writes)]
@@ -160,8 +162,6 @@ def test_what_changed_is_run_again_and_what_follows_it(
 
     kept = made.run
     assert kept() == [False, False]
-    (made.reports / "summaries" / "a.json").unlink()
-    assert kept() == [False, True], "its output was gone"
     assert kept("2") == [False, True], "its parameter changed"
     write(first, [("parameters", "data = 2")])
     assert kept("2") == [False, False], "an earlier notebook changed"
@@ -170,6 +170,54 @@ def test_what_changed_is_run_again_and_what_follows_it(
     (package / "new.py").write_text("")
     assert kept("2") == [False, False], "the package changed"
     assert kept("2") == [True, True]
+    monkeypatch.setattr(book, "_installed", lambda: ["another Python"])
+    assert kept("2") == [False, False], "the Python changed"
+    assert kept("2") == [True, True]
+
+
+@pytest.mark.parametrize("harm", ["nothing", "published", "copy", "damaged", "cut", "note"])
+def test_what_is_kept_is_laid_out_whole_or_made_anew(
+    harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it was made: what is laid out is byte for byte what the run wrote, or it is run again."""
+    monkeypatch.setattr("papermill.execute_notebook", execute_here)
+    writes = "from ddlkit.report import outputs\noutputs.record_summary('a', {'x': 1})"
+    notebook = write(tmp_path / "10_a.ipynb", [("code", writes)])
+    shelf, summary = tmp_path / "shelf", Path("summaries") / "a.json"
+
+    def kept(name: str) -> bool:
+        executed, reports = tmp_path / f"{name}-executed", tmp_path / name
+        (found,) = book.run([notebook], executed=executed, reports=reports, shelf=shelf, inputs=())
+        assert (executed / notebook.name).read_bytes() == notebook.read_bytes()
+        assert json.loads((reports / summary).read_text()) == {"x": 1}
+        return found
+
+    assert not kept("one")
+    (place,) = (shelf / notebook.stem).iterdir()
+    if harm == "published":
+        (tmp_path / "one" / summary).unlink()
+    elif harm == "copy":
+        (tmp_path / "one-executed" / notebook.name).write_text("{}")
+    elif harm == "damaged":
+        (place / "reports" / summary).write_text("{}")
+    elif harm == "cut":
+        (place / "reports" / summary).unlink()
+    elif harm == "note":
+        (place / book.NOTE).unlink()
+    assert kept("one") == (harm in ("nothing", "published", "copy"))
+    assert kept("other"), "what one run made another may have"
+    assert len([*shelf.iterdir()]) == len([*(shelf / notebook.stem).iterdir()]) == 1
+
+
+def test_of_the_runs_of_a_notebook_the_last_two_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One from the recordings, one from what was measured here: going to and fro runs nothing again."""
+    monkeypatch.setattr("papermill.execute_notebook", execute_here)
+    made = Book(tmp_path)
+    write(tmp_path / "notebooks" / "10_a.ipynb", [("parameters", "data = 1")])
+    assert [made.run(data) for data in "12121"] == [[False], [False], [True], [True], [True]]
+    assert [made.run(data) for data in "313"] == [[False], [False], [True]]
 
 
 def test_equal_recordings_give_equal_bytes(small: Book, tmp_path: Path) -> None:

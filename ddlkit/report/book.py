@@ -11,12 +11,14 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,14 @@ from ddlkit.report.source import default_recording
 from ddlkit.run.jobs.launch import end
 from ddlkit.run.jobs.protocol import unwinding
 from ddlkit.run.sessions.session import one_line
-from ddlkit.store.files import scratch, writing_in
+from ddlkit.store.files import atomic_write, scratch, writing_in
 
 PACKAGE = Path(ddlkit.__file__).parent
 TIMEOUT_S = 600.0
+EXECUTED, REPORTS, NOTE = "executed", "reports", "note.json"
+"""What lies on the shelf of one run of a notebook."""
+KEPT = 2
+"""Runs of a notebook that the shelf keeps: from the recordings, and from what was measured here."""
 FILES = 128  # open at once in this process, and in a kernel: a loop and a dozen sockets each
 
 
@@ -104,15 +110,16 @@ def run(
     *,
     executed: Path,
     reports: Path,
+    shelf: Path | None = None,
     inputs: Sequence[Path] = (store.DATA,),
     timeout_s: float = TIMEOUT_S,
 ) -> list[bool]:
     """Run notebooks one after another; executed copies go to ``executed``, figures to ``reports``.
 
-    Those with a parameter ``data`` get it; exercises are answered by their own solutions. One that is kept
-    from an earlier run must have had the same inputs and have written what is still in ``reports``.
-    ``timeout_s`` is per notebook. Progress, with times, goes to stderr. Ctrl-C and SIGTERM end the kernel
-    too. Returns which were kept.
+    Those with a parameter ``data`` get it; exercises are answered by their own solutions. What they make is
+    kept on the ``shelf``, by default a folder in ``executed``: a run with the same inputs, packages and
+    Python takes it from there, whole or not at all. ``timeout_s`` is per notebook. Progress, with times, goes
+    to stderr. Ctrl-C and SIGTERM end the kernel too. Returns which were kept.
 
     Raises UserError for a notebook that fails (naming it, the cell and the exception), for one that takes too
     long, and where too few files may be open.
@@ -123,15 +130,15 @@ def run(
         raise UserError(f"{few}: ulimit -n {FILES}")
     parameters = [{"data": data} if data and takes_data(one) else {} for one in chosen]
     package = (path for path in _files(PACKAGE) if path.suffix != ".pyc")
-    common = _digest(package, *map(_files, inputs))
-    found = []
+    common = [*_installed(), _digest(package, *map(_files, inputs))]
+    shelf, found = shelf or executed / "kept", []
     with unwinding(signal.SIGTERM):
         for number, (notebook, mine) in enumerate(zip(chosen, parameters, strict=True), 1):
             earlier = [p for p in notebook.parent.glob("*.ipynb") if p.name <= notebook.name]
             solved = exercises.SOLUTIONS / notebook.name
             made_of = json.dumps([common, _digest([*earlier, solved]), mine], sort_keys=True)
             state = hashlib.sha256(made_of.encode()).hexdigest()
-            one = _Run(notebook, mine, executed / notebook.name, reports.resolve(), state)
+            one = _Run(notebook, mine, executed, reports, shelf, state)
             progress = f"book: [{number}/{len(chosen)}] {notebook.stem}"
             seconds = one.kept_s()
             found.append(seconds is not None)
@@ -148,58 +155,78 @@ def run(
 class _Run:
     """One notebook to run with its own parameters; ``state`` is the hash of all that it is made of.
 
-    Beside the executed ``copy`` lies a note: state, seconds, and the hash of each file that was written.
+    What it makes is put on the ``shelf`` by that hash: the executed copy and what it wrote, with a note of
+    their hashes. From there it is laid out in ``executed`` and ``reports``, whosever run it was.
     """
 
     notebook: Path
     parameters: Mapping[str, Any]
-    copy: Path
+    executed: Path
     reports: Path
+    shelf: Path
     state: str
 
     @property
-    def note(self) -> Path:
-        return self.copy.with_suffix(".json")
+    def copy(self) -> Path:
+        """Where it is executed."""
+        return self.executed / self.notebook.name
+
+    @property
+    def place(self) -> Path:
+        """On the shelf: below it ``executed`` and ``reports``, and the note beside them."""
+        return self.shelf / self.notebook.stem / self.state
 
     def kept_s(self) -> float | None:
-        """How long the earlier run took, if its inputs were the same and what it wrote is unchanged."""
-        try:
-            record = json.loads(self.note.read_text(encoding="utf-8"))
-            newer = self.copy.stat().st_mtime >= self.notebook.stat().st_mtime
-            same = newer and record["state"] == self.state
-            written, seconds = dict(record["written"]), float(record["seconds"])
-        except (OSError, ValueError, KeyError, TypeError):
+        """Lay out what an earlier run made of the same; returns how long that took, None if there is none."""
+        if not self.place.is_dir():
             return None
-        for name, sha256 in written.items():
-            path = self.reports / name
-            same = same and path.is_file() and store.sha256_file(path) == sha256
-        return seconds if same else None
+        with writing_in(self.place.parent):
+            try:
+                record = json.loads((self.place / NOTE).read_text(encoding="utf-8"))
+                made, seconds = dict(record["made"]), float(record["seconds"])
+                if made != _hashes(self.place) or f"{EXECUTED}/{self.notebook.name}" not in made:
+                    return None
+            except (OSError, ValueError, KeyError, TypeError):
+                return None
+            self._lay_out(made)
+            return seconds
+
+    def _lay_out(self, made: Iterable[str]) -> None:
+        for name in made:
+            kind, _, rest = name.partition("/")
+            path = (self.executed if kind == EXECUTED else self.reports) / rest
+            content = (self.place / name).read_bytes()
+            if not path.is_file() or path.read_bytes() != content:
+                atomic_write(path, content)
 
     def made_s(self, timeout_s: float) -> float:
-        """Run it, and note what it was made of and what it wrote; returns how long it took."""
-        with writing_in(self.copy.parent):
-            self.note.unlink(missing_ok=True)
-        before, start = _stamps(self.reports), time.monotonic()
-        self._execute(timeout_s, start)
-        seconds = time.monotonic() - start
-        after = _stamps(self.reports)
-        hashes = {
-            path.relative_to(self.reports).as_posix(): store.sha256_file(path)
-            for path in sorted(after)
-            if after[path] != before.get(path)
-        }
-        record = {"state": self.state, "seconds": seconds, "written": hashes}
-        store.atomic_write_text(self.note, json.dumps(record, indent=1) + "\n")
+        """Run it, put on the shelf what it made and lay that out; returns how long it took."""
+        start = time.monotonic()
+        with writing_in(self.executed), writing_in(self.shelf):
+            pass  # they are there now, or it is told that they cannot be
+        with scratch(self.shelf) as made:
+            self._execute(made / REPORTS, timeout_s, start)
+            seconds = time.monotonic() - start
+            atomic_write(made / EXECUTED / self.notebook.name, self.copy.read_bytes())
+            hashes = _hashes(made)
+            record = {"seconds": seconds, "made": hashes}
+            store.atomic_write_text(made / NOTE, json.dumps(record, indent=1) + "\n")
+            with writing_in(self.place.parent):
+                shutil.rmtree(self.place, ignore_errors=True)
+                made.rename(self.place)
+                self._lay_out(hashes)
+                for old in sorted(self.place.parent.iterdir(), key=_time_ns)[:-KEPT]:
+                    shutil.rmtree(old, ignore_errors=True)
         return seconds
 
-    def _execute(self, timeout_s: float, start: float) -> None:
+    def _execute(self, reports: Path, timeout_s: float, start: float) -> None:
         import papermill
         import zmq
         from nbclient.exceptions import CellTimeoutError, DeadKernelError
         from papermill.exceptions import PapermillExecutionError
 
         name = f"notebook {self.notebook.name}"
-        told = {outputs.REPORTS_VARIABLE: str(self.reports), exercises.SOLVED_VARIABLE: "1"}
+        told = {outputs.REPORTS_VARIABLE: str(reports), exercises.SOLVED_VARIABLE: "1"}
         try:
             with _kernels(told) as kernels:
                 papermill.execute_notebook(
@@ -243,9 +270,20 @@ def _digest(*groups: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def _stamps(folder: Path) -> dict[Path, tuple[int, int]]:
-    """Inode and modification time of every file below a folder."""
-    return {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}
+def _installed() -> list[str]:
+    """This Python, and every package that it finds with its version."""
+    found = {f"{one.name} {one.version}" for one in metadata.distributions()}
+    return [sys.version, *sorted(found)]
+
+
+def _hashes(place: Path) -> dict[str, str]:
+    """SHA-256 of every file below a place on the shelf by its name there, but of the note."""
+    files = sorted(path for path in _files(place) if path != place / NOTE)
+    return {path.relative_to(place).as_posix(): store.sha256_file(path) for path in files}
+
+
+def _time_ns(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 @contextmanager
