@@ -131,6 +131,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory, recording: str) -> Execut
                 executed=folder,
                 reports=folder / "reports",
                 shelf=store.BUILD / "executed" / "kept",
+                inputs=(store.DATA, store.BUILD / "measured"),
             )
         return folder
 
