@@ -110,7 +110,11 @@ def recording() -> str:
 
 @pytest.fixture(scope="session")
 def executed(tmp_path_factory: pytest.TempPathFactory, recording: str) -> Executed:
-    """One place for all workers of a session, in which each notebook is run once: the book keeps it."""
+    """One place for all workers of a session, in which each notebook is run once: the book keeps it.
+
+    It is kept where ``ddlkit book --recorded`` looks, which then need not run what has been run here.
+    """
+    from ddlkit import store
     from ddlkit.report import book
     from ddlkit.store.files import writing_in
 
@@ -121,7 +125,14 @@ def executed(tmp_path_factory: pytest.TempPathFactory, recording: str) -> Execut
         with ExitStack() as turns:
             for notebook in chosen:
                 turns.enter_context(writing_in(folder / "turns" / notebook.stem))
-            book.run(chosen, recording, executed=folder, reports=folder / "reports")
+            book.run(
+                chosen,
+                recording,
+                executed=folder,
+                reports=folder / "reports",
+                shelf=store.BUILD / "executed" / "kept",
+                inputs=(store.DATA, store.BUILD / "measured"),
+            )
         return folder
 
     return run

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -91,13 +90,14 @@ class Book:
     def pages(self) -> Path:
         return self.folder / "site"
 
-    def run(self, data: str = "") -> list[bool]:
+    def run(self, data: str = "", at_once: int = 1) -> list[bool]:
         return book.run(
             self.notebooks,
             data,
             executed=self.folder / "executed",
             reports=self.reports,
             inputs=(self.folder / "data",),
+            at_once=at_once,
         )
 
     def export(self) -> Path:
@@ -110,7 +110,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Book:
     made = Book(tmp_path_factory.mktemp("book"))
     write(made.folder / "notebooks" / "10_layers.ipynb", LAYERS)
     write(made.folder / "notebooks" / "20_fit.ipynb", PLAIN)
-    made.run("6")
+    made.run("6", at_once=2)
     made.export()
     return made
 
@@ -136,10 +136,13 @@ def test_a_run_with_the_same_inputs_is_kept(
     assert "book: [2/2] 20_fit kept, ran in" in capsys.readouterr().err
 
 
-def execute_here(source: str, copy: str, **_: object) -> None:
+def execute_here(source: str, copy: str, *, kernel_manager_class: Any, **_: object) -> None:
     """The cells of a notebook in this process: which notebooks are run does not depend on the kernel."""
-    for cell in nbformat.read(source, as_version=4).cells:
-        exec(cell.source, {})
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in kernel_manager_class()._kernel_spec.env.items():
+            patch.setenv(name, value)
+        for cell in nbformat.read(source, as_version=4).cells:
+            exec(cell.source, {})
     Path(copy).write_bytes(Path(source).read_bytes())
 
 
@@ -150,7 +153,6 @@ def test_what_changed_is_run_again_and_what_follows_it(
     package.mkdir()
     monkeypatch.setattr(book, "PACKAGE", package)
     monkeypatch.setattr("papermill.execute_notebook", execute_here)
-    monkeypatch.setenv(outputs.REPORTS_VARIABLE, str(made.reports))
     writes = "from ddlkit.report import outputs\noutputs.record_summary('a', {'x': 1})"
     first = write(
         tmp_path / "notebooks" / "10_a.ipynb", [("parameters", "data = 1"), ("code", writes)]
@@ -160,8 +162,6 @@ def test_what_changed_is_run_again_and_what_follows_it(
 
     kept = made.run
     assert kept() == [False, False]
-    (made.reports / "summaries" / "a.json").unlink()
-    assert kept() == [False, True], "its output was gone"
     assert kept("2") == [False, True], "its parameter changed"
     write(first, [("parameters", "data = 2")])
     assert kept("2") == [False, False], "an earlier notebook changed"
@@ -170,6 +170,54 @@ def test_what_changed_is_run_again_and_what_follows_it(
     (package / "new.py").write_text("")
     assert kept("2") == [False, False], "the package changed"
     assert kept("2") == [True, True]
+    monkeypatch.setattr(book, "_installed", lambda: ["another Python"])
+    assert kept("2") == [False, False], "the Python changed"
+    assert kept("2") == [True, True]
+
+
+@pytest.mark.parametrize("harm", ["nothing", "published", "copy", "damaged", "cut", "note"])
+def test_what_is_kept_is_laid_out_whole_or_made_anew(
+    harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it was made: what is laid out is byte for byte what the run wrote, or it is run again."""
+    monkeypatch.setattr("papermill.execute_notebook", execute_here)
+    writes = "from ddlkit.report import outputs\noutputs.record_summary('a', {'x': 1})"
+    notebook = write(tmp_path / "10_a.ipynb", [("code", writes)])
+    shelf, summary = tmp_path / "shelf", Path("summaries") / "a.json"
+
+    def kept(name: str) -> bool:
+        executed, reports = tmp_path / f"{name}-executed", tmp_path / name
+        (found,) = book.run([notebook], executed=executed, reports=reports, shelf=shelf, inputs=())
+        assert (executed / notebook.name).read_bytes() == notebook.read_bytes()
+        assert json.loads((reports / summary).read_text()) == {"x": 1}
+        return found
+
+    assert not kept("one")
+    (place,) = (shelf / notebook.stem).iterdir()
+    if harm == "published":
+        (tmp_path / "one" / summary).unlink()
+    elif harm == "copy":
+        (tmp_path / "one-executed" / notebook.name).write_text("{}")
+    elif harm == "damaged":
+        (place / "reports" / summary).write_text("{}")
+    elif harm == "cut":
+        (place / "reports" / summary).unlink()
+    elif harm == "note":
+        (place / book.NOTE).unlink()
+    assert kept("one") == (harm in ("nothing", "published", "copy"))
+    assert kept("other"), "what one run made another may have"
+    assert len([*shelf.iterdir()]) == len([*(shelf / notebook.stem).iterdir()]) == 1
+
+
+def test_of_the_runs_of_a_notebook_the_last_two_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One from the recordings, one from what was measured here: going to and fro runs nothing again."""
+    monkeypatch.setattr("papermill.execute_notebook", execute_here)
+    made = Book(tmp_path)
+    write(tmp_path / "notebooks" / "10_a.ipynb", [("parameters", "data = 1")])
+    assert [made.run(data) for data in "12121"] == [[False], [False], [True], [True], [True]]
+    assert [made.run(data) for data in "313"] == [[False], [False], [True]]
 
 
 def test_equal_recordings_give_equal_bytes(small: Book, tmp_path: Path) -> None:
@@ -246,19 +294,20 @@ def test_a_kernel_that_dies_is_one_line(tmp_path: Path) -> None:
     holds="the kernel is ended; the book can be begun again",
 )
 def test_an_interrupted_book_leaves_no_kernel(tmp_path: Path) -> None:
-    """By Ctrl-C, and begun again in the same process, by SIGTERM."""
+    """Of two at once, by Ctrl-C, and begun again in the same process, by SIGTERM."""
     pid = "pathlib.Path(str(os.getpid()))"
     tell = (
         f"import os, pathlib, time\nos.chdir({str(tmp_path)!r})\n{pid}.with_suffix('.pid').touch()"
     )
-    notebook = write(tmp_path / "10_slow.ipynb", [("code", tell + "\ntime.sleep(60)")])
+    for name in ("10_slow", "20_slow"):
+        write(tmp_path / f"{name}.ipynb", [("code", tell + "\ntime.sleep(60)")])
     program = (
         "import sys\nfrom pathlib import Path\nfrom ddlkit.report import book\n"
         f"folder = Path({str(tmp_path)!r})\n"
         "for turn in range(2):\n"
         "    try:\n"
-        f"        book.run([Path({str(notebook)!r})], executed=folder / 'e', reports=folder / 'r',"
-        " inputs=())\n"
+        "        book.run(book.notebooks(folder=folder), executed=folder / 'e', reports=folder / 'r',"
+        " inputs=(), at_once=2)\n"
         "    except (KeyboardInterrupt, SystemExit):\n"
         "        print(turn, flush=True)\n"
     )
@@ -271,26 +320,23 @@ def test_an_interrupted_book_leaves_no_kernel(tmp_path: Path) -> None:
     )
     try:
         for turn, number in enumerate((signal.SIGINT, signal.SIGTERM)):
-            kernel = _running_kernel(tmp_path)
+            kernels = _running_kernels(tmp_path, 2)
             process.send_signal(number)
             assert process.stdout is not None and process.stdout.readline() == b"%d\n" % turn
-            assert wait_for(partial(_ended, kernel))
+            assert wait_for(lambda: not alive(kernels))  # noqa: B023 # asked at once
         assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
         process.communicate()
 
 
-def _running_kernel(folder: Path) -> psutil.Process:
-    """The kernel that has left its number there, which is removed."""
-    assert wait_for(lambda: bool([*folder.glob("*.pid")]))
-    (told,) = folder.glob("*.pid")
-    told.unlink()
-    return psutil.Process(int(told.stem))
-
-
-def _ended(process: psutil.Process) -> bool:
-    return not alive([process])
+def _running_kernels(folder: Path, count: int) -> list[psutil.Process]:
+    """So many kernels that have left their numbers there, which are removed."""
+    assert wait_for(lambda: len([*folder.glob("*.pid")]) == count)
+    told = [*folder.glob("*.pid")]
+    for path in told:
+        path.unlink()
+    return [psutil.Process(int(path.stem)) for path in told]
 
 
 def _is_kernel(process: psutil.Process) -> bool:
@@ -298,6 +344,22 @@ def _is_kernel(process: psutil.Process) -> bool:
         return "ipykernel_launcher" in process.cmdline()
     except psutil.Error:
         return False
+
+
+def test_a_notebook_that_fails_ends_those_beside_it(tmp_path: Path) -> None:
+    """The failing one starts once the other is at work, which would take longer than the test may."""
+    told = tmp_path / "at-work"
+    slow = f"import pathlib, time\npathlib.Path({str(told)!r}).touch()\ntime.sleep(500)"
+    waits = (
+        f"import pathlib, time\nwhile not pathlib.Path({str(told)!r}).exists(): time.sleep(0.02)"
+    )
+    chosen = [
+        write(tmp_path / "10_slow.ipynb", [("code", slow)]),
+        write(tmp_path / "20_bad.ipynb", [("code", waits), ("code", "1 / 0")]),
+    ]
+    with pytest.raises(UserError, match=r"20_bad\.ipynb failed in cell 2: ZeroDivisionError"):
+        book.run(chosen, executed=tmp_path / "e", reports=tmp_path / "r", inputs=(), at_once=2)
+    assert not [child for child in psutil.Process().children(recursive=True) if _is_kernel(child)]
 
 
 def test_notebooks_are_chosen_by_number_in_reading_order(small: Book, tmp_path: Path) -> None:

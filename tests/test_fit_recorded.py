@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +18,28 @@ KEYS = ["link", "ranks", "collective"]
 KEPT = pd.read_csv(Path(__file__).with_name("recorded_fits.csv"))
 LOGS = sorted((store.ROOT / "data/external/abci").glob("allreduce_*.log.gz"))
 MOST_BYTES = 50_000
+FOUND = sorted(store.RECORDED.rglob("collectives*.csv"))
+TABLES = [path.relative_to(store.RECORDED).as_posix() for path in FOUND]
+Recorded = list[tuple[str, tuple[Any, ...], pd.DataFrame]]
 
 
-def recorded() -> Iterator[tuple[str, tuple[Any, ...], pd.DataFrame]]:
+@pytest.fixture(scope="module")
+def recorded() -> Recorded:
     """Name of a recorded table, link, ranks and collective, and their rows that were sent one by one."""
-    for path in sorted(store.RECORDED.rglob("collectives*.csv")):
-        frame = store.load_table(path, "collectives")
+    found: Recorded = []
+    for name in TABLES:
+        frame = store.load_table(store.RECORDED / name, "collectives")
         alone = frame[(frame["ranks"] > 1) & (frame["in_flight"] == 1)]
-        for key, rows in alone.groupby(KEYS):
-            yield path.relative_to(store.RECORDED).as_posix(), key, rows
-
-
-RECORDED = list(recorded())
+        found += [(name, key, rows) for key, rows in alone.groupby(KEYS)]
+    return found
 
 
 @pytest.mark.parametrize("table", KEPT["table"].unique())
-def test_recorded_calibrations_are_fitted_as_when_they_were_judged(table: str) -> None:
+def test_recorded_calibrations_are_fitted_as_when_they_were_judged(
+    table: str, recorded: Recorded
+) -> None:
     """recorded_fits.csv was written by the program of 2026-11-22 before pieces could join."""
-    for name, key, rows in RECORDED:
+    for name, key, rows in recorded:
         if name != table:
             continue
         at = np.geomspace(rows["bytes"].min(), rows["bytes"].max(), 7)[[0, 3, 6]]
@@ -48,21 +51,24 @@ def test_recorded_calibrations_are_fitted_as_when_they_were_judged(table: str) -
             np.testing.assert_allclose(computed, numbers[5:], rtol=1e-9, err_msg=str(numbers[:5]))
 
 
-@pytest.mark.parametrize(("name", "key", "rows"), RECORDED, ids=lambda one: str(one)[-60:])
-def test_the_fit_of_a_recorded_table_has_a_short_description(
-    name: str, key: tuple[Any, ...], rows: pd.DataFrame
+@pytest.mark.parametrize("table", TABLES)
+def test_the_fits_of_a_recorded_table_have_short_descriptions(
+    table: str, recorded: Recorded
 ) -> None:
-    longest = max(RECORDED, key=lambda one: one[2]["bytes"].nunique())[:2]
-    forms = [*SIMPLE_FIRST, "auto"] if (name, key) == longest else ["segments", "table"]
-    for form in forms:
-        description = fit(form, rows["bytes"], rows["seconds"]).to_dict()
-        text = json.dumps(description)
-        assert len(text) < MOST_BYTES, form
-        cost, draws = costs_from_dict(json.loads(text))
-        assert len(draws) == 200
-        size = min(1e6, float(rows["bytes"].max()))  # beyond what was measured nothing is asked
-        low, high = np.quantile([draw(size) for draw in draws], [0.025, 0.975])
-        assert 0.2 * cost(size) < low <= high < 5 * cost(size)
+    longest = max(recorded, key=lambda one: one[2]["bytes"].nunique())[:2]
+    for name, key, rows in recorded:
+        if name != table:
+            continue
+        forms = [*SIMPLE_FIRST, "auto"] if (name, key) == longest else ["segments", "table"]
+        for form in forms:
+            description = fit(form, rows["bytes"], rows["seconds"]).to_dict()
+            text = json.dumps(description)
+            assert len(text) < MOST_BYTES, (key, form)
+            cost, draws = costs_from_dict(json.loads(text))
+            assert len(draws) == 200
+            size = min(1e6, float(rows["bytes"].max()))  # beyond what was measured nothing is asked
+            low, high = np.quantile([draw(size) for draw in draws], [0.025, 0.975])
+            assert 0.2 * cost(size) < low <= high < 5 * cost(size)
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name.split(".")[0])

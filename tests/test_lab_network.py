@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.link import burst_bytes
 from ddlkit.core.units import parse_bits_per_s
 from ddlkit.run.lab import network
 from ddlkit.run.lab.network import Lab, LabShape, attach, clean, status
@@ -22,21 +23,20 @@ from places import PATIENCE_S, ROOT, sent_by
 
 FRAME = 1514 / 1448  # bytes on the wire for each byte of TCP payload
 
+# When the first byte leaves, and when the last has come, by the clock that all processes here share: whoever
+# is held up, on either side, makes that longer and never shorter.
 SENDER = """
-import socket, sys
-s = socket.create_connection((sys.argv[1], 7000))
+import socket, sys, time
+s = socket.create_connection((sys.argv[1], 7000)); print(time.perf_counter())
 for _ in range(int(sys.argv[2]) >> 16): s.sendall(bytes(1 << 16))
 s.shutdown(1); s.recv(1)
 """
-# The clock starts after the first eighth, when the burst is spent and TCP has opened its window.
 RECEIVER = """
-import socket, sys, time
+import socket, time
 server = socket.create_server(("", 7000)); print("ready", flush=True)
-s, _ = server.accept(); n = skipped = 0
-while k := len(s.recv(1 << 18)):
-    n += k
-    if not skipped and n > int(sys.argv[1]) // 8: skipped, start = n, time.perf_counter()
-print((n - skipped) / (time.perf_counter() - start))
+s, _ = server.accept(); n = 0
+while k := len(s.recv(1 << 18)): n += k
+print(n, time.perf_counter())
 """
 # An owner that says which lab it has up, with a process inside it, and then waits.
 OWNER = """
@@ -86,15 +86,22 @@ def entering(lab: Lab, rank: int, *argv: str) -> list[str]:
 
 
 def send(lab: Lab, sender: int, receiver: int, n_bytes: int) -> float:
-    """Bits per second on the wire, framing included, of one TCP connection between two ranks."""
-    receive = [sys.executable, "-c", RECEIVER, str(n_bytes)]
+    """Bits per second on the wire, framing included, of one TCP connection between two ranks.
+
+    Without what a bucket lends it to begin with: no link carries more than its bucket and its rate.
+    """
+    receive = [sys.executable, "-c", RECEIVER]
     receiving = subprocess.Popen(
         entering(lab, receiver, *receive), stdout=subprocess.PIPE, text=True
     )
     assert receiving.stdout is not None and receiving.stdout.readline() == "ready\n"
     sending = [sys.executable, "-c", SENDER, f"10.77.0.{receiver + 1}", str(n_bytes)]
-    subprocess.run(entering(lab, sender, *sending), check=True, timeout=60)
-    return float(receiving.communicate(timeout=60)[0]) * 8 * FRAME
+    sent = subprocess.run(
+        entering(lab, sender, *sending), capture_output=True, check=True, timeout=PATIENCE_S
+    )
+    came, ended_s = map(float, receiving.communicate(timeout=PATIENCE_S)[0].split())
+    lent = burst_bytes(lab.shape.rate_bits_per_s)
+    return (came * FRAME - lent) * 8 / (ended_s - float(sent.stdout))
 
 
 def shaped_to(lab: Lab) -> dict[str, float]:

@@ -380,32 +380,6 @@ def test_eight_minutes_on_a_gpu_hold_what_matters_most(any_device: None) -> None
 # -- whole runs --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_smoke_runs_every_code_path_on_the_machine_at_hand(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "ddlkit", "record", "--suite", "cpu", "--profile", "smoke"]
-    done = subprocess.run(
-        [*argv, "--budget", "10m", "--out", str(tmp_path)],
-        cwd=ROOT,
-        # Several threads wait for each other by spinning, which takes minutes beside other tests.
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(tmp_path)
-    assert set(outcomes_in(tmp_path).values()) == {outcomes.MEASURED}, done.stderr
-    found = {store.load_stamp(tmp_path / name)["schema"] for name in valid_tables(tmp_path)}
-    # Of GPUs only, of the suites quick and full only, of data/specs, of foretold campaigns, of the lab.
-    elsewhere = {"channels", "convergence", "tensors", "devices", "networks", "echoes"}
-    elsewhere |= {"sparse_convergence", "sparse_training", "inputs", "pipelines", "predicted"}
-    assert found == store.SCHEMAS.keys() - elsewhere
-    efficiency = store.load_table(tmp_path / "efficiency-s1.csv", "efficiency")
-    assert set(efficiency["network"]) == {"lenet5"}
-    assert (efficiency["measured_c"] > 0).all()
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2e6
-
-
 @pytest.mark.fault(
     fault="the process that measures is killed, or hangs",
     injected="SIGKILL to itself in one point, a minute's sleep in another",

@@ -129,14 +129,26 @@ def library(tmp_path_factory: pytest.TempPathFactory, require_compiler: None) ->
 
 
 @pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Rehearsal:
+    """The smoke suite of the machine at hand, where nothing is played."""
+    made = Rehearsal.of(tmp_path_factory.mktemp("plain"), "gpus0")
+    running = {0: start(made, None, 0, "--profile", "smoke", "--budget", "10m")}
+    return ended(running, {0: made})[0]
+
+
+@pytest.fixture(scope="module")
 def rehearsed(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Rehearsal]:
-    """The smoke suite on no, one and two played GPUs, at the same time."""
+    """The smoke suite on one and two played GPUs, at the same time."""
     directory = tmp_path_factory.mktemp("rehearsal")
-    made = {gpus: Rehearsal.of(directory, f"gpus{gpus}") for gpus in (2, 1, 0)}
-    running = {
-        gpus: start(one, library if gpus else None, gpus, "--profile", "smoke")
-        for gpus, one in made.items()
-    }
+    made = {gpus: Rehearsal.of(directory, f"gpus{gpus}") for gpus in (2, 1)}
+    running = {gpus: start(one, library, gpus, "--profile", "smoke") for gpus, one in made.items()}
+    return ended(running, made)
+
+
+def ended(
+    running: dict[int, subprocess.Popen[bytes]], made: dict[int, Rehearsal]
+) -> dict[int, Rehearsal]:
+    """What they have ``made``, once all have ended well; however this ends, none is left."""
     try:
         for gpus, process in running.items():
             assert process.wait(PATIENCE_S) == 0, made[gpus].said
@@ -154,6 +166,23 @@ def preflown(
     """Exit status of the preflight on a played GPU; not beside the recordings, as on the day."""
     made = Rehearsal.of(tmp_path_factory.mktemp("preflight"), "preflight")
     return start(made, library, 1, "--preflight").wait(PATIENCE_S), made
+
+
+def test_smoke_runs_every_code_path_on_the_machine_at_hand(plain: Rehearsal) -> None:
+    assert plain.said.splitlines()[-1] == str(plain.out)
+    found = store.load_table(plain.out / "outcomes.csv", "outcomes")
+    assert set(found["outcome"]) == {outcomes.MEASURED}, plain.said
+    tables = [path for path in plain.out.glob("*.csv*") if not path.name.endswith(".json")]
+    for path in tables:
+        store.load_table(path)
+    # Of GPUs only, of the suites quick and full only, of data/specs, of campaigns that are foretold, of the lab.
+    elsewhere = {"channels", "convergence", "tensors", "devices", "networks", "echoes"}
+    elsewhere |= {"sparse_convergence", "sparse_training", "inputs", "pipelines", "predicted"}
+    assert {store.load_stamp(path)["schema"] for path in tables} == store.SCHEMAS.keys() - elsewhere
+    efficiency = store.load_table(plain.out / "efficiency-s1.csv", "efficiency")
+    assert set(efficiency["network"]) == {"lenet5"}
+    assert (efficiency["measured_c"] > 0).all()
+    assert sum(path.stat().st_size for path in plain.out.iterdir()) < 2e6
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
@@ -328,9 +357,12 @@ def why_not(statement: reach.Statement) -> str:
 
 
 def test_what_only_cuda_reaches_is_rehearsed(
-    rehearsed: dict[int, Rehearsal], preflown: tuple[int, Rehearsal], refused: Rehearsal
+    plain: Rehearsal,
+    rehearsed: dict[int, Rehearsal],
+    preflown: tuple[int, Rehearsal],
+    refused: Rehearsal,
 ) -> None:
-    without = reach.read_lines(rehearsed[0].lines)
+    without = reach.read_lines(plain.lines)
     found = reach.cuda_only(ROOT / "ddlkit")
     only = [one for one in found if not one.lines & without.get(one.file, set())]
     assert len(only) > 150, "the search for CUDA's lines finds too few: is it out of date?"

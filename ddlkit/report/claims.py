@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -173,18 +173,24 @@ def load_claims(folder: Path | None = None) -> tuple[Claim, ...]:
     Raises UserError naming file, line and field for a row that is incomplete, not a number or of another
     paper, and for a file that was edited since it was transcribed.
     """
-    claims = []
+    claims: list[Claim] = []
     for key in PAPERS:
-        sheet = transcribed_sheet(key, "claims", folder)
-        for row, fields_of in enumerate(_SCHEMA.frame(sheet).to_dict("records")):
-            claims.append(Claim(**fields_of))
-            if claims[-1].paper != key:
-                sheet.fail(
-                    row, "paper", f"is {claims[-1].paper!r}, but this is the file of {key!r}"
-                )
-            if claims[-1].relation not in RELATIONS:
-                known = ", ".join(RELATIONS)
-                sheet.fail(row, "relation", f"is {claims[-1].relation!r}: use one of {known}")
+        path, text = _transcribed(key, "claims", folder)
+        claims += _claims_of(key, str(path), text)
+    return tuple(claims)
+
+
+@lru_cache(maxsize=32)  # checks ask for other claims all the time, whose text does not change
+def _claims_of(paper: str, path: str, text: str) -> tuple[Claim, ...]:
+    """Those that a paper's file says in this text."""
+    claims, sheet = [], read_sheet(text, path)
+    for row, fields_of in enumerate(_SCHEMA.frame(sheet).to_dict("records")):
+        claims.append(Claim(**fields_of))
+        if claims[-1].paper != paper:
+            sheet.fail(row, "paper", f"is {claims[-1].paper!r}, but this is the file of {paper!r}")
+        if claims[-1].relation not in RELATIONS:
+            known = ", ".join(RELATIONS)
+            sheet.fail(row, "relation", f"is {claims[-1].relation!r}: use one of {known}")
     return tuple(claims)
 
 
@@ -193,8 +199,13 @@ def transcribed_sheet(paper: str, name: str, folder: Path | None = None) -> Shee
 
     Raises UserError if the file is missing, or was edited since it was transcribed.
     """
+    path, text = _transcribed(paper, name, folder)
+    return read_sheet(text, str(path))
+
+
+def _transcribed(paper: str, name: str, folder: Path | None) -> tuple[Path, str]:
     path = (folder or store.DATA / "papers") / paper / f"{name}.csv"
-    return read_sheet(files.text_of(specs.read_transcribed(path), path), str(path))
+    return path, files.text_of(specs.read_transcribed(path), path)
 
 
 CHECKS: dict[str, Callable[[], Result]] = {}

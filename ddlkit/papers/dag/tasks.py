@@ -247,7 +247,17 @@ class TaskGraph:
 
     def _check_order(self) -> None:
         """Raise naming a circle of tasks that wait for each other, if there is one."""
-        _, waits = _settled(self.duration_s, self.edges)
+        begins, after = (column.tolist() for column in _following(self.edges, self.n))
+        left = np.bincount(self.edges[:, 1], minlength=self.n).tolist()
+        done = [task for task in range(self.n) if not left[task]]
+        for task in done:  # which grows meanwhile
+            for freed in after[begins[task] : begins[task + 1]]:
+                left[freed] -= 1
+                if not left[freed]:
+                    done.append(freed)
+        if len(done) == self.n:
+            return
+        waits = np.array(left)
         graph: dict[int, set[int]] = {}
         for before, after in self.edges[waits[self.edges].all(axis=1)].tolist():
             graph.setdefault(after, set()).add(before)

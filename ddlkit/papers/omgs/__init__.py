@@ -452,9 +452,11 @@ def merged_in_one_pass(
             merged[i] = True
             backward[i - 1] += backward[i]
             size[i - 1] += size[i]
-            selecting[i - 1], sent[i - 1] = both, float(instance.communication_s(size[i - 1]))
+            selecting[i - 1] = both
+            sent[i - 1] = instance.alpha_s + instance.beta_s * size[i - 1]
             if i > 1:
-                together[i - 1] = float(instance.selection_s(size[i - 1] + size[i - 2]))
+                both = np.float64(size[i - 1] + size[i - 2])
+                together[i - 1] = float(instance.selection(both, instance.density))
             computed = begun + (0.0 if "index" in repairs else backward[0])
             sending = max(computed, free)
             selecting[i] = 0.0 if "log0" in repairs else np.nan
