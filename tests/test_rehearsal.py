@@ -175,7 +175,7 @@ def test_smoke_runs_every_code_path_on_the_machine_at_hand(plain: Rehearsal) -> 
     tables = [path for path in plain.out.glob("*.csv*") if not path.name.endswith(".json")]
     for path in tables:
         store.load_table(path)
-    # Of GPUs only, of the suites quick and full only, of data/specs, of campaigns that are foretold, of the lab.
+    # Of GPUs only, of the suites quick and full only, of data/specs, of the lab and its foretold campaigns.
     elsewhere = {"channels", "convergence", "tensors", "devices", "networks", "echoes"}
     elsewhere |= {"sparse_convergence", "sparse_training", "inputs", "pipelines", "predicted"}
     assert {store.load_stamp(path)["schema"] for path in tables} == store.SCHEMAS.keys() - elsewhere
