@@ -52,13 +52,13 @@ def test_a_plan_leaves_no_copy_of_the_network_behind(
 ) -> None:
     settings = SparseTrainingSettings("lenet5", 4, 0.01, PLANS, iterations=1)
     me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1, 1)
-    copies: list[weakref.ref[torch.nn.Module]] = []
+    copies: list[weakref.ref[torch.nn.Parameter]] = []
     before: list[int] = []
 
     def counted(*given: Any) -> _Block:
         before.append(sum(one() is not None for one in copies))
         block = _Block(*given)
-        copies.append(weakref.ref(block.model))
+        copies.extend(map(weakref.ref, block.model.parameters()))
         return block
 
     monkeypatch.setattr(sparse_training, "_Block", counted)

@@ -84,7 +84,7 @@ def sparse_training_job(me: Rank, settings: SparseTrainingSettings) -> Iterator[
         network = networks.build(settings.network).to(me.device)
         for repeat in range(settings.repeats):
             for spec, ends in settings.plans.items():
-                gc.collect()  # the last block's network goes with a cycle of references
+                gc.collect()  # the last block's optimizer is a cycle of references
                 block = _Block(me, settings, network, FusionPlan(spec, tuple(ends)))
                 rows = block.measure(repeat)
                 del block
@@ -114,6 +114,7 @@ class _Block:
         alone = [sum(self._alone()) for _ in range(WARMUP + self.settings.iterations)][WARMUP:]
         self.optimizer.zero_grad()
         taken = [self._iterate() for _ in range(WARMUP + self.settings.iterations)][WARMUP:]
+        self.exchange.close()  # hooks hold the network where no collector sees it
         mine = np.array([[*phases, float(np.median(alone))] for phases in taken])
         frames = [self._rows(repeat, rank, rows) for rank, rows in enumerate(everyones(mine))]
         frame = pd.concat(frames, ignore_index=True)
