@@ -20,6 +20,7 @@ from ddlkit.report.source import (
     LIMIT,
     LINKS,
     LINKS_AGAIN,
+    LINKS_FOURTH,
     LINKS_THIRD,
     REGIMES,
     REGIMES_VGG,
@@ -33,8 +34,17 @@ CASES = [
 MACHINE = {"name": "drawn"}
 
 
-def recorded(directory: Path, factor: float = 1.01, digest: str = "") -> Source:
-    """A campaign of CASES: iterations of 1 s, 0.5 s exposed, that were said to take factor times that."""
+def recorded(
+    directory: Path,
+    factor: float = 1.01,
+    digest: str = "",
+    repeats: tuple[int, ...] = (2, 2, 2),
+    limited: str = "",
+) -> Source:
+    """A campaign of CASES: iterations of 1 s, 0.5 s exposed, that were said to take factor times that.
+
+    repeats: of each case; limited: the plan whose runs the processor limited
+    """
     rows = []
     for case in CASES:
         for model, times in {OURS: factor, CARRIED: 2 * factor}.items():
@@ -46,11 +56,12 @@ def recorded(directory: Path, factor: float = 1.01, digest: str = "") -> Source:
     digest = digest or store.load_stamp(path)["sha256"][:12]
     runs = pd.DataFrame(
         {**vars(case), "case": case.key, "repeat": repeat, "iteration_s": 0.99 + 0.02 * repeat}
-        for case in CASES
-        for repeat in (0, 1)
+        | {"processor_limited": case.plan == limited}
+        for case, times in zip(CASES, repeats, strict=True)
+        for repeat in range(times)
     ).assign(
         **{"origin": "replayed", "iteration": 0, "compute_s": 0.5, "exposed_communication_s": 0.5},
-        **{"processor_load": 0.1, "processor_limited": False, "stolen": 0.0, "late": 0.0},
+        **{"processor_load": 0.1, "stolen": 0.0, "late": 0.0},
         **{"copy_s_per_byte": 0.0, "precision": "fp32", "predicted": digest},
     )
     store.save_table(runs, directory, "runs-drawn", schema="runs", **how)
@@ -68,6 +79,13 @@ def test_errors_are_of_the_median_and_intervals_of_single_iterations(tmp_path: P
     assert found["no_overlap_error"].isna().all(), "which said nothing"
 
 
+def test_iterations_are_counted_in_their_own_case(tmp_path: Path) -> None:
+    found = judged.joined(recorded(tmp_path, repeats=(1, 2, 4))).set_index("case")
+    for case, times in zip(CASES, (1, 2, 4), strict=True):
+        assert found.loc[case.key, "runs"] == times
+        assert found.loc[case.key, "covered"] == times - 1, "only the first, 0.99, lies below"
+
+
 @pytest.mark.parametrize(("factor", "holds"), [(1.005, True), (1.2, False)])
 def test_a_goal_holds_where_it_is_reached(tmp_path: Path, factor: float, holds: bool) -> None:
     told = judged.verdict(judged.joined(recorded(tmp_path, factor))).set_index("goal")["holds"]
@@ -81,6 +99,15 @@ def test_a_run_that_something_else_foretold_is_refused(tmp_path: Path) -> None:
         judged.joined(recorded(tmp_path, digest="0123456789ab"))
 
 
+def test_what_the_processor_limited_is_told_and_not_judged(tmp_path: Path) -> None:
+    found = judged.foretold(recorded(tmp_path, limited="ddp"))
+    assert list(found.everything["plan"]) == ["none", "single", "ddp"]
+    assert list(found.cases["plan"]) == ["none", "single"]
+    assert found.when.startswith("2 cases in 1 labs, foretold")
+    assert found.when.endswith("the processor limited 1 more")
+    assert list(found.told["holds"]) == list(judged.verdict(found.cases)["holds"])
+
+
 def test_every_model_is_ranked_and_told_where_it_loses(tmp_path: Path) -> None:
     ranked = judged.ranking(judged.joined(recorded(tmp_path)), "plan")
     assert list(ranked["model"]) == [OURS, CARRIED]
@@ -88,7 +115,7 @@ def test_every_model_is_ranked_and_told_where_it_loses(tmp_path: Path) -> None:
     assert ranked["by"].to_list() == pytest.approx([0.0, 1.01])
 
 
-FORETOLD = [LINKS, REGIMES, LINKS_AGAIN, LINKS_THIRD, REGIMES_VGG, LIMIT]
+FORETOLD = [LINKS, REGIMES, LINKS_AGAIN, LINKS_THIRD, LINKS_FOURTH, REGIMES_VGG, LIMIT]
 
 
 @pytest.mark.parametrize("name", FORETOLD)

@@ -18,7 +18,7 @@ import pandas as pd
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.model.trials import CARRIED, MEASURED, MODELS, OURS
-from ddlkit.report.accuracy import measured
+from ddlkit.report.accuracy import labelled, measured
 from ddlkit.report.source import Source
 
 ALL = (*MODELS, MEASURED, CARRIED)
@@ -71,8 +71,36 @@ def joined(campaign: Source) -> pd.DataFrame:
     inside = runs["iteration_s"].between(
         runs["case"].map(found["lower_s"]), runs["case"].map(found["upper_s"])
     )
-    found["covered"], found["runs"] = inside.groupby(runs["case"]).agg(["sum", "size"]).T.to_numpy()
-    return found.reset_index()
+    counted = inside.groupby(runs["case"]).agg(covered="sum", runs="size")
+    return found.join(counted).reset_index()
+
+
+class Foretold(NamedTuple):
+    """A campaign judged by what was written before its runs.
+
+    Attributes
+    ----------
+    everything : rows of `joined`, labelled; ``cases``: those that the processor did not limit
+    told : of those, as of `verdict`
+    when : in a line, how many there are, when they were foretold, and when the first of them was run
+    """
+
+    everything: pd.DataFrame
+    cases: pd.DataFrame
+    told: pd.DataFrame
+    when: str
+
+
+def foretold(campaign: Source) -> Foretold:
+    """The campaign, joined and judged; raises UserError as `joined` does."""
+    everything = labelled(joined(campaign))
+    cases = everything[~everything["processor_limited"]]
+    said_at, run_at = written_first(campaign)
+    when = (
+        f"{len(cases)} cases in {cases['lab'].nunique()} labs, foretold {said_at:%Y-%m-%d %H:%M:%S}, "
+        f"first runs complete {run_at:%H:%M:%S} (UTC); the processor limited {len(everything) - len(cases)} more"
+    )
+    return Foretold(everything, cases, verdict(cases), when)
 
 
 def _digest(campaign: Source) -> str:

@@ -219,6 +219,7 @@ RULES: dict[str, dict[str, Rule]] = {
         "recorded": _campaign(source.LINKS),
         "again": _campaign(source.LINKS_AGAIN),
         "third": _campaign(source.LINKS_THIRD),
+        "fourth": _campaign(source.LINKS_FOURTH),
         "limit": _campaign(source.LIMIT),
         "regimes": _campaign(source.REGIMES),
     },

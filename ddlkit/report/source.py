@@ -21,7 +21,8 @@ Floats = NDArray[np.float64]
 
 CAMPAIGN, BEST, REPEATS = "campaign", "campaign-best", "campaign-repeats"
 LINKS, REGIMES, LINKS_AGAIN = "campaign-links", "campaign-regimes", "campaign-links-again"
-LINKS_THIRD, REGIMES_VGG, LIMIT = "campaign-links-third", "campaign-regimes-vgg", "campaign-limit"
+LINKS_THIRD, LINKS_FOURTH = "campaign-links-third", "campaign-links-fourth"
+REGIMES_VGG, LIMIT = "campaign-regimes-vgg", "campaign-limit"
 """Directories of campaigns that are recorded with their machine; those in later lines were foretold."""
 SHARING = "sharing"
 """Directory of messages, kernels and training that share a machine, beside its other recordings."""
