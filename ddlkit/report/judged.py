@@ -96,9 +96,10 @@ def foretold(campaign: Source) -> Foretold:
     everything = labelled(joined(campaign))
     cases = everything[~everything["processor_limited"]]
     said_at, run_at = written_first(campaign)
+    limited, labs = len(everything) - len(cases), cases["lab"].nunique()
     when = (
-        f"{len(cases)} cases in {cases['lab'].nunique()} labs, foretold {said_at:%Y-%m-%d %H:%M:%S}, "
-        f"first runs complete {run_at:%H:%M:%S} (UTC); the processor limited {len(everything) - len(cases)} more"
+        f"{len(cases)} cases in {labs} labs, foretold {said_at:%Y-%m-%d %H:%M:%S}, "
+        f"first runs complete {run_at:%H:%M:%S} (UTC); the processor limited {limited} more"
     )
     return Foretold(everything, cases, verdict(cases), when)
 
