@@ -19,7 +19,7 @@ from ddlkit.report.site import Page, buckets, format_minutes
 TEXT = (store.ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")
 CASES = buckets.cases()
 PACE = {"words": 0.006, "save_figure(": 1.9, "tables": 1.3, "print(": 0.32}
-"""Minutes a word, figure, table and printed sentence take in the notebooks whose minutes were judged by reading."""
+"""Minutes that a word, figure, table and printed sentence take in the notebooks, as they were read."""
 
 
 def told(name: str, spec: str) -> Prediction:
@@ -62,7 +62,9 @@ def expected_minutes(cells: list[Any]) -> float:
     words = len(prose.partition("## Exercises")[0].split())
     tables = code.count("plots.table(") + code.count(".style")
     said = {"words": words, "save_figure(": code.count("save_figure("), "tables": tables}
-    return 3 + sum(PACE[what] * n for what, n in said.items()) + PACE["print("] * code.count("print(")
+    return (
+        3 + sum(PACE[what] * n for what, n in said.items()) + PACE["print("] * code.count("print(")
+    )
 
 
 @pytest.mark.parametrize("path", book.notebooks(), ids=lambda path: path.stem)

@@ -352,7 +352,7 @@ FREE = {
     "timeout_s": "timeout",
     "unit": "layers or tensors",
 }
-"""What osf leaves unstated, in words: times of computing, of a start-up, of the buffer; what travels alone."""
+"""What osf leaves unstated, in words: computing, a start-up, the buffer's timeout, and what travels alone."""
 
 
 def identifiability(figure: Figure, value: str = "model") -> pd.DataFrame:

@@ -311,7 +311,7 @@ def verdict_panels(verdicts: pd.DataFrame, names: Sequence[str]) -> Figure:
     )
     for ax, (evidence, mine) in zip(axes.flat, rows.items(), strict=True):
         verdict_ratios(ax, verdicts.iloc[mine], [names[row] for row in mine])
-        heading(ax, f"{evidence}: {len(mine)} claims")
+        heading(ax, f"{evidence}: {len(mine)}")
         ax.tick_params(axis="y", labelsize=7)
     figure.supxlabel("computed here / printed in the paper", fontsize=8)
     handles = {
