@@ -207,6 +207,7 @@ RULES: dict[str, dict[str, Rule]] = {
     "36_negotiation": {"slow_rank": Number(1.01, 10)},
     "37_replaced": {"data": TABLES},
     "38_sparse_training": {"trained": _campaign(source.SPARSE_TRAINING, "sparse_training-*.csv")},
+    "39_each_message": {"data": TABLES},
     "40_validate": {"data": TABLES, "form": FORM},
     "41_lab": {
         "data": TABLES,
