@@ -232,6 +232,7 @@ RULES: dict[str, dict[str, Rule]] = {
         "calm_links": _campaign(source.CALM),
         "changed": _campaign(source.REPLANNING),
     },
+    "45_two_clusters": {"rarest": Number(1, 14, whole=True), "named_from": Number(0, 1)},
     "50_what_if": {
         "data": TABLES,
         "network": NETWORK,
