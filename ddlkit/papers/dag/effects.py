@@ -100,9 +100,10 @@ def _four_machines(found: Bars) -> dict[str, Any]:
         "four machines: K80 scales better": _least(
             mean["K80", name] / mean["V100", name] for name in STRATEGIES
         ),
-        "K80 cluster: Caffe-MPI, MXNet linear": MACHINES
-        * _least(four[case] for case in nearly),
-        "K80 cluster: none scales AlexNet well": _most(four["K80", "AlexNet", name] for name in STRATEGIES),
+        "K80 cluster: Caffe-MPI, MXNet linear": MACHINES * _least(four[case] for case in nearly),
+        "K80 cluster: none scales AlexNet well": _most(
+            four["K80", "AlexNet", name] for name in STRATEGIES
+        ),
         "K80 cluster: TensorFlow is the worst": _rank(resnet, "TensorFlow"),
         "both clusters: Caffe-MPI is the best": _most(
             _rank(efficiency, "Caffe-MPI") for efficiency in best_by_cluster

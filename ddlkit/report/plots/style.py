@@ -89,7 +89,7 @@ def look(name: str) -> Style:
 def looks(names: Sequence[str]) -> list[Style]:
     """The styles of series: known names in their own look, others by their place.
 
-    Of two names with one look ("adafusion" and "adafusion:repaired") the second is darker, its markers hollow.
+    Of two names with one look ("adafusion" and "adafusion:repaired") the second is darker and hollow.
     """
     styles: list[Style] = []
     heads = [name if name in _LOOKS else name.partition(":")[0] for name in names]
