@@ -19,6 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from numpy.typing import ArrayLike
@@ -149,24 +150,23 @@ def heat_map(
     ax: Axes,
     grid: pd.DataFrame,
     *,
-    scale: tuple[float, float],
+    scale: Normalize,
     default: tuple[Any, Any] | None = None,
     form: str = "{:.2f}",
     xlabel: str = "",
     ylabel: str = "",
 ) -> Any:
-    """A number in each cell, its colour by a ``scale`` (lowest, highest) that maps of one figure share.
+    """A number in each cell, its colour by a ``scale`` that maps of one figure share.
 
     default : row and column that are framed, the whole column where the row is None; a cell without a number
     stays empty. Colours get darker from the lowest to the highest, in grey as well. Returns what a colour bar
     takes.
     """
     values = grid.to_numpy(dtype=float)
-    image = ax.imshow(values, cmap="YlGnBu", vmin=scale[0], vmax=scale[1], aspect="auto")
-    dark = sum(scale) / 2
+    image = ax.imshow(values, cmap="YlGnBu", norm=scale, aspect="auto")
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
-            ink = "white" if value > dark else INK
+            ink = "white" if scale(value) > 0.5 else INK
             ax.text(
                 column, row, form.format(value), ha="center", va="center", color=ink, fontsize=7
             )
@@ -197,11 +197,13 @@ def heat_maps(
     form: str = "{:.2f}",
     columns: int = 0,
     height: float = 2.5,
+    log: bool = False,
 ) -> Figure:
     """Heat maps by heading, beside each other or in as many ``columns``, on one colour scale.
 
     panels : heading -> grid, and its default as for `heat_map`; names of a grid's axes go on them. ``label``
-        names the numbers; ``height`` is of a row of panels, in inches, where their grids have as many rows
+        names the numbers; ``height`` is of a row of panels, in inches, where their grids have as many rows.
+    log : colours by the numbers' logarithms: of ratios, of which few are large
     """
     columns = columns or len(panels)
     rows = -(-len(panels) // columns)
@@ -211,7 +213,8 @@ def heat_maps(
         columns, rows, height=rows * height, squeeze=False, gridspec_kw={"height_ratios": ratios}
     )
     every = np.concatenate([grid.to_numpy(dtype=float).ravel() for grid, _ in panels.values()])
-    scale = float(np.nanmin(every)), float(np.nanmax(every))
+    ends = float(np.nanmin(every)), float(np.nanmax(every))
+    scale = LogNorm(*ends) if log else Normalize(*ends)
     for ax, (name, (grid, default)) in zip(axes.flat, panels.items(), strict=False):
         words = {"xlabel": grid.columns.name or "", "ylabel": grid.index.name or ""}
         image = heat_map(ax, grid, scale=scale, default=default, form=form, **words)
@@ -220,6 +223,8 @@ def heat_maps(
         ax.set_visible(False)
     bar = figure.colorbar(image, ax=axes, shrink=0.9, aspect=30)
     bar.set_label(label)
+    if log:
+        plain_log_ticks(bar.ax.yaxis)
     bar.outline.set(visible=False)
     return figure
 
