@@ -227,6 +227,19 @@ def test_a_bar_that_is_cut_says_how_long_it_is(ax: Axes) -> None:
     assert list(told) == ["2.25"] and told["2.25"][0] == 1 and told["2.25"][1] < 1.5
 
 
+def test_ratios_are_coloured_by_their_logarithms_where_one_is_large() -> None:
+    grid = pd.DataFrame([[1.0, 2.0, 4.0]], ["a"], ["x", "y", "z"])
+    middle = {}
+    for log in (False, True):
+        figure = plots.heat_maps({"": (grid, None)}, label="time over that alone", log=log)
+        (image,) = figure.axes[0].images
+        middle[log] = float(image.norm(2.0))
+        ticks = [text.get_text() for text in figure.axes[-1].get_yticklabels()]
+        assert not any("$" in text for text in ticks if log)
+        plt.close(figure)
+    assert middle == {False: pytest.approx(1 / 3), True: pytest.approx(1 / 2)}
+
+
 def test_two_plans_of_one_look_differ_in_grey() -> None:
     first, second = looks.looks(["adafusion", "adafusion:repaired"])
     assert (first.marker, first.hollow) != (second.marker, second.hollow)
