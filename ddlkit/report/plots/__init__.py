@@ -59,6 +59,7 @@ LEAST_DRAWN = 1e-3  # a relative error on a logarithmic axis
 FEW = 30  # points of a line that are marked one by one
 NEAR = 0.05  # relative error of a prediction
 SHORT = 6  # letters of a name that stand level under a cell
+DARK = 0.65  # of a colour scale, from where on white is the better ink
 DEFAULT_FRAME = "#d55e00"  # about the cell of the default in a heat map
 NUMBERED = 12  # messages that carry the number of their group
 
@@ -166,7 +167,7 @@ def heat_map(
     image = ax.imshow(values, cmap="YlGnBu", norm=scale, aspect="auto")
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
-            ink = "white" if scale(value) > 0.5 else INK
+            ink = "white" if scale(value) > DARK else INK
             ax.text(
                 column, row, form.format(value), ha="center", va="center", color=ink, fontsize=7
             )
