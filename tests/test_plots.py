@@ -212,8 +212,8 @@ def test_a_spread_reaches_from_the_least_to_the_most_in_the_unit_of_the_bars(ax:
     plots.bars(ax, table, label="iteration", seconds=True, stacked=True, spread=ends)
     (found,) = [one for one in ax.collections if one.get_label() == "rounds"]
     assert isinstance(found, LineCollection)
-    wanted = [[(0, 2.5), (0, 3.5)], [(1, 4), (1, 9)]]
-    assert np.allclose(found.get_segments(), wanted)
+    wanted = [[[0, 2.5], [0, 3.5]], [[1, 4], [1, 9]]]
+    assert np.allclose(np.array(found.get_segments()), np.array(wanted))
     low, high = ax.get_ylim()
     assert low == 0 and high >= 9
 
@@ -233,7 +233,7 @@ def test_ratios_are_coloured_by_their_logarithms_where_one_is_large() -> None:
     for log in (False, True):
         figure = plots.heat_maps({"": (grid, None)}, label="time over that alone", log=log)
         (image,) = figure.axes[0].images
-        middle[log] = float(image.norm(2.0))
+        middle[log] = float(np.ravel(np.asarray(image.norm(np.array([2.0])), dtype=float))[0])
         ticks = [text.get_text() for text in figure.axes[-1].get_yticklabels()]
         assert not any("$" in text for text in ticks if log)
         plt.close(figure)

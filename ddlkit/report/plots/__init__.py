@@ -95,8 +95,9 @@ def bars(
         plt.setp(container, hatch=style.hatch)
         container.set_label(style.label)
     if spread is not None:
-        ends = (factor * np.asarray(end, dtype=float) for end in spread[1:])
-        ax.vlines(np.arange(len(table)), *ends, color=INK, linewidth=1.6, label=spread[0], zorder=4)
+        least, most = (factor * np.asarray(end, dtype=float) for end in spread[1:])
+        line: dict[str, Any] = {"color": INK, "linewidth": 1.6, "zorder": 4}
+        ax.vlines(np.arange(len(table)), least, most, label=spread[0], **line)
         ax.autoscale(axis="y")
         ax.set_ylim(bottom=0)
     if sum(len(str(name)) for name in table.index) > CROWDED:
@@ -113,7 +114,7 @@ def cut(ax: Axes, wholes: ArrayLike, top: float) -> None:
     wholes = np.asarray(wholes, dtype=float)
     for place in np.flatnonzero(wholes > top):
         text = f"{wholes[place]:.3g}"
-        ax.text(place, 0.93 * top, text, ha="center", fontsize=7, bbox=beside)
+        ax.text(float(place), 0.93 * top, text, ha="center", fontsize=7, bbox=beside)
 
 
 @theme()
@@ -383,7 +384,7 @@ def lines(
         y = table.iloc[:, place].to_numpy(dtype=float)
         marker = style.marker if len(x) <= FEW else ""
         (line,) = ax.plot(x, y, linestyle=style.line, marker=marker, markersize=4)
-        line.set(color=style.color, label=style.label)
+        line.set(color=style.color, markerfacecolor=style.face, label=style.label)
     set_log(ax, log)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     add_legend(ax, legend)
