@@ -53,7 +53,8 @@ from ddlkit.report.plots.style import (
     time_unit,
 )
 
-LETTER = 0.06  # inches of a letter under an axis
+CROWDED = 60  # letters under a heat map
+LETTER = 0.06  # inches of a letter under bars
 APART = 0.12  # by which the two bars of a pair move towards each other
 FAR = 4  # a ratio to a printed value
 LEAST_DRAWN = 1e-3  # a relative error on a logarithmic axis

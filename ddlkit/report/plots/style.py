@@ -107,7 +107,7 @@ def looks(names: Sequence[str]) -> list[Style]:
 
 
 def time_unit(seconds: ArrayLike, asked: str = "") -> tuple[float, str]:
-    """Factor and name of the unit in which the largest of ``seconds`` reads best, or of the one ``asked`` for.
+    """Factor and name of the unit ``asked`` for, or of that in which the largest of ``seconds`` reads best.
 
     >>> time_unit([2e-3, 0.5e-3])
     (1000.0, 'ms')
