@@ -148,7 +148,7 @@ def totals(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def side_by_side(rows: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Phases in columns, for pairs of stacked bars: of each value of ``by`` the model's row, then the lab's."""
+    """Phases in columns, for pairs of bars: for each value of ``by`` the model's row, then the lab's."""
     found = [
         part.set_index("phase")[column].rename(str(value))
         for value, part in rows.groupby(by, sort=False)
