@@ -237,7 +237,7 @@ def test_of_several_limits_the_legend_has_one(ax: Axes) -> None:
 def test_a_unit_that_is_asked_for_is_taken(ax: Axes) -> None:
     plots.samples(ax, SAMPLES, x="bytes", series="collective", unit="ms")
     seconds = SAMPLES.groupby("bytes")["seconds"].median()
-    assert np.allclose(drawn(ax, "all_reduce")[:, 1], 1e3 * seconds)
+    assert np.allclose(drawn(ax, "all-reduce")[:, 1], 1e3 * seconds)
 
 
 def test_lines_and_their_samples_carry_the_numbers(ax: Axes) -> None:
