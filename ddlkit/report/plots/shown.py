@@ -105,6 +105,8 @@ def number(value: Any, text: str, unit: str = "") -> str:
 
     >>> number(0.0022349, "0.002"), number(0.0022349, "0.002", "share"), number(2.5, "+2.500")
     ('0.002235', '0.223%', '+2.5')
+    >>> number(45.512, "45.512", "share")
+    '4551%'
     """
     if text.endswith("%") and digits(text) > 4:
         return f"{float(text[:-1]):.4g}%"
