@@ -103,7 +103,7 @@ def bars(
 def _pair(ax: Axes, said: str) -> None:
     """Move every two bars together, with one tick between them."""
     for container in ax.containers:
-        for place, bar in enumerate(container.patches):
+        for place, bar in enumerate(container):
             bar.set_x(bar.get_x() + (-APART if place % 2 else APART))
     ticks = np.asarray(ax.get_xticks())
     ax.set_xticks((ticks[::2] + ticks[1::2]) / 2)

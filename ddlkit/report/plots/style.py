@@ -15,7 +15,7 @@ import matplotlib as mpl
 import numpy as np
 import yaml
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
+from matplotlib.axis import Axis, XAxis
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import ArrayLike
@@ -136,7 +136,7 @@ def plain_log_ticks(axis: Axis) -> None:
     low, high = axis.get_view_interval()
     short, long = low > 0 and high < 6 * low, high > 1e3 * low
     fitting = 12
-    if axis.axis_name == "x":
+    if isinstance(axis, XAxis):
         fitting = max(3, int(axis.axes.bbox.width / axis.axes.figure.dpi / LABEL))
     many = LogLocator(numticks=fitting) if long else LogLocator(subs=(1.0, 2.0, 5.0), numticks=12)
     axis.set_major_locator(MaxNLocator(6) if short else many)
