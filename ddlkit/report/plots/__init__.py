@@ -59,7 +59,9 @@ APART = 0.12  # by which the two bars of a pair move towards each other
 FAR = 4  # a ratio to a printed value
 LEAST_DRAWN = 1e-3  # a relative error on a logarithmic axis
 FEW = 30  # points of a line that are marked one by one
-VISIBLE = 1.1  # upper over lower end of an interval that is broader than its line, on logarithmic axes
+VISIBLE = (
+    1.1  # upper over lower end of an interval that is broader than its line, on logarithmic axes
+)
 NEAR = 0.05  # relative error of a prediction
 SHORT = 6  # letters of a name that stand level under a cell
 DEFAULT_FRAME = "#d55e00"  # about the cell of the default in a heat map
