@@ -74,7 +74,7 @@ def column(name: str) -> tuple[str, str]:
     >>> column("exposed [s]"), column("mean_gap"), column("seconds")
     (('exposed [s]', 's'), ('mean gap', 'share'), ('seconds', 's'))
     >>> column("gflop_per_s"), column("link_bits_per_s")
-    (('Gflop/s', 'Gflop/s'), ('link [bit/s]', 'bit/s'))
+    (('rate [Gflop/s]', 'Gflop/s'), ('link [bit/s]', 'bit/s'))
     """
     if said := re.search(r"\[(.+)\]", name):
         return name.replace("_", " "), said[1]
@@ -94,7 +94,7 @@ def column(name: str) -> tuple[str, str]:
         plain = {*words, *qualifier} & {*_COLUMNS["numbers"], *_COLUMNS["rows"]}
         return spoken, "1" if plain else ""
     if spoken in _COLUMNS["units"]:
-        return (found if "_per_" in spoken else spoken), found
+        return (f"rate [{found}]" if "_per_" in spoken else spoken), found
     return f"{spoken} [{found}]", found
 
 
