@@ -67,7 +67,7 @@ def test_the_answer_of_a_notebook_changes_nothing_in_it(
 def test_a_list_needs_all_its_numbers(tmp_path: Path, said: Callable[[], str]) -> None:
     judge = Judge("nn", {}, written(tmp_path, one_1="answer_1 = [1.0, 2.0]"))
     judge(1, 1.0)
-    assert "has 1 numbers: it should be a list of 2" in said()
+    assert "has 1 number: it should be a list of 2" in said()
     judge(1, [1, 3])
     assert "3, at place 2, is too high" in said()
     judge(1, (1, "2"))

@@ -247,6 +247,40 @@ def test_two_plans_of_one_look_differ_in_grey() -> None:
     assert first.line != second.line
 
 
+def test_two_bars_of_a_pair_stand_together_under_one_name(ax: Axes) -> None:
+    table = pd.DataFrame({"WAIT": [1.0, 2.0, 3.0, 4.0]}, ["1 MB", "1 MB", "1 GB", "1 GB"])
+    plots.bars(ax, table, label="time [s]", stacked=True, pairs="model, lab")
+    (group,) = [one for one in ax.containers if isinstance(one, BarContainer)]
+    middles = np.array([bar.get_x() + bar.get_width() / 2 for bar in group])
+    assert np.allclose(ax.get_xticks(), middles.reshape(-1, 2).mean(axis=1))
+    assert middles[1] - middles[0] < middles[2] - middles[1]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1 MB", "1 GB"]
+    assert ax.get_xlabel() == "model, lab"
+
+
+@pytest.mark.parametrize(("word", "slant"), [("two words", 0.0), ("unbreakable" * 9, 30.0)])
+def test_names_of_bars_are_broken_between_words_or_stand_aslant(
+    ax: Axes, word: str, slant: float
+) -> None:
+    plots.bars(ax, pd.DataFrame({"model": 1.0}, [word] * 12), label="time [s]")
+    labels = ax.get_xticklabels()
+    assert {" ".join(label.get_text().split()) for label in labels} == {word}
+    assert {label.get_rotation() for label in labels} == {slant}
+
+
+def test_of_several_limits_the_legend_has_one(ax: Axes) -> None:
+    for steepness in (1.0, 2.0):
+        plots.limit(ax, [1.0, 2.0], [steepness, 2 * steepness], label="floor")
+    assert ax.get_legend_handles_labels()[1] == ["floor"]
+    assert np.allclose(drawn(ax, "floor"), [(1, 1), (2, 2)])
+
+
+def test_a_unit_that_is_asked_for_is_taken(ax: Axes) -> None:
+    plots.samples(ax, SAMPLES, x="bytes", series="collective", unit="ms")
+    seconds = SAMPLES.groupby("bytes")["seconds"].median()
+    assert np.allclose(drawn(ax, "all-reduce")[:, 1], 1e3 * seconds)
+
+
 def test_lines_and_their_samples_carry_the_numbers(ax: Axes) -> None:
     table = pd.DataFrame(
         {"exact": [1.0, 2.0, 4.0], "other": [3.0, np.nan, 5.0]}, [1024, 2048, 4096]

@@ -156,7 +156,7 @@ class Key:
         expected = np.atleast_1d(np.asarray(self.answer, float))
         if found.shape != expected.shape:
             wanted = "one number" if expected.size == 1 else f"a list of {expected.size} numbers"
-            return f"has {found.size} numbers: it should be {wanted}"
+            return f"has {found.size} number{'s' * (found.size != 1)}: it should be {wanted}"
         return self._difference(found, expected)
 
     def _difference(self, found: Any, expected: Any) -> str:

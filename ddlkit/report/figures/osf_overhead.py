@@ -148,17 +148,11 @@ def totals(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def side_by_side(rows: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Phases in columns, for stacked bars: for each value of ``by`` the model's row and then the lab's.
-
-    Labels are short, since bars may be many: the value, its unit below it, and below that whose it is.
-    """
+    """Phases in columns, for pairs of bars: for each value of ``by`` the model's row, then the lab's."""
     found = [
-        part.set_index("phase")[column].rename(label)
+        part.set_index("phase")[column].rename(str(value))
         for value, part in rows.groupby(by, sort=False)
-        for label, column in (
-            (str(value).replace(" ", "\n") + "\nmodel", "model_s"),
-            ("\n" * str(value).count(" ") + "\nlab", "measured_s"),
-        )
+        for column in ("model_s", "measured_s")
     ]
     return pd.DataFrame(found)[list(PHASES)]
 

@@ -11,6 +11,7 @@ dots by case; curves, samples and fits against a size; timelines.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -55,10 +56,15 @@ from ddlkit.report.plots.style import (
     time_unit,
 )
 
-CROWDED = 60  # letters under an axis
+CROWDED = 60  # letters under a heat map
+LETTER = 0.06  # inches of a letter under bars
+APART = 0.12  # by which the two bars of a pair move towards each other
 FAR = 4  # a ratio to a printed value
 LEAST_DRAWN = 1e-3  # a relative error on a logarithmic axis
 FEW = 30  # points of a line that are marked one by one
+VISIBLE = (
+    1.1  # upper over lower end of an interval that is broader than its line, on logarithmic axes
+)
 NEAR = 0.05  # relative error of a prediction
 SHORT = 6  # letters of a name that stand level under a cell
 DARK = 0.65  # of a colour scale, from where on white is the better ink
@@ -78,6 +84,7 @@ def bars(
     stacked: bool = False,
     legend: str = "above",
     spread: tuple[str, ArrayLike, ArrayLike] | None = None,
+    pairs: str = "",
 ) -> None:
     """A group of bars per row (its index names it), a bar per column, beside or upon each other.
 
@@ -86,6 +93,7 @@ def bars(
 
     spread : its name and the least and most (n,) of each row's whole, in the table's unit; a line from one
         to the other
+    pairs : where every two rows belong together and have one name, what the text below the axis says of them
     """
     factor = 1.0
     if seconds:
@@ -104,10 +112,32 @@ def bars(
         ax.vlines(np.arange(len(table)), least, most, label=spread[0], **line)
         ax.autoscale(axis="y")
         ax.set_ylim(bottom=0)
-    if sum(len(str(name)) for name in table.index) > CROWDED:
-        plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
+    if pairs:
+        _pair(ax, pairs)
+    _name_bars(ax, [str(name) for name in table.index[:: 2 if pairs else 1]])
     ax.tick_params(axis="x", length=0)
     add_legend(ax, legend)
+
+
+def _pair(ax: Axes, said: str) -> None:
+    """Move every two bars together, with one tick between them."""
+    for container in ax.containers:
+        for place, bar in enumerate(container):
+            bar.set_x(bar.get_x() + (-APART if place % 2 else APART))
+    ticks = np.asarray(ax.get_xticks())
+    ax.set_xticks((ticks[::2] + ticks[1::2]) / 2)
+    ax.set_xlabel(said)
+
+
+def _name_bars(ax: Axes, names: Sequence[str]) -> None:
+    """Names below groups of bars: in lines as long as a group is wide, or aslant if a word is longer."""
+    inches = ax.bbox.width / ax.figure.dpi
+    letters = max(1, int(inches / len(names) / LETTER))
+    lines = [textwrap.wrap(name, letters, break_long_words=False) for name in names]
+    if any(len(word) > letters for line in lines for word in line):
+        ax.set_xticklabels(names, rotation=30, ha="right", rotation_mode="anchor")
+    else:
+        ax.set_xticklabels(["\n".join(line) for line in lines])
 
 
 @theme()
@@ -267,12 +297,27 @@ def intervals(
 
 @theme()
 def ribbon(
-    ax: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, name: str, names: Sequence[str]
+    ax: Axes,
+    x: ArrayLike,
+    low: ArrayLike,
+    high: ArrayLike,
+    name: str,
+    names: Sequence[str],
+    *,
+    label: str = "_",
 ) -> None:
     """What lies between (n,) lows and highs, behind the line ``name`` of `lines` with columns ``names``."""
     color = looks(names)[list(names).index(name)].color
     x, low, high = (np.asarray(values, dtype=float) for values in (x, low, high))
-    ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0, zorder=0)
+    ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0, zorder=0, label=label)
+
+
+@theme()
+def limit(ax: Axes, x: ArrayLike, y: ArrayLike, *, label: str) -> None:
+    """A thin grey line through (n,) places that nothing can pass; of several, the legend has one."""
+    known = ax.get_legend_handles_labels()[1]
+    named = "_" if label in known else label
+    ax.plot(x, y, color=SOFT, linewidth=0.8, zorder=1, label=named)
 
 
 @theme()
@@ -421,16 +466,17 @@ def samples(
     center: str = "median",
     percent: float = 95,
     legend: str = "inside",
+    unit: str = "",
 ) -> None:
     """A line through the ``center`` of the samples at each ``x``, in a band that holds ``percent`` of them.
 
     ``x``, ``y`` and ``series`` are columns; values of the last name the lines. Times in seconds are drawn
-    against sizes, in bytes or elements, on logarithmic axes.
+    against sizes, in bytes or elements, on logarithmic axes, in the ``unit`` that reads best or in "ms".
     """
     import seaborn as sns  # takes longer to import than all else here
 
     timed = y == "seconds"
-    factor, unit = time_unit(frame[y]) if timed else (1.0, "")
+    factor, unit = time_unit(frame[y], unit) if timed else (1.0, "")
     groups = list(frame.groupby(series, sort=False))
     for (_, rows), style in zip(groups, looks([str(name) for name, _ in groups]), strict=True):
         few = rows[x].nunique() <= FEW
@@ -482,7 +528,8 @@ def cost_fit(
         if fit.draws:
             low, high = (scale * limit for limit in fit.interval(*place))
             ax.fill_between(grid, low, high, color=style.color, alpha=0.25, linewidth=0)
-            label += ", 95% interval"
+            seen = np.max(high / np.maximum(low, np.finfo(float).tiny)) > VISIBLE
+            label += ", 95% interval" if seen else ", 95% interval within it"
         line = scale * fit.cost(*place)
         ax.plot(grid, line, color=style.color, linestyle=style.line, label=label)
     points(ax, medians.index, scale * medians, "measured", label="measured, median", size=4)
@@ -636,11 +683,12 @@ def layer_profile(ax: Axes, workloads: Mapping[str, Workload]) -> None:
         share = 100 * ready / ready[-1]
         ax.step(time, share, where="post", color=style.color, linestyle=style.line, label=label)
         ax.plot([time[1]], [0], "|", color=style.color, markersize=9, clip_on=False)
+    ax.plot([], [], "|", color=SOFT, markersize=9, label="end of forward")
     ax.set_xlabel(f"time from the start of the iteration [{unit}]")
     ax.set_ylabel("gradients ready [% of bytes]")
     ax.set_xlim(left=0)
     ax.set_ylim(0, 105)
-    add_legend(ax, "inside")
+    add_legend(ax, "right")
 
 
 def _bars(ax: Axes, spans: Timeline, scale: float) -> None:

@@ -73,6 +73,8 @@ def column(name: str) -> tuple[str, str]:
     (('iteration [s]', 's'), ('size computed [MB]', 'MB'), ('size difference', 'share'))
     >>> column("exposed [s]"), column("mean_gap"), column("seconds")
     (('exposed [s]', 's'), ('mean gap', 'share'), ('seconds', 's'))
+    >>> column("gflop_per_s"), column("link_bits_per_s")
+    (('rate [Gflop/s]', 'Gflop/s'), ('link [bit/s]', 'bit/s'))
     """
     if said := re.search(r"\[(.+)\]", name):
         return name.replace("_", " "), said[1]
@@ -91,7 +93,9 @@ def column(name: str) -> tuple[str, str]:
     if not found:
         plain = {*words, *qualifier} & {*_COLUMNS["numbers"], *_COLUMNS["rows"]}
         return spoken, "1" if plain else ""
-    return (spoken if spoken in _COLUMNS["units"] else f"{spoken} [{found}]"), found
+    if spoken in _COLUMNS["units"]:
+        return (f"rate [{found}]" if "_per_" in spoken else spoken), found
+    return f"{spoken} [{found}]", found
 
 
 def number(value: Any, text: str, unit: str = "") -> str:
@@ -101,6 +105,8 @@ def number(value: Any, text: str, unit: str = "") -> str:
 
     >>> number(0.0022349, "0.002"), number(0.0022349, "0.002", "share"), number(2.5, "+2.500")
     ('0.002235', '0.223%', '+2.5')
+    >>> number(45.512, "45.512", "share")
+    '4551%'
     """
     if text.endswith("%") and digits(text) > 4:
         return f"{float(text[:-1]):.4g}%"
@@ -109,7 +115,7 @@ def number(value: Any, text: str, unit: str = "") -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
     if unit == "share" and value == value:
-        return f"{100 * value:.3g}%"
+        return f"{100 * value:.3g}%" if abs(value) < 10 else f"{100 * value:.0f}%"
     sign = "+" if text.strip().startswith("+") and value > 0 else ""
     return sign + outputs.format_number(float(value))
 

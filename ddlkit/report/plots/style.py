@@ -15,7 +15,7 @@ import matplotlib as mpl
 import numpy as np
 import yaml
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
+from matplotlib.axis import Axis, XAxis
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import ArrayLike
@@ -25,6 +25,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.model.predictor import planners
 
 WIDTH = 7.2
+LABEL = 0.55  # inches from label to label of a logarithmic axis
 INK, SOFT, FAINT = "#1b1b1b", "#6f6f6f", "#e4e4e4"
 _HERE = Path(__file__).parent
 _RC = mpl.rc_params_from_file(_HERE / "theme.mplstyle", use_default_template=False)
@@ -110,17 +111,16 @@ def looks(names: Sequence[str]) -> list[Style]:
     return styles
 
 
-def time_unit(seconds: ArrayLike) -> tuple[float, str]:
-    """Factor and name of the unit in which the largest of ``seconds`` reads best.
+def time_unit(seconds: ArrayLike, asked: str = "") -> tuple[float, str]:
+    """Factor and name of the unit ``asked`` for, or of that in which the largest of ``seconds`` reads best.
 
     >>> time_unit([2e-3, 0.5e-3])
     (1000.0, 'ms')
     """
     largest = float(np.nanmax(np.abs(np.asarray(seconds, dtype=float))))
-    for unit, factor in (("s", 1.0), ("ms", 1e3)):
-        if largest * factor >= 1:
-            return factor, unit
-    return 1e6, "µs"
+    units_of = {"s": 1.0, "ms": 1e3, "µs": 1e6}
+    best = next((unit for unit, factor in units_of.items() if largest * factor >= 1), "µs")
+    return units_of[asked or best], asked or best
 
 
 def set_log(ax: Axes, log: str) -> None:
@@ -140,10 +140,26 @@ def plain_log_ticks(axis: Axis) -> None:
     """
     low, high = axis.get_view_interval()
     short, long = low > 0 and high < 6 * low, high > 1e3 * low
-    many = LogLocator(numticks=12) if long else LogLocator(subs=(1.0, 2.0, 5.0), numticks=12)
+    fitting = 12
+    if isinstance(axis, XAxis):
+        fitting = max(3, int(axis.axes.bbox.width / axis.axes.figure.dpi / LABEL))
+    many = LogLocator(numticks=fitting) if long else LogLocator(subs=(1.0, 2.0, 5.0), numticks=12)
     axis.set_major_locator(MaxNLocator(6) if short else many)
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+
+
+def _plain(value: float) -> str:
+    r"""A number at a tick; a power of ten where it would have an exponent.
+
+    >>> _plain(0.001), _plain(1e5), _plain(2e-5)
+    ('0.001', '100000', '$2\\cdot10^{-5}$')
+    """
+    mantissa, exponential, exponent = f"{value:g}".partition("e")
+    if not exponential:
+        return mantissa
+    times = "" if mantissa == "1" else rf"{mantissa}\cdot"
+    return f"${times}10^{{{int(exponent)}}}$"
 
 
 def _byte_axis(ax: Axes) -> None:
