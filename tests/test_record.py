@@ -441,7 +441,7 @@ def test_a_run_that_is_killed_leaves_nothing_behind_and_goes_on_later(
     if number == signal.SIGINT:  # it was not the point's fault: it need not wait next time
         assert outcomes_in(tmp_path)["test/slow"] == outcomes.PENDING
         return
-    record("long", tmp_path, budget_s=30.0)
+    record("long", tmp_path, budget_s=200.0)
     assert outcomes_in(tmp_path) == {
         "test/first": outcomes.MEASURED,
         "test/last": outcomes.MEASURED,
@@ -482,7 +482,7 @@ def test_a_wall_clock_that_steps_neither_ends_nor_prolongs_a_session(
 def test_what_there_was_no_time_for_comes_before_what_went_wrong(
     tmp_path: Path, with_tests: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record("ordered", tmp_path, budget_s=100.0)
+    record("ordered", tmp_path, budget_s=200.0)
     expected = {"bug": outcomes.FAILED, "first": outcomes.MEASURED, "long": outcomes.NO_TIME}
     assert outcomes_in(tmp_path) == {f"test/{name}": found for name, found in expected.items()}
     capsys.readouterr()
