@@ -64,7 +64,10 @@ def valid_tables(out: Path) -> dict[str, str]:
 def work(points: PointList, out: Path, **options: Any) -> dict[str, dict[str, Any]]:
     """What became of each point, as the loop reports it."""
     events: list[dict[str, Any]] = []
-    assert outcomes.measure_points(points, out, events.append, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        # A third of a second at each point, in a process of tests.
+        patch.setattr("gc.collect", lambda: 0)
+        assert outcomes.measure_points(points, out, events.append, **options)
     rows = [*events[0]["rows"], *(event["row"] for event in events[1:])]
     return {f"{row['what']}/{row['point']}": row for row in rows}
 
@@ -192,8 +195,6 @@ def test_a_point_that_takes_too_long_costs_none_of_the_closing_ones(
     closing = [clock.point(name, closing_s, closing_s) for name in ("drift", "efficiency")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outcomes, "time", clock)
-        # A third of a second in a process of tests.
-        patch.setattr("gc.collect", lambda: 0)
         found = work(PointList(body, closing=closing), Path(), deadline_s=60.0)
     slowness = max(1.0, (taken_s + outcomes.PRIOR_S) / (30.0 + outcomes.PRIOR_S))
     end_s = 60.0 + outcomes.OVERTIME_S
