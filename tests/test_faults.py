@@ -361,6 +361,8 @@ def started(clone: Clone, *arguments: str) -> subprocess.Popen[str]:
     (clone.path / "no/ddlkit").chmod(0o755)
     path = f"{clone.path / 'no'}{os.pathsep}{os.environ['PATH']}"
     own = {"PATH": path, "PYTEST_DEBUG_TEMPROOT": str(clone.path)}
+    # Four processes of each stage of tests would load what these tests have no need of.
+    own |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
     environment = clone.variables(PIP_NO_INDEX="1", **own)
     argv = ["bash", "reproduce.sh", *arguments]
     how: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
