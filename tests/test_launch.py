@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,11 @@ def run(config: dict[str, Any], place: Place, timeout_s: float = 2 * PATIENCE_S)
 
 def workers() -> list[psutil.Process]:
     """All ranks of this process, however they came to be."""
-    started = [p for p in family(os.getpid()) if "collectives" in p.cmdline()]
+    started = []
+    for process in family(os.getpid()):
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if "collectives" in process.cmdline():
+                started.append(process)
     return ranks_below(os.getpid()) or started
 
 
@@ -188,7 +192,12 @@ def test_torchrun_starts_the_same_worker_over_nodes(tmp_path: Path) -> None:
     node += ["-m", "ddlkit.run.jobs.worker", "collectives", str(config)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     agents = [subprocess.Popen(node, env=environment, cwd=tmp_path) for _ in range(2)]
-    assert [agent.wait(PATIENCE_S) for agent in agents] == [0, 0]
+    try:
+        assert [agent.wait(2 * PATIENCE_S) for agent in agents] == [0, 0]
+    finally:
+        for process in [one for agent in agents for one in (*family(agent.pid), agent)]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
     table = store.load_table(tmp_path / "out" / "collectives.csv", "collectives")
     assert set(table["ranks"]) == {2} and set(table["link"]) == {"cluster"}
 

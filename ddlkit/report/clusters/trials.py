@@ -77,7 +77,7 @@ def fitted(predicted_s: Callable[[float], Floats], measured_s: Floats, most: flo
     return root(bias, 0.0, most, xtol=1e-12, rtol=1e-9)
 
 
-def root(of: Callable[[float], float], low: float, high: float, **exactness: float) -> float:
+def root(of: Callable[..., float], low: float, high: float, **exactness: float) -> float:
     """Where a function is nought that has another sign at ``low`` than at ``high``; as SciPy's brentq."""
     from scipy.optimize import (
         brentq,
