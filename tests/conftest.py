@@ -13,10 +13,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# How long an example takes is this machine's affair.
-settings.register_profile("any machine", deadline=None)
+# How long an example takes is this machine's affair, and the same tree is tried with the same examples:
+# what is accepted once is accepted again. With DDLKIT_EXAMPLES=new they are others each time.
+settings.register_profile(
+    "any machine",
+    deadline=None,
+    derandomize=os.environ.get("DDLKIT_EXAMPLES") != "new",
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("any machine")
 
 REQUIRE_ALL = os.environ.get("DDLKIT_REQUIRE_ALL") == "1"
@@ -73,12 +79,12 @@ TOGETHER = {
 }
 """Files that need the same searches, verdicts or predictions: what a process does once for all of them."""
 APART = {"notebooks"}
-"""Files whose tests share nothing but files: workers may have one test each."""
+"""Files whose tests share nothing but files: workers may have a parameter each, with all tests of it."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Each file to one worker, those TOGETHER to one, and those APART to any, test by test."""
+    """Each file to one worker, those TOGETHER to one, and those APART to any, parameter by parameter."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -89,7 +95,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file = str(super()._split_scope(nodeid))
             name = Path(file).stem.removeprefix("test_")
-            return nodeid if name in APART else groups.get(name, file)
+            own = file + nodeid[nodeid.index("[") :] if "[" in nodeid else nodeid
+            return own if name in APART else groups.get(name, file)
 
     return Together(config, log)
 
@@ -120,19 +127,22 @@ def executed(tmp_path_factory: pytest.TempPathFactory, recording: str) -> Execut
 
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "whole-book"
+    there: set[Path] = set()
 
     def run(chosen: Sequence[Path]) -> Path:
+        new = [notebook for notebook in chosen if notebook not in there]
         with ExitStack() as turns:
-            for notebook in chosen:
+            for notebook in new:
                 turns.enter_context(writing_in(folder / "turns" / notebook.stem))
             book.run(
-                chosen,
+                new,
                 recording,
                 executed=folder,
                 reports=folder / "reports",
                 shelf=store.BUILD / "executed" / "kept",
                 inputs=(store.DATA, store.BUILD / "measured"),
             )
+        there.update(new)
         return folder
 
     return run

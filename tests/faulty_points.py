@@ -18,6 +18,9 @@ import pandas as pd
 from ddlkit.core.errors import UserError
 from ddlkit.run.sessions.session import Partial, Point, PointList, Tables, Unavailable
 
+LONG_S = 1000.0
+"""An estimate beyond any budget of a test."""
+
 
 def drift(moment: str = "now") -> Tables:
     """The smallest table there is a schema for."""
@@ -106,14 +109,14 @@ def faults(out: Path, session: int) -> PointList:
 
 
 def deadly(out: Path, session: int) -> PointList:
-    """A point that kills its process and one that hangs, among fine ones."""
-    body = [fine("first"), point("killed", _killed), fine("next"), point("hung", _slow)]
-    return PointList(body, closing=[fine(f"s{session}-end")])
+    """A point that kills its process and one that hangs, among fine ones with time enough."""
+    body = [fine("first", LONG_S), point("killed", _killed, LONG_S), fine("next", LONG_S)]
+    return PointList([*body, point("hung", _slow)], closing=[fine(f"s{session}-end", LONG_S)])
 
 
 def long(out: Path, session: int) -> PointList:
-    """Two quick points around one that takes a minute and says so."""
-    return PointList([fine("first"), point("slow", _slow, 60.0), fine("last")])
+    """Two quick points around one that takes long and says so."""
+    return PointList([fine("first"), point("slow", _slow, LONG_S), fine("last")])
 
 
 def step_clock(step_s: float) -> None:
@@ -160,7 +163,7 @@ def steady(out: Path, session: int) -> PointList:
 
 def ordered(out: Path, session: int) -> PointList:
     """A faulty point before one that takes long, or says so."""
-    return PointList([point("bug", _bug), fine("first"), fine("long", 500.0)])
+    return PointList([point("bug", _bug), fine("first"), fine("long", LONG_S)])
 
 
 def recovering(out: Path, session: int) -> PointList:

@@ -361,6 +361,8 @@ def started(clone: Clone, *arguments: str) -> subprocess.Popen[str]:
     (clone.path / "no/ddlkit").chmod(0o755)
     path = f"{clone.path / 'no'}{os.pathsep}{os.environ['PATH']}"
     own = {"PATH": path, "PYTEST_DEBUG_TEMPROOT": str(clone.path)}
+    # Four processes of each stage of tests would load what these tests have no need of.
+    own |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
     environment = clone.variables(PIP_NO_INDEX="1", **own)
     argv = ["bash", "reproduce.sh", *arguments]
     how: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
@@ -409,7 +411,7 @@ def test_a_stage_can_be_ended_at_any_moment(stage: str, clone: Clone) -> None:
 )
 def test_a_stopped_rank_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "GRACE_S", 0.2)
-    config = {"out": str(tmp_path), "join": {"timeout_s": 1.0}, **ENDLESS}
+    config = {"out": str(tmp_path), "join": {"timeout_s": 10.0}, **ENDLESS}
     stopped: list[psutil.Process] = []
 
     class Stopping(Loopback):
@@ -549,13 +551,13 @@ def test_without_root_a_lab_is_one_line(require_lab: None, tmp_path: Path) -> No
     [
         ("ip", "^the lab needs ip "),
         ("tc", "^the lab needs tc "),
-        ("hangs", "tc -n .*did not end within 1 s"),
+        ("hangs", "tc -n .*did not end within 10 s"),
     ],
 )
 def test_a_lab_without_its_tools_is_one_line(
     missing: str, told: str, tmp_path: Path, require_lab: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(network, "DEADLINE_S", 10.0)
     there = {} if missing == "ip" else {"ip": f'exec {shutil.which("ip")} "$@"'}
     there |= {"tc": f"exec {shutil.which('sleep')} 60"} if missing == "hangs" else {}
     with tools(tmp_path / "bin", **there), pytest.raises(UserError, match=told) as caught:

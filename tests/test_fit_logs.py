@@ -77,16 +77,14 @@ def dense(repeats: int = 1) -> tuple[np.ndarray, np.ndarray]:
     return sizes, (1e-5 + 1e-9 * sizes + 3e-4 * (sizes > 1e6)) * np.exp(noise)
 
 
-SEGMENTS = ("segments", "segments:joined", "segments:jump")
-SLOW = {"auto": 4, "chords": 2, "curve": 2, "piecewise": 2, "piecewise:joined": 2} | dict.fromkeys(
-    SEGMENTS, 2
-)
-"""Of these forms every second size, or every fourth, is left out and fitted without."""
+SLOW = ("auto", "piecewise", "piecewise:joined", "segments", "segments:joined", "segments:jump")
+EVERY = dict.fromkeys(SLOW, 4)
+"""Of these forms every fourth size, of others every second, is left out and fitted without."""
 
 
 def inside(form: str, path: Path, place: str | None) -> list[bool]:
     """Of inner sizes of a log: whether its times are in the interval of the fit that has not seen it."""
-    return fits.held_intervals(form, *log(path, place), SLOW.get(form, 1)).tolist()
+    return fits.held_intervals(form, *log(path, place), EVERY.get(form, 2)).tolist()
 
 
 @pytest.mark.parametrize(
@@ -104,7 +102,7 @@ def test_intervals_cover_sizes_of_real_logs_that_the_fit_has_not_seen(
     covered = {path.name: inside(form, path, place) for path in LOGS}
     assert 0.90 <= np.mean(sum(covered.values(), [])) <= 0.99
     (n,) = {len(one) for one in covered.values()}
-    assert n == -(-22 // SLOW.get(form, 1)) * (1 if place else 2)
+    assert n == -(-22 // EVERY.get(form, 2)) * (1 if place else 2)
     fewest = {6: 3, 11: 7, 22: 17, 44: 36}[n]  # fewer of n at 95%: less than 0.1%
     assert min(sum(one) for one in covered.values()) >= fewest, {
         name: f"{sum(one)} of {n}" for name, one in covered.items()

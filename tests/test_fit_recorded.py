@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,12 @@ KEPT = pd.read_csv(Path(__file__).with_name("recorded_fits.csv"))
 LOGS = sorted((store.ROOT / "data/external/abci").glob("allreduce_*.log.gz"))
 MOST_BYTES = 50_000
 FOUND = sorted(store.RECORDED.rglob("collectives*.csv"))
-TABLES = [path.relative_to(store.RECORDED).as_posix() for path in FOUND]
+TABLES = [
+    path.relative_to(store.RECORDED).as_posix()
+    for _, of_one in groupby(FOUND, key=lambda path: path.parent)
+    for path in dict.fromkeys(itemgetter(0, -1)([*of_one]))
+]
+"""The first and the last of each campaign: all were recorded alike."""
 Recorded = list[tuple[str, tuple[Any, ...], pd.DataFrame]]
 
 
@@ -27,7 +34,7 @@ Recorded = list[tuple[str, tuple[Any, ...], pd.DataFrame]]
 def recorded() -> Recorded:
     """Name of a recorded table, link, ranks and collective, and their rows that were sent one by one."""
     found: Recorded = []
-    for name in TABLES:
+    for name in dict.fromkeys([*TABLES, *KEPT["table"]]):
         frame = store.load_table(store.RECORDED / name, "collectives")
         alone = frame[(frame["ranks"] > 1) & (frame["in_flight"] == 1)]
         found += [(name, key, rows) for key, rows in alone.groupby(KEYS)]

@@ -121,7 +121,7 @@ def checks(process: psutil.Process) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_kill_at_any_moment_leaves_a_whole_archive_from_which_the_next_call_goes_on(
     tmp_path: Path,
 ) -> None:
@@ -137,9 +137,12 @@ def test_a_kill_at_any_moment_leaves_a_whole_archive_from_which_the_next_call_go
         there = found
         shutil.rmtree(out)  # another machine
     assert there
-    # At the limit it ends by itself, and packs.
-    done = day(3, 12, "5m", archive.parent, *smoke)
-    log = (archive.parent / "stage3.log").read_text()
+    # At the limit it ends by itself, and packs; on a busy machine it may not even have begun by then.
+    log = ""
+    for limit_s in (12, 60, 240):
+        if "already measured: " not in log:
+            done = day(3, limit_s, "5m", archive.parent, *smoke)
+            log = (archive.parent / "stage3.log").read_text()
     assert done.returncode == 143 or "points are there" in log
     assert "already measured: " in log
     assert there <= packed(archive, tmp_path / "look") == {path.name for path in out.glob("*.csv*")}

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,17 @@ ENDLESS = {
 }
 
 
-def run(config: dict[str, Any], place: Place, timeout_s: float = 60.0) -> None:
+def run(config: dict[str, Any], place: Place, timeout_s: float = 2 * PATIENCE_S) -> None:
     launch.run_ranks("collectives", config, ranks=2, place=place, timeout_s=timeout_s)
 
 
 def workers() -> list[psutil.Process]:
     """All ranks of this process, however they came to be."""
-    started = [p for p in family(os.getpid()) if "collectives" in p.cmdline()]
+    started = []
+    for process in family(os.getpid()):
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if "collectives" in process.cmdline():
+                started.append(process)
     return ranks_below(os.getpid()) or started
 
 
@@ -188,7 +192,12 @@ def test_torchrun_starts_the_same_worker_over_nodes(tmp_path: Path) -> None:
     node += ["-m", "ddlkit.run.jobs.worker", "collectives", str(config)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     agents = [subprocess.Popen(node, env=environment, cwd=tmp_path) for _ in range(2)]
-    assert [agent.wait(PATIENCE_S) for agent in agents] == [0, 0]
+    try:
+        assert [agent.wait(2 * PATIENCE_S) for agent in agents] == [0, 0]
+    finally:
+        for process in [one for agent in agents for one in (*family(agent.pid), agent)]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
     table = store.load_table(tmp_path / "out" / "collectives.csv", "collectives")
     assert set(table["ranks"]) == {2} and set(table["link"]) == {"cluster"}
 
@@ -279,8 +288,8 @@ def test_a_rank_that_hangs_ends_the_job_with_one_line(
     monkeypatch.setattr(launch, "_current", None)
     hanging = faulty_job.faulty_job, faulty_job.FaultySettings("")
     with pytest.raises(UserError, match="^rank 0 of 2 ended with exit status 3 in job") as caught:
-        launch.launch(*hanging, ranks=2, place=Loopback(), join={"timeout_s": 1.0})
-    assert "Timed out waiting 1000ms" in str(caught.value) and "\n" not in str(caught.value)
+        launch.launch(*hanging, ranks=2, place=Loopback(), join={"timeout_s": 10.0})
+    assert "Timed out waiting 10000ms" in str(caught.value) and "\n" not in str(caught.value)
     assert not workers()
 
 

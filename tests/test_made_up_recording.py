@@ -22,7 +22,7 @@ NAME, MODEL = "made-up-gpu", "Made-up GPU"
 KINDS = ("layers", "samples", "peaks", "selection", "contention", "copies", "collectives")
 NOTEBOOKS = ("10", "11", "12")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def made_up(frame: pd.DataFrame, kind: str) -> pd.DataFrame:

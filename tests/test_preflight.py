@@ -23,7 +23,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.run.instruments import vitals
 from ddlkit.run.sessions import preflight
 from ddlkit.run.sessions.preflight import Check, Here, Stage
-from places import ROOT
+from places import PATIENCE_S, ROOT
 
 HERE = Here("cpu", Path())
 LINE = re.compile(r"(ok|FAILED) +\d+\.\d s  ([\w-]+) +\S")
@@ -56,7 +56,8 @@ def test_each_check_is_a_line_and_a_fault_costs_only_its_own(
 ) -> None:
     checks = [Check(run.__name__, run) for run in (well, wrong, broken, gone, hanging)]
     skipped, last = Check("skipped", wrong, gpu=True), Check("last", well)
-    stages = [Stage(3.0, [*checks, skipped]), Stage(60.0, [last])]
+    # Beside the one that hangs the others have ended long before, on the busiest machine.
+    stages = [Stage(20.0, [*checks, skipped]), Stage(250.0, [last])]
     monkeypatch.setattr(preflight, "STAGES", stages)
     before = set(psutil.Process().children())
     assert preflight.preflight("cpu", tmp_path) == 1
@@ -69,11 +70,11 @@ def test_each_check_is_a_line_and_a_fault_costs_only_its_own(
         "FAILED wrong        mend it",
         "ok well         as it should be",
     ]
-    assert re.search(r"did not end within (2\.\d+|3) s$", told[-1]), "and it is the last to end"
+    assert re.search(r"did not end within [\d.]+ s$", told[-1]), "and it is the last to end"
     assert last_check.startswith("ok ") and "last" in last_check
     assert re.match("preflight: FAILED: .*hanging, after ", verdict)
     assert set(psutil.Process().children()) == before
-    monkeypatch.setattr(preflight, "STAGES", [Stage(60.0, [last])])
+    monkeypatch.setattr(preflight, "STAGES", [Stage(250.0, [last])])
     assert preflight.preflight("cpu", tmp_path) == 0
     assert "preflight: all is well, after" in capfd.readouterr().out
 
@@ -85,10 +86,10 @@ def test_no_check_takes_the_time_of_another(
     meeting = multiprocessing.get_context("fork").Barrier(4)
 
     def meets(_: Here) -> str:
-        return f"as number {meeting.wait(50.0)}"
+        return f"as number {meeting.wait(PATIENCE_S)}"
 
     checks = [Check(f"check{number}", meets) for number in range(4)]
-    monkeypatch.setattr(preflight, "STAGES", [Stage(60.0, checks)])
+    monkeypatch.setattr(preflight, "STAGES", [Stage(PATIENCE_S, checks)])
     assert preflight.preflight("cpu", tmp_path) == 0
     assert len(re.findall("^ok .* as number [0-3]$", capfd.readouterr().out, re.MULTILINE)) == 4
 
@@ -112,7 +113,9 @@ def test_a_look_for_gpus_that_breaks_is_not_taken_for_there_being_none(
     assert preflight.preflight("cuda", tmp_path) == 1
     assert "preflight: FAILED: gpu, after" in capfd.readouterr().out
     monkeypatch.setattr(machine, "describe", lambda: {"gpus": []})
-    monkeypatch.setattr(preflight, "STAGES", [Stage(60.0, [Check("gpu", preflight.gpu, gpu=True)])])
+    monkeypatch.setattr(
+        preflight, "STAGES", [Stage(250.0, [Check("gpu", preflight.gpu, gpu=True)])]
+    )
     with pytest.raises(UserError, match="^no GPU here: "):
         preflight.preflight("cuda", tmp_path)
 
@@ -227,6 +230,7 @@ def test_nvidia_smi_is_asked_three_times_and_others_are_noticed(
 ) -> None:
     here = Here("cuda", tmp_path)
     monkeypatch.setattr(vitals, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(preflight, "HEARD_S", PATIENCE_S)
     played = smi.install(tmp_path / "idle", monkeypatch)
     assert re.fullmatch(
         r"(0% 4 MiB in \d+\.\d\d s, ){2}0% 4 MiB in \S+ s; persistence mode Disabled; .* there",
@@ -237,7 +241,7 @@ def test_nvidia_smi_is_asked_three_times_and_others_are_noticed(
     smi.install(tmp_path / "mute", monkeypatch, mute=True)
     with pytest.raises(UserError, match="^nvidia-smi -lms says nothing"):
         preflight.nvidia_smi(here)
-    monkeypatch.setattr(preflight, "HEARD_S", 10.0)
+    monkeypatch.setattr(preflight, "HEARD_S", PATIENCE_S)
     busy = {"utilization.gpu": "97", "memory.used": "4096"}
     smi.install(tmp_path / "busy", monkeypatch, busy)
     with pytest.raises(UserError, match="^gpu0 is in use by others"):

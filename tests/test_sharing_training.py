@@ -32,6 +32,7 @@ from ddlkit.run.measure.sharing_training import (
 from ddlkit.run.measure.standin import CpuStandIn, Footprint, read_message
 from ddlkit.run.nets import registry as networks
 from ddlkit.run.sessions.kinds import Here, training_beside_messages
+from places import PATIENCE_S
 
 CPU = torch.device("cpu")
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
@@ -40,8 +41,9 @@ SLOW = Setting(Footprint(1, 1, 20e6))  # a few milliseconds for a small network
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the smallest of networks is many chunks."""
+    """So that the smallest of networks is many chunks, each of which comes, whoever holds the processor."""
     monkeypatch.setattr(CpuStandIn, "chunk_elements", KIB)
+    monkeypatch.setattr(standin, "LONGEST_S", PATIENCE_S)
 
 
 class Tied(nn.Module):

@@ -106,6 +106,15 @@ def test_no_plan_is_faster_than_the_certificate(data: st.DataObject) -> None:
     assert iteration_s(workload, other, cost) >= least_s * (1 - 1e-11)
 
 
+@pytest.mark.parametrize("share", [0.3, 0.9, 1 - 1e-9, 1 + 1e-9, 1.1, 3.0])
+def test_a_faster_plan_is_found_where_the_best_one_is_faster_and_nowhere_else(share: float) -> None:
+    for workload, cost in instances(7, 40, most=40):
+        than_s = share * planning.proven(workload, cost)[1]
+        found = planning.faster(workload, cost, than_s)
+        assert (found is not None) == (share > 1)
+        assert found is None or iteration_s(workload, found, cost) < than_s
+
+
 @given(st.data())
 def test_a_plan_takes_as_long_for_the_planner_as_for_the_iteration(data: st.DataObject) -> None:
     workload, cost = data.draw(workloads()), data.draw(costs())

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -332,8 +333,13 @@ class Table(MessageCost):
         if not np.all(self.seconds > 0):
             raise UserError("table cost: every time in seconds must be above zero")
 
+    @cached_property
+    def _logs(self) -> tuple[Floats, Floats]:
+        """Logarithms of bytes and of seconds."""
+        return np.log(self.bytes), np.log(self.seconds)
+
     def _seconds(self, sizes: Floats) -> Floats:
-        x, y = np.log(self.bytes), np.log(self.seconds)
+        x, y = self._logs
         inside = np.exp(np.interp(np.log(np.maximum(sizes, self.bytes[0])), x, y))
         slope = (self.seconds[-1] - self.seconds[-2]) / (self.bytes[-1] - self.bytes[-2])
         return inside + max(slope, 0.0) * np.maximum(sizes - self.bytes[-1], 0.0)
@@ -372,7 +378,7 @@ class Curve(Table):
     form: ClassVar[str] = "curve"
 
     def _seconds(self, sizes: Floats) -> Floats:
-        x, y = np.log(self.bytes), np.log(self.seconds)
+        x, y = self._logs
         at = np.log(np.clip(sizes, self.bytes[0], self.bytes[-1]))
         piece = np.clip(np.searchsorted(x, at, side="right") - 1, 0, x.size - 2)
         width, chord = np.diff(x), np.diff(y) / np.diff(x)

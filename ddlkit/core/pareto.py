@@ -128,23 +128,29 @@ START = Front(np.zeros(1), np.full(1, -np.inf))
 """Nothing selected, nothing sent."""
 
 
-def best(groups: Groups) -> Best:
-    """The plan whose last message arrives first, of all 2**(n-1), with its certificate."""
+def best(groups: Groups, limit_s: float = np.inf) -> Best:
+    """The plan whose last message arrives first, of all 2**(n-1), with its certificate.
+
+    limit_s : when it is enough to know whether any plan ends before: one that does is as good as the best,
+        and where none does, ``ends`` is (), ``end_s`` is infinite and no plan ends before ``least_s``
+    """
     sides, n = (groups, groups.mirrored()), len(groups.ready_s)
     fronts = [[START] * (n + 1)] * 2
     ends: tuple[int, ...] = ()
     end_s, least_s = np.inf, -np.inf
     for side, width, bound in _passes():
         passed, found = _fronts(
-            sides[side], fronts[side], fronts[1 - side], end_s, width, bound=bound
+            sides[side], fronts[side], fronts[1 - side], min(end_s, limit_s), width, bound=bound
         )
         found = tuple(n - end for end in (*found[-2::-1], 0)) if found and side else found
         if found and groups.end_s(found) <= NEAR * end_s:
             ends, end_s = min((ends, end_s), _improved(groups, found), key=lambda plan: plan[1])
         if bound:
             fronts[side], least_s = passed, max(least_s, passed[n].corner[1])
-        if least_s >= end_s * (1 - ROUNDING):
+        if end_s < limit_s < np.inf or least_s >= min(end_s, limit_s) * (1 - ROUNDING):
             break
+    if end_s >= limit_s:
+        return Best((), np.inf, min(least_s, limit_s))
     return Best(ends, end_s, min(least_s, end_s))
 
 

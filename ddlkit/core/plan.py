@@ -168,6 +168,21 @@ def proven(workload: Workload, cost: MessageCost) -> tuple[FusionPlan, float]:
 
     Raises UserError for more than MOST_SELECTED tensors.
     """
+    found = pareto.best(_selected_groups(workload, cost))
+    return FusionPlan("exact", found.ends), found.least_s + workload.update_s
+
+
+def faster(workload: Workload, cost: MessageCost, than_s: float) -> FusionPlan | None:
+    """A plan whose iteration is shorter than ``than_s``, where messages are selected first; None: none is.
+
+    Any such plan, found or excluded long before the best one is known. Raises UserError as `proven` does.
+    """
+    found = pareto.best(_selected_groups(workload, cost), than_s - workload.update_s)
+    return FusionPlan("faster", found.ends) if found.ends else None
+
+
+def _selected_groups(workload: Workload, cost: MessageCost) -> pareto.Groups:
+    """What each group takes to be selected and sent. Raises UserError for more than MOST_SELECTED tensors."""
     if workload.n > MOST_SELECTED:
         raise UserError(
             f"plan exact of {workload.n} tensors that are selected: at most {MOST_SELECTED}, since every "
@@ -177,8 +192,7 @@ def proven(workload: Workload, cost: MessageCost) -> tuple[FusionPlan, float]:
     ready_s = np.broadcast_to(workload.ready_s[:, None], (workload.n, workload.n))
     selecting_s = _of_groups(workload, cost.selection_s, f"{cost.form} selection", every)
     sending_s = _of_groups(workload, cost, cost.form, every)
-    found = pareto.best(pareto.Groups(ready_s, selecting_s, sending_s))
-    return FusionPlan("exact", found.ends), found.least_s + workload.update_s
+    return pareto.Groups(ready_s, selecting_s, sending_s)
 
 
 AT_ONCE = 2**20

@@ -174,11 +174,9 @@ def _best(
         firsts = starts[: at + 1] if plan is None else starts[at : at + 1]
         sizes = total[end] - total[list(firsts)]
         costs = np.stack([np.asarray(one.cost(sizes), float) for one in given[end]])
-        ways = [
-            _after(fronts[first], first, ready_s[end - 1], ready_s[-1], costs[:, k], given[end])
-            for k, first in enumerate(firsts)
-        ]
-        fronts[end] = _undominated(_Front(*map(np.concatenate, zip(*ways, strict=True))), width)
+        before_it = [fronts[first] for first in firsts]
+        ways = _after(before_it, firsts, ready_s[end - 1], ready_s[-1], costs, given[end])
+        fronts[end] = _undominated(ways, width)
     state = int(np.argmin(fronts[n].end_s))
     cuts, names, end = [], [], n
     while end:
@@ -191,28 +189,40 @@ def _best(
 
 
 def _after(
-    front: _Front,
-    first: int,
+    fronts: Sequence[_Front],
+    firsts: Sequence[int],
     ready_s: float,
     last_s: float,
     costs_s: Floats,
     choices: Sequence[Resources],
 ) -> _Front:
-    """Every way of ``front`` with one more message, by any of the resources: (choices x ways,)."""
-    late_s = front.end_s - front.work_s
-    start_s = np.maximum(front.end_s, ready_s + late_s)
+    """Every way of every front with one more message, by any of the resources, front after front.
+
+    firsts : (F,) the message's first gradient after each front; costs_s : (choices, F) of it
+    """
+    counts = np.array([len(front.end_s) for front in fronts])
+    end_s, before_s = (np.concatenate([front[k] for front in fronts]) for k in (0, 1))
+    of = np.arange(len(fronts)).repeat(counts)
+    late_s = end_s - before_s
+    start_s = np.maximum(end_s, ready_s + late_s)
     work_s = np.minimum(start_s - late_s, last_s)
     slower, drag = (
         1 + np.array([[getattr(one, name)] for one in choices])
         for name in ("slowdown", "message_slowdown")
     )
-    beside_s, alone_s = (last_s - work_s) * slower, costs_s[:, None]
+    beside_s, alone_s = (last_s - work_s) * slower, costs_s[:, of]
     took_s = np.minimum(alone_s * drag, beside_s) + np.maximum(0.0, alone_s - beside_s / drag)
     done_s = np.where(took_s >= beside_s, last_s, work_s + took_s / slower)
-    ways, m = np.arange(len(start_s)), len(choices)
-    choice = np.repeat(np.arange(m), len(ways))
-    of_first = np.full(choice.size, first)
-    return _Front((start_s + took_s).ravel(), done_s.ravel(), of_first, np.tile(ways, m), choice)
+    state = np.arange(len(of)) - (counts.cumsum() - counts)[of]
+    columns = (
+        start_s + took_s,
+        done_s,
+        np.array(firsts)[of],
+        state,
+        np.arange(len(choices))[:, None],
+    )
+    order = np.tile(of, len(choices)).argsort(kind="stable")
+    return _Front(*(np.broadcast_to(one, took_s.shape).ravel()[order] for one in columns))
 
 
 def _worth_having(choices: Sequence[Resources], sizes: Ints) -> list[Resources]:

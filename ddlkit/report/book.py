@@ -30,7 +30,7 @@ import ddlkit
 from ddlkit import store
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
-from ddlkit.report import exercises, outputs, site
+from ddlkit.report import exercises, outputs
 from ddlkit.report.source import default_recording
 from ddlkit.run.jobs.launch import end
 from ddlkit.run.jobs.protocol import unwinding
@@ -63,6 +63,8 @@ def build(
     ``recorded``, else build/reports: what one machine measured today replaces nothing that is published.
     ``only`` selects notebooks by number. Raises UserError.
     """
+    from ddlkit.report import site  # takes longer to import than to run a small notebook
+
     published = store.REPORTS if recorded else store.BUILD / "reports"
     reports = (reports or published).resolve()
     tables = default_recording().name if recorded else str(data.resolve()) if data else ""

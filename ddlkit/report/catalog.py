@@ -7,10 +7,10 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pandas as pd
 import yaml
@@ -18,9 +18,10 @@ import yaml
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.report import claims, outputs
+from ddlkit.store.documents import own_yaml
 
 _STATISTICS: dict[str, Callable[[Any], Any]] = {"median": np.median, "max": np.max}
-_SCHEMA = yaml.safe_load(Path(__file__).with_name("figures.schema.yml").read_text(encoding="utf-8"))
+_SCHEMA = own_yaml(Path(__file__).with_name("figures.schema.yml").read_text(encoding="utf-8"))
 _HEAD = Path(__file__).with_name("figures.head.md").read_text(encoding="utf-8")
 _PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -55,26 +56,47 @@ class Entry:
 def load(path: Path | None = None) -> tuple[Entry, ...]:
     """The entries of data/figures.yml (or ``path``), in its order. Raises UserError."""
     path = path or store.DATA / "figures.yml"
-    try:
-        listed = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}: restore the file") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(listed, list) or not listed:
-        raise UserError(f"{path}: must be a list of entries")
-    entries = [_entry(item, f"{path}, entry {number}") for number, item in enumerate(listed, 1)]
+    entries = [
+        _entry(item, f"{path}, entry {number}") for number, item in enumerate(_listed(path), 1)
+    ]
     (twice, times), *_ = Counter(entry.id for entry in entries).most_common(1)
     if times > 1:
         raise UserError(f"catalog entry {twice}: id appears twice: give each its own")
     return tuple(entries)
 
 
+def captions() -> dict[str, tuple[str, str]]:
+    """Caption and grade of each entry of data/figures.yml, as they are written: `load` judges entries."""
+    listed = _listed(store.DATA / "figures.yml")
+    return {item["id"]: (item["caption"], item["grade"]) for item in listed}
+
+
+def _listed(path: Path) -> list[Any]:
+    """What YAML reads there. Raises UserError for anything but a list."""
+    try:
+        listed = own_yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}: restore the file") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(listed, list) or not listed:
+        raise UserError(f"{path}: must be a list of entries")
+    return listed
+
+
+@cache
+def _validator() -> Any:
+    """Of entries, by the schema."""
+    import jsonschema  # takes longer to import than all else here
+
+    return jsonschema.Draft202012Validator(_SCHEMA)
+
+
 def _entry(item: Any, where: str) -> Entry:
     """An entry of what YAML read, held to the schema. Raises UserError naming the field that is wrong."""
     if not isinstance(item, dict) or not isinstance(item.get("id"), str):
         raise UserError(f"{where}: has no id")
-    for error in jsonschema.Draft202012Validator(_SCHEMA).iter_errors(item):
+    for error in _validator().iter_errors(item):
         what = error.message
         if error.path:
             field = error.path[0]

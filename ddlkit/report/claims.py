@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pandas as pd
-import yaml
 
 from ddlkit import papers, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import ORIGINS
 from ddlkit.store import files, specs
+from ddlkit.store.documents import own_yaml
 from ddlkit.store.sheet import Sheet, read_sheet
 
 PAPERS = tuple(papers.load())
@@ -285,4 +285,4 @@ def percent(share: float) -> float:
 def settings(paper: str) -> dict[str, Any]:
     """What a paper's experiments ran on, as it states it, and what it leaves out (its settings.yml)."""
     path = store.DATA / "papers" / paper / "settings.yml"
-    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return dict(own_yaml(path.read_text(encoding="utf-8")))

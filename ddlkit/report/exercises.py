@@ -16,6 +16,7 @@ Where the workbook itself is run (`ddlkit.report.book`), each exercise is answer
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -24,7 +25,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import nbformat
 import numpy as np
 
 from ddlkit import store
@@ -55,14 +55,14 @@ def read(notebook: str, folder: Path | None = None) -> dict[int, Solution]:
     if not path.is_file():
         raise UserError(f"no solutions of {notebook}: expected {path}")
     parts: dict[int, dict[str, str]] = {}
-    for cell in nbformat.read(str(path), as_version=4).cells:
-        for tag in cell.metadata.get("tags", ()):
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        for tag in cell["metadata"].get("tags", ()):
             kind, _, number = tag.rpartition("-")
             if kind not in KINDS or not number.isdigit():
                 continue
             if kind in parts.setdefault(int(number), {}):
                 raise UserError(f"{path}: two cells are tagged {tag}")
-            parts[int(number)][kind] = cell.source
+            parts[int(number)][kind] = "".join(cell["source"])
     for number, found in sorted(parts.items()):
         if missing := [kind for kind in KINDS if kind not in found]:
             raise UserError(f"{path}: exercise {number} has no cell tagged {missing[0]}-{number}")

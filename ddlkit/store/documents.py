@@ -89,6 +89,16 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(f"{line}{getattr(error, 'problem', 'unreadable')}") from None
 
 
+def own_yaml(text: str) -> Any:
+    """The document in YAML text of this project's own, without limits; ten times as fast where libyaml is.
+
+    Raises yaml.YAMLError; ImportError without PyYAML.
+    """
+    import yaml
+
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 def _too_deep() -> ValueError:
     return ValueError(f"nested more than {MOST_DEPTH} deep")
 

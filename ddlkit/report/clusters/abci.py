@@ -6,7 +6,6 @@ from functools import cache, partial
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import brentq
 
 from ddlkit.core import plan
 from ddlkit.core.cost import Table
@@ -14,7 +13,7 @@ from ddlkit.core.workload import Floats, Workload
 from ddlkit.formats.clusters import EXTERNAL, abci
 from ddlkit.report.clusters.overlap import resnet50
 from ddlkit.report.clusters.rules import Rows, rows
-from ddlkit.report.clusters.trials import TRIALS, Trial, fitted
+from ddlkit.report.clusters.trials import TRIALS, Trial, fitted, root
 
 ITERATIONS = (
     *(f"abci-{device}-{precision}" for device in ("a100", "v100") for precision in ("fp32", "amp")),
@@ -105,7 +104,7 @@ def trainings(name: str) -> pd.DataFrame:
     for row in found.test.itertuples():
         one = one_node.loc[row.device]
         shown_s = one["training_s"] / _steps(one["ranks"], one["batch"])
-        compute_s = brentq(
+        compute_s = root(
             lambda compute_s, row=row, one=one, shown_s=shown_s: (
                 iteration_s(compute_s, row.device, one["ranks"]) - shown_s
             ),

@@ -19,7 +19,6 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
 
 from ddlkit.core import plan
 from ddlkit.core.cost import Table
@@ -29,7 +28,7 @@ from ddlkit.core.workload import Floats, Workload
 from ddlkit.formats import ImportOptions, import_file
 from ddlkit.formats.clusters import EXTERNAL, cs336
 from ddlkit.report.clusters.rules import Rows, rows
-from ddlkit.report.clusters.trials import TRIALS, fitted
+from ddlkit.report.clusters.trials import TRIALS, fitted, root
 from ddlkit.store import DATA, datasheet
 
 RULES = ("cs336", "cs336-serial")
@@ -148,7 +147,7 @@ def computing(
             for row in found.compute.itertuples()
         }
     return {
-        (row.batch, row.sequence): brentq(
+        (row.batch, row.sequence): root(
             lambda compute_s, row=row: (
                 iteration(name, row.sequence, row.bucket_bytes, compute_s, free, reached)[0]
                 - row.iteration_s

@@ -14,6 +14,7 @@ import yaml
 from ddlkit.core.errors import UserError
 from ddlkit.formats.clusters import EXTERNAL, abci, cs336, pollux, vidur
 from ddlkit.store import files
+from ddlkit.store.documents import own_yaml
 
 RULES = EXTERNAL / "rules.yml"
 READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
@@ -39,7 +40,7 @@ class Rows:
 @lru_cache(maxsize=2)
 def _read(text: str) -> Any:
     """What YAML says, read once: every rule is asked for many times."""
-    return yaml.safe_load(text)
+    return own_yaml(text)
 
 
 def rules(path: Path = RULES) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
 
 from ddlkit.core import plan
 from ddlkit.core.cost import MessageCost
@@ -75,4 +74,13 @@ def fitted(predicted_s: Callable[[float], Floats], measured_s: Floats, most: flo
         return 0.0
     if bias(most) <= 0:
         return most
-    return float(brentq(bias, 0.0, most, xtol=1e-12, rtol=1e-9))
+    return root(bias, 0.0, most, xtol=1e-12, rtol=1e-9)
+
+
+def root(of: Callable[..., float], low: float, high: float, **exactness: float) -> float:
+    """Where a function is nought that has another sign at ``low`` than at ``high``; as SciPy's brentq."""
+    from scipy.optimize import (
+        brentq,
+    )  # not in every notebook: it takes as long to import as all of pandas
+
+    return float(brentq(of, low, high, **exactness))

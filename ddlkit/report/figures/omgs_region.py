@@ -16,7 +16,7 @@ import pandas as pd
 
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import Iteration
-from ddlkit.core.plan import FusionPlan, exact
+from ddlkit.core.plan import FusionPlan, exact, faster
 from ddlkit.core.sparse import Selecting, SparseGather
 from ddlkit.core.workload import Workload
 from ddlkit.papers.omgs import audit
@@ -64,27 +64,28 @@ def iterations_s(
 
 @dataclass
 class Race:
-    """Sparse against dense gradients at any rate of a link; remembers the ``best`` sparse plan seen last."""
+    """Sparse against dense gradients at any rate of a link; remembers the ``last`` sparse plan that won."""
 
     case: Case
     start_s: float
     density: float
     workers: int
-    best: FusionPlan | None = None
+    last: FusionPlan | None = None
 
     def sparse_wins(self, bits_per_s: float) -> bool:
-        """Whether sparse gradients are faster there: the best plan is only looked for where need be.
+        """Whether sparse gradients are faster there: a plan is only looked for where need be.
 
-        Where the plan that was best at another rate wins by far more than rounding, the best one does.
+        Where the plan that won at another rate wins by far more than rounding, the best one does.
         """
         workload, selecting = self.case.workload, self.case.selecting
         dense, sparse = costs(bits_per_s, self.start_s, self.density, selecting, self.workers)
         dense_s = Iteration(workload, exact(workload, dense), dense).prediction.iteration_s
-        known = self.best
+        known = self.last
         if known and audit.iteration_s(workload, known, sparse) < dense_s * (1 - audit.OPTIMAL):
             return True
-        self.best = exact(workload, sparse)
-        return audit.iteration_s(workload, self.best, sparse) < dense_s
+        found = faster(workload, sparse, dense_s)
+        self.last = found or known
+        return found is not None
 
 
 def break_even(case: Case, start_s: float, density: float, workers: int = WORKERS) -> float:
@@ -92,15 +93,15 @@ def break_even(case: Case, start_s: float, density: float, workers: int = WORKER
 
     By halving, which takes it that there is one such rate.
     """
-    faster = Race(case, start_s, density, workers).sparse_wins
+    wins = Race(case, start_s, density, workers).sparse_wins
     low, high = SLOWEST, FASTEST
-    if not faster(low):
+    if not wins(low):
         return 0.0
-    if faster(high):
+    if wins(high):
         return math.inf
     while high > low * (1 + CLOSE):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if faster(middle) else (low, middle)
+        low, high = (middle, high) if wins(middle) else (low, middle)
     return math.sqrt(low * high)
 
 

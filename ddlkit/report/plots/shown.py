@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 from pandas.io.formats.style import Styler
 
 from ddlkit.report import catalog, outputs
 from ddlkit.report.plots.style import FAMILIES
+from ddlkit.store.documents import own_yaml
 
 MOST_COLUMNS, MOST_ROWS = 10, 30
 """A larger table is folded."""
-_COLUMNS = yaml.safe_load(Path(__file__).with_name("columns.yml").read_text(encoding="utf-8"))
+_COLUMNS = own_yaml(Path(__file__).with_name("columns.yml").read_text(encoding="utf-8"))
 _QUALIFIERS = ("computed", "difference", "least", "most")
 _PLAIN = re.compile(r"[+-]?[\d ,]*\.?\d*(?:e[+-]?\d+)?|nan|-?inf")
 _HEAD = re.compile(
@@ -37,9 +37,7 @@ _ROW = re.compile(r'(<th[^>]* class="row_heading level(\d+) row(\d+)[^>]*>)([^<]
 _CELL = re.compile(r'<td( id="[^"]*" class="data row(\d+) col(\d+)[^>]*)>([^<]*)</td>')
 
 
-@cache
-def _entries() -> dict[str, catalog.Entry]:
-    return {entry.id: entry for entry in catalog.load()}
+_captions = cache(catalog.captions)
 
 
 def caption(name: str, numbers: Path) -> str:
@@ -47,16 +45,16 @@ def caption(name: str, numbers: Path) -> str:
 
     The link leads from where the notebook works. What is in no catalog has the link alone.
     """
-    entry = _entries().get(name)
-    told = f'{escape(entry.caption)} <span class="grade">{entry.grade}</span> ' if entry else ""
+    entry = _captions().get(name)
+    told = f'{escape(entry[0])} <span class="grade">{entry[1]}</span> ' if entry else ""
     link = escape(Path(os.path.relpath(numbers)).as_posix())
     return f'{told}<a href="{link}">numbers</a>'
 
 
 def figure(image: Path, width: int) -> str:
     """HTML of a figure so many pixels wide, from its PNG; its numbers lie beside it."""
-    entry = _entries().get(image.stem)
-    alt = escape(entry.caption if entry else f"figure {image.stem}")
+    entry = _captions().get(image.stem)
+    alt = escape(entry[0] if entry else f"figure {image.stem}")
     data = b64encode(image.read_bytes()).decode()
     return (
         f'<figure style="margin: 0"><img alt="{alt}" width="{width}" src="data:image/png;base64,{data}">'

@@ -13,7 +13,6 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-import yaml
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
 from matplotlib.colors import to_hex, to_rgb
@@ -23,6 +22,7 @@ from numpy.typing import ArrayLike
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
 from ddlkit.model.predictor import planners
+from ddlkit.store.documents import own_yaml
 
 WIDTH = 7.2
 LABEL = 0.55  # inches from label to label of a logarithmic axis
@@ -54,7 +54,7 @@ def _style(look: dict[str, Any]) -> Style:
     return Style(**{**look, "line": line if isinstance(line, str) else (line[0], tuple(line[1]))})
 
 
-_LISTED = yaml.safe_load((_HERE / "looks.yml").read_text(encoding="utf-8"))
+_LISTED = own_yaml((_HERE / "looks.yml").read_text(encoding="utf-8"))
 _SERIES = _LISTED.pop("series")
 FAMILIES = {family: {k: _style(v) for k, v in looks.items()} for family, looks in _LISTED.items()}
 FAMILIES["plans"] = {name: Style(one.label, *one.look) for name, one in planners().items()}
