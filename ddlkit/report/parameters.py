@@ -207,6 +207,7 @@ RULES: dict[str, dict[str, Rule]] = {
     "36_negotiation": {"slow_rank": Number(1.01, 10)},
     "37_replaced": {"data": TABLES},
     "38_sparse_training": {"trained": _campaign(source.SPARSE_TRAINING, "sparse_training-*.csv")},
+    "39_each_message": {"data": TABLES},
     "40_validate": {"data": TABLES, "form": FORM},
     "41_lab": {
         "data": TABLES,
@@ -231,6 +232,7 @@ RULES: dict[str, dict[str, Rule]] = {
         "calm_links": _campaign(source.CALM),
         "changed": _campaign(source.REPLANNING),
     },
+    "45_two_clusters": {"rarest": Number(1, 14, whole=True), "named_from": Number(0, 1)},
     "50_what_if": {
         "data": TABLES,
         "network": NETWORK,

@@ -61,13 +61,13 @@ def _one_server(found: Bars) -> dict[str, Any]:
         [k80["AlexNet", name] for name in frameworks] for frameworks in (DECODERS, OTHERS)
     )
     return {
-        "K80 server: best efficiency": _most(k80.values()),
-        "K80 server: least, but of AlexNet decoded": _least(
+        "K80 server: best efficiency is 95%": _most(k80.values()),
+        "K80 server: good, but AlexNet decoded": _least(
             value for case, value in k80.items() if case not in decoding
         ),
-        "K80 server: AlexNet decoded over not": _most(slow) / _least(fast),
-        "one server: K80 over V100": _ratios(found, 2, NETWORKS),
-        "one server: K80 over V100, AlexNet": _ratios(found, 2, ["AlexNet"]),
+        "K80 server: decoding spoils AlexNet": _most(slow) / _least(fast),
+        "one server: K80 scales better": _ratios(found, 2, NETWORKS),
+        "one server: K80 far better, AlexNet": _ratios(found, 2, ["AlexNet"]),
     }
 
 
@@ -80,8 +80,8 @@ def _waiting(setting: Setting) -> dict[str, Any]:
         for what, slower in whole.items():
             slower.append(taken_s / setting.iteration_s(*case, without=what))
     return {
-        "V100 server: longer for reading": _most(whole["reading"]),
-        "V100 server: longer for messages": _least(whole["sending"]),
+        "V100 server: reading costs nothing": _most(whole["reading"]),
+        "V100 server: messages limit": _least(whole["sending"]),
     }
 
 
@@ -97,18 +97,19 @@ def _four_machines(found: Bars) -> dict[str, Any]:
     best_by_cluster = [{name: mean[cluster, name] for name in STRATEGIES} for cluster in CLUSTERS]
     v100 = best_by_cluster[1]
     return {
-        "four machines: K80 over V100": _least(
+        "four machines: K80 scales better": _least(
             mean["K80", name] / mean["V100", name] for name in STRATEGIES
         ),
-        "K80 cluster: least speedup of Caffe-MPI, MXNet": MACHINES
-        * _least(four[case] for case in nearly),
-        "K80 cluster: best on AlexNet": _most(four["K80", "AlexNet", name] for name in STRATEGIES),
-        "K80 cluster: rank of TensorFlow, ResNet-50": _rank(resnet, "TensorFlow"),
-        "both clusters: rank of Caffe-MPI": _most(
+        "K80 cluster: Caffe-MPI, MXNet linear": MACHINES * _least(four[case] for case in nearly),
+        "K80 cluster: none scales AlexNet well": _most(
+            four["K80", "AlexNet", name] for name in STRATEGIES
+        ),
+        "K80 cluster: TensorFlow is the worst": _rank(resnet, "TensorFlow"),
+        "both clusters: Caffe-MPI is the best": _most(
             _rank(efficiency, "Caffe-MPI") for efficiency in best_by_cluster
         ),
-        "V100 cluster: best": _most(v100.values()),
-        "V100 cluster: best but Caffe-MPI": _most(
+        "V100 cluster: none scales well": _most(v100.values()),
+        "V100 cluster: all but Caffe-MPI poor": _most(
             value for name, value in v100.items() if name != "Caffe-MPI"
         ),
     }

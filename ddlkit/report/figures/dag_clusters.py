@@ -28,20 +28,20 @@ from ddlkit.report.claims import claimed, load_claims
 from ddlkit.report.figures.osf_scaling import Lab
 
 STATEMENTS = {
-    "K80 server: best efficiency": "dag-fig02-efficiency",
-    "K80 server: least, but of AlexNet decoded": "dag-fig02-good",
-    "K80 server: AlexNet decoded over not": "dag-fig02-decoding",
-    "one server: K80 over V100": "dag-fig02-k80-over-v100",
-    "one server: K80 over V100, AlexNet": "dag-fig02-storage",
-    "V100 server: longer for reading": "dag-fig02-reading",
-    "V100 server: longer for messages": "dag-fig02-messages",
-    "four machines: K80 over V100": "dag-fig03-k80-over-v100",
-    "K80 cluster: least speedup of Caffe-MPI, MXNet": "dag-fig03-linear",
-    "K80 cluster: best on AlexNet": "dag-fig03-alexnet",
-    "K80 cluster: rank of TensorFlow, ResNet-50": "dag-fig03-tensorflow",
-    "both clusters: rank of Caffe-MPI": "dag-caffe-best",
-    "V100 cluster: best": "dag-finding3",
-    "V100 cluster: best but Caffe-MPI": "dag-fig03-poorly",
+    "K80 server: best efficiency is 95%": "dag-fig02-efficiency",
+    "K80 server: good, but AlexNet decoded": "dag-fig02-good",
+    "K80 server: decoding spoils AlexNet": "dag-fig02-decoding",
+    "one server: K80 scales better": "dag-fig02-k80-over-v100",
+    "one server: K80 far better, AlexNet": "dag-fig02-storage",
+    "V100 server: reading costs nothing": "dag-fig02-reading",
+    "V100 server: messages limit": "dag-fig02-messages",
+    "four machines: K80 scales better": "dag-fig03-k80-over-v100",
+    "K80 cluster: Caffe-MPI, MXNet linear": "dag-fig03-linear",
+    "K80 cluster: none scales AlexNet well": "dag-fig03-alexnet",
+    "K80 cluster: TensorFlow is the worst": "dag-fig03-tensorflow",
+    "both clusters: Caffe-MPI is the best": "dag-caffe-best",
+    "V100 cluster: none scales well": "dag-finding3",
+    "V100 cluster: all but Caffe-MPI poor": "dag-fig03-poorly",
 }
 """What dag says of Figs 2 and 3, by the quantity that it is about and the claim that transcribes it."""
 LAB_NETWORKS = {"alexnet": "AlexNet", "googlenet": "GoogleNet", "resnet50": "ResNet-50"}

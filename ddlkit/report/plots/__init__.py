@@ -71,12 +71,17 @@ def bars(
     seconds: bool = False,
     stacked: bool = False,
     legend: str = "above",
+    spread: tuple[str, ArrayLike, ArrayLike] | None = None,
 ) -> None:
     """A group of bars per row (its index names it), a bar per column, beside or upon each other.
 
     A column named as a plan or role has its look; ``legend`` is "above", "right" or "". Times in
     ``seconds`` are drawn in the unit that reads best, which then follows ``label``. NaN draws nothing.
+
+    spread : its name and the least and most (n,) of each row's whole, in the table's unit; a line from one
+        to the other
     """
+    factor = 1.0
     if seconds:
         factor, unit = time_unit(table.to_numpy())
         table, label = factor * table, f"{label} [{unit}]"
@@ -87,10 +92,26 @@ def bars(
     for container, style in zip(ax.containers, styles, strict=True):
         plt.setp(container, hatch=style.hatch)
         container.set_label(style.label)
+    if spread is not None:
+        ends = (factor * np.asarray(end, dtype=float) for end in spread[1:])
+        ax.vlines(np.arange(len(table)), *ends, color=INK, linewidth=1.6, label=spread[0], zorder=4)
+        ax.autoscale(axis="y")
+        ax.set_ylim(bottom=0)
     if sum(len(str(name)) for name in table.index) > CROWDED:
         plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
     ax.tick_params(axis="x", length=0)
     add_legend(ax, legend)
+
+
+@theme()
+def cut(ax: Axes, wholes: ArrayLike, top: float) -> None:
+    """Ends the axis of `bars` at ``top``; a bar that goes on beyond it says how long its whole (n,) is."""
+    ax.set_ylim(0, top)
+    beside = {"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none"}
+    wholes = np.asarray(wholes, dtype=float)
+    for place in np.flatnonzero(wholes > top):
+        text = f"{wholes[place]:.3g}"
+        ax.text(place, 0.93 * top, text, ha="center", fontsize=7, bbox=beside)
 
 
 @theme()

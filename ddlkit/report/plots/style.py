@@ -89,7 +89,7 @@ def look(name: str) -> Style:
 def looks(names: Sequence[str]) -> list[Style]:
     """The styles of series: known names in their own look, others by their place.
 
-    Of two names with one look ("adafusion" and "adafusion:repaired") the second is darker.
+    Of two names with one look ("adafusion" and "adafusion:repaired") the second is darker and hollow.
     """
     styles: list[Style] = []
     heads = [name if name in _LOOKS else name.partition(":")[0] for name in names]
@@ -100,7 +100,7 @@ def looks(names: Sequence[str]) -> list[Style]:
             if head in heads[:place]:
                 red, green, blue = to_rgb(style.color)
                 darker = to_hex((0.55 * red, 0.55 * green, 0.55 * blue))
-                style = replace(style, color=darker, line=(0, (3, 1)), hatch="|||")
+                style = replace(style, color=darker, line=(0, (3, 1)), hatch="|||", hollow=True)
         styles.append(style)
     return styles
 
