@@ -14,6 +14,7 @@ from ddlkit.core.resources import Resources, Shared
 from ddlkit.core.workload import LayerProfile
 from ddlkit.report.claims import paper_table
 from ddlkit.report.figures import (
+    sharing_buckets,
     sharing_grid,
     sharing_measured,
     sharing_panels,
@@ -190,6 +191,35 @@ def test_what_buckets_take_by_themselves_makes_iterations_longer(
         longer = (cells["copied"] - cells["term"]) / (4e-9 * n_bytes)
         assert (longer > 0).all() and (longer <= 1 + 1e-9).all()
         assert plan == "none" or longer.to_numpy() == pytest.approx(1.0)
+
+
+def buckets_of(bucket_s: tuple[float, float], byte_s: tuple[float, float]) -> pd.DataFrame:
+    """A machine on which each takes that long until the last post, and after it; rounds of other speeds."""
+    rows = []
+    for network, n_bytes, counts in (("small", 10**6, (1, 1, 5)), ("large", 10**8, (1, 10, 40))):
+        for cap, count in enumerate(counts):
+            into, out = (b * count + c * n_bytes for b, c in zip(bucket_s, byte_s, strict=True))
+            for repeat in ROUNDS:
+                alone_s = 0.2 * (1 + 0.1 * repeat)
+                rows.append(
+                    {"network": network, "cap_bytes": 9 - cap, "buckets": count, "bytes": n_bytes,
+                     "repeat": repeat, "alone_backward_s": 0.9 * alone_s, "alone_s": alone_s,
+                     "posted_s": 0.9 * alone_s + into, "bucketed_s": alone_s + into + out}
+                )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("bucket_s", [(0.0, 0.0), (3e-4, 1e-4), (0.0, 5e-4)])
+def test_what_a_bucket_and_a_byte_take_is_found_by_few_buckets_and_many(
+    bucket_s: tuple[float, float],
+) -> None:
+    byte_s = (3e-10, 2e-10)
+    found = sharing_buckets.taken(buckets_of(bucket_s, byte_s))
+    for of, (first, second) in (("bucket", bucket_s), ("byte", byte_s)):
+        own = found[found["of"] == of]
+        assert own["seconds"].to_numpy() == pytest.approx([first, second, first + second], abs=1e-12)
+    assert (found["lower"] <= found["seconds"] + 1e-12).all()
+    assert (found["seconds"] <= found["upper"] + 1e-12).all()
 
 
 def test_a_round_s_drift_cancels_and_the_default_gains_nothing(

@@ -99,7 +99,7 @@ class Recording:
     def beside(self, name: str) -> Source | None:
         """What was recorded beside it later, under that name; None where nothing was."""
         found = self.source.directories[0].with_name(f"{SHARING}-{name}")
-        return Source((found,)) if [*found.glob("sharing_iterations-*.csv")] else None
+        return Source((found,)) if [*found.glob("sharing_*.csv")] else None
 
     def verdicts(self) -> pd.DataFrame:
         """The paper's conclusions, judged on this machine."""
