@@ -298,7 +298,9 @@ def test_few_buckets_and_many_are_timed_beside_none() -> None:
     few, many = (set(rows.loc[rows["cap_bytes"] == cap, "buckets"]) for cap in caps)
     assert few == {1} and min(many) > 1 and set(rows["bytes"]) == {4 * 61_706}
     assert (rows["alone_backward_s"] <= rows["alone_s"]).all()
-    assert (rows[["posted_s", "backward_s", "bucketed_s"]].diff(axis=1).iloc[:, 1:] >= 0).all(axis=None)
+    assert (rows[["posted_s", "backward_s", "bucketed_s"]].diff(axis=1).iloc[:, 1:] >= 0).all(
+        axis=None
+    )
 
 
 def test_a_bucket_that_is_not_sent_is_handed_back_at_once() -> None:
