@@ -2,8 +2,8 @@
 
 Fixed before anything of it was recorded (22 November 2026; examples/sharing_buckets.yml): of each network and
 cap the median over rounds; one slope for all networks, each with a level of its own, is what a bucket takes;
-levels over bytes are what a byte takes, in the median over networks. Intervals draw rounds anew, all caps of a
-network by the same ones.
+levels over bytes are what a byte takes, in the median over networks. Intervals draw rounds anew, all caps of
+a network by the same ones.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Recording:
         return sharing_residual.split(*every, layers, self.known, self.copied)
 
     def sure(self, model: str) -> sharing_residual.Sure:
-        """How sure the errors of "copied", "met", "paced" or "paced_met" are, on networks that are held out."""
+        """How sure the errors of "copied", "met", "paced" or "paced_met" are, on held-out networks."""
         cells, layers = self.cells, sharing_predicted.workloads(self.source)
         numbers = {"met": "later", "paced_met": "later_paced"}
         share = float(cells[numbers[model]].iloc[0]) if model in numbers else 0.0

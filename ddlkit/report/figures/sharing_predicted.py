@@ -11,10 +11,11 @@ whose buckets nobody sends. So was "met", when it was known in which phase the r
 than that of the slower of two that never meet. Its one number is learned on FITTED_ON, by the least absolute
 error of logarithms, and was written down before it was tried on any network that is held out.
 
-"paced" was the third thing tried once joint plans were found longer than foretold (`sharing_buckets`; neither a
-bucket by itself nor small messages' slowdowns explain them), and is judged as examples/sharing_buckets.yml asks:
-a message measured alone finds what a rested link has saved, which one behind another does not find. So none is
-taken to be faster than the link's rate. Nothing of it is fitted; "paced_met" learns its one number as "met".
+"paced" was the third thing tried once joint plans were found longer than foretold (`sharing_buckets`; neither
+a bucket by itself nor small messages' slowdowns explain them), and is judged as examples/sharing_buckets.yml
+asks: a message measured alone finds what a rested link has saved, which one behind another does not find. So
+none is taken to be faster than the link's rate. Nothing of it is fitted; "paced_met" learns its one number as
+"met" does.
 """
 
 from __future__ import annotations

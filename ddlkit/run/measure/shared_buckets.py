@@ -44,7 +44,7 @@ class SharedBucketsSettings:
 
 @job(SharedBucketsSettings, "sharing_buckets")
 def shared_buckets_job(me: Rank, settings: SharedBucketsSettings) -> Iterator[Tables]:
-    """All ranks at once, every cap in turn, the order moved on by one each round; seconds by the slowest rank.
+    """All ranks at once, every cap in turn, the order moved on by one each round; by the slowest rank.
 
     ``alone_backward_s`` and ``alone_s`` end backward and iteration without buckets; ``posted_s``,
     ``backward_s`` and ``bucketed_s`` the last bucket's post, backward and iteration with buckets that nobody
