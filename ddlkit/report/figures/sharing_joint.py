@@ -173,7 +173,7 @@ def judged(source: Source) -> pd.DataFrame:
 def retold(
     joint: pd.DataFrame, source: Source, known: Known, copied: Mapping[str, float]
 ) -> pd.Series:
-    """The gains of `judged`, told again by "copied" with the resources ``known``, from the first recording."""
+    """The gains of `judged` told again by "copied", with ``known`` resources, from the first recording."""
     layers, compute_s = workloads(source), compute_of(source.table("sharing_iterations"))
     default = default_of(pd.DataFrame({"configuration": [name for _, name in known]}))
     gains = []
