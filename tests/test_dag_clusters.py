@@ -103,7 +103,7 @@ def test_eleven_of_fourteen_effects_go_together() -> None:
     assert all(holds.any() for holds in found.holds)  # though each is met somewhere
     sets = dag_clusters.largest_sets()
     assert sets["lacks"].to_list() == [
-        "K80 server: AlexNet decoded over not; V100 server: longer for messages; "
+        "K80 server: decoding spoils AlexNet; V100 server: messages limit; "
         "K80 cluster: none scales AlexNet well"
     ]
     assert sets["settings"].sum() == found.most().sum() == 4174

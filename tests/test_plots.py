@@ -206,6 +206,46 @@ def test_bars_are_as_high_as_the_table_says_in_a_unit_that_reads_well(
     assert [label.get_text() for label in ax.get_xticklabels()] == ["none", "single"]
 
 
+def test_a_spread_reaches_from_the_least_to_the_most_in_the_unit_of_the_bars(ax: Axes) -> None:
+    table = pd.DataFrame({"forward": [1e-3, 2e-3], "backward": [2e-3, 3e-3]}, ["none", "single"])
+    ends = ("rounds", [2.5e-3, 4e-3], [3.5e-3, 9e-3])
+    plots.bars(ax, table, label="iteration", seconds=True, stacked=True, spread=ends)
+    (found,) = [one for one in ax.collections if one.get_label() == "rounds"]
+    assert isinstance(found, LineCollection)
+    wanted = [[[0, 2.5], [0, 3.5]], [[1, 4], [1, 9]]]
+    assert np.allclose(np.array(found.get_segments()), np.array(wanted))
+    low, high = ax.get_ylim()
+    assert low == 0 and high >= 9
+
+
+def test_a_bar_that_is_cut_says_how_long_it_is(ax: Axes) -> None:
+    table = pd.DataFrame({"forward": [1.0, 2.0, 0.5]}, ["none", "single", "ddp"])
+    plots.bars(ax, table, label="iteration [s]")
+    plots.cut(ax, [1.0, 2.25, 0.5], 1.5)
+    assert ax.get_ylim() == (0, 1.5)
+    told = {text.get_text(): text.get_position() for text in ax.texts}
+    assert list(told) == ["2.25"] and told["2.25"][0] == 1 and told["2.25"][1] < 1.5
+
+
+def test_ratios_are_coloured_by_their_logarithms_where_one_is_large() -> None:
+    grid = pd.DataFrame([[1.0, 2.0, 4.0]], ["a"], ["x", "y", "z"])
+    middle = {}
+    for log in (False, True):
+        figure = plots.heat_maps({"": (grid, None)}, label="time over that alone", log=log)
+        (image,) = figure.axes[0].images
+        middle[log] = float(np.ravel(np.asarray(image.norm(np.array([2.0])), dtype=float))[0])
+        ticks = [text.get_text() for text in figure.axes[-1].get_yticklabels()]
+        assert not any("$" in text for text in ticks if log)
+        plt.close(figure)
+    assert middle == {False: pytest.approx(1 / 3), True: pytest.approx(1 / 2)}
+
+
+def test_two_plans_of_one_look_differ_in_grey() -> None:
+    first, second = looks.looks(["adafusion", "adafusion:repaired"])
+    assert (first.marker, first.hollow) != (second.marker, second.hollow)
+    assert first.line != second.line
+
+
 def test_lines_and_their_samples_carry_the_numbers(ax: Axes) -> None:
     table = pd.DataFrame(
         {"exact": [1.0, 2.0, 4.0], "other": [3.0, np.nan, 5.0]}, [1024, 2048, 4096]

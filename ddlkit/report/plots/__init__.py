@@ -19,6 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from numpy.typing import ArrayLike
@@ -58,6 +59,7 @@ LEAST_DRAWN = 1e-3  # a relative error on a logarithmic axis
 FEW = 30  # points of a line that are marked one by one
 NEAR = 0.05  # relative error of a prediction
 SHORT = 6  # letters of a name that stand level under a cell
+DARK = 0.65  # of a colour scale, from where on white is the better ink
 DEFAULT_FRAME = "#d55e00"  # about the cell of the default in a heat map
 NUMBERED = 12  # messages that carry the number of their group
 
@@ -93,8 +95,9 @@ def bars(
         plt.setp(container, hatch=style.hatch)
         container.set_label(style.label)
     if spread is not None:
-        ends = (factor * np.asarray(end, dtype=float) for end in spread[1:])
-        ax.vlines(np.arange(len(table)), *ends, color=INK, linewidth=1.6, label=spread[0], zorder=4)
+        least, most = (factor * np.asarray(end, dtype=float) for end in spread[1:])
+        line: dict[str, Any] = {"color": INK, "linewidth": 1.6, "zorder": 4}
+        ax.vlines(np.arange(len(table)), least, most, label=spread[0], **line)
         ax.autoscale(axis="y")
         ax.set_ylim(bottom=0)
     if sum(len(str(name)) for name in table.index) > CROWDED:
@@ -111,7 +114,7 @@ def cut(ax: Axes, wholes: ArrayLike, top: float) -> None:
     wholes = np.asarray(wholes, dtype=float)
     for place in np.flatnonzero(wholes > top):
         text = f"{wholes[place]:.3g}"
-        ax.text(place, 0.93 * top, text, ha="center", fontsize=7, bbox=beside)
+        ax.text(float(place), 0.93 * top, text, ha="center", fontsize=7, bbox=beside)
 
 
 @theme()
@@ -149,24 +152,23 @@ def heat_map(
     ax: Axes,
     grid: pd.DataFrame,
     *,
-    scale: tuple[float, float],
+    scale: Normalize,
     default: tuple[Any, Any] | None = None,
     form: str = "{:.2f}",
     xlabel: str = "",
     ylabel: str = "",
 ) -> Any:
-    """A number in each cell, its colour by a ``scale`` (lowest, highest) that maps of one figure share.
+    """A number in each cell, its colour by a ``scale`` that maps of one figure share.
 
     default : row and column that are framed, the whole column where the row is None; a cell without a number
     stays empty. Colours get darker from the lowest to the highest, in grey as well. Returns what a colour bar
     takes.
     """
     values = grid.to_numpy(dtype=float)
-    image = ax.imshow(values, cmap="YlGnBu", vmin=scale[0], vmax=scale[1], aspect="auto")
-    dark = sum(scale) / 2
+    image = ax.imshow(values, cmap="YlGnBu", norm=scale, aspect="auto")
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
-            ink = "white" if value > dark else INK
+            ink = "white" if scale(value) > DARK else INK
             ax.text(
                 column, row, form.format(value), ha="center", va="center", color=ink, fontsize=7
             )
@@ -197,11 +199,13 @@ def heat_maps(
     form: str = "{:.2f}",
     columns: int = 0,
     height: float = 2.5,
+    log: bool = False,
 ) -> Figure:
     """Heat maps by heading, beside each other or in as many ``columns``, on one colour scale.
 
     panels : heading -> grid, and its default as for `heat_map`; names of a grid's axes go on them. ``label``
-        names the numbers; ``height`` is of a row of panels, in inches, where their grids have as many rows
+        names the numbers; ``height`` is of a row of panels, in inches, where their grids have as many rows.
+    log : colours by the numbers' logarithms: of ratios, of which few are large
     """
     columns = columns or len(panels)
     rows = -(-len(panels) // columns)
@@ -211,7 +215,8 @@ def heat_maps(
         columns, rows, height=rows * height, squeeze=False, gridspec_kw={"height_ratios": ratios}
     )
     every = np.concatenate([grid.to_numpy(dtype=float).ravel() for grid, _ in panels.values()])
-    scale = float(np.nanmin(every)), float(np.nanmax(every))
+    ends = float(np.nanmin(every)), float(np.nanmax(every))
+    scale = LogNorm(*ends) if log else Normalize(*ends)
     for ax, (name, (grid, default)) in zip(axes.flat, panels.items(), strict=False):
         words = {"xlabel": grid.columns.name or "", "ylabel": grid.index.name or ""}
         image = heat_map(ax, grid, scale=scale, default=default, form=form, **words)
@@ -220,6 +225,8 @@ def heat_maps(
         ax.set_visible(False)
     bar = figure.colorbar(image, ax=axes, shrink=0.9, aspect=30)
     bar.set_label(label)
+    if log:
+        plain_log_ticks(bar.ax.yaxis)
     bar.outline.set(visible=False)
     return figure
 
@@ -377,7 +384,7 @@ def lines(
         y = table.iloc[:, place].to_numpy(dtype=float)
         marker = style.marker if len(x) <= FEW else ""
         (line,) = ax.plot(x, y, linestyle=style.line, marker=marker, markersize=4)
-        line.set(color=style.color, label=style.label)
+        line.set(color=style.color, markerfacecolor=style.face, label=style.label)
     set_log(ax, log)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     add_legend(ax, legend)
