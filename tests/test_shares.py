@@ -22,6 +22,7 @@ from ddlkit.run.jobs.launch import Loopback, Zygote, launch
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure import shared_kernels, shares
 from ddlkit.run.measure.contention import TINY
+from ddlkit.run.measure.shared_buckets import SharedBucketsSettings, shared_buckets_job
 from ddlkit.run.measure.shared_copies import SharedCopiesSettings, shared_copies_job
 from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
 from ddlkit.run.measure.shared_messages import SharedMessagesSettings, shared_messages_job
@@ -288,6 +289,20 @@ def test_buckets_that_nobody_sends_are_timed_beside_none() -> None:
     )
 
 
+def test_few_buckets_and_many_are_timed_beside_none() -> None:
+    """Of the same bytes; the last post comes before the end of backward, and that before the iteration's."""
+    caps = [MIB, 16 * 1024]
+    table = launch(shared_buckets_job, SharedBucketsSettings("lenet5", 4, caps, 2, 1), **GLOO)
+    rows = table["sharing_buckets"]
+    assert rows.groupby("cap_bytes").size().to_dict() == dict.fromkeys(caps, 2)
+    few, many = (set(rows.loc[rows["cap_bytes"] == cap, "buckets"]) for cap in caps)
+    assert few == {1} and min(many) > 1 and set(rows["bytes"]) == {4 * 61_706}
+    assert (rows["alone_backward_s"] <= rows["alone_s"]).all()
+    assert (rows[["posted_s", "backward_s", "bucketed_s"]].diff(axis=1).iloc[:, 1:] >= 0).all(
+        axis=None
+    )
+
+
 def test_a_bucket_that_is_not_sent_is_handed_back_at_once() -> None:
     router = Router(Clock(torch.device("cpu")), 2)
     router.sends = False
@@ -316,6 +331,7 @@ def test_calls_that_outlast_messages_do_not_count_but_the_first(
     ("make", "words"),
     [
         (lambda: SharedTrainingSettings("lenet5", [], ["t1-free-normal"]), "needs a batch"),
+        (lambda: SharedBucketsSettings("lenet5", 1, []), "needs a cap"),
         (lambda: SharedTrainingSettings("lenet5", [1], ["fast"]), "configuration 'fast'"),
         (lambda: SharedMessagesSettings(["t1-free-normal"], [(3, 1)]), "3 bytes do not make"),
         (lambda: SharedCopiesSettings("lenet5", []), "needs a batch"),

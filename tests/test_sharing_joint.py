@@ -148,3 +148,12 @@ def test_what_was_written_down_is_judged_by_the_interval() -> None:
     assert inside.equals(found["as_foretold"])
     assert (found["gains"].eq("yes") == (found["lower"] > 0)).all()
     assert (found["measured"].between(found["lower"], found["upper"])).all()
+
+
+def test_told_again_with_the_same_resources_gains_are_as_they_were_foretold() -> None:
+    here = sharing_panels.recorded("")
+    trained = here.beside("joint") if here is not None else None
+    assert here is not None and trained is not None
+    found = sharing_joint.judged(trained)
+    again = sharing_joint.retold(found, here.source, here.known, here.copied)
+    np.testing.assert_allclose(again, found["foretold"], rtol=1e-6, atol=1e-9)

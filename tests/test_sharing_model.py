@@ -10,10 +10,12 @@ import pytest
 
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
+from ddlkit.core.link import wire_s_per_byte
 from ddlkit.core.resources import Resources, Shared
 from ddlkit.core.workload import LayerProfile
 from ddlkit.report.claims import paper_table
 from ddlkit.report.figures import (
+    sharing_buckets,
     sharing_grid,
     sharing_measured,
     sharing_panels,
@@ -190,6 +192,74 @@ def test_what_buckets_take_by_themselves_makes_iterations_longer(
         longer = (cells["copied"] - cells["term"]) / (4e-9 * n_bytes)
         assert (longer > 0).all() and (longer <= 1 + 1e-9).all()
         assert plan == "none" or longer.to_numpy() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("bits_per_s", [0.0, 1e8, 1e9, 1e12])
+def test_no_paced_message_is_faster_than_its_link(bits_per_s: float) -> None:
+    """And none faster than measured; a link without a rate, or one of any, leaves all as it was."""
+    rows = messages().assign(ranks=2, link_bits_per_s=bits_per_s)
+    known = sharing_predicted.known_resources(rows, kernels())
+    paced = sharing_predicted.known_resources(rows, kernels(), paced=True)
+    assert paced.keys() == known.keys()
+    sizes = np.geomspace(4e6, 64e6, 7)
+    least_s = wire_s_per_byte("all_reduce", 2, bits_per_s) * sizes if bits_per_s else 0 * sizes
+    for key, way in paced.items():
+        assert (way.cost(sizes) >= (1 - 1e-12) * np.maximum(least_s, known[key].cost(sizes))).all()
+        assert (way.slowdown, way.message_slowdown) == (
+            known[key].slowdown,
+            known[key].message_slowdown,
+        )
+        if bits_per_s in (0.0, 1e12):
+            assert np.array_equal(way.cost(sizes), known[key].cost(sizes))
+
+
+def test_training_on_a_paced_link_is_never_foretold_shorter(
+    tables: tuple[pd.DataFrame, pd.DataFrame],
+) -> None:
+    """And to the last bit the same where the pace is what was measured."""
+    rows = messages().assign(ranks=2, link_bits_per_s=4e9)
+    known = sharing_predicted.known_resources(rows, kernels())
+    steady = tables[0][tables[0]["repeat"] == 0].assign(plan="none")
+    for paced in (known, None, sharing_predicted.known_resources(rows, kernels(), paced=True)):
+        cells = sharing_predicted.cells(steady, Machine(), known, {}, paced)  # type: ignore[arg-type]
+        assert (cells["paced"] >= cells["copied"] * (1 - 1e-12)).all()
+        if paced is None or paced is known:
+            assert cells["paced"].equals(cells["copied"]) and cells["paced_met"].equals(
+                cells["met"]
+            )
+        else:
+            assert (cells["paced"] > cells["copied"]).any()
+
+
+def buckets_of(bucket_s: tuple[float, float], byte_s: tuple[float, float]) -> pd.DataFrame:
+    """A machine on which each takes that long until the last post, and after it; rounds of other speeds."""
+    rows = []
+    for network, n_bytes, counts in (("small", 10**6, (1, 1, 5)), ("large", 10**8, (1, 10, 40))):
+        for cap, count in enumerate(counts):
+            into, out = (b * count + c * n_bytes for b, c in zip(bucket_s, byte_s, strict=True))
+            for repeat in ROUNDS:
+                alone_s = 0.2 * (1 + 0.1 * repeat)
+                rows.append(
+                    {"network": network, "cap_bytes": 9 - cap, "buckets": count, "bytes": n_bytes,
+                     "repeat": repeat, "alone_backward_s": 0.9 * alone_s, "alone_s": alone_s,
+                     "posted_s": 0.9 * alone_s + into, "bucketed_s": alone_s + into + out}
+                )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("bucket_s", [(0.0, 0.0), (3e-4, 1e-4), (0.0, 5e-4)])
+def test_what_a_bucket_and_a_byte_take_is_found_by_few_buckets_and_many(
+    bucket_s: tuple[float, float],
+) -> None:
+    byte_s = (3e-10, 2e-10)
+    found = sharing_buckets.taken(buckets_of(bucket_s, byte_s))
+    for of, (first, second) in (("bucket", bucket_s), ("byte", byte_s)):
+        own = found[found["of"] == of]
+        assert own["seconds"].to_numpy() == pytest.approx(
+            [first, second, first + second], abs=1e-12
+        )
+    assert (found["lower"] <= found["seconds"] + 1e-12).all()
+    assert (found["seconds"] <= found["upper"] + 1e-12).all()
 
 
 def test_a_round_s_drift_cancels_and_the_default_gains_nothing(

@@ -170,6 +170,27 @@ def judged(source: Source) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def retold(
+    joint: pd.DataFrame, source: Source, known: Known, copied: Mapping[str, float]
+) -> pd.Series:
+    """The gains of `judged` told again by "copied", with ``known`` resources, from the first recording."""
+    layers, compute_s = workloads(source), compute_of(source.table("sharing_iterations"))
+    default = default_of(pd.DataFrame({"configuration": [name for _, name in known]}))
+    gains = []
+    for row in joint.itertuples():
+        cell = (row.network, row.batch)
+        work = layers[cell].scaled(compute_s[cell] / layers[cell].compute_s)
+        ways = [("ddp", default), (row.plan, row.configuration)]
+        told = [shared(work, *way, row.link, known) for way in ways]
+        packed_s = [
+            replace(one, copy_s_per_byte=copied.get(row.network, 0.0)).iteration_s
+            for one in told
+            if one is not None
+        ]
+        gains.append(packed_s[0] / packed_s[1] - 1 if len(packed_s) == 2 else np.nan)
+    return pd.Series(gains, joint.index)
+
+
 def _side(lower: float, upper: float) -> str:
     return "yes" if lower > 0 else "no" if upper < 0 else "undecided"
 

@@ -67,6 +67,12 @@ class Recording:
         return sharing_predicted.known_resources(self.tables["messages"], self.tables["kernels"])
 
     @cached_property
+    def paced(self) -> dict[tuple[str, str], Any]:
+        """The same, no message faster than its link's rate."""
+        tables = self.tables["messages"], self.tables["kernels"]
+        return sharing_predicted.known_resources(*tables, paced=True)
+
+    @cached_property
     def copied(self) -> dict[str, float]:
         """By network, what DDP's buckets take for each byte, each way."""
         return sharing_predicted.copies(self.tables.get("copies"))
@@ -74,7 +80,11 @@ class Recording:
     @cached_property
     def cells(self) -> pd.DataFrame:
         """Every measured cell of training with what the models say of it."""
-        every = (self.tables["iterations"], self.source, self.known, self.copied)
+        return self.told(self.tables["iterations"])
+
+    def told(self, iterations: pd.DataFrame) -> pd.DataFrame:
+        """The same of any table of iterations on this machine."""
+        every = (iterations, self.source, self.known, self.copied, self.paced)
         return sharing_predicted.cells(*every)
 
     def split(self) -> pd.DataFrame:
@@ -84,11 +94,12 @@ class Recording:
         return sharing_residual.split(*every, layers, self.known, self.copied)
 
     def sure(self, model: str) -> sharing_residual.Sure:
-        """How sure the errors of "copied" or "met" are, on networks that are held out."""
+        """How sure the errors of "copied", "met", "paced" or "paced_met" are, on held-out networks."""
         cells, layers = self.cells, sharing_predicted.workloads(self.source)
-        share = float(cells["later"].iloc[0]) if model == "met" else 0.0
-        held = cells[cells["held_out"]]
-        played = sharing_residual.foretold(held, layers, self.known, self.copied, share)
+        numbers = {"met": "later", "paced_met": "later_paced"}
+        share = float(cells[numbers[model]].iloc[0]) if model in numbers else 0.0
+        held, known = cells[cells["held_out"]], self.paced if "paced" in model else self.known
+        played = sharing_residual.foretold(held, layers, known, self.copied, share)
         return sharing_residual.sure(self.tables["iterations"], layers, played)
 
     def two_groups(self) -> pd.DataFrame:
@@ -99,7 +110,7 @@ class Recording:
     def beside(self, name: str) -> Source | None:
         """What was recorded beside it later, under that name; None where nothing was."""
         found = self.source.directories[0].with_name(f"{SHARING}-{name}")
-        return Source((found,)) if [*found.glob("sharing_iterations-*.csv")] else None
+        return Source((found,)) if [*found.glob("sharing_*.csv")] else None
 
     def verdicts(self) -> pd.DataFrame:
         """The paper's conclusions, judged on this machine."""

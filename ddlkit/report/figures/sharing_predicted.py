@@ -10,6 +10,12 @@ whose buckets nobody sends. So was "met", when it was known in which phase the r
 (`sharing_residual`): ranks that meet at every message wait for the later one, whose computing lasts longer
 than that of the slower of two that never meet. Its one number is learned on FITTED_ON, by the least absolute
 error of logarithms, and was written down before it was tried on any network that is held out.
+
+"paced" was the third thing tried once joint plans were found longer than foretold (`sharing_buckets`; neither
+a bucket by itself nor small messages' slowdowns explain them), and is judged as examples/sharing_buckets.yml
+asks: a message measured alone finds what a rested link has saved, which one behind another does not find. So
+none is taken to be faster than the link's rate. Nothing of it is fitted; "paced_met" learns its one number as
+"met" does.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ import pandas as pd
 from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, no_overlap, perfect_overlap
+from ddlkit.core.link import wire_s_per_byte
 from ddlkit.core.resources import Resources, Shared, jointly, last_apart, of_each, uniform
 from ddlkit.core.workload import Workload
 from ddlkit.model.predictor import make_plan
@@ -36,6 +43,8 @@ MODELS = {
     "term": "slowdowns as measured with kernels",
     "copied": "the same, and what DDP's buckets take when nobody sends them",
     "met": "and computing longer where ranks meet, by one number, learned on two networks",
+    "paced": "as copied, and no message faster than the link's rate",
+    "paced_met": "and computing longer where ranks meet, learned anew",
     "none": "no slowdown",
     "fitted": "slowdowns times two numbers, learned on two networks",
     "mean": "iteration over computing, the mean of two networks",
@@ -52,9 +61,11 @@ Known = Mapping[tuple[str, str], Resources]
 
 
 def known_resources(
-    messages: pd.DataFrame, kernels: pd.DataFrame
+    messages: pd.DataFrame, kernels: pd.DataFrame, paced: bool = False
 ) -> dict[tuple[str, str], Resources]:
     """What each configuration costs, takes and loses, by link and name: medians over rounds and kernels.
+
+    paced : whether no message is faster than the link's rate; a link without one paces nothing
 
     Configurations whose messages or kernels were not measured are left out.
     """
@@ -66,10 +77,17 @@ def known_resources(
     for key, own in whole.groupby(["link", "configuration"]):
         medians = own.groupby("bytes")["seconds"].median()
         if key in slowed.index and len(medians) > 1:
-            cost = Table(medians.index.to_numpy(float), medians.to_numpy())
+            sizes, seconds = medians.index.to_numpy(float), medians.to_numpy()
+            cost = Table(sizes, np.maximum(seconds, _least_s(own) * sizes) if paced else seconds)
             of_computing, of_messages = slowed.loc[key].tolist()
             found[key] = Resources(key[1], cost, of_computing, of_messages)
     return found
+
+
+def _least_s(messages: pd.DataFrame) -> float:
+    """Of a byte of an all-reduce, at the rate of the one link of these messages; 0 without a rate."""
+    ranks, bits_per_s = messages[["ranks", "link_bits_per_s"]].iloc[0]
+    return wire_s_per_byte("all_reduce", int(ranks), bits_per_s) if bits_per_s else 0.0
 
 
 def workloads(source: Source) -> dict[tuple[str, int], Workload]:
@@ -132,14 +150,19 @@ def scaled(one: Shared, of_computing: float, of_messages: float) -> Shared:
 
 
 def cells(
-    iterations: pd.DataFrame, source: Source, known: Known, copied: Mapping[str, float]
+    iterations: pd.DataFrame,
+    source: Source,
+    known: Known,
+    copied: Mapping[str, float],
+    paced: Known | None = None,
 ) -> pd.DataFrame:
     """Every measured cell with what each of MODELS says of it, in seconds; those that can be said.
 
-    copied : of `copies`; of networks that are not there nothing
+    copied : of `copies`; of networks that are not there nothing; paced : as ``known``, which it is without
 
     Columns: CELL, configuration, measured_s, measured_exposed_s, compute_s, held_out, one a model, what the
-    models with and without the term say of exposed communication, and ``later``, the number of "met".
+    models with and without the term say of exposed communication; ``later`` and ``later_paced``, the numbers
+    of "met" and "paced_met".
     """
     layers = workloads(source)
     keys = [*CELL, "configuration"]
@@ -171,12 +194,25 @@ def cells(
     share = fitted_later(table, packing)
     table["met"] = [later(one, share).iteration_s for one in packing]
     table["later"] = share
+    _pace(table, packing, known if paced is None else paced)
     table["term_exposed_s"] = [one.exposed_s for one in played]
     table["none_exposed_s"] = [one.exposed_s for one in bare]
     table["mean"] = _mean(table)
     factors = fitted_scales(table, played)
     table["fitted"] = [scaled(one, *factors).iteration_s for one in played]
     return table
+
+
+def _pace(table: pd.DataFrame, packing: list[Shared], paced: Known) -> None:
+    """Add what "paced" and "paced_met" say of the iterations ``packing``, and the number learned."""
+    slower = [
+        replace(one, given=tuple(paced[link, way.name] for way in one.given))
+        for one, link in zip(packing, table["link"], strict=True)
+    ]
+    share = fitted_later(table, slower)
+    table["paced"] = [one.iteration_s for one in slower]
+    table["paced_met"] = [later(one, share).iteration_s for one in slower]
+    table["later_paced"] = share
 
 
 def two_groups(table: pd.DataFrame) -> pd.DataFrame:

@@ -262,17 +262,25 @@ class Wrapped:
 
     def alone(self, batch: Batch, iterations: int, bucketed: bool = False) -> float:
         """Median seconds of an iteration without exchange; ``bucketed``: with buckets that nobody sends."""
+        return float(np.median(self.unsent(batch, iterations, bucketed)[:, -1]))
+
+    def unsent(self, batch: Batch, iterations: int, bucketed: bool) -> Floats:
+        """(iterations, 3) seconds until the last bucket's post, the end of backward, and that of the update.
+
+        Nothing is exchanged. Without buckets the last post is the end of backward.
+        """
         self.router.sends = False
         with nullcontext() if bucketed else self.model.no_sync():
-            points = []
+            rows = []
             for _ in range(1 + iterations):
-                start, *_, end = self.iterate(batch)
+                start, _, backward, end = self.iterate(batch)
                 self._settle()
-                points.append(self.clock.seconds(start, end))
+                posted = self.router.posted[-1] if self.router.posted else backward
+                rows.append([self.clock.seconds(start, one) for one in (posted, backward, end)])
         self.router.sends = True
         for state in self.optimizer.state.values():
             state["momentum_buffer"].zero_()  # of gradients that are this rank's own
-        return float(np.median(points[1:]))
+        return np.array(rows[1:])
 
 
 # -- all of them in turn -----------------------------------------------------------------------

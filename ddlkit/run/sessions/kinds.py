@@ -56,6 +56,7 @@ from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
 from ddlkit.run.measure.echoes import EchoesSettings, echoes_job
 from ddlkit.run.measure.layers import PRECISIONS, LayersSettings, layer_tables, layers_job
 from ddlkit.run.measure.pipelines import PipelineSettings, cases, pipeline_job
+from ddlkit.run.measure.shared_buckets import SharedBucketsSettings, shared_buckets_job
 from ddlkit.run.measure.shared_copies import SharedCopiesSettings, shared_copies_job
 from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
 from ddlkit.run.measure.shared_messages import SharedMessagesSettings, shared_messages_job
@@ -734,6 +735,19 @@ def copies_by_share(
         each_s = sum(2 * _iteration_s(network, n, "fp32", here.device) for n in sizes)
         work_s = 3.0 + 2 * repeats * (1 + iterations) * each_s
         yield _sharing(here, f"{network}-copies", shared_copies_job, make, ("", ""), work_s)
+
+
+@kind("sharing")
+def buckets_by_share(
+    here: Here, networks: Batched, caps: Sizes, repeats: int = 6, iterations: int = 2
+) -> Iterator[Point]:
+    """Iterations with few buckets and many that nobody sends, and without: a table for each network."""
+    for network, batch in networks:
+        make = partial(SharedBucketsSettings, network, batch, caps, repeats, iterations)
+        each_s = 2 * _iteration_s(network, batch, "fp32", here.device)
+        work_s = 3.0 + 2 * len(caps) * (repeats * (1 + iterations) + 2) * each_s
+        name = f"{network}-b{batch}-buckets"
+        yield _sharing(here, name, shared_buckets_job, make, ("", ""), work_s)
 
 
 # -- the lab -------------------------------------------------------------------------------------
