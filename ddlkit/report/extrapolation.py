@@ -58,6 +58,8 @@ WELL = 0.03
 WAYS = ("one", "others")
 DRAWN = 2000
 """Messages that an interval is of."""
+ROUNDED = 1.05
+"""By how much a size may be larger than what was asked, so that all ranks have as many numbers."""
 KEYS = ["kind", "link", "ranks"]
 Lab = tuple[str, int]
 """Link and ranks."""
@@ -199,16 +201,17 @@ def said_of(
 def against(said: pd.DataFrame, fresh: pd.DataFrame) -> pd.DataFrame:
     """What was said, with ``measured_s``, the median, of a table ``collectives``, wherever it has one.
 
+    A size that was said is that which was measured, the next multiple of the ranks: at most ROUNDED above.
     off : size of the error; inside : whether the interval holds the median. said : as of `said_of`
     """
-    labs = ring_labs(fresh)
-    medians = pd.concat(
-        pd.DataFrame({"bytes": lab.bytes, "measured_s": lab.seconds}).assign(
-            link=lab.link, ranks=lab.workers
-        )
-        for lab in labs
-    )
-    found = said.merge(medians, on=["link", "ranks", "bytes"], validate="many_to_one")
+    frames = []
+    for lab in ring_labs(fresh):
+        medians = pd.DataFrame({"bytes": lab.bytes, "measured_s": lab.seconds})
+        own = said[(said["link"] == lab.link) & (said["ranks"] == lab.workers)]
+        near = pd.merge_asof(own.sort_values("bytes"), medians, on="bytes", direction="forward")
+        sizes = lab.bytes[np.searchsorted(lab.bytes, near["bytes"]).clip(max=lab.bytes.size - 1)]
+        frames.append(near[sizes <= near["bytes"] * ROUNDED].dropna())
+    found = pd.concat(frames, ignore_index=True)
     measured_s = found["measured_s"]
     inside = (found["low_s"] <= measured_s) & (measured_s <= found["high_s"])
     return found.assign(off=(found["predicted_s"] / measured_s - 1).abs(), inside=inside)
