@@ -270,7 +270,35 @@ def test_verdicts_have_a_panel_for_every_evidence() -> None:
     judged = VERDICTS[:4]
     figure = plots.verdict_panels(judged, list(judged["id"]))
     titles = {ax.get_title("left"): len(ax.get_yticks()) for ax in figure.axes}
-    assert titles == {"counted: 2 claims": 2, "model: 1 claims": 1, "bound: 1 claims": 1}
+    assert titles == {"counted: 2": 2, "model: 1": 1, "bound: 1": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "role"), [("CSF", "no_overlap"), ("OSF printed", "osf_table"), ("simulated", "model")]
+)
+def test_a_formula_has_the_colour_and_marker_of_the_role_it_plays(name: str, role: str) -> None:
+    """Also where it is one of others, in whatever place, and where a paper's range of it is shaded."""
+    (_, style), of_role = plots.looks(["anything", name]), plots.look(role)
+    assert (style.color, style.marker) == (of_role.color, of_role.marker)
+
+
+def test_a_papers_range_of_a_formula_is_shaded_in_its_colour(ax: Axes) -> None:
+    ends = {"CSF, lab": ([1.0], [2.0])}
+    plots.intervals(ax, ["one"], ends, label="x", printed={"CSF": (0.5, 3.0), "unheard of": (0, 1)})
+    colours = {one.get_label(): to_hex(one.get_facecolor()) for one in ax.patches}
+    assert colours["paper: CSF"] == plots.look("CSF").color
+    assert colours["paper: unheard of"] == plots.look("paper").color
+
+
+def test_rows_name_emulated_links_by_what_they_are(ax: Axes) -> None:
+    plots.dots_by_group(ax, ["4 x emulated:1gbit-delay1ms", "2 x 1gbit"], [1.0, 2.0], label="x")
+    assert [one.get_text() for one in ax.get_yticklabels()] == ["4 x 1gbit-delay1ms", "2 x 1gbit"]
+
+
+@pytest.mark.parametrize(("size", "rims"), [(8.0, 1), (1.5, 0)])
+def test_a_marker_has_a_rim_unless_it_is_one_of_very_many(ax: Axes, size: float, rims: int) -> None:
+    plots.points(ax, [1], [2], "paper", size=size)
+    assert len(ax.lines[-1].get_path_effects() or ()) == rims
 
 
 def test_a_gantt_chart_has_every_span_once_at_full_length(ax: Axes) -> None:

@@ -241,6 +241,8 @@ RULES: dict[str, dict[str, Rule]] = {
     "60_other_clusters": {
         "chosen": OneOf(_fitted_rules),
         "drawn": OneOf(lambda given: TRIALS, several=True),
+    },
+    "61_sizes": {
         "looked_into": OneOf(lambda given: [part.table for part in vidur.tables()], several=True),
     },
     "80_tables": {"tolerance": Number(0, 1)},

@@ -150,12 +150,15 @@ def totals(rows: pd.DataFrame) -> pd.DataFrame:
 def side_by_side(rows: pd.DataFrame, by: str) -> pd.DataFrame:
     """Phases in columns, for stacked bars: for each value of ``by`` the model's row and then the lab's.
 
-    Labels are short, since bars may be many: the value, its unit below it, and "lab" under the second.
+    Labels are short, since bars may be many: the value, its unit below it, and below that whose it is.
     """
     found = [
         part.set_index("phase")[column].rename(label)
         for value, part in rows.groupby(by, sort=False)
-        for label, column in ((str(value).replace(" ", "\n"), "model_s"), ("lab", "measured_s"))
+        for label, column in (
+            (str(value).replace(" ", "\n") + "\nmodel", "model_s"),
+            ("\n" * str(value).count(" ") + "\nlab", "measured_s"),
+        )
     ]
     return pd.DataFrame(found)[list(PHASES)]
 

@@ -345,6 +345,16 @@ def gains_in_lab(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
+FREE = {
+    "resnet101_s": "ResNet-101 computes",
+    "vgg16_s": "VGG-16 computes",
+    "overhead_s": "delta",
+    "timeout_s": "timeout",
+    "unit": "layers or tensors",
+}
+"""What osf leaves unstated, in words: computing, a start-up, the buffer's timeout, and what travels alone."""
+
+
 def identifiability(figure: Figure, value: str = "model") -> pd.DataFrame:
     """What knowing one unstated number would leave of the compatible settings, one row per free number.
 

@@ -21,6 +21,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.patheffects import withStroke
 from numpy.typing import ArrayLike
 
 from ddlkit.core import units
@@ -44,6 +45,7 @@ from ddlkit.report.plots.style import (
     WIDTH,
     Style,
     add_legend,
+    known,
     look,
     looks,
     plain_log_ticks,
@@ -59,6 +61,8 @@ FEW = 30  # points of a line that are marked one by one
 NEAR = 0.05  # relative error of a prediction
 SHORT = 6  # letters of a name that stand level under a cell
 DEFAULT_FRAME = "#d55e00"  # about the cell of the default in a heat map
+EMULATED = "emulated:"  # before the names of links
+RIMMED = 3  # size of a marker that has a white rim; smaller ones are many
 NUMBERED = 12  # messages that carry the number of their group
 
 
@@ -220,7 +224,8 @@ def intervals(
     _case_rows(ax, cases, 0.0)
     hatches = ("...", "///")
     for (name, (least, most)), hatch in zip((printed or {}).items(), hatches, strict=False):
-        band = ax.axvspan(least, most, zorder=0, color=look("paper").color, alpha=0.16, linewidth=0)
+        color = look(name if known(name) else "paper").color
+        band = ax.axvspan(least, most, zorder=0, color=color, alpha=0.16, linewidth=0)
         band.set(hatch=hatch, label=f"paper: {name}")
     step = 0.7 / len(ranges)
     for k, (style, ends) in enumerate(zip(looks(list(ranges)), ranges.values(), strict=True)):
@@ -298,26 +303,16 @@ def verdict_ratios(ax: Axes, verdicts: pd.DataFrame, names: Sequence[str]) -> No
 
 @theme()
 def verdict_panels(verdicts: pd.DataFrame, names: Sequence[str]) -> Figure:
-    """`verdict_ratios` by evidence, in two columns of about the same height; (n,) names of the rows."""
+    """`verdict_ratios` by evidence, one below the other, wide enough to be read; (n,) names of the rows."""
     rows = verdicts.reset_index(drop=True).groupby("evidence", sort=False).indices
-    gap, total = 4, sum(len(of) + 4 for of in rows.values())
-    figure = plt.figure(figsize=(2 * WIDTH, 1.2 + 0.15 * (total / 2 + 8)))
-    grid = figure.add_gridspec(1, 2)
-    columns: tuple[list[str], list[str]] = ([], [])
-    for evidence in sorted(rows, key=lambda kind: -len(rows[kind])):
-        min(columns, key=lambda kinds: sum(len(rows[kind]) + gap for kind in kinds)).append(
-            evidence
-        )
-    for column, kinds in enumerate(columns):
-        kinds.sort(key=list(rows).index)
-        heights = [len(rows[kind]) + gap for kind in kinds]
-        parts = grid[column].subgridspec(max(len(kinds), 1), 1, height_ratios=heights or None)
-        for part, evidence in enumerate(kinds):
-            ax = figure.add_subplot(parts[part])
-            mine = rows[evidence]
-            verdict_ratios(ax, verdicts.iloc[mine], [names[row] for row in mine])
-            heading(ax, f"{evidence}: {len(mine)} claims")
-            ax.tick_params(axis="y", labelsize=7)
+    heights = [len(of) + 3 for of in rows.values()]
+    figure, axes = plt.subplots(
+        len(rows), figsize=(WIDTH, 1.0 + 0.16 * sum(heights)), height_ratios=heights, squeeze=False
+    )
+    for ax, (evidence, mine) in zip(axes.flat, rows.items(), strict=True):
+        verdict_ratios(ax, verdicts.iloc[mine], [names[row] for row in mine])
+        heading(ax, f"{evidence}: {len(mine)}")
+        ax.tick_params(axis="y", labelsize=7)
     figure.supxlabel("computed here / printed in the paper", fontsize=8)
     handles = {
         name: one
@@ -543,16 +538,19 @@ def predicted_vs_measured(
 
 
 def _case_rows(ax: Axes, names: Sequence[str], reference: float) -> None:
-    """One row per name, the first on top, and a line where values are as the reference."""
+    """One row per name, the first on top, and a line where values are as the reference.
+
+    An emulated link is known by its delay: its prefix takes half of a row and says no more.
+    """
     ax.axvline(reference, color=SOFT, linewidth=0.8)
-    ax.set_yticks(range(len(names)), names)
+    ax.set_yticks(range(len(names)), [name.replace(EMULATED, "") for name in names])
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
     ax.grid(True, axis="both")
 
 
 def _mark(ax: Axes, x: ArrayLike, y: ArrayLike, style: Style, size: float, label: str = "") -> None:
-    """Markers of a style at (n,) places."""
+    """Markers of a style at (n,) places, in a white rim that tells them from bars of their colour."""
     ax.plot(
         np.asarray(x, dtype=float),
         np.asarray(y, dtype=float),
@@ -561,6 +559,7 @@ def _mark(ax: Axes, x: ArrayLike, y: ArrayLike, style: Style, size: float, label
         markerfacecolor=style.face,
         markersize=size,
         label=label or style.label,
+        path_effects=[withStroke(linewidth=2.5, foreground="white")] if size > RIMMED else None,
     )
 
 

@@ -67,6 +67,11 @@ def theme() -> Iterator[None]:
         yield
 
 
+def known(name: str) -> bool:
+    """Whether a name has a look of its own, as `look` finds it."""
+    return name in _LOOKS or name.partition(":")[0] in _LOOKS
+
+
 def look(name: str) -> Style:
     """The style of a role, plan ("buffer:25MB" looks like "buffer"), cost form or span kind.
 
