@@ -268,6 +268,20 @@ def foretold(predicted: pd.DataFrame) -> pd.DataFrame:
     return found.astype({"ranks": int, "bytes": float}).drop(columns="case")
 
 
+def verdicts(judged: pd.DataFrame) -> pd.DataFrame:
+    """Of each of MODELS its ``labs``, and the ``median`` over them of each lab's median error over sizes.
+
+    well : labs of which that is at most WELL; inside : share of medians in their intervals
+    nearer : labs that it told better than the first model did. judged : as of `against`, with ``model``
+    """
+    labs = judged.groupby(["model", "link", "ranks"])["off"].median().unstack("model")
+    found = pd.DataFrame({"labs": labs.count(), "median": labs.median()})
+    found["well"] = (labs <= WELL).sum()
+    found["inside"] = judged.groupby("model")["inside"].mean()
+    found["nearer"] = labs.lt(labs[MODELS[0]], axis=0).sum()
+    return found.loc[[*MODELS]].reset_index(names="model")
+
+
 def planned_labs(plan: Path) -> dict[Lab, Floats]:
     """Labs that a file of points asks for, as ``examples/labs_fresh.yml``, with their sizes in bytes.
 
