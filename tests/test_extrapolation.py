@@ -287,7 +287,7 @@ def test_what_echoes_tell_is_found_and_labs_with_it_are_told(line: tuple[float, 
     crossed = pd.concat([crossed, still])
     assert extrapolation.waking(crossed) == pytest.approx(line, abs=1e-12)
     law = extrapolation.woken(crossed)
-    assert law == (pytest.approx(line[1], abs=1e-12), False)
+    assert law.waking == pytest.approx(line[1], abs=1e-12) and not law.waits
     labs = woken_labs(DELAYED, law)
     own = extrapolation.told(labs, 2, (), law)
     assert own["error"].abs().max() < 1e-4
