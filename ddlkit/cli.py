@@ -843,6 +843,7 @@ _EMULATED: dict[str, dict[str, Any]] = {
     },
     "queue": {"help": "what may wait for a link; more is dropped [64MiB]"},
     "burst": {"help": "what a rested link may send at once, in time of its rate, as tbf's [0s]"},
+    "framing": {"type": int, "help": "bytes counted around each frame's packet; tbf's are 14 [38]"},
     "congestion": {"help": "control of TCP's: reno, cubic or bbr [reno]"},
     "seed": {"type": int, "help": "of loss and jitter [0]"},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddlkit import store
 from ddlkit.core.cost import Stepped
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit, held_out_errors
-from ddlkit.core.gloo_ring import ring_s
 from ddlkit.core.lablink import read_link
 from ddlkit.core.schedule import ALGORITHMS, Schedule
 from ddlkit.model.extrapolation import (
     AS_GOOD,
+    WAITING,
+    Law,
+    carried_to,
     join_labs,
     played_s,
     ring_at,
@@ -30,6 +34,7 @@ from ddlkit.report import extrapolation, source
 SIZES = 2.0 ** np.arange(10, 25)
 TRUE = Stepped(1e-4, 8.4e-9, workers=4, rate_bits_per_s=1e9, saves=True, core_share=0.37)
 LABS = [(2, 1e9), (4, 1e9), (4, 5e8), (8, 1e9), (16, 2e8)]
+PLAN = Path(__file__).parents[1] / "examples" / "labs_fresh_again.yml"
 LATE = "emulated:200mbit-delay1ms"
 
 
@@ -261,25 +266,107 @@ DELAYED = [
 ]
 
 
+def woken_labs(labs: list[tuple[str, int]], law: Law, software_s: float = 1.2e-4) -> pd.DataFrame:
+    """A collectives table of gloo's ring in those labs by a law."""
+    frames = []
+    for link, ranks in labs:
+        ring = ring_at(np.array([np.log(software_s), 0.01, np.log(0.4)]), link, ranks, law)
+        sizes = np.repeat(SIZES, 3)
+        rows = {"link": link, "ranks": ranks, "link_bits_per_s": ring.rate_bits_per_s}
+        frames.append(pd.DataFrame({"bytes": sizes, "seconds": ring(sizes), **rows}))
+    of = {"algorithm": "ring", "collective": "all_reduce", "in_flight": 1, "stolen": 0.0}
+    return pd.concat(frames).assign(**of, messages_per_sample=1)
+
+
 @pytest.mark.parametrize("line", [(1e-4, 0.05), (0.0, 0.0), (3e-4, 0.2)])
 def test_what_echoes_tell_is_found_and_labs_with_it_are_told(line: tuple[float, float]) -> None:
-    """Labs made of the law with it come out to rounding, and none sees itself; another line is off."""
-    frames = []
-    for link, ranks in DELAYED:
-        named, sizes = read_link(link), np.repeat(SIZES, 3)
-        trip_s = named.delay_s + (line[0] + line[1] * named.delay_s) / 4
-        per_byte = 1.01 * 8 / (named.rate_bits_per_s * named.framing)
-        how = {"software_s": 1.2e-4, "link_s_per_byte": per_byte, "core_share": 0.0}
-        seconds = ring_s(sizes, ranks, **how, delay_s=trip_s, burst_s=0.0)
-        rows = {"link": link, "ranks": ranks, "link_bits_per_s": named.rate_bits_per_s}
-        frames.append(pd.DataFrame({"bytes": sizes, "seconds": seconds, **rows}))
-    of = {"algorithm": "ring", "collective": "all_reduce", "in_flight": 1, "stolen": 0.0}
-    labs = pd.concat(frames).assign(**of, messages_per_sample=1)
+    """Labs made of the law come out to rounding, told from the others; another law is off."""
     delays = np.array([read_link(link).delay_s for link, _ in DELAYED])
     crossed = pd.DataFrame({"delay_s": delays, "beyond_s": line[0] + line[1] * delays})
     still = pd.DataFrame({"delay_s": [0.0], "beyond_s": [9.9]})
-    found = extrapolation.waking(pd.concat([crossed, still]))
-    assert found == pytest.approx(line, abs=1e-12)
-    assert extrapolation.with_waking(labs, found)["median"].max() < 1e-4
-    other = extrapolation.with_waking(labs, (line[0], line[1] + 0.5))["median"]
-    assert len(other) == len(DELAYED) and other.max() > 1e-2
+    crossed = pd.concat([crossed, still])
+    assert extrapolation.waking(crossed) == pytest.approx(line, abs=1e-12)
+    law = extrapolation.woken(crossed)
+    assert law.waking == pytest.approx(line[1], abs=1e-12) and not law.waits
+    labs = woken_labs(DELAYED, law)
+    own = extrapolation.told(labs, 2, (), law)
+    assert own["error"].abs().max() < 1e-4
+    other = extrapolation.told(labs, 2, (), law._replace(waking=line[1] + 0.5))
+    assert extrapolation.summary(other)["median"].max() > 1e-2
+
+
+@given(st.floats(0, 0.3), st.floats(1e-4, 5e-3), st.integers(2, 16))
+def test_a_law_adds_its_waking_to_round_trips_and_takes_waiting_away(
+    waking: float, delay_s: float, ranks: int
+) -> None:
+    """A small message's round trips are longer by waking x delay each; none waits where the law says so."""
+    values, link = (
+        np.array([np.log(2e-4), 0.0, np.log(0.5)]),
+        f"emulated:1gbit-delay{delay_s * 1e3:.6f}ms",
+    )
+    plain, woken = (
+        ring_at(values, link, ranks, law) for law in (Law(0.0, False), Law(waking, False))
+    )
+    trips = 2 * (ranks - 1)
+    delay_s = read_link(link).delay_s
+    assert woken(0.0) - plain(0.0) == pytest.approx(trips * waking * delay_s, rel=1e-9, abs=1e-15)
+    assert plain(0.0) == pytest.approx(trips * (2e-4 + 4 * delay_s))
+    waiting = ring_at(values, link, ranks, Law(waking))
+    assert waiting(0.0) - woken(0.0) == pytest.approx(
+        trips * 2e-4 * (max(1, ranks / 2) - 1), abs=1e-12
+    )
+
+
+def test_the_old_law_is_that_which_was_always_used() -> None:
+    """Where nothing is said; and over links without delay, whatever is said."""
+    rows, law = (
+        rings([("lab:1gbit", 4), ("lab:500mbit", 2), ("emulated:1gbit-delay1ms", 4)]),
+        Law(9.0, False),
+    )
+    links = ["lab:200mbit", "emulated:500mbit-delay2ms"]
+    plain, old, other = (
+        carried_to(rows, [(link, 8) for link in links], cores=2, **how)
+        for how in ({}, {"law": WAITING}, {"law": law})
+    )
+    for link in links:
+        key = (link, 8, "all_reduce")
+        costs = [one.known[key].cost(SIZES) for one in (plain, old, other)]
+        assert np.array_equal(costs[0], costs[1])
+        assert np.array_equal(costs[0], costs[2]) == link.startswith("lab:")
+
+
+def test_what_is_foretold_is_written_read_and_judged(tmp_path: Path) -> None:
+    """Sizes are those of a plan; measured ones may be rounded up to the ranks, and no further."""
+    plan = tmp_path / "labs.yml"
+    plan.write_text("points:\n- {ranks: [3, 5], rate: 300mbit, delay: 1ms, sizes: [1KiB, 64KiB]}\n")
+    labs = extrapolation.planned_labs(plan)
+    link = "emulated:300mbit-delay1ms"
+    assert [*labs] == [(link, 3), (link, 5)] and labs[link, 3].tolist() == [1024, 65536]
+    law = Law(0.1, waits=False)
+    known = woken_labs([*DELAYED, (LATE, 8)], law)
+    by = dict(zip(extrapolation.MODELS, [(known, WAITING), (known, law)] * 2, strict=True))
+    path = extrapolation.foretell(labs, by, 2, tmp_path)
+    said = extrapolation.foretold(store.load_table(path))
+    assert len(said) == 4 * 2 * 2 and (said["low_s"] <= said["high_s"]).all()
+    truth = woken_labs([*labs], law)
+    truth = truth[truth["bytes"].isin([1024, 65536])].assign(bytes=lambda rows: rows["bytes"] + 8)
+    judged = extrapolation.against(said, truth)
+    table = extrapolation.verdicts(judged).set_index("model")
+    assert len(judged) == len(said) and (table["labs"] == 2).all()
+    assert table.loc["woken", "median"] < 1e-3 < table.loc["waiting", "median"]
+    assert table["nearer"].tolist() == [0, 2, 0, 2] and table.loc["woken", "inside"] == 1
+    far = truth.assign(bytes=truth["bytes"] * 1.1)
+    assert extrapolation.against(said, far).empty
+
+
+def test_recorded_labs_were_foretold_before_and_are_as_was_said() -> None:
+    """The table's commit came before; here, that it holds every lab and size that was then measured."""
+    again = source.open_labs("", source.AGAIN_LABS)
+    said, plan = extrapolation.foretold(again.table("predicted")), PLAN
+    asked = extrapolation.planned_labs(plan)
+    assert {(row.link, row.ranks) for row in said.itertuples()} == set(asked)
+    judged = extrapolation.against(said, again.table("collectives"))
+    assert len(judged) == len(said)
+    table = extrapolation.verdicts(judged).set_index("model")
+    assert (table.loc[["waiting", "woken"], "median"] <= extrapolation.WELL).all()
+    assert table.loc["woken", "nearer"] > len(asked) / 2

@@ -122,3 +122,29 @@ def test_a_crossing_is_told_apart_into_delay_bytes_and_what_is_beyond() -> None:
     assert (found["share"], found["packet_s"]) == pytest.approx((0.5, 0.015 / 60))
     (kernel,) = links.crossings(echoes("lab:1gbit", 0.0, 0.03, 5e-6)).to_dict("records")
     assert kernel["share"] == 0 and np.isnan([kernel["beyond_s"], kernel["packet_s"]]).all()
+
+
+def both_engines(links_: list[str], trip_s: float) -> pd.DataFrame:
+    """Two sizes over each link, of four ranks: the small one six trips."""
+    rows = [(link, size) for link in links_ for size in (1024.0, 2.0**26)]
+    found = pd.DataFrame(rows, columns=["link", "bytes"]).assign(ranks=4)
+    return found.assign(seconds=np.where(found["bytes"] == 1024, 6 * trip_s, 1.0))
+
+
+def test_both_engines_are_told_by_what_they_count_and_by_words_that_wait() -> None:
+    """Without trips framing is all; with them a wire is longer, unless it saves as the bucket does."""
+    wire, counted = "emulated:1gbit-delay0ms", "emulated:1gbit-delay0ms-framing14"
+    saving = "emulated:1gbit-delay0ms-burst1.048576ms-framing14"
+    for trip_s in (1e-9, 5e-4):
+        known = both_engines(["lab:1gbit", wire], trip_s)
+        labs = both_engines(["lab:1gbit", wire, counted, saving], trip_s).query("bytes > 1e6")
+        told = links.ratios_told(links.engines_told(labs, known)).set_index("link")
+        framing = told["framing_ratio"]
+        assert framing[[counted, saving]].tolist() == pytest.approx([1, 1])
+        assert framing[wire] == pytest.approx(1538 / 1514)
+        beyond = told["told_ratio"] / framing - 1
+        assert beyond[saving] == pytest.approx(0, abs=1e-9)
+        assert (beyond[[wire, counted]] > 1e-3).all() == (trip_s > 1e-6)
+        assert beyond[wire] == pytest.approx(beyond[counted], abs=1e-3)
+        found = links.ratios(told.reset_index(), labs)
+        assert len(found) == 3 and (found["measured_ratio"] == 1).all()

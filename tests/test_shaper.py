@@ -379,3 +379,17 @@ def test_pieces_of_a_packet_are_as_if_they_had_been_sent_alone(
         assert bool(flags & 0x80) == (start == 0)
         found += part
     assert found == payload
+
+
+@given(st.integers(1, 60_000), st.integers(0, 100))
+def test_a_link_counts_the_framing_that_it_is_asked_to(payload: int, framing: int) -> None:
+    """Each frame differs by as much; by its name the link is read as it was."""
+    asked, usual = (size_of(HEAD + payload, HEAD, MSS, *more) for more in ((framing,), ()))
+    assert asked.frames == usual.frames
+    assert usual.bytes - asked.bytes == (38 - framing) * usual.frames
+    how = conditions.parse({"framing": framing, "burst": "1ms"})
+    named = read_link(f"emulated:1gbit-{how.name}")
+    assert (named.framing_bytes, named.burst_s) == (framing, 1e-3)
+    assert named.framing == pytest.approx(1448 / (1500 + framing))
+    assert Conditions.from_dict(json.loads(json.dumps(dataclasses.asdict(how)))) == how
+    assert shaper_of(how, 1e9).framing_bytes == framing

@@ -2,7 +2,7 @@
 
 "lab" is a link that the kernel's token bucket shapes, "emulated" one of our own making. They count what
 goes around the bytes of a message differently: the bucket 14 bytes a packet and 52 of TCP and IP, a wire
-24 more, for preamble, check sum and gap.
+24 more, for preamble, check sum and gap. An emulated link may count as the bucket does: "-framing14".
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import re
 from typing import NamedTuple
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import FRAMING, burst_s
+from ddlkit.core.link import burst_s
 from ddlkit.core.units import parse_bits_per_s, parse_seconds
 
-WIRE_FRAMING = 1448 / 1538
+FRAMING_BYTES, TBF_FRAMING_BYTES = 38, 14
+"""Around each packet of up to 1,500 bytes: as Ethernet on a wire has them, and as tbf counts them."""
+WIRE_FRAMING = 1448 / (1500 + FRAMING_BYTES)
 """TCP payload in a full Ethernet frame as it occupies a wire, and an emulated link."""
 
 
@@ -23,6 +25,7 @@ class Named(NamedTuple):
 
     engine : "tbf" or "emulated"; delay_s, jitter_s : of each link, one way; loss : share of frames
     burst_s : most that a rested link may send at once, in seconds of its rate
+    framing_bytes : counted around each packet
     """
 
     engine: str
@@ -31,11 +34,12 @@ class Named(NamedTuple):
     jitter_s: float
     loss: float
     burst_s: float = 0.0
+    framing_bytes: int = FRAMING_BYTES
 
     @property
     def framing(self) -> float:
         """Share of what the link carries that is a message's own bytes."""
-        return FRAMING if self.engine == "tbf" else WIRE_FRAMING
+        return 1448 / (1500 + self.framing_bytes)
 
 
 def is_lab(link: str) -> bool:
@@ -55,15 +59,22 @@ def read_link(link: str) -> Named:
     rate, *parts = rest.split("-")
     if engine not in ("lab", "emulated") or not separator:
         raise UserError(f"{link!r} is no lab's link: they are called as lab:1gbit")
-    said = {"delay": "0s", "jitter": "0s", "loss": "0", "burst": "0s"}
+    said = {
+        "delay": "0s",
+        "jitter": "0s",
+        "loss": "0",
+        "burst": "0s",
+        "framing": str(FRAMING_BYTES),
+    }
     for part in parts:
-        if found := re.fullmatch(r"(delay|jitter|loss|burst)([0-9].*)", part):
+        if found := re.fullmatch(r"(delay|jitter|loss|burst|framing)([0-9].*)", part):
             said[found[1]] = found[2]
     delay_s, jitter_s, saved_s = (parse_seconds(said[n]) for n in ("delay", "jitter", "burst"))
     bits_per_s = parse_bits_per_s(rate)
     if engine == "lab":
-        return Named("tbf", bits_per_s, 0.0, 0.0, 0.0, burst_s(bits_per_s))
-    return Named(engine, bits_per_s, delay_s, jitter_s, float(said["loss"]), saved_s)
+        return Named("tbf", bits_per_s, 0.0, 0.0, 0.0, burst_s(bits_per_s), TBF_FRAMING_BYTES)
+    framing_bytes = int(said["framing"])
+    return Named(engine, bits_per_s, delay_s, jitter_s, float(said["loss"]), saved_s, framing_bytes)
 
 
 def ranks_per_node(link: str) -> int:

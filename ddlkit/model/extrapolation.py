@@ -123,9 +123,32 @@ SCATTER = 0.03
 BELIEVED_FAR = 1.0
 """By how much, as a logarithm, the share of the cores may well differ from one core's: labs of one number of
 ranks do not tell it."""
+DELAYED = ("emulated", True)
+"""Engine of a link, and whether it has a delay: those that `Law` may say more of."""
 GRID: Floats = np.exp2(np.arange(8.0, 30.25, 0.25))
 """Bytes at which a carried cost is computed; between them it is interpolated."""
 NOISE_SIZES: Floats = KIB * np.exp2(np.arange(20.0))
+
+
+class Law(NamedTuple):
+    """What is known of gloo's ring beside the three numbers that are fitted.
+
+    waking : seconds that a round trip takes besides, for each second of one link's delay: as echoes tell,
+        who has slept longer is slower to wake. It passes four delays of a link
+    waits : whether ranks' software waits for a core, by a share that is fitted; else none does, as ranks that
+        wait for packets leave the cores to others
+    """
+
+    waking: float = 0.0
+    waits: bool = True
+
+    def delay_s(self, named: Named) -> float:
+        """A quarter of what a round trip over such links takes beyond software and bytes."""
+        return named.delay_s * (1 + self.waking / 4)
+
+
+WAITING = Law()
+"""Ranks wait for cores and wake at once: what campaigns were foretold with, and links without delay are."""
 
 
 class RingLab(NamedTuple):
@@ -172,7 +195,7 @@ def ring_labs(rows: pd.DataFrame) -> list[RingLab]:
 class _Points:
     """All labs' sizes side by side, and what does not depend on what is fitted."""
 
-    def __init__(self, labs: Sequence[RingLab]) -> None:
+    def __init__(self, labs: Sequence[RingLab], law: Law) -> None:
         def each(values: Iterable[float]) -> Floats:
             counts = [lab.bytes.size for lab in labs]
             return np.repeat(np.array(list(values), float), counts)
@@ -184,7 +207,7 @@ class _Points:
         )
         self.workers = each(lab.workers for lab in labs)
         named = [lab.named for lab in labs]
-        self.delay_s = each(one.delay_s for one in named)
+        self.waits, self.delay_s = law.waits, each(map(law.delay_s, named))
         self.burst_s = each(one.burst_s for one in named)
         self.wire_s = each(8 / (one.rate_bits_per_s * one.framing) for one in named)
 
@@ -196,22 +219,23 @@ class _Points:
             self.workers,
             software_s=software_s,
             link_s_per_byte=over * self.wire_s,
-            core_share=share,
+            core_share=share * self.waits,
             delay_s=self.delay_s,
             burst_s=self.burst_s,
         )
 
 
-def fit_rings(labs: Sequence[RingLab], cores: int) -> Floats:
+def fit_rings(labs: Sequence[RingLab], cores: int, law: Law = WAITING) -> Floats:
     """(3,) values as of `_Points.told_s`: those that all labs together say, each lab counting alike.
 
-    Least squares of logarithms, in which a few sizes that are far off count less. Raises UserError for none.
+    Least squares of logarithms, in which a few sizes that are far off count less. Where none waits for cores
+    the share stays as believed, and does nothing. Raises UserError for none.
     """
     from scipy.optimize import least_squares
 
     if not labs:
         raise UserError("no lab to extrapolate from: calibrate one at least")
-    points, first = _Points(labs), labs[0]
+    points, first = _Points(labs, law), labs[0]
     step_s = float(first.seconds[0]) / (2 * (first.workers - 1)) - 4 * first.named.delay_s
     software, share = np.log(max(2e-5, step_s)), -np.log(cores)
 
@@ -241,15 +265,17 @@ class Rings:
     labs: Sequence[RingLab]
     cores: int
     software: float = np.inf
+    law: Law = WAITING
 
     @classmethod
-    def of(cls, rows: pd.DataFrame, link: str, cores: int) -> Rings:
+    def of(cls, rows: pd.DataFrame, link: str, cores: int, law: Law = WAITING) -> Rings:
         """To be carried to ``link``: by the labs most like it.
 
         Those are of its engine, and emulated ones with a delay where it has one: without, a link is as quick
         as the process that it is. Where there is none of them, those of its engine, or else all.
 
-        rows : of a table ``collectives`` of one machine. Raises UserError where there is no lab at all.
+        rows : of a table ``collectives`` of one machine; law : of emulated links with a delay, others have
+            WAITING. Raises UserError where there is no lab at all.
         """
         labs = ring_labs(rows)
         if not labs:
@@ -261,12 +287,13 @@ class Rings:
         kinds = [[lab for lab in labs if _kind(lab.link)[:n] == kind[:n]] for n in (2, 1, 0)]
         several = [one for _, one in rows.groupby(["link", "ranks"])]
         at_once = min((software_at_once(one) for one in several), default=np.inf)
-        return cls(next(one for one in kinds if one), cores, at_once)
+        found = next(one for one in kinds if one)
+        return cls(found, cores, at_once, law if kind == DELAYED else WAITING)
 
     @cached_property
     def values(self) -> Floats:
         """What all labs say."""
-        return fit_rings(self.labs, self.cores)
+        return fit_rings(self.labs, self.cores, self.law)
 
     @cached_property
     def left_out(self) -> list[Floats]:
@@ -274,17 +301,19 @@ class Rings:
         if len(self.labs) < 2:
             return []
         others = [[one for one in self.labs if one is not lab] for lab in self.labs]
-        return [fit_rings(labs, self.cores) for labs in others]
+        return [fit_rings(labs, self.cores, self.law) for labs in others]
 
     @cached_property
     def errors(self) -> list[Floats]:
         """Of each lab, (s,) log of told over measured, told from all other labs; none for a single lab."""
         pairs = zip(self.labs, self.left_out, strict=False)
-        return [np.log(_Points([lab]).told_s(values) / lab.seconds) for lab, values in pairs]
+        return [
+            np.log(_Points([lab], self.law).told_s(values) / lab.seconds) for lab, values in pairs
+        ]
 
     def at(self, link: str, workers: int) -> GlooRing:
         """The cost over a link, by its name. Raises UserError for one that is not equal and lossless."""
-        return ring_at(self.values, link, workers)
+        return ring_at(self.values, link, workers, self.law)
 
     def between(self, link: str, workers: int) -> Communication:
         """All that a forecast needs. Its noise holds the error of being told from other labs.
@@ -345,13 +374,13 @@ def check_equal(link: str) -> None:
         )
 
 
-def ring_at(values: Floats, link: str, workers: int) -> GlooRing:
+def ring_at(values: Floats, link: str, workers: int, law: Law = WAITING) -> GlooRing:
     """What `fit_rings` found, over a link. Raises UserError for one that is not of equal, lossless links."""
     check_equal(link)
-    return ring_of(values, read_link(link), workers)
+    return ring_of(values, read_link(link), workers, law)
 
 
-def ring_of(values: Floats, named: Named, workers: int) -> GlooRing:
+def ring_of(values: Floats, named: Named, workers: int, law: Law = WAITING) -> GlooRing:
     """What `fit_rings` found, over links of that rate and delay, whatever else they do."""
     software_s, over, share = np.exp(values).tolist()
     return GlooRing(
@@ -359,9 +388,9 @@ def ring_of(values: Floats, named: Named, workers: int) -> GlooRing:
         over * 8 / (named.rate_bits_per_s * named.framing),
         workers=workers,
         rate_bits_per_s=named.rate_bits_per_s,
-        delay_s=named.delay_s,
+        delay_s=law.delay_s(named),
         burst_s=named.burst_s,
-        core_share=share,
+        core_share=share * law.waits,
     )
 
 
@@ -375,13 +404,15 @@ def carried(rows: pd.DataFrame, link: str, workers: int, *, cores: int) -> Commu
     return Rings.of(rows, link, cores).between(link, workers)
 
 
-def carried_to(rows: pd.DataFrame, labs: Iterable[tuple[str, int]], *, cores: int) -> Calibration:
+def carried_to(
+    rows: pd.DataFrame, labs: Iterable[tuple[str, int]], *, cores: int, law: Law = WAITING
+) -> Calibration:
     """`carried` to each (link, workers), as a calibration, with which `forecast_case` predicts there."""
     known, rings = {}, dict[tuple[str, bool], Rings]()
     for link, workers in labs:
         kind = _kind(link)
         if kind not in rings:
-            rings[kind] = Rings.of(rows, link, cores)
+            rings[kind] = Rings.of(rows, link, cores, law)
         known[link, workers, "all_reduce"] = rings[kind].between(link, workers)
     return Calibration(known)
 

@@ -16,21 +16,27 @@ gloo's own ring is told two ways: "one", from one lab alone, and "others", from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.core.gloo_ring import ring_s
 from ddlkit.core.lablink import read_link
 from ddlkit.core.link import wire_s_per_byte
 from ddlkit.core.schedule import ALGORITHMS, STEPS
+from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
+from ddlkit.core.workload import Floats
 from ddlkit.model.calibration import undisturbed
 from ddlkit.model.extrapolation import (
     EQUAL,
-    SCATTER,
+    WAITING,
+    Law,
     RingLab,
     Rings,
     carried_to,
@@ -40,12 +46,20 @@ from ddlkit.model.extrapolation import (
     ring_labs,
     stepped_lab,
 )
+from ddlkit.report import source
+from ddlkit.report.links import crossings
+from ddlkit.run.lab.conditions import Conditions
+from ddlkit.run.lab.network import LabShape
+from ddlkit.store.documents import parse_yaml
+from ddlkit.store.tables import save_table
 
 WELL = 0.03
 """Median |error| of a lab that counts as well predicted."""
 WAYS = ("one", "others")
 DRAWN = 2000
 """Messages that an interval is of."""
+ROUNDED = 1.05
+"""By how much a size may be larger than what was asked, so that all ranks have as many numbers."""
 KEYS = ["kind", "link", "ranks"]
 Lab = tuple[str, int]
 """Link and ranks."""
@@ -53,27 +67,30 @@ BASES: Sequence[Lab] = (("lab:1gbit", 4), ("emulated:500mbit-delay0.5ms", 4))
 """Labs from which all others of their kind are told by the way "one"."""
 
 
-def told(collectives: pd.DataFrame, cores: int, bases: Sequence[Lab] = BASES) -> pd.DataFrame:
+def told(
+    collectives: pd.DataFrame, cores: int, bases: Sequence[Lab] = BASES, law: Law = WAITING
+) -> pd.DataFrame:
     """One row per lab of equal links, size and way: both times, the error, what decides, and the terms.
 
     kind : "tbf", "emulated", or "no delay" of an emulated link without any
     software_s, delay_s, bytes_s : of what is predicted
 
-    A base is told by "others" alone, and a lab by others only where there are two of its kind. Raises
-    UserError where there is no lab.
+    A base is told by "others" alone, and a lab by others only where there are two of its kind. ``law`` is of
+    emulated links with a delay; others have WAITING. Raises UserError where there is no lab.
     """
     labs = ring_labs(collectives)
     if not labs:
         raise UserError("no lab of equal links to extrapolate from: record examples/labs.yml")
     frames = []
     for kind in dict.fromkeys(map(_kind, labs)):
-        rings = Rings([lab for lab in labs if _kind(lab) == kind], cores)
+        by = law if kind == "emulated" else WAITING
+        rings = Rings([lab for lab in labs if _kind(lab) == kind], cores, law=by)
         base = [lab for lab in rings.labs if (lab.link, lab.workers) in bases]
         for number, lab in enumerate(rings.labs):
             if base and lab is not base[0]:
-                frames.append(_compared(lab, Rings(base[:1], cores).values, "one"))
+                frames.append(_compared(lab, Rings(base[:1], cores, law=by), "one"))
             if len(rings.labs) > 1:
-                frames.append(_compared(lab, rings.left_out[number], "others"))
+                frames.append(_compared(lab, rings, "others", number))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -82,14 +99,16 @@ def _kind(lab: RingLab) -> str:
     return named.engine if named.engine == "tbf" or named.delay_s else "no delay"
 
 
-def _compared(lab: RingLab, values: np.ndarray, way: str) -> pd.DataFrame:
+def _compared(lab: RingLab, rings: Rings, way: str, number: int | None = None) -> pd.DataFrame:
+    """A lab told by ``rings``; where it is one of them itself, its ``number``, by all others."""
     named, seconds = lab.named, lab.seconds
+    values = rings.values if number is None else rings.left_out[number]
     wire = wire_s_per_byte("all_reduce", lab.workers, named.rate_bits_per_s, named.framing)
     bytes_s = lab.bytes * wire
     decides = np.select(
         [bytes_s < seconds[0] / 2, bytes_s > 2 * seconds[0]], ["start-up", "bytes"], "knee"
     )
-    ring = ring_at(values, lab.link, lab.workers)
+    ring = ring_at(values, lab.link, lab.workers, rings.law)
     predicted_s = ring(lab.bytes)
     known = {"way": way, "kind": _kind(lab), "link": lab.link, "ranks": lab.workers}
     known |= {"rate_bits_per_s": named.rate_bits_per_s, "link_delay_s": named.delay_s}
@@ -147,32 +166,137 @@ def round_trips(collectives: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def confirmed(fresh: pd.DataFrame, known: pd.DataFrame, cores: int) -> pd.DataFrame:
-    """Labs that were measured afterwards, told from those that were known: a row per lab and size.
-
-    off : size of the error of the median; inside : whether the interval of 95% of messages holds it
+def confirmed(
+    fresh: pd.DataFrame, known: pd.DataFrame, cores: int, law: Law = WAITING
+) -> pd.DataFrame:
+    """Labs that were measured afterwards, told from those that were known: `against`, by lab and size.
 
     Raises UserError where there is no lab of equal links.
     """
     labs = ring_labs(fresh)
     if not labs:
         raise UserError("no lab of equal links to confirm by: record examples/labs_fresh.yml")
-    told, frames = carried_to(known, [(lab.link, lab.workers) for lab in labs], cores=cores), []
-    for lab in labs:
-        there = told.between(lab.link, lab.workers)
+    sizes = {(lab.link, lab.workers): lab.bytes for lab in labs}
+    return against(said_of(sizes, known, cores, law), fresh)
+
+
+def said_of(
+    labs: Mapping[Lab, Floats], known: pd.DataFrame, cores: int, law: Law = WAITING
+) -> pd.DataFrame:
+    """What is said of labs (sizes in bytes, each (s,)) from those that are known: a row per lab and size.
+
+    Columns: link, ranks, bytes, predicted_s; low_s, high_s, ends of the interval of 95% of messages
+    """
+    carried, frames = carried_to(known, labs, cores=cores, law=law), []
+    for (link, workers), sizes in labs.items():
+        there = carried.between(link, workers)
         assert there.noise is not None  # of several labs
-        factors, predicted_s = there.noise.factors(lab.bytes, DRAWN), there.cost(lab.bytes)
+        factors, predicted_s = there.noise.factors(sizes, DRAWN), there.cost(sizes)
         low_s, high_s = np.quantile(factors, [0.025, 0.975], axis=0) * predicted_s
-        inside = (low_s <= lab.seconds) & (lab.seconds <= high_s)
-        row = {
-            "link": lab.link,
-            "ranks": lab.workers,
-            "bytes": lab.bytes,
-            "measured_s": lab.seconds,
-        }
-        row |= {"predicted_s": predicted_s, "low_s": low_s, "high_s": high_s, "inside": inside}
-        frames.append(pd.DataFrame({**row, "off": np.abs(predicted_s / lab.seconds - 1)}))
+        row = {"link": link, "ranks": workers, "bytes": sizes, "predicted_s": predicted_s}
+        frames.append(pd.DataFrame({**row, "low_s": low_s, "high_s": high_s}))
     return pd.concat(frames, ignore_index=True)
+
+
+def against(said: pd.DataFrame, fresh: pd.DataFrame) -> pd.DataFrame:
+    """What was said, with ``measured_s``, the median, of a table ``collectives``, wherever it has one.
+
+    A size that was said is that which was measured, the next multiple of the ranks: at most ROUNDED above.
+    off : size of the error; inside : whether the interval holds the median. said : as of `said_of`
+    """
+    frames = []
+    for lab in ring_labs(fresh):
+        medians = pd.DataFrame({"bytes": lab.bytes, "measured_s": lab.seconds})
+        own = said[(said["link"] == lab.link) & (said["ranks"] == lab.workers)]
+        near = pd.merge_asof(own.sort_values("bytes"), medians, on="bytes", direction="forward")
+        sizes = lab.bytes[np.searchsorted(lab.bytes, near["bytes"]).clip(max=lab.bytes.size - 1)]
+        frames.append(near[sizes <= near["bytes"] * ROUNDED].dropna())
+    found = pd.concat(frames, ignore_index=True)
+    measured_s = found["measured_s"]
+    inside = (found["low_s"] <= measured_s) & (measured_s <= found["high_s"])
+    return found.assign(off=(found["predicted_s"] / measured_s - 1).abs(), inside=inside)
+
+
+# -- labs that were foretold ----------------------------------------------------------------------
+
+
+QUANTITIES = {"message": "predicted_s", "lower": "low_s", "upper": "high_s"}
+
+
+def foretell(
+    labs: Mapping[Lab, Floats], by: Mapping[str, tuple[pd.DataFrame, Law]], cores: int, out: Path
+) -> Path:
+    """Write down what is said of labs before they are measured: a table ``predicted``.
+
+    by : models' names, the labs that each tells from, and its law
+    """
+    every = [
+        said_of(labs, known, cores, law).assign(model=name) for name, (known, law) in by.items()
+    ]
+    said = pd.concat(every).rename(columns={column: name for name, column in QUANTITIES.items()})
+    case = said["ranks"].astype(str) + " " + said["link"] + " " + said["bytes"].map("{:.0f}".format)
+    rows = said.assign(case=case).melt(["case", "model"], [*QUANTITIES], "quantity", "seconds")
+    rows = rows.assign(cost="law", drift="")
+    return save_table(rows, out, "predicted-labs", schema="predicted", command=sys.argv)
+
+
+MODELS = ("waiting", "woken", "waiting, all", "woken, all")
+"""By which law labs are foretold, and from which others: those of `source.LABS`, or all recorded."""
+
+
+def write(plan: Path, out: Path) -> Path:
+    """Write down what MODELS say of the labs of a plan (as ``examples/labs_fresh_again.yml``): `foretell`.
+
+    Echoes and all other labs are those recorded on this machine, and whatever is in ``out`` is left out.
+    """
+    many = source.open_labs("")
+    recorded = sorted(store.recorded_dir().glob("*/collectives-*.csv"))
+    known = pd.concat(
+        store.load_table(path) for path in recorded if path.parent.resolve() != out.resolve()
+    )
+    law = woken(crossings(source.open_labs("", source.ECHOES).table("echoes")))
+    froms = (many.table("collectives"), known)
+    by = dict(zip(MODELS, ((rows, one) for rows in froms for one in (WAITING, law)), strict=True))
+    return foretell(planned_labs(plan), by, many.cores("collectives"), out)
+
+
+def foretold(predicted: pd.DataFrame) -> pd.DataFrame:
+    """What `foretell` wrote, as of `said_of`, a row per ``model``, lab and size."""
+    wide = predicted.pivot(index=["model", "case"], columns="quantity", values="seconds")
+    found = wide.rename(columns=QUANTITIES).reset_index()
+    found[["ranks", "link", "bytes"]] = found["case"].str.split(" ", expand=True)
+    return found.astype({"ranks": int, "bytes": float}).drop(columns="case")
+
+
+def verdicts(judged: pd.DataFrame) -> pd.DataFrame:
+    """Of each of MODELS its ``labs``, and the ``median`` over them of each lab's median error over sizes.
+
+    well : labs of which that is at most WELL; inside : share of medians in their intervals
+    nearer : labs that it told better than the first model did. judged : as of `against`, with ``model``
+    """
+    labs = judged.groupby(["model", "link", "ranks"])["off"].median().unstack("model")
+    found = pd.DataFrame({"labs": labs.count(), "median": labs.median()})
+    found["well"] = (labs <= WELL).sum()
+    found["inside"] = judged.groupby("model")["inside"].mean()
+    found["nearer"] = labs.lt(labs[MODELS[0]], axis=0).sum()
+    return found.loc[[*MODELS]].reset_index(names="model")
+
+
+def planned_labs(plan: Path) -> dict[Lab, Floats]:
+    """Labs that a file of points asks for, as ``examples/labs_fresh.yml``, with their sizes in bytes.
+
+    Raises UserError for a file that is no YAML.
+    """
+    labs: dict[Lab, Floats] = {}
+    for one in parse_yaml(plan.read_text())["points"]:
+        given = (one[name] for name in ("ranks", "rate", "delay"))
+        for ranks, rate, delay in product(
+            *(ways if isinstance(ways, list) else [ways] for ways in given)
+        ):
+            how = Conditions(delay_s=parse_seconds(delay))
+            shape = LabShape(ranks, parse_bits_per_s(rate), conditions=how)
+            labs[shape.link, ranks] = np.array([parse_bytes(size) for size in one["sizes"]], float)
+    return labs
 
 
 # -- a term that echoes tell ----------------------------------------------------------------------
@@ -188,49 +312,12 @@ def waking(crossed: pd.DataFrame) -> tuple[float, float]:
     return float(first_s), float(slope)
 
 
-def with_waking(collectives: pd.DataFrame, line: tuple[float, float]) -> pd.DataFrame:
-    """Emulated labs told from all others, once more, with two changes: a row per lab with its ``median``.
+def woken(crossed: pd.DataFrame) -> Law:
+    """The law in which a round trip takes what echoes tell, and no software waits for a core.
 
-    A round trip takes besides what `waking` says, which no fit sees; and no software waits for a core, as
-    ranks wait for packets. Asked after the labs were seen: it explores.
+    Where ranks wait for packets the cores are free. crossed : as of `links.crossings`
     """
-    labs = [lab for lab in ring_labs(collectives) if _kind(lab) == "emulated"]
-    rows = []
-    for lab in labs:
-        others = [one for one in labs if one is not lab]
-        off = np.abs(_woken_s(lab, _fit_woken(others, line), line) / lab.seconds - 1)
-        rows.append({"link": lab.link, "ranks": lab.workers, "median": float(np.median(off))})
-    return pd.DataFrame(rows)
-
-
-def _woken_s(lab: RingLab, values: np.ndarray, line: tuple[float, float]) -> np.ndarray:
-    """(s,) seconds of a lab's sizes; ``values``: logarithms of a trip's software, and of bytes' time."""
-    named, (software_s, over) = lab.named, np.exp(values)
-    beyond_s = line[0] + line[1] * named.delay_s
-    return ring_s(
-        lab.bytes,
-        lab.workers,
-        software_s=software_s,
-        link_s_per_byte=over * 8 / (named.rate_bits_per_s * named.framing),
-        core_share=0.0,
-        delay_s=named.delay_s + beyond_s / 4,
-        burst_s=named.burst_s,
-    )
-
-
-def _fit_woken(labs: Sequence[RingLab], line: tuple[float, float]) -> np.ndarray:
-    """Both values by least squares of logarithms, each lab counting alike, as `fit_rings` does it."""
-    from scipy.optimize import least_squares
-
-    def off(values: np.ndarray) -> np.ndarray:
-        each = [
-            np.log(_woken_s(lab, values, line) / lab.seconds) / (SCATTER * lab.bytes.size**0.5)
-            for lab in labs
-        ]
-        return np.concatenate(each)
-
-    found = least_squares(off, [np.log(1e-4), 0.0], bounds=([-20, -0.5], [0, 0.5]), loss="soft_l1")
-    return np.asarray(found.x)
+    return Law(waking(crossed)[1], waits=False)
 
 
 # -- other algorithms --------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.case import Case
+from ddlkit.core.gloo_ring import ring_s
 from ddlkit.core.lablink import read_link
 from ddlkit.core.workload import Workload
 from ddlkit.model import Calibration, forecast_case
@@ -141,6 +142,61 @@ def engines(collectives: pd.DataFrame) -> pd.DataFrame:
     medians = collectives.groupby([*keys, engine.rename("engine")])["seconds"].median()
     found = medians.unstack("engine").dropna()[["tbf_s", "emulated_s"]]
     return found.assign(ratio=found["emulated_s"] / found["tbf_s"]).reset_index()
+
+
+def engines_told(labs: pd.DataFrame, known: pd.DataFrame) -> pd.DataFrame:
+    """What gloo's law says of messages over links of both engines: rows (link, ranks, bytes) with ``told_s``.
+
+    Bytes by what each link counts as framing, and round trips by what the smallest message takes in the
+    same lab, one for each of its steps; nothing is fitted. An emulated link that is not known has the trips
+    of one that counts as a wire does and saves nothing.
+
+    labs : with columns link, ranks, bytes; known : of a table ``collectives``, with the smallest messages
+    """
+    small = known[known["bytes"] == known["bytes"].min()]
+    trips_s = small.groupby(["link", "ranks"])["seconds"].median().to_dict()
+    rows = []
+    for (link, ranks, n_bytes), _ in labs.groupby(["link", "ranks", "bytes"]):
+        named = read_link(str(link))
+        alike = (
+            str(link)
+            if (link, ranks) in trips_s
+            else str(link).split("-framing")[0].split("-burst")[0]
+        )
+        told_s = ring_s(
+            n_bytes,
+            ranks,
+            software_s=trips_s[alike, ranks] / (2 * (ranks - 1)) - 4 * named.delay_s,
+            link_s_per_byte=8 / (named.rate_bits_per_s * named.framing),
+            core_share=0.0,
+            delay_s=named.delay_s,
+            burst_s=named.burst_s,
+        )
+        row = {"link": link, "link_bits_per_s": named.rate_bits_per_s, "ranks": ranks}
+        rows.append({**row, "bytes": n_bytes, "told_s": float(told_s), "framing": named.framing})
+    return pd.DataFrame(rows)
+
+
+def ratios_told(told: pd.DataFrame) -> pd.DataFrame:
+    """An emulated link over the kernel's of its rate: by the framing alone, and as of `engines_told`.
+
+    Columns: link (the emulated one), ranks, bytes; framing_ratio, told_ratio
+    """
+    keys, own = ["link_bits_per_s", "ranks", "bytes"], told["link"].str.startswith("emulated:")
+    both = told[own].merge(told[~own], on=keys, suffixes=("", "_tbf"))
+    both["framing_ratio"] = both["framing_tbf"] / both["framing"]
+    both["told_ratio"] = both["told_s"] / both["told_s_tbf"]
+    return both[["link", "link_tbf", *keys, "framing_ratio", "told_ratio"]]
+
+
+def ratios(told: pd.DataFrame, collectives: pd.DataFrame) -> pd.DataFrame:
+    """`ratios_told` of such rows, with ``measured_ratio`` of medians, where both were measured."""
+    seconds = (
+        collectives.groupby(["link", "ranks", "bytes"])["seconds"].median().rename("measured_s")
+    )
+    found = told.join(seconds, on=["link", "ranks", "bytes"])
+    found = found.join(seconds.rename("tbf_s"), on=["link_tbf", "ranks", "bytes"])
+    return found.assign(measured_ratio=found["measured_s"] / found["tbf_s"]).dropna()
 
 
 ECHO_HEADERS_BYTES = 28

@@ -29,6 +29,9 @@ SHARING = "sharing"
 LABS, FRESH_LABS, STEPPED_LABS, BOTH_LABS = "labs-open", "labs-fresh", "labs", "labs-both"
 """Directories of calibrations of many labs, beside a machine's other recordings: gloo's own ring; labs that
 confirm what is told from those; algorithms that are sent step by step; the same links by both engines."""
+AGAIN_LABS, ALIKE_LABS = "labs-fresh-again", "labs-alike"
+"""Directories of labs that were foretold: those that confirm a second time, by two laws; the same links by
+both engines, ours counting and saving as the kernel's bucket does."""
 ECHOES = "labs-echo"
 """Directory of echoes over such links, and of small all-reduces with the packets that they are made of."""
 DISTURBED, REPLANNING, CALM = "campaign-disturbed", "campaign-replanning", "campaign-calm"

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.lablink import FRAMING_BYTES
 from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
 
 ENGINES = ("tbf", "emulated")
@@ -21,6 +22,7 @@ MIN_RATE_BITS_PER_S, MAX_RATE_BITS_PER_S = 1e6, 1e11
 MAX_DELAY_S = 10.0
 QUEUE_BYTES = 64 * 1024**2  # above what TCP keeps in flight, so that nothing is dropped unasked
 MIN_QUEUE_BYTES = 128 * 1024  # two of the largest packets
+MAX_FRAMING_BYTES = 1000
 CONGESTION = ("reno", "cubic", "bbr")
 
 
@@ -90,6 +92,7 @@ class Conditions:
     queue_bytes : what may wait for a link; what comes beyond is dropped
     burst_s : what a rested link may send at once, in seconds of its rate, as tbf's does; a wire has none
     congestion : control of TCP's
+    framing_bytes : counted around each frame's packet: as on a wire; tbf counts 14
 
     Raises UserError for what cannot be, and for changes out of order.
     """
@@ -105,6 +108,7 @@ class Conditions:
     queue_bytes: int = QUEUE_BYTES
     burst_s: float = 0.0
     congestion: str = CONGESTION[0]
+    framing_bytes: int = FRAMING_BYTES
 
     def __post_init__(self) -> None:
         _check("delay", self.delay_s, 0.0, MAX_DELAY_S)
@@ -115,6 +119,7 @@ class Conditions:
         for _, delay_s in self.delays:
             _check("delay", delay_s, self.jitter_s, MAX_DELAY_S)
         _check("burst", self.burst_s, 0.0, MAX_DELAY_S)
+        _check("framing", self.framing_bytes, 0, MAX_FRAMING_BYTES)
         check_order(self.changes)
         if self.queue_bytes < MIN_QUEUE_BYTES:
             raise UserError(f"a queue of {self.queue_bytes} bytes: at least {MIN_QUEUE_BYTES}")
@@ -154,6 +159,7 @@ class Conditions:
             turns = f".{_ms(share.on_s)}.{_ms(share.off_s)}" if share.off_s else ""
             parts.append(f"background{share.load:g}{turns}")
         parts += [f"burst{_ms(self.burst_s)}"] if self.burst_s else []
+        parts += [f"framing{self.framing_bytes}"] if self.framing_bytes != FRAMING_BYTES else []
         parts += [self.congestion] if self.congestion != CONGESTION[0] else []
         parts += [f"queue{self.queue_bytes}"] if self.queue_bytes != QUEUE_BYTES else []
         parts += [f"seed{self.seed}"] if self.seed else []
@@ -278,6 +284,7 @@ _PARSED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "queue": ("queue_bytes", parse_bytes),
     "burst": ("burst_s", parse_seconds),
     "congestion": ("congestion", str),
+    "framing": ("framing_bytes", int),
     "seed": ("seed", int),
 }
 

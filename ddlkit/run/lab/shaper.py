@@ -18,10 +18,10 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.lablink import FRAMING_BYTES
 from ddlkit.run.lab.conditions import Background, Change, Conditions
 
-FRAMING_BYTES = 38  # of Ethernet around each packet: preamble, header, check sum, gap
-MIN_FRAME_BYTES = 84  # a shorter one is padded
+MIN_PACKET_BYTES = 46  # in a frame; a shorter one is padded
 NEVER_S = math.inf
 
 
@@ -39,8 +39,13 @@ class Size(NamedTuple):
         return (stop - start) * self.frame_bytes
 
 
-def size_of(ip_bytes: int, header_bytes: int = 0, segment_bytes: int = 0) -> Size:
-    """A packet as frames: cut into segments with a header each, if it has any.
+def size_of(
+    ip_bytes: int,
+    header_bytes: int = 0,
+    segment_bytes: int = 0,
+    framing_bytes: int = FRAMING_BYTES,
+) -> Size:
+    """A packet as frames: cut into segments with a header each, if it has any, and framing around each.
 
     >>> size_of(100)
     Size(frames=1, frame_bytes=138, bytes=138)
@@ -49,10 +54,10 @@ def size_of(ip_bytes: int, header_bytes: int = 0, segment_bytes: int = 0) -> Siz
     """
     payload = ip_bytes - header_bytes
     if not segment_bytes or payload <= segment_bytes:
-        whole = max(MIN_FRAME_BYTES, ip_bytes + FRAMING_BYTES)
+        whole = max(MIN_PACKET_BYTES, ip_bytes) + framing_bytes
         return Size(1, whole, whole)
     frames = -(-payload // segment_bytes)
-    around = header_bytes + FRAMING_BYTES
+    around = header_bytes + framing_bytes
     return Size(frames, segment_bytes + around, payload + frames * around)
 
 
@@ -251,6 +256,7 @@ class Shaper:
         node_rate_bits_per_s: float = 0.0,
     ) -> None:
         ranks = len(rates_bits_per_s)
+        self.framing_bytes = conditions.framing_bytes
         self._conditions, self._per_node = conditions, ranks_per_node
         rates = {**dict(enumerate(rates_bits_per_s)), **dict(conditions.rates)}
         delays = {**dict.fromkeys(range(ranks), conditions.delay_s), **dict(conditions.delays)}

@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import Any
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.lablink import FRAMING_BYTES
 from ddlkit.run.lab.conditions import Conditions, read_change
 from ddlkit.run.lab.shaper import NEVER_S, Line, Piece, Shaper, Size, size_of
 
@@ -59,13 +60,14 @@ _FIN_PSH, _CWR = 0x09, 0x80
 # -- packets -----------------------------------------------------------------------------------
 
 
-def measured(packet: bytes) -> Size:
+def measured(packet: bytes, framing_bytes: int = FRAMING_BYTES) -> Size:
     """What a packet, as a device gives it, is on the wire."""
     _, kind, _, segment_bytes, start, _ = _HEADER.unpack_from(packet)
     ip_bytes = len(packet) - _HEADER.size
     if not kind:
-        return size_of(ip_bytes)
-    return size_of(ip_bytes, start + (packet[_HEADER.size + start + 12] >> 4) * 4, segment_bytes)
+        return size_of(ip_bytes, framing_bytes=framing_bytes)
+    header_bytes = start + (packet[_HEADER.size + start + 12] >> 4) * 4
+    return size_of(ip_bytes, header_bytes, segment_bytes, framing_bytes)
 
 
 def cut(packet: bytes, start: int, stop: int) -> bytes:
@@ -177,7 +179,8 @@ class Tunnel:
         target = packet[29] - 1 if packet[10] >> 4 == 4 and packet[26:29] == self._prefix else -1
         if 0 <= target < len(self.devices):
             source = self._ranks[device]
-            self.shaper.send(self.heard_s, source, target, measured(packet), packet)
+            size = measured(packet, self.shaper.framing_bytes)
+            self.shaper.send(self.heard_s, source, target, size, packet)
         else:
             self.stray += 1
 

@@ -22,6 +22,7 @@ from ddlkit import machine, store
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
+from ddlkit.core.lablink import FRAMING_BYTES
 from ddlkit.core.link import KNOWN
 from ddlkit.core.schedule import ALGORITHMS
 from ddlkit.core.sparse import SparseGather
@@ -33,7 +34,7 @@ from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.jobs.job import Job, S
 from ddlkit.run.jobs.launch import MEETING_S, Loopback, Place, launch
-from ddlkit.run.lab.conditions import Conditions
+from ddlkit.run.lab.conditions import Conditions, parse
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, choose_join, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
@@ -753,19 +754,25 @@ def buckets_by_share(
 # -- the lab -------------------------------------------------------------------------------------
 
 
-def _lab(ranks: int, rate: str, delay: str = "") -> Lab:
-    """With a delay, its links are emulated."""
-    conditions = Conditions(delay_s=parse_seconds(delay)) if delay else None
+def _lab(ranks: int, rate: str, delay: str = "", more: Mapping[str, Any] | None = None) -> Lab:
+    """With a delay, its links are emulated; ``more``: what else they do, as `conditions.parse` reads."""
+    conditions = parse({"delay": delay, **(more or {})}) if delay else None
     return Lab(LabShape(ranks, parse_bits_per_s(rate), conditions=conditions))
 
 
-def _send(ranks: int, rate: str, delay: str = "", **how: Any) -> pd.DataFrame:
+def _send(
+    ranks: int,
+    rate: str,
+    delay: str = "",
+    more: Mapping[str, Any] | None = None,
+    **how: Any,
+) -> pd.DataFrame:
     """Collectives over a link of the lab or, without a rate, over loopback."""
     if not rate:
         settings = CollectivesSettings(**how)
         how = {"place": Loopback(), "join": _join("cpu")}
         return launch(collectives_job, settings, ranks=ranks, **how)["collectives"]
-    with _lab(ranks, rate, delay) as place:
+    with _lab(ranks, rate, delay, more) as place:
         return calibrate(place, **how)
 
 
@@ -781,14 +788,22 @@ def collectives_in_lab(
     sizes: Sizes = SIZES,
     messages: int = MESSAGES_PER_SAMPLE,
     tries: int = 1,
+    framing: int = FRAMING_BYTES,
+    burst: str = "0s",
 ) -> Iterator[Point]:
-    """A table for each lab and algorithm; with a delay, over emulated links. ``messages`` of a sample."""
+    """A table for each lab and algorithm; with a delay, over emulated links. ``messages`` of a sample.
+
+    framing, burst : of emulated links, as `conditions.Conditions` has them
+    """
     how: dict[str, Any] = {"collectives": collectives, "budget": budget, "sizes": sizes}
     how |= {"messages_per_sample": messages, "tries": tries}
+    more = {"framing": framing, "burst": burst}
+    said = Conditions(framing_bytes=framing, burst_s=parse_seconds(burst)).name.partition("-")[2]
     estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
     for workers, bits, late, by in itertools.product(ranks, rate, delay, algorithm):
         name = f"lab-p{workers}-{bits}" + (f"-delay{late}" if late else "")
-        measure = partial(_send, workers, bits, late, algorithm=by, **how)
+        name += f"-{said}" if late and said else ""
+        measure = partial(_send, workers, bits, late, more, algorithm=by, **how)
         yield Point("collectives", _by(by, name), measure, estimate_s)
 
 
