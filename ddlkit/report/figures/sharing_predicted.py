@@ -191,10 +191,7 @@ def cells(
     into = table["network"].map(lambda name: copied.get(name, 0.0))
     packing = [replace(one, copy_s_per_byte=each) for one, each in zip(played, into, strict=True)]
     table["copied"] = [one.iteration_s for one in packing]
-    share = fitted_later(table, packing)
-    table["met"] = [later(one, share).iteration_s for one in packing]
-    table["later"] = share
-    _pace(table, packing, known if paced is None else paced)
+    _meet(table, packing, known if paced is None else paced)
     table["term_exposed_s"] = [one.exposed_s for one in played]
     table["none_exposed_s"] = [one.exposed_s for one in bare]
     table["mean"] = _mean(table)
@@ -203,16 +200,16 @@ def cells(
     return table
 
 
-def _pace(table: pd.DataFrame, packing: list[Shared], paced: Known) -> None:
-    """Add what "paced" and "paced_met" say of the iterations ``packing``, and the number learned."""
+def _meet(table: pd.DataFrame, packing: list[Shared], paced: Known) -> None:
+    """Add what "met", "paced" and "paced_met" say of the iterations ``packing``, and the numbers learned."""
     slower = [
         replace(one, given=tuple(paced[link, way.name] for way in one.given))
         for one, link in zip(packing, table["link"], strict=True)
     ]
-    share = fitted_later(table, slower)
     table["paced"] = [one.iteration_s for one in slower]
-    table["paced_met"] = [later(one, share).iteration_s for one in slower]
-    table["later_paced"] = share
+    for name, number, played in (("met", "later", packing), ("paced_met", "later_paced", slower)):
+        share = table[number] = fitted_later(table, played)
+        table[name] = [later(one, share).iteration_s for one in played]
 
 
 def two_groups(table: pd.DataFrame) -> pd.DataFrame:
