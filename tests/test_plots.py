@@ -428,7 +428,9 @@ def test_what_is_published_does_not_depend_on_the_processor(tmp_path: Path) -> N
 
 @given(st.floats(allow_nan=False), st.floats(-1e-13, 1e-13))
 def test_rounding_keeps_six_digits_and_is_done_once(value: float, off: float) -> None:
-    assume(math.isinf(value) or math.isfinite(value * (1 + off)))  # the largest float has no neighbour
+    assume(
+        math.isinf(value) or math.isfinite(value * (1 + off))
+    )  # the largest float has no neighbour
     rounded = outputs.rounded(value)
     assert outputs.rounded(rounded) == rounded
     assert rounded == pytest.approx(value, rel=0.5 * 10 ** (1 - outputs.DIGITS), abs=5e-324)
