@@ -221,8 +221,6 @@ RULES: dict[str, dict[str, Rule]] = {
         "again": _campaign(source.LINKS_AGAIN),
         "third": _campaign(source.LINKS_THIRD),
         "fourth": _campaign(source.LINKS_FOURTH),
-        "limit": _campaign(source.LIMIT),
-        "regimes": _campaign(source.REGIMES),
     },
     "43_extrapolation": {
         "labs": _campaign(source.LABS, "collectives-*.csv"),
@@ -234,6 +232,10 @@ RULES: dict[str, dict[str, Rule]] = {
         "changed": _campaign(source.REPLANNING),
     },
     "45_two_clusters": {"rarest": Number(1, 14, whole=True), "named_from": Number(0, 1)},
+    "46_where_the_lab_ends": {
+        "limit": _campaign(source.LIMIT),
+        "regimes": _campaign(source.REGIMES),
+    },
     "50_what_if": {
         "data": TABLES,
         "network": NETWORK,
