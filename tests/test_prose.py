@@ -35,8 +35,8 @@ GIVEN = {
     "42_where_it_fails": {"99%": "a goal"},
     "44_disturbances": {"5%": "a case fails from"},
     "46_where_the_lab_ends": {"90%": "processor-limited from"},
-    "60_other_clusters": {"1%": "a tie within"},
     "61_sizes": {"1%": "a goal", "5%": "a goal", "99%": "most that an interval should hold"},
+    "62_bucket_sizes": {"1%": "a tie within"},
 }  # fmt: skip
 """By notebook, numbers that were set before any data, and what each is: constants, limits, goals."""
 LEVEL = "95%"

@@ -17,7 +17,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.fit import AUTO, LINES, SIMPLE_FIRST
 from ddlkit.papers.dag import STRATEGIES
 from ddlkit.report import source
-from ddlkit.report.clusters import rules, vidur
+from ddlkit.report.clusters import cs336, rules, vidur
 from ddlkit.report.clusters.trials import TRIALS
 from ddlkit.report.figures import omgs_planning, osf_scaling
 from ddlkit.report.plots.shown import show_tables
@@ -250,6 +250,7 @@ RULES: dict[str, dict[str, Rule]] = {
     "61_sizes": {
         "looked_into": OneOf(lambda given: [part.table for part in vidur.tables()], several=True),
     },
+    "62_bucket_sizes": {"drawn": OneOf(lambda given: cs336.MODELS, several=True)},
     "80_tables": {"tolerance": Number(0, 1)},
     "90_verdicts": {"papers": OneOf(lambda given: papers.load(), several=True)},
 }
