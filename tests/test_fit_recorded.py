@@ -25,8 +25,9 @@ TABLES = [
     path.relative_to(store.RECORDED).as_posix()
     for _, of_one in groupby(FOUND, key=lambda path: path.parent)
     for path in dict.fromkeys(itemgetter(0, -1)([*of_one]))
+    if path.parent.name != "labs-alike"
 ]
-"""The first and the last of each campaign: all were recorded alike."""
+"""The first and the last of each campaign: all were recorded alike. Of labs-alike, two sizes fit nothing."""
 Recorded = list[tuple[str, tuple[Any, ...], pd.DataFrame]]
 
 

@@ -41,6 +41,11 @@ def broken(_: Here) -> str:
     raise KeyError("drift")
 
 
+def late(_: Here) -> str:
+    time.sleep(2)
+    return "late"
+
+
 def gone(_: Here) -> str:
     os.kill(os.getpid(), signal.SIGKILL)
     return ""
@@ -125,6 +130,7 @@ def ddlkit(*words: str, **how: str) -> subprocess.CompletedProcess[str]:
     harmful = {*preflight.HARMFUL, "CUDA_VISIBLE_DEVICES"}
     environment = {name: value for name, value in os.environ.items() if name not in harmful}
     environment = {**environment, "DDLKIT_COMMIT": "0123abc", "PYTHONPATH": str(ROOT), **how}
+    environment.setdefault(preflight.PATIENCE, "20")
     return subprocess.run(words, env=environment, capture_output=True, text=True)
 
 
@@ -143,6 +149,26 @@ def test_all_is_well_where_recordings_are_made(tmp_path: Path, require_lab: None
     assert "127.0.0.1 answers: lo was down, and was raised" in done.stdout
     assert "all_reduce by 2: 4 KiB in " in done.stdout
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("said", ["none", "0", "-1", "nan", "inf", ""])
+def test_a_patience_that_is_no_factor_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    monkeypatch.setenv(preflight.PATIENCE, said)
+    with pytest.raises(UserError, match="a factor above zero is needed"):
+        preflight.preflight("cpu", tmp_path)
+
+
+def test_patience_lengthens_what_a_stage_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the stage would have ended before it began, a thousand times as long is enough."""
+    monkeypatch.setattr(preflight, "STAGES", [Stage(0.1, [Check("late", late)])])
+    monkeypatch.setenv(preflight.PATIENCE, "1000")
+    assert preflight.preflight("cpu", tmp_path) == 0
+    monkeypatch.setenv(preflight.PATIENCE, "1")
+    assert preflight.preflight("cpu", tmp_path) == 1
 
 
 @pytest.mark.skipif(bool(machine.describe()["gpus"]), reason="there is a GPU")

@@ -17,7 +17,7 @@ from ddlkit.report import book, folds
 from ddlkit.report.site import Page
 from ddlkit.report.sources import source_of, text_of
 
-BESIDE_EQUATIONS = ("00", "10", "12", "20", "30", "31", "32", "33", "34", "35", "40", "41")
+BESIDE_EQUATIONS = ("00", "10", "12", "20", "30", "31", "32", "33", "34", "38", "39", "40", "41")
 MOST_LINES = 35
 
 

@@ -54,6 +54,7 @@ HARMFUL = {
     "NCCL_NTHREADS": ((), "NCCL does not choose"),
     "PYTHONDONTWRITEBYTECODE": ((), "every process compiles what it imports anew"),
 }
+PATIENCE = "DDLKIT_PATIENCE"  # by what factor checks may take longer, where all is slow to start
 _SHOWN = re.compile(r"(CUDA|NCCL|TORCH|PYTORCH|OMP|GLOO)_\w+")
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
 
@@ -87,14 +88,14 @@ class Stage(NamedTuple):
 def preflight(device: str, out: Path | None = None) -> int:
     """Check, and print a line for each check as it ends; returns the exit status: 0 if all is well.
 
-    Raises UserError where there is no GPU and one is to be recorded.
+    Raises UserError where there is no GPU and one is to be recorded, and for a PATIENCE that is no factor.
     """
-    start_s = time.monotonic()
+    start_s, patience = time.monotonic(), _patience()
     here = Here(device, out or store.RECORDED)
     failed = []
     for stage in STAGES:
         checks = [check for check in stage.checks if device == "cuda" or not check.gpu]
-        for ended in _together(checks, here, start_s + stage.by_s):
+        for ended in _together(checks, here, start_s + patience * stage.by_s):
             if ended.line == NO_GPU:
                 raise UserError(ended.line)
             state = "ok" if ended.well else "FAILED"
@@ -107,6 +108,17 @@ def preflight(device: str, out: Path | None = None) -> int:
     verdict = f"FAILED: {', '.join(failed)}" if failed else "all is well"
     print(f"preflight: {verdict}, after {format_seconds(time.monotonic() - start_s)}")
     return 1 if failed else 0
+
+
+def _patience() -> float:
+    said = os.environ.get(PATIENCE, "1")
+    try:
+        factor = float(said)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor < float("inf"):
+        raise UserError(f"{PATIENCE} is {said!r}: a factor above zero is needed, as 3")
+    return factor
 
 
 # -- checks in processes of their own ----------------------------------------------------------
