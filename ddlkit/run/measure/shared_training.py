@@ -43,7 +43,7 @@ from ddlkit.run.nets import registry as networks
 from ddlkit.run.sessions.session import OUT_OF_MEMORY, ran_out_of_memory
 
 MEASURED, REFUSED, OTHER_BUCKETS = "measured", "refused", "other buckets"
-SPANS = "sharing_spans"
+SPANS, UNSENT = "sharing_spans", "sharing_unsent"
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -55,6 +55,7 @@ class SharedTrainingSettings:
     plans : spec -> bytes of each bucket in the order in which gradients become ready; nothing is imposed
         for "ddp", whose bytes may be empty
     repeats, iterations : rounds over all, and timed iterations of each in a round, after one that is not
+    unsent : timed iterations before each policy whose buckets nobody sends, after one that is not
 
     Raises UserError where there is nothing to measure, and for a policy that is none.
     """
@@ -65,6 +66,7 @@ class SharedTrainingSettings:
     plans: Mapping[str, Sequence[int]] = field(default_factory=lambda: {OWN_PLAN: []})
     repeats: int = 6
     iterations: int = 2
+    unsent: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -78,7 +80,7 @@ class SharedTrainingSettings:
 
 @job(
     SharedTrainingSettings,
-    *("sharing_control", "sharing_cells", "sharing_iterations", SPANS),
+    *("sharing_control", "sharing_cells", "sharing_iterations", SPANS, UNSENT),
 )
 def shared_training_job(me: Rank, settings: SharedTrainingSettings) -> Iterator[Tables]:
     """Every batch, plan and policy once in a round; the order of the policies moves on by one each round.
@@ -87,6 +89,7 @@ def shared_training_job(me: Rank, settings: SharedTrainingSettings) -> Iterator[
     sharing_iterations : an iteration of the rank that was slowest in it. ``backward_s`` ends with the last
         bucket's post, ``compute_s`` is the median iteration of the round without exchange
     sharing_spans : the first timed iteration of each, of all ranks
+    sharing_unsent : iterations whose buckets nobody sends, by the later rank, which begin together
 
     Raises UserError where nothing at all can be measured, and for ranks that hold different gradients.
     """
@@ -264,15 +267,20 @@ class Wrapped:
         """Median seconds of an iteration without exchange; ``bucketed``: with buckets that nobody sends."""
         return float(np.median(self.unsent(batch, iterations, bucketed)[:, -1]))
 
-    def unsent(self, batch: Batch, iterations: int, bucketed: bool) -> Floats:
+    def unsent(
+        self, batch: Batch, iterations: int, bucketed: bool, together: bool = False
+    ) -> Floats:
         """(iterations, 3) seconds until the last bucket's post, the end of backward, and that of the update.
 
-        Nothing is exchanged. Without buckets the last post is the end of backward.
+        Nothing is exchanged. Without buckets the last post is the end of backward. ``together``: all ranks
+        begin each iteration at once, as they do where they have waited for one another's gradients.
         """
         self.router.sends = False
         with nullcontext() if bucketed else self.model.no_sync():
             rows = []
             for _ in range(1 + iterations):
+                if together:
+                    dist.barrier()
                 start, _, backward, end = self.iterate(batch)
                 self._settle()
                 posted = self.router.posted[-1] if self.router.posted else backward
@@ -312,6 +320,8 @@ class _Trial:
             for (plan, wrapped), batch in itertools.product(self.wrapped.items(), self.batches):
                 alone_s = self._alone(wrapped, batch)
                 for policy in turned:
+                    if settings.unsent:
+                        yield {UNSENT: self._unsent(plan, batch, policy, repeat)}
                     yield self._block(plan, batch, policy, repeat, alone_s[policy.hidden.openmp])
                 check_equal_gradients(wrapped.optimizer)
             self.me.say(f"{settings.network}: round {repeat + 1} of {settings.repeats}")
@@ -379,6 +389,18 @@ class _Trial:
             with computing_with(openmp):
                 found.append(wrapped.alone(self.batches[batch], self.settings.iterations))
         return dict(zip(counts, slowest(found).tolist(), strict=True))
+
+    def _unsent(self, plan: str, batch: int, policy: Policy, repeat: int) -> pd.DataFrame:
+        """Iterations whose buckets nobody sends, just before those of a policy."""
+        wrapped = self.wrapped[plan]
+        with computing_with(policy.hidden.openmp):
+            own = wrapped.unsent(self.batches[batch], self.settings.unsent, True, together=True)
+        posted, backward, end = everyones(own).transpose(2, 0, 1)  # each (ranks, iterations)
+        labels = {**self._labels(plan, batch), "configuration": policy.name, "repeat": repeat}
+        labels |= {"buckets": len(wrapped.buckets), "bytes": sum(wrapped.buckets)}
+        times = {"posted_s": posted.max(axis=0), "first_posted_s": posted.min(axis=0)}
+        times |= {"backward_s": backward.max(axis=0), "bucketed_s": end.max(axis=0)}
+        return pd.DataFrame({**labels, "iteration": range(len(end[0])), **times})
 
     def _block(
         self, plan: str, batch: int, policy: Policy, repeat: int, alone_s: float

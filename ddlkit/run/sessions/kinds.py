@@ -692,6 +692,7 @@ def training_by_share(
     name: str = "",
     repeats: int = 6,
     iterations: int = 2,
+    unsent: int = 0,
     rate: Rates = ("",),
     delay: Annotated[str, Key(_delay)] = "",
     plans: Plans = (OWN_PLAN,),
@@ -707,7 +708,8 @@ def training_by_share(
             workload = _profile(here.out, network, batches[network][0], 2).workload()
             made = {spec: make_plan(spec, workload) for spec in plans if spec != OWN_PLAN}
             sizes |= {spec: plan.group_bytes(workload).tolist() for spec, plan in made.items()}
-        return SharedTrainingSettings(network, batches[network], names, sizes, repeats, iterations)
+        counts = repeats, iterations, unsent
+        return SharedTrainingSettings(network, batches[network], names, sizes, *counts)
 
     ranks = 1 if here.device == "cuda" else 2  # that share what one could compute with
     everything = itertools.product(batches, rate, _by_process(policies).items())
@@ -716,8 +718,9 @@ def training_by_share(
             ranks * _iteration_s(network, n, "fp32", here.device) for n in batches[network]
         ]
         sending_s = len(computing_s) * _send_s(_USUAL_BYTES, bits)
-        each = repeats * len(plans) * (len(names) + 1) * (1 + iterations)
-        work_s = 3.0 + each * (sum(computing_s) + sending_s)
+        each = repeats * len(plans) * (len(names) + 1)
+        alone_s = (1 + unsent) * sum(computing_s) if unsent else 0.0
+        work_s = 3.0 + each * ((1 + iterations) * (sum(computing_s) + sending_s) + alone_s)
         make = partial(settings, network, names)
         named = "-".join(filter(None, (network, name)))
         yield _sharing(here, named, shared_training_job, make, (bits, delay), work_s, threads)
