@@ -198,8 +198,24 @@ def test_a_bucket_out_of_order_is_refused() -> None:
 @pytest.fixture(scope="module")
 def trained() -> dict[str, pd.DataFrame]:
     """Training on two ranks: a batch that fits and one that does not, under policies of all sorts."""
-    settings = SharedTrainingSettings("lenet5", [8, HUGE], POLICIES, repeats=2, iterations=2)
+    counts = {"repeats": 2, "iterations": 2, "unsent": 1}
+    settings = SharedTrainingSettings("lenet5", [8, HUGE], POLICIES, **counts)
     return launch(shared_training_job, settings, **GLOO)
+
+
+@idle_threads
+def test_buckets_that_nobody_sends_come_before_each_configuration(
+    trained: dict[str, pd.DataFrame],
+) -> None:
+    """As often in each round; the later rank's last post comes before the end of backward and the update."""
+    unsent, rows = trained["sharing_unsent"], trained["sharing_iterations"]
+    keys = ["network", "batch", "plan", "configuration", "repeat"]
+    assert unsent[keys].apply(tuple, axis=1).tolist() == list(
+        dict.fromkeys(rows[keys].apply(tuple, axis=1))
+    )
+    assert set(unsent["bytes"]) == set(rows["bytes"]) and set(unsent["iteration"]) == {0}
+    ordered = unsent[["first_posted_s", "posted_s", "backward_s", "bucketed_s"]].to_numpy()
+    assert (np.diff(ordered) >= 0).all() and (ordered > 0).all()
 
 
 @idle_threads
@@ -271,10 +287,10 @@ def test_messages_are_timed_under_each_configuration() -> None:
 
 @idle_threads
 def test_kernels_and_messages_are_timed_alone_and_together() -> None:
-    policies, names = ["t2-free-normal", "t1-free-nice10"], ["relu", "attention"]
+    policies, names = ["t2-free-normal", "t1-free-nice10"], ["relu", "attention", "lenet5:4"]
     settings = SharedKernelsSettings(policies, names, TINY, MIB, repeats=1)
     rows = launch(shared_kernels_job, settings, **GLOO)["sharing_kernels"]
-    assert rows.groupby("kernel").size().to_dict() == {"relu": 2, "attention": 2}
+    assert rows.groupby("kernel").size().to_dict() == dict.fromkeys(names, 2)
     assert (rows["messages"] * rows["messages_alone_s"] > 0).all() and (rows["calls"] >= 1).all()
     assert ((rows["overlap_share"] > 0) & (rows["overlap_share"] <= 1)).all()
     assert ((rows["calls"] == 1) | (rows["overlap_share"] == 1)).all()
@@ -338,6 +354,8 @@ def test_calls_that_outlast_messages_do_not_count_but_the_first(
         (lambda: SharedMessagesSettings([TWO], [(64, 1)]), "one group"),
         (lambda: SharedKernelsSettings([TWO], ["relu"], TINY, 64), "one group"),
         (lambda: SharedKernelsSettings(["t1-free-normal"], ["sort"], TINY, 64), "unknown kernel"),
+        (lambda: SharedKernelsSettings(["t1-free-normal"], ["lenet:4"], TINY, 64), "lenet"),
+        (lambda: SharedKernelsSettings(["t1-free-normal"], ["lenet5:0"], TINY, 64), "above 0"),
     ],
 )
 def test_settings_that_ask_for_nothing_are_refused(make: Any, words: str) -> None:

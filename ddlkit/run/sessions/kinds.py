@@ -61,7 +61,11 @@ from ddlkit.run.measure.shared_buckets import SharedBucketsSettings, shared_buck
 from ddlkit.run.measure.shared_copies import SharedCopiesSettings, shared_copies_job
 from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
 from ddlkit.run.measure.shared_messages import SharedMessagesSettings, shared_messages_job
-from ddlkit.run.measure.shared_training import SharedTrainingSettings, shared_training_job
+from ddlkit.run.measure.shared_training import (
+    UNSENT,
+    SharedTrainingSettings,
+    shared_training_job,
+)
 from ddlkit.run.measure.shares import IN_ORDER, NCCL_THREADS, Policy
 from ddlkit.run.measure.sparse_convergence import TASKS
 from ddlkit.run.measure.sparse_training import SparseTrainingSettings, sparse_training_job
@@ -608,12 +612,14 @@ def _sharing(
     each: tuple[str, str],
     work_s: float,
     threads: int = 0,
+    without: Sequence[str] = (),
 ) -> Point:
     """A point of ranks that share a machine's cores, or its GPUs, with what they send.
 
     each : rate and delay of the link; without a rate, ranks talk as the devices are joined
     make : the settings, once what they need is measured; work_s : without starting anything
-    threads : of each block of NCCL, which takes them from its environment
+    threads : of each block of NCCL, which takes them from its environment; without : tables that these
+        settings leave out
     """
     rate, delay = each
     on_gpu, ranks = here.device == "cuda", _rank_counts(here.device)[-1]
@@ -631,7 +637,8 @@ def _sharing(
 
     words = (name, link, delay and f"delay{delay}", f"t{threads}" if threads else "")
     named = "-".join(filter(None, words))
-    return _on_gpus(ranks * on_gpu, Point("sharing", named, measure, estimate_s, job.tables))
+    tables = [name for name in job.tables if name not in without]
+    return _on_gpus(ranks * on_gpu, Point("sharing", named, measure, estimate_s, tables))
 
 
 def _by_process(policies: Sequence[str]) -> dict[int, list[str]]:
@@ -641,6 +648,10 @@ def _by_process(policies: Sequence[str]) -> dict[int, list[str]]:
         one = Policy.parse(name).hidden
         found.setdefault(one.threads if one.on_gpu else 0, []).append(name)
     return found
+
+
+_STARVED = 20
+"""Times as long takes a message, beside computing that keeps it from its cores: about, between 10 and 100."""
 
 
 def _send_s(n_bytes: float, rate: str) -> float:
@@ -680,7 +691,9 @@ def kernels_by_share(
     settings = SharedKernelsSettings(policies, kernels, scale, *message, repeats)
     for bits in rate:
         each_s = 0.2 + 2.5 * max(0.15, _send_s(message[0], bits))
-        work_s = 2.0 + repeats * len(policies) * len(kernels) * each_s
+        starved = sum("idle" in policy for policy in policies)
+        rows = len(policies) + (_STARVED - 1) * starved
+        work_s = 2.0 + repeats * rows * len(kernels) * each_s
         yield _sharing(here, name, shared_kernels_job, lambda: settings, (bits, ""), work_s)
 
 
@@ -723,7 +736,15 @@ def training_by_share(
         work_s = 3.0 + each * ((1 + iterations) * (sum(computing_s) + sending_s) + alone_s)
         make = partial(settings, network, names)
         named = "-".join(filter(None, (network, name)))
-        yield _sharing(here, named, shared_training_job, make, (bits, delay), work_s, threads)
+        how = (
+            shared_training_job,
+            make,
+            (bits, delay),
+            work_s,
+            threads,
+            () if unsent else (UNSENT,),
+        )
+        yield _sharing(here, named, *how)
 
 
 @kind("sharing")
