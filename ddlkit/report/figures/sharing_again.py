@@ -141,7 +141,7 @@ class Again:
 def _rounds(table: pd.DataFrame, column: str) -> pd.DataFrame:
     """(repeat, KEYS): the mean of a round's iterations."""
     means = table.groupby(["repeat", *KEYS], sort=False)[column].mean()
-    return means.unstack(KEYS)
+    return means.unstack(KEYS).sort_index(axis=1)
 
 
 def errors(cells: pd.DataFrame) -> pd.DataFrame:

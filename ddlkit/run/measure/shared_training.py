@@ -43,7 +43,9 @@ from ddlkit.run.nets import registry as networks
 from ddlkit.run.sessions.session import OUT_OF_MEMORY, ran_out_of_memory
 
 MEASURED, REFUSED, OTHER_BUCKETS = "measured", "refused", "other buckets"
-SPANS, UNSENT = "sharing_spans", "sharing_unsent"
+SPANS, UNSENT, PERIODS = "sharing_spans", "sharing_unsent", "sharing_periods"
+WHOLE, EMPTY, NOTHING = "whole", "empty", "nothing"
+"""What `Router` sends of a bucket: all of it, one number that ranks meet for, or nothing."""
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -56,6 +58,7 @@ class SharedTrainingSettings:
         for "ddp", whose bytes may be empty
     repeats, iterations : rounds over all, and timed iterations of each in a round, after one that is not
     unsent : timed iterations before each policy whose buckets nobody sends, after one that is not
+    empty : likewise of iterations that send one number for each bucket, over torch's own group
 
     Raises UserError where there is nothing to measure, and for a policy that is none.
     """
@@ -67,6 +70,7 @@ class SharedTrainingSettings:
     repeats: int = 6
     iterations: int = 2
     unsent: int = 0
+    empty: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -74,13 +78,15 @@ class SharedTrainingSettings:
             raise UserError("shared training: needs a batch, a policy, a plan and a round at least")
         if self.iterations < 1:
             raise UserError("shared training: needs an iteration in each round at least")
+        if min(self.unsent, self.empty) < 0:
+            raise UserError("shared training: no fewer than 0 iterations can be without messages")
         for policy in self.policies:
             Policy.parse(policy)
 
 
 @job(
     SharedTrainingSettings,
-    *("sharing_control", "sharing_cells", "sharing_iterations", SPANS, UNSENT),
+    *("sharing_control", "sharing_cells", "sharing_iterations", SPANS, UNSENT, PERIODS),
 )
 def shared_training_job(me: Rank, settings: SharedTrainingSettings) -> Iterator[Tables]:
     """Every batch, plan and policy once in a round; the order of the policies moves on by one each round.
@@ -90,6 +96,8 @@ def shared_training_job(me: Rank, settings: SharedTrainingSettings) -> Iterator[
         bucket's post, ``compute_s`` is the median iteration of the round without exchange
     sharing_spans : the first timed iteration of each, of all ranks
     sharing_unsent : iterations whose buckets nobody sends, by the later rank, which begin together
+    sharing_periods : seconds from one iteration to the next, mean of all ranks: with empty messages just
+        before, and with whole ones. The slowest rank's own is longer: who begins late waits less
 
     Raises UserError where nothing at all can be measured, and for ranks that hold different gradients.
     """
@@ -122,7 +130,7 @@ class Clock:
 class Router:
     """DDP's communication hook: it sends each bucket over the group that the policy has for it.
 
-    sends : whether it does, or only says that all is done
+    sends : WHOLE, EMPTY or NOTHING; then it only says that all is done
     posted, done : points in time, by the bucket's number; sizes : bytes
     """
 
@@ -130,7 +138,7 @@ class Router:
         self._clock, self._ranks = clock, ranks
         self.hidden: dist.ProcessGroup | None = None
         self.last: dist.ProcessGroup | None = None
-        self.sends = True
+        self.sends = WHOLE
         self.clear()
 
     def clear(self) -> None:
@@ -148,10 +156,13 @@ class Router:
         self.sizes.append(buffer.nbytes)
         buffer.div_(self._ranks)
         self.posted.append(self._clock.now())
-        if not self.sends:
+        if self.sends == NOTHING:
             unsent: torch.futures.Future[torch.Tensor] = torch.futures.Future()
             unsent.set_result(buffer)
             return unsent
+        if self.sends == EMPTY:
+            met = dist.all_reduce(buffer.new_zeros(1), async_op=True)
+            return met.get_future().then(lambda _: buffer)
         group = self.last if bucket.is_last() else self.hidden
         work = dist.all_reduce(buffer, group=group, async_op=True)
 
@@ -267,6 +278,17 @@ class Wrapped:
         """Median seconds of an iteration without exchange; ``bucketed``: with buckets that nobody sends."""
         return float(np.median(self.unsent(batch, iterations, bucketed)[:, -1]))
 
+    def met(self, batch: Batch, iterations: int) -> float:
+        """Mean seconds of iterations that send one number for each bucket, after one that is not timed."""
+        self.router.sends = EMPTY
+        took_s = []
+        for _ in range(1 + iterations):
+            start, *_, end = self.iterate(batch)
+            self._settle()
+            took_s.append(self.clock.seconds(start, end))
+        self._send_again()
+        return float(np.mean(took_s[1:]))
+
     def unsent(
         self, batch: Batch, iterations: int, bucketed: bool, together: bool = False
     ) -> Floats:
@@ -275,7 +297,7 @@ class Wrapped:
         Nothing is exchanged. Without buckets the last post is the end of backward. ``together``: all ranks
         begin each iteration at once, as they do where they have waited for one another's gradients.
         """
-        self.router.sends = False
+        self.router.sends = NOTHING
         with nullcontext() if bucketed else self.model.no_sync():
             rows = []
             for _ in range(1 + iterations):
@@ -285,10 +307,13 @@ class Wrapped:
                 self._settle()
                 posted = self.router.posted[-1] if self.router.posted else backward
                 rows.append([self.clock.seconds(start, one) for one in (posted, backward, end)])
-        self.router.sends = True
+        self._send_again()
+        return np.array(rows[1:])
+
+    def _send_again(self) -> None:
+        self.router.sends = WHOLE
         for state in self.optimizer.state.values():
             state["momentum_buffer"].zero_()  # of gradients that are this rank's own
-        return np.array(rows[1:])
 
 
 # -- all of them in turn -----------------------------------------------------------------------
@@ -410,6 +435,7 @@ class _Trial:
         self._take(wrapped, policy)
         with computing_with(policy.hidden.openmp):
             dist.barrier()
+            empty_s = wrapped.met(data, self.settings.empty) if self.settings.empty else 0.0
             wrapped.iterate(data)  # threads and caches as this policy leaves them
             before = processor_times()
             seen = [wrapped.passage(data) for _ in range(self.settings.iterations)]
@@ -427,6 +453,10 @@ class _Trial:
             times = breakdown(passage, passage.timeline(rank, wrapped.buckets, carried))
             rows.append({**labels, "repeat": repeat, "iteration": number, **times, **usage})
         tables = {"sharing_iterations": pd.DataFrame(rows)}
+        if self.settings.empty:
+            empty_s, iteration_s = everyones([empty_s, np.mean(np.array(seen)[:, 2])]).mean(axis=0)
+            once = {**labels, "repeat": repeat, "empty_s": empty_s, "iteration_s": iteration_s}
+            tables[PERIODS] = pd.DataFrame([once])
         if repeat == 0:
             spans = [
                 Passage.from_array(one).timeline(rank, wrapped.buckets, carried).to_frame()

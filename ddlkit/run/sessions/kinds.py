@@ -62,6 +62,7 @@ from ddlkit.run.measure.shared_copies import SharedCopiesSettings, shared_copies
 from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
 from ddlkit.run.measure.shared_messages import SharedMessagesSettings, shared_messages_job
 from ddlkit.run.measure.shared_training import (
+    PERIODS,
     UNSENT,
     SharedTrainingSettings,
     shared_training_job,
@@ -71,7 +72,7 @@ from ddlkit.run.measure.sparse_convergence import TASKS
 from ddlkit.run.measure.sparse_training import SparseTrainingSettings, sparse_training_job
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions import reader
-from ddlkit.run.sessions.reader import Key, count, number, one_of
+from ddlkit.run.sessions.reader import Key, count, number, one_of, whole
 from ddlkit.run.sessions.replanning import Duel, measure_duel
 from ddlkit.run.sessions.session import Point, Tables, Unavailable, say, table_path
 
@@ -705,7 +706,8 @@ def training_by_share(
     name: str = "",
     repeats: int = 6,
     iterations: int = 2,
-    unsent: int = 0,
+    unsent: Annotated[int, Key(whole(0))] = 0,
+    empty: Annotated[int, Key(whole(0))] = 0,
     rate: Rates = ("",),
     delay: Annotated[str, Key(_delay)] = "",
     plans: Plans = (OWN_PLAN,),
@@ -721,7 +723,7 @@ def training_by_share(
             workload = _profile(here.out, network, batches[network][0], 2).workload()
             made = {spec: make_plan(spec, workload) for spec in plans if spec != OWN_PLAN}
             sizes |= {spec: plan.group_bytes(workload).tolist() for spec, plan in made.items()}
-        counts = repeats, iterations, unsent
+        counts = repeats, iterations, unsent, empty
         return SharedTrainingSettings(network, batches[network], names, sizes, *counts)
 
     ranks = 1 if here.device == "cuda" else 2  # that share what one could compute with
@@ -732,18 +734,12 @@ def training_by_share(
         ]
         sending_s = len(computing_s) * _send_s(_USUAL_BYTES, bits)
         each = repeats * len(plans) * (len(names) + 1)
-        alone_s = (1 + unsent) * sum(computing_s) if unsent else 0.0
+        alone_s = sum(1 + count for count in (unsent, empty) if count) * sum(computing_s)
         work_s = 3.0 + each * ((1 + iterations) * (sum(computing_s) + sending_s) + alone_s)
         make = partial(settings, network, names)
         named = "-".join(filter(None, (network, name)))
-        how = (
-            shared_training_job,
-            make,
-            (bits, delay),
-            work_s,
-            threads,
-            () if unsent else (UNSENT,),
-        )
+        lacks = [table for table, count in ((UNSENT, unsent), (PERIODS, empty)) if not count]
+        how = (shared_training_job, make, (bits, delay), work_s, threads, lacks)
         yield _sharing(here, named, *how)
 
 
