@@ -28,6 +28,7 @@ from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kern
 from ddlkit.run.measure.shared_messages import SharedMessagesSettings, shared_messages_job
 from ddlkit.run.measure.shared_training import (
     MEASURED,
+    NOTHING,
     REFUSED,
     Clock,
     Passage,
@@ -198,7 +199,7 @@ def test_a_bucket_out_of_order_is_refused() -> None:
 @pytest.fixture(scope="module")
 def trained() -> dict[str, pd.DataFrame]:
     """Training on two ranks: a batch that fits and one that does not, under policies of all sorts."""
-    counts = {"repeats": 2, "iterations": 2, "unsent": 1}
+    counts: dict[str, Any] = {"repeats": 2, "iterations": 2, "unsent": 1, "empty": 1}
     settings = SharedTrainingSettings("lenet5", [8, HUGE], POLICIES, **counts)
     return launch(shared_training_job, settings, **GLOO)
 
@@ -216,6 +217,19 @@ def test_buckets_that_nobody_sends_come_before_each_configuration(
     assert set(unsent["bytes"]) == set(rows["bytes"]) and set(unsent["iteration"]) == {0}
     ordered = unsent[["first_posted_s", "posted_s", "backward_s", "bucketed_s"]].to_numpy()
     assert (np.diff(ordered) >= 0).all() and (ordered > 0).all()
+
+
+@idle_threads
+def test_what_passes_between_iterations_is_no_longer_than_the_slowest_rank_s(
+    trained: dict[str, pd.DataFrame],
+) -> None:
+    """And as often with empty messages as with whole ones: one row for each cell and round."""
+    periods, rows = trained["sharing_periods"], trained["sharing_iterations"]
+    keys = ["network", "batch", "plan", "configuration", "repeat"]
+    slowest_s = rows.groupby(keys, sort=False)["iteration_s"].mean()
+    assert periods.set_index(keys).index.tolist() == slowest_s.index.tolist()
+    assert (periods["iteration_s"].to_numpy() <= slowest_s.to_numpy() * (1 + 1e-9)).all()
+    assert (periods["empty_s"] > 0).all()
 
 
 @idle_threads
@@ -321,7 +335,7 @@ def test_few_buckets_and_many_are_timed_beside_none() -> None:
 
 def test_a_bucket_that_is_not_sent_is_handed_back_at_once() -> None:
     router = Router(Clock(torch.device("cpu")), 2)
-    router.sends = False
+    router.sends = NOTHING
     buffer = torch.ones(3)
     told = {"index": lambda: 0, "buffer": lambda: buffer, "is_last": lambda: True}
     assert torch.equal(router.hook(None, SimpleNamespace(**told)).wait(), torch.full((3,), 0.5))
@@ -349,6 +363,7 @@ def test_calls_that_outlast_messages_do_not_count_but_the_first(
         (lambda: SharedTrainingSettings("lenet5", [], ["t1-free-normal"]), "needs a batch"),
         (lambda: SharedBucketsSettings("lenet5", 1, []), "needs a cap"),
         (lambda: SharedTrainingSettings("lenet5", [1], ["fast"]), "configuration 'fast'"),
+        (lambda: SharedTrainingSettings("lenet5", [1], ["b0"], empty=-1), "no fewer than 0"),
         (lambda: SharedMessagesSettings(["t1-free-normal"], [(3, 1)]), "3 bytes do not make"),
         (lambda: SharedCopiesSettings("lenet5", []), "needs a batch"),
         (lambda: SharedMessagesSettings([TWO], [(64, 1)]), "one group"),

@@ -1,7 +1,8 @@
 """The sharing paper's grid foretold from one session, and measured steadily enough to judge an error of 2%.
 
-Cells, models, statistics and goals were written down in examples/sharing_again.yml before any of them was
-recorded. Every cell is foretold from its block's base, an iteration whose buckets nobody sends.
+Twice: cells, models, statistics and goals of the first grid were written down in examples/sharing_again.yml
+before it was recorded, those of the second, which mends what the first had shown, in
+examples/sharing_met.yml. Each cell is foretold from a base: an iteration of its network without messages.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from ddlkit.core.resources import Shared
 from ddlkit.core.workload import Workload
 from ddlkit.report.figures import sharing_predicted as predicted
 from ddlkit.report.figures.sharing_measured import CELL
-from ddlkit.report.figures.sharing_sure import Floats, Rounds, Sure, sure
+from ddlkit.report.figures.sharing_sure import Rounds, Sure, sure
 from ddlkit.report.figures.sharing_verdicts import THIRD_LEVEL, verdicts
 from ddlkit.report.source import Source
 
@@ -31,31 +31,16 @@ MODELS = {
     "perfect_overlap": "the longer of the two",
 }
 SCALES = np.linspace(0.5, 2.0, 7)
-"""Of a base, at which iterations are played for rounds that are drawn anew."""
+"""Of a base, at which iterations are played; between them they are taken as straight."""
 Key = tuple[str, int, str, str, str]
 """Of a cell: its KEYS."""
 
 
 @dataclass(frozen=True, eq=False)
-class Again:
-    """One session's recording of what it foretells from, and of training."""
+class Teller:
+    """What one session knows of messages, kernels, copies and layers, and foretells from it."""
 
     source: Source
-
-    @cached_property
-    def iterations(self) -> pd.DataFrame:
-        """Table ``sharing_iterations``."""
-        return self.source.table("sharing_iterations")
-
-    @cached_property
-    def rounds(self) -> pd.DataFrame:
-        """(repeat, KEYS) what was measured: a row a round, a column a cell, in seconds."""
-        return _rounds(self.iterations, "iteration_s")
-
-    @cached_property
-    def unsent(self) -> pd.DataFrame:
-        """Likewise before each cell, with buckets that nobody sends."""
-        return _rounds(self.source.table("sharing_unsent"), "bucketed_s")
 
     @cached_property
     def layers(self) -> dict[tuple[str, int], Workload]:
@@ -70,72 +55,96 @@ class Again:
     @cached_property
     def known(self) -> dict[str, predicted.Known]:
         """What each configuration costs, takes and loses: by kernels (""), and by network as the kernel."""
-        messages, kernels = (
-            self.source.table(f"sharing_{name}") for name in ("messages", "kernels")
-        )
-        network = kernels["kernel"].str.partition(":")
-        network = network[0].where(network[1] == ":", "")
+        messages = self.source.table("sharing_messages")
+        kernels = self.source.table("sharing_kernels")
+        parts = kernels["kernel"].str.partition(":")
+        network = parts[0].where(parts[1] == ":", "")
         return {
             str(name): predicted.known_resources(messages, own, paced=True)
             for name, own in kernels.groupby(network)
         }
 
-    def base_s(self, key: Key) -> Floats:
-        """(rounds, configurations) of the cell's network, batch, plan and link."""
-        network, batch, plan, link, _ = key
-        return self.unsent[network, batch, plan, link].dropna(how="all").to_numpy()
-
-    def foretold(self, key: Key, base_s: float, model: str = "paced") -> Shared | None:
-        """A cell's iteration from its base, by "paced", "networks" or "none"; None where that cannot say."""
+    def said_s(self, key: Key, base_s: float, model: str) -> float:
+        """A cell's iteration from its base, by one of MODELS; NaN where that knows nothing of it."""
         network, batch, plan, link, configuration = key
         by, work = network if model == "networks" else "", self.layers[network, batch]
-        each_s = self.copied.get(network, 0.0)
-        copies_s = 2 * each_s * float(work.bytes.sum())
-        work = work.scaled((base_s - copies_s) / work.compute_s)
+        each_s, n_bytes = self.copied.get(network, 0.0), float(work.bytes.sum())
+        work = work.scaled((base_s - 2 * each_s * n_bytes) / work.compute_s)
         told = predicted.shared(work, plan, configuration, link, self.known.get(by, {}))
         if told is None:
-            return None
+            return np.nan
+        if model.endswith("overlap"):
+            sizes = told.plan.group_bytes(work).tolist()
+            sent_s = sum(float(way.cost(n)) for way, n in zip(told.given, sizes, strict=True))
+            return base_s + sent_s if model == "no_overlap" else max(base_s, sent_s)
         told = replace(told, copy_s_per_byte=each_s)
-        return predicted.scaled(told, 0.0, 0.0) if model == "none" else told
+        return (predicted.scaled(told, 0.0, 0.0) if model == "none" else told).iteration_s
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Training under configurations, cell by cell and round by round.
+
+    whole : (repeat, KEYS) iterations; base : likewise what they are foretold from, of the same columns
+    paired : whether a round is foretold from its own base; else each cell from all of its plan and block
+    """
+
+    teller: Teller
+    whole: pd.DataFrame
+    base: pd.DataFrame
+    paired: bool
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        """Every cell with what MODELS say of it, in seconds: KEYS, measured_s, base_s, held_out, MODELS."""
-        rows = [self._said(key) for key in self.rounds.columns]
-        table = pd.DataFrame(rows).dropna(subset="paced")
-        return table.assign(held_out=~table["network"].isin(predicted.FITTED_ON))
+        """KEYS, medians measured_s and base_s, held_out, and MODELS: foretold over measured, less 1."""
+        rows = []
+        for key in self.whole.columns:
+            drawn = {model: self.rounds(key, model) for model in MODELS}
+            some = drawn["paced"]
+            row = {
+                **dict(zip(KEYS, key, strict=True)),
+                "held_out": key[0] not in predicted.FITTED_ON,
+            }
+            row |= {"measured_s": np.median(some.measured_s), "base_s": np.median(some.base_s)}
+            rows.append(row | {model: one.error() for model, one in drawn.items()})
+        return pd.DataFrame(rows).dropna(subset="paced")
 
-    def _said(self, key: Key) -> dict[str, object]:
-        base_s = float(np.median(self.base_s(key)))
-        told = {name: self.foretold(key, base_s, name) for name in ("paced", "networks", "none")}
-        said = {name: one.iteration_s if one else np.nan for name, one in told.items()}
-        row = {**dict(zip(KEYS, key, strict=True)), "base_s": base_s, **said}
-        row["measured_s"] = float(self.rounds[key].median())
-        if (one := told["none"]) is not None:
-            sizes = one.plan.group_bytes(one.workload).tolist()
-            costs = zip(one.given, sizes, strict=True)
-            sent_s = sum(float(way.cost(size)) for way, size in costs)
-            row |= {"no_overlap": base_s + sent_s, "perfect_overlap": max(base_s, sent_s)}
-        return row
+    def rounds(self, key: Key, model: str) -> Rounds:
+        """A cell's rounds, and what a model says of them."""
+        base = self.base[[key]] if self.paired else self.base[key[:-1]]
+        base_s = base.dropna(how="all").to_numpy()
+        at_s = SCALES * float(np.median(base_s))
+        said_s = np.array([self.teller.said_s(key, one, model) for one in at_s.tolist()])
+        return Rounds(self.whole[key].dropna().to_numpy(), base_s, at_s, said_s, self.paired)
 
     def sure(self, model: str = "paced", held_out: bool = True) -> Sure:
-        """How sure the errors of "paced", "networks" or "none" are, on held-out networks or on all."""
+        """How sure the errors of a model are, on held-out networks or on all."""
         cells = self.cells[self.cells["held_out"] | (not held_out)].dropna(subset=model)
-        blocks = [list(self._drawn(own, model)) for _, own in cells.groupby(BLOCK, sort=False)]
-        return sure(blocks)
+        return sure([list(self._drawn(own, model)) for _, own in cells.groupby(BLOCK, sort=False)])
 
     def _drawn(self, cells: pd.DataFrame, model: str) -> Iterator[Rounds]:
         for key in cells[KEYS].itertuples(index=False, name=None):
-            base_s = self.base_s(key)
-            at_s = SCALES * float(np.median(base_s))
-            told = (self.foretold(key, one, model) for one in at_s.tolist())
-            said_s = np.array([one.iteration_s for one in told if one])
-            yield Rounds(self.rounds[key].dropna().to_numpy(), base_s, at_s, said_s)
+            yield self.rounds(key, model)
 
-    def third_look(self) -> pd.DataFrame:
-        """The paper's conclusions on these cells alone, as sure as a third look asks."""
-        layers = self.source.table("layers")
-        return verdicts(self.iterations, self.source.table("sharing_spans"), layers, THIRD_LEVEL)
+
+def first(source: Source) -> Grid:
+    """Of the slowest rank, from iterations whose buckets nobody sends; medians of both, each by itself."""
+    whole = _rounds(source.table("sharing_iterations"), "iteration_s")
+    unsent = _rounds(source.table("sharing_unsent"), "bucketed_s")
+    return Grid(Teller(source), whole, unsent, paired=False)
+
+
+def second(source: Source, trained: Source) -> Grid:
+    """Of all ranks, from the iterations just before in which they meet for one number; round by round."""
+    periods = trained.table("sharing_periods")
+    whole, base = (_rounds(periods, column) for column in ("iteration_s", "empty_s"))
+    return Grid(Teller(source), whole, base, paired=True)
+
+
+def third_look(source: Source) -> pd.DataFrame:
+    """The paper's conclusions on the first grid's cells alone, as sure as a third look asks."""
+    rows, spans = (source.table(f"sharing_{kind}") for kind in ("iterations", "spans"))
+    return verdicts(rows, spans, source.table("layers"), THIRD_LEVEL)
 
 
 def _rounds(table: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -148,6 +157,6 @@ def errors(cells: pd.DataFrame) -> pd.DataFrame:
     """One row a model, over the cells that it speaks of: signed mean, median and largest error."""
     rows = []
     for name, says in MODELS.items():
-        off = (cells[name] / cells["measured_s"] - 1).dropna()
+        off = cells[name].dropna()
         rows.append((name, says, len(off), off.mean(), off.abs().median(), off.abs().max()))
     return pd.DataFrame(rows, columns=["model", "what", "cells", "mean", "median", "largest"])

@@ -16,11 +16,11 @@ import pandas as pd
 from ddlkit.core.timeline import Timeline
 from ddlkit.report.claims import paper_table
 from ddlkit.report.figures import (
+    sharing_again,
     sharing_grid,
     sharing_measured,
     sharing_predicted,
 )
-from ddlkit.report.figures.sharing_again import Again
 from ddlkit.report.figures.sharing_sure import Sure, sure
 from ddlkit.report.figures.sharing_verdicts import LATER_LEVEL, verdicts
 from ddlkit.report.papers.sharing import BATCHES, DEFAULT, throughput
@@ -97,10 +97,16 @@ class Recording:
         return sure(sharing_predicted.drawn(*every))
 
     @cached_property
-    def again(self) -> Again | None:
+    def again(self) -> sharing_again.Grid | None:
         """The later session that foretells from itself; None where there is none."""
         found = self.beside("again")
-        return Again(found) if found is not None else None
+        return sharing_again.first(found) if found is not None else None
+
+    @cached_property
+    def met(self) -> sharing_again.Grid | None:
+        """The grid after it, in whose base ranks meet; None where there is none."""
+        source, trained = self.beside("again"), self.beside("met")
+        return sharing_again.second(source, trained) if source and trained else None
 
     def two_groups(self) -> pd.DataFrame:
         """Gains over the default where the last message had a group of its own."""

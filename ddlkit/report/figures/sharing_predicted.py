@@ -185,17 +185,22 @@ def cells(
     into = table["network"].map(lambda name: copied.get(name, 0.0))
     packing = [replace(one, copy_s_per_byte=each) for one, each in zip(played, into, strict=True)]
     table["copied"] = [one.iteration_s for one in packing]
-    slower = known if paced is None else paced
-    table["paced"] = [
-        replace(one, given=tuple(slower[link, way.name] for way in one.given)).iteration_s
-        for one, link in zip(packing, table["link"], strict=True)
-    ]
+    table["paced"] = _given(packing, table["link"], known if paced is None else paced)
     table["term_exposed_s"] = [one.exposed_s for one in played]
     table["none_exposed_s"] = [one.exposed_s for one in bare]
     table["mean"] = _mean(table)
     factors = fitted_scales(table, played)
     table["fitted"] = [scaled(one, *factors).iteration_s for one in played]
     return table
+
+
+def _given(played: list[Shared], links: pd.Series, known: Known) -> list[float]:
+    """Iterations, in seconds, whose messages have what is known of the same configurations instead."""
+    given = [
+        replace(one, given=tuple(known[link, way.name] for way in one.given))
+        for one, link in zip(played, links, strict=True)
+    ]
+    return [one.iteration_s for one in given]
 
 
 def drawn(

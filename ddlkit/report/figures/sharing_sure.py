@@ -22,17 +22,23 @@ class Rounds(NamedTuple):
 
     measured_s : (rounds,) iterations; base_s : (rounds, samples) of what they are foretold from
     at_s, said_s : (n,) rising bases, and the iteration foretold from each; straight between them
+    paired : whether each round is foretold from its own base, which then has one sample
     """
 
     measured_s: Floats
     base_s: Floats
     at_s: Floats
     said_s: Floats
+    paired: bool = False
 
     def error(self, taken: Sequence[int] | slice = slice(None)) -> float:
-        """Foretold over measured, less 1; medians of these rounds, and of all samples in them."""
-        base_s, measured_s = np.median(self.base_s[taken]), np.median(self.measured_s[taken])
-        return float(np.interp(base_s, self.at_s, self.said_s) / measured_s - 1)
+        """Foretold over measured, less 1: their median over these rounds, or of the medians of both."""
+        base_s, measured_s = self.base_s[taken], self.measured_s[taken]
+        if self.paired:
+            said_s: Floats = np.interp(base_s[:, 0], self.at_s, self.said_s)
+            return float(np.median(said_s / measured_s) - 1)
+        whole_s = np.interp(float(np.median(base_s)), self.at_s, self.said_s)
+        return float(whole_s / np.median(measured_s) - 1)
 
 
 class Sure(NamedTuple):
@@ -55,9 +61,16 @@ def sure(blocks: Sequence[Sequence[Rounds]]) -> Sure:
     drawn = np.array([_drawn(blocks, rng) for _ in range(DRAWS)])
     means, medians = drawn.mean(axis=1), np.median(np.abs(drawn), axis=1)
     of_mean, of_median = (np.quantile(one, [0.025, 0.975]).tolist() for one in (means, medians))
-    noise = float(np.median(np.abs(drawn - found), axis=1).mean())
-    mean, median = float(found.mean()), float(np.median(np.abs(found)))
-    return Sure(len(found), mean, *of_mean, median, *of_median, noise)
+    return Sure(
+        cells=len(found),
+        mean=float(found.mean()),
+        mean_lower=of_mean[0],
+        mean_upper=of_mean[1],
+        median=float(np.median(np.abs(found))),
+        median_lower=of_median[0],
+        median_upper=of_median[1],
+        noise=float(np.median(np.abs(drawn - found), axis=1).mean()),
+    )
 
 
 def _drawn(blocks: Sequence[Sequence[Rounds]], rng: np.random.Generator) -> Floats:

@@ -454,7 +454,9 @@ class _Trial:
             rows.append({**labels, "repeat": repeat, "iteration": number, **times, **usage})
         tables = {"sharing_iterations": pd.DataFrame(rows)}
         if self.settings.empty:
-            empty_s, iteration_s = everyones([empty_s, np.mean(np.array(seen)[:, 2])]).mean(axis=0)
+            empty_s, iteration_s = everyones(
+                [empty_s, float(np.mean([one[2] for one in seen]))]
+            ).mean(axis=0)
             once = {**labels, "repeat": repeat, "empty_s": empty_s, "iteration_s": iteration_s}
             tables[PERIODS] = pd.DataFrame([once])
         if repeat == 0:
