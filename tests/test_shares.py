@@ -28,6 +28,7 @@ from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kern
 from ddlkit.run.measure.shared_messages import SharedMessagesSettings, shared_messages_job
 from ddlkit.run.measure.shared_training import (
     MEASURED,
+    NOTHING,
     REFUSED,
     Clock,
     Passage,
@@ -198,8 +199,37 @@ def test_a_bucket_out_of_order_is_refused() -> None:
 @pytest.fixture(scope="module")
 def trained() -> dict[str, pd.DataFrame]:
     """Training on two ranks: a batch that fits and one that does not, under policies of all sorts."""
-    settings = SharedTrainingSettings("lenet5", [8, HUGE], POLICIES, repeats=2, iterations=2)
+    counts: dict[str, Any] = {"repeats": 2, "iterations": 2, "unsent": 1, "empty": 1}
+    settings = SharedTrainingSettings("lenet5", [8, HUGE], POLICIES, **counts)
     return launch(shared_training_job, settings, **GLOO)
+
+
+@idle_threads
+def test_buckets_that_nobody_sends_come_before_each_configuration(
+    trained: dict[str, pd.DataFrame],
+) -> None:
+    """As often in each round; the later rank's last post comes before the end of backward and the update."""
+    unsent, rows = trained["sharing_unsent"], trained["sharing_iterations"]
+    keys = ["network", "batch", "plan", "configuration", "repeat"]
+    assert unsent[keys].apply(tuple, axis=1).tolist() == list(
+        dict.fromkeys(rows[keys].apply(tuple, axis=1))
+    )
+    assert set(unsent["bytes"]) == set(rows["bytes"]) and set(unsent["iteration"]) == {0}
+    ordered = unsent[["first_posted_s", "posted_s", "backward_s", "bucketed_s"]].to_numpy()
+    assert (np.diff(ordered) >= 0).all() and (ordered > 0).all()
+
+
+@idle_threads
+def test_what_passes_between_iterations_is_no_longer_than_the_slowest_rank_s(
+    trained: dict[str, pd.DataFrame],
+) -> None:
+    """And as often with empty messages as with whole ones: one row for each cell and round."""
+    periods, rows = trained["sharing_periods"], trained["sharing_iterations"]
+    keys = ["network", "batch", "plan", "configuration", "repeat"]
+    slowest_s = rows.groupby(keys, sort=False)["iteration_s"].mean()
+    assert periods.set_index(keys).index.tolist() == slowest_s.index.tolist()
+    assert (periods["iteration_s"].to_numpy() <= slowest_s.to_numpy() * (1 + 1e-9)).all()
+    assert (periods["empty_s"] > 0).all()
 
 
 @idle_threads
@@ -271,10 +301,10 @@ def test_messages_are_timed_under_each_configuration() -> None:
 
 @idle_threads
 def test_kernels_and_messages_are_timed_alone_and_together() -> None:
-    policies, names = ["t2-free-normal", "t1-free-nice10"], ["relu", "attention"]
+    policies, names = ["t2-free-normal", "t1-free-nice10"], ["relu", "attention", "lenet5:4"]
     settings = SharedKernelsSettings(policies, names, TINY, MIB, repeats=1)
     rows = launch(shared_kernels_job, settings, **GLOO)["sharing_kernels"]
-    assert rows.groupby("kernel").size().to_dict() == {"relu": 2, "attention": 2}
+    assert rows.groupby("kernel").size().to_dict() == dict.fromkeys(names, 2)
     assert (rows["messages"] * rows["messages_alone_s"] > 0).all() and (rows["calls"] >= 1).all()
     assert ((rows["overlap_share"] > 0) & (rows["overlap_share"] <= 1)).all()
     assert ((rows["calls"] == 1) | (rows["overlap_share"] == 1)).all()
@@ -305,7 +335,7 @@ def test_few_buckets_and_many_are_timed_beside_none() -> None:
 
 def test_a_bucket_that_is_not_sent_is_handed_back_at_once() -> None:
     router = Router(Clock(torch.device("cpu")), 2)
-    router.sends = False
+    router.sends = NOTHING
     buffer = torch.ones(3)
     told = {"index": lambda: 0, "buffer": lambda: buffer, "is_last": lambda: True}
     assert torch.equal(router.hook(None, SimpleNamespace(**told)).wait(), torch.full((3,), 0.5))
@@ -333,11 +363,14 @@ def test_calls_that_outlast_messages_do_not_count_but_the_first(
         (lambda: SharedTrainingSettings("lenet5", [], ["t1-free-normal"]), "needs a batch"),
         (lambda: SharedBucketsSettings("lenet5", 1, []), "needs a cap"),
         (lambda: SharedTrainingSettings("lenet5", [1], ["fast"]), "configuration 'fast'"),
+        (lambda: SharedTrainingSettings("lenet5", [1], ["b0"], empty=-1), "no fewer than 0"),
         (lambda: SharedMessagesSettings(["t1-free-normal"], [(3, 1)]), "3 bytes do not make"),
         (lambda: SharedCopiesSettings("lenet5", []), "needs a batch"),
         (lambda: SharedMessagesSettings([TWO], [(64, 1)]), "one group"),
         (lambda: SharedKernelsSettings([TWO], ["relu"], TINY, 64), "one group"),
         (lambda: SharedKernelsSettings(["t1-free-normal"], ["sort"], TINY, 64), "unknown kernel"),
+        (lambda: SharedKernelsSettings(["t1-free-normal"], ["lenet:4"], TINY, 64), "lenet"),
+        (lambda: SharedKernelsSettings(["t1-free-normal"], ["lenet5:0"], TINY, 64), "above 0"),
     ],
 )
 def test_settings_that_ask_for_nothing_are_refused(make: Any, words: str) -> None:

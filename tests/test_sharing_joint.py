@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlkit.core.cost import AlphaBeta
-from ddlkit.core.resources import Resources, Shared
+from ddlkit.core.resources import Resources
 from ddlkit.core.workload import Workload
-from ddlkit.report.figures import sharing_joint, sharing_panels, sharing_residual
-from ddlkit.report.figures.sharing_predicted import shared
+from ddlkit.report.figures import sharing_joint, sharing_panels
+from ddlkit.report.figures.sharing_predicted import drawn, shared
+from ddlkit.report.figures.sharing_sure import Sure, sure
 
 LINK, DEFAULT = "lab:4gbit", "t2-free-normal"
 NAMES = ("t1-free-nice10", DEFAULT, "t2-free-raised")
@@ -50,23 +51,20 @@ def test_the_joint_plan_is_never_slower_than_a_plan_whose_resources_are_chosen_a
     assert best <= default.iteration_s and default.iteration_s >= plain.iteration_s
 
 
-Rounds = tuple[pd.DataFrame, dict[tuple[str, int], Workload], dict[sharing_residual.Key, Shared]]
+KNOWN = known_of([(3e-9, 0.1, 0.2)] * 3)
+LAYERS = {
+    ("n", batch): Workload.from_arrays(0.05, [0.05, 0.05], [10**6, 4 * 10**6]).scaled(batch)
+    for batch in (1, 2, 3)
+}
 
 
-def rounds(share: float) -> Rounds:
+def rounds(share: float) -> pd.DataFrame:
     """Iterations that last longer than foretold by a share, in rounds that compute at other speeds."""
-    known = known_of([(3e-9, 0.1, 0.2)] * 3)
-    work = Workload.from_arrays(0.05, [0.05, 0.05], [10**6, 4 * 10**6])
     rows: list[dict[str, object]] = []
-    layers: dict[tuple[str, int], Workload] = {}
-    played: dict[sharing_residual.Key, Shared] = {}
-    for batch in (1, 2, 3):
-        key = ("n", batch, "ddp", LINK, DEFAULT)
-        one = shared(work.scaled(batch), "ddp", DEFAULT, LINK, known)
-        assert one is not None
-        layers["n", batch], played[key] = work.scaled(batch), one
+    for (network, batch), work in LAYERS.items():
+        key = (network, batch, "ddp", LINK, DEFAULT)
         for repeat, slower in enumerate((1.0, 1.0, 1.1, 0.9, 1.0)):
-            told = shared(work.scaled(batch * slower), "ddp", DEFAULT, LINK, known)
+            told = shared(work.scaled(slower), "ddp", DEFAULT, LINK, KNOWN)
             assert told is not None
             names = ("network", "batch", "plan", "link", "configuration")
             row = {**dict(zip(names, key, strict=True)), "repeat": repeat}
@@ -75,14 +73,19 @@ def rounds(share: float) -> Rounds:
                 "compute_s": told.workload.compute_s,
             }
             rows.append({**row, **times})
-    return pd.DataFrame(rows), layers, played
+    return pd.DataFrame(rows)
+
+
+def judged(iterations: pd.DataFrame) -> Sure:
+    cells = iterations[iterations["repeat"] == 0]
+    return sure(drawn(iterations, cells, LAYERS, KNOWN, {}))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1])
 def test_a_steady_error_is_surely_seen_and_drift_that_computing_shares_is_none(
     share: float,
 ) -> None:
-    found = sharing_residual.sure(*rounds(share))
+    found = judged(rounds(share))
     off = 1 / (1 + share) - 1
     assert found.mean == pytest.approx(off, abs=2e-3) and found.median == pytest.approx(
         -off, abs=2e-3
@@ -93,47 +96,12 @@ def test_a_steady_error_is_surely_seen_and_drift_that_computing_shares_is_none(
 
 
 def test_rounds_that_scatter_make_it_unsure() -> None:
-    table, layers, played = rounds(0.0)
+    table = rounds(0.0)
     scatter = np.random.default_rng(0).normal(1.0, 0.2, len(table)).clip(0.5)
     scattered = table.assign(iteration_s=table["iteration_s"] * scatter)
-    found = sharing_residual.sure(scattered, layers, played)
+    found = judged(scattered)
     assert found.mean_lower < found.mean < found.mean_upper
     assert found.noise > 0.02
-
-
-def spans_of(told: Shared, later_s: float) -> pd.DataFrame:
-    """Two ranks that behave as foretold, but for the last posts, the second rank's later by some time."""
-    starts, ends = told.played_s
-    posted = float(told.link.computed_s(told.computing.ready_s[-1:], starts, ends)[0])
-    copied = told.iteration_s - told.workload.update_s
-    rows = []
-    for rank, late in enumerate((-later_s, later_s)):
-        kinds = [("backward", posted + late), ("wait", copied), ("update", told.iteration_s)]
-        kinds += [("all_reduce", end) for end in ends.tolist()]
-        rows += [{"rank": rank, "task": f"{kind} {k}", "kind": kind, "end_s": end}
-                 for k, (kind, end) in enumerate(kinds)]  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def test_phases_add_up_and_only_the_one_that_differs_is_off() -> None:
-    known = known_of([(3e-9, 0.1, 0.2)] * 3)
-    work = Workload.from_arrays(0.05, [0.05, 0.05], [10**6, 4 * 10**6])
-    told = shared(work, "none", DEFAULT, LINK, known)
-    assert told is not None
-    names = ("network", "batch", "plan", "link", "configuration")
-    cell = dict(zip(names, ("n", 1, "none", LINK, DEFAULT), strict=True))
-    once = {"repeat": 0, "iteration": 0, "compute_s": work.compute_s}
-    for later_s in (0.0, 0.001):
-        spans = spans_of(told, later_s).assign(**cell)
-        iterations, layers = pd.DataFrame([cell | once]), {("n", 1): work}
-        rows = sharing_residual.split(spans, iterations, layers, known, {})
-        (found,) = rows.to_dict("records")
-        whole = sum(found[name] for name in sharing_residual.PHASES)
-        assert whole == pytest.approx(found["whole"], abs=1e-12) == pytest.approx(0, abs=1e-12)
-        assert found["computing"] == pytest.approx(-later_s / told.iteration_s, abs=1e-12)
-        assert found["mean rank"] == pytest.approx(0, abs=1e-12)
-        assert found["apart"] == pytest.approx(2 * later_s / told.iteration_s)
-        assert found["held_out"]
 
 
 def test_what_was_written_down_is_judged_by_the_interval() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -15,6 +17,7 @@ from ddlkit.core.resources import Resources, Shared
 from ddlkit.core.workload import LayerProfile
 from ddlkit.report.claims import paper_table
 from ddlkit.report.figures import (
+    sharing_again,
     sharing_buckets,
     sharing_grid,
     sharing_measured,
@@ -24,6 +27,7 @@ from ddlkit.report.figures import (
     sharing_verdicts,
 )
 from ddlkit.report.papers.sharing import DEFAULT, throughput
+from ddlkit.report.source import Source
 
 LINK = "lab:4gbit"
 WAYS = {
@@ -224,11 +228,96 @@ def test_training_on_a_paced_link_is_never_foretold_shorter(
         cells = sharing_predicted.cells(steady, Machine(), known, {}, paced)  # type: ignore[arg-type]
         assert (cells["paced"] >= cells["copied"] * (1 - 1e-12)).all()
         if paced is None or paced is known:
-            assert cells["paced"].equals(cells["copied"]) and cells["paced_met"].equals(
-                cells["met"]
-            )
+            assert cells["paced"].equals(cells["copied"])
         else:
             assert (cells["paced"] > cells["copied"]).any()
+
+
+COPY_S_PER_BYTE = 5e-10
+
+
+@dataclass
+class Session:
+    """A later session on a machine that is the model, but for a share by which training lasts longer."""
+
+    share: float = 0.0
+
+    def profiles(self) -> dict[tuple[str, int], LayerProfile]:
+        return Machine().profiles()
+
+    def table(self, name: str) -> pd.DataFrame:
+        kinds = {
+            "layers": Machine().layers,
+            "sharing_messages": lambda: messages().assign(ranks=2, link_bits_per_s=0.0),
+            "sharing_kernels": self.kernels,
+            "sharing_copies": self.copies,
+            "sharing_unsent": lambda: self.trained()[1],
+            "sharing_iterations": lambda: self.trained()[0],
+            "sharing_periods": self.periods,
+        }
+        return kinds[name]()
+
+    def periods(self) -> pd.DataFrame:
+        rows, unsent = self.trained()
+        return rows.assign(empty_s=unsent["bucketed_s"])
+
+    def kernels(self) -> pd.DataFrame:
+        """Of all networks one was the kernel itself; it loses as kernels do."""
+        networks = kernels().assign(kernel="squeezenet1_1:2")
+        return pd.concat([kernels(), networks], ignore_index=True)
+
+    def copies(self) -> pd.DataFrame:
+        rows = [(name, 10**6, 0.1, 0.1 + 2e6 * COPY_S_PER_BYTE) for name in NETWORKS]
+        return pd.DataFrame(rows, columns=["network", "bytes", "alone_s", "bucketed_s"])
+
+    def known(self) -> dict[tuple[str, str], Resources]:
+        return sharing_predicted.known_resources(messages(), kernels())
+
+    def trained(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Iterations and, before each, one whose buckets nobody sends; rounds compute at other speeds."""
+        rows, unsent = [], []
+        for (network, batch), one in self.profiles().items():
+            for name, (repeat, slower) in product(TRAINED, enumerate((1.0, 1.02, 0.97, 1.0, 1.1))):
+                work = one.workload().scaled(slower)
+                told = sharing_predicted.shared(work, "ddp", name, LINK, self.known())
+                assert told is not None
+                told = replace(told, copy_s_per_byte=COPY_S_PER_BYTE)
+                values = (network, batch, "ddp", LINK, name)
+                names = ("network", "batch", "plan", "link", "configuration")
+                cell = dict(zip(names, values, strict=True)) | {"repeat": repeat, "iteration": 0}
+                took_s = (1 + self.share) * told.iteration_s
+                rows.append(cell | {"iteration_s": took_s, "openmp": 1})
+                both_s = 2 * COPY_S_PER_BYTE * float(work.bytes.sum())
+                unsent.append(cell | {"bucketed_s": work.compute_s + both_s})
+        return pd.DataFrame(rows), pd.DataFrame(unsent)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.03])
+@pytest.mark.parametrize("paired", [False, True])
+def test_a_session_that_is_the_model_is_foretold_from_iterations_without_messages(
+    share: float, paired: bool
+) -> None:
+    """Whatever the rounds' speeds; what lasts longer is surely seen, by all cells or held-out ones alone."""
+    told, trained = (cast(Source, Session(late)) for late in (0.0, share))
+    first, second = sharing_again.first(trained), sharing_again.second(told, trained)
+    grid = second if paired else first
+    cells = grid.cells
+    assert len(cells) == len(NETWORKS) * len(BATCHES) * len(TRAINED)
+    off = 1 / (1 + share) - 1
+    np.testing.assert_allclose(cells["paced"], off, atol=1e-4 if paired else 1e-9)
+    assert (cells["none"] <= cells["paced"] + 1e-12).all()
+    assert (cells["perfect_overlap"] <= cells["no_overlap"] + 1e-12).all()
+    same = cells["network"] == "squeezenet1_1"
+    assert cells.loc[same, "networks"].equals(cells.loc[same, "paced"])
+    assert cells.loc[~same, "networks"].isna().all() and set(cells["held_out"]) == {True, False}
+    found = sharing_again.errors(cells).set_index("model")
+    assert found.loc["paced", "mean"] == pytest.approx(off, abs=1e-4)
+    assert found.loc["networks", "cells"] == same.sum()
+    for held_out, count in ((True, same.sum()), (False, len(cells))):
+        sure = grid.sure("paced", held_out)
+        assert sure.cells == count and sure.noise < 2e-3
+        assert sure.mean == pytest.approx(off, abs=1e-4)
+        assert (sure.mean_upper < 0) == (share > 0)
 
 
 def buckets_of(bucket_s: tuple[float, float], byte_s: tuple[float, float]) -> pd.DataFrame:

@@ -16,11 +16,12 @@ import pandas as pd
 from ddlkit.core.timeline import Timeline
 from ddlkit.report.claims import paper_table
 from ddlkit.report.figures import (
+    sharing_again,
     sharing_grid,
     sharing_measured,
     sharing_predicted,
-    sharing_residual,
 )
+from ddlkit.report.figures.sharing_sure import Sure, sure
 from ddlkit.report.figures.sharing_verdicts import LATER_LEVEL, verdicts
 from ddlkit.report.papers.sharing import BATCHES, DEFAULT, throughput
 from ddlkit.report.source import SHARING, Source, machine_of, open_sharing
@@ -87,20 +88,25 @@ class Recording:
         every = (iterations, self.source, self.known, self.copied, self.paced)
         return sharing_predicted.cells(*every)
 
-    def split(self) -> pd.DataFrame:
-        """Foretold less measured, by phase of the iteration."""
-        every = (self.tables["spans"], self.tables["iterations"])
+    def sure(self, model: str) -> Sure:
+        """How sure the errors of "copied" or "paced" are, on held-out networks."""
+        cells, known = self.cells, self.paced if model == "paced" else self.known
         layers = sharing_predicted.workloads(self.source)
-        return sharing_residual.split(*every, layers, self.known, self.copied)
+        held = cells[cells["held_out"]]
+        every = (self.tables["iterations"], held, layers, known, self.copied)
+        return sure(sharing_predicted.drawn(*every))
 
-    def sure(self, model: str) -> sharing_residual.Sure:
-        """How sure the errors of "copied", "met", "paced" or "paced_met" are, on held-out networks."""
-        cells, layers = self.cells, sharing_predicted.workloads(self.source)
-        numbers = {"met": "later", "paced_met": "later_paced"}
-        share = float(cells[numbers[model]].iloc[0]) if model in numbers else 0.0
-        held, known = cells[cells["held_out"]], self.paced if "paced" in model else self.known
-        played = sharing_residual.foretold(held, layers, known, self.copied, share)
-        return sharing_residual.sure(self.tables["iterations"], layers, played)
+    @cached_property
+    def again(self) -> sharing_again.Grid | None:
+        """The later session that foretells from itself; None where there is none."""
+        found = self.beside("again")
+        return sharing_again.first(found) if found is not None else None
+
+    @cached_property
+    def met(self) -> sharing_again.Grid | None:
+        """The grid after it, in whose base ranks meet; None where there is none."""
+        source, trained = self.beside("again"), self.beside("met")
+        return sharing_again.second(source, trained) if source and trained else None
 
     def two_groups(self) -> pd.DataFrame:
         """Gains over the default where the last message had a group of its own."""

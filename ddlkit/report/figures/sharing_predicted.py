@@ -6,16 +6,12 @@ iteration without exchange took in the same rounds. Nothing of the iterations wi
 two numbers of the model "fitted" and for "mean", which are learned on the networks of FITTED_ON and judged
 on the others. Both lists were written down before any iteration was recorded (22 November 2026). The model
 "copied" was added when all iterations were known and before what it needs was measured: iterations of DDP
-whose buckets nobody sends. So was "met", when it was known in which phase the rest of the error lies
-(`sharing_residual`): ranks that meet at every message wait for the later one, whose computing lasts longer
-than that of the slower of two that never meet. Its one number is learned on FITTED_ON, by the least absolute
-error of logarithms, and was written down before it was tried on any network that is held out.
+whose buckets nobody sends.
 
 "paced" was the third thing tried once joint plans were found longer than foretold (`sharing_buckets`; neither
 a bucket by itself nor small messages' slowdowns explain them), and is judged as examples/sharing_buckets.yml
 asks: a message measured alone finds what a rested link has saved, which one behind another does not find. So
-none is taken to be faster than the link's rate. Nothing of it is fitted; "paced_met" learns its one number as
-"met" does.
+none is taken to be faster than the link's rate. Nothing of it is fitted.
 """
 
 from __future__ import annotations
@@ -35,6 +31,7 @@ from ddlkit.core.resources import Resources, Shared, jointly, last_apart, of_eac
 from ddlkit.core.workload import Workload
 from ddlkit.model.predictor import make_plan
 from ddlkit.report.figures.sharing_measured import CELL, beside, default_of, least_first
+from ddlkit.report.figures.sharing_sure import Rounds
 from ddlkit.report.source import Source
 
 FITTED_ON = ("resnet18_64", "vgg16_cifar")
@@ -42,9 +39,7 @@ FITTED_ON = ("resnet18_64", "vgg16_cifar")
 MODELS = {
     "term": "slowdowns as measured with kernels",
     "copied": "the same, and what DDP's buckets take when nobody sends them",
-    "met": "and computing longer where ranks meet, by one number, learned on two networks",
     "paced": "as copied, and no message faster than the link's rate",
-    "paced_met": "and computing longer where ranks meet, learned anew",
     "none": "no slowdown",
     "fitted": "slowdowns times two numbers, learned on two networks",
     "mean": "iteration over computing, the mean of two networks",
@@ -55,8 +50,8 @@ WIDTH = 24
 """Ways that the joint planner keeps of each prefix: twice or half as many give the same plans here."""
 SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 """By which "fitted" may multiply each slowdown."""
-LATER = tuple(np.linspace(0.0, 0.15, 31).tolist())
-"""By which share "met" may have computing last longer."""
+_SPEEDS = np.linspace(0.4, 2.5, 8)
+"""Of computing, at which iterations are played for rounds that are drawn anew."""
 Known = Mapping[tuple[str, str], Resources]
 
 
@@ -160,9 +155,8 @@ def cells(
 
     copied : of `copies`; of networks that are not there nothing; paced : as ``known``, which it is without
 
-    Columns: CELL, configuration, measured_s, measured_exposed_s, compute_s, held_out, one a model, what the
-    models with and without the term say of exposed communication; ``later`` and ``later_paced``, the numbers
-    of "met" and "paced_met".
+    Columns: CELL, configuration, measured_s, measured_exposed_s, compute_s, held_out, one a model, and what
+    the models with and without the term say of exposed communication.
     """
     layers = workloads(source)
     keys = [*CELL, "configuration"]
@@ -191,7 +185,7 @@ def cells(
     into = table["network"].map(lambda name: copied.get(name, 0.0))
     packing = [replace(one, copy_s_per_byte=each) for one, each in zip(played, into, strict=True)]
     table["copied"] = [one.iteration_s for one in packing]
-    _meet(table, packing, known if paced is None else paced)
+    table["paced"] = _given(packing, table["link"], known if paced is None else paced)
     table["term_exposed_s"] = [one.exposed_s for one in played]
     table["none_exposed_s"] = [one.exposed_s for one in bare]
     table["mean"] = _mean(table)
@@ -200,16 +194,38 @@ def cells(
     return table
 
 
-def _meet(table: pd.DataFrame, packing: list[Shared], paced: Known) -> None:
-    """Add what "met", "paced" and "paced_met" say of the iterations ``packing``, and the numbers learned."""
-    slower = [
-        replace(one, given=tuple(paced[link, way.name] for way in one.given))
-        for one, link in zip(packing, table["link"], strict=True)
+def _given(played: list[Shared], links: pd.Series, known: Known) -> list[float]:
+    """Iterations, in seconds, whose messages have what is known of the same configurations instead."""
+    given = [
+        replace(one, given=tuple(known[link, way.name] for way in one.given))
+        for one, link in zip(played, links, strict=True)
     ]
-    table["paced"] = [one.iteration_s for one in slower]
-    for name, number, played in (("met", "later", packing), ("paced_met", "later_paced", slower)):
-        share = table[number] = fitted_later(table, played)
-        table[name] = [later(one, share).iteration_s for one in played]
+    return [one.iteration_s for one in given]
+
+
+def drawn(
+    iterations: pd.DataFrame,
+    cells: pd.DataFrame,
+    layers: Mapping[tuple[str, int], Workload],
+    known: Known,
+    copied: Mapping[str, float],
+) -> list[list[Rounds]]:
+    """By block, the rounds of these ``cells`` with what "copied" says of them, or "paced" if ``known`` is."""
+    keys, columns = [*CELL, "configuration"], ["iteration_s", "compute_s"]
+    rounds = iterations.groupby([*keys, "repeat"])[columns].mean()
+    blocks: dict[tuple[str, int, str], list[Rounds]] = {}
+    for key in cells[keys].itertuples(index=False, name=None):
+        network, batch, plan, link, configuration = key
+        told = shared(layers[network, batch], plan, configuration, link, known)
+        if told is not None:
+            told = replace(told, copy_s_per_byte=copied.get(network, 0.0))
+            at_speeds = [replace(told, workload=told.workload.scaled(one)) for one in _SPEEDS]
+            measured_s, compute_s = rounds.loc[key].to_numpy(float).T
+            at_s = _SPEEDS * told.workload.compute_s
+            said_s = np.array([one.iteration_s for one in at_speeds])
+            one = Rounds(measured_s, compute_s[:, None], at_s, said_s)
+            blocks.setdefault((network, batch, link), []).append(one)
+    return list(blocks.values())
 
 
 def two_groups(table: pd.DataFrame) -> pd.DataFrame:
@@ -260,27 +276,6 @@ def fitted_scales(table: pd.DataFrame, played: list[Shared]) -> tuple[float, flo
         return float(np.square(logs).sum())
 
     return min(product(SCALES, SCALES), key=squares)
-
-
-def later(one: Shared, share: float) -> Shared:
-    """The iteration whose forward and backward last longer by that share."""
-    work = one.workload
-    forward_s, backward_s = (1 + share) * work.forward_s, (1 + share) * work.backward_s
-    return replace(one, workload=replace(work, forward_s=forward_s, backward_s=backward_s))
-
-
-def fitted_later(table: pd.DataFrame, played: list[Shared]) -> float:
-    """Of LATER the share with the least absolute logarithms of errors on FITTED_ON; 0 without any."""
-    rows = zip(played, table["measured_s"], table["held_out"], strict=True)
-    learned = [(one, seconds) for one, seconds, out in rows if not out]
-    if not learned:
-        return 0.0
-
-    def off(share: float) -> float:
-        logs = [np.log(later(one, share).iteration_s / seconds) for one, seconds in learned]
-        return float(np.abs(logs).sum())
-
-    return min(LATER, key=off)
 
 
 def errors(table: pd.DataFrame) -> pd.DataFrame:

@@ -6,7 +6,8 @@ where it lies on the other, and is "undecided" else. Intervals draw cells anew, 
 
 All five were undecided. Before 14 more cells were recorded (suite sharing_more, the same day) it was fixed
 that the second look takes all cells together, by the same statistics and LATER_LEVEL intervals: who looks
-twice must be surer each time.
+twice must be surer each time. A third session has cells of its own (examples/sharing_again.yml, fixed before
+it was recorded): they are judged alone, by THIRD_LEVEL intervals.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from ddlkit.report.figures.sharing_measured import (
 PAIRS = (("t1-free-nice10", "t2-free-raised"), ("b1", "b0"))
 """A frugal and a rich configuration: of threads of gloo, of blocks of NCCL."""
 DRAWS = 2000
-LEVEL, LATER_LEVEL = 0.95, 0.975
-"""How sure an interval is: of the first look, and of the second."""
+LEVEL, LATER_LEVEL, THIRD_LEVEL = 0.95, 0.975, 0.9833
+"""How sure an interval is: of the first look, of the second, and of the third."""
 Floats = NDArray[np.float64]
 
 

@@ -114,9 +114,12 @@ def bars(
         ax.set_ylim(bottom=0)
     if pairs:
         _pair(ax, pairs)
+    add_legend(ax, legend)
+    whole = ax.get_figure(root=True)
+    if legend == "right" and whole is not None and whole.get_layout_engine() is not None:
+        whole.draw_without_rendering()  # the legend takes its width from the axes, and so from the names
     _name_bars(ax, [str(name) for name in table.index[:: 2 if pairs else 1]])
     ax.tick_params(axis="x", length=0)
-    add_legend(ax, legend)
 
 
 def _pair(ax: Axes, said: str) -> None:

@@ -29,7 +29,7 @@ class Job(Generic[S]):
     """A program for every rank; made by `job`.
 
     settings : dataclass of what its CONFIG.json may hold besides FRAME
-    tables : names of the tables that it leaves, which are also their schemas
+    tables : names of the tables that it leaves, which are also their schemas; settings may do without some
     part : what each rank does. It yields new rows by table; rank 0 saves after each yield what there is.
     """
 

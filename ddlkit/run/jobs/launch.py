@@ -137,7 +137,9 @@ def launch(
     with workspace(out) as directory:
         config = {"out": str(directory), "join": dict(join or {}), **link, **asdict(settings)}
         run_ranks(job.module, config, ranks=ranks, place=place, timeout_s=timeout_s)
-        return {name: store.load_table(directory / f"{name}.csv", name) for name in job.tables}
+        paths = {name: directory / f"{name}.csv" for name in job.tables}
+        left = {name: path for name, path in paths.items() if path.exists()}
+        return {name: store.load_table(path, name) for name, path in left.items()}
 
 
 @contextlib.contextmanager

@@ -43,7 +43,9 @@ from ddlkit.run.nets import registry as networks
 from ddlkit.run.sessions.session import OUT_OF_MEMORY, ran_out_of_memory
 
 MEASURED, REFUSED, OTHER_BUCKETS = "measured", "refused", "other buckets"
-SPANS = "sharing_spans"
+SPANS, UNSENT, PERIODS = "sharing_spans", "sharing_unsent", "sharing_periods"
+WHOLE, EMPTY, NOTHING = "whole", "empty", "nothing"
+"""What `Router` sends of a bucket: all of it, one number that ranks meet for, or nothing."""
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -55,6 +57,8 @@ class SharedTrainingSettings:
     plans : spec -> bytes of each bucket in the order in which gradients become ready; nothing is imposed
         for "ddp", whose bytes may be empty
     repeats, iterations : rounds over all, and timed iterations of each in a round, after one that is not
+    unsent : timed iterations before each policy whose buckets nobody sends, after one that is not
+    empty : likewise of iterations that send one number for each bucket, over torch's own group
 
     Raises UserError where there is nothing to measure, and for a policy that is none.
     """
@@ -65,6 +69,8 @@ class SharedTrainingSettings:
     plans: Mapping[str, Sequence[int]] = field(default_factory=lambda: {OWN_PLAN: []})
     repeats: int = 6
     iterations: int = 2
+    unsent: int = 0
+    empty: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -72,13 +78,15 @@ class SharedTrainingSettings:
             raise UserError("shared training: needs a batch, a policy, a plan and a round at least")
         if self.iterations < 1:
             raise UserError("shared training: needs an iteration in each round at least")
+        if min(self.unsent, self.empty) < 0:
+            raise UserError("shared training: no fewer than 0 iterations can be without messages")
         for policy in self.policies:
             Policy.parse(policy)
 
 
 @job(
     SharedTrainingSettings,
-    *("sharing_control", "sharing_cells", "sharing_iterations", SPANS),
+    *("sharing_control", "sharing_cells", "sharing_iterations", SPANS, UNSENT, PERIODS),
 )
 def shared_training_job(me: Rank, settings: SharedTrainingSettings) -> Iterator[Tables]:
     """Every batch, plan and policy once in a round; the order of the policies moves on by one each round.
@@ -87,6 +95,9 @@ def shared_training_job(me: Rank, settings: SharedTrainingSettings) -> Iterator[
     sharing_iterations : an iteration of the rank that was slowest in it. ``backward_s`` ends with the last
         bucket's post, ``compute_s`` is the median iteration of the round without exchange
     sharing_spans : the first timed iteration of each, of all ranks
+    sharing_unsent : iterations whose buckets nobody sends, by the later rank, which begin together
+    sharing_periods : seconds from one iteration to the next, mean of all ranks: with empty messages just
+        before, and with whole ones. The slowest rank's own is longer: who begins late waits less
 
     Raises UserError where nothing at all can be measured, and for ranks that hold different gradients.
     """
@@ -119,7 +130,7 @@ class Clock:
 class Router:
     """DDP's communication hook: it sends each bucket over the group that the policy has for it.
 
-    sends : whether it does, or only says that all is done
+    sends : WHOLE, EMPTY or NOTHING; then it only says that all is done
     posted, done : points in time, by the bucket's number; sizes : bytes
     """
 
@@ -127,7 +138,7 @@ class Router:
         self._clock, self._ranks = clock, ranks
         self.hidden: dist.ProcessGroup | None = None
         self.last: dist.ProcessGroup | None = None
-        self.sends = True
+        self.sends = WHOLE
         self.clear()
 
     def clear(self) -> None:
@@ -145,10 +156,13 @@ class Router:
         self.sizes.append(buffer.nbytes)
         buffer.div_(self._ranks)
         self.posted.append(self._clock.now())
-        if not self.sends:
+        if self.sends == NOTHING:
             unsent: torch.futures.Future[torch.Tensor] = torch.futures.Future()
             unsent.set_result(buffer)
             return unsent
+        if self.sends == EMPTY:
+            met = dist.all_reduce(buffer.new_zeros(1), async_op=True)
+            return met.get_future().then(lambda _: buffer)
         group = self.last if bucket.is_last() else self.hidden
         work = dist.all_reduce(buffer, group=group, async_op=True)
 
@@ -264,23 +278,42 @@ class Wrapped:
         """Median seconds of an iteration without exchange; ``bucketed``: with buckets that nobody sends."""
         return float(np.median(self.unsent(batch, iterations, bucketed)[:, -1]))
 
-    def unsent(self, batch: Batch, iterations: int, bucketed: bool) -> Floats:
+    def met(self, batch: Batch, iterations: int) -> float:
+        """Mean seconds of iterations that send one number for each bucket, after one that is not timed."""
+        self.router.sends = EMPTY
+        took_s = []
+        for _ in range(1 + iterations):
+            start, *_, end = self.iterate(batch)
+            self._settle()
+            took_s.append(self.clock.seconds(start, end))
+        self._send_again()
+        return float(np.mean(took_s[1:]))
+
+    def unsent(
+        self, batch: Batch, iterations: int, bucketed: bool, together: bool = False
+    ) -> Floats:
         """(iterations, 3) seconds until the last bucket's post, the end of backward, and that of the update.
 
-        Nothing is exchanged. Without buckets the last post is the end of backward.
+        Nothing is exchanged. Without buckets the last post is the end of backward. ``together``: all ranks
+        begin each iteration at once, as they do where they have waited for one another's gradients.
         """
-        self.router.sends = False
+        self.router.sends = NOTHING
         with nullcontext() if bucketed else self.model.no_sync():
             rows = []
             for _ in range(1 + iterations):
+                if together:
+                    dist.barrier()
                 start, _, backward, end = self.iterate(batch)
                 self._settle()
                 posted = self.router.posted[-1] if self.router.posted else backward
                 rows.append([self.clock.seconds(start, one) for one in (posted, backward, end)])
-        self.router.sends = True
+        self._send_again()
+        return np.array(rows[1:])
+
+    def _send_again(self) -> None:
+        self.router.sends = WHOLE
         for state in self.optimizer.state.values():
             state["momentum_buffer"].zero_()  # of gradients that are this rank's own
-        return np.array(rows[1:])
 
 
 # -- all of them in turn -----------------------------------------------------------------------
@@ -312,6 +345,8 @@ class _Trial:
             for (plan, wrapped), batch in itertools.product(self.wrapped.items(), self.batches):
                 alone_s = self._alone(wrapped, batch)
                 for policy in turned:
+                    if settings.unsent:
+                        yield {UNSENT: self._unsent(plan, batch, policy, repeat)}
                     yield self._block(plan, batch, policy, repeat, alone_s[policy.hidden.openmp])
                 check_equal_gradients(wrapped.optimizer)
             self.me.say(f"{settings.network}: round {repeat + 1} of {settings.repeats}")
@@ -380,6 +415,18 @@ class _Trial:
                 found.append(wrapped.alone(self.batches[batch], self.settings.iterations))
         return dict(zip(counts, slowest(found).tolist(), strict=True))
 
+    def _unsent(self, plan: str, batch: int, policy: Policy, repeat: int) -> pd.DataFrame:
+        """Iterations whose buckets nobody sends, just before those of a policy."""
+        wrapped = self.wrapped[plan]
+        with computing_with(policy.hidden.openmp):
+            own = wrapped.unsent(self.batches[batch], self.settings.unsent, True, together=True)
+        posted, backward, end = everyones(own).transpose(2, 0, 1)  # each (ranks, iterations)
+        labels = {**self._labels(plan, batch), "configuration": policy.name, "repeat": repeat}
+        labels |= {"buckets": len(wrapped.buckets), "bytes": sum(wrapped.buckets)}
+        times = {"posted_s": posted.max(axis=0), "first_posted_s": posted.min(axis=0)}
+        times |= {"backward_s": backward.max(axis=0), "bucketed_s": end.max(axis=0)}
+        return pd.DataFrame({**labels, "iteration": range(len(end[0])), **times})
+
     def _block(
         self, plan: str, batch: int, policy: Policy, repeat: int, alone_s: float
     ) -> dict[str, pd.DataFrame]:
@@ -388,6 +435,7 @@ class _Trial:
         self._take(wrapped, policy)
         with computing_with(policy.hidden.openmp):
             dist.barrier()
+            empty_s = wrapped.met(data, self.settings.empty) if self.settings.empty else 0.0
             wrapped.iterate(data)  # threads and caches as this policy leaves them
             before = processor_times()
             seen = [wrapped.passage(data) for _ in range(self.settings.iterations)]
@@ -405,6 +453,12 @@ class _Trial:
             times = breakdown(passage, passage.timeline(rank, wrapped.buckets, carried))
             rows.append({**labels, "repeat": repeat, "iteration": number, **times, **usage})
         tables = {"sharing_iterations": pd.DataFrame(rows)}
+        if self.settings.empty:
+            empty_s, iteration_s = everyones(
+                [empty_s, float(np.mean([one[2] for one in seen]))]
+            ).mean(axis=0)
+            once = {**labels, "repeat": repeat, "empty_s": empty_s, "iteration_s": iteration_s}
+            tables[PERIODS] = pd.DataFrame([once])
         if repeat == 0:
             spans = [
                 Passage.from_array(one).timeline(rank, wrapped.buckets, carried).to_frame()

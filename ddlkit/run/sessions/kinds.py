@@ -61,13 +61,18 @@ from ddlkit.run.measure.shared_buckets import SharedBucketsSettings, shared_buck
 from ddlkit.run.measure.shared_copies import SharedCopiesSettings, shared_copies_job
 from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
 from ddlkit.run.measure.shared_messages import SharedMessagesSettings, shared_messages_job
-from ddlkit.run.measure.shared_training import SharedTrainingSettings, shared_training_job
+from ddlkit.run.measure.shared_training import (
+    PERIODS,
+    UNSENT,
+    SharedTrainingSettings,
+    shared_training_job,
+)
 from ddlkit.run.measure.shares import IN_ORDER, NCCL_THREADS, Policy
 from ddlkit.run.measure.sparse_convergence import TASKS
 from ddlkit.run.measure.sparse_training import SparseTrainingSettings, sparse_training_job
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions import reader
-from ddlkit.run.sessions.reader import Key, count, number, one_of
+from ddlkit.run.sessions.reader import Key, count, number, one_of, whole
 from ddlkit.run.sessions.replanning import Duel, measure_duel
 from ddlkit.run.sessions.session import Point, Tables, Unavailable, say, table_path
 
@@ -608,12 +613,14 @@ def _sharing(
     each: tuple[str, str],
     work_s: float,
     threads: int = 0,
+    without: Sequence[str] = (),
 ) -> Point:
     """A point of ranks that share a machine's cores, or its GPUs, with what they send.
 
     each : rate and delay of the link; without a rate, ranks talk as the devices are joined
     make : the settings, once what they need is measured; work_s : without starting anything
-    threads : of each block of NCCL, which takes them from its environment
+    threads : of each block of NCCL, which takes them from its environment; without : tables that these
+        settings leave out
     """
     rate, delay = each
     on_gpu, ranks = here.device == "cuda", _rank_counts(here.device)[-1]
@@ -631,7 +638,8 @@ def _sharing(
 
     words = (name, link, delay and f"delay{delay}", f"t{threads}" if threads else "")
     named = "-".join(filter(None, words))
-    return _on_gpus(ranks * on_gpu, Point("sharing", named, measure, estimate_s, job.tables))
+    tables = [name for name in job.tables if name not in without]
+    return _on_gpus(ranks * on_gpu, Point("sharing", named, measure, estimate_s, tables))
 
 
 def _by_process(policies: Sequence[str]) -> dict[int, list[str]]:
@@ -641,6 +649,10 @@ def _by_process(policies: Sequence[str]) -> dict[int, list[str]]:
         one = Policy.parse(name).hidden
         found.setdefault(one.threads if one.on_gpu else 0, []).append(name)
     return found
+
+
+_STARVED = 20
+"""Times as long takes a message, beside computing that keeps it from its cores: about, between 10 and 100."""
 
 
 def _send_s(n_bytes: float, rate: str) -> float:
@@ -680,7 +692,9 @@ def kernels_by_share(
     settings = SharedKernelsSettings(policies, kernels, scale, *message, repeats)
     for bits in rate:
         each_s = 0.2 + 2.5 * max(0.15, _send_s(message[0], bits))
-        work_s = 2.0 + repeats * len(policies) * len(kernels) * each_s
+        starved = sum("idle" in policy for policy in policies)
+        rows = len(policies) + (_STARVED - 1) * starved
+        work_s = 2.0 + repeats * rows * len(kernels) * each_s
         yield _sharing(here, name, shared_kernels_job, lambda: settings, (bits, ""), work_s)
 
 
@@ -692,6 +706,8 @@ def training_by_share(
     name: str = "",
     repeats: int = 6,
     iterations: int = 2,
+    unsent: Annotated[int, Key(whole(0))] = 0,
+    empty: Annotated[int, Key(whole(0))] = 0,
     rate: Rates = ("",),
     delay: Annotated[str, Key(_delay)] = "",
     plans: Plans = (OWN_PLAN,),
@@ -707,7 +723,8 @@ def training_by_share(
             workload = _profile(here.out, network, batches[network][0], 2).workload()
             made = {spec: make_plan(spec, workload) for spec in plans if spec != OWN_PLAN}
             sizes |= {spec: plan.group_bytes(workload).tolist() for spec, plan in made.items()}
-        return SharedTrainingSettings(network, batches[network], names, sizes, repeats, iterations)
+        counts = repeats, iterations, unsent, empty
+        return SharedTrainingSettings(network, batches[network], names, sizes, *counts)
 
     ranks = 1 if here.device == "cuda" else 2  # that share what one could compute with
     everything = itertools.product(batches, rate, _by_process(policies).items())
@@ -716,11 +733,14 @@ def training_by_share(
             ranks * _iteration_s(network, n, "fp32", here.device) for n in batches[network]
         ]
         sending_s = len(computing_s) * _send_s(_USUAL_BYTES, bits)
-        each = repeats * len(plans) * (len(names) + 1) * (1 + iterations)
-        work_s = 3.0 + each * (sum(computing_s) + sending_s)
+        each = repeats * len(plans) * (len(names) + 1)
+        alone_s = sum(1 + count for count in (unsent, empty) if count) * sum(computing_s)
+        work_s = 3.0 + each * ((1 + iterations) * (sum(computing_s) + sending_s) + alone_s)
         make = partial(settings, network, names)
         named = "-".join(filter(None, (network, name)))
-        yield _sharing(here, named, shared_training_job, make, (bits, delay), work_s, threads)
+        lacks = [table for table, count in ((UNSENT, unsent), (PERIODS, empty)) if not count]
+        how = (shared_training_job, make, (bits, delay), work_s, threads, lacks)
+        yield _sharing(here, named, *how)
 
 
 @kind("sharing")

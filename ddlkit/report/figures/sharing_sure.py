@@ -1,0 +1,82 @@
+"""How far foretold training lies from measured training, and how sure that is: by rounds that are drawn anew.
+
+All cells of a block, which is a network at one batch and link, are drawn by the same rounds: they share what
+computing took there. What a model without any error would show is how far the drawn cells lie from those that
+they were drawn of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+DRAWS = 400
+Floats = NDArray[np.float64]
+
+
+class Rounds(NamedTuple):
+    """Of one cell what was measured, and what it is foretold from.
+
+    measured_s : (rounds,) iterations; base_s : (rounds, samples) of what they are foretold from
+    at_s, said_s : (n,) rising bases, and the iteration foretold from each; straight between them
+    paired : whether each round is foretold from its own base, which then has one sample
+    """
+
+    measured_s: Floats
+    base_s: Floats
+    at_s: Floats
+    said_s: Floats
+    paired: bool = False
+
+    def error(self, taken: Sequence[int] | slice = slice(None)) -> float:
+        """Foretold over measured, less 1: their median over these rounds, or of the medians of both."""
+        base_s, measured_s = self.base_s[taken], self.measured_s[taken]
+        if self.paired:
+            said_s: Floats = np.interp(base_s[:, 0], self.at_s, self.said_s)
+            return float(np.median(said_s / measured_s) - 1)
+        whole_s = np.interp(float(np.median(base_s)), self.at_s, self.said_s)
+        return float(whole_s / np.median(measured_s) - 1)
+
+
+class Sure(NamedTuple):
+    """Signed mean and median absolute error, with 95% intervals, and the median that noise alone shows."""
+
+    cells: int
+    mean: float
+    mean_lower: float
+    mean_upper: float
+    median: float
+    median_lower: float
+    median_upper: float
+    noise: float
+
+
+def sure(blocks: Sequence[Sequence[Rounds]]) -> Sure:
+    """How sure the errors of these cells are, block by block."""
+    found = np.array([cell.error() for block in blocks for cell in block])
+    rng = np.random.default_rng(0)
+    drawn = np.array([_drawn(blocks, rng) for _ in range(DRAWS)])
+    means, medians = drawn.mean(axis=1), np.median(np.abs(drawn), axis=1)
+    of_mean, of_median = (np.quantile(one, [0.025, 0.975]).tolist() for one in (means, medians))
+    return Sure(
+        cells=len(found),
+        mean=float(found.mean()),
+        mean_lower=of_mean[0],
+        mean_upper=of_mean[1],
+        median=float(np.median(np.abs(found))),
+        median_lower=of_median[0],
+        median_upper=of_median[1],
+        noise=float(np.median(np.abs(drawn - found), axis=1).mean()),
+    )
+
+
+def _drawn(blocks: Sequence[Sequence[Rounds]], rng: np.random.Generator) -> Floats:
+    off = []
+    for block in blocks:
+        count = min(len(cell.measured_s) for cell in block)
+        taken = rng.integers(0, count, count).tolist()
+        off += [cell.error(taken) for cell in block]
+    return np.array(off)
