@@ -31,7 +31,7 @@ MODELS = {
     "perfect_overlap": "the longer of the two",
 }
 SCALES = np.linspace(0.5, 2.0, 7)
-"""Of a base, at which iterations are played; between them they are taken as straight."""
+"""Of a base that is the median of many, at which iterations are played; between them they are straight."""
 Key = tuple[str, int, str, str, str]
 """Of a cell: its KEYS."""
 
@@ -113,7 +113,7 @@ class Grid:
         """A cell's rounds, and what a model says of them."""
         base = self.base[[key]] if self.paired else self.base[key[:-1]]
         base_s = base.dropna(how="all").to_numpy()
-        at_s = SCALES * float(np.median(base_s))
+        at_s = np.unique(base_s) if self.paired else SCALES * float(np.median(base_s))
         said_s = np.array([self.teller.said_s(key, one, model) for one in at_s.tolist()])
         return Rounds(self.whole[key].dropna().to_numpy(), base_s, at_s, said_s, self.paired)
 
@@ -134,11 +134,15 @@ def first(source: Source) -> Grid:
     return Grid(Teller(source), whole, unsent, paired=False)
 
 
-def second(source: Source, trained: Source) -> Grid:
-    """Of all ranks, from the iterations just before in which they meet for one number; round by round."""
+def second(source: Source, trained: Source, slowest: bool = False, paired: bool = True) -> Grid:
+    """Of all ranks, from the iterations just before in which they meet for one number; round by round.
+
+    slowest : of the slowest rank instead; paired : as of a `Grid`. What it was before one fault was mended
+    """
     periods = trained.table("sharing_periods")
-    whole, base = (_rounds(periods, column) for column in ("iteration_s", "empty_s"))
-    return Grid(Teller(source), whole, base, paired=True)
+    whole = trained.table("sharing_iterations") if slowest else periods
+    base = _rounds(periods, "empty_s")
+    return Grid(Teller(source), _rounds(whole, "iteration_s"), base, paired)
 
 
 def third_look(source: Source) -> pd.DataFrame:

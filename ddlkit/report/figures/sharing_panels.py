@@ -105,8 +105,14 @@ class Recording:
     @cached_property
     def met(self) -> sharing_again.Grid | None:
         """The grid after it, in whose base ranks meet; None where there is none."""
+        return self.met_but()
+
+    def met_but(self, slowest: bool = False, paired: bool = True) -> sharing_again.Grid | None:
+        """The same with a fault of the one before left in, as `sharing_again.second` says."""
         source, trained = self.beside("again"), self.beside("met")
-        return sharing_again.second(source, trained) if source and trained else None
+        if source is None or trained is None:
+            return None
+        return sharing_again.second(source, trained, slowest, paired)
 
     def two_groups(self) -> pd.DataFrame:
         """Gains over the default where the last message had a group of its own."""

@@ -42,7 +42,11 @@ class Rounds(NamedTuple):
 
 
 class Sure(NamedTuple):
-    """Signed mean and median absolute error, with 95% intervals, and the median that noise alone shows."""
+    """Signed mean and median absolute error, with 95% intervals, and the median that noise alone shows.
+
+    Rounds that are drawn anew scatter more than those that they are drawn of. So the median's interval lies
+    too high: it says where medians of drawn rounds fall, not how small the model's own error may be.
+    """
 
     cells: int
     mean: float
