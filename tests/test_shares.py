@@ -204,16 +204,21 @@ def trained() -> dict[str, pd.DataFrame]:
     return launch(shared_training_job, settings, **GLOO)
 
 
+ROUND = ["network", "batch", "plan", "configuration", "repeat"]
+
+
+def rounds_of(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
+    """Each cell's in each round, once, in the order of measuring."""
+    return list(dict.fromkeys(rows[ROUND].itertuples(index=False, name=None)))
+
+
 @idle_threads
 def test_buckets_that_nobody_sends_come_before_each_configuration(
     trained: dict[str, pd.DataFrame],
 ) -> None:
     """As often in each round; the later rank's last post comes before the end of backward and the update."""
     unsent, rows = trained["sharing_unsent"], trained["sharing_iterations"]
-    keys = ["network", "batch", "plan", "configuration", "repeat"]
-    assert unsent[keys].apply(tuple, axis=1).tolist() == list(
-        dict.fromkeys(rows[keys].apply(tuple, axis=1))
-    )
+    assert unsent.groupby(ROUND, sort=False).size().index.tolist() == rounds_of(rows)
     assert set(unsent["bytes"]) == set(rows["bytes"]) and set(unsent["iteration"]) == {0}
     ordered = unsent[["first_posted_s", "posted_s", "backward_s", "bucketed_s"]].to_numpy()
     assert (np.diff(ordered) >= 0).all() and (ordered > 0).all()
@@ -225,9 +230,8 @@ def test_what_passes_between_iterations_is_no_longer_than_the_slowest_rank_s(
 ) -> None:
     """And as often with empty messages as with whole ones: one row for each cell and round."""
     periods, rows = trained["sharing_periods"], trained["sharing_iterations"]
-    keys = ["network", "batch", "plan", "configuration", "repeat"]
-    slowest_s = rows.groupby(keys, sort=False)["iteration_s"].mean()
-    assert periods.set_index(keys).index.tolist() == slowest_s.index.tolist()
+    slowest_s = rows.groupby(ROUND, sort=False)["iteration_s"].mean()
+    assert periods.set_index(ROUND).index.tolist() == rounds_of(rows)
     assert (periods["iteration_s"].to_numpy() <= slowest_s.to_numpy() * (1 + 1e-9)).all()
     assert (periods["empty_s"] > 0).all()
 

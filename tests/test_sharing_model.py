@@ -299,8 +299,7 @@ def test_a_session_that_is_the_model_is_foretold_from_iterations_without_message
 ) -> None:
     """Whatever the rounds' speeds; what lasts longer is surely seen, by all cells or held-out ones alone."""
     told, trained = (cast(Source, Session(late)) for late in (0.0, share))
-    first, second = sharing_again.first(trained), sharing_again.second(told, trained)
-    grid = second if paired else first
+    grid = sharing_again.met(told, trained) if paired else sharing_again.unsent(trained)
     cells = grid.cells
     assert len(cells) == len(NETWORKS) * len(BATCHES) * len(TRAINED)
     off = 1 / (1 + share) - 1

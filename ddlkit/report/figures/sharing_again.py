@@ -1,13 +1,12 @@
 """The sharing paper's grid foretold from one session, and measured steadily enough to judge an error of 2%.
 
-Twice: cells, models, statistics and goals of the first grid were written down in examples/sharing_again.yml
-before it was recorded, those of the second, which mends what the first had shown, in
-examples/sharing_met.yml. Each cell is foretold from a base: an iteration of its network without messages.
+Twice: cells, models, statistics and goals were written down in examples/sharing_again.yml before that grid
+was recorded, and those of the next, which mends faults that it had shown, in examples/sharing_met.yml. Each
+cell is foretold from a base: an iteration of its network without messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -120,24 +119,22 @@ class Grid:
     def sure(self, model: str = "paced", held_out: bool = True) -> Sure:
         """How sure the errors of a model are, on held-out networks or on all."""
         cells = self.cells[self.cells["held_out"] | (not held_out)].dropna(subset=model)
-        return sure([list(self._drawn(own, model)) for _, own in cells.groupby(BLOCK, sort=False)])
-
-    def _drawn(self, cells: pd.DataFrame, model: str) -> Iterator[Rounds]:
-        for key in cells[KEYS].itertuples(index=False, name=None):
-            yield self.rounds(key, model)
+        blocks = [own[KEYS] for _, own in cells.groupby(BLOCK, sort=False)]
+        keys = [block.itertuples(index=False, name=None) for block in blocks]
+        return sure([[self.rounds(key, model) for key in block] for block in keys])
 
 
-def first(source: Source) -> Grid:
+def unsent(source: Source) -> Grid:
     """Of the slowest rank, from iterations whose buckets nobody sends; medians of both, each by itself."""
     whole = _rounds(source.table("sharing_iterations"), "iteration_s")
-    unsent = _rounds(source.table("sharing_unsent"), "bucketed_s")
-    return Grid(Teller(source), whole, unsent, paired=False)
+    base = _rounds(source.table("sharing_unsent"), "bucketed_s")
+    return Grid(Teller(source), whole, base, paired=False)
 
 
-def second(source: Source, trained: Source, slowest: bool = False, paired: bool = True) -> Grid:
+def met(source: Source, trained: Source, slowest: bool = False, paired: bool = True) -> Grid:
     """Of all ranks, from the iterations just before in which they meet for one number; round by round.
 
-    slowest : of the slowest rank instead; paired : as of a `Grid`. What it was before one fault was mended
+    slowest : of the slowest rank instead; paired : as of a `Grid`. Both as of `unsent`, one fault each
     """
     periods = trained.table("sharing_periods")
     whole = trained.table("sharing_iterations") if slowest else periods
@@ -146,7 +143,7 @@ def second(source: Source, trained: Source, slowest: bool = False, paired: bool 
 
 
 def third_look(source: Source) -> pd.DataFrame:
-    """The paper's conclusions on the first grid's cells alone, as sure as a third look asks."""
+    """The paper's conclusions on the cells of `unsent` alone, as sure as a third look asks."""
     rows, spans = (source.table(f"sharing_{kind}") for kind in ("iterations", "spans"))
     return verdicts(rows, spans, source.table("layers"), THIRD_LEVEL)
 

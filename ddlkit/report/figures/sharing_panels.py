@@ -100,7 +100,7 @@ class Recording:
     def again(self) -> sharing_again.Grid | None:
         """The later session that foretells from itself; None where there is none."""
         found = self.beside("again")
-        return sharing_again.first(found) if found is not None else None
+        return sharing_again.unsent(found) if found is not None else None
 
     @cached_property
     def met(self) -> sharing_again.Grid | None:
@@ -108,11 +108,11 @@ class Recording:
         return self.met_but()
 
     def met_but(self, slowest: bool = False, paired: bool = True) -> sharing_again.Grid | None:
-        """The same with a fault of the one before left in, as `sharing_again.second` says."""
+        """The same with a fault of the one before left in, as `sharing_again.met` says."""
         source, trained = self.beside("again"), self.beside("met")
         if source is None or trained is None:
             return None
-        return sharing_again.second(source, trained, slowest, paired)
+        return sharing_again.met(source, trained, slowest, paired)
 
     def two_groups(self) -> pd.DataFrame:
         """Gains over the default where the last message had a group of its own."""

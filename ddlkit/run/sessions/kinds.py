@@ -651,8 +651,9 @@ def _by_process(policies: Sequence[str]) -> dict[int, list[str]]:
     return found
 
 
-_STARVED = 20
-"""Times as long takes a message, beside computing that keeps it from its cores: about, between 10 and 100."""
+_STARVED = 50
+"""Times as long as another takes a configuration whose messages computing keeps from their cores: 14 to 52
+on two processors."""
 
 
 def _send_s(n_bytes: float, rate: str) -> float:
