@@ -97,7 +97,8 @@ def shared_training_job(me: Rank, settings: SharedTrainingSettings) -> Iterator[
     sharing_spans : the first timed iteration of each, of all ranks
     sharing_unsent : iterations whose buckets nobody sends, by the later rank, which begin together
     sharing_periods : seconds from one iteration to the next, mean of all ranks: with empty messages just
-        before, and with whole ones. The slowest rank's own is longer: who begins late waits less
+        before, and with whole ones. The slowest rank's own is longer: who begins late waits less.
+        ``first_post_s`` ends, among empty ones, when the last rank has posted its first bucket
 
     Raises UserError where nothing at all can be measured, and for ranks that hold different gradients.
     """
@@ -278,16 +279,19 @@ class Wrapped:
         """Median seconds of an iteration without exchange; ``bucketed``: with buckets that nobody sends."""
         return float(np.median(self.unsent(batch, iterations, bucketed)[:, -1]))
 
-    def met(self, batch: Batch, iterations: int) -> float:
-        """Mean seconds of iterations that send one number for each bucket, after one that is not timed."""
+    def met(self, batch: Batch, iterations: int) -> Floats:
+        """(iterations, 2) seconds until the first bucket's post, and the end, of one number for each bucket.
+
+        After one that is not timed.
+        """
         self.router.sends = EMPTY
-        took_s = []
+        rows = []
         for _ in range(1 + iterations):
             start, *_, end = self.iterate(batch)
             self._settle()
-            took_s.append(self.clock.seconds(start, end))
+            rows.append([self.clock.seconds(start, one) for one in (self.router.posted[0], end)])
         self._send_again()
-        return float(np.mean(took_s[1:]))
+        return np.array(rows[1:])
 
     def unsent(
         self, batch: Batch, iterations: int, bucketed: bool, together: bool = False
@@ -435,7 +439,7 @@ class _Trial:
         self._take(wrapped, policy)
         with computing_with(policy.hidden.openmp):
             dist.barrier()
-            empty_s = wrapped.met(data, self.settings.empty) if self.settings.empty else 0.0
+            empty = wrapped.met(data, self.settings.empty) if self.settings.empty else None
             wrapped.iterate(data)  # threads and caches as this policy leaves them
             before = processor_times()
             seen = [wrapped.passage(data) for _ in range(self.settings.iterations)]
@@ -453,11 +457,11 @@ class _Trial:
             times = breakdown(passage, passage.timeline(rank, wrapped.buckets, carried))
             rows.append({**labels, "repeat": repeat, "iteration": number, **times, **usage})
         tables = {"sharing_iterations": pd.DataFrame(rows)}
-        if self.settings.empty:
-            empty_s, iteration_s = everyones(
-                [empty_s, float(np.mean([one[2] for one in seen]))]
-            ).mean(axis=0)
-            once = {**labels, "repeat": repeat, "empty_s": empty_s, "iteration_s": iteration_s}
+        if empty is not None:
+            first_s, empty_s = everyones(empty).transpose(2, 0, 1)  # each (ranks, iterations)
+            once = {**labels, "repeat": repeat, "empty_s": empty_s.mean()}
+            once |= {"first_post_s": first_s.max(axis=0).mean()}
+            once |= {"iteration_s": everybody[:, :, 2].mean()}
             tables[PERIODS] = pd.DataFrame([once])
         if repeat == 0:
             spans = [
