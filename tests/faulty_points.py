@@ -83,6 +83,10 @@ def _wrong_rows() -> Tables:
     return {"drift": frame}
 
 
+def _nothing() -> Tables:
+    return {}
+
+
 def _slow() -> Tables:
     time.sleep(60)
     return drift("slow")
@@ -97,6 +101,7 @@ FAULTS = {
     "lacking": _lacking,
     "half": _half,
     "wrong-rows": _wrong_rows,
+    "nothing": _nothing,
 }
 
 

@@ -100,6 +100,7 @@ def test_a_fault_is_an_outcome_of_its_point_alone(tmp_path: Path) -> None:
     assert told["compile"][1].startswith("CUDA source does not compile: ddlkit.cu(7)")
     assert told["bug"][1] == "KeyError: 'drift'"
     assert "must be above zero" in told["wrong-rows"][1]
+    assert told["nothing"] == (outcomes.FAILED, "it left no table 'drift'")
     # All others are there, whole; of the faulty ones only what the half one had.
     assert {found[f"test/after-{name}"]["outcome"] for name in FAULTS} == {outcomes.MEASURED}
     there = {name.removeprefix("drift-").removesuffix(".csv") for name in valid_tables(tmp_path)}

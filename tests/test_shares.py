@@ -233,7 +233,7 @@ def test_what_passes_between_iterations_is_no_longer_than_the_slowest_rank_s(
     slowest_s = rows.groupby(ROUND, sort=False)["iteration_s"].mean()
     assert periods.set_index(ROUND).index.tolist() == rounds_of(rows)
     assert (periods["iteration_s"].to_numpy() <= slowest_s.to_numpy() * (1 + 1e-9)).all()
-    assert (0 < periods["first_post_s"]).all()
+    assert (periods["first_post_s"] > 0).all()
     assert (periods["first_post_s"] < periods["empty_s"]).all()
 
 

@@ -13,7 +13,7 @@ from ddlkit.core.resources import Resources
 from ddlkit.core.workload import Workload
 from ddlkit.report.figures import sharing_joint, sharing_panels
 from ddlkit.report.figures.sharing_predicted import drawn, shared
-from ddlkit.report.figures.sharing_sure import Sure, sure
+from ddlkit.report.figures.sharing_sure import Pairs, Sure, sure
 
 LINK, DEFAULT = "lab:4gbit", "t2-free-normal"
 NAMES = ("t1-free-nice10", DEFAULT, "t2-free-raised")
@@ -101,7 +101,12 @@ def test_rounds_that_scatter_make_it_unsure() -> None:
     scattered = table.assign(iteration_s=table["iteration_s"] * scatter)
     found = judged(scattered)
     assert found.mean_lower < found.mean < found.mean_upper
-    assert found.noise > 0.02
+
+
+def test_what_scatter_alone_would_show_is_the_median_error_of_a_model_that_has_none() -> None:
+    scatter = np.random.default_rng(0).normal(1.0, 0.1, (120, 16))
+    found = sure([[Pairs(np.ones(16), one)] for one in scatter])
+    assert found.noise == pytest.approx(found.median, rel=0.25)
 
 
 def test_what_was_written_down_is_judged_by_the_interval() -> None:

@@ -9,9 +9,12 @@ from typing import cast
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
+from ddlkit.core.iteration import packed
 from ddlkit.core.link import wire_s_per_byte
 from ddlkit.core.resources import Resources, Shared
 from ddlkit.core.workload import LayerProfile
@@ -238,9 +241,13 @@ COPY_S_PER_BYTE = 5e-10
 
 @dataclass
 class Session:
-    """A later session on a machine that is the model, but for a share by which training lasts longer."""
+    """A later session on a machine that is the model, but for a share by which training lasts longer.
+
+    sway : by which bases are too long and too short in turn
+    """
 
     share: float = 0.0
+    sway: float = 0.0
 
     def profiles(self) -> dict[tuple[str, int], LayerProfile]:
         return Machine().profiles()
@@ -259,7 +266,10 @@ class Session:
 
     def periods(self) -> pd.DataFrame:
         rows, unsent = self.trained()
-        return rows.assign(empty_s=unsent["bucketed_s"])
+        at = rows["configuration"].map(TRAINED.index)
+        swaying = 1 + self.sway * (1 - 2 * (at % 2))
+        bases = unsent[["bucketed_s", "first_post_s"]].mul(swaying, axis=0)
+        return rows.assign(empty_s=bases["bucketed_s"], first_post_s=bases["first_post_s"])
 
     def kernels(self) -> pd.DataFrame:
         """Of all networks one was the kernel itself; it loses as kernels do."""
@@ -288,7 +298,10 @@ class Session:
                 took_s = (1 + self.share) * told.iteration_s
                 rows.append(cell | {"iteration_s": took_s, "openmp": 1})
                 both_s = 2 * COPY_S_PER_BYTE * float(work.bytes.sum())
-                unsent.append(cell | {"bucketed_s": work.compute_s + both_s})
+                post_s = told.computing.ready_s[told.plan.ends[0] - 1]
+                unsent.append(
+                    cell | {"bucketed_s": work.compute_s + both_s, "first_post_s": post_s}
+                )
         return pd.DataFrame(rows), pd.DataFrame(unsent)
 
 
@@ -317,6 +330,39 @@ def test_a_session_that_is_the_model_is_foretold_from_iterations_without_message
         assert sure.cells == count and sure.noise < 2e-3
         assert sure.mean == pytest.approx(off, abs=1e-4)
         assert (sure.mean_upper < -1e-9) == (share > 0)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.03])
+def test_bases_on_both_sides_of_a_cell_make_up_for_a_machine_that_sways(share: float) -> None:
+    """But for the last cell of a round, which has none after it; `met` has none after any."""
+    trained = cast(Source, Session(share, sway=0.1))
+    grid = sharing_again.steady(trained)
+    off = 1 / (1 + share) - 1
+    cells = grid.cells[grid.cells["configuration"] != TRAINED[-1]]
+    for model in ("paced", "posted"):
+        np.testing.assert_allclose(cells[model], off, atol=1e-9)
+    poor = sharing_again.met(trained, trained).cells
+    assert (poor["paced"] - off).abs().median() > 0.01
+    assert sharing_again.chosen(grid) == "paced", "the simpler one of two that say the same"
+    late = replace(grid, post=1.05 * grid.post) if grid.post is not None else grid
+    assert (late.cells["posted"] >= grid.cells["posted"] - 1e-12).all()
+    assert (late.cells["posted"] > grid.cells["posted"]).any()
+
+
+@given(st.integers(1, 3), st.floats(0.2, 0.6), st.floats(0.5, 2.0), st.floats(0.0, 1e-9))
+def test_layers_are_stretched_until_they_post_and_last_as_long_as_a_base(
+    first: int, early: float, base_s: float, each_s: float
+) -> None:
+    work = profile("resnet18_64", 4).workload()
+    told = sharing_again.posted(work, first, early * base_s, base_s, each_s)
+    computing = packed(told, each_s)
+    assert computing.ready_s[first - 1] == pytest.approx(early * base_s)
+    out_s = each_s * work.bytes.sum()
+    assert computing.compute_s + out_s == pytest.approx(base_s)
+    uniform = work.scaled((base_s - 2 * out_s) / work.compute_s)
+    post_s = float(packed(uniform, each_s).ready_s[first - 1])
+    same = sharing_again.posted(work, first, post_s, base_s, each_s)
+    np.testing.assert_allclose(same.backward_s, uniform.backward_s, rtol=1e-6, atol=1e-12)
 
 
 def buckets_of(bucket_s: tuple[float, float], byte_s: tuple[float, float]) -> pd.DataFrame:

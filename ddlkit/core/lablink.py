@@ -11,11 +11,11 @@ import re
 from typing import NamedTuple
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import burst_s
+from ddlkit.core.link import TBF_FRAMING_BYTES, burst_s
 from ddlkit.core.units import parse_bits_per_s, parse_seconds
 
-FRAMING_BYTES, TBF_FRAMING_BYTES = 38, 14
-"""Around each packet of up to 1,500 bytes: as Ethernet on a wire has them, and as tbf counts them."""
+FRAMING_BYTES = 38
+"""Around each packet of up to 1,500 bytes, as Ethernet on a wire has them."""
 WIRE_FRAMING = 1448 / (1500 + FRAMING_BYTES)
 """TCP payload in a full Ethernet frame as it occupies a wire, and an emulated link."""
 

@@ -268,7 +268,9 @@ KNOWN = ("all_reduce", "all_gather", "reduce_scatter")
 
 BURST_S = 128 * 1024 / 1e9  # bytes per (bit/s); a smaller burst breaks the rate by 2x
 MIN_BURST_BYTES = 16 * 1024
-FRAMING = 1448 / 1514
+TBF_FRAMING_BYTES = 14
+"""Around each packet of up to 1,500 bytes, as tbf counts it."""
+FRAMING = 1448 / (1500 + TBF_FRAMING_BYTES)
 """TCP payload in a full Ethernet frame, as tbf counts it: what no collective can exceed."""
 
 

@@ -114,6 +114,18 @@ class Recording:
             return None
         return sharing_again.met(source, trained, slowest, paired)
 
+    @cached_property
+    def steady(self) -> sharing_again.Grid | None:
+        """The grid after that, of more rounds, foretold from its own session; None where there is none."""
+        found = self.beside("steady")
+        return sharing_again.steady(found) if found is not None else None
+
+    @cached_property
+    def steady_but_before(self) -> sharing_again.Grid | None:
+        """The same, each round foretold from the base before it alone."""
+        found = self.beside("steady")
+        return sharing_again.met(found, found) if found is not None else None
+
     def two_groups(self) -> pd.DataFrame:
         """Gains over the default where the last message had a group of its own."""
         gains = sharing_measured.throughputs(self.tables["iterations"])

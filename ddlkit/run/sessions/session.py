@@ -370,7 +370,11 @@ def _measured(point: Point) -> tuple[str, str, Tables]:
     """Outcome, reason, and what there is of the point's tables."""
     try:
         found = point.measure()
-        return MEASURED, "", {point.what: found} if isinstance(found, pd.DataFrame) else found
+        tables = {point.what: found} if isinstance(found, pd.DataFrame) else found
+        missing = [] if point.is_done else sorted(set(point.schemas) - set(tables))
+        if missing:  # the next call would take it for one that was never measured
+            return FAILED, f"it left no table {', '.join(map(repr, missing))}", tables
+        return MEASURED, "", tables
     except Partial as error:
         return PARTIAL, one_line(error), error.tables
     except Unavailable as error:
