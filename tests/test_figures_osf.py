@@ -110,7 +110,8 @@ class TestRecorded:
     """Laws that no measurement may break, on the recorded campaign."""
 
     @pytest.fixture(scope="class")
-    def recorded(self) -> Lab:
+    @classmethod
+    def recorded(cls) -> Lab:
         return Lab.load()
 
     def test_iterations_are_not_shorter_than_computing(self, recorded: Lab) -> None:

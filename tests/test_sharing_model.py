@@ -435,6 +435,17 @@ def test_hidden_is_what_at_most_the_last_message_outlasts() -> None:
     assert not sharing_measured.hidden(spans).any()
 
 
+def test_each_later_look_at_the_same_conclusions_is_surer() -> None:
+    """By Bonferroni's rule, as if all looks before had been at the same cells."""
+    later = sharing_verdicts.LATER_LOOKS.values()
+    levels = [sharing_verdicts.LEVEL, sharing_verdicts.LATER_LEVEL, *(level for _, level in later)]
+    np.testing.assert_allclose(levels, [1 - 0.05 / k for k in range(1, 5)], atol=1e-4)
+    here = sharing_panels.recorded("")
+    looks = here.later_looks() if here is not None else None
+    assert looks is not None
+    assert looks.groupby("look").size().to_dict() == dict.fromkeys(sharing_verdicts.LATER_LOOKS, 5)
+
+
 def test_conclusions_are_judged_by_the_side_of_their_whole_interval(
     tables: tuple[pd.DataFrame, pd.DataFrame],
 ) -> None:

@@ -20,7 +20,6 @@ from ddlkit.model.predictor import make_plan
 from ddlkit.report.figures import sharing_predicted as predicted
 from ddlkit.report.figures.sharing_measured import CELL
 from ddlkit.report.figures.sharing_sure import Pairs, Rounds, Sure, sure
-from ddlkit.report.figures.sharing_verdicts import THIRD_LEVEL, verdicts
 from ddlkit.report.source import Source
 
 BLOCK = ["network", "batch", "link"]
@@ -199,12 +198,6 @@ def chosen(grid: Grid) -> str:
     own = grid.cells[~grid.cells["held_out"]]
     medians = own[["paced", "posted"]].abs().median()
     return "posted" if medians["paced"] - medians["posted"] >= MARGIN else "paced"
-
-
-def third_look(source: Source) -> pd.DataFrame:
-    """The paper's conclusions on the cells of `unsent` alone, as sure as a third look asks."""
-    rows, spans = (source.table(f"sharing_{kind}") for kind in ("iterations", "spans"))
-    return verdicts(rows, spans, source.table("layers"), THIRD_LEVEL)
 
 
 def _rounds(table: pd.DataFrame, column: str) -> pd.DataFrame:

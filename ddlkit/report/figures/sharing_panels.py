@@ -22,7 +22,7 @@ from ddlkit.report.figures import (
     sharing_predicted,
 )
 from ddlkit.report.figures.sharing_sure import Sure, sure
-from ddlkit.report.figures.sharing_verdicts import LATER_LEVEL, verdicts
+from ddlkit.report.figures.sharing_verdicts import LATER_LEVEL, LATER_LOOKS, LEVEL, verdicts
 from ddlkit.report.papers.sharing import BATCHES, DEFAULT, throughput
 from ddlkit.report.source import SHARING, Source, machine_of, open_sharing
 
@@ -138,8 +138,7 @@ class Recording:
 
     def verdicts(self) -> pd.DataFrame:
         """The paper's conclusions, judged on this machine."""
-        kinds = (self.tables["iterations"], self.tables["spans"], self.source.table("layers"))
-        return verdicts(*kinds)
+        return _verdicts(self.source)
 
     def second_look(self) -> pd.DataFrame | None:
         """The same with all cells that were recorded later, surer; None where none were."""
@@ -153,6 +152,20 @@ class Recording:
         }
         layers = self.source.table("layers")
         return verdicts(rows["iterations"], rows["spans"], layers, LATER_LEVEL)
+
+    def later_looks(self) -> pd.DataFrame | None:
+        """The same on each later session's cells alone, surer again, by ``look``; None without one."""
+        found = {
+            look: _verdicts(session, level)
+            for look, (name, level) in LATER_LOOKS.items()
+            if (session := self.beside(name)) is not None
+        }
+        return pd.concat(found, names=["look", None]).reset_index("look") if found else None
+
+
+def _verdicts(source: Source, level: float = LEVEL) -> pd.DataFrame:
+    rows, spans = (source.table(f"sharing_{kind}") for kind in ("iterations", "spans"))
+    return verdicts(rows, spans, source.table("layers"), level)
 
 
 def recorded(data: str = "") -> Recording | None:

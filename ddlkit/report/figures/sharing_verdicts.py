@@ -31,8 +31,10 @@ from ddlkit.report.figures.sharing_measured import (
 PAIRS = (("t1-free-nice10", "t2-free-raised"), ("b1", "b0"))
 """A frugal and a rich configuration: of threads of gloo, of blocks of NCCL."""
 DRAWS = 2000
-LEVEL, LATER_LEVEL, THIRD_LEVEL = 0.95, 0.975, 0.9833
-"""How sure an interval is: of the first look, of the second, and of the third."""
+LEVEL, LATER_LEVEL = 0.95, 0.975
+"""How sure an interval is: of the first look, and of the second."""
+LATER_LOOKS = {"third": ("again", 0.9833), "fourth": ("steady", 0.9875)}
+"""The session that each later look is on, and how sure its interval is."""
 Floats = NDArray[np.float64]
 
 
