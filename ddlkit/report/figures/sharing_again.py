@@ -145,9 +145,9 @@ class Grid:
         """A cell's rounds, and what a model says of them."""
         measured_s, base_s = self.whole[key].dropna().to_numpy(), self._base_s(key)
         if self.paired:
-            bases = base_s[:, 0].tolist()
-            post = None if self.post is None else self.post[key].dropna()
-            each = zip(bases, [np.nan] * len(bases) if post is None else post, strict=True)
+            nowhere = np.full(len(base_s), np.nan)
+            post_s = nowhere if self.post is None else self.post[key].dropna().to_numpy()
+            each = zip(base_s[:, 0].tolist(), post_s.tolist(), strict=True)
             said = [self.teller.said_s(key, base, model, post) for base, post in each]
             return Pairs(measured_s, np.array(said))
         at_s = SCALES * float(np.median(base_s))

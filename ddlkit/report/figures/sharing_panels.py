@@ -120,12 +120,6 @@ class Recording:
         found = self.beside("steady")
         return sharing_again.steady(found) if found is not None else None
 
-    @cached_property
-    def steady_but_before(self) -> sharing_again.Grid | None:
-        """The same, each round foretold from the base before it alone."""
-        found = self.beside("steady")
-        return sharing_again.met(found, found) if found is not None else None
-
     def two_groups(self) -> pd.DataFrame:
         """Gains over the default where the last message had a group of its own."""
         gains = sharing_measured.throughputs(self.tables["iterations"])
