@@ -234,6 +234,16 @@ def test_what_passes_between_iterations_is_no_longer_than_the_slowest_rank_s(
     assert periods.set_index(ROUND).index.tolist() == rounds_of(rows)
     assert (periods["iteration_s"].to_numpy() <= slowest_s.to_numpy() * (1 + 1e-9)).all()
     assert (periods["first_post_s"] > 0).all()
+    # Of two ranks' mean, which the last post can be later than: the other may have begun, and ended, late.
+    assert (periods["first_post_s"] < GLOO["ranks"] * periods["empty_s"]).all()
+
+
+@idle_threads
+def test_a_rank_by_itself_posts_its_first_bucket_before_its_iteration_ends() -> None:
+    counts: dict[str, Any] = {"repeats": 2, "iterations": 1, "empty": 2}
+    settings = SharedTrainingSettings("lenet5", [8], POLICIES[:1], **counts)
+    periods = launch(shared_training_job, settings, **GLOO | {"ranks": 1})["sharing_periods"]
+    assert len(periods) == 2
     assert (periods["first_post_s"] < periods["empty_s"]).all()
 
 
