@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import cast
 
@@ -258,14 +259,14 @@ class Session:
             "sharing_messages": lambda: messages().assign(ranks=2, link_bits_per_s=0.0),
             "sharing_kernels": self.kernels,
             "sharing_copies": self.copies,
-            "sharing_unsent": lambda: self.trained()[1],
-            "sharing_iterations": lambda: self.trained()[0],
+            "sharing_unsent": lambda: self.trained[1],
+            "sharing_iterations": lambda: self.trained[0],
             "sharing_periods": self.periods,
         }
         return kinds[name]()
 
     def periods(self) -> pd.DataFrame:
-        rows, unsent = self.trained()
+        rows, unsent = self.trained
         at = rows["configuration"].map(TRAINED.index)
         swaying = 1 + self.sway * (1 - 2 * (at % 2))
         bases = unsent[["bucketed_s", "first_post_s"]].mul(swaying, axis=0)
@@ -280,16 +281,15 @@ class Session:
         rows = [(name, 10**6, 0.1, 0.1 + 2e6 * COPY_S_PER_BYTE) for name in NETWORKS]
         return pd.DataFrame(rows, columns=["network", "bytes", "alone_s", "bucketed_s"])
 
-    def known(self) -> dict[tuple[str, str], Resources]:
-        return sharing_predicted.known_resources(messages(), kernels())
-
+    @cached_property
     def trained(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Iterations and, before each, one whose buckets nobody sends; rounds compute at other speeds."""
         rows, unsent = [], []
+        known = sharing_predicted.known_resources(messages(), kernels())
         for (network, batch), one in self.profiles().items():
             for name, (repeat, slower) in product(TRAINED, enumerate((1.0, 1.02, 0.97, 1.0, 1.1))):
                 work = one.workload().scaled(slower)
-                told = sharing_predicted.shared(work, "ddp", name, LINK, self.known())
+                told = sharing_predicted.shared(work, "ddp", name, LINK, known)
                 assert told is not None
                 told = replace(told, copy_s_per_byte=COPY_S_PER_BYTE)
                 values = (network, batch, "ddp", LINK, name)
