@@ -30,6 +30,7 @@ from ddlkit.report.figures import (
     sharing_recorded,
     sharing_verdicts,
 )
+from ddlkit.report.figures.sharing_again import KEYS
 from ddlkit.report.papers.sharing import DEFAULT, throughput
 from ddlkit.report.source import Source
 
@@ -349,12 +350,29 @@ def test_bases_on_both_sides_of_a_cell_make_up_for_a_machine_that_sways(share: f
     assert (late.cells["posted"] > grid.cells["posted"]).any()
 
 
+def test_a_round_whose_last_post_comes_too_late_for_the_mean_rank_silences_one_model_of_one_cell() -> (
+    None
+):
+    """Ranks have starts of their own: the last one's post may come after the mean iteration's end."""
+    grid = sharing_again.steady(cast(Source, Session()))
+    assert grid.post is not None
+    post = grid.post.copy()
+    post.iloc[0, 0] = 1.01 * grid.base.iloc[0, 0]
+    cells, usual = replace(grid, post=post).cells, grid.cells
+    silent = cells["posted"].isna()
+    assert cells.loc[silent, KEYS].to_numpy().tolist() == [list(post.columns[0])]
+    assert cells.loc[~silent].equals(usual.loc[~silent])
+    assert cells["paced"].equals(usual["paced"])
+    assert sharing_again.chosen(replace(grid, post=post)) == "paced"
+
+
 @given(st.integers(1, 3), st.floats(0.2, 0.6), st.floats(0.5, 2.0), st.floats(0.0, 1e-9))
 def test_layers_are_stretched_until_they_post_and_last_as_long_as_a_base(
     first: int, early: float, base_s: float, each_s: float
 ) -> None:
     work = profile("resnet18_64", 4).workload()
     told = sharing_again.posted(work, first, early * base_s, base_s, each_s)
+    assert told is not None
     computing = packed(told, each_s)
     assert computing.ready_s[first - 1] == pytest.approx(early * base_s)
     out_s = each_s * work.bytes.sum()
@@ -362,6 +380,7 @@ def test_layers_are_stretched_until_they_post_and_last_as_long_as_a_base(
     uniform = work.scaled((base_s - 2 * out_s) / work.compute_s)
     post_s = float(packed(uniform, each_s).ready_s[first - 1])
     same = sharing_again.posted(work, first, post_s, base_s, each_s)
+    assert same is not None
     np.testing.assert_allclose(same.backward_s, uniform.backward_s, rtol=1e-6, atol=1e-12)
 
 

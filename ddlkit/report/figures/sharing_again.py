@@ -77,9 +77,10 @@ class Teller:
         by, work = network if model == "networks" else "", self.layers[network, batch]
         each_s = self.copied.get(network, 0.0)
         if model == "posted":
-            if np.isnan(post_s):
+            stretched = posted(work, make_plan(plan, work).ends[0], post_s, base_s, each_s)
+            if stretched is None:
                 return np.nan
-            work = posted(work, make_plan(plan, work).ends[0], post_s, base_s, each_s)
+            work = stretched
         else:
             work = work.scaled((base_s - 2 * each_s * float(work.bytes.sum())) / work.compute_s)
         told = predicted.shared(work, plan, configuration, link, self.known.get(by, {}))
@@ -93,17 +94,22 @@ class Teller:
         return (predicted.scaled(told, 0.0, 0.0) if model == "none" else told).iteration_s
 
 
-def posted(work: Workload, first: int, post_s: float, base_s: float, each_s: float) -> Workload:
+def posted(
+    work: Workload, first: int, post_s: float, base_s: float, each_s: float
+) -> Workload | None:
     """Layers that take as long as a base in all, and until it posts its first bucket, each part stretched.
 
     first : gradients of that bucket; each_s : to copy a byte into a bucket, or out of it, which layers lack
 
-    Raises UserError where copies alone take longer than either part.
+    None where a part has no time left, or ``post_s`` is NaN: the last rank's post may come after the end of
+    the mean rank's iteration, where the others began and ended late.
     """
     into_s = each_s * work.bytes
     early_s = work.forward_s + float(work.backward_s[:first].sum())
     early = (post_s - into_s[:first].sum()) / early_s
     late = (base_s - post_s - into_s[first:].sum() - into_s.sum()) / (work.compute_s - early_s)
+    if not (early > 0 and late > 0):
+        return None
     return replace(
         work,
         forward_s=early * work.forward_s,
@@ -194,9 +200,9 @@ def steady(source: Source) -> Grid:
 
 
 def chosen(grid: Grid) -> str:
-    """Which is judged, "paced" or "posted", by networks that are not held out."""
-    own = grid.cells[~grid.cells["held_out"]]
-    medians = own[["paced", "posted"]].abs().median()
+    """Which is judged, "paced" or "posted", by networks that are not held out, where both speak."""
+    own = grid.cells.loc[~grid.cells["held_out"], ["paced", "posted"]]
+    medians = own.dropna().abs().median()
     return "posted" if medians["paced"] - medians["posted"] >= MARGIN else "paced"
 
 
