@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pandas as pd
@@ -16,11 +17,20 @@ import pytest
 
 from ddlkit import store
 from ddlkit.report import book
+from ddlkit.report.source import open_sharing
+from test_sharing_gpu import beside_stand_in, kernels_beside
 
 FASTER = 10.0
 NAME, MODEL = "made-up-gpu", "Made-up GPU"
+PAIR = "made-up-gpus"
+"""Another machine, which has several of them."""
 KINDS = ("layers", "samples", "peaks", "selection", "contention", "copies", "collectives")
 NOTEBOOKS = ("10", "11", "12")
+SHARED = ("control", "messages", "copies", "iterations", "spans", "cells")
+"""Tables of training that shares a machine with its messages; kernels beside them a GPU has in contention."""
+BLOCKS = {"t2-free-normal": "b0", "t1-free-nice10": "b1", "t1-free-normal": "b2", "t2-free-raised": "b4",
+          "t1-free-nice10+t2-free-raised": "b1+b0"}  # fmt: skip
+"""Which configuration of NCCL is made of one of gloo."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -61,17 +71,43 @@ def root(tmp_path_factory: pytest.TempPathFactory, processor: str) -> Path:
         name = path.name.replace("-cpu", "-cuda")
         frame = made_up(store.load_table(path, kind), kind)
         store.save_table(frame, root / "data" / "recorded" / NAME, name, **how)
+    add_shared(root / "data" / "recorded" / PAIR, machine | {"name": PAIR})
     return root
+
+
+def add_shared(directory: Path, machine: dict[str, Any]) -> None:
+    """Training between GPUs and on one, as if a processor's threads had been blocks."""
+    how: dict[str, Any] = {"command": ["made up from", "sharing"], "machine": machine}
+    source = open_sharing()
+    assert source is not None
+    schemas = ("layers", *(f"sharing_{kind}" for kind in SHARED))
+    for path in sorted(
+        path for one in schemas for path in source.directories[0].glob(f"{one}-*.csv*")
+    ):
+        schema = path.name.partition("-")[0]
+        frame = made_up(store.load_table(path, schema), schema)
+        if "network" in frame:
+            frame["network"] = frame["network"].str.removesuffix("_64")
+        if "configuration" in frame:
+            frame = frame[frame["configuration"].isin(list(BLOCKS))].replace(
+                {"configuration": BLOCKS}
+            )
+        if len(frame):
+            store.save_table(frame, directory, path.name, schema=schema, **how)
+    kernels = [kernels_beside("standin", 1, 64), kernels_beside("nccl", 2, 0)]
+    for schema, frame in (("sharing", beside_stand_in()), ("contention", pd.concat(kernels))):
+        store.save_table(frame, directory, f"{schema}-made-up", schema=schema, **how)
 
 
 @pytest.fixture(scope="module")
 def executed(root: Path, processor: str) -> Path:
-    """The three notebooks, run with that tree, and the reports that they wrote."""
+    """The three notebooks and the one on sharing, run with that tree, and the reports that they wrote."""
     before = os.environ.get("DDLKIT_ROOT")
     os.environ["DDLKIT_ROOT"] = str(root)  # of the kernels
     try:
         chosen = book.notebooks(list(NOTEBOOKS))
         book.run(chosen, processor, executed=root, reports=root / "reports")
+        book.run(book.notebooks(["35"]), PAIR, executed=root, reports=root / "reports")
     finally:
         os.environ.pop("DDLKIT_ROOT")
         if before:
@@ -98,9 +134,28 @@ def test_what_is_shown_of_it_is_what_was_made_up(executed: Path, processor: str)
     assert set(pd.read_csv(slow)["device"]) == {"cuda"}, "the last machine's is drawn"
 
 
+def test_training_that_shares_a_gpu_fills_the_eight_figures(executed: Path) -> None:
+    """Between GPUs by NCCL, and on one beside a stand-in."""
+    cells = nbformat.read(str(executed / "35_sharing.ipynb"), as_version=4).cells
+    said = "".join(str(output) for cell in cells for output in cell.get("outputs", []))
+    assert "'name': 'stderr'" not in said
+    assert (
+        f"measured beside the paper's: {PAIR}" in said
+        and "every figure has a measured half" in said
+    )
+    assert f"stand-in for messages on one GPU: {PAIR}" in said
+    shown = {"sharing-fig02": "stand-in, full speed", "sharing-fig03": "stand-in, full speed",
+             "sharing-fig04": "stand-in, 10 GB/s", "sharing-fig08": "stand-in, full speed"}  # fmt: skip
+    for figure, panel in shown.items():
+        (numbers,) = (executed / "reports").rglob(f"{figure}.csv")
+        table = pd.read_csv(numbers)
+        assert {panel, "lab:4gbit"} <= set(table["panel"]), figure
+        assert len(set(table.loc[table["panel"] == panel, "column"])) > 1, figure
+
+
 def test_the_recorded_data_know_nothing_of_it(executed: Path) -> None:
     assert (executed / "data" / "recorded" / NAME).is_dir()
     assert not [path for path in store.DATA.rglob("*") if "made-up" in path.name]
-    for path in (executed / "data" / "recorded" / NAME).glob("*.csv*"):
+    for path in (executed / "data" / "recorded").glob("made-up-*/*.csv*"):
         stamp = store.load_stamp(path)
-        assert stamp["machine"]["name"] == NAME and stamp["command"][0] == "made up from"
+        assert stamp["machine"]["name"] in (NAME, PAIR) and stamp["command"][0] == "made up from"

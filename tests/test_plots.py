@@ -39,6 +39,7 @@ from ddlkit.core.workload import Workload
 from ddlkit.papers.dag import STRATEGIES, IterationTimes, tasks
 from ddlkit.papers.dag.training import Gpus, s_sgd
 from ddlkit.report import outputs, plots
+from ddlkit.report.panels import Panel
 from ddlkit.report.plots import style as looks
 from ddlkit.run.measure.channels import BLOCKS
 
@@ -232,7 +233,7 @@ def test_ratios_are_coloured_by_their_logarithms_where_one_is_large() -> None:
     grid = pd.DataFrame([[1.0, 2.0, 4.0]], ["a"], ["x", "y", "z"])
     middle = {}
     for log in (False, True):
-        figure = plots.heat_maps({"": (grid, None)}, label="time over that alone", log=log)
+        figure = plots.heat_maps({"": Panel(grid)}, label="time over that alone", log=log)
         (image,) = figure.axes[0].images
         middle[log] = float(np.ravel(np.asarray(image.norm(np.array([2.0])), dtype=float))[0])
         ticks = [text.get_text() for text in figure.axes[-1].get_yticklabels()]

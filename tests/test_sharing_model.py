@@ -31,8 +31,9 @@ from ddlkit.report.figures import (
     sharing_verdicts,
 )
 from ddlkit.report.figures.sharing_again import KEYS
+from ddlkit.report.panels import numbers as heat_map_numbers
 from ddlkit.report.papers.sharing import DEFAULT, throughput
-from ddlkit.report.source import Source
+from ddlkit.report.source import Source, rounds_apart
 
 LINK = "lab:4gbit"
 WAYS = {
@@ -266,6 +267,8 @@ class Session:
         }
         return kinds[name]()
 
+    rounds = table
+
     def periods(self) -> pd.DataFrame:
         rows, unsent = self.trained
         at = rows["configuration"].map(TRAINED.index)
@@ -460,9 +463,9 @@ def test_each_later_look_at_the_same_conclusions_is_surer() -> None:
     levels = [sharing_verdicts.LEVEL, sharing_verdicts.LATER_LEVEL, *(level for _, level in later)]
     np.testing.assert_allclose(levels, [1 - 0.05 / k for k in range(1, 5)], atol=1e-4)
     here = sharing_panels.recorded("")
-    looks = here.later_looks() if here is not None else None
-    assert looks is not None
-    assert looks.groupby("look").size().to_dict() == dict.fromkeys(sharing_verdicts.LATER_LOOKS, 5)
+    assert here is not None
+    names = ["first", "second", *sharing_verdicts.LATER_LOOKS]
+    assert here.looks().groupby("look", sort=False).size().to_dict() == dict.fromkeys(names, 5)
 
 
 def test_conclusions_are_judged_by_the_side_of_their_whole_interval(
@@ -474,6 +477,51 @@ def test_conclusions_are_judged_by_the_side_of_their_whole_interval(
         sides = {"carries over": row.upper < 0, "does not": row.lower > 0}
         assert sides.get(row.verdict, not any(sides.values()))
         assert not row.lower > row.value + 1e-12 or np.isnan(row.value)
+
+
+def trained_twice(slower: float) -> list[pd.DataFrame]:
+    """One cell of two recordings, each with the default; the machine of the second one is slower."""
+    took_s = {"t1-free-idle": (1.2,), "t2-free-normal": (1.0, 1.0), "t4-free-normal": (0.0, 0.9)}
+    return [
+        pd.DataFrame(
+            {"network": "n", "batch": 1, "plan": "ddp", "link": "l", "configuration": name,
+             "repeat": repeat, "iteration_s": speed * seconds[at] * (1 + 0.01 * repeat)}
+            for name, seconds in took_s.items()
+            for repeat in range(5)
+            if len(seconds) > at and seconds[at]
+        )
+        for at, speed in enumerate((1.0, slower))
+    ]  # fmt: skip
+
+
+@given(st.floats(0.5, 2.0))
+def test_what_two_recordings_have_of_a_cell_is_compared_within_each(slower: float) -> None:
+    """However fast the machine was in either; and odd rounds stay odd."""
+    parts = trained_twice(slower)
+    rows = rounds_apart(parts)
+    gains = sharing_measured.throughputs(rows).set_index("configuration")["gain"]
+    assert gains["t1-free-idle"] == pytest.approx(1 / 1.2 - 1)
+    assert gains["t4-free-normal"] == pytest.approx(1 / 0.9 - 1)
+    assert rows.groupby("configuration")["repeat"].nunique()["t2-free-normal"] == 10
+    assert (rows["repeat"] % 2).tolist() == [one % 2 for part in parts for one in part["repeat"]]
+
+
+def test_what_was_never_trained_beside_the_default_is_compared_with_its_median() -> None:
+    """As NCCL's threads, which the environment of a process decides."""
+    rows = trained_twice(1.0)[0]
+    apart = rounds_apart([own for _, own in rows.groupby("configuration")])
+    gains = sharing_measured.throughputs(apart).set_index("configuration")["gain"]
+    assert gains["t1-free-idle"] == pytest.approx(1 / 1.2 - 1) and gains["t2-free-normal"] == 0
+
+
+def test_who_knows_how_long_each_lasts_loses_nothing_to_the_best() -> None:
+    """Where the machine is the model; no chooser gains on the best."""
+    lost = sharing_again.steady(cast(Source, Session(sway=0.1))).regrets().set_index("chooser")
+    assert lost.loc["paced", "mean"] == pytest.approx(0, abs=1e-3)
+    assert (lost[["mean", "largest"]] >= 0).all(axis=None)
+    assert lost.loc["default", ["more", "lower", "upper"]].eq(0).all()
+    np.testing.assert_allclose(lost["more"], lost["mean"] - lost.loc["default", "mean"], atol=1e-12)
+    assert (lost["mean"] >= lost.loc["paced", "mean"]).all() and lost["mean"].max() > 0.01
 
 
 def test_what_the_luckiest_gains_is_judged_in_other_rounds() -> None:
@@ -513,7 +561,7 @@ def test_the_paper_s_figures_are_drawn_without_any_recording() -> None:
         sharing_panels.figure4(None),
         sharing_panels.figure8(None),
     ):
-        numbers = sharing_panels.numbers(panels)
+        numbers = heat_map_numbers(panels)
         assert set(numbers["panel"]) == set(panels) and numbers["value"].notna().all()
     assert len(sharing_panels.figure3(None)[0]) == 5
     again = sharing_panels.figure8(None)["paper"].grid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -57,6 +58,19 @@ def machine_of(directory: Path) -> str:
     return directory.relative_to(store.RECORDED).parts[0]
 
 
+def rounds_apart(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Tables of several recordings as one, in which no two share the number of a round (``repeat``).
+
+    Each counts its rounds from 0. What is compared within a round must be of one recording: from one to the
+    next a machine's speed changes by more than what is looked for. Even rounds stay even, and odd ones odd.
+    """
+    first, apart = 0, []
+    for one in tables:
+        apart.append(one.assign(repeat=one["repeat"] + first))
+        first += 2 * (int(one["repeat"].max()) // 2 + 1)
+    return pd.concat(apart, ignore_index=True)
+
+
 @dataclass(frozen=True)
 class Source:
     """Directories of recorded tables, in order: of files with one name, the first directory's counts.
@@ -95,15 +109,21 @@ class Source:
 
         Of collectives over one link between as many ranks, only the first machine's: a cost is one's.
         """
-        tables = [
-            store.load_table(path, kind).assign(machine=machine_of(path.parent))
-            for path in self._files(kind)
-        ]
-        rows = pd.concat(tables, ignore_index=True)
+        rows = pd.concat(self._tables(kind), ignore_index=True)
         if kind != "collectives":
             return rows
         first = rows.groupby(["link", "ranks"])["machine"].transform("first")
         return rows[rows["machine"] == first].reset_index(drop=True)
+
+    def rounds(self, kind: str) -> pd.DataFrame:
+        """As `table`, of a kind whose files count rounds (``repeat``): see `rounds_apart`."""
+        return rounds_apart(self._tables(kind))
+
+    def _tables(self, kind: str) -> list[pd.DataFrame]:
+        return [
+            store.load_table(path, kind).assign(machine=machine_of(path.parent))
+            for path in self._files(kind)
+        ]
 
     @property
     def merges(self) -> str:
@@ -255,13 +275,21 @@ def open_labs(data: str = "", name: str = LABS) -> Source:
 def open_sharing(data: str = "") -> Source | None:
     """Training that shares a machine with its messages: in ``data``, a machine's name or a directory, else
     the first recorded, of GPUs before others; None where nothing was.
+
+    A GPU's lies among its other tables, a processor's in a directory of its own.
     """
-    own = store.RECORDED / data / SHARING if data and "/" not in data else Path(data)
-    recorded = sorted(store.RECORDED.glob(f"*/{SHARING}"), key=lambda path: "gpu" not in str(path))
-    for found in [*([own] if data else []), *recorded]:
-        if [*found.glob("sharing_iterations-*.csv")]:
+    named = store.RECORDED / data if data and "/" not in data else Path(data)
+    every = sorted(path for path in store.RECORDED.glob("*") if path.is_dir())
+    gpus = [path for path in every if _trained_with(path)]
+    asked = [named / SHARING, named] if data else []
+    for found in [*asked, *gpus, *(path / SHARING for path in every)]:
+        if _trained_with(found):
             return Source((found,))
     return None
+
+
+def _trained_with(directory: Path) -> bool:
+    return any(directory.glob("sharing_iterations-*.csv*"))
 
 
 def live_campaign(data: str = "") -> Source | None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ddlkit.core.workload import Workload
 from ddlkit.model.predictor import make_plan
 from ddlkit.report.figures import sharing_predicted as predicted
-from ddlkit.report.figures.sharing_measured import CELL
+from ddlkit.report.figures.sharing_measured import CELL, default_of
 from ddlkit.report.figures.sharing_sure import Pairs, Rounds, Sure, sure
 from ddlkit.report.source import Source
 
@@ -34,6 +34,7 @@ MODELS = {
 }
 SCALES = np.linspace(0.5, 2.0, 7)
 """Of a base that is the median of many, at which iterations are played; between them they are straight."""
+DRAWS = 2000
 MARGIN = 0.003
 """By which "posted" must have the smaller median error on networks that are not held out, to be judged."""
 Key = tuple[str, int, str, str, str]
@@ -172,11 +173,53 @@ class Grid:
         keys = [block.itertuples(index=False, name=None) for block in blocks]
         return sure([[self.rounds(key, model) for key in block] for block in keys])
 
+    def regrets(self) -> pd.DataFrame:
+        """By who chooses a configuration of each held-out cell, what it loses to the best one there.
+
+        Columns: chooser (the default, or one of MODELS that speaks of all), cells, mean, largest; more: mean
+        over the default's, with lower and upper, its 95% interval by cells that are drawn anew.
+
+        All configurations of a cell are foretold from one base, and judged by iterations over the base of
+        their own rounds. To foretell each from its own base would tell the chooser when the machine was slow.
+        """
+        lost = pd.DataFrame([self._lost(list(own)) for own in self._choices()])
+        drawn = np.random.default_rng(0).integers(0, len(lost), (DRAWS, len(lost)))
+        rows = []
+        for chooser, own in lost.dropna(axis=1).items():
+            more = (own - lost["default"]).to_numpy()
+            lower, upper = np.quantile(more[drawn].mean(axis=1), [0.025, 0.975])
+            rows.append((chooser, len(own), own.mean(), own.max(), more.mean(), lower, upper))
+        columns = ["chooser", "cells", "mean", "largest", "more", "lower", "upper"]
+        return pd.DataFrame(rows, columns=columns)
+
+    def _choices(self) -> list[list[Key]]:
+        """The keys of each held-out cell."""
+        keys = [key for key in self.whole.columns if key[0] not in predicted.FITTED_ON]
+        cells: dict[Key, list[Key]] = {}
+        for key in keys:
+            cells.setdefault(key[:-1], []).append(key)
+        return list(cells.values())
+
+    def _lost(self, keys: list[Key]) -> dict[str, float]:
+        """Of one cell, by who chooses one of these."""
+        base_s = [self._base_s(key).mean(axis=1) for key in keys]
+        whole_s = [self.whole[key].dropna().to_numpy() for key in keys]
+        each = zip(whole_s, base_s, strict=True)
+        took = np.array([np.median(whole / base) for whole, base in each])
+        names = [key[-1] for key in keys]
+        chosen = {"default": names.index(default_of(pd.DataFrame({"configuration": names})))}
+        common_s = float(np.median(np.concatenate(base_s)))
+        for model in MODELS:
+            told = [self.teller.said_s(key, common_s, model) for key in keys]
+            if np.isfinite(told).all():
+                chosen[model] = int(np.argmin(told))
+        return {who: float(took[place] / took.min() - 1) for who, place in chosen.items()}
+
 
 def unsent(source: Source) -> Grid:
     """Of the slowest rank, from iterations whose buckets nobody sends; medians of both, each by itself."""
-    whole = _rounds(source.table("sharing_iterations"), "iteration_s")
-    base = _rounds(source.table("sharing_unsent"), "bucketed_s")
+    whole = _rounds(source.rounds("sharing_iterations"), "iteration_s")
+    base = _rounds(source.rounds("sharing_unsent"), "bucketed_s")
     return Grid(Teller(source), whole, base, paired=False)
 
 
@@ -185,15 +228,15 @@ def met(source: Source, trained: Source, slowest: bool = False, paired: bool = T
 
     slowest : of the slowest rank instead; paired : as of a `Grid`. Both as of `unsent`, one fault each
     """
-    periods = trained.table("sharing_periods")
-    whole = trained.table("sharing_iterations") if slowest else periods
+    periods = trained.rounds("sharing_periods")
+    whole = trained.rounds("sharing_iterations") if slowest else periods
     base = _rounds(periods, "empty_s")
     return Grid(Teller(source), _rounds(whole, "iteration_s"), base, paired)
 
 
 def steady(source: Source) -> Grid:
     """Of all ranks, from iterations just before and just after in which they meet for one number."""
-    periods = source.table("sharing_periods")
+    periods = source.rounds("sharing_periods")
     whole = _rounds(periods, "iteration_s")
     base, post = (_rounds(_around(periods, one), one) for one in ("empty_s", "first_post_s"))
     return Grid(Teller(source), whole, base, paired=True, post=post)

@@ -142,7 +142,7 @@ def judged(source: Source) -> pd.DataFrame:
     Columns: network, batch, link, taken, buckets, plan, configuration; foretold (by the model that chose);
     measured with lower and upper, over rounds; as_foretold and gains, both by the interval.
     """
-    iterations = source.table("sharing_iterations")
+    iterations = source.rounds("sharing_iterations")
     said = foretold(source)
     rounds = iterations.groupby([*CELLS, "repeat"])["iteration_s"].mean().unstack("repeat")
     buckets = iterations.groupby(CELLS)["buckets"].first()

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.link import bus_factor
 from ddlkit.core.median import median_interval
 from ddlkit.core.timeline import COLUMNS, Timeline
 
@@ -57,12 +58,18 @@ def over_default(rows: pd.DataFrame, value: str, within: Sequence[str]) -> pd.Da
 
 
 def rounds_over_default(rows: pd.DataFrame, value: str, within: Sequence[str]) -> pd.DataFrame:
-    """The same before the median: one row a round (``repeat``), with its ``ratio``."""
+    """The same before the median: one row a round (``repeat``), with its ``ratio``.
+
+    A round without the default (NCCL's threads are told by the environment, so they need a process of their
+    own) is compared with the median of its rounds.
+    """
     keys, default = [*within, "repeat"], default_of(rows)
     each = rows.groupby([*keys, "configuration"], sort=False)[value].mean().reset_index()
-    base = each[each["configuration"] == default].set_index(keys)[value].rename("default")
-    ratios = each.join(base, on=keys)
-    return ratios.assign(ratio=ratios[value] / ratios["default"]).dropna(subset="ratio")
+    own = each[each["configuration"] == default]
+    ratios = each.join(own.set_index(keys)[value].rename("default"), on=keys)
+    median = each[[*within]].join(own.groupby([*within])[value].median(), on=[*within])[value]
+    ratio = ratios[value] / ratios["default"].fillna(median)
+    return ratios.assign(ratio=ratio).dropna(subset="ratio")
 
 
 def summed(rows: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
@@ -92,6 +99,28 @@ def beside(kernels: pd.DataFrame) -> pd.DataFrame:
     slowdown = overlap_s / kept_s.where(overlap_s > 0) - 1
     of_messages = kernels["messages_beside_s"] / kernels["messages_alone_s"] - 1
     return kernels.assign(slowdown=slowdown, message_slowdown=of_messages)
+
+
+def beside_nccl(contention: pd.DataFrame, messages: pd.DataFrame) -> pd.DataFrame:
+    """Kernels beside NCCL, as a kernels table, from a ``contention`` table and messages with nothing beside.
+
+    Of messages rates are compared, of the largest alone with those beside the kernel: their "times" are of a
+    byte. Columns: those that `beside` and `figure3` read.
+    """
+    own = contention[contention["ranks"] > 1]
+    alone_s = own[own["communication"] == "none"].groupby("kernel")["seconds"].median()
+    largest = messages[messages["bytes"] == messages["bytes"].max()]
+    sent = largest["ranks"].map(lambda ranks: bus_factor("all_reduce", ranks)) * largest["bytes"]
+    each_s = (largest["seconds"] / sent).groupby([largest["link"], largest["configuration"]])
+    rows = own[own["communication"] == "nccl"]
+    threads = ("-t" + rows["threads"].astype(str)).where(rows["threads"] > 0, "")
+    rows = rows.assign(
+        configuration="b" + rows["blocks"].astype(str) + threads,
+        kernel_alone_s=rows["kernel"].map(alone_s),
+        messages_beside_s=1 / rows["bytes_per_s"].replace(0, np.nan),
+    )
+    rows = rows.rename(columns={"seconds": "kernel_beside_s", "sample": "repeat"})
+    return rows.merge(each_s.median().rename("messages_alone_s").reset_index(), on="configuration")
 
 
 def figure3(kernels: pd.DataFrame) -> pd.DataFrame:
@@ -132,6 +161,12 @@ def best_of(gains: pd.DataFrame, *, groups: bool = False) -> pd.DataFrame:
     """The row of each cell with the largest gain, by `throughputs`; ``groups``: also policies of two."""
     rows = gains if groups else gains[~gains["configuration"].str.contains("+", regex=False)]
     return rows.loc[rows.groupby(CELL, sort=False)["gain"].idxmax()]
+
+
+def halves(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Odd rounds and even ones: what is chosen in the first is not judged by its own luck in the second."""
+    odd = rows["repeat"] % 2 == 1
+    return rows[odd], rows[~odd]
 
 
 def first_of(spans: pd.DataFrame) -> pd.DataFrame:

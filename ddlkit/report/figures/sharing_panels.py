@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -23,21 +23,16 @@ from ddlkit.report.figures import (
 )
 from ddlkit.report.figures.sharing_sure import Sure, sure
 from ddlkit.report.figures.sharing_verdicts import LATER_LEVEL, LATER_LOOKS, LEVEL, verdicts
+from ddlkit.report.panels import ENDS, Panel
 from ddlkit.report.papers.sharing import BATCHES, DEFAULT, throughput
-from ddlkit.report.source import SHARING, Source, machine_of, open_sharing
+from ddlkit.report.source import SHARING, Source, machine_of, open_sharing, rounds_apart
 
 RESNET = ("ResNet-18", 32)
 """Network and batch of figures 4 and 5."""
-OURS = "resnet18_64"
+OURS = ("resnet18", "resnet18_64")
+"""Their network on a GPU, and its small pictures on a processor."""
 KINDS = ("control", "messages", "kernels", "copies", "iterations", "spans", "cells")
 """Of tables; each is called sharing_<kind>."""
-
-
-class Panel(NamedTuple):
-    """A heat map: what it shows, and row and column of the default."""
-
-    grid: pd.DataFrame
-    default: tuple[Any, Any] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +48,15 @@ class Recording:
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Of KINDS, those that were recorded."""
+        """Of KINDS, those that were recorded; those of iterations with the rounds of each point apart."""
         names = {"controls": "controls"} | {kind: f"sharing_{kind}" for kind in KINDS}
         there = {kind: name for kind, name in names.items() if self.source.has(name)}
-        return {kind: self.source.table(name) for kind, name in there.items()}
+        read = {"iterations": self.source.rounds}
+        found = {kind: read.get(kind, self.source.table)(name) for kind, name in there.items()}
+        if "kernels" not in found and "messages" in found and self.source.has("contention"):
+            contention = self.source.table("contention")
+            found["kernels"] = sharing_measured.beside_nccl(contention, found["messages"])
+        return found
 
     def has(self, *kinds: str) -> bool:
         """Whether all of these were recorded."""
@@ -125,41 +125,40 @@ class Recording:
         gains = sharing_measured.throughputs(self.tables["iterations"])
         return gains[gains["configuration"].str.contains("+", regex=False)]
 
+    def two_groups_told(self) -> pd.DataFrame:
+        """The same as foretold and measured, by what was trained in the same rounds."""
+        rows = self.tables["iterations"]
+        two = rows["configuration"].str.contains("+", regex=False)
+        keys = [*sharing_measured.CELL, "repeat"]
+        beside = two.groupby([rows[key] for key in keys]).transform("any")
+        return sharing_predicted.two_groups(self.told(rows[beside]))
+
     def beside(self, name: str) -> Source | None:
         """What was recorded beside it later, under that name; None where nothing was."""
         found = self.source.directories[0].with_name(f"{SHARING}-{name}")
         return Source((found,)) if [*found.glob("sharing_*.csv")] else None
 
-    def verdicts(self) -> pd.DataFrame:
-        """The paper's conclusions, judged on this machine."""
-        return _verdicts(self.source)
+    def looks(self) -> pd.DataFrame:
+        """The paper's conclusions, judged on this machine: those of `verdicts`, by ``look``, each one surer.
 
-    def second_look(self) -> pd.DataFrame | None:
-        """The same with all cells that were recorded later, surer; None where none were."""
-        more = self.beside("more")
-        if more is None:
-            return None
-        names = {"iterations": "sharing_iterations", "spans": "sharing_spans"}
-        rows = {
-            kind: pd.concat([self.tables[kind], more.table(name)], ignore_index=True)
-            for kind, name in names.items()
-        }
+        The first look takes the recording, the second all cells that were recorded later with it, and each
+        after that the cells of a later session alone.
+        """
+        found = {"first": self._verdicts(LEVEL)}
+        if (more := self.beside("more")) is not None:
+            every = self, Recording(more)
+            iterations = rounds_apart([one.tables["iterations"] for one in every])
+            spans = pd.concat([one.tables["spans"] for one in every], ignore_index=True)
+            layers = self.source.table("layers")
+            found["second"] = verdicts(iterations, spans, layers, LATER_LEVEL)
+        for look, (name, level) in LATER_LOOKS.items():
+            if (session := self.beside(name)) is not None:
+                found[look] = Recording(session)._verdicts(level)
+        return pd.concat(found, names=["look", None]).reset_index("look").reset_index(drop=True)
+
+    def _verdicts(self, level: float) -> pd.DataFrame:
         layers = self.source.table("layers")
-        return verdicts(rows["iterations"], rows["spans"], layers, LATER_LEVEL)
-
-    def later_looks(self) -> pd.DataFrame | None:
-        """The same on each later session's cells alone, surer again, by ``look``; None without one."""
-        found = {
-            look: _verdicts(session, level)
-            for look, (name, level) in LATER_LOOKS.items()
-            if (session := self.beside(name)) is not None
-        }
-        return pd.concat(found, names=["look", None]).reset_index("look") if found else None
-
-
-def _verdicts(source: Source, level: float = LEVEL) -> pd.DataFrame:
-    rows, spans = (source.table(f"sharing_{kind}") for kind in ("iterations", "spans"))
-    return verdicts(rows, spans, source.table("layers"), level)
+        return verdicts(self.tables["iterations"], self.tables["spans"], layers, level)
 
 
 def recorded(data: str = "") -> Recording | None:
@@ -231,10 +230,14 @@ def figure2(here: Recording | None) -> dict[str, Panel]:
     return panels
 
 
+NEUTRAL = {"ratio": 1.0, "gain": 0.0}
+"""What says "no difference": of a time over another, of a gain."""
+
+
 def _own(rows: pd.DataFrame, value: str) -> Panel:
-    grid = sharing_measured.as_grid(rows, value).T
+    grid, lower, upper = (sharing_measured.as_grid(rows, name).T for name in (value, *ENDS))
     column, _, row = sharing_measured.default_of(rows).partition("-")
-    return Panel(grid, (row, column))
+    return Panel(grid, (row, column), lower, upper, neutral=NEUTRAL[value])
 
 
 def figure3(here: Recording | None) -> tuple[dict[str, Panel], dict[str, Panel]]:
@@ -254,19 +257,30 @@ def figure3(here: Recording | None) -> tuple[dict[str, Panel], dict[str, Panel]]
 
 def _by_configuration(rows: pd.DataFrame, index: str | list[str], value: str) -> Panel:
     """A row each of ``index``, a column a configuration: those of one group first, the least first."""
-    grid = rows.pivot(index=index, columns="configuration", values=value)
-    first = [*sharing_measured.least_first(list(grid.columns))]
-    grid = grid[
-        [*first, *sorted(set(grid.columns) - set(first), key=lambda name: ("+" in name, name))]
-    ]
-    default = sharing_measured.default_of(rows)
-    return Panel(grid.rename_axis(index="", columns=""), (None, default))
+    names = set(rows["configuration"])
+    first = sharing_measured.least_first(sorted(names))
+    ordered = [*first, *sorted(names - set(first), key=lambda name: ("+" in name, name))]
+    grids = (
+        rows.pivot(index=index, columns="configuration", values=name)[ordered]
+        for name in (value, *ENDS)
+    )
+    grid, lower, upper = (one.rename_axis(index="", columns="") for one in grids)
+    default = next((name for name in sharing_measured.DEFAULTS if name in names), None)
+    framed = (None, default) if default else None
+    return Panel(grid, framed, lower, upper, neutral=NEUTRAL[value])
+
+
+def in_percent(gains: pd.DataFrame) -> pd.DataFrame:
+    """Gains and their intervals times 100."""
+    columns = ["gain", *ENDS]
+    return gains.assign(**{name: 100 * gains[name] for name in columns})
 
 
 def defaults(panels: Mapping[str, Panel]) -> dict[str, float]:
     """The value in each panel's frame, or the median of it."""
     found = {}
-    for name, (grid, default) in panels.items():
+    for name, panel in panels.items():
+        grid, default = panel.grid, panel.default
         if default is not None:
             column = grid[default[1]]
             found[name] = float(column.median() if default[0] is None else column[default[0]])
@@ -288,7 +302,7 @@ def figure4(here: Recording | None) -> dict[str, Panel]:
     if here is not None and here.has("iterations"):
         rows = _middle(sharing_measured.throughputs(here.tables["iterations"]))
         for link, own in rows.groupby("link"):
-            panels[str(link)] = _own(own.assign(gain=100 * own["gain"]), "gain")
+            panels[str(link)] = _own(in_percent(own), "gain")
     return panels
 
 
@@ -297,14 +311,17 @@ def _middle(gains: pd.DataFrame) -> pd.DataFrame:
 
     Of one computing thread a rank: what more take from each other is not a message's doing.
     """
-    own = gains[(gains["network"] == OURS) & (gains["plan"] == "ddp")]
+    own = gains[gains["network"].isin(OURS) & (gains["plan"] == "ddp")]
     own = own[~own["configuration"].str.contains("-omp", regex=False)]
     batch = own["batch"].value_counts().idxmax()
     return own[own["batch"] == batch]
 
 
 def figure5(here: Recording | None) -> dict[str, dict[str, Timeline]]:
-    """Timelines of ResNet-18, default, best and starved: of the paper by its model, and as measured here."""
+    """Timelines of ResNet-18, default, best and starved: of the paper by its model, and as measured here.
+
+    Here the best is that of the odd rounds; the iteration that is shown is of an even one.
+    """
     network, batch = RESNET
     grid = sharing_grid.fitted("both")
     names = {"default": DEFAULT, "best": "1x256", "starved": "1x64"}
@@ -316,18 +333,23 @@ def figure5(here: Recording | None) -> dict[str, dict[str, Timeline]]:
     }
     if here is None or not here.has("iterations", "spans"):
         return found
-    rows = _middle(sharing_measured.throughputs(here.tables["iterations"]))
-    rows = rows[(rows["link"] == rows["link"].max())]
-    one = rows[~rows["configuration"].str.contains("+", regex=False)]
-    names = {
-        "default": sharing_measured.default_of(one),
-        "best": one.loc[one["gain"].idxmax(), "configuration"],
-        "starved": sharing_measured.least_first(one["configuration"].tolist())[0],
-    }
-    cell = rows.iloc[0][sharing_measured.CELL].tolist()
-    spans = sharing_measured.timelines(here.tables["spans"], cell, list(names.values()))
-    own = {f"here, {role}: {name}": spans[name] for role, name in names.items() if name in spans}
-    return found | ({here.machine: own} if own else {})
+    choosing, _ = sharing_measured.halves(here.tables["iterations"])
+    rows = _middle(sharing_measured.throughputs(choosing))
+    rows = rows[~rows["configuration"].str.contains("+", regex=False)]
+    for link, own in rows[~rows["link"].str.startswith("emulated")].groupby("link"):
+        names = {
+            "default": sharing_measured.default_of(own),
+            "best": own.loc[own["gain"].idxmax(), "configuration"],
+            "starved": sharing_measured.least_first(own["configuration"].tolist())[0],
+        }
+        cell = own.iloc[0][sharing_measured.CELL].tolist()
+        spans = sharing_measured.timelines(here.tables["spans"], cell, list(names.values()))
+        there = {role: name for role, name in names.items() if name in spans}
+        if len(there) == len(names):
+            found[f"{here.machine}, {link}"] = {
+                f"{link}, {role}: {name}": spans[name] for role, name in there.items()
+            }
+    return found
 
 
 def figure6(here: Recording | None) -> dict[str, pd.DataFrame]:
@@ -339,7 +361,7 @@ def figure6(here: Recording | None) -> dict[str, pd.DataFrame]:
     found = {"V100S, simulated": sharing_grid.breakdown(cases)}
     if here is not None and here.has("iterations"):
         rows = here.tables["iterations"]
-        found["here"] = _parts(rows[rows["network"] == OURS], "batch")
+        found |= parts(rows[rows["network"].isin(OURS)], "batch")
     return found
 
 
@@ -351,63 +373,70 @@ def figure7(here: Recording | None) -> dict[str, pd.DataFrame]:
             cases[f"{network}, {name}"] = network, 64, name
     found = {"V100S, simulated": sharing_grid.breakdown(cases)}
     if here is not None and here.has("iterations"):
-        rows = here.tables["iterations"]
-        middle = rows.groupby("network")["batch"].agg(
-            lambda own: sorted(set(own))[len(set(own)) // 2]
-        )
-        found["here"] = _parts(rows[rows["batch"] == rows["network"].map(middle)], "network")
+        found |= parts_of_networks(here.tables["iterations"])
     return found
 
 
-def _parts(iterations: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Default and best of one group of each, at the highest rate, under DDP's own plan."""
+def parts_of_networks(iterations: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """`parts` of each network at its middle batch."""
+    batches = iterations.groupby("network")["batch"]
+    middle = batches.agg(lambda own: sorted(set(own))[len(set(own)) // 2])
+    return parts(iterations[iterations["batch"] == iterations["network"].map(middle)], "network")
+
+
+def parts(iterations: pd.DataFrame, by: str) -> dict[str, pd.DataFrame]:
+    """By link with several of them, default and best of one group of each, under DDP's own plan.
+
+    The best is that of the odd rounds; shown are the even rounds in which it was trained.
+    """
     rows = iterations[(iterations["plan"] == "ddp") & (iterations["openmp"] == 1)]
-    rows = rows[rows["link_bits_per_s"] == rows["link_bits_per_s"].max()]
-    best = sharing_measured.best_of(sharing_measured.throughputs(rows))
-    parts = sharing_measured.breakdown(rows)
+    choosing, showing = sharing_measured.halves(rows)
     default = sharing_measured.default_of(rows)
-    found = {}
-    for one in best.sort_values(by).itertuples():
-        for name in (default, str(one.configuration)):
-            own = parts[(parts[["network", "batch"]] == [one.network, one.batch]).all(axis=1)]
-            own = own[own["configuration"] == name].iloc[0]
-            columns = ["computation_only_s", "overlap_s", "communication_only_s"]
-            found[f"{getattr(one, by)}, {name}"] = own[columns].astype(float).tolist()
+    columns = ["computation_only_s", "overlap_s", "communication_only_s"]
+    found: dict[str, dict[str, list[float]]] = {}
+    best = sharing_measured.best_of(sharing_measured.throughputs(choosing))
+    for one in best.sort_values(["link", by]).itertuples():
+        cell = [one.network, one.batch, one.plan, one.link]
+        own = showing[(showing[sharing_measured.CELL] == cell).all(axis=1)]
+        rounds = own.loc[own["configuration"] == one.configuration, "repeat"]
+        parts = sharing_measured.breakdown(own[own["repeat"].isin(rounds)])
+        parts = parts.set_index("configuration")[columns]
+        bars = found.setdefault(f"here, {one.link}", {})
+        name, of = str(one.configuration), getattr(one, by)
+        bars[f"{of}, default"] = parts.loc[default].tolist()
+        bars[f"{of}, best: {'default' if name == default else name}"] = parts.loc[name].tolist()
     names = ["computation only", "overlap", "communication only"]
-    return pd.DataFrame.from_dict(found, orient="index", columns=names)
+    return {
+        link: pd.DataFrame.from_dict(bars, orient="index", columns=names)
+        for link, bars in found.items()
+        if len(bars) > 2
+    }
 
 
 def figure8(here: Recording | None) -> dict[str, Panel]:
     """Gain over the default of every network and batch under every configuration, in per cent."""
     grid = throughput()
-    gains = 100 * (grid.div(grid[DEFAULT], axis=0) - 1)
-    gains.index = [f"{network}, {batch}" for network, batch in gains.index]
-    panels = {"paper": Panel(gains, (None, DEFAULT))}
+    printed = 100 * (grid.div(grid[DEFAULT], axis=0) - 1)
+    printed.index = [f"{network}, {batch}" for network, batch in printed.index]
+    panels = {"paper": Panel(printed, (None, DEFAULT))}
     if here is not None and here.has("iterations"):
-        rows = here.tables["iterations"]
-        rows = rows[(rows["plan"] == "ddp") & (rows["openmp"] == 1)]
-        gain = sharing_measured.throughputs(rows)
-        gain = gain.assign(
-            case=gain["network"] + ", " + gain["batch"].astype(str), gain=100 * gain["gain"]
-        )
-        for link, own in gain.groupby("link"):
-            if own["network"].nunique() > 1:
-                panels[str(link)] = _by_configuration(_of_most(own, "case"), "case", "gain")
+        panels |= gains(here.tables["iterations"])
     return panels
+
+
+def gains(iterations: pd.DataFrame) -> dict[str, Panel]:
+    """By link with several networks, gain over the default of each cell of DDP's own plan, in per cent."""
+    rows = iterations[(iterations["plan"] == "ddp") & (iterations["openmp"] == 1)]
+    gain = in_percent(sharing_measured.throughputs(rows))
+    gain = gain.assign(case=gain["network"] + ", " + gain["batch"].astype(str))
+    return {
+        str(link): _by_configuration(_of_most(own, "case"), "case", "gain")
+        for link, own in gain.groupby("link")
+        if own["network"].nunique() > 1
+    }
 
 
 def _of_most(rows: pd.DataFrame, by: str) -> pd.DataFrame:
     """Those of configurations that were measured in at least half of the cases."""
     shares = rows.groupby("configuration")[by].nunique() / rows[by].nunique()
     return rows[rows["configuration"].map(shares) >= 0.5]
-
-
-def numbers(panels: Mapping[str, Panel]) -> pd.DataFrame:
-    """What heat maps show, a row a cell: panel, row, column, value."""
-    tables = []
-    for name, panel in panels.items():
-        long = (
-            panel.grid.rename_axis(index="row", columns="column").stack().rename("value").dropna()
-        )
-        tables.append(long.reset_index().assign(panel=name).astype({"row": str, "column": str}))
-    return pd.concat(tables)[["panel", "row", "column", "value"]]

@@ -31,6 +31,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.fit import Fit
 from ddlkit.core.timeline import COMMUNICATION, KINDS, Timeline
 from ddlkit.core.workload import Workload
+from ddlkit.report.panels import Panel
 from ddlkit.report.plots.graphs import task_graph as task_graph
 from ddlkit.report.plots.graphs import tornado as tornado
 from ddlkit.report.plots.pages import canvas as canvas
@@ -187,28 +188,26 @@ def dots(
 @theme()
 def heat_map(
     ax: Axes,
-    grid: pd.DataFrame,
+    panel: Panel,
     *,
     scale: Normalize,
-    default: tuple[Any, Any] | None = None,
     form: str = "{:.2f}",
     xlabel: str = "",
     ylabel: str = "",
 ) -> Any:
     """A number in each cell, its colour by a ``scale`` that maps of one figure share.
 
-    default : row and column that are framed, the whole column where the row is None; a cell without a number
-    stays empty. Colours get darker from the lowest to the highest, in grey as well. Returns what a colour bar
-    takes.
+    A cell without a number stays empty; one that may well be no difference stands in parentheses. Colours
+    get darker from the lowest to the highest, in grey as well. Returns what a colour bar takes.
     """
-    values = grid.to_numpy(dtype=float)
+    grid, default = panel.grid, panel.default
+    values, unsure = grid.to_numpy(dtype=float), panel.unsure()
     image = ax.imshow(values, cmap="YlGnBu", norm=scale, aspect="auto")
-    for (row, column), value in np.ndenumerate(values):
+    for place, value in np.ndenumerate(values):
         if np.isfinite(value):
             ink = "white" if scale(value) > DARK else INK
-            ax.text(
-                column, row, form.format(value), ha="center", va="center", color=ink, fontsize=7
-            )
+            said = f"({form.format(value)})" if unsure[place] else form.format(value)
+            ax.text(place[1], place[0], said, ha="center", va="center", color=ink, fontsize=7)
     if default is not None:
         column = grid.columns.get_loc(default[1])
         row, height = 0, len(grid)
@@ -230,7 +229,7 @@ def heat_map(
 
 @theme()
 def heat_maps(
-    panels: Mapping[str, tuple[pd.DataFrame, tuple[Any, Any] | None]],
+    panels: Mapping[str, Panel],
     *,
     label: str,
     form: str = "{:.2f}",
@@ -240,23 +239,24 @@ def heat_maps(
 ) -> Figure:
     """Heat maps by heading, beside each other or in as many ``columns``, on one colour scale.
 
-    panels : heading -> grid, and its default as for `heat_map`; names of a grid's axes go on them. ``label``
-        names the numbers; ``height`` is of a row of panels, in inches, where their grids have as many rows.
+    panels : by heading; names of a grid's axes go on them. ``label`` names the numbers; ``height`` is of a
+        row of panels, in inches, where their grids have as many rows.
     log : colours by the numbers' logarithms: of ratios, of which few are large
     """
     columns = columns or len(panels)
     rows = -(-len(panels) // columns)
-    lengths = [len(grid) for grid, _ in panels.values()]
+    lengths = [len(panel.grid) for panel in panels.values()]
     ratios = [max(lengths[k * columns :][:columns]) for k in range(rows)]
     figure, axes = canvas(
         columns, rows, height=rows * height, squeeze=False, gridspec_kw={"height_ratios": ratios}
     )
-    every = np.concatenate([grid.to_numpy(dtype=float).ravel() for grid, _ in panels.values()])
+    grids = [panel.grid.to_numpy(dtype=float).ravel() for panel in panels.values()]
+    every = np.concatenate(grids)
     ends = float(np.nanmin(every)), float(np.nanmax(every))
     scale = LogNorm(*ends) if log else Normalize(*ends)
-    for ax, (name, (grid, default)) in zip(axes.flat, panels.items(), strict=False):
-        words = {"xlabel": grid.columns.name or "", "ylabel": grid.index.name or ""}
-        image = heat_map(ax, grid, scale=scale, default=default, form=form, **words)
+    for ax, (name, panel) in zip(axes.flat, panels.items(), strict=False):
+        words = {"xlabel": panel.grid.columns.name or "", "ylabel": panel.grid.index.name or ""}
+        image = heat_map(ax, panel, scale=scale, form=form, **words)
         heading(ax, name)
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)

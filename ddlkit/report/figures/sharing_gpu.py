@@ -1,0 +1,157 @@
+"""The sharing paper's figures on one GPU: real kernels and training beside a stand-in for its messages.
+
+The stand-in is a kernel of so many blocks and threads that moves the bytes which each rank of an all-reduce
+moves, at full speed or at a rate (`ddlkit.run.measure.standin`). It takes of a GPU what NCCL would take, and
+nobody is waited for. So its panels say "stand-in". Kernels beside NCCL on one GPU, and beside the copy
+engine, are shown beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from ddlkit import store
+from ddlkit.report import compare
+from ddlkit.report.figures import sharing_measured, sharing_panels
+from ddlkit.report.panels import ENDS, Panel
+from ddlkit.report.source import Source, machine_of
+
+DEFAULT = (2, 256)
+"""Blocks and threads that NCCL took of itself in the paper."""
+RESNET = ("resnet18", 32)
+"""Network and batch of figures 2 and 4."""
+OVER = {
+    "standin": "stand-in",
+    "nccl_one_gpu": "two ranks of NCCL on one GPU",
+    "copy_engine": "copy engine",
+}
+"""What figure 3 calls who communicates; NCCL between GPUs has panels of its own (`sharing_panels`)."""
+
+
+def trained(sharing: pd.DataFrame) -> pd.DataFrame:
+    """A ``sharing`` table as one of iterations: CELL, configuration, openmp, repeat, and times in seconds.
+
+    Of two emulated ranks and single precision; the link is the stand-in and its rate, a round a sample.
+    ``messages_s`` : the same messages without training, in the same round
+    """
+    own = sharing[(sharing["precision"] == "fp32") & (sharing["ranks"] <= 2)]
+    own = own.rename(columns={"sample": "repeat", "seconds": "iteration_s"})
+    keys = ["network", "batch", "repeat"]
+    compute_s = own[own["quantity"] == "compute"].groupby(keys)["iteration_s"].median()
+    sent = [*keys, "policy", "blocks", "threads", "bytes_per_s_asked"]
+    alone = own[own["quantity"] == "communication"].groupby(sent)["communication_s"].median()
+    rows = own[own["quantity"] == "iteration"].join(compute_s.rename("compute_s"), on=keys)
+    rows = rows.join(alone.rename("messages_s"), on=sent)
+    last = rows["policy"].str.partition("_")[2]
+    name = rows["blocks"].astype(str) + "x" + rows["threads"].astype(str)
+    return rows.assign(
+        plan="ddp",
+        openmp=1,
+        link=[_at(OVER["standin"], rate) for rate in rows["bytes_per_s_asked"]],
+        configuration=name.where(last == "", name + "+" + last),
+        overlap_s=(rows["communication_s"] - rows["exposed_communication_s"]).clip(lower=0),
+    ).reset_index(drop=True)
+
+
+def _at(who: str, bytes_per_s: float) -> str:
+    return f"{who}, {bytes_per_s / 1e9:g} GB/s" if bytes_per_s else f"{who}, full speed"
+
+
+@dataclass(frozen=True, eq=False)
+class OneGpu:
+    """What one machine recorded of it; without a source no figure has a panel."""
+
+    source: Source | None
+
+    @property
+    def machine(self) -> str:
+        """Its name; "" without one."""
+        return machine_of(self.source.directories[0]) if self.source else ""
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """Training beside the stand-in, as `trained` has it; none where DEFAULT was not recorded."""
+        if self.source is None or not self.source.has("sharing"):
+            return pd.DataFrame()
+        found = trained(self.source.table("sharing"))
+        return found if "x".join(map(str, DEFAULT)) in set(found["configuration"]) else found[:0]
+
+    def figure2(self) -> dict[str, Panel]:
+        """Messages of ResNet-18 alone over those of DEFAULT, by rate."""
+        if self.rows.empty:
+            return {}
+        found = sharing_measured.over_default(_resnet(self.rows), "messages_s", ["link"])
+        return {str(link): _grid(own, "ratio") for link, own in found.groupby("link")}
+
+    def figure3(self) -> dict[str, Panel]:
+        """Kernels beside communication over their time alone, by who communicates and its rate."""
+        if self.source is None or not self.source.has("contention"):
+            return {}
+        beside = compare.slowdowns(self.source.table("contention").query("kernel != 'idle'"))
+        beside = beside[beside["communication"].isin(list(OVER)) & (beside["fifo_bytes"] == 0)]
+        threads = ("x" + beside["threads"].astype(str)).where(beside["threads"] > 0, "")
+        beside = beside.assign(configuration=beside["blocks"].astype(str) + threads)
+        found = {}
+        for (who, rate), own in beside.groupby(["communication", "bytes_per_s_asked"]):
+            order = own.sort_values(["blocks", "threads"])["configuration"].unique()
+            grid = own.pivot_table("slowdown", "kernel", "configuration")[order]
+            default = "x".join(map(str, DEFAULT))
+            framed = (None, default) if default in grid.columns else None
+            named = grid.rename_axis(index="", columns="")
+            found[_at(OVER[str(who)], float(rate))] = Panel(named, framed, neutral=1.0)
+        return found
+
+    def figure4(self) -> dict[str, Panel]:
+        """Gain of ResNet-18 over DEFAULT in per cent, by rate."""
+        if self.rows.empty:
+            return {}
+        gains = sharing_panels.in_percent(sharing_measured.throughputs(_resnet(self.rows)))
+        return {str(link): _grid(own, "gain") for link, own in gains.groupby("link")}
+
+    def figure6(self) -> dict[str, pd.DataFrame]:
+        """Parts of an iteration of ResNet-18 by batch, default and best, by rate."""
+        rows = self.rows
+        return {} if rows.empty else sharing_panels.parts(_of_resnet(rows), "batch")
+
+    def figure7(self) -> dict[str, pd.DataFrame]:
+        """The same of each network at its middle batch."""
+        return {} if self.rows.empty else sharing_panels.parts_of_networks(self.rows)
+
+    def figure8(self) -> dict[str, Panel]:
+        """Gain over DEFAULT of every network and batch under every configuration, in per cent."""
+        return {} if self.rows.empty else sharing_panels.gains(self.rows)
+
+
+def recorded(data: str = "") -> OneGpu:
+    """Of the machine of that name, or in that directory, else of the first GPU that has such training."""
+    own = store.RECORDED / data if data and "/" not in data else Path(data)
+    for path in [*([own] if data else []), *store.list_recorded()]:
+        source = Source((path,))
+        if source.has("sharing") and (data or "cuda" in set(source.table("sharing")["device"])):
+            return OneGpu(source)
+    return OneGpu(None)
+
+
+def _of_resnet(rows: pd.DataFrame) -> pd.DataFrame:
+    name = RESNET[0] if RESNET[0] in set(rows["network"]) else rows["network"].iloc[0]
+    return rows[rows["network"] == name]
+
+
+def _resnet(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of RESNET, or else of the first network at its first batch."""
+    own = _of_resnet(rows)
+    batch = RESNET[1] if RESNET[1] in set(own["batch"]) else own["batch"].iloc[0]
+    return own[own["batch"] == batch]
+
+
+def _grid(rows: pd.DataFrame, value: str) -> Panel:
+    one = rows[~rows["configuration"].str.contains("+", regex=False)]
+    shape = one["configuration"].str.split("x", expand=True).astype(int)
+    one = one.assign(blocks=shape[0], threads=shape[1])
+    grid, lower, upper = (sharing_measured.paper_grid(one, name) for name in (value, *ENDS))
+    framed = DEFAULT if DEFAULT[0] in grid.index and DEFAULT[1] in grid.columns else None
+    return Panel(grid, framed, lower, upper, neutral=sharing_panels.NEUTRAL[value])
