@@ -105,10 +105,11 @@ def test_a_binder_has_what_reading_needs_and_the_package() -> None:
 def test_the_pins_are_the_packages_own_requirements() -> None:
     """Each thing ddlkit asks for is pinned, within the range it asks for; nothing else is.
 
-    Only the CUDA compiler and sliders, which few need, are in no environment, and pinned where asked for.
+    NCCL's own package, the CUDA compiler and sliders, which few need, are in no environment, and pinned where
+    asked for.
     """
     extras = dict(project()["optional-dependencies"])
-    for extra in ("nvrtc", "widgets"):
+    for extra in ("nccl", "nvrtc", "widgets"):
         assert re.fullmatch(r"==\d+(\.\d+)+", str(Requirement(extras.pop(extra)[0]).specifier))
     asked = [Requirement(line) for line in sum(extras.values(), project()["dependencies"])]
     pinned = {Requirement(pin).name.lower(): pin.split("==")[1] for pin in pins()}
@@ -121,7 +122,13 @@ def test_the_pins_are_the_packages_own_requirements() -> None:
 def test_what_measuring_needs_is_all_that_a_plain_install_brings() -> None:
     plain = {Requirement(line).name for line in project()["dependencies"]}
     assert plain == NEEDED_TO_RUN - {"torchvision"}
-    assert set(project()["optional-dependencies"]) == {"notebooks", "nvrtc", "test", "widgets"}
+    assert set(project()["optional-dependencies"]) == {
+        "nccl",
+        "notebooks",
+        "nvrtc",
+        "test",
+        "widgets",
+    }
 
 
 def test_what_is_not_python_is_installed_too() -> None:

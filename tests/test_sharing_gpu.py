@@ -131,6 +131,26 @@ def test_kernels_beside_a_stand_in_are_shown_and_those_beside_nccl_are_the_model
         assert one.message_slowdown == pytest.approx(2e9 / (1e9 * blocks) - 1)
 
 
+def test_what_nccl_took_of_what_its_environment_asked_for_is_in_the_table_of_controls(
+    tmp_path: Path,
+) -> None:
+    """Of what was asked in vain, and was not seen, nothing is said."""
+    asked = [(2, 0, 2, 512), (4, 0, 4, 512), (4, 256, 5, 256), (8, 0, 0, 0)]
+    columns = ["asked_blocks", "asked_threads", "taken_blocks", "taken_threads"]
+    channels = pd.DataFrame(asked, columns=columns)
+    names = ("NCCL_MAX_CTAS", "NCCL_NTHREADS", "NCCL_ALGO")
+    controls = pd.DataFrame(
+        {"level": "environment", "control": names, "outcome": "offered", "reason": "none"}
+    )
+    control = pd.DataFrame({"outcome": "applied", "taken_threads": [0], "taken_cores": "", "taken_policy": "",
+                            "taken_nice": 0, "blocks": 2})  # fmt: skip
+    here = sharing_panels.Recording(Source((tmp_path,)))
+    here.__dict__["tables"] = {"channels": channels, "controls": controls, "control": control}
+    seen = sharing_panels.figure1(here).set_index("control")["read_back"]
+    assert seen["NCCL_MAX_CTAS"] == "2 asked: 2; 4 asked: 4, 5"
+    assert seen["NCCL_NTHREADS"] == "256 asked: 256" and seen["NCCL_ALGO"] == ""
+
+
 def test_no_gpu_adds_nothing() -> None:
     nothing = sharing_gpu.OneGpu(None)
     every = (

@@ -49,7 +49,9 @@ class Recording:
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
         """Of KINDS, those that were recorded; those of iterations with the rounds of each point apart."""
-        names = {"controls": "controls"} | {kind: f"sharing_{kind}" for kind in KINDS}
+        names = {kind: kind for kind in ("controls", "channels")} | {
+            kind: f"sharing_{kind}" for kind in KINDS
+        }
         there = {kind: name for kind, name in names.items() if self.source.has(name)}
         read = {"iterations": self.source.rounds}
         found = {kind: read.get(kind, self.source.table)(name) for kind, name in there.items()}
@@ -199,6 +201,8 @@ SEEN = {
     "min_ctas, max_ctas": ("blocks",),
 }
 """Columns of a control table in which a setting shows once it has taken effect."""
+ASKED = {"NCCL_MIN_CTAS": "blocks", "NCCL_MAX_CTAS": "blocks", "NCCL_NTHREADS": "threads"}
+"""What a variable of the environment asks for: each value was tried in a process of its own."""
 
 
 def figure1(here: Recording | None) -> pd.DataFrame:
@@ -213,11 +217,22 @@ def figure1(here: Recording | None) -> pd.DataFrame:
     for control, columns in SEEN.items():
         values = rows[list(columns)].astype(str).agg(" ".join, axis=1)
         said[control] = "; ".join(sorted(set(values) - {"0"}))
+    if here.has("channels"):
+        said |= {name: _taken(here.tables["channels"], what) for name, what in ASKED.items()}
     seen = [
         next((said[key] for key in said if key.split()[-1] in name), "")
         for name in table["control"]
     ]
     return table.assign(read_back=seen)
+
+
+def _taken(channels: pd.DataFrame, what: str) -> str:
+    """Of all collectives the blocks, or threads, that each number asked for took: "2 asked: 2"."""
+    seen = channels[(channels[f"asked_{what}"] > 0) & (channels[f"taken_{what}"] > 0)]
+    taken = seen.groupby(f"asked_{what}")[f"taken_{what}"].unique()
+    return "; ".join(
+        f"{asked} asked: {', '.join(map(str, sorted(own)))}" for asked, own in taken.items()
+    )
 
 
 def figure2(here: Recording | None) -> dict[str, Panel]:

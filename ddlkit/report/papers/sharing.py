@@ -12,6 +12,7 @@ from ddlkit.papers import networks, sharing
 from ddlkit.report import compare, source
 from ddlkit.report.claims import (
     Result,
+    at_least,
     at_most,
     check,
     counted,
@@ -257,3 +258,29 @@ def _constant_saving() -> Result:
     said = prose("sharing")
     ratio = said["fig06-saved-256"] / said["fig06-saved-16"]
     return own(ratio, ratio, "6.92 ms over 3.97 ms, both printed beside the claim")
+
+
+@check("sharing-fig06-gain-falls")
+def _gain_falls() -> Result:
+    gains = {}
+    for batch in (BATCHES[0], BATCHES[-1]):
+        row = throughput().loc[("ResNet-18", batch)]
+        gains[batch] = sharing.gain_range(row.max(), row[DEFAULT])
+    (least, most), (least_after, most_after) = gains.values()
+    return own(least_after / most, most_after / least, "from Fig 8 within its rounding")
+
+
+@check("sharing-fig04-like-fig03")
+def _alike() -> Result:
+    slower = paper_table("sharing", "fig03").groupby(["blocks", "threads"])["slowdown"].mean()
+    gain = paper_table("sharing", "fig04").set_index(["blocks", "threads"])["gain_percent"]
+    alike = -float(gain.rank().corr(slower.reindex(gain.index).rank()))
+    return own(alike, alike, f"Spearman's, over the {len(gain)} configurations of both")
+
+
+@check("sharing-fig05c-overlap")
+def _overlap_of_starved() -> Result:
+    said, images = prose("sharing"), throughput().loc[("ResNet-18", 32)]["1x64"]
+    both_ms = said["fig05c-computation"] + said["fig05c-communication"]
+    least_ms = both_ms - 1 - 1e3 * sharing.iteration_s(32, images - 0.5)
+    return at_least(least_ms, "both, rounded to 1 ms, are not longer than an iteration by Fig 8")
