@@ -55,12 +55,14 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Simulated:
     return fake
 
 
-@given(st.integers(6, 400))
-def test_interval_covers_the_median_in_95_percent_and_no_narrower_one_does(n: int) -> None:
-    low, high = median_interval(np.arange(1.0, n + 1))
+@given(st.integers(9, 400), st.sampled_from([0.5, 0.95, 0.99, 0.995]))
+def test_interval_covers_the_median_as_often_as_asked_and_no_narrower_one_does(
+    n: int, level: float
+) -> None:
+    low, high = median_interval(np.arange(1.0, n + 1), level)
     assert low + high == n + 1
     # The interval misses when fewer than `low` of n samples fall on one side: a coin each.
-    assert 1 - 2 * binom.cdf(low - 1, n, 0.5) >= 0.95 > 1 - 2 * binom.cdf(low, n, 0.5)
+    assert 1 - 2 * binom.cdf(low - 1, n, 0.5) >= level > 1 - 2 * binom.cdf(low, n, 0.5)
 
 
 @pytest.mark.parametrize("n", range(6))

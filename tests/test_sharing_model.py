@@ -28,6 +28,7 @@ from ddlkit.report.figures import (
     sharing_panels,
     sharing_predicted,
     sharing_recorded,
+    sharing_uneven,
     sharing_verdicts,
 )
 from ddlkit.report.figures.sharing_again import KEYS
@@ -522,6 +523,51 @@ def test_who_knows_how_long_each_lasts_loses_nothing_to_the_best() -> None:
     assert lost.loc["default", ["more", "lower", "upper"]].eq(0).all()
     np.testing.assert_allclose(lost["more"], lost["mean"] - lost.loc["default", "mean"], atol=1e-12)
     assert (lost["mean"] >= lost.loc["paced", "mean"]).all() and lost["mean"].max() > 0.01
+
+
+def in_orders(later: float) -> pd.DataFrame:
+    """Iterations in three orders of buckets; t1 gains with falling ones alone; odd rounds are ``later``."""
+    took_s = {
+        sharing_uneven.EQUAL: 1.0,
+        **dict(zip(sharing_uneven.ORDERS.values(), (0.9, 1.2), strict=True)),
+    }
+    falling = sharing_uneven.ORDERS["falling"]
+    rows = [
+        {"network": "n", "batch": 1, "plan": plan, "link": LINK, "configuration": name, "repeat": repeat,
+         "compute_s": 0.1, "iteration_s": (later if repeat % 2 else 1.0) * seconds
+         / (1.25 if name == "t1-free-idle" and plan == falling else 1.0)}
+        for plan, seconds in took_s.items()
+        for name in ("t1-free-idle", "t2-free-normal")
+        for repeat in range(16)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@given(st.floats(1.0, 2.0))
+def test_orders_of_buckets_are_compared_within_rounds(later: float) -> None:
+    rows, work = in_orders(later), profile("resnet18_64", 8).workload()
+    found = sharing_uneven.orders(rows, work, {}, {}).set_index("order")
+    for order, ratio in (("falling", 0.9), ("rising", 1.2)):
+        assert found.loc[order, ["measured", "lower", "upper"]].tolist() == pytest.approx(
+            [ratio] * 3
+        )
+    assert found["foretold"].isna().all(), "of resources that nobody knows"
+    more = sharing_uneven.shifts(rows).set_index("order")
+    assert more.loc["falling", ["equal", "uneven", "more"]].tolist() == pytest.approx(
+        [0, 0.25, 0.25]
+    )
+    assert more["differs"].to_dict() == {"falling": True, "rising": False}
+
+
+def test_who_shares_nothing_sends_the_last_bucket_s_time_after_computing() -> None:
+    """By the model: with slowdowns of 0, orders differ by what is exposed."""
+    here = sharing_panels.recorded("")
+    uneven = here.beside("uneven") if here is not None else None
+    assert uneven is not None
+    work = sharing_predicted.workloads(uneven)[sharing_uneven.NETWORK]
+    free = {(LINK, "t2-free-normal"): Resources("t2-free-normal", AlphaBeta(0.0, 1e-12), 0.0, 0.0)}
+    found = sharing_uneven.orders(in_orders(1.0), work, free, {})
+    assert found["foretold"].tolist() == pytest.approx([1.0, 1.0], abs=1e-3)
 
 
 def test_what_the_luckiest_gains_is_judged_in_other_rounds() -> None:

@@ -11,27 +11,27 @@ from ddlkit.core.workload import Floats
 
 
 @cache
-def _rank(n: int) -> int:
-    """Largest k with P(Binomial(n, 1/2) < k) <= 2.5%; 0 if there is none. Exact, in integers."""
+def _rank(n: int, rare: int) -> int:
+    """Largest k with P(Binomial(n, 1/2) < k) <= 1 / ``rare``; 0 if there is none. Exact, in integers."""
     k, term, below = 0, 1, 1
-    while 40 * below <= 2**n:
+    while rare * below <= 2**n:
         term = term * (n - k) // (k + 1)
         k, below = k + 1, below + term
     return k
 
 
-def median_interval(samples: Sequence[float] | Floats) -> tuple[float, float]:
-    """Nonparametric 95% interval of the median, from order statistics.
+def median_interval(samples: Sequence[float] | Floats, level: float = 0.95) -> tuple[float, float]:
+    """Nonparametric interval of the median, by default of 95%, from order statistics.
 
     The k-th smallest and k-th largest of n samples enclose the median unless fewer than k of them fall
     on one side of it: that is as probable as fewer than k heads in n tosses, whatever the distribution.
-    Fewer than 6 samples bound nothing: (-inf, inf).
+    Fewer than 6 samples bound nothing at 95%: (-inf, inf).
 
     >>> median_interval([5.0, 1.0, 2.0, 4.0, 3.0, 6.0])
     (1.0, 6.0)
     """
     n = len(samples)
-    k = _rank(n)
+    k = _rank(n, round(2 / (1 - level)))
     if k == 0:
         return -np.inf, np.inf
     ordered = np.sort(samples)

@@ -1,0 +1,81 @@
+"""Whether the order of buckets' sizes matters, and to which configuration (sharing 5, Future work: Horovod).
+
+Plans, configurations and statistics were written down in examples/sharing_uneven.yml before it was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pandas as pd
+
+from ddlkit.core.median import median_interval
+from ddlkit.core.workload import Workload
+from ddlkit.report.figures import sharing_measured, sharing_predicted
+from ddlkit.report.figures.sharing_measured import CELL
+
+NETWORK = ("resnet18_64", 8)
+EQUAL = "cuts:5,13,19,62"
+ORDERS = {"falling": "cuts:13,17,29,62", "rising": "cuts:2,5,11,62"}
+LEVEL = 0.995
+"""Of intervals of `shifts`: ten of them are looked at."""
+
+
+def orders(
+    iterations: pd.DataFrame,
+    layers: Workload,
+    known: sharing_predicted.Known,
+    copied: Mapping[str, float],
+) -> pd.DataFrame:
+    """Iterations under the default over those with equal buckets: order, measured, lower, upper, foretold.
+
+    layers : of NETWORK; known, copied : as of `sharing_predicted`
+    """
+    default = sharing_measured.default_of(iterations)
+    seconds = _rounds(iterations).xs(default, level="configuration")
+    (link,) = set(iterations["link"])
+    work = layers.scaled(float(iterations["compute_s"].median()) / layers.compute_s)
+
+    def told_s(plan: str) -> float:
+        one = sharing_predicted.shared(work, plan, default, link, known)
+        return (
+            replace(one, copy_s_per_byte=copied.get(NETWORK[0], 0.0)).iteration_s
+            if one
+            else float("nan")
+        )
+
+    rows = []
+    for order, plan in ORDERS.items():
+        ratio = (seconds[plan] / seconds[EQUAL]).dropna()
+        foretold = told_s(plan) / told_s(EQUAL)
+        rows.append((order, ratio.median(), *median_interval(ratio.to_numpy()), foretold))
+    return pd.DataFrame(rows, columns=["order", "measured", "lower", "upper", "foretold"])
+
+
+def shifts(iterations: pd.DataFrame) -> pd.DataFrame:
+    """What configurations gain over the default with uneven buckets, less what with equal ones, in one round.
+
+    Columns: order, configuration, equal and uneven (median gains), more (median), lower and upper (of LEVEL),
+    and whether that leaves 0 out.
+    """
+    default = sharing_measured.default_of(iterations)
+    each = sharing_measured.rounds_over_default(iterations, "iteration_s", CELL)
+    each = each[each["configuration"] != default]
+    gains = each.assign(gain=1 / each["ratio"] - 1).pivot_table(
+        "gain", ["configuration", "repeat"], "plan"
+    )
+    rows = []
+    for order, plan in ORDERS.items():
+        for name, own in gains.groupby("configuration"):
+            more = (own[plan] - own[EQUAL]).dropna()
+            lower, upper = median_interval(more.to_numpy(), LEVEL)
+            medians = own[EQUAL].median(), own[plan].median(), more.median()
+            rows.append((order, name, *medians, lower, upper, lower > 0 or upper < 0))
+    columns = ["order", "configuration", "equal", "uneven", "more", "lower", "upper", "differs"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _rounds(iterations: pd.DataFrame) -> pd.DataFrame:
+    """(configuration, repeat) x plan: the mean of a round's iterations, in seconds."""
+    return iterations.pivot_table("iteration_s", ["configuration", "repeat"], "plan")
