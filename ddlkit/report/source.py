@@ -67,7 +67,7 @@ def rounds_apart(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     first, apart = 0, []
     for one in tables:
         apart.append(one.assign(repeat=one["repeat"] + first))
-        first += 2 * (int(one["repeat"].max()) // 2 + 1)
+        first += 2 * (int(one["repeat"].max()) // 2 + 1) if len(one) else 0
     return pd.concat(apart, ignore_index=True)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -173,47 +174,76 @@ class Grid:
         keys = [block.itertuples(index=False, name=None) for block in blocks]
         return sure([[self.rounds(key, model) for key in block] for block in keys])
 
+    @cached_property
+    def choices(self) -> pd.DataFrame:
+        """A row for each configuration of the held-out cells: KEYS, took, odd, even, and what MODELS say.
+
+        All are iterations over a base. What was measured (took: of all rounds, then of the odd and the even
+        ones) is over the base of its own rounds, and what is foretold from one base for the whole cell: its
+        own would tell when the machine was slow.
+        """
+        cells: dict[tuple[Any, ...], list[Key]] = {}
+        for key in self.whole.columns:
+            if key[0] not in predicted.FITTED_ON:
+                cells.setdefault(key[:-1], []).append(key)
+        rows = []
+        for keys in cells.values():
+            bases_s = [self._base_s(key).mean(axis=1) for key in keys]
+            base_s = float(np.median(np.concatenate(bases_s)))
+            for key, own_s in zip(keys, bases_s, strict=True):
+                each = self.whole[key].dropna().to_numpy() / own_s
+                took = {"took": each, "odd": each[1::2], "even": each[::2]}
+                medians = {name: np.median(rounds) for name, rounds in took.items()}
+                told = {name: self.teller.said_s(key, base_s, name) / base_s for name in MODELS}
+                rows.append(dict(zip(KEYS, key, strict=True)) | medians | told)
+        return pd.DataFrame(rows)
+
     def regrets(self) -> pd.DataFrame:
-        """By who chooses a configuration of each held-out cell, what it loses to the best one there.
+        """By who chooses a configuration of each of these cells, what it loses to the best one there.
+
+        The best is that of one half of the rounds, and both are judged in the other half; the mean of both
+        ways. So luck makes none the best, and a loss can be below zero.
 
         Columns: chooser (the default, or one of MODELS that speaks of all), cells, mean, largest; more: mean
-        over the default's, with lower and upper, its 95% interval by cells that are drawn anew.
-
-        All configurations of a cell are foretold from one base, and judged by iterations over the base of
-        their own rounds. To foretell each from its own base would tell the chooser when the machine was slow.
+        over the default's, with lower and upper, its 95% interval by cells that are drawn anew, as if cells
+        of one network had nothing in common.
         """
-        lost = pd.DataFrame([self._lost(list(own)) for own in self._choices()])
-        drawn = np.random.default_rng(0).integers(0, len(lost), (DRAWS, len(lost)))
-        rows = []
-        for chooser, own in lost.dropna(axis=1).items():
-            more = (own - lost["default"]).to_numpy()
+        rows = self.choices
+        keys = [rows[key] for key in CELL]
+        best = {half: rows[half].groupby(keys, sort=False).idxmin() for half in ("odd", "even")}
+        chosen = {"default": rows.index[rows["configuration"] == default_of(rows)]}
+        for name in MODELS:
+            if rows[name].notna().all():
+                chosen[name] = rows[name].groupby(keys, sort=False).idxmin()
+        lost = {
+            who: np.mean(
+                [_over(rows["even"], one, best["odd"]), _over(rows["odd"], one, best["even"])],
+                axis=0,
+            )
+            for who, one in chosen.items()
+        }
+        drawn = np.random.default_rng(0).integers(0, len(best["odd"]), (DRAWS, len(best["odd"])))
+        table = []
+        for chooser, loses in lost.items():
+            more = loses - lost["default"]
             lower, upper = np.quantile(more[drawn].mean(axis=1), [0.025, 0.975])
-            rows.append((chooser, len(own), own.mean(), own.max(), more.mean(), lower, upper))
+            table.append((chooser, len(more), loses.mean(), loses.max(), more.mean(), lower, upper))
         columns = ["chooser", "cells", "mean", "largest", "more", "lower", "upper"]
-        return pd.DataFrame(rows, columns=columns)
+        return pd.DataFrame(table, columns=columns)
 
-    def _choices(self) -> list[list[Key]]:
-        """The keys of each held-out cell."""
-        keys = [key for key in self.whole.columns if key[0] not in predicted.FITTED_ON]
-        cells: dict[Key, list[Key]] = {}
-        for key in keys:
-            cells.setdefault(key[:-1], []).append(key)
-        return list(cells.values())
+    def gains(self) -> pd.DataFrame:
+        """Of the same rows but the default's what was gained over that: KEYS, took, and what MODELS say."""
+        rows = self.choices
+        is_default = rows["configuration"] == default_of(rows)
+        values = ["took", *MODELS]
+        default = rows[CELL].merge(rows.loc[is_default, [*CELL, *values]], on=CELL, how="left")
+        gains = default[values] / rows[values] - 1
+        return pd.concat([rows[KEYS], gains], axis=1)[~is_default].reset_index(drop=True)
 
-    def _lost(self, keys: list[Key]) -> dict[str, float]:
-        """Of one cell, by who chooses one of these."""
-        base_s = [self._base_s(key).mean(axis=1) for key in keys]
-        whole_s = [self.whole[key].dropna().to_numpy() for key in keys]
-        each = zip(whole_s, base_s, strict=True)
-        took = np.array([np.median(whole / base) for whole, base in each])
-        names = [key[-1] for key in keys]
-        chosen = {"default": names.index(default_of(pd.DataFrame({"configuration": names})))}
-        common_s = float(np.median(np.concatenate(base_s)))
-        for model in MODELS:
-            told = [self.teller.said_s(key, common_s, model) for key in keys]
-            if np.isfinite(told).all():
-                chosen[model] = int(np.argmin(told))
-        return {who: float(took[place] / took.min() - 1) for who, place in chosen.items()}
+
+def _over(took: pd.Series, one: Any, other: Any) -> NDArray[np.float64]:
+    """What rows of one index lose to those of another."""
+    return np.asarray(took.loc[one].to_numpy() / took.loc[other].to_numpy() - 1)
 
 
 def unsent(source: Source) -> Grid:

@@ -15,7 +15,6 @@ from pathlib import Path
 import pandas as pd
 
 from ddlkit import store
-from ddlkit.report import compare
 from ddlkit.report.figures import sharing_measured, sharing_panels
 from ddlkit.report.panels import ENDS, Panel
 from ddlkit.report.source import Source, machine_of
@@ -91,18 +90,28 @@ class OneGpu:
         """Kernels beside communication over their time alone, by who communicates and its rate."""
         if self.source is None or not self.source.has("contention"):
             return {}
-        beside = compare.slowdowns(self.source.table("contention").query("kernel != 'idle'"))
-        beside = beside[beside["communication"].isin(list(OVER)) & (beside["fifo_bytes"] == 0)]
-        threads = ("x" + beside["threads"].astype(str)).where(beside["threads"] > 0, "")
-        beside = beside.assign(configuration=beside["blocks"].astype(str) + threads)
-        found = {}
-        for (who, rate), own in beside.groupby(["communication", "bytes_per_s_asked"]):
-            order = own.sort_values(["blocks", "threads"])["configuration"].unique()
-            grid = own.pivot_table("slowdown", "kernel", "configuration")[order]
-            default = "x".join(map(str, DEFAULT))
-            framed = (None, default) if default in grid.columns else None
+        rows = self.source.table("contention").query("kernel != 'idle' and fifo_bytes == 0")
+        own = ["kernel", "ranks"]
+        alone_s = rows[rows["communication"] == "none"].groupby(own)["seconds"].median()
+        rows = rows[rows["communication"].isin(list(OVER))].join(alone_s.rename("alone_s"), on=own)
+        threads = ("x" + rows["threads"].astype(str)).where(rows["threads"] > 0, "")
+        rows = rows.assign(
+            ratio=rows["seconds"] / rows["alone_s"],
+            configuration=rows["blocks"].astype(str) + threads,
+        )
+        default, found = "x".join(map(str, DEFAULT)), {}
+        for (who, rate), part in rows.groupby(["communication", "bytes_per_s_asked"]):
+            order = part.sort_values(["blocks", "threads"])["configuration"].unique()
+            ratios = sharing_measured.summed(part, ["kernel", "configuration"], "ratio")
+            grid, lower, upper = (
+                ratios.pivot(index="kernel", columns="configuration", values=name)[order]
+                for name in ("ratio", *ENDS)
+            )
             named = grid.rename_axis(index="", columns="")
-            found[_at(OVER[str(who)], float(rate))] = Panel(named, framed, neutral=1.0)
+            framed = (None, default) if default in order else None
+            found[_at(OVER[str(who)], float(rate))] = Panel(
+                named, framed, lower, upper, neutral=1.0
+            )
         return found
 
     def figure4(self) -> dict[str, Panel]:

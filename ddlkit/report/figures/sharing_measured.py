@@ -60,15 +60,17 @@ def over_default(rows: pd.DataFrame, value: str, within: Sequence[str]) -> pd.Da
 def rounds_over_default(rows: pd.DataFrame, value: str, within: Sequence[str]) -> pd.DataFrame:
     """The same before the median: one row a round (``repeat``), with its ``ratio``.
 
-    A round without the default (NCCL's threads are told by the environment, so they need a process of their
-    own) is compared with the median of its rounds.
+    What was in no round with the default (NCCL's threads are told by the environment, so they need a process
+    of their own) is compared with the median of its rounds; whose own scatter no interval holds then.
     """
     keys, default = [*within, "repeat"], default_of(rows)
     each = rows.groupby([*keys, "configuration"], sort=False)[value].mean().reset_index()
     own = each[each["configuration"] == default]
     ratios = each.join(own.set_index(keys)[value].rename("default"), on=keys)
     median = each[[*within]].join(own.groupby([*within])[value].median(), on=[*within])[value]
-    ratio = ratios[value] / ratios["default"].fillna(median)
+    cells = [ratios[key] for key in (*within, "configuration")]
+    apart = ratios["default"].isna().groupby(cells).transform("all")
+    ratio = ratios[value] / ratios["default"].where(~apart, median)
     return ratios.assign(ratio=ratio).dropna(subset="ratio")
 
 
@@ -146,7 +148,8 @@ def throughputs(iterations: pd.DataFrame) -> pd.DataFrame:
 def breakdown(iterations: pd.DataFrame) -> pd.DataFrame:
     """Computation only, overlap and communication only, by cell and configuration (sharing Figs 6 and 7).
 
-    Medians of the slowest rank's, in seconds; what is neither, waiting among it, counts as computation.
+    Means of the slowest rank's, in seconds, whose differences over the same rounds are those of each round;
+    what is neither, waiting among it, counts as computation.
     """
     keys = [*CELL, "configuration"]
     parts = iterations.assign(
@@ -154,7 +157,7 @@ def breakdown(iterations: pd.DataFrame) -> pd.DataFrame:
         communication_only_s=iterations["exposed_communication_s"],
     )
     columns = ["computation_only_s", "overlap_s", "communication_only_s", "iteration_s"]
-    return parts.groupby(keys, sort=False)[columns].median().reset_index()
+    return parts.groupby(keys, sort=False)[columns].mean().reset_index()
 
 
 def best_of(gains: pd.DataFrame, *, groups: bool = False) -> pd.DataFrame:

@@ -402,7 +402,7 @@ def parts_of_networks(iterations: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def parts(iterations: pd.DataFrame, by: str) -> dict[str, pd.DataFrame]:
     """By link with several of them, default and best of one group of each, under DDP's own plan.
 
-    The best is that of the odd rounds; shown are the even rounds in which it was trained.
+    The best is that of the odd rounds; shown are means of the even rounds in which it was trained.
     """
     rows = iterations[(iterations["plan"] == "ddp") & (iterations["openmp"] == 1)]
     choosing, showing = sharing_measured.halves(rows)

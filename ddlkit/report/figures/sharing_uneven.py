@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 
 from ddlkit.core.median import median_interval
@@ -28,29 +29,30 @@ def orders(
     known: sharing_predicted.Known,
     copied: Mapping[str, float],
 ) -> pd.DataFrame:
-    """Iterations under the default over those with equal buckets: order, measured, lower, upper, foretold.
+    """Iterations with uneven buckets over those with equal ones in the same round.
 
-    layers : of NETWORK; known, copied : as of `sharing_predicted`
+    Columns: order, configuration, measured, lower, upper, foretold. Asked beforehand was the default alone.
+    layers : of NETWORK, scaled to what an iteration without exchange took here; known, copied : as of
+        `sharing_predicted`
     """
-    default = sharing_measured.default_of(iterations)
-    seconds = _rounds(iterations).xs(default, level="configuration")
+    seconds = iterations.pivot_table("iteration_s", ["configuration", "repeat"], "plan")
     (link,) = set(iterations["link"])
     work = layers.scaled(float(iterations["compute_s"].median()) / layers.compute_s)
 
-    def told_s(plan: str) -> float:
-        one = sharing_predicted.shared(work, plan, default, link, known)
-        return (
-            replace(one, copy_s_per_byte=copied.get(NETWORK[0], 0.0)).iteration_s
-            if one
-            else float("nan")
-        )
+    def told_s(plan: str, name: str) -> float:
+        one = sharing_predicted.shared(work, plan, name, link, known)
+        if one is None:
+            return float("nan")
+        return replace(one, copy_s_per_byte=copied.get(NETWORK[0], 0.0)).iteration_s
 
     rows = []
     for order, plan in ORDERS.items():
-        ratio = (seconds[plan] / seconds[EQUAL]).dropna()
-        foretold = told_s(plan) / told_s(EQUAL)
-        rows.append((order, ratio.median(), *median_interval(ratio.to_numpy()), foretold))
-    return pd.DataFrame(rows, columns=["order", "measured", "lower", "upper", "foretold"])
+        for name, own in seconds.groupby("configuration"):
+            ratio = (own[plan] / own[EQUAL]).dropna().to_numpy()
+            foretold = told_s(plan, str(name)) / told_s(EQUAL, str(name))
+            rows.append((order, name, np.median(ratio), *median_interval(ratio), foretold))
+    columns = ["order", "configuration", "measured", "lower", "upper", "foretold"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def shifts(iterations: pd.DataFrame) -> pd.DataFrame:
@@ -74,8 +76,3 @@ def shifts(iterations: pd.DataFrame) -> pd.DataFrame:
             rows.append((order, name, *medians, lower, upper, lower > 0 or upper < 0))
     columns = ["order", "configuration", "equal", "uneven", "more", "lower", "upper", "differs"]
     return pd.DataFrame(rows, columns=columns)
-
-
-def _rounds(iterations: pd.DataFrame) -> pd.DataFrame:
-    """(configuration, repeat) x plan: the mean of a round's iterations, in seconds."""
-    return iterations.pivot_table("iteration_s", ["configuration", "repeat"], "plan")
