@@ -18,6 +18,8 @@ import torch
 
 import reach
 from ddlkit import store
+from ddlkit.report.figures import sharing_gpu, sharing_panels
+from ddlkit.report.source import Source
 from ddlkit.run.measure import standin
 from ddlkit.run.sessions import preflight
 from ddlkit.run.sessions import session as outcomes
@@ -230,6 +232,20 @@ def test_the_kernel_beside_which_others_run_is_the_stand_in_itself(
         assert set(beside.loc[beside["blocks"] % standin.CLUSTER == 0, "cluster"]) == {4}
     rows = store.load_table(rehearsed[2].out / "contention-nccl-b1.csv.gz", "contention")
     assert (rows.loc[rows["communication"] == "nccl", "taken_threads"] == 160).all()
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_figures_of_sharing_are_drawn_from_what_was_rehearsed(
+    rehearsed: dict[int, Rehearsal], gpus: int
+) -> None:
+    """However little it is: one network, one round, no default for the stand-in."""
+    source = Source((rehearsed[gpus].out,))
+    beside = sharing_gpu.OneGpu(source).figure3()
+    assert {"stand-in, full speed", "stand-in, 1 GB/s", "copy engine"} <= set(beside)
+    here = sharing_panels.Recording(source)
+    figures = [getattr(sharing_panels, f"figure{number}")(here) for number in range(1, 9)]
+    assert all(len(figure) for figure in figures) and not here.can_judge
+    assert here.has("control", "iterations", "spans") == (gpus == 2)
 
 
 def test_the_preflight_finds_all_well_on_a_played_gpu(preflown: tuple[int, Rehearsal]) -> None:

@@ -82,7 +82,9 @@ def one_gpu(tmp_path: Path) -> sharing_gpu.OneGpu:
     store.save_table(
         beside_stand_in(), tmp_path, "sharing-made-up", schema="sharing", command=["made up"]
     )
-    both = [kernels_beside("standin", 1, 64), kernels_beside("nccl", 2, 64)]
+    copies = kernels_beside("copy_engine_h2d", 1, 0).query("blocks > 0").assign(blocks=0)
+    copies = copies.drop_duplicates(["kernel", "sample"])
+    both = [kernels_beside("standin", 1, 64), kernels_beside("nccl", 2, 64), copies]
     store.save_table(
         pd.concat(both), tmp_path, "contention-made-up", schema="contention", command=["made up"]
     )
@@ -113,7 +115,10 @@ def test_one_gpu_fills_the_figures_with_the_times_that_it_recorded(
 def test_kernels_beside_a_stand_in_are_shown_and_those_beside_nccl_are_the_model_s(
     one_gpu: sharing_gpu.OneGpu,
 ) -> None:
-    (panel,) = one_gpu.figure3().values()
+    panels = one_gpu.figure3()
+    assert set(panels) == {"stand-in, full speed", "copy engine"}
+    np.testing.assert_allclose(panels["copy engine"].grid["h2d"], 1.1)
+    panel = panels["stand-in, full speed"]
     assert panel.grid.columns.tolist() == ["1x64", "2x64"] and panel.default is None
     np.testing.assert_allclose(panel.grid, [[1.1, 1.2]] * 2)
     messages = pd.DataFrame(

@@ -56,8 +56,14 @@ def trained(sharing: pd.DataFrame) -> pd.DataFrame:
     ).reset_index(drop=True)
 
 
+WAY = r"_(h2d|d2h|both)$"
+"""Which way a copy engine copies, after its name."""
+
+
 def _at(who: str, bytes_per_s: float) -> str:
-    return f"{who}, {bytes_per_s / 1e9:g} GB/s" if bytes_per_s else f"{who}, full speed"
+    if bytes_per_s:
+        return f"{who}, {bytes_per_s / 1e9:g} GB/s"
+    return f"{who}, full speed" if who == OVER["standin"] else who
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,14 +99,16 @@ class OneGpu:
         rows = self.source.table("contention").query("kernel != 'idle' and fifo_bytes == 0")
         own = ["kernel", "ranks"]
         alone_s = rows[rows["communication"] == "none"].groupby(own)["seconds"].median()
-        rows = rows[rows["communication"].isin(list(OVER))].join(alone_s.rename("alone_s"), on=own)
+        way = rows["communication"].str.extract(WAY, expand=False)
+        who = rows["communication"].str.replace(WAY, "", regex=True)
         threads = ("x" + rows["threads"].astype(str)).where(rows["threads"] > 0, "")
-        rows = rows.assign(
-            ratio=rows["seconds"] / rows["alone_s"],
-            configuration=rows["blocks"].astype(str) + threads,
+        rows = rows.join(alone_s.rename("alone_s"), on=own).assign(
+            ratio=lambda rows: rows["seconds"] / rows["alone_s"],
+            configuration=way.fillna(rows["blocks"].astype(str) + threads),
+            who=who.map(OVER),
         )
         default, found = "x".join(map(str, DEFAULT)), {}
-        for (who, rate), part in rows.groupby(["communication", "bytes_per_s_asked"]):
+        for (who, rate), part in rows.groupby(["who", "bytes_per_s_asked"]):
             order = part.sort_values(["blocks", "threads"])["configuration"].unique()
             ratios = sharing_measured.summed(part, ["kernel", "configuration"], "ratio")
             grid, lower, upper = (
@@ -109,9 +117,7 @@ class OneGpu:
             )
             named = grid.rename_axis(index="", columns="")
             framed = (None, default) if default in order else None
-            found[_at(OVER[str(who)], float(rate))] = Panel(
-                named, framed, lower, upper, neutral=1.0
-            )
+            found[_at(str(who), float(rate))] = Panel(named, framed, lower, upper, neutral=1.0)
         return found
 
     def figure4(self) -> dict[str, Panel]:

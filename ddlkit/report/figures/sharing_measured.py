@@ -39,6 +39,11 @@ def default_of(rows: pd.DataFrame) -> str:
     raise UserError(f"sharing: measure a default too: {' or '.join(DEFAULTS)}")
 
 
+def has_default(rows: pd.DataFrame) -> bool:
+    """Whether `default_of` finds one: a recording may have ended before."""
+    return not set(DEFAULTS).isdisjoint(rows["configuration"])
+
+
 def least_first(names: Sequence[str]) -> list[str]:
     """Configurations of one group by what they take: of gloo as LEAST_FIRST, of NCCL by their blocks.
 
@@ -86,7 +91,7 @@ def summed(rows: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
 def figure2(messages: pd.DataFrame) -> pd.DataFrame:
     """Time of an all-reduce of LARGE_BYTES over the default's, by link and configuration (sharing Fig 2)."""
     large = messages[messages["bytes"] == LARGE_BYTES]
-    return over_default(large, "seconds", ["link"])
+    return over_default(large, "seconds", ["link"]) if has_default(large) else large[:0]
 
 
 def beside(kernels: pd.DataFrame) -> pd.DataFrame:

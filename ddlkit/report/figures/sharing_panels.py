@@ -22,7 +22,13 @@ from ddlkit.report.figures import (
     sharing_predicted,
 )
 from ddlkit.report.figures.sharing_sure import Sure, sure
-from ddlkit.report.figures.sharing_verdicts import LATER_LEVEL, LATER_LOOKS, LEVEL, verdicts
+from ddlkit.report.figures.sharing_verdicts import (
+    LATER_LEVEL,
+    LATER_LOOKS,
+    LEVEL,
+    has_pair,
+    verdicts,
+)
 from ddlkit.report.panels import ENDS, Panel
 from ddlkit.report.papers.sharing import BATCHES, DEFAULT, throughput
 from ddlkit.report.source import SHARING, Source, machine_of, open_sharing, rounds_apart
@@ -139,6 +145,12 @@ class Recording:
         """What was recorded beside it later, under that name; None where nothing was."""
         found = self.source.directories[0].with_name(f"{SHARING}-{name}")
         return Source((found,)) if [*found.glob("sharing_*.csv")] else None
+
+    @property
+    def can_judge(self) -> bool:
+        """Whether it has what `looks` needs; one that ended early has not."""
+        there = self.has("iterations", "spans") and self.source.has("layers")
+        return there and has_pair(self.tables["iterations"])
 
     def looks(self) -> pd.DataFrame:
         """The paper's conclusions, judged on this machine: those of `verdicts`, by ``look``, each one surer.
@@ -328,8 +340,8 @@ def _middle(gains: pd.DataFrame) -> pd.DataFrame:
     """
     own = gains[gains["network"].isin(OURS) & (gains["plan"] == "ddp")]
     own = own[~own["configuration"].str.contains("-omp", regex=False)]
-    batch = own["batch"].value_counts().idxmax()
-    return own[own["batch"] == batch]
+    counts = own["batch"].value_counts()
+    return own[own["batch"] == counts.idxmax()] if len(own) else own
 
 
 def figure5(here: Recording | None) -> dict[str, dict[str, Timeline]]:
@@ -349,6 +361,8 @@ def figure5(here: Recording | None) -> dict[str, dict[str, Timeline]]:
     if here is None or not here.has("iterations", "spans"):
         return found
     choosing, _ = sharing_measured.halves(here.tables["iterations"])
+    if not sharing_measured.has_default(choosing):
+        return found
     rows = _middle(sharing_measured.throughputs(choosing))
     rows = rows[~rows["configuration"].str.contains("+", regex=False)]
     for link, own in rows[~rows["link"].str.startswith("emulated")].groupby("link"):
@@ -406,6 +420,8 @@ def parts(iterations: pd.DataFrame, by: str) -> dict[str, pd.DataFrame]:
     """
     rows = iterations[(iterations["plan"] == "ddp") & (iterations["openmp"] == 1)]
     choosing, showing = sharing_measured.halves(rows)
+    if not sharing_measured.has_default(choosing):
+        return {}
     default = sharing_measured.default_of(rows)
     columns = ["computation_only_s", "overlap_s", "communication_only_s"]
     found: dict[str, dict[str, list[float]]] = {}

@@ -25,6 +25,7 @@ from ddlkit.report.figures.sharing_measured import (
     bootstrap,
     default_of,
     halves,
+    has_default,
     hidden,
     intensities,
     least_first,
@@ -75,6 +76,13 @@ def pair_of(iterations: pd.DataFrame) -> tuple[str, str]:
             return frugal, rich
     names = " or ".join(f"{frugal} and {frugal}+{rich}" for frugal, rich in PAIRS)
     raise UserError(f"sharing: train under {names} too")
+
+
+def has_pair(iterations: pd.DataFrame) -> bool:
+    """Whether `pair_of` finds one, and the default was trained with."""
+    there = set(iterations["configuration"])
+    pairs = any({frugal, f"{frugal}+{rich}"} <= there for frugal, rich in PAIRS)
+    return pairs and has_default(iterations)
 
 
 def _of_medians(values: pd.Series, level: float) -> tuple[float, float, float]:
