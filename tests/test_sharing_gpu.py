@@ -207,3 +207,21 @@ def test_two_links_have_parts_of_their_own() -> None:
             same = bars.index.str.endswith("best: default")
             before = np.roll(same, -1)
             np.testing.assert_array_equal(bars[same], bars[before])
+
+
+def test_parts_are_shown_of_what_needed_a_process_of_its_own_and_of_what_ended_early() -> None:
+    """NCCL's threads are told by the environment; a recording may end between an odd round and an even."""
+    took_s = {"b0": (1.0, range(6)), "b1-t64": (0.8, range(6, 12)), "b2": (0.5, [1])}
+    rows = [
+        {"network": network, "batch": batch, "plan": "ddp", "link": "nvlink", "openmp": 1, "repeat": repeat,
+         "configuration": name, "iteration_s": seconds, "communication_s": 0.3, "overlap_s": 0.2,
+         "exposed_communication_s": 0.1}
+        for network, batch in (("resnet18", 16), ("resnet18", 32))
+        for name, (seconds, rounds) in took_s.items()
+        for repeat in rounds
+    ]  # fmt: skip
+    table = pd.DataFrame(rows)
+    assert sharing_panels.parts(table, "batch") == {}, "the best of odd rounds is in no even one"
+    (bars,) = sharing_panels.parts(table[table["configuration"] != "b2"], "batch").values()
+    assert bars.loc["16, default"].sum() == pytest.approx(1.0)
+    assert bars.loc["16, best: b1-t64"].sum() == pytest.approx(0.8)

@@ -142,11 +142,11 @@ class OneGpu:
 
 
 def recorded(data: str = "") -> OneGpu:
-    """Of the machine of that name, or in that directory, else of the first GPU that has such training."""
+    """Of the GPU of that name, or in that directory, else of the first that has such training."""
     own = store.RECORDED / data if data and "/" not in data else Path(data)
     for path in [*([own] if data else []), *store.list_recorded()]:
         source = Source((path,))
-        if source.has("sharing") and (data or "cuda" in set(source.table("sharing")["device"])):
+        if source.has("sharing") and "cuda" in set(source.table("sharing")["device"]):
             return OneGpu(source)
     return OneGpu(None)
 

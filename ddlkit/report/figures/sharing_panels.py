@@ -150,7 +150,7 @@ class Recording:
     def can_judge(self) -> bool:
         """Whether it has what `looks` needs; one that ended early has not."""
         there = self.has("iterations", "spans") and self.source.has("layers")
-        return there and has_pair(self.tables["iterations"])
+        return there and all(map(has_pair, sharing_measured.halves(self.tables["iterations"])))
 
     def looks(self) -> pd.DataFrame:
         """The paper's conclusions, judged on this machine: those of `verdicts`, by ``look``, each one surer.
@@ -416,7 +416,8 @@ def parts_of_networks(iterations: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def parts(iterations: pd.DataFrame, by: str) -> dict[str, pd.DataFrame]:
     """By link with several of them, default and best of one group of each, under DDP's own plan.
 
-    The best is that of the odd rounds; shown are means of the even rounds in which it was trained.
+    The best is that of the odd rounds; shown are means of the even rounds in which both were trained, or of
+    all even rounds where they never were in one. What was not trained in even rounds is left out.
     """
     rows = iterations[(iterations["plan"] == "ddp") & (iterations["openmp"] == 1)]
     choosing, showing = sharing_measured.halves(rows)
@@ -429,11 +430,16 @@ def parts(iterations: pd.DataFrame, by: str) -> dict[str, pd.DataFrame]:
     for one in best.sort_values(["link", by]).itertuples():
         cell = [one.network, one.batch, one.plan, one.link]
         own = showing[(showing[sharing_measured.CELL] == cell).all(axis=1)]
-        rounds = own.loc[own["configuration"] == one.configuration, "repeat"]
-        parts = sharing_measured.breakdown(own[own["repeat"].isin(rounds)])
+        name, of = str(one.configuration), getattr(one, by)
+        rounds = [
+            set(own.loc[own["configuration"] == which, "repeat"]) for which in (default, name)
+        ]
+        if not all(rounds):
+            continue
+        both = set.intersection(*rounds) or set.union(*rounds)
+        parts = sharing_measured.breakdown(own[own["repeat"].isin(both)])
         parts = parts.set_index("configuration")[columns]
         bars = found.setdefault(f"here, {one.link}", {})
-        name, of = str(one.configuration), getattr(one, by)
         bars[f"{of}, default"] = parts.loc[default].tolist()
         bars[f"{of}, best: {'default' if name == default else name}"] = parts.loc[name].tolist()
     names = ["computation only", "overlap", "communication only"]

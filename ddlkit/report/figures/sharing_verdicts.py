@@ -123,7 +123,7 @@ def gains_apart(iterations: pd.DataFrame) -> pd.Series:
     """By CELL: gain of the best configuration over the default; chosen in some rounds, judged in the others.
 
     To choose and judge in the same rounds would call the luckiest the best. Odd rounds choose for even ones
-    and the other way round; the mean of both.
+    and the other way round; the mean of both, NaN where either lacks the other's choice.
     """
     each = rounds_over_default(iterations, "iteration_s", CELL)
     each = each[each["configuration"].isin(least_first(sorted(set(each["configuration"]))))]
@@ -133,7 +133,7 @@ def gains_apart(iterations: pd.DataFrame) -> pd.Series:
     ]
     gains = []
     for chooses, judges in (medians, medians[::-1]):
-        best = chooses.idxmin(axis=1)
+        best, judges = chooses.idxmin(axis=1), judges.reindex_like(chooses)
         found = [1 / judges.loc[cell, name] - 1 for cell, name in best.items()]
         gains.append(pd.Series(found, best.index))
     return (gains[0] + gains[1]) / 2
