@@ -1,16 +1,18 @@
 """Exercises of a notebook: answers are judged by solutions that lie apart from it, in solutions/.
 
-A notebook says ``judge = exercises.of("30_timeline", globals())`` and, for each exercise in a cell of its
-own, ``judge(1, answer_1)``. Its solutions are a notebook of the same name, whose cells are tagged "hint-1",
-"solution-1" and "explanation-1". A solution runs in a copy of the notebook's names and sets
+A notebook says ``judge = exercises.of("03_predicting_a_step", globals())`` and, for each exercise in a
+cell of its own, ``judge(1, answer_1)``. Its solutions are a notebook of the same name, whose cells are
+tagged "hint-1", "solution-1" and "explanation-1". A solution runs in a copy of the notebook's names and sets
 
-``answer_1``    a number, a list of numbers, a text (nobody judges it: the reader compares), or a function
+``answer_1``    a number, a list of numbers, a function, or three points, a line each (readers compare)
 ``expected_1``  of a function: another one, mostly the package's, that gives what it should
 ``cases_1``     of a function: the arguments with which both are called
 ``tolerance_1`` the relative difference that is right, 2% where it is not said
 ``fault_1``     where many answers are right: a function that says what is wrong with one, "" of a right one
+``wrong_1``     at least three plausible wrong answers, but of a text
 
-Where the workbook itself is run (`ddlkit.report.book`), each exercise is answered by its own solution.
+Where the workbook itself is run (`ddlkit.report.book`), each exercise is answered by its own solution, and by
+its wrong answers, which must be refused. What is no answer at all, as a text for a number, is no try.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ SOLUTIONS = store.ROOT / "solutions"
 SOLVED_VARIABLE = "DDLKIT_EXERCISES_SOLVED"
 """Set where exercises are answered by their own solutions."""
 TOLERANCE = 0.02
+WRONG = 3
+"""Wrong answers that a checker is tried with, at least."""
 HINT_AFTER = 2
 """Wrong tries before the hint."""
 KINDS = ("hint", "solution", "explanation")
@@ -98,25 +102,47 @@ class Judge:
         key = self._key(number)
         answer = key.answer if answer is None else answer
         fault = key.fault(answer)
-        if solved and fault:
-            raise UserError(f"{self.notebook}: the solution of exercise {number} {fault}")
+        if solved:
+            self._try(number, key, fault)
         print(f"Exercise {number}: {self._said(number, key, fault)}")
+
+    def _try(self, number: int, key: Key, fault: str) -> None:
+        """Raise UserError where the solution is refused, or a wrong answer is not."""
+        where = f"{self.notebook}: exercise {number}"
+        if fault:
+            raise UserError(f"{where}: the solution {fault}")
+        if isinstance(key.answer, str):
+            if len(key.points) != WRONG:
+                raise UserError(f"{where}: give three points to compare with, a line each")
+            return
+        if len(key.wrong) < WRONG:
+            raise UserError(f"{where}: wrong_{number} has fewer than {WRONG} wrong answers")
+        for place, wrong in enumerate(key.wrong, 1):
+            if not key.fault(wrong):
+                raise UserError(f"{where}: wrong answer {place} is accepted")
 
     def _key(self, number: int) -> Key:
         names = dict(self.names)
         exec(self.solutions[number].solution, names)
         said = {kind: names.get(f"{kind}_{number}") for kind in ("expected", "cases", "tolerance")}
-        return Key(names[f"answer_{number}"], refuses=names.get(f"fault_{number}"), **said)
+        wrong, refuses = names.get(f"wrong_{number}", ()), names.get(f"fault_{number}")
+        return Key(names[f"answer_{number}"], refuses=refuses, wrong=wrong, **said)
 
     def _said(self, number: int, key: Key, fault: str) -> str:
         own = self.solutions[number]
         if isinstance(key.answer, str) and not fault:
-            return f"compare yours with this.\n{key.answer}"
+            return "\n".join(["does yours say these three things?", *key.points])
         if not fault:
             return f"right{key.shown}. {own.explanation}"
+        if isinstance(fault, Malformed):
+            return f"your answer {fault}."
         self.wrong[number] = self.wrong.get(number, 0) + 1
         hint = f"\nHint: {own.hint}" if self.wrong[number] >= HINT_AFTER else ""
         return f"your answer {fault}; try again.{hint}"
+
+
+class Malformed(str):
+    """The end of a sentence: why something is no answer, which is not counted as a try."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +154,12 @@ class Key:
     cases: Sequence[tuple[Any, ...]] | None = None
     tolerance: float | None = None
     refuses: Callable[[Any], str] | None = None
+    wrong: Sequence[Any] = ()
+
+    @property
+    def points(self) -> list[str]:
+        """The lines of a text."""
+        return [line for line in str(self.answer).splitlines() if line.strip()]
 
     @property
     def shown(self) -> str:
@@ -139,7 +171,7 @@ class Key:
     def fault(self, given: Any) -> str:
         """What is wrong with an answer, as the end of a sentence; empty where it is right."""
         if callable(self.answer) and not callable(given):
-            return "is not a function: write one, and give its name"
+            return Malformed("is not a function: write one, and give its name")
         if self.refuses is not None:
             try:
                 return self.refuses(copy.deepcopy(given))
@@ -148,15 +180,17 @@ class Key:
         if callable(self.answer):
             return self._fault_of_function(given)
         if isinstance(self.answer, str):
-            return "" if isinstance(given, str) and given.strip() else "is not a text"
+            is_text = isinstance(given, str) and given.strip()
+            return "" if is_text else Malformed("is not a text")
         try:
             found = numbers(given)
         except ValueError as error:
-            return str(error)
+            return Malformed(error)
         expected = np.atleast_1d(np.asarray(self.answer, float))
         if found.shape != expected.shape:
             wanted = "one number" if expected.size == 1 else f"a list of {expected.size} numbers"
-            return f"has {found.size} number{'s' * (found.size != 1)}: it should be {wanted}"
+            has = f"has {found.size} number{'s' * (found.size != 1)}"
+            return Malformed(f"{has}: it should be {wanted}")
         return self._difference(found, expected)
 
     def _difference(self, found: Any, expected: Any) -> str:

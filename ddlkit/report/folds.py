@@ -1,7 +1,8 @@
 """What answers a prediction stands behind a fold that the reader opens: in JupyterLab, and on the site.
 
-A fold begins behind a cell that says "**Predict first" and ends before the next heading, the next such
-cell, an exercise, or the cell that names the next notebook. On the site that is one fold. In a notebook's
+Only the core notebooks ask for predictions. A fold begins behind a cell that says "**Predict first" and
+ends before the next heading, the next such cell, an exercise, or the cell that names the next notebook.
+On the site that is one fold. In a notebook's
 file it is metadata that JupyterLab knows: the outputs of code are hidden, not the code, and so is text that
 answers.
 
@@ -22,8 +23,6 @@ from ddlkit import store
 
 PROMPT = "**Predict first"
 NEXT = "**Next:**"
-SHOWN = "source_of("
-"""In a cell that shows code of the package, which answers nothing."""
 HIDDEN = {"code": "outputs_hidden", "markdown": "source_hidden"}
 """By type of cell, what its metadata calls hidden in JupyterLab."""
 
@@ -52,7 +51,7 @@ def answers(cells: Sequence[Any]) -> list[bool]:
         tags = " ".join(cell.metadata.get("tags", ()))
         if prose.startswith(("#", NEXT)) or PROMPT in prose or "exercise-" in tags:
             asked = False
-        found.append(asked and SHOWN not in cell.source)
+        found.append(asked)
         asked = asked or PROMPT in prose
     return found
 

@@ -1,7 +1,7 @@
-"""What a notebook may be told: each parameter is held against what is at hand before anything is computed.
+"""What a notebook's parameters may be: each is checked against what is at hand before anything is computed.
 
-The first cell behind a notebook's parameters says ``parameters.hold("30_timeline", globals())``. That prints
-what may be given for each, and ends a wrong one with one line instead of with whatever it breaks later on.
+The first cell behind them says ``parameters.validate("03_predicting_a_step", globals())``. That ends a wrong
+one with one line that lists what may be given, instead of with whatever it breaks later on.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.fit import AUTO, LINES, SIMPLE_FIRST
 from ddlkit.papers.dag import STRATEGIES
 from ddlkit.report import source
-from ddlkit.report.clusters import cs336, rules, vidur
-from ddlkit.report.clusters.trials import TRIALS
+from ddlkit.report.clusters import rules
 from ddlkit.report.figures import omgs_planning, osf_scaling
 from ddlkit.report.plots.shown import show_tables
 
@@ -171,94 +170,57 @@ FORM = OneOf(lambda given: (*FITTED, AUTO))
 SEED = Number(0, 10**9, whole=True)
 
 RULES: dict[str, dict[str, Rule]] = {
-    "00_start_here": {"data": TABLES, "network": NETWORK, "link": LINK, "workers": WORKERS},
-    "10_layers": {"data": TABLES, "networks": OneOf(_networks, several=True)},
-    "11_kernels": {"data": TABLES, "network": OneOf(_any_networks), "density": OneOf(_densities)},
-    "12_collectives": {"data": TABLES, "link": LINK, "workers": WORKERS},
-    "20_fit": {
-        "data": TABLES,
-        "link": LINK,
-        "workers": WORKERS,
-        "forms": OneOf(lambda given: FITTED, several=True),
-    },
-    "30_timeline": {"data": TABLES, "network": NETWORK, "link": LINK, "workers": WORKERS},
-    "31_dag": {
-        "layers": Number(1, 20, whole=True),
-        "gpus": Number(1, 16, whole=True),
-        "iterations": Number(6, 100, whole=True),
-        "framework": OneOf(lambda given: STRATEGIES),
-        "drawn": Number(2, 10_000, whole=True),
-        "spread": Number(0, 0.5),
-    },
-    "32_osf": {"formulas": OneOf(lambda given: osf_scaling.FORMULAS, several=True)},
-    "33_fusion": {
-        "data": TABLES,
-        "duelled": OneOf(_duelled),
-        "instances": Number(1, 100_000, whole=True),
-        "seed": SEED,
-    },
-    "34_sparsification": {
-        "instances": Number(1, 100_000, whole=True),
-        "seed": SEED,
-        "workers": OneOf(lambda given: omgs_planning.gathers(), several=True),
-        "recorded": _campaign(source.OMGS),
-    },
-    "35_sharing": {"data": TABLES},
-    "36_negotiation": {"slow_rank": Number(1.01, 10)},
-    "37_replaced": {"data": TABLES},
-    "38_sparse_training": {"trained": _campaign(source.SPARSE_TRAINING, "sparse_training-*.csv")},
-    "39_each_message": {"data": TABLES},
-    "40_validate": {"data": TABLES, "form": FORM},
-    "41_lab": {
-        "data": TABLES,
-        "recorded": _campaign(source.CAMPAIGN),
-        "best": _campaign(source.BEST),
-        "unmet": _campaign(source.REPEATS),
-        "form": FORM,
-    },
-    "42_where_it_fails": {
-        "recorded": _campaign(source.LINKS),
-        "again": _campaign(source.LINKS_AGAIN),
-        "third": _campaign(source.LINKS_THIRD),
-        "fourth": _campaign(source.LINKS_FOURTH),
-    },
-    "43_extrapolation": {
-        "labs": _campaign(source.LABS, "collectives-*.csv"),
-        "fresh": _campaign(source.FRESH_LABS, "collectives-*.csv"),
-    },
-    "44_disturbances": {
-        "recorded": _campaign(source.DISTURBED),
-        "calm_links": _campaign(source.CALM),
-        "changed": _campaign(source.REPLANNING),
-    },
-    "45_two_clusters": {"rarest": Number(1, 14, whole=True), "named_from": Number(0, 1)},
-    "46_where_the_lab_ends": {
-        "limit": _campaign(source.LIMIT),
-        "regimes": _campaign(source.REGIMES),
-    },
-    "50_what_if": {
+    "00_a_step_on_paper": {"data": TABLES, "network": NETWORK, "link": LINK, "workers": WORKERS},
+    "01_gradients_and_messages": {
         "data": TABLES,
         "network": NETWORK,
         "link": LINK,
         "workers": WORKERS,
-        "factor": Number(1.01, 1000),
     },
-    "60_other_clusters": {
-        "chosen": OneOf(_fitted_rules),
-        "drawn": OneOf(lambda given: TRIALS, several=True),
+    "02_fitting_costs": {"data": TABLES, "link": LINK, "workers": WORKERS},
+    "03_predicting_a_step": {"data": TABLES, "network": NETWORK, "link": LINK, "workers": WORKERS},
+    "04_choosing_buckets": {
+        "data": TABLES,
+        "network": NETWORK,
+        "link": LINK,
+        "workers": WORKERS,
+        "instances": Number(1, 100_000, whole=True),
+        "seed": SEED,
     },
-    "61_sizes": {
-        "looked_into": OneOf(lambda given: [part.table for part in vidur.tables()], several=True),
+    "05_is_it_true": {"data": TABLES, "form": FORM},
+    "06_scaling_factor": {"formulas": OneOf(lambda given: osf_scaling.FORMULAS, several=True)},
+    "07_where_time_goes": {"slow_rank": Number(1.01, 10)},
+    "08_training_as_a_graph": {
+        "layers": Number(1, 20, whole=True),
+        "gpus": Number(1, 16, whole=True),
+        "framework": OneOf(lambda given: STRATEGIES),
     },
-    "62_bucket_sizes": {"drawn": OneOf(lambda given: cs336.MODELS, several=True)},
-    "80_tables": {"tolerance": Number(0, 1)},
-    "90_verdicts": {"papers": OneOf(lambda given: papers.load(), several=True)},
+    "09_sparse_gradients": {
+        "instances": Number(1, 100_000, whole=True),
+        "seed": SEED,
+        "workers": OneOf(lambda given: omgs_planning.gathers(), several=True),
+        "recorded": _campaign(source.OMGS),
+        "trained": _campaign(source.SPARSE_TRAINING, "sparse_training-*.csv"),
+    },
+    "10_contention": {"data": TABLES},
+    "11_where_it_breaks": {
+        "first": _campaign(source.LINKS),
+        "last": _campaign(source.LINKS_FOURTH),
+    },
+    "12_real_gpus": {"chosen": OneOf(_fitted_rules)},
+    "13_your_own_cluster": {
+        "data": TABLES,
+        "network": NETWORK,
+        "link": LINK,
+        "workers": WORKERS,
+    },
+    "14_tables_and_verdicts": {"papers": OneOf(lambda given: papers.load(), several=True)},
 }
 """By notebook, its parameters in their order."""
 
 
-def hold(notebook: str, names: Mapping[str, Any]) -> None:
-    """Print what each parameter may be, a line each; ``names`` is the notebook's globals().
+def validate(notebook: str, names: Mapping[str, Any]) -> None:
+    """Check a notebook's parameters; ``names`` is its globals(). Nothing is printed when all is well.
 
     Tables are shown as the workbook shows them from then on.
     Raises UserError for the first one that is something else, and for a notebook without parameters here.
@@ -269,9 +231,8 @@ def hold(notebook: str, names: Mapping[str, Any]) -> None:
     given: dict[str, Any] = {}
     for name, rule in RULES[notebook].items():
         value, choices = names[name], rule.known(given)
-        told = rule.told(choices)
         if not rule.holds(value, choices):
             shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}..."
-            raise UserError(f"{notebook}: {name} is {' '.join(shown.split())}: give {told}")
+            allowed = rule.told(choices)
+            raise UserError(f"{notebook}: {name} is {' '.join(shown.split())}: give {allowed}")
         given[name] = value
-        print(f"{name}: {told}")

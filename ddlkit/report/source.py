@@ -94,6 +94,10 @@ class Source:
         """Whether there is any table of ``kind``."""
         return bool(self._found(kind))
 
+    def is_live(self, kind: str) -> bool:
+        """Whether the first table of ``kind`` was measured on this machine, not recorded."""
+        return machine_of(self._files(kind)[0].parent) == HERE
+
     def _files(self, kind: str) -> list[Path]:
         """Every table of ``kind`` ("layers", "runs", ...), by directory, then by name."""
         found = self._found(kind)

@@ -41,6 +41,7 @@ from ddlkit.report.plots.pages import save_figure as save_figure
 from ddlkit.report.plots.pages import shared_legend as shared_legend
 from ddlkit.report.plots.pages import table as table
 from ddlkit.report.plots.pages import write_png as write_png
+from ddlkit.report.plots.shown import live_box as live_box
 from ddlkit.report.plots.style import (
     FAINT,
     INK,

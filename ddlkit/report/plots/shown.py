@@ -23,6 +23,7 @@ from pandas.io.formats.style import Styler
 
 from ddlkit.report import catalog, outputs
 from ddlkit.report.plots.style import FAMILIES
+from ddlkit.report.source import Source
 from ddlkit.store.documents import own_yaml
 
 MOST_COLUMNS, MOST_ROWS = 10, 30
@@ -78,6 +79,7 @@ def column(name: str) -> tuple[str, str]:
         return name.replace("_", " "), said[1]
     if any(name.partition(":")[0] in family for family in FAMILIES.values()):
         return name, ""
+    name = _COLUMNS["names"].get(name, name)
     words = re.split(r"[_ ]", name)
     qualifier = [words.pop()] if words[-1] in _QUALIFIERS and len(words) > 1 else []
     found = ""
@@ -175,6 +177,15 @@ def _cell(frame: pd.DataFrame, units: Sequence[str], found: re.Match[str]) -> st
     value = frame.iat[row, place]
     side = ' style="text-align: right"' if pd.api.types.is_number(value) else ""
     return f"<td{found[1]}{side}>{number(value, found[4], units[place])}</td>"
+
+
+def live_box(source: Source, kind: str, sentence: str) -> None:
+    """Show what this machine's own tables of ``kind`` say, in a marked box; of recorded ones nothing."""
+    from IPython.display import HTML, display
+
+    if source.is_live(kind):
+        words = f"<b>Measured on this machine.</b> {escape(sentence)}"
+        display(HTML(f'<div class="live" style="border: 2px solid; padding: 0.5em">{words}</div>'))
 
 
 def show_tables() -> None:

@@ -171,8 +171,8 @@ def format_minutes(minutes: int) -> str:
 class Page:
     """One executed notebook: its name, title, what its opening table says of it, and its HTML.
 
-    line : the opening table's row "in short"; minutes : the first number of its row "reading". Empty and
-        0 where a notebook has no such row.
+    line : the opening list's objective; minutes, working : its time to read, and with the exercises. Empty
+        and 0 where a notebook has no such line. core : whether its title says that it is of the core path.
     """
 
     def __init__(self, path: Path) -> None:
@@ -180,8 +180,10 @@ class Page:
         self.name, self.file, self.number = path.stem, f"{path.stem}.html", path.stem[:2]
         prose = "\n".join(c.source for c in self.notebook.cells if c.cell_type == "markdown")
         self.title = _first(r"^#\s+(.+)$", prose) or self.name
-        self.line = _first(r"^\| in short \| (.+) \|$", prose)
-        self.minutes = int(_first(r"^\| reading \| (\d+)", prose) or 0)
+        self.core = self.title.endswith("(core)")
+        self.line = _first(r"^\* \*\*Objective:\*\* (.+)$", prose)
+        self.minutes = int(_first(r"^\* \*\*Time:\*\* (\d+) minutes", prose) or 0)
+        self.working = int(_first(r"^\* \*\*Time:\*\* \d+ minutes; (\d+) with", prose) or 0)
 
     def body(self) -> str:
         """The cells; in place of an exercise's cell stand its hint and its solution. These are folded,
@@ -192,7 +194,7 @@ class Page:
         for number, cell in enumerate(self.notebook.cells, 1):
             cell.metadata.setdefault("alt", f"output of cell {number} of {self.title}")
             cell.metadata["exercise"] = self._exercise(cell)
-            cell.metadata["code"] = folds.SHOWN not in cell.source
+            cell.metadata["code"] = True
         for opened in (parts := folds.folded(self.notebook.cells)):
             opened.metadata["before"] = FOLD if opened.metadata["opens"] else ""
             opened.metadata["after"] = "</details>" if opened.metadata["closes"] else ""
