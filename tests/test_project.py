@@ -382,7 +382,7 @@ def has_tag(cell: dict[str, Any], tag: str) -> bool:
 
 
 def test_the_notebooks_are_numbered_and_begin_at_the_beginning() -> None:
-    assert NOTEBOOKS and NOTEBOOKS[0].name == "00_start_here.ipynb"
+    assert NOTEBOOKS and NOTEBOOKS[0].name == "00_a_step_on_paper.ipynb"
     assert all(re.fullmatch(r"\d\d_[a-z_]+\.ipynb", path.name) for path in NOTEBOOKS)
     assert len({path.name[:2] for path in NOTEBOOKS}) == len(NOTEBOOKS)
 
@@ -404,8 +404,22 @@ def test_notebooks_say_in_one_line_what_they_answer_and_how_long_they_take_to_re
 ) -> None:
     page = Page(notebook)
     assert page.title != notebook.stem
-    assert 20 < len(page.line) < 140
-    assert 5 <= page.minutes <= 90
+    assert 20 < len(page.line) < 200
+    assert 5 <= page.minutes < page.working <= 60
+
+
+@each_notebook
+def test_notebooks_begin_with_three_lines_and_a_result(notebook: Path) -> None:
+    """What the reader will be able to do, needs, and how long it takes; where numbers are from comes last."""
+    first, *_, last = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    lines = [line for line in source(first).splitlines() if line.strip()]
+    heads = ("# ", "* **Objective:** ", "* **Prerequisites:** ", "* **Time:** ")
+    assert [line for line, head in zip(lines, heads, strict=True) if not line.startswith(head)] == []
+    assert "Reads:" in source(last) and "Grade of truth:" in source(last)
+
+
+def test_the_core_path_is_the_first_six() -> None:
+    assert [Page(path).number for path in NOTEBOOKS if Page(path).core] == [f"0{n}" for n in range(6)]
 
 
 @each_notebook
@@ -426,12 +440,27 @@ def test_notebooks_have_one_cell_of_parameters_and_use_each(notebook: Path) -> N
 
 
 @each_notebook
-def test_notebooks_keep_their_logic_in_the_package(notebook: Path) -> None:
+def test_cells_of_notebooks_can_be_read(notebook: Path) -> None:
+    """An algorithm is 5 to 15 lines; what takes more belongs into the package."""
     for cell in cells(notebook):
-        assert len(source(cell).splitlines()) <= 15, source(cell)
+        assert len(source(cell).splitlines()) <= 18, source(cell)
         for node in ast.walk(python(cell)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                assert node.end_lineno is not None and node.end_lineno - node.lineno < 3, node.name
+            assert not isinstance(node, ast.ClassDef), node
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None and node.end_lineno - node.lineno < 15, node.name
+
+
+TAUGHT = [path for path in NOTEBOOKS if path.name[:2] not in {"11", "12", "13"}]
+
+
+@pytest.mark.parametrize("notebook", TAUGHT, ids=lambda path: str(path.stem))
+def test_a_core_or_paper_notebook_writes_its_algorithm_and_asserts_that_ddlkit_agrees(
+    notebook: Path,
+) -> None:
+    trees = [python(cell) for cell in cells(notebook) if not has_tag(cell, "exercise-1")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    assert any(isinstance(node, ast.FunctionDef) for node in nodes)
+    assert any(isinstance(node, ast.Assert) for node in nodes)
 
 
 # ---------------------------------------------------------------- README
