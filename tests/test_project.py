@@ -25,6 +25,7 @@ from packaging.requirements import Requirement
 import conftest
 import ddlkit
 from ddlkit import cli
+from ddlkit.report import manual
 from ddlkit.report.site import Page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -463,21 +464,29 @@ def test_a_core_or_paper_notebook_writes_its_algorithm_and_asserts_that_ddlkit_a
     assert any(isinstance(node, ast.Assert) for node in nodes)
 
 
-# ---------------------------------------------------------------- README
+# ---------------------------------------------------------------- README and docs
 
 
-def readme_commands() -> list[list[str]]:
-    """Words of every `ddlkit ...` line in the README's shell blocks."""
-    blocks = re.findall(r"```bash\n(.*?)```", read("README.md"), re.DOTALL)
+def shown_commands(page: str) -> list[list[str]]:
+    """Words of every `ddlkit ...` line in a page's shell blocks."""
+    blocks = re.findall(r"```bash\n(.*?)```", read(page), re.DOTALL)
     lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
     return [line for line in lines if line[:1] == ["ddlkit"]]
 
 
+def test_the_manual_of_commands_is_that_of_the_parsers() -> None:
+    assert read("docs/commands.md") == manual.page(cli._parser()), "run ddlkit figures --write"
+
+
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/INSTALL.md"]
+    "page",
+    [
+        *("README.md", "CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/INSTALL.md"),
+        *("docs/commands.md", "docs/studies.md"),
+    ],
 )
 def test_what_a_page_links_to_is_there(page: str) -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", read(page))
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", read(page))]
     at = (ROOT / page).parent
     assert links or page == "docs/ARCHITECTURE.md"
     assert [link for link in links if "://" not in link and not (at / link).exists()] == []
@@ -516,8 +525,10 @@ def test_every_room_is_on_the_plan_of_the_house() -> None:
     )
 
 
-@pytest.mark.parametrize("words", readme_commands(), ids=" ".join)
-def test_the_commands_in_the_readme_exist(
+@pytest.mark.parametrize(
+    "words", [*shown_commands("README.md"), *shown_commands("docs/commands.md")], ids=" ".join
+)
+def test_the_commands_that_pages_show_exist(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with contextlib.suppress(SystemExit):
@@ -534,12 +545,12 @@ toy,cpu,8,c.weight,c,5000000,20000000,0.010,0.020,5e8
 """
 
 
-def test_the_readme_leads_from_own_tables_to_a_plan(
+def test_the_manual_leads_from_own_tables_to_a_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its fit, predict and plan commands, as printed, on tables with the columns it names."""
-    assert LAYERS.splitlines()[0] in read("README.md")
-    commands = {words[1]: words[2:] for words in readme_commands()}
+    assert LAYERS.splitlines()[0] in read("docs/commands.md")
+    commands = {words[1]: words[2:] for words in shown_commands("docs/commands.md")}
     tables = tmp_path / commands["fit"][0], tmp_path / commands["plan"][1]
     tables[0].parent.mkdir()
     rows = [f"{size},{1e-3 + 1e-9 * size}\n" * 3 for size in (2**k for k in range(10, 27))]
