@@ -134,18 +134,6 @@ SELECTED = fit(
 )
 SAMPLES = pd.DataFrame({"bytes": SIZES, "seconds": SECONDS, "collective": "all_reduce"})
 TABLE = pd.DataFrame({"model": [0.2, 0.3], "measured": [0.1, np.nan]}, index=[1, 2])
-VERDICTS = pd.DataFrame(
-    {
-        "id": ["exact", "range", "bound", "far", "never"],
-        "value": [2.0, 2.0, 2.0, 2.0, 2.0],
-        "low": [2.0, 1.0, 3.0, 20.0, np.nan],
-        "high": [2.0, 4.0, np.inf, 20.0, np.nan],
-        "tolerance": [0.1, 0.5, 0.1, 0.1, 0.1],
-        "relation": ["=", "<=", ">=", "=", "="],
-        "evidence": ["counted", "model", "bound", "counted", "nothing"],
-        "outcome": ["reproduced", "compatible", "contradicted", "differs", "open"],
-    }
-)
 DRAWN: list[tuple[Callable[[Axes], None], str, str]] = [
     (
         lambda ax: plots.predicted_vs_measured(ax, [0.5, 2.0], PREDICTED),
@@ -324,29 +312,19 @@ def test_dots_of_a_group_are_all_there_beside_their_median(ax: Axes) -> None:
     assert found == [[1.0, 2.0, 3.0], [2.0, 2.0], [7.0], [7.0, 7.0]]
 
 
-def test_ratios_of_judged_claims_stand_by_size_and_far_ones_carry_their_value(ax: Axes) -> None:
-    judged = VERDICTS.iloc[[3, 0, 2, 1]]
-    plots.verdict_ratios(ax, judged, list(judged["id"]))
-    assert np.allclose(drawn(ax, "reproduced")[0], (1, 0))
-    assert np.allclose(drawn(ax, "compatible")[1], (1, 1))
-    assert np.allclose(drawn(ax, "differs")[3], (4, 3))
-    assert [text.get_text().strip() for text in ax.texts] == ["10"]
-    names = [label.get_text() for label in ax.get_yticklabels()]
-    assert names == ["exact", "range", "bound", "far"]
-    (bars,) = (c for c in ax.collections if isinstance(c, LineCollection))
-    ends = [np.asarray(path.vertices)[:, 0].tolist() for path in bars.get_paths()]
-    assert ends == [[1, 1], [0.5, 2], [1.5, 4], [4, 4]]
-    (accepted,) = (c for c in ax.containers if isinstance(c, BarContainer))
-    left, right = ([bar.get_x() + k * bar.get_width() for bar in accepted] for k in (0, 1))
-    assert np.allclose([left[0], right[0], right[1], left[2]], [0.9, 1.1, 1.5, 0.9])
-    assert left[1] < 0.25 and right[2] > 4  # one-sided claims
+def test_a_point_within_a_range_is_marked_and_its_ends_are_not(ax: Axes) -> None:
+    plots.intervals(ax, ["a"], {"x": ([1.0], [3.0], [1.5]), "y": ([4.0], [5.0])}, label="")
+    assert drawn(ax, "x")[:, 0].tolist() == [1.5] and drawn(ax, "y")[:, 0].tolist() == [4.0]
+    (first, second) = (c for c in ax.collections if isinstance(c, LineCollection))
+    ends = [one.get_paths()[0].vertices[:, 0].tolist() for one in (first, second)]
+    assert ends == [[1.0, 3.0], [4.0, 5.0]]
 
 
-def test_verdicts_have_a_panel_for_every_evidence() -> None:
-    judged = VERDICTS[:4]
-    figure = plots.verdict_panels(judged, list(judged["id"]))
-    titles = {ax.get_title("left"): len(ax.get_yticks()) for ax in figure.axes}
-    assert titles == {"counted: 2": 2, "model: 1": 1, "bound: 1": 1}
+def test_a_title_is_broken_into_lines_as_wide_as_its_figure() -> None:
+    figure, _ = plots.canvas()
+    plots.title(figure, "finding " * 20)
+    assert figure.get_suptitle().count("\n") == 1
+    plt.close(figure)
 
 
 @pytest.mark.parametrize(

@@ -40,13 +40,13 @@ from ddlkit.report.plots.pages import pictures as pictures
 from ddlkit.report.plots.pages import save_figure as save_figure
 from ddlkit.report.plots.pages import shared_legend as shared_legend
 from ddlkit.report.plots.pages import table as table
+from ddlkit.report.plots.pages import title as title
 from ddlkit.report.plots.pages import write_png as write_png
 from ddlkit.report.plots.shown import live_box as live_box
 from ddlkit.report.plots.style import (
     FAINT,
     INK,
     SOFT,
-    WIDTH,
     Style,
     add_legend,
     known,
@@ -61,7 +61,6 @@ from ddlkit.report.plots.style import (
 CROWDED = 60  # letters under a heat map
 LETTER = 0.06  # inches of a letter under bars
 APART = 0.12  # by which the two bars of a pair move towards each other
-FAR = 4  # a ratio to a printed value
 LEAST_DRAWN = 1e-3  # a relative error on a logarithmic axis
 FEW = 30  # points of a line that are marked one by one
 VISIBLE = (
@@ -273,7 +272,7 @@ def heat_maps(
 def intervals(
     ax: Axes,
     cases: Sequence[str],
-    ranges: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    ranges: Mapping[str, tuple[ArrayLike, ...]],
     *,
     label: str,
     printed: Mapping[str, tuple[float, float]] | None = None,
@@ -281,7 +280,8 @@ def intervals(
 ) -> None:
     """A row per case, in it a thick line per series, from low to high: name -> (n,) lows and (n,) highs.
 
-    A range of no width is a dot. printed : what a paper prints as a range, by name, shaded over all rows.
+    Markers stand at both ends, or at a third (n,) where there is one: the best or middle of each range. A
+    range of no width is a dot. printed : what a paper prints as a range, by name, shaded over all rows.
     """
     _case_rows(ax, cases, 0.0)
     hatches = ("...", "///")
@@ -292,8 +292,8 @@ def intervals(
     step = 0.7 / len(ranges)
     for k, (style, ends) in enumerate(zip(looks(list(ranges)), ranges.values(), strict=True)):
         row = np.arange(len(cases)) + step * (k - (len(ranges) - 1) / 2)
-        ax.hlines(row, *ends, color=style.color, linewidth=3)
-        for end, named in zip(ends, (style.label, "_"), strict=True):
+        ax.hlines(row, ends[0], ends[1], color=style.color, linewidth=3)
+        for end, named in zip(ends[2:] or ends, (style.label, "_"), strict=False):
             _mark(ax, end, row, replace(style, label=named), 4)
     ax.set_xlabel(label)
     add_legend(ax, legend)
@@ -344,60 +344,6 @@ def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: 
         ax.plot(inside, spread, style.marker, color=style.color, markersize=3, alpha=0.6)
         ax.plot([np.median(inside)] * 2, [row - 0.36, row + 0.36], color=INK, linewidth=2)
     ax.set_xlabel(label)
-
-
-@theme()
-def verdict_ratios(ax: Axes, verdicts: pd.DataFrame, names: Sequence[str]) -> None:
-    """Computed over printed value of judged claims, in rows by that ratio: a marker, or a bar for a range.
-
-    ``verdicts`` is of ``report.papers.evaluate()``, (n,) names are of its rows. Grey is what would agree, on
-    the side that counts. What lies beyond a ratio of 4 ends there, a number with its value.
-    """
-    ratios = verdicts[["low", "high"]].div(verdicts["value"], axis=0)
-    ends = ratios.clip(1 / FAR, FAR)
-    order = np.argsort(np.sqrt(ends["low"] * ends["high"]).to_numpy(), kind="stable")
-    found, ratios, ends = (
-        frame.iloc[order].reset_index(drop=True) for frame in (verdicts, ratios, ends)
-    )
-    middle, place = np.sqrt(ends["low"] * ends["high"]), np.arange(len(found))
-    _case_rows(ax, [names[row] for row in order], 1.0)
-    low = (1 - found["tolerance"]).where(found["relation"] != "<=", 0.5 / FAR)
-    high = (1 + found["tolerance"]).where(found["relation"] != ">=", 2 * FAR)
-    ax.barh(place, high - low, left=low, height=0.8, color=FAINT, label="would agree")
-    ax.hlines(place, ends["low"], ends["high"], color=INK, linewidth=1)
-    kinds = [str(name) for name in found["outcome"].unique()]
-    for style, name in zip(looks(kinds), kinds, strict=True):
-        _mark(ax, middle.where(found["outcome"] == name), place, style, 4)
-    far = (ratios["low"] == ratios["high"]) & (ends["low"] != ratios["low"])
-    for row in np.flatnonzero(far).tolist():
-        ratio = ratios["low"][row]
-        text, side = f"  {ratio:.2g}  ", "left" if ratio < 1 else "right"
-        ax.text(middle[row], row, text, va="center", ha=side, fontsize=7)
-    ax.set_xscale("log")
-    ax.set_xlim(0.9 / FAR, 1.1 * FAR)
-    plain_log_ticks(ax.xaxis)
-
-
-@theme()
-def verdict_panels(verdicts: pd.DataFrame, names: Sequence[str]) -> Figure:
-    """`verdict_ratios` by evidence, one below the other, wide enough to be read; (n,) names of the rows."""
-    rows = verdicts.reset_index(drop=True).groupby("evidence", sort=False).indices
-    heights = [len(of) + 3 for of in rows.values()]
-    figure, axes = plt.subplots(
-        len(rows), figsize=(WIDTH, 1.0 + 0.16 * sum(heights)), height_ratios=heights, squeeze=False
-    )
-    for ax, (evidence, mine) in zip(axes.flat, rows.items(), strict=True):
-        verdict_ratios(ax, verdicts.iloc[mine], [names[row] for row in mine])
-        heading(ax, f"{evidence}: {len(mine)}")
-        ax.tick_params(axis="y", labelsize=7)
-    figure.supxlabel("computed here / printed in the paper", fontsize=8)
-    handles = {
-        name: one
-        for ax in figure.axes
-        for one, name in zip(*ax.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles, loc="outside upper left", ncols=len(handles))
-    return figure
 
 
 @theme()
