@@ -94,6 +94,22 @@ def network_named(text: str) -> str:
     raise UserError(f"unknown network {text!r}: {hint}")
 
 
+def network_shown(name: str) -> str:
+    """How a network is spelled where it is shown, whoever named it; an unknown name as it is.
+
+    >>> network_shown("ViT-Base/16"), network_shown("googlenet_64"), network_shown("tiny_net")
+    ('ViT-B/16', 'GoogLeNet, 64 px', 'tiny_net')
+    """
+    whole, _, side = name.rpartition("_")
+    smaller = side.isdigit() and _plain(name) not in _spellings()
+    key = _spellings().get(_plain(whole if smaller else name))
+    if key is None:
+        return name
+    frame = published_networks().set_index("name")
+    first = str(frame.loc[key, "aliases"]).partition(";")[0]
+    return f"{first}, {side} px" if smaller else first
+
+
 def measured_peaks(peaks: DataFrame) -> dict[tuple[str, str], float]:
     """(device, precision) -> FLOP/s of the fastest product in a table ``peaks``.
 
