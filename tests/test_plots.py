@@ -217,17 +217,39 @@ def test_a_bar_that_is_cut_says_how_long_it_is(ax: Axes) -> None:
     assert list(told) == ["2.25"] and told["2.25"][0] == 1 and told["2.25"][1] < 1.5
 
 
-def test_ratios_are_coloured_by_their_logarithms_where_one_is_large() -> None:
+def test_no_difference_is_in_the_middle_of_the_colours_and_only_what_occurs_beside_them() -> None:
+    """Of gains that is 0, of ratios 1, which are coloured by their logarithms."""
     grid = pd.DataFrame([[1.0, 2.0, 4.0]], ["a"], ["x", "y", "z"])
-    middle = {}
-    for log in (False, True):
-        figure = plots.heat_maps({"": Panel(grid)}, label="time over that alone", log=log)
+    shades = {False: {-4: 0, 0: 0.5, 2: 0.75, 4: 1}, True: {0.25: 0, 1: 0.5, 2: 0.75, 4: 1}}
+    for log, wanted in shades.items():
+        figure = plots.heat_maps(
+            {"": Panel(grid)}, label="over that alone", log=log, headings={"": "b"}
+        )
         (image,) = figure.axes[0].images
-        middle[log] = float(np.ravel(np.asarray(image.norm(np.array([2.0])), dtype=float))[0])
+        found = np.asarray(image.norm(np.array([*wanted], dtype=float)), dtype=float)
+        np.testing.assert_allclose(found, [*wanted.values()], atol=1e-12)
+        assert figure.axes[-1].get_ylim() == (1, 4) and figure.axes[0].get_title(loc="left") == "b"
         ticks = [text.get_text() for text in figure.axes[-1].get_yticklabels()]
         assert not any("$" in text for text in ticks if log)
         plt.close(figure)
-    assert middle == {False: pytest.approx(1 / 3), True: pytest.approx(1 / 2)}
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_pairs_of_bars_stand_in_panels_with_room_for_what_is_beside_them(wide: bool) -> None:
+    table = pd.DataFrame({"both": [1.0, 2.0]}, ["a", "a"])
+    panels = {name: (table, "left: b; right: c") for name in ("first", "second", "third", "fourth")}
+    figure, beside = plots.paired_bars(panels, label="iteration", wide=wide)
+    drawn = {ax.get_title(loc="left"): ax for ax in figure.axes if ax.containers}
+    assert [*drawn] == [*panels] and beside in figure.axes and not beside.containers
+    assert {ax.get_xlabel() for ax in drawn.values()} == {"left: b; right: c"}
+    plt.close(figure)
+
+
+def test_what_another_says_is_outlined_upon_a_timeline(ax: Axes) -> None:
+    plots.outlined(ax, [(0.0, 35.0), (10.0, 49.0)], "paper", label="printed")
+    corners = [path.get_extents() for one in ax.collections for path in one.get_paths()]
+    assert [(box.x0, box.x1) for box in corners] == [(0.0, 35.0), (10.0, 49.0)]
+    assert ax.get_legend_handles_labels()[1] == ["printed"]
 
 
 def test_two_plans_of_one_look_differ_in_grey() -> None:
