@@ -187,7 +187,8 @@ def test_where_the_workbook_is_run_a_checker_must_refuse_wrong_answers(
 
 def test_what_is_no_answer_is_no_try(tmp_path: Path, said: Callable[[], str]) -> None:
     judge = Judge("nn", {}, written(tmp_path, one_1="answer_1 = 2.0"))
-    for no_answer in ("two", [1, 2], {}, "2 s"):
+    answers: list[Any] = ["two", [1, 2], {}, "2 s"]
+    for no_answer in answers:
         judge(1, no_answer)
         assert "Hint" not in said()
     judge(1, 3)

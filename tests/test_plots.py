@@ -220,7 +220,10 @@ def test_a_bar_that_is_cut_says_how_long_it_is(ax: Axes) -> None:
 def test_no_difference_is_in_the_middle_of_the_colours_and_only_what_occurs_beside_them() -> None:
     """Of gains that is 0, of ratios 1, which are coloured by their logarithms."""
     grid = pd.DataFrame([[1.0, 2.0, 4.0]], ["a"], ["x", "y", "z"])
-    shades = {False: {-4: 0, 0: 0.5, 2: 0.75, 4: 1}, True: {0.25: 0, 1: 0.5, 2: 0.75, 4: 1}}
+    shades: dict[bool, dict[float, float]] = {
+        False: {-4: 0, 0: 0.5, 2: 0.75, 4: 1},
+        True: {0.25: 0, 1: 0.5, 2: 0.75, 4: 1},
+    }
     for log, wanted in shades.items():
         figure = plots.heat_maps(
             {"": Panel(grid)}, label="over that alone", log=log, headings={"": "b"}
@@ -338,7 +341,7 @@ def test_a_point_within_a_range_is_marked_and_its_ends_are_not(ax: Axes) -> None
     plots.intervals(ax, ["a"], {"x": ([1.0], [3.0], [1.5]), "y": ([4.0], [5.0])}, label="")
     assert drawn(ax, "x")[:, 0].tolist() == [1.5] and drawn(ax, "y")[:, 0].tolist() == [4.0]
     (first, second) = (c for c in ax.collections if isinstance(c, LineCollection))
-    ends = [one.get_paths()[0].vertices[:, 0].tolist() for one in (first, second)]
+    ends = [np.asarray(one.get_segments()[0])[:, 0].tolist() for one in (first, second)]
     assert ends == [[1.0, 3.0], [4.0, 5.0]]
 
 

@@ -415,12 +415,16 @@ def test_notebooks_begin_with_three_lines_and_a_result(notebook: Path) -> None:
     first, *_, last = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     lines = [line for line in source(first).splitlines() if line.strip()]
     heads = ("# ", "* **Objective:** ", "* **Prerequisites:** ", "* **Time:** ")
-    assert [line for line, head in zip(lines, heads, strict=True) if not line.startswith(head)] == []
+    assert [
+        line for line, head in zip(lines, heads, strict=True) if not line.startswith(head)
+    ] == []
     assert "Reads:" in source(last) and "Grade of truth:" in source(last)
 
 
 def test_the_core_path_is_the_first_six() -> None:
-    assert [Page(path).number for path in NOTEBOOKS if Page(path).core] == [f"0{n}" for n in range(6)]
+    assert [Page(path).number for path in NOTEBOOKS if Page(path).core] == [
+        f"0{n}" for n in range(6)
+    ]
 
 
 @each_notebook

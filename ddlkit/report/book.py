@@ -44,7 +44,7 @@ EXECUTED, REPORTS, NOTE = "executed", "reports", "note.json"
 AT_ONCE = 4
 """Notebooks that run at the same time, where there are as many cores."""
 MEASURING = ("01", "05")
-"""Notebooks that measure while they run, unless all numbers come from recordings: nothing runs beside them."""
+"""Notebooks that measure while they run, unless all is from recordings: nothing runs beside them."""
 KEPT = 2
 """Runs of a notebook that the shelf keeps: from the recordings, and from what was measured here."""
 FILES = 128  # open at once in this process, and in a kernel: a loop and a dozen sockets each

@@ -47,6 +47,7 @@ from ddlkit.report.plots.style import (
     FAINT,
     INK,
     SOFT,
+    WIDTH,
     Style,
     add_legend,
     known,
