@@ -43,6 +43,7 @@ from ddlkit.report.plots.pages import table as table
 from ddlkit.report.plots.pages import title as title
 from ddlkit.report.plots.pages import write_png as write_png
 from ddlkit.report.plots.shown import live_box as live_box
+from ddlkit.report.plots.shown import measured_here as measured_here
 from ddlkit.report.plots.style import (
     FAINT,
     INK,
@@ -667,7 +668,7 @@ def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline], *, rank: i
 
 
 @theme()
-def layer_profile(ax: Axes, workloads: Mapping[str, Workload]) -> None:
+def layer_profile(ax: Axes, workloads: Mapping[str, Workload], *, legend: str = "right") -> None:
     """How gradients become ready: their share against time, from the start of the iteration.
 
     The flat beginning is the forward pass, its end is marked; a high step is a large tensor; a
@@ -686,7 +687,7 @@ def layer_profile(ax: Axes, workloads: Mapping[str, Workload]) -> None:
     ax.set_ylabel("gradients ready [% of bytes]")
     ax.set_xlim(left=0)
     ax.set_ylim(0, 105)
-    add_legend(ax, "right")
+    add_legend(ax, legend)
 
 
 def _bars(ax: Axes, spans: Timeline, scale: float) -> None:
