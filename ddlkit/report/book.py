@@ -85,7 +85,7 @@ def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path
     """The notebooks in reading order, or those whose number is in ``only``. Raises UserError.
 
     >>> [notebook.name for notebook in notebooks(["00"])]
-    ['00_start_here.ipynb']
+    ['00_a_step_on_paper.ipynb']
     """
     folder = folder or store.NOTEBOOKS
     every = sorted(folder.glob("[0-9][0-9]_*.ipynb"))

@@ -105,7 +105,7 @@ def _step_rates(source: Source, network: str) -> pd.DataFrame:
     sums = rows[rows["ranks"] == 1].groupby(["device", "precision", "batch"])
     sums = sums[["flops", "forward_s", "backward_s"]].sum().reset_index()
     sums["rate"] = 3 * sums["flops"] / (sums["forward_s"] + sums["backward_s"])
-    return sums.assign(unit="FLOP/s", kernel=f"step of {store.network_label(network)}")
+    return sums.assign(unit="FLOP/s", kernel=f"step of {store.network_title(network)}")
 
 
 def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:

@@ -74,17 +74,6 @@ def _plain(text: str) -> str:
     return re.sub("[^a-z0-9]", "", text.lower())
 
 
-@functools.cache
-def network_label(text: str) -> str:
-    """How a network is spelled in figures and sentences, however it is written; an unknown one as it is.
-
-    >>> network_label("googlenet"), network_label("vgg16"), network_label("mine")
-    ('GoogLeNet', 'VGG-16', 'mine')
-    """
-    frame, name = published_networks().set_index("name"), _spellings().get(_plain(text))
-    return frame["aliases"][name].partition(";")[0] if name else text
-
-
 def network_named(text: str) -> str:
     """The name under which a network is measured, however a user or a paper writes it.
 
