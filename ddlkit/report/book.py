@@ -96,7 +96,7 @@ def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path
                 f"no notebook {number!r} in {folder}: there are {', '.join(numbers) or 'none'}"
             )
     if not every:
-        raise UserError(f"no notebook in {folder}: expected names such as 20_fit.ipynb")
+        raise UserError(f"no notebook in {folder}: expected names such as 02_fitting_costs.ipynb")
     return [n for n, number in zip(every, numbers, strict=True) if not only or number in only]
 
 

@@ -32,7 +32,7 @@ MOST_OWN = 18
 class Entry:
     """One figure or table; the fields are explained at the top of data/figures.yml.
 
-    >>> entry = Entry("osf-tab1", "The symbols.", "80_tables", ("paper",), "transcribed")
+    >>> entry = Entry("osf-tab1", "The symbols.", "14_tables_and_verdicts", ("paper",), "transcribed")
     >>> entry.paper, entry.status
     ('osf', 'done')
     """
