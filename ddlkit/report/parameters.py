@@ -17,7 +17,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.fit import AUTO, LINES, SIMPLE_FIRST
 from ddlkit.papers.dag import STRATEGIES
 from ddlkit.report import source
-from ddlkit.report.clusters import rules
+from ddlkit.report.clusters import rules, vidur
 from ddlkit.report.figures import omgs_planning, osf_scaling
 from ddlkit.report.plots.shown import show_tables
 
@@ -163,6 +163,10 @@ def _fitted_rules(given: Given) -> list[str]:
     return [one for one in rules.rules() if one.startswith("pollux-") and one != "pollux-resnet50"]
 
 
+def _dense_tables(given: Given) -> list[str]:
+    return [one.table for one in vidur.tables()]
+
+
 TABLES = Place("*-*.csv", store.list_recorded, machines=True)
 NETWORK, LINK, WORKERS = OneOf(_networks), OneOf(_links), OneOf(_workers)
 FITTED = (*(f"alpha_beta:{how}" for how in LINES), *SIMPLE_FIRST)
@@ -210,7 +214,7 @@ RULES: dict[str, dict[str, Rule]] = {
         "first": _campaign(source.LINKS),
         "last": _campaign(source.LINKS_FOURTH),
     },
-    "12_real_gpus": {"chosen": OneOf(_fitted_rules)},
+    "12_real_gpus": {"chosen": OneOf(_fitted_rules), "table": OneOf(_dense_tables)},
     "13_your_own_cluster": {
         "data": TABLES,
         "network": NETWORK,

@@ -270,9 +270,8 @@ def controls(here: Recording | None) -> pd.DataFrame:
     """Figure 1 in short: what limits resources, by level; a row for all that fared alike."""
     table = sharing_panels.figure1(here).assign(reason=lambda rows: rows.get("reason", "none"))
     table["read_back"] = table.get("read_back", pd.Series("", table.index))
-    others = table["control"].str.startswith("NCCL_") & ~table["control"].isin(
-        [*sharing_panels.ASKED]
-    )
+    names = table["control"]
+    others = names.str.startswith("NCCL_") & ~names.str.contains("|".join(sharing_panels.ASKED))
     rows = []
     alike = table[~others].groupby(["level", "outcome", "reason", "read_back"], sort=False)
     for (level, outcome, reason, back), own in alike["control"]:

@@ -52,13 +52,13 @@ from ddlkit.report.plots.style import (
     Style,
     add_legend,
     known,
-    look,
     looks,
     plain_log_ticks,
     set_log,
     theme,
     time_unit,
 )
+from ddlkit.report.plots.style import look as look
 
 LETTER = 0.06  # inches of a letter under bars
 WIDER = 0.072  # and under a heat map, where names stand close
@@ -220,6 +220,22 @@ def dots(
         _mark(ax, values[name], place, style, 4.5)
     ax.set_xlabel(label)
     add_legend(ax, legend)
+
+
+@theme()
+def dots_by_heading(panels: Mapping[str, tuple[str, pd.DataFrame]]) -> Figure:
+    """Panels of `dots` under each other: by heading the label of the axis and a table of cases."""
+    lengths = [len(rows) + 3 for _, rows in panels.values()]
+    figure, axes = canvas(
+        rows=len(panels),
+        height=0.22 * sum(lengths) + 0.5,
+        squeeze=False,
+        gridspec_kw={"height_ratios": lengths},
+    )
+    for ax, (name, (label, rows)) in zip(axes.flat, panels.items(), strict=True):
+        dots(ax, [str(case) for case in rows.index], rows, label=label, legend="right")
+        heading(ax, name)
+    return figure
 
 
 @theme()
