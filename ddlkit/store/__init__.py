@@ -21,6 +21,7 @@ from ddlkit.store.sheet import Schema as Schema
 from ddlkit.store.specs import datasheet as datasheet
 from ddlkit.store.specs import measured_peaks as measured_peaks
 from ddlkit.store.specs import network_named as network_named
+from ddlkit.store.specs import network_title as network_title
 from ddlkit.store.specs import published_networks as published_networks
 from ddlkit.store.tables import BENCHMARK_VERSION as BENCHMARK_VERSION
 from ddlkit.store.tables import load_stamp as load_stamp

@@ -94,6 +94,19 @@ def network_named(text: str) -> str:
     raise UserError(f"unknown network {text!r}: {hint}")
 
 
+@functools.cache
+def network_title(text: str) -> str:
+    """How a network is written wherever it is shown, however it is written in a table or a paper.
+
+    Raises UserError as `network_named`.
+
+    >>> network_title("resnet101"), network_title("VGG16 replaced")
+    ('ResNet-101', 'VGG-16 replaced')
+    """
+    first = published_networks().set_index("name")["aliases"].str.partition(";")[0]
+    return str(first[network_named(text)])
+
+
 def measured_peaks(peaks: DataFrame) -> dict[tuple[str, str], float]:
     """(device, precision) -> FLOP/s of the fastest product in a table ``peaks``.
 

@@ -25,6 +25,7 @@ from ddlkit.store.files import atomic_write
 
 HEADER_WIDTH = 14  # letters in a line of a table's head
 LINE = 0.19  # inches from line to line
+TITLE_LETTER = 0.082  # inches of a letter of a title
 
 
 @theme()
@@ -96,6 +97,14 @@ def _show(figure: Figure, make: Callable[[], str]) -> None:
 def heading(ax: Axes, text: str) -> None:
     """The bold title of a panel, at its left."""
     ax.set_title(text)
+
+
+@theme()
+def title(figure: Figure, text: str) -> None:
+    """What a figure of several panels finds, above them all, in lines as wide as it."""
+    letters = int(figure.get_figwidth() / TITLE_LETTER)
+    lines = "\n".join(textwrap.wrap(text, letters))
+    figure.suptitle(lines, x=0.01, ha="left", fontsize=9, fontweight="bold")
 
 
 @theme()
