@@ -851,7 +851,12 @@ _EMULATED: dict[str, dict[str, Any]] = {
 
 @command(
     "a rate-limited network of namespaces (root, Linux)",
-    arg("action", choices=("up", "status", "crossed", "change", "down", "clean", "campaign")),
+    arg(
+        "action",
+        choices=("up", "status", "crossed", "change", "down", "clean", "campaign"),
+        help="make links, list labs, count what crossed, change links, take a lab down, remove dead ones, "
+        "or measure a campaign",
+    ),
     arg("file", type=Path, nargs="?", help="of a campaign: what to measure (YAML)"),
     arg("--ranks", type=int, default=4, help="namespaces, one per rank [4]"),
     arg("--rate", default="1gbit", help="rate of each link, both ways [1gbit]"),
@@ -971,12 +976,15 @@ def book(arguments: argparse.Namespace) -> None:
 @command(
     "list or check the catalog of figures and tables",
     flag("--check", "fail on a missing image, CSV or tolerance"),
-    flag("--write", "write reports/FIGURES.md"),
+    flag("--write", "write reports/FIGURES.md and docs/commands.md"),
     arg("--reports", type=Path, help="directory that holds figures/ [reports]"),
 )
 def figures(arguments: argparse.Namespace) -> int:
-    from ddlkit.report import catalog
+    from ddlkit import store
+    from ddlkit.report import catalog, manual
 
+    if arguments.write:
+        store.atomic_write_text(manual.PAGE, manual.page(_parser()))
     return catalog.command(check=arguments.check, write=arguments.write, reports=arguments.reports)
 
 

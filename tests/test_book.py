@@ -29,8 +29,8 @@ from places import PATIENCE_S, alive, wait_for
 LAYERS = [
     (
         "markdown",
-        "# How layers become ready\n\n| | |\n|---|---|\n| in short | A toy of three layers |\n"
-        "| reading | 75 minutes; 90 with the exercises |\n\n"
+        "# How layers become ready (core)\n\n* **Objective:** A toy of three layers\n"
+        "* **Prerequisites:** none\n* **Time:** 75 minutes; 90 with the exercises\n\n"
         "If $x < y$, then\n\n$$t = \\max_i \\sum_{k=1}^{n} \\frac{a_k}{b}$$",
     ),
     ("parameters", "# What this notebook may be told\ndata = ''\nscale = 1.5"),
@@ -50,7 +50,7 @@ LAYERS = [
         "plots.bars(ax, frame.set_index('plan'), label='measured', seconds=True)\n"
         "plots.save_figure(fig, 'wb-layers', frame);",
     ),
-    ("code", "outputs.record_summary('10_layers', {'longest_s': frame['seconds'].max()})"),
+    ("code", "outputs.record_summary('01_layers', {'longest_s': frame['seconds'].max()})"),
     ("code", "print(sys.executable)"),
     ("code", "frame"),
 ]
@@ -108,8 +108,8 @@ class Book:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Book:
     made = Book(tmp_path_factory.mktemp("book"))
-    write(made.folder / "notebooks" / "10_layers.ipynb", LAYERS)
-    write(made.folder / "notebooks" / "20_fit.ipynb", PLAIN)
+    write(made.folder / "notebooks" / "01_layers.ipynb", LAYERS)
+    write(made.folder / "notebooks" / "02_fit.ipynb", PLAIN)
     made.run("6", at_once=2)
     made.export()
     return made
@@ -121,19 +121,19 @@ def outputs_of(copy: Path) -> str:
 
 
 def test_notebooks_run_here_with_their_parameters_and_no_notice(small: Book) -> None:
-    said = outputs_of(small.folder / "executed" / "10_layers.ipynb")
+    said = outputs_of(small.folder / "executed" / "01_layers.ipynb")
     assert sys.executable in said
     assert "stderr" not in said, "ipykernel's notice about unencrypted TCP, or another warning"
-    summary = outputs.read_summaries(small.reports)["10_layers"]
+    summary = outputs.read_summaries(small.reports)["01_layers"]
     assert summary == {"longest_s": 2.0}
-    assert '"6"' in outputs_of(small.folder / "executed" / "20_fit.ipynb")
+    assert '"6"' in outputs_of(small.folder / "executed" / "02_fit.ipynb")
 
 
 def test_a_run_with_the_same_inputs_is_kept(
     small: Book, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert small.run("6") == [True, True]
-    assert "book: [2/2] 20_fit kept, ran in" in capsys.readouterr().err
+    assert "book: [2/2] 02_fit kept, ran in" in capsys.readouterr().err
 
 
 def execute_here(source: str, copy: str, *, kernel_manager_class: Any, **_: object) -> None:
@@ -234,7 +234,7 @@ def test_equal_recordings_give_equal_bytes(small: Book, tmp_path: Path) -> None:
 
 def test_reproduction_tells_numbers_figures_and_verdicts(small: Book) -> None:
     text = site.reproduction(small.reports)
-    assert "### 10_layers\n\n| quantity | value |\n|---|--:|\n| longest_s | 2 |" in text
+    assert "### 01_layers\n\n| quantity | value |\n|---|--:|\n| longest_s | 2 |" in text
     assert "![wb-layers](figures/wb-layers.png)" in text
     assert "### osf-fig01" not in text
     assert "| osf-sf-example |" in text
@@ -364,9 +364,9 @@ def test_a_notebook_that_fails_ends_those_beside_it(tmp_path: Path) -> None:
 
 def test_notebooks_are_chosen_by_number_in_reading_order(small: Book, tmp_path: Path) -> None:
     folder = small.folder / "notebooks"
-    assert [path.stem for path in small.notebooks] == ["10_layers", "20_fit"]
-    assert [path.stem for path in book.notebooks(["20", "10"], folder)] == ["10_layers", "20_fit"]
-    with pytest.raises(UserError, match="no notebook '30' in .*: there are 10, 20"):
+    assert [path.stem for path in small.notebooks] == ["01_layers", "02_fit"]
+    assert [path.stem for path in book.notebooks(["02", "01"], folder)] == ["01_layers", "02_fit"]
+    with pytest.raises(UserError, match="no notebook '30' in .*: there are 01, 02"):
         book.notebooks(["30"], folder)
     with pytest.raises(UserError, match="no notebook in"):
         book.notebooks(folder=tmp_path)
@@ -436,8 +436,9 @@ def test_pages_load_nothing_from_elsewhere_and_every_local_link_leads_somewhere(
 ) -> None:
     pages = sorted(small.pages.glob("*.html"))
     names = [page.name for page in pages]
-    notebooks = ["10_layers.html", "20_fit.html"]
-    own = ["buckets.html", "equations.html", "glossary.html", "index.html", "verdicts.html"]
+    notebooks = ["01_layers.html", "02_fit.html"]
+    own = ["buckets", "equations", "gallery", "glossary", "index", "verdicts"]
+    own = [f"{name}.html" for name in own]
     assert names == sorted([*notebooks, *own, *(f"slides-{name}" for name in notebooks)])
     for page in pages:
         found = _Links(page.read_text())
@@ -453,7 +454,7 @@ def test_pages_load_nothing_from_elsewhere_and_every_local_link_leads_somewhere(
 
 
 def test_pages_fold_code_and_show_formulas_as_mathml(small: Book) -> None:
-    text = (small.pages / "10_layers.html").read_text()
+    text = (small.pages / "01_layers.html").read_text()
     assert "<summary>Draw two bars</summary>" in text
     assert text.count('<details class="code">') == text.count('class="input_area"')
     assert "$" not in re.sub(r"<details.*?</details>", "", text, flags=re.DOTALL)
@@ -465,7 +466,7 @@ def test_pages_fold_code_and_show_formulas_as_mathml(small: Book) -> None:
 def test_a_figure_on_a_page_has_its_caption_as_text_and_for_those_who_cannot_see(
     small: Book,
 ) -> None:
-    text = (small.pages / "10_layers.html").read_text()
+    text = (small.pages / "01_layers.html").read_text()
     (entry,) = [entry for entry in catalog.load() if entry.id == "wb-layers"]
     assert text.count(f'alt="{entry.caption}"') == 2
     assert text.count(f'<figcaption class="caption">{entry.caption}') == 2
@@ -476,13 +477,14 @@ def test_the_start_page_lists_notebooks_with_their_line_and_minutes_papers_and_f
     small: Book,
 ) -> None:
     text = (small.pages / "index.html").read_text()
-    assert '10 <a href="10_layers.html">How layers become ready</a>' in text
+    assert '01 <a href="01_layers.html">How layers become ready (core)</a>' in text
     assert '<span class="minutes">1 h 15</span><br>A toy of three layers' in text
-    assert '<img src="figures/wb-layers.png" alt="' in text
-    assert '<a href="figures/wb-layers.csv">' in text
+    assert '<a href="01_layers.html">The core path<small>75 minutes' in text
     for paper in site.cited_papers():
         assert f"<b>{paper['abbreviation']}</b>: {paper['names']}, <i>{paper['title']}</i>" in text
-    images = re.findall("<img[^>]*>", text)
+    gallery = (small.pages / "gallery.html").read_text()
+    assert '<a href="gallery.html">' in text and '<a href="figures/wb-layers.csv">' in gallery
+    images = re.findall("<img[^>]*>", gallery)
     assert images and all(re.search(r'alt="[^"]', image) for image in images)
 
 
@@ -573,7 +575,7 @@ def test_a_browser_shows_every_image_without_a_console_error(
     small: Book, start_browser: Callable[[], Any]
 ) -> None:
     driver = start_browser()
-    for page in ("index.html", "slides-10_layers.html", "10_layers.html"):
+    for page in ("index.html", "slides-01_layers.html", "01_layers.html"):
         driver.get((small.pages / page).as_uri())
         widths = driver.execute_script("return [...document.images].map(i => i.naturalWidth)")
         assert widths and min(widths) > 0, page

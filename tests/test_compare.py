@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import busbw
 from ddlkit.report import compare, source
 from ddlkit.report.source import Source
 
@@ -127,20 +126,32 @@ def test_share_of_an_iteration_that_a_host_needs_stands_beside_its_speed(tmp_pat
     assert found["issue_share"].dropna().tolist() == [pytest.approx(0.25)]
 
 
-def test_bus_bandwidth_is_that_of_the_collective() -> None:
-    recording = Source((source.default_recording(),))
-    table = compare.bus_bandwidths({"there": recording}, {"1 MiB": 2**20, "3 B": 3})
-    samples = recording.table("collectives")
-    for row in table.to_dict("records"):
-        same = samples[["link", "ranks", "collective"]] == [
-            row["link"],
-            row["ranks"],
-            row["collective"],
-        ]
-        seconds = samples[same.all(axis=1) & (samples["bytes"] == 2**20)]["seconds"].median()
-        expected = busbw(row["collective"], row["ranks"], 2**20, seconds) * 8 / 1e9
-        assert row["1 MiB"] == pytest.approx(expected)
-        assert np.isnan(row["3 B"])
+def test_kernels_reach_a_share_of_the_fastest_on_their_machine() -> None:
+    """A step's is c, found another way; a network that was not profiled has none."""
+    recorded = source.recordings("peaks")
+    found = compare.kernel_shares(recorded, ["resnet18", "no such network"])
+    rows = found[~found["kernel"].str.startswith("step")]
+    assert rows["share"].between(0, 1, inclusive="right").all() and {*rows["unit"]} == {
+        "FLOP/s",
+        "B/s",
+    }
+    steps = found[found["kernel"] == "step of ResNet-18"].set_index(["machine", "precision"])[
+        "share"
+    ]
+    speeds = compare.layer_speeds(recorded, "resnet18").query("ranks == 1")
+    assert len(steps) == len(found) - len(rows) == len(speeds) > 0
+    for row in speeds.to_dict("records"):
+        assert steps[row["machine"], row["precision"]] == pytest.approx(row["c"])
+
+
+def test_a_gpus_peak_is_its_datasheets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Source, "gpu", lambda self, kind: "NVIDIA A100-SXM4-40GB")
+    real = Source.table
+    monkeypatch.setattr(Source, "table", lambda self, kind: real(self, kind).assign(device="cuda"))
+    shares = compare.kernel_shares(source.recordings("peaks"), [])
+    found = shares.set_index(["precision", "unit"])["peak"]
+    assert found["bf16", "FLOP/s"].unique().tolist() == [312e12]
+    assert found["copies", "B/s"].unique().tolist() == [1555e9]
 
 
 def test_machines_are_those_that_hold_the_kind(tmp_path: Path) -> None:

@@ -119,11 +119,11 @@ def test_of_many_right_answers_a_function_tells(tmp_path: Path, said: Callable[[
 
 
 def test_words_are_not_judged_but_compared(tmp_path: Path, said: Callable[[], str]) -> None:
-    judge = Judge("nn", {}, written(tmp_path, one_1="answer_1 = 'because'"))
+    judge = Judge("nn", {}, written(tmp_path, one_1="answer_1 = 'one\\ntwo\\nthree'"))
     judge(1, " ")
     assert "is not a text" in said()
     judge(1, "it is so")
-    assert said() == "Exercise 1: compare yours with this.\nbecause\n"
+    assert said() == "Exercise 1: does yours say these three things?\none\ntwo\nthree\n"
 
 
 @given(st.floats(-1e300, 1e300).filter(lambda x: x == 0 or abs(x) > 1e-300))
@@ -161,11 +161,40 @@ def test_where_the_workbook_is_run_a_wrong_solution_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[[], str]
 ) -> None:
     monkeypatch.setenv(exercises.SOLVED_VARIABLE, "1")
-    Judge("nn", {"np": np}, written(tmp_path, one_1=FUNCTION))(1, None)
+    refused = "\nwrong_1 = [lambda a, b: a, lambda a, b: (a, b), lambda a, b: (a - b, [b, b])]"
+    Judge("nn", {"np": np}, written(tmp_path, one_1=FUNCTION + refused))(1, None)
     assert "right" in said()
     wrong = FUNCTION.replace("expected_1 = answer_1", "expected_1 = lambda a, b: a")
-    with pytest.raises(UserError, match="the solution of exercise 1 gives"):
-        Judge("nn", {"np": np}, written(tmp_path, one_1=wrong))(1, None)
+    with pytest.raises(UserError, match="exercise 1: the solution gives"):
+        Judge("nn", {"np": np}, written(tmp_path, one_1=wrong + refused))(1, None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("wrong_1 = [1.0, 3.0]", "has fewer than 3 wrong answers"),
+        ("wrong_1 = [1.0, 3.0, 2.01]", "wrong answer 3 is accepted"),
+        ("answer_1 = 'one\\ntwo'", "give three points"),
+    ],
+)
+def test_where_the_workbook_is_run_a_checker_must_refuse_wrong_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, words: str
+) -> None:
+    monkeypatch.setenv(exercises.SOLVED_VARIABLE, "1")
+    with pytest.raises(UserError, match=words):
+        Judge("nn", {}, written(tmp_path, one_1=f"answer_1 = 2.0\n{wrong}"))(1, None)
+
+
+def test_what_is_no_answer_is_no_try(tmp_path: Path, said: Callable[[], str]) -> None:
+    judge = Judge("nn", {}, written(tmp_path, one_1="answer_1 = 2.0"))
+    answers: list[Any] = ["two", [1, 2], {}, "2 s"]
+    for no_answer in answers:
+        judge(1, no_answer)
+        assert "Hint" not in said()
+    judge(1, 3)
+    assert "Hint" not in said()
+    judge(1, 3)
+    assert "Hint" in said()
 
 
 @pytest.mark.parametrize("path", SOLVED, ids=lambda path: path.stem)

@@ -49,17 +49,6 @@ def test_the_five_convolutions_are_marked_and_mended() -> None:
     assert mended.forward_s[0][changed] * 10 == pytest.approx(trace.forward_s[0][changed])
 
 
-def test_the_trace_played_takes_computing_and_what_is_exposed() -> None:
-    table = dag.played(dag.mended(dag.table6()), 2, 6).set_index("framework")
-    compute_s = 1.4969 + 3.3597
-    assert table["exposed_s"]["CNTK"] == pytest.approx(2.649, abs=1e-3)  # all of it
-    assert table["exposed_s"]["Caffe-MPI"] == pytest.approx(123.424e-6, rel=1e-4)  # conv1's
-    assert table["iteration_s"]["MXNet"] == pytest.approx(compute_s, abs=0.02)
-    slow = dag.played(dag.mended(dag.table6()), 8, 6).set_index("framework")
-    assert slow["limited_by"]["Caffe-MPI"] == "disk"
-    assert slow["iteration_s"]["Caffe-MPI"] == pytest.approx(8 * 1.2)
-
-
 def test_what_limits_takes_the_whole_critical_path() -> None:
     graph = s_sgd(FIGURE_1, CAFFE, Gpus(1, 4), iterations=6)
     table = dag.what_ifs(graph, {"slow disk": [("disk", 100.0)], "fast link": [("link", 0.0)]})
@@ -70,22 +59,3 @@ def test_what_limits_takes_the_whole_critical_path() -> None:
     assert table["speedup"].to_numpy() == pytest.approx(
         table["iteration_s"][0] / table["iteration_s"].to_numpy()
     )
-
-
-@pytest.mark.parametrize("as_printed", [True, False])
-def test_table_vi_scheduled_is_its_sums_and_equations(as_printed: bool) -> None:
-    trace = dag.table6() if as_printed else dag.mended(dag.table6())
-    table = dag.beside_table6(trace).set_index("quantity")
-    assert table["difference"].abs().max() < 1e-9
-    whole_s = trace.forward_s.sum() + trace.backward_s.sum() + trace.communication_s.sum()
-    assert table["scheduled_s"]["an iteration, nothing hidden (Eq 2)"] == pytest.approx(whole_s)
-    assert table["scheduled_s"]["communication not hidden (Eq 5)"] == pytest.approx(123.424e-6)
-
-
-def test_a_drawn_trace_has_the_spread_that_it_was_drawn_with() -> None:
-    drawn = dag.scattered(dag.table6(), 2000, 0.1, seed=1)
-    table = dag.spread_of(drawn)
-    assert list(table["layer"]) == [f"conv{i}" for i in range(1, 6)] + ["fc6", "fc7", "fc8"]
-    spreads = table[["forward_spread", "backward_spread", "communication_spread"]]
-    # Five standard errors of the deviation of 2000 draws.
-    assert spreads.to_numpy() == pytest.approx(0.1, rel=5 / np.sqrt(2 * 2000) + 0.01)

@@ -9,7 +9,7 @@ from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import none
 from ddlkit.papers.osf import cluster
-from ddlkit.report.figures import osf_overhead, osf_ranges, osf_scaling
+from ddlkit.report.figures import osf_overhead, osf_panels, osf_ranges, osf_scaling
 from strategies import random_workload
 from test_figures_osf import made
 
@@ -81,15 +81,6 @@ def test_the_range_of_a_statement_is_that_of_its_figure() -> None:
     assert (low, high) == pytest.approx((row["model_low"], row["model_high"]), rel=1e-9)
 
 
-def test_knowing_a_number_never_widens_a_range() -> None:
-    found = osf_ranges.identifiability(osf_scaling.fig03)
-    assert sorted(found["free"]) == ["overhead_s", "resnet101_s", "timeout_s", "unit", "vgg16_s"]
-    assert found["range"].between(0, 1).all() and found["settings"].between(0, 1).all()
-    assert (found["settings"] >= 1 / len(osf_ranges.compatible())).all()
-    timeout = found.set_index("free").loc["timeout_s"]
-    assert timeout["range"] == pytest.approx(1)  # figure 3 is without fusion: no buffer waits
-
-
 def test_no_plan_gains_less_than_it_should() -> None:
     """The exact plan is never behind another, in any compatible setting."""
     gains = osf_ranges.over(osf_ranges.gains, ["planner", "over", "network"], ["gain"])
@@ -131,12 +122,6 @@ def test_in_the_papers_regime_one_message_gains_and_the_printed_rule_sends_it() 
     assert (gains.xs("exact", level="planner") > -0.02).all()
 
 
-def test_rows_by_look_are_all_of_a_network() -> None:
-    fused = osf_ranges.fused_in_lab(made(), 4).assign(look="regime")
-    found = {look: len(rows) for look, _, rows in osf_ranges.by_look(fused, "ResNet101")}
-    assert found == {"measured": 0, "regime": (fused["network"] == "ResNet101").sum()}
-
-
 def test_phases_in_the_papers_regime_are_whole_and_told() -> None:
     """Without a coordinator nobody negotiates; ALLREDUCE falls with the buffer, WAIT grows."""
     rows = osf_ranges.phases_in_regime()
@@ -156,3 +141,33 @@ def test_what_the_text_states_of_vgg_16_stands_beside_what_was_measured() -> Non
     assert found.notna().all(axis=None)
     change = found.filter(like="1 GB over none", axis=0)
     assert np.sign(change["measured"]).tolist() == np.sign(change["printed"]).tolist() == [-1, 1]
+
+
+def test_what_the_text_prints_stands_beside_what_is_drawn() -> None:
+    """And the drawing adds nothing: figures are made of their own numbers alone."""
+    figure3, figure4, figure6 = osf_panels.fig03(), osf_panels.fig04(), osf_panels.fig06()
+    assert figure3["paper"].dropna().tolist() == [0.25]
+    printed = figure3.groupby("quantity")[["paper_error_low", "paper_error_high"]].first()
+    assert printed.loc["CSF"].tolist() == [0.08, 0.519]
+    assert printed.loc["OSF printed"].tolist() == [0.005, 0.084]
+    band = figure4[figure4["paper_low"].notna()]
+    assert set(band["network"]) == {"ResNet101"} and set(band["quantity"]) == {"CSF"}
+    assert np.allclose(band["model"] / band["paper_low"] - 1, 0.161)
+    assert np.allclose(1 - band["model"] / band["paper_high"], 0.161)
+    assert osf_panels.changes(figure6, "ResNet101")["paper"] == pytest.approx(0.4)
+    assert osf_panels.changes(figure6, "VGG16")["paper"] == pytest.approx(-0.09)
+    figure7, figure8 = osf_panels.fig07(), osf_panels.fig08()
+    assert set(figure7["paper_over_unfused"].dropna()) == {1.08}
+    assert set(figure8["paper_section_1"].dropna()) == {0.75}
+    for frame, draw in ((figure3, osf_panels.draw03), (figure6, osf_panels.draw06),
+                        (figure7, osf_panels.draw07), (figure8, osf_panels.draw08)):  # fmt: skip
+        assert len(draw(frame).get_suptitle()) > 20
+
+
+def test_a_bar_without_a_buffer_is_the_whole() -> None:
+    frame = osf_panels.fig07()
+    unfused = frame[frame["buffer_bytes"] == 0]
+    case = [unfused[name].fillna("") for name in ("grade", "look", "network", "slowest")]
+    for column, grade in (("seconds", "model"), ("model", "lab"), ("measured", "lab")):
+        sums = unfused[f"{column}_over_unfused"].groupby(case).sum()
+        assert np.allclose(sums[grade], 1)

@@ -1,12 +1,12 @@
-"""Goals are set before the data, and the history of the repository is asked whether they were."""
+"""Goals are set before the data: how they are judged, and what was frozen of every recorded campaign."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Callable
+import hashlib
+import json
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,12 +18,18 @@ from ddlkit.core.errors import UserError
 from ddlkit.report import accuracy, goals, source
 from ddlkit.report.goals import Change, Goal, Goals
 
-MODEL = ("ddlkit/core", "ddlkit/model", "ddlkit/report/accuracy.py")
-STATISTICS = "ddlkit/report/goals.py"
-KEPT = store.DATA / "predicted"
-SAID = ["model_iteration_s", "model_exposed_s", "lower_s", "upper_s"]
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
+GOALS, COVERAGE = (
+    pd.read_csv(store.ROOT / "reports" / name, keep_default_na=False, dtype=str)
+    for name in ("goals.csv", "coverage.csv")
+)
+FROZEN = {
+    "goals": (124, "2f04302eb2c8e532dc117767361dc2ee191744c62810a4ae0bab8c5f8f17f697"),
+    "coverage": (57, "8d96164e4db6f825510b71127113b5480aedc7de1f00eafea8126fa79b59e51a"),
+}
+"""Rows of v0.2-studies (docs/studies.md), and their hash without the column ``state``."""
+LEFT = "at v0.2-studies"
 
 
 def cases(error: float = 0.001, n: int = 40) -> pd.DataFrame:
@@ -100,104 +106,85 @@ def test_an_entry_that_is_no_goal_is_told(tmp_path: Path, entry: dict[str, objec
         goals.load(file)
 
 
-# -- what the history says ---------------------------------------------------------------------
+# -- what was frozen -----------------------------------------------------------------------------
 
 
-def git(root: Path, *words: str, at: datetime | None = None) -> str:
-    when = at.isoformat() if at else ""
-    dates = {"GIT_AUTHOR_DATE": when, "GIT_COMMITTER_DATE": when} if at else {}
-    asked = ["git", "-C", str(root), *words]
-    return subprocess.run(
-        asked, capture_output=True, text=True, check=True, env={**os.environ, **dates}
-    ).stdout
+def digest(entry: dict[str, Any]) -> str:
+    """SHA-256 of an entry as JSON without spaces, its keys in order."""
+    text = json.dumps(entry, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def commits(root: Path, since: datetime, *paths: str, until: str = "HEAD") -> list[str]:
-    asked = ("log", "--format=%h", f"--since={since.isoformat()}", until, "--", *paths)
-    return git(root, *asked).split()
+def holds(wanted: str, reached: float) -> bool:
+    """Whether a goal is reached, by the words of the table."""
+    word, _, limit = wanted.rpartition(" ")
+    at = float(limit)
+    return {
+        "at most": reached <= at,
+        "at least": reached >= at,
+        "within": abs(reached) <= at,
+        "below": reached < at,
+        "above": reached > at,
+    }[word]
 
 
-def unconfirmed(root: Path, begun: datetime) -> list[str]:
-    """Why the history does not confirm goals for a recording begun at that time; empty if it does."""
-    before = f"--before={begun.isoformat()}"
-    earlier = git(root, "log", "-1", "--format=%H", before, "--", "data/goals.yml").strip()
-    stood = git(root, "show", f"{earlier}:data/goals.yml") if earlier else "goals: []"
-    now = yaml.safe_load((root / "data/goals.yml").read_text())["goals"]
-    new = [one["goal"] for one in now if one not in yaml.safe_load(stood)["goals"]]
-    since = commits(root, begun, *MODEL, STATISTICS)
-    return [*(f"goal {name}" for name in new), *(f"commit {one}" for one in since)]
+@pytest.mark.parametrize("name", FROZEN)
+def test_nothing_that_was_frozen_changes_or_disappears(name: str) -> None:
+    """Campaigns recorded later add rows below; what left the reading path keeps its rows."""
+    rows, sha256 = FROZEN[name]
+    first = {"goals": GOALS, "coverage": COVERAGE}[name].head(rows).drop(columns="state")
+    assert hashlib.sha256(first.to_csv(index=False).encode()).hexdigest() == sha256
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Callable[..., Path]:
-    """A function: writes files, and commits them at a time."""
-
-    def commit(at: datetime, **files: str) -> Path:
-        if not (tmp_path / ".git").exists():
-            git(tmp_path, "init", "-q")
-            git(tmp_path, "config", "user.name", "a")
-            git(tmp_path, "config", "user.email", "a@b")
-        for name, text in files.items():
-            path = tmp_path / {"goals": "data/goals.yml", "model": "ddlkit/core/cost.py"}[name]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        git(tmp_path, "add", "-A")
-        git(tmp_path, "commit", "-qm", "c", at=at)
-        return tmp_path
-
-    return commit
+def test_goals_are_those_that_were_frozen() -> None:
+    entries = yaml.safe_load(goals.FILE.read_text(encoding="utf-8"))["goals"]
+    of_file = GOALS["campaign"].isin([source.CAMPAIGN, source.REPEATS])
+    assert set(GOALS.loc[of_file, "goal_sha256"]) == {digest(entry) for entry in entries}
+    for row in GOALS[~of_file].itertuples():
+        assert row.goal_sha256 == digest({"goal": row.goal, "wanted": row.wanted})
 
 
-def test_history_tells_a_goal_that_was_moved_after_the_data(
-    repository: Callable[..., Path],
-) -> None:
-    text = "goals: [{goal: g, at_most: 0.02}]"
-    root = repository(NOON - HOUR, goals=text, model="1")
-    assert unconfirmed(root, NOON) == []
-    assert unconfirmed(root, NOON - 2 * HOUR) != []
-    root = repository(NOON + HOUR, goals=text.replace("0.02", "0.04"))
-    assert unconfirmed(root, NOON) == ["goal g"]
-    root = repository(NOON + 2 * HOUR, goals=text, model="2")
-    assert [reason[:6] for reason in unconfirmed(root, NOON)] == ["commit"]
+def test_predictions_are_those_that_were_frozen() -> None:
+    tables = {path.stem: path for path in (store.DATA / "predicted").glob("*.csv")}
+    tables |= {path.parent.name: path for path in store.RECORDED.glob("*/*/predicted-*.csv")}
+    there = {name: store.sha256_file(path) for name, path in tables.items()}
+    said = GOALS[GOALS["prediction_sha256"] != ""]
+    assert {*there} <= {*said["campaign"]}
+    for row in said.itertuples():
+        assert there.get(row.campaign) in {row.prediction_sha256, None if row.state else ""}
 
 
-@pytest.mark.parametrize("name", [source.CAMPAIGN, source.REPEATS])
-def test_what_counts_as_confirmed_is_confirmed_by_the_history(name: str) -> None:
-    """Of every recorded campaign: no goal, statistic or model that is newer than what it judges."""
-    if not (store.ROOT / ".git").exists():
-        pytest.skip("no history here: not a clone")
-    if git(store.ROOT, "rev-parse", "--is-shallow-repository").strip() == "true":
-        pytest.skip("the history here is shallow")
-    known = goals.load()
-    recorded = [path for path in store.RECORDED.glob(f"*/{name}") if [*path.glob("runs-*.csv")]]
-    assert recorded
-    for directory in recorded:
-        begun = source.Source((directory,)).begun("runs")
-        said, shown = known.since(begun), unconfirmed(store.ROOT, begun)
-        if (KEPT / f"{name}.csv").exists():
-            harmless = unmoved(name, begun)
-            shown = [one for one in shown if one not in harmless]
-        assert said or not shown, f"{directory}: {shown}: enter it in data/goals.yml"
+def test_what_was_wanted_and_reached_says_what_held() -> None:
+    asked = GOALS[GOALS["wanted"] != "as it comes"]
+    held = [holds(row.wanted, float(row.reached)) for row in asked.itertuples()]
+    assert held == (asked["held"] == "True").to_list()
+    assert {*asked["held"]} == {"True", "False"}
+    assert {*GOALS.loc[GOALS["wanted"] == "as it comes", "held"]} == {""}
+    assert (GOALS["n"].astype(int) > 0).all() and {*GOALS["state"]} <= {"", LEFT}
 
 
-def unmoved(name: str, begun: datetime) -> list[str]:
-    """Commits after which the model says of a campaign what it said when that was recorded.
-
-    data/predicted holds that; no commit may have touched the model between the recording and the table.
-    """
-    table = KEPT / f"{name}.csv"
-    (added,) = git(store.ROOT, "log", "--diff-filter=A", "--format=%h", "--", str(table)).split()
-    assert not commits(store.ROOT, begun, *MODEL, until=added), "the model was touched first"
-    then, now = pd.read_csv(table, index_col="case")[SAID], predicted(name)[SAID]
-    if then.index.equals(now.index) and np.allclose(then, now, rtol=1e-9, atol=0):
-        return [f"commit {one}" for one in commits(store.ROOT, begun, *MODEL)]
-    return []
+def test_what_confirms_was_committed_before_its_first_run() -> None:
+    assert {*GOALS["standing"]} == {"confirmatory", "exploratory"}
+    confirms = GOALS[GOALS["standing"] == "confirmatory"]
+    committed, run = (pd.to_datetime(confirms[f"{what}_at"]) for what in ("committed", "first_run"))
+    assert (committed < run).all()
 
 
-def predicted(name: str) -> pd.DataFrame:
-    """What the model says of a recorded campaign, by case."""
-    campaign = source.open_campaign("", name)
+def test_every_interval_says_how_often_it_held() -> None:
+    reached, n = COVERAGE["reached"].astype(float), COVERAGE["n"].astype(int)
+    assert reached.between(0, 1).all() and (n > 0).all()
+    assert np.allclose(reached * n, (reached * n).round(), atol=1e-2), "a share of n"
+    assert {*COVERAGE["replayed_or_real"]} <= {"replayed", "real"}
+    assert COVERAGE["nominal"].astype(float).between(0, 1, inclusive="neither").all()
+    assert (COVERAGE["median_half_width"].replace("", "1").astype(float) > 0).all()
+    assert {*COVERAGE["state"]} <= {"", LEFT}
+
+
+def test_the_model_says_of_the_confirming_cases_what_was_kept() -> None:
+    campaign = source.open_campaign("", source.REPEATS)
     own = accuracy.calibrated(campaign.alone.table("collectives"))
     runs = campaign.alone.table("runs")
-    said = accuracy.validate(runs, campaign.workloads(), own, campaign.selections())
-    return said.set_index("case").sort_index()
+    now = accuracy.validate(runs, campaign.workloads(), own, campaign.selections())
+    then = pd.read_csv(store.DATA / "predicted" / f"{source.REPEATS}.csv", index_col="case")
+    now = now.set_index("case").loc[then.index, then.columns]
+    assert np.allclose(then, now, rtol=1e-9, atol=0)

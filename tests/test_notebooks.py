@@ -10,11 +10,12 @@ import nbformat
 import pytest
 
 from conftest import Executed
-from ddlkit.report import book, catalog
+from ddlkit.report import book, catalog, minutes
 from ddlkit.report.plots import shown
 from ddlkit.report.plots.style import FAMILIES
 
 # On a busy machine a notebook takes longer than a test may by default.
+REFERENCE, TABLES = minutes.REFERENCE, "14_tables_and_verdicts"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -26,19 +27,19 @@ def test_a_notebook_runs_without_a_warning_and_asks_its_exercises(
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
     assert not [o["text"] for o in outputs if o.get("name") == "stderr"]
     said = "".join(o["text"] for o in outputs if o.get("name") == "stdout")
-    answered = re.findall(r"^Exercise \d: (?:replace None|right|compare)", said, re.M)
-    assert len(answered) == 3
+    answered = re.findall(r"^Exercise \d: (?:replace None|right|does yours)", said, re.M)
+    assert 2 <= len(answered) <= 3
 
 
 def test_every_table_of_the_papers_is_shown(executed: Executed) -> None:
     """As text under its own name: what a page has no number of cannot be checked by its reader."""
     cells = nbformat.read(
-        str(executed(book.notebooks(["80"])) / "80_tables.ipynb"), as_version=4
+        str(executed(book.notebooks([REFERENCE])) / f"{TABLES}.ipynb"), as_version=4
     ).cells
     pages = [out["data"]["text/html"] for cell in cells for out in cell.get("outputs", ())
              if "text/html" in out.get("data", {})]  # fmt: skip
     for entry in catalog.load():
-        if entry.notebook == "80_tables":
+        if "-tab" in entry.id:
             told = f"<caption>{escape(entry.caption)} "
             assert any(told in page and f"{entry.id}.csv" in page for page in pages), entry.id
 
@@ -85,7 +86,7 @@ def undeclared(table: str) -> list[str]:
 def test_the_same_recording_gives_the_same_numbers(
     executed: Executed, tmp_path: Path, recording: str
 ) -> None:
-    chosen = book.notebooks(["40"])
+    chosen = book.notebooks(["05"])
     before = executed(chosen)
     book.run(chosen, recording, executed=tmp_path, reports=tmp_path / "reports")
     again = sorted((tmp_path / "reports").rglob("*.csv"))

@@ -134,18 +134,6 @@ SELECTED = fit(
 )
 SAMPLES = pd.DataFrame({"bytes": SIZES, "seconds": SECONDS, "collective": "all_reduce"})
 TABLE = pd.DataFrame({"model": [0.2, 0.3], "measured": [0.1, np.nan]}, index=[1, 2])
-VERDICTS = pd.DataFrame(
-    {
-        "id": ["exact", "range", "bound", "far", "never"],
-        "value": [2.0, 2.0, 2.0, 2.0, 2.0],
-        "low": [2.0, 1.0, 3.0, 20.0, np.nan],
-        "high": [2.0, 4.0, np.inf, 20.0, np.nan],
-        "tolerance": [0.1, 0.5, 0.1, 0.1, 0.1],
-        "relation": ["=", "<=", ">=", "=", "="],
-        "evidence": ["counted", "model", "bound", "counted", "nothing"],
-        "outcome": ["reproduced", "compatible", "contradicted", "differs", "open"],
-    }
-)
 DRAWN: list[tuple[Callable[[Axes], None], str, str]] = [
     (
         lambda ax: plots.predicted_vs_measured(ax, [0.5, 2.0], PREDICTED),
@@ -229,17 +217,42 @@ def test_a_bar_that_is_cut_says_how_long_it_is(ax: Axes) -> None:
     assert list(told) == ["2.25"] and told["2.25"][0] == 1 and told["2.25"][1] < 1.5
 
 
-def test_ratios_are_coloured_by_their_logarithms_where_one_is_large() -> None:
+def test_no_difference_is_in_the_middle_of_the_colours_and_only_what_occurs_beside_them() -> None:
+    """Of gains that is 0, of ratios 1, which are coloured by their logarithms."""
     grid = pd.DataFrame([[1.0, 2.0, 4.0]], ["a"], ["x", "y", "z"])
-    middle = {}
-    for log in (False, True):
-        figure = plots.heat_maps({"": Panel(grid)}, label="time over that alone", log=log)
+    shades: dict[bool, dict[float, float]] = {
+        False: {-4: 0, 0: 0.5, 2: 0.75, 4: 1},
+        True: {0.25: 0, 1: 0.5, 2: 0.75, 4: 1},
+    }
+    for log, wanted in shades.items():
+        figure = plots.heat_maps(
+            {"": Panel(grid)}, label="over that alone", log=log, headings={"": "b"}
+        )
         (image,) = figure.axes[0].images
-        middle[log] = float(np.ravel(np.asarray(image.norm(np.array([2.0])), dtype=float))[0])
+        found = np.asarray(image.norm(np.array([*wanted], dtype=float)), dtype=float)
+        np.testing.assert_allclose(found, [*wanted.values()], atol=1e-12)
+        assert figure.axes[-1].get_ylim() == (1, 4) and figure.axes[0].get_title(loc="left") == "b"
         ticks = [text.get_text() for text in figure.axes[-1].get_yticklabels()]
         assert not any("$" in text for text in ticks if log)
         plt.close(figure)
-    assert middle == {False: pytest.approx(1 / 3), True: pytest.approx(1 / 2)}
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_pairs_of_bars_stand_in_panels_with_room_for_what_is_beside_them(wide: bool) -> None:
+    table = pd.DataFrame({"both": [1.0, 2.0]}, ["a", "a"])
+    panels = {name: (table, "left: b; right: c") for name in ("first", "second", "third", "fourth")}
+    figure, beside = plots.paired_bars(panels, label="iteration", wide=wide)
+    drawn = {ax.get_title(loc="left"): ax for ax in figure.axes if ax.containers}
+    assert [*drawn] == [*panels] and beside in figure.axes and not beside.containers
+    assert {ax.get_xlabel() for ax in drawn.values()} == {"left: b; right: c"}
+    plt.close(figure)
+
+
+def test_what_another_says_is_outlined_upon_a_timeline(ax: Axes) -> None:
+    plots.outlined(ax, [(0.0, 35.0), (10.0, 49.0)], "paper", label="printed")
+    corners = [path.get_extents() for one in ax.collections for path in one.get_paths()]
+    assert [(box.x0, box.x1) for box in corners] == [(0.0, 35.0), (10.0, 49.0)]
+    assert ax.get_legend_handles_labels()[1] == ["printed"]
 
 
 def test_two_plans_of_one_look_differ_in_grey() -> None:
@@ -324,29 +337,19 @@ def test_dots_of_a_group_are_all_there_beside_their_median(ax: Axes) -> None:
     assert found == [[1.0, 2.0, 3.0], [2.0, 2.0], [7.0], [7.0, 7.0]]
 
 
-def test_ratios_of_judged_claims_stand_by_size_and_far_ones_carry_their_value(ax: Axes) -> None:
-    judged = VERDICTS.iloc[[3, 0, 2, 1]]
-    plots.verdict_ratios(ax, judged, list(judged["id"]))
-    assert np.allclose(drawn(ax, "reproduced")[0], (1, 0))
-    assert np.allclose(drawn(ax, "compatible")[1], (1, 1))
-    assert np.allclose(drawn(ax, "differs")[3], (4, 3))
-    assert [text.get_text().strip() for text in ax.texts] == ["10"]
-    names = [label.get_text() for label in ax.get_yticklabels()]
-    assert names == ["exact", "range", "bound", "far"]
-    (bars,) = (c for c in ax.collections if isinstance(c, LineCollection))
-    ends = [np.asarray(path.vertices)[:, 0].tolist() for path in bars.get_paths()]
-    assert ends == [[1, 1], [0.5, 2], [1.5, 4], [4, 4]]
-    (accepted,) = (c for c in ax.containers if isinstance(c, BarContainer))
-    left, right = ([bar.get_x() + k * bar.get_width() for bar in accepted] for k in (0, 1))
-    assert np.allclose([left[0], right[0], right[1], left[2]], [0.9, 1.1, 1.5, 0.9])
-    assert left[1] < 0.25 and right[2] > 4  # one-sided claims
+def test_a_point_within_a_range_is_marked_and_its_ends_are_not(ax: Axes) -> None:
+    plots.intervals(ax, ["a"], {"x": ([1.0], [3.0], [1.5]), "y": ([4.0], [5.0])}, label="")
+    assert drawn(ax, "x")[:, 0].tolist() == [1.5] and drawn(ax, "y")[:, 0].tolist() == [4.0]
+    (first, second) = (c for c in ax.collections if isinstance(c, LineCollection))
+    ends = [np.asarray(one.get_segments()[0])[:, 0].tolist() for one in (first, second)]
+    assert ends == [[1.0, 3.0], [4.0, 5.0]]
 
 
-def test_verdicts_have_a_panel_for_every_evidence() -> None:
-    judged = VERDICTS[:4]
-    figure = plots.verdict_panels(judged, list(judged["id"]))
-    titles = {ax.get_title("left"): len(ax.get_yticks()) for ax in figure.axes}
-    assert titles == {"counted: 2": 2, "model: 1": 1, "bound: 1": 1}
+def test_a_title_is_broken_into_lines_as_wide_as_its_figure() -> None:
+    figure, _ = plots.canvas()
+    plots.title(figure, "finding " * 20)
+    assert figure.get_suptitle().count("\n") == 1
+    plt.close(figure)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from packaging.requirements import Requirement
 import conftest
 import ddlkit
 from ddlkit import cli
+from ddlkit.report import manual
 from ddlkit.report.site import Page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -382,7 +383,7 @@ def has_tag(cell: dict[str, Any], tag: str) -> bool:
 
 
 def test_the_notebooks_are_numbered_and_begin_at_the_beginning() -> None:
-    assert NOTEBOOKS and NOTEBOOKS[0].name == "00_start_here.ipynb"
+    assert NOTEBOOKS and NOTEBOOKS[0].name == "00_a_step_on_paper.ipynb"
     assert all(re.fullmatch(r"\d\d_[a-z_]+\.ipynb", path.name) for path in NOTEBOOKS)
     assert len({path.name[:2] for path in NOTEBOOKS}) == len(NOTEBOOKS)
 
@@ -404,8 +405,26 @@ def test_notebooks_say_in_one_line_what_they_answer_and_how_long_they_take_to_re
 ) -> None:
     page = Page(notebook)
     assert page.title != notebook.stem
-    assert 20 < len(page.line) < 140
-    assert 5 <= page.minutes <= 90
+    assert 20 < len(page.line) < 200
+    assert 5 <= page.minutes < page.working <= 60
+
+
+@each_notebook
+def test_notebooks_begin_with_three_lines_and_a_result(notebook: Path) -> None:
+    """What the reader will be able to do, needs, and how long it takes; where numbers are from comes last."""
+    first, *_, last = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    lines = [line for line in source(first).splitlines() if line.strip()]
+    heads = ("# ", "* **Objective:** ", "* **Prerequisites:** ", "* **Time:** ")
+    assert [
+        line for line, head in zip(lines, heads, strict=True) if not line.startswith(head)
+    ] == []
+    assert "Reads:" in source(last) and "Grade of truth:" in source(last)
+
+
+def test_the_core_path_is_the_first_six() -> None:
+    assert [Page(path).number for path in NOTEBOOKS if Page(path).core] == [
+        f"0{n}" for n in range(6)
+    ]
 
 
 @each_notebook
@@ -426,29 +445,52 @@ def test_notebooks_have_one_cell_of_parameters_and_use_each(notebook: Path) -> N
 
 
 @each_notebook
-def test_notebooks_keep_their_logic_in_the_package(notebook: Path) -> None:
+def test_cells_of_notebooks_can_be_read(notebook: Path) -> None:
+    """An algorithm is 5 to 15 lines; what takes more belongs into the package."""
     for cell in cells(notebook):
-        assert len(source(cell).splitlines()) <= 15, source(cell)
+        assert len(source(cell).splitlines()) <= 18, source(cell)
         for node in ast.walk(python(cell)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                assert node.end_lineno is not None and node.end_lineno - node.lineno < 3, node.name
+            assert not isinstance(node, ast.ClassDef), node
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None and node.end_lineno - node.lineno < 15, node.name
 
 
-# ---------------------------------------------------------------- README
+TAUGHT = [path for path in NOTEBOOKS if path.name[:2] not in {"11", "12", "13"}]
 
 
-def readme_commands() -> list[list[str]]:
-    """Words of every `ddlkit ...` line in the README's shell blocks."""
-    blocks = re.findall(r"```bash\n(.*?)```", read("README.md"), re.DOTALL)
+@pytest.mark.parametrize("notebook", TAUGHT, ids=lambda path: str(path.stem))
+def test_a_core_or_paper_notebook_writes_its_algorithm_and_asserts_that_ddlkit_agrees(
+    notebook: Path,
+) -> None:
+    trees = [python(cell) for cell in cells(notebook) if not has_tag(cell, "exercise-1")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    assert any(isinstance(node, ast.FunctionDef) for node in nodes)
+    assert any(isinstance(node, ast.Assert) for node in nodes)
+
+
+# ---------------------------------------------------------------- README and docs
+
+
+def shown_commands(page: str) -> list[list[str]]:
+    """Words of every `ddlkit ...` line in a page's shell blocks."""
+    blocks = re.findall(r"```bash\n(.*?)```", read(page), re.DOTALL)
     lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
     return [line for line in lines if line[:1] == ["ddlkit"]]
 
 
+def test_the_manual_of_commands_is_that_of_the_parsers() -> None:
+    assert read("docs/commands.md") == manual.page(cli._parser()), "run ddlkit figures --write"
+
+
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/INSTALL.md"]
+    "page",
+    [
+        *("README.md", "CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/INSTALL.md"),
+        *("docs/commands.md", "docs/studies.md"),
+    ],
 )
 def test_what_a_page_links_to_is_there(page: str) -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", read(page))
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", read(page))]
     at = (ROOT / page).parent
     assert links or page == "docs/ARCHITECTURE.md"
     assert [link for link in links if "://" not in link and not (at / link).exists()] == []
@@ -487,8 +529,10 @@ def test_every_room_is_on_the_plan_of_the_house() -> None:
     )
 
 
-@pytest.mark.parametrize("words", readme_commands(), ids=" ".join)
-def test_the_commands_in_the_readme_exist(
+@pytest.mark.parametrize(
+    "words", [*shown_commands("README.md"), *shown_commands("docs/commands.md")], ids=" ".join
+)
+def test_the_commands_that_pages_show_exist(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with contextlib.suppress(SystemExit):
@@ -505,12 +549,12 @@ toy,cpu,8,c.weight,c,5000000,20000000,0.010,0.020,5e8
 """
 
 
-def test_the_readme_leads_from_own_tables_to_a_plan(
+def test_the_manual_leads_from_own_tables_to_a_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its fit, predict and plan commands, as printed, on tables with the columns it names."""
-    assert LAYERS.splitlines()[0] in read("README.md")
-    commands = {words[1]: words[2:] for words in readme_commands()}
+    assert LAYERS.splitlines()[0] in read("docs/commands.md")
+    commands = {words[1]: words[2:] for words in shown_commands("docs/commands.md")}
     tables = tmp_path / commands["fit"][0], tmp_path / commands["plan"][1]
     tables[0].parent.mkdir()
     rows = [f"{size},{1e-3 + 1e-9 * size}\n" * 3 for size in (2**k for k in range(10, 27))]

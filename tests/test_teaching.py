@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,13 +11,11 @@ from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import Prediction, predict
 from ddlkit.core.workload import Workload
 from ddlkit.model.predictor import make_plan
-from ddlkit.report import book
+from ddlkit.report import book, minutes
 from ddlkit.report.site import Page, buckets, format_minutes
 
 TEXT = (store.ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")
 CASES = buckets.cases()
-PACE = {"words": 0.006, "save_figure(": 1.9, "tables": 1.3, "print(": 0.32}
-"""Minutes that a word, figure, table and printed sentence take in the notebooks, as they were read."""
 
 
 def told(name: str, spec: str) -> Prediction:
@@ -48,30 +44,8 @@ def test_minutes_are_those_of_the_notebooks() -> None:
     found = {}
     for path in book.notebooks():
         page = Page(path)
-        prose = "\n".join(c.source for c in page.notebook.cells if c.cell_type == "markdown")
-        working = re.search(r"^\| reading \| \d+ minutes; (\d+) with", prose, re.M)
-        assert working, page.name
-        found[page.number] = (page.minutes, int(working[1]))
+        found[page.number] = (page.minutes, page.working)
     assert rows == found
-
-
-def expected_minutes(cells: list[Any]) -> float:
-    """What reading takes at the pace of all notebooks: least relative squares of what they state."""
-    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
-    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    words = len(prose.partition("## Exercises")[0].split())
-    tables = code.count("plots.table(") + code.count(".style")
-    said = {"words": words, "save_figure(": code.count("save_figure("), "tables": tables}
-    return (
-        3 + sum(PACE[what] * n for what, n in said.items()) + PACE["print("] * code.count("print(")
-    )
-
-
-@pytest.mark.parametrize("path", book.notebooks(), ids=lambda path: path.stem)
-def test_a_notebook_takes_no_longer_than_it_says(path: Path) -> None:
-    """So that one which grows does not keep its minutes; 0.7, as readers and subjects differ."""
-    page = Page(path)
-    assert page.minutes >= 0.7 * expected_minutes(page.notebook.cells)
 
 
 def test_the_sums_are_those_of_the_table() -> None:
@@ -82,9 +56,11 @@ def test_the_sums_are_those_of_the_table() -> None:
 
 
 def test_the_readme_states_the_same_time() -> None:
-    rows = re.findall(r"^\| \d\d .*? \| (\d+) \|", TEXT, re.M)
-    readme = (store.ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"(all: {format_minutes(sum(map(int, rows)))} of" in readme
+    readme = " ".join((store.ROOT / "README.md").read_text(encoding="utf-8").split())
+    pages = [Page(path) for path in book.notebooks()]
+    core = sum(page.minutes for page in pages if page.core)
+    read = sum(page.minutes for page in pages if page.number != minutes.REFERENCE)
+    assert f"core path ({core} minutes)" in readme and f"all in {format_minutes(read)}" in readme
 
 
 def test_the_lesson_is_as_long_as_it_says() -> None:

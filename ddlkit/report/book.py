@@ -1,7 +1,7 @@
 """The book: run the notebooks in reading order, and build from them the site and REPRODUCTION.md.
 
-Notebooks run one after another (parallel ones would disturb each other's timing), each in a kernel of
-this very Python; from recordings, where nothing is timed, several run at once. What a notebook made is
+Notebooks that measure run one after another (parallel ones would disturb each other's timing), each in a
+kernel of this very Python; of the others several run at once. What a notebook made is
 kept as long as its inputs are the same; data moves one way, so the inputs of a notebook are all notebooks
 up to it, its parameters, the package and the data.
 """
@@ -42,7 +42,9 @@ TIMEOUT_S = 600.0
 EXECUTED, REPORTS, NOTE = "executed", "reports", "note.json"
 """What lies on the shelf of one run of a notebook."""
 AT_ONCE = 4
-"""Notebooks that run from recordings at the same time, where there are as many cores."""
+"""Notebooks that run at the same time, where there are as many cores."""
+MEASURING = ("01", "05")
+"""Notebooks that measure while they run, unless all is from recordings: nothing runs beside them."""
 KEPT = 2
 """Runs of a notebook that the shelf keeps: from the recordings, and from what was measured here."""
 FILES = 128  # open at once in this process, and in a kernel: a loop and a dozen sockets each
@@ -69,8 +71,11 @@ def build(
     reports = (reports or published).resolve()
     tables = default_recording().name if recorded else str(data.resolve()) if data else ""
     executed, inputs = store.BUILD / "executed", (store.DATA, data or store.BUILD / "measured")
-    at_once = min(AT_ONCE, os.cpu_count() or 1) if recorded else 1
-    run(notebooks(only), tables, executed=executed, reports=reports, inputs=inputs, at_once=at_once)
+    chosen, at_once = notebooks(only), min(AT_ONCE, os.cpu_count() or 1)
+    alone = [] if recorded else [one for one in chosen if one.name[:2] in MEASURING]
+    for some, beside in ((alone, 1), ([one for one in chosen if one not in alone], at_once)):
+        if some:
+            run(some, tables, executed=executed, reports=reports, inputs=inputs, at_once=beside)
     every = [executed / notebook.name for notebook in notebooks()]
     store.atomic_write_text(reports / "REPRODUCTION.md", site.reproduction(reports))
     return site.write([copy for copy in every if copy.is_file()], store.BUILD / "site", reports)
@@ -80,7 +85,7 @@ def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path
     """The notebooks in reading order, or those whose number is in ``only``. Raises UserError.
 
     >>> [notebook.name for notebook in notebooks(["00"])]
-    ['00_start_here.ipynb']
+    ['00_a_step_on_paper.ipynb']
     """
     folder = folder or store.NOTEBOOKS
     every = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
@@ -91,7 +96,7 @@ def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path
                 f"no notebook {number!r} in {folder}: there are {', '.join(numbers) or 'none'}"
             )
     if not every:
-        raise UserError(f"no notebook in {folder}: expected names such as 20_fit.ipynb")
+        raise UserError(f"no notebook in {folder}: expected names such as 02_fitting_costs.ipynb")
     return [n for n, number in zip(every, numbers, strict=True) if not only or number in only]
 
 

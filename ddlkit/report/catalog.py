@@ -24,13 +24,15 @@ _STATISTICS: dict[str, Callable[[Any], Any]] = {"median": np.median, "max": np.m
 _SCHEMA = own_yaml(Path(__file__).with_name("figures.schema.yml").read_text(encoding="utf-8"))
 _HEAD = Path(__file__).with_name("figures.head.md").read_text(encoding="utf-8")
 _PNG = b"\x89PNG\r\n\x1a\n"
+MOST_OWN = 18
+"""Figures of the workbook's own, at most."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """One figure or table; the fields are explained at the top of data/figures.yml.
 
-    >>> entry = Entry("osf-tab1", "The symbols.", "80_tables", ("paper",), "transcribed")
+    >>> entry = Entry("osf-tab1", "The symbols.", "14_tables_and_verdicts", ("paper",), "transcribed")
     >>> entry.paper, entry.status
     ('osf', 'done')
     """
@@ -117,7 +119,21 @@ def find_problems(reports: Path, entries: Sequence[Entry]) -> list[str]:
     for entry in entries:
         if entry.status == "done":
             lines += [f"{entry.id}: {line}" for line in _missing(entry, reports)]
+    own = sum(entry.paper == "workbook" for entry in entries)
+    if own > MOST_OWN:
+        lines.append(f"{own} figures of the workbook's own, limit {MOST_OWN}")
     return lines
+
+
+def _reading(notebooks: Sequence[str]) -> list[str]:
+    """What is wrong with the minutes of the executed notebooks; nothing is known before the book has run."""
+    from ddlkit.report import minutes  # needs nbformat, as nothing else here
+
+    executed = [store.BUILD / "executed" / f"{name}.ipynb" for name in notebooks]
+    if missing := [path.stem for path in executed if not path.is_file()]:
+        print(f"minutes not checked: {', '.join(missing)} not executed; run ddlkit book --recorded")
+        return []
+    return minutes.find_problems(executed)
 
 
 def _missing(entry: Entry, reports: Path) -> list[str]:
@@ -200,6 +216,7 @@ def command(*, check: bool = False, write: bool = False, reports: Path | None = 
         print(store.REPORTS / "FIGURES.md")
     if check:
         problems = find_problems(reports or store.REPORTS, entries)
+        problems += _reading(sorted({entry.notebook for entry in entries}))
         if not is_current(entries):
             problems.append("FIGURES.md is not current: run ddlkit figures --write")
         for line in problems:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from ddlkit import store
 from ddlkit.core.link import bus_factor
-from ddlkit.core.units import MIB
+from ddlkit.core.units import MIB, format_bytes
 from ddlkit.model.calibration import undisturbed
 from ddlkit.model.predictor import issue_share
 from ddlkit.report.source import Source
@@ -51,19 +51,61 @@ def layer_speeds(sources: Mapping[str, Source], network: str) -> pd.DataFrame:
     return found if found["issue_share"].notna().any() else found.drop(columns="issue_share")
 
 
-def bus_bandwidths(sources: Mapping[str, Source], sizes: Mapping[str, int]) -> pd.DataFrame:
-    """One row per machine, link, backend, number of ranks and collective; bus bandwidth by named size.
+def kernel_shares(sources: Mapping[str, Source], networks: Sequence[str]) -> pd.DataFrame:
+    """What kernels reach of their machine's peak, one row per machine, device, precision and kernel.
 
-    ``sizes``: column -> bytes. Gbit/s; NaN where that size was not measured.
+    Kernels are products of square matrices by side, alone and as a convolution; steps of ``networks`` on one
+    rank (osf Eq 4: forward FLOP x 3 over the time of forward and backward, c of Eq 5 as their share); and
+    copies in memory by size, which read and write each byte.
+    Columns: unit ("FLOP/s" or "B/s"), rate (a median), peak and share. The peak is the datasheet's of a GPU
+    where it is known, else that of the fastest sample of any product, or of any copy, on that machine.
     """
-    keys = ["machine", "link", "backend", "ranks", "collective"]
-    tables = [source.table("collectives").assign(machine=name) for name, source in sources.items()]
-    samples = pd.concat(tables)
-    medians = samples[samples["ranks"] > 1].groupby([*keys, "bytes"])["seconds"].median().unstack()
-    found = medians.reindex(columns=list(sizes.values())).reindex(list(sources), level="machine")
-    factor = [bus_factor(collective, ranks) for *_, ranks, collective in found.index]
-    gbit_per_s = found.rtruediv(found.columns.to_numpy()).mul(factor, axis=0) * 8 / 1e9
-    return gbit_per_s.set_axis(list(sizes), axis=1).reset_index()
+    own = ["machine", "device", "precision", "unit"]
+    found = []
+    for machine, source in sources.items():
+        timed = pd.concat(_timed(source)).assign(machine=machine)
+        fastest = timed.groupby(own)["rate"].max().rename("peak").reset_index()
+        on_gpu = fastest["device"] == "cuda"
+        said = [_datasheet(source, *row) for row in fastest[["precision", "unit"]].to_numpy()]
+        fastest["peak"] = np.where(on_gpu & np.array(said, bool), said, fastest["peak"])
+        steps = [_step_rates(source, name).assign(machine=machine) for name in networks]
+        rates = pd.concat([*steps, timed]).groupby([*own, "kernel"], sort=False)["rate"].median()
+        found.append(rates.reset_index().merge(fastest, on=own))
+    return pd.concat(found, ignore_index=True).eval("share = rate / peak")
+
+
+def _datasheet(source: Source, precision: str, unit: str) -> float:
+    quantity = f"{precision}_flops_per_s" if unit == "FLOP/s" else "memory_bytes_per_s"
+    return store.datasheet(source.gpu("peaks"), quantity)
+
+
+def _timed(source: Source) -> list[pd.DataFrame]:
+    """Samples of products and of copies in memory: device, precision, unit, kernel, rate."""
+    peaks = source.table("peaks")
+    peaks["rate"] = 2.0 * peaks["side"].astype(float) ** 3 / peaks["seconds"]
+    tables = [
+        peaks.assign(unit="FLOP/s", kernel=peaks["kernel"] + " of " + peaks["side"].astype(str))
+    ]
+    if source.has("copies"):
+        rows = source.table("copies")
+        rows = rows[rows["copy"].isin(["memcpy", "d2d"])].sort_values("bytes")
+        names = "copy of " + rows["bytes"].map(format_bytes)
+        rates = {"rate": 2.0 * rows["bytes"] / rows["seconds"], "precision": "copies"}
+        tables.append(rows.assign(unit="B/s", kernel=names, **rates))
+    columns = ["device", "precision", "unit", "kernel", "rate"]
+    return [one[columns] for one in tables]
+
+
+def _step_rates(source: Source, network: str) -> pd.DataFrame:
+    """Rates of one network's steps, of each of its profiles on one rank; none where it was not profiled."""
+    rows = source.table("layers") if source.has("layers") else pd.DataFrame(columns=["network"])
+    rows = rows[rows["network"] == network]
+    if rows.empty:
+        return pd.DataFrame()
+    sums = rows[rows["ranks"] == 1].groupby(["device", "precision", "batch"])
+    sums = sums[["flops", "forward_s", "backward_s"]].sum().reset_index()
+    sums["rate"] = 3 * sums["flops"] / (sums["forward_s"] + sums["backward_s"])
+    return sums.assign(unit="FLOP/s", kernel=f"step of {store.network_title(network)}")
 
 
 def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:

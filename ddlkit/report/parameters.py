@@ -188,7 +188,10 @@ RULES: dict[str, dict[str, Rule]] = {
         "seed": SEED,
     },
     "05_is_it_true": {"data": TABLES, "form": FORM},
-    "06_scaling_factor": {"formulas": OneOf(lambda given: osf_scaling.FORMULAS, several=True)},
+    "06_scaling_factor": {
+        "formulas": OneOf(lambda given: osf_scaling.FORMULAS, several=True),
+        "data": TABLES,
+    },
     "07_where_time_goes": {"slow_rank": Number(1.01, 10)},
     "08_training_as_a_graph": {
         "layers": Number(1, 20, whole=True),

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from itertools import product
-
-import pandas as pd
 
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import Iteration
@@ -18,9 +15,6 @@ from ddlkit.core.workload import Workload
 from ddlkit.report import outputs, plots
 
 LAYERS, N_BYTES = 3, 100
-ALPHAS_S = (0.0, 0.5, 1.0, 2.0)
-COMPUTES = (0.5, 1.0, 2.0)
-BUFFERS_BYTES = tuple(N_BYTES * (layer + 1) for layer in range(LAYERS))
 RANGES: dict[str, tuple[str, float, float, float, float]] = {
     "alpha_s": ("alpha [s]", 0.5, 0, 3, 0.1),
     "beta_s_per_byte": ("beta [s/B]", 0.02, 0, 0.1, 0.005),
@@ -40,16 +34,6 @@ def toy(alpha_s: float, beta_s_per_byte: float, compute: float, buffer_bytes: in
     """
     work = Workload.from_arrays(3.0 * compute, [2.0 * compute] * LAYERS, [N_BYTES] * LAYERS)
     return Iteration(work, buffer(work, buffer_bytes), AlphaBeta(alpha_s, beta_s_per_byte))
-
-
-def swept(beta_s_per_byte: float = 0.02) -> pd.DataFrame:
-    """Over start-ups, computing and buffers: alpha_s, compute, buffer_bytes, exposed_s, iteration_s."""
-    rows = []
-    for alpha_s, compute, size in product(ALPHAS_S, COMPUTES, BUFFERS_BYTES):
-        found = toy(alpha_s, beta_s_per_byte, compute, size).prediction
-        rows.append((alpha_s, compute, size, found.exposed_communication_s, found.iteration_s))
-    columns = ["alpha_s", "compute", "buffer_bytes", "exposed_s", "iteration_s"]
-    return pd.DataFrame(rows, columns=columns)
 
 
 def told(alpha_s: float, beta_s_per_byte: float, compute: float, buffer_bytes: int) -> str:

@@ -163,6 +163,11 @@ class Source:
         """Of the machine that the first table of ``kind`` was measured on."""
         return int(store.load_stamp(self._files(kind)[0])["machine"]["cpu"]["cores"])
 
+    def gpu(self, kind: str) -> str:
+        """Model of the GPU where the first table of ``kind`` was measured; "" without one."""
+        gpus = store.load_stamp(self._files(kind)[0])["machine"].get("gpus", [])
+        return str(gpus[0]["model"]) if gpus else ""
+
     def begun(self, kind: str) -> datetime:
         """When the first table of ``kind`` was saved: what was decided later may have seen it."""
         stamps = [store.load_stamp(path) for path in self._files(kind)]

@@ -95,16 +95,20 @@ def network_named(text: str) -> str:
 
 
 @functools.cache
-def network_title(text: str) -> str:
-    """How a network is written wherever it is shown, however it is written in a table or a paper.
+def network_title(name: str) -> str:
+    """How a network is spelled where it is shown, whoever named it; an unknown name as it is.
 
-    Raises UserError as `network_named`.
-
-    >>> network_title("resnet101"), network_title("VGG16 replaced")
-    ('ResNet-101', 'VGG-16 replaced')
+    >>> network_title("ViT-Base/16"), network_title("googlenet_64"), network_title("tiny_net")
+    ('ViT-B/16', 'GoogLeNet, 64 px', 'tiny_net')
     """
-    first = published_networks().set_index("name")["aliases"].str.partition(";")[0]
-    return str(first[network_named(text)])
+    whole, _, side = name.rpartition("_")
+    smaller = side.isdigit() and _plain(name) not in _spellings()
+    key = _spellings().get(_plain(whole if smaller else name))
+    if key is None:
+        return name
+    frame = published_networks().set_index("name")
+    first = str(frame.loc[key, "aliases"]).partition(";")[0]
+    return f"{first}, {side} px" if smaller else first
 
 
 def measured_peaks(peaks: DataFrame) -> dict[tuple[str, str], float]:

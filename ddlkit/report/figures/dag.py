@@ -13,13 +13,10 @@ from ddlkit.formats.trace import TIMES, LayerTrace, check_trace, parse_trace
 from ddlkit.papers.dag import (
     STRATEGIES,
     IterationTimes,
-    exposed_communication_s,
     iteration_s,
-    naive_iteration_s,
-    wait_free_iteration_s,
 )
 from ddlkit.papers.dag.tasks import Schedule, TaskGraph, schedule
-from ddlkit.papers.dag.training import ONE_AFTER_THE_OTHER, Gpus, period_s, s_sgd, what_if
+from ddlkit.papers.dag.training import Gpus, period_s, s_sgd, what_if
 from ddlkit.store import DATA, files
 
 MENDED = 10.0
@@ -85,24 +82,6 @@ def mended(trace: LayerTrace) -> LayerTrace:
     return replace(trace, forward_s=np.where(wrong, trace.forward_s / MENDED, trace.forward_s))
 
 
-def played(trace: LayerTrace, gpus: int, iterations: int) -> pd.DataFrame:
-    """A row per framework: the trace's own tasks on ``gpus`` of one machine; period, exposed, limits.
-
-    exposed_s : how much longer an iteration takes than computing alone
-    """
-    times, plan = trace.training()
-    rows = {}
-    for name, strategy in STRATEGIES.items():
-        graph = s_sgd(times, strategy, Gpus(1, gpus), iterations=iterations, plan=plan)
-        found = schedule(graph)
-        rows[name] = {
-            "iteration_s": found.period_s,
-            "exposed_s": found.period_s - times.gpu_s,
-            "limited_by": next(iter(found.limits())),
-        }
-    return pd.DataFrame(rows).T.rename_axis("framework").reset_index()
-
-
 def what_ifs(graph: TaskGraph, changes: Mapping[str, Sequence[tuple[str, float]]]) -> pd.DataFrame:
     """A row as it is and one a change: iteration_s, speedup, limited_by, and each resource's share."""
     rows = {}
@@ -112,9 +91,6 @@ def what_ifs(graph: TaskGraph, changes: Mapping[str, Sequence[tuple[str, float]]
         told = {"iteration_s": found.after.period_s, "speedup": found.speedup}
         rows[name] = {**told, "limited_by": next(iter(limits), ""), **limits}
     return pd.DataFrame(rows).T.rename_axis("change").reset_index().infer_objects().fillna(0.0)
-
-
-# -- the trace ---------------------------------------------------------------------------------------
 
 
 def scattered(trace: LayerTrace, iterations: int, spread: float, seed: int = 0) -> LayerTrace:
@@ -128,43 +104,3 @@ def scattered(trace: LayerTrace, iterations: int, spread: float, seed: int = 0) 
         for column in TIMES
     }
     return LayerTrace(mean.name, mean.n_bytes, **drawn)
-
-
-def spread_of(trace: LayerTrace) -> pd.DataFrame:
-    """A row a layer with a gradient: mean of each column of TIMES, and its standard deviation over that."""
-    mean, spread, rows = trace.mean(), trace.spread(), trace.learnable
-    columns: dict[str, object] = {"layer": [trace.name[row] for row in rows]}
-    for column in TIMES:
-        seconds = getattr(mean, column)[0, rows]
-        columns[column] = seconds
-        columns[column.removesuffix("_s") + "_spread"] = spread[column][rows] / seconds
-    return pd.DataFrame(columns)
-
-
-def beside_table6(trace: LayerTrace) -> pd.DataFrame:
-    """The trace scheduled as tasks, beside sums and equations over the printed columns.
-
-    Columns quantity, printed_s, scheduled_s, difference (relative). Messages of layers without parameters
-    take no time; Eq 4 is of Caffe-MPI, from update to update.
-    """
-    times, plan = trace.training()
-    mean, first = trace.mean(), len(trace.name) - len(times.backward_s)
-    rows = replace(times, communication_s=mean.communication_s[0, first:])
-    alone = schedule(s_sgd(times, ONE_AFTER_THE_OTHER, plan=plan))
-    hidden = schedule(s_sgd(times, STRATEGIES["Caffe-MPI"], plan=plan, iterations=3))
-    kinds = np.array(KINDS)[alone.graph.kind]
-    ends = {kind: float(alone.end_s[kinds == kind].max()) for kind in ("io", "forward", "backward")}
-    found = {
-        "until read": (times.io_s, ends["io"]),
-        "until the end of forward": (times.io_s + times.forward_s.sum(), ends["forward"]),
-        "until the end of backward": (times.io_s + times.gpu_s, ends["backward"]),
-        "an iteration, nothing hidden (Eq 2)": (naive_iteration_s(rows), alone.duration_s),
-        "from update to update (Eq 4)": (wait_free_iteration_s(rows), hidden.period_s),
-        "communication not hidden (Eq 5)": (
-            exposed_communication_s(rows),
-            hidden.period_s - times.gpu_s,
-        ),
-    }
-    frame = pd.DataFrame(found, index=["printed_s", "scheduled_s"]).T.rename_axis("quantity")
-    frame["difference"] = frame["scheduled_s"] / frame["printed_s"] - 1
-    return frame.reset_index()

@@ -11,15 +11,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from ddlkit.core.case import Case
-from ddlkit.core.timeline import COMMUNICATION, Timeline
 from ddlkit.core.units import KB, KIB, parse_bytes
 from ddlkit.model.predictor import plan_of
 from ddlkit.papers.osf import cluster
-from ddlkit.papers.osf.breakdown import PHASES, breakdown, of_timeline
+from ddlkit.papers.osf.breakdown import breakdown, of_timeline
 from ddlkit.papers.osf.cluster import WORKERS, PaperSetting, osf_name
 from ddlkit.report.accuracy import mean_difference
 from ddlkit.report.claims import claimed, prose
@@ -89,15 +87,6 @@ def _phases(
     return breakdown(workload, plan, cost, waited_s=waited_s, slowest=slowest, negotiate_s=agreed_s)
 
 
-def panel_name(network: str, slowest: float) -> str:
-    """The heading of a panel.
-
-    >>> panel_name("VGG16", 1), panel_name("VGG16", 1.1)
-    ('VGG16, equal workers', 'VGG16, one takes 1.1 x')
-    """
-    return f"{network}, " + ("equal workers" if slowest == 1 else f"one takes {slowest:g} x")
-
-
 def _key(case: Case) -> tuple[str, int, int, float]:
     """The values of KEYS."""
     name, _, size = case.plan.partition(":")
@@ -145,43 +134,6 @@ def totals(rows: pd.DataFrame) -> pd.DataFrame:
     """Communication time in all and its relative error, one row per case of `phases`."""
     found = rows.groupby(KEYS)[["model_s", "measured_s"]].sum()
     return found.assign(error=found["model_s"] / found["measured_s"] - 1).reset_index()
-
-
-def side_by_side(rows: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Phases in columns, for pairs of bars: for each value of ``by`` the model's row, then the lab's."""
-    found = [
-        part.set_index("phase")[column].rename(str(value))
-        for value, part in rows.groupby(by, sort=False)
-        for column in ("model_s", "measured_s")
-    ]
-    return pd.DataFrame(found)[list(PHASES)]
-
-
-def agreements(lab: Lab) -> pd.DataFrame:
-    """How long an agreement takes where all workers are equal, from rank 0's report to its answer.
-
-    One row per case: network, workers, buffer_bytes, model_s (of each), and medians of those asked for
-    on an idle and on a busy link: idle_s, busy_s, NaN where there are none.
-    """
-    rows = []
-    for case in lab.cases(negotiated=True):
-        if case.straggler > 1:
-            continue
-        spans = [_agreements(timeline) for timeline in lab.timelines(case)]
-        asked = pd.concat(spans).groupby("busy")["seconds"].median()
-        agreed_s = float(lab.calibration.of_case(case).cost(KIB))
-        times = {"model_s": agreed_s, "idle_s": asked.get(False), "busy_s": asked.get(True)}
-        rows.append({**dict(zip(KEYS[:3], _key(case), strict=False)), **times})
-    return pd.DataFrame(rows)
-
-
-def _agreements(timeline: Timeline) -> pd.DataFrame:
-    """Seconds of each agreement of rank 0, and whether a message was on its way when it was asked for."""
-    mine = timeline.select(timeline.rank == 0)
-    messages, asked = mine.spans(COMMUNICATION), mine.select(mine.kind == "negotiate")
-    start_s = asked.start_s[:, None]
-    busy = np.any((messages[:, 0] < start_s) & (start_s < messages[:, 1]), axis=1)
-    return pd.DataFrame({"busy": busy, "seconds": asked.end_s - asked.start_s})
 
 
 def twins(lab: Lab) -> pd.DataFrame:

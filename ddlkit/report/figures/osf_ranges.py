@@ -7,7 +7,7 @@ hold together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -58,7 +58,8 @@ def over(
 
 def graded(model: pd.DataFrame, *labs: pd.DataFrame) -> pd.DataFrame:
     """Rows of the model and of the lab, each named by its grade, one below the other."""
-    return pd.concat([model.assign(grade="model"), *(lab.assign(grade="lab") for lab in labs)])
+    rows = [model.assign(grade="model"), *(lab.assign(grade="lab") for lab in labs)]
+    return pd.concat(rows, ignore_index=True)
 
 
 def printed_errors() -> dict[str, tuple[float, float]]:
@@ -239,21 +240,14 @@ def against_printed() -> pd.DataFrame:
     return frame.rename_axis("statement").reset_index()
 
 
-LABS = {"measured": "lab, 4 workers", "regime": "lab, dear start-ups"}
-"""Labels of the lab's two links by the look of their points: short start-ups, and such as on the cluster."""
+LABS = {"measured": "1 Gbit/s", "regime": "expensive start-ups"}
+"""The lab's two kinds of links by the look of their points: cheap start-ups, and such as on the cluster."""
 
 
 def fused_in_labs(lab: Lab) -> pd.DataFrame:
     """`fused_in_lab` of four workers, over the lab's link and in the `regime`; ``look``: a name of LABS."""
     frames = [fused_in_lab(one, 4) for one in (lab, regime())]
     return pd.concat([one.assign(look=look) for look, one in zip(LABS, frames, strict=True)])
-
-
-def by_look(fused: pd.DataFrame, network: str) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    """Look, label and rows of each of the lab's links, of rows of `fused_in_labs`; none where it has none."""
-    mine = fused[fused["network"] == network]
-    for look, label in LABS.items():
-        yield look, label, mine[mine["look"] == look]
 
 
 def unfused_in_regime() -> pd.DataFrame:
@@ -343,35 +337,3 @@ def gains_in_lab(runs: pd.DataFrame) -> pd.DataFrame:
         columns = {name: found[column] - 1 for name, column in ranges.items()}
         frames.append(found[["network"]].assign(planner=rule, over=found["other"], **columns))
     return pd.concat(frames, ignore_index=True)
-
-
-FREE = {
-    "resnet101_s": "ResNet-101 computes",
-    "vgg16_s": "VGG-16 computes",
-    "overhead_s": "delta",
-    "timeout_s": "timeout",
-    "unit": "layers or tensors",
-}
-"""What osf leaves unstated, in words: computing, a start-up, the buffer's timeout, and what travels alone."""
-
-
-def identifiability(figure: Figure, value: str = "model") -> pd.DataFrame:
-    """What knowing one unstated number would leave of the compatible settings, one row per free number.
-
-    Every compatible setting counts alike, as does each value of the number that some of them has.
-    Columns: free, values (how many are left open), settings (share that remains, in the mean), and range
-    (mean width of the figure's ranges that remains, over their width now).
-    """
-    settings = compatible()
-    table = pd.DataFrame([vars(one) for one in settings])
-    numbers = np.array([figure(one)[value].to_numpy(float) for one in settings])
-    whole = np.ptp(numbers, axis=0)
-    moves = whole > 1e-9 * np.abs(numbers).max(axis=0)
-    rows = []
-    for free in table:
-        groups = [numbers[rows] for rows in table.groupby(free, dropna=False).indices.values()]
-        left = [float(np.mean(np.ptp(group, axis=0)[moves] / whole[moves])) for group in groups]
-        remains = float(np.mean([len(group) / len(settings) for group in groups]))
-        rows.append((free, len(groups), remains, float(np.mean(left))))
-    frame = pd.DataFrame(rows, columns=["free", "values", "settings", "range"])
-    return frame.sort_values("range", ignore_index=True)

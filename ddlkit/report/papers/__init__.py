@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import math
 import pkgutil
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -92,15 +91,6 @@ def printed(row: pd.Series) -> str:
     """What the paper prints for a claim, with its relation where that is one-sided."""
     sign = {"<=": "≤ ", ">=": "≥ "}.get(row["relation"], "")
     return sign + format_quantity(row["value"], row["unit"])
-
-
-def short_names(verdicts: pd.DataFrame, letters: int = 84) -> list[str]:
-    """Each claim in a row of a figure: the paper, the quantity, and of whom where several claims share it."""
-    first = verdicts["condition"].str.split(";").str[0]
-    shared = verdicts.duplicated(["paper", "quantity"], keep=False) & (first != "")
-    texts = verdicts["quantity"].where(~shared, first + ": " + verdicts["quantity"])
-    named = verdicts["paper"] + ", " + texts
-    return [textwrap.shorten(name, letters, placeholder=" …") for name in named]
 
 
 def shown(verdicts: pd.DataFrame) -> list[dict[str, str]]:

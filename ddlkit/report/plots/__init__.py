@@ -43,6 +43,7 @@ from ddlkit.report.plots.pages import table as table
 from ddlkit.report.plots.pages import title as title
 from ddlkit.report.plots.pages import write_png as write_png
 from ddlkit.report.plots.shown import live_box as live_box
+from ddlkit.report.plots.shown import measured_here as measured_here
 from ddlkit.report.plots.style import (
     FAINT,
     INK,
@@ -59,19 +60,16 @@ from ddlkit.report.plots.style import (
     time_unit,
 )
 
-CROWDED = 60  # letters under a heat map
 LETTER = 0.06  # inches of a letter under bars
+WIDER = 0.072  # and under a heat map, where names stand close
 APART = 0.12  # by which the two bars of a pair move towards each other
-FAR = 4  # a ratio to a printed value
 LEAST_DRAWN = 1e-3  # a relative error on a logarithmic axis
 FEW = 30  # points of a line that are marked one by one
 VISIBLE = (
     1.1  # upper over lower end of an interval that is broader than its line, on logarithmic axes
 )
 NEAR = 0.05  # relative error of a prediction
-SHORT = 6  # letters of a name that stand level under a cell
-DARK = 0.65  # of a colour scale, from where on white is the better ink
-DEFAULT_FRAME = "#d55e00"  # about the cell of the default in a heat map
+DARK = 0.3  # from the middle of a colour scale, from where on white is the better ink
 EMULATED = "emulated:"  # before the names of links
 RIMMED = 3  # size of a marker that has a white rim; smaller ones are many
 NUMBERED = 12  # messages that carry the number of their group
@@ -147,6 +145,43 @@ def _name_bars(ax: Axes, names: Sequence[str]) -> None:
 
 
 @theme()
+def paired_bars(
+    panels: Mapping[str, tuple[pd.DataFrame, str]], *, label: str, wide: bool = False
+) -> tuple[Figure, Axes]:
+    """Stacked bars in seconds, every two of them a pair; and axes for what stands beside the first panel.
+
+    panels : by heading a table, and what `bars` says of its pairs; two in a row
+    wide : the first panel has a row of its own, and so have the axes, below all others
+    """
+    first, *rest = panels
+    rows = [[first, first] if wide else [first, ""]]
+    rows += [[*rest[k : k + 2], "."][:2] for k in range(0, len(rest), 2)]
+    high, low = 2.2 * len(rows) + 0.3, 3.8 * wide
+    figure = plt.figure(figsize=(WIDTH, high + low))
+    parts: Any = figure.subfigures(2, 1, height_ratios=(high, low)) if wide else [figure]
+    above = parts[0]
+    axes = above.subplot_mosaic(rows)
+    for name, (bars_of, said) in panels.items():
+        bars(axes[name], bars_of, label=label, seconds=True, stacked=True, pairs=said, legend="")
+        heading(axes[name], name)
+    handles, labels = axes[first].get_legend_handles_labels()
+    above.legend(handles, labels, loc="outside upper left", ncols=len(labels))
+    return figure, parts[1].subplots() if wide else axes[""]
+
+
+@theme()
+def outlined(ax: Axes, spans: Sequence[tuple[float, float]], role: str, *, label: str) -> None:
+    """Upon a panel of `gantt`, from its first row on, where another says that each row begins and ends."""
+    style = look(role)
+    for row, (begin, end) in enumerate(spans):
+        bar = ax.broken_barh(
+            [(begin, end - begin)], (row - 0.43, 0.86), label="_" if row else label
+        )
+        bar.set(facecolor="none", edgecolor=style.color, linewidth=1.6, linestyle="--")
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+@theme()
 def cut(ax: Axes, wholes: ArrayLike, top: float) -> None:
     """Ends the axis of `bars` at ``top``; a bar that goes on beyond it says how long its whole (n,) is."""
     ax.set_ylim(0, top)
@@ -199,15 +234,19 @@ def heat_map(
 ) -> Any:
     """A number in each cell, its colour by a ``scale`` that maps of one figure share.
 
-    A cell without a number stays empty; one that may well be no difference stands in parentheses. Colours
-    get darker from the lowest to the highest, in grey as well. Returns what a colour bar takes.
+    A cell without a number stays empty; one that may well be no difference stands in parentheses. White is
+    no difference, and colours get darker to both sides: blue is better, red worse. Which side it is, a
+    number's sign says in grey. Returns what a colour bar takes.
     """
     grid, default = panel.grid, panel.default
     values, unsure = grid.to_numpy(dtype=float), panel.unsure()
-    image = ax.imshow(values, cmap="YlGnBu", norm=scale, aspect="auto")
+    colors = (
+        "RdBu_r" if isinstance(scale, LogNorm) else "RdBu"
+    )  # a longer time is worse, a gain better
+    image = ax.imshow(values, cmap=colors, norm=scale, aspect="auto")
     for place, value in np.ndenumerate(values):
         if np.isfinite(value):
-            ink = "white" if scale(value) > DARK else INK
+            ink = "white" if abs(scale(value) - 0.5) > DARK else INK
             said = f"({form.format(value)})" if unsure[place] else form.format(value)
             ax.text(place[1], place[0], said, ha="center", va="center", color=ink, fontsize=7)
     if default is not None:
@@ -216,10 +255,11 @@ def heat_map(
         if default[0] is not None:
             row, height = grid.index.get_loc(default[0]), 1
         corner = (column - 0.5, row - 0.5)
-        ax.add_patch(Rectangle(corner, 1, height, fill=False, edgecolor=DEFAULT_FRAME, linewidth=2))
+        ax.add_patch(Rectangle(corner, 1, height, fill=False, edgecolor=INK, linewidth=2))
     names = [str(name).replace("-", " ") for name in grid.columns]
     ax.set_xticks(range(len(names)), names)
-    if max(map(len, names)) > SHORT or sum(map(len, names)) > CROWDED:
+    inches = ax.bbox.width / ax.figure.dpi
+    if max(map(len, names)) > inches / len(names) / WIDER:
         plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
     ax.set_yticks(range(len(grid)), [str(name) for name in grid.index])
     ax.set(xlabel=xlabel, ylabel=ylabel)
@@ -238,12 +278,16 @@ def heat_maps(
     columns: int = 0,
     height: float = 2.5,
     log: bool = False,
+    headings: Mapping[str, str] | None = None,
 ) -> Figure:
-    """Heat maps by heading, beside each other or in as many ``columns``, on one colour scale.
+    """Heat maps by name, beside each other or in as many ``columns``, on one colour scale.
 
-    panels : by heading; names of a grid's axes go on them. ``label`` names the numbers; ``height`` is of a
+    The scale has no difference in its middle; of the bar beside it only what occurs is drawn.
+
+    panels : names of a grid's axes go on them. ``label`` names the numbers; ``height`` is of a
         row of panels, in inches, where their grids have as many rows.
-    log : colours by the numbers' logarithms: of ratios, of which few are large
+    log : the numbers are ratios, of which 1 is no difference: colours by their logarithms
+    headings : what stands above each panel, its name where none is given
     """
     columns = columns or len(panels)
     rows = -(-len(panels) // columns)
@@ -255,15 +299,18 @@ def heat_maps(
     grids = [panel.grid.to_numpy(dtype=float).ravel() for panel in panels.values()]
     every = np.concatenate(grids)
     ends = float(np.nanmin(every)), float(np.nanmax(every))
-    scale = LogNorm(*ends) if log else Normalize(*ends)
+    far = max(ends[1], 1 / ends[0], 1.01) if log else np.abs(ends).max() or 1.0
+    scale = LogNorm(1 / far, far) if log else Normalize(-far, far)
     for ax, (name, panel) in zip(axes.flat, panels.items(), strict=False):
         words = {"xlabel": panel.grid.columns.name or "", "ylabel": panel.grid.index.name or ""}
         image = heat_map(ax, panel, scale=scale, form=form, **words)
-        heading(ax, name)
+        heading(ax, (headings or {}).get(name, name))
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
     bar = figure.colorbar(image, ax=axes, shrink=0.9, aspect=30)
     bar.set_label(label)
+    if ends[0] < ends[1]:
+        bar.ax.set_ylim(*ends)
     if log:
         plain_log_ticks(bar.ax.yaxis)
     bar.outline.set(visible=False)
@@ -274,7 +321,7 @@ def heat_maps(
 def intervals(
     ax: Axes,
     cases: Sequence[str],
-    ranges: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    ranges: Mapping[str, tuple[ArrayLike, ...]],
     *,
     label: str,
     printed: Mapping[str, tuple[float, float]] | None = None,
@@ -282,7 +329,8 @@ def intervals(
 ) -> None:
     """A row per case, in it a thick line per series, from low to high: name -> (n,) lows and (n,) highs.
 
-    A range of no width is a dot. printed : what a paper prints as a range, by name, shaded over all rows.
+    Markers stand at both ends, or at a third (n,) where there is one: the best or middle of each range. A
+    range of no width is a dot. printed : what a paper prints as a range, by name, shaded over all rows.
     """
     _case_rows(ax, cases, 0.0)
     hatches = ("...", "///")
@@ -293,8 +341,8 @@ def intervals(
     step = 0.7 / len(ranges)
     for k, (style, ends) in enumerate(zip(looks(list(ranges)), ranges.values(), strict=True)):
         row = np.arange(len(cases)) + step * (k - (len(ranges) - 1) / 2)
-        ax.hlines(row, *ends, color=style.color, linewidth=3)
-        for end, named in zip(ends, (style.label, "_"), strict=True):
+        ax.hlines(row, ends[0], ends[1], color=style.color, linewidth=3)
+        for end, named in zip(ends[2:] or ends, (style.label, "_"), strict=False):
             _mark(ax, end, row, replace(style, label=named), 4)
     ax.set_xlabel(label)
     add_legend(ax, legend)
@@ -352,60 +400,6 @@ def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: 
         ax.plot(inside, spread, style.marker, color=style.color, markersize=3, alpha=0.6)
         ax.plot([np.median(inside)] * 2, [row - 0.36, row + 0.36], color=INK, linewidth=2)
     ax.set_xlabel(label)
-
-
-@theme()
-def verdict_ratios(ax: Axes, verdicts: pd.DataFrame, names: Sequence[str]) -> None:
-    """Computed over printed value of judged claims, in rows by that ratio: a marker, or a bar for a range.
-
-    ``verdicts`` is of ``report.papers.evaluate()``, (n,) names are of its rows. Grey is what would agree, on
-    the side that counts. What lies beyond a ratio of 4 ends there, a number with its value.
-    """
-    ratios = verdicts[["low", "high"]].div(verdicts["value"], axis=0)
-    ends = ratios.clip(1 / FAR, FAR)
-    order = np.argsort(np.sqrt(ends["low"] * ends["high"]).to_numpy(), kind="stable")
-    found, ratios, ends = (
-        frame.iloc[order].reset_index(drop=True) for frame in (verdicts, ratios, ends)
-    )
-    middle, place = np.sqrt(ends["low"] * ends["high"]), np.arange(len(found))
-    _case_rows(ax, [names[row] for row in order], 1.0)
-    low = (1 - found["tolerance"]).where(found["relation"] != "<=", 0.5 / FAR)
-    high = (1 + found["tolerance"]).where(found["relation"] != ">=", 2 * FAR)
-    ax.barh(place, high - low, left=low, height=0.8, color=FAINT, label="would agree")
-    ax.hlines(place, ends["low"], ends["high"], color=INK, linewidth=1)
-    kinds = [str(name) for name in found["outcome"].unique()]
-    for style, name in zip(looks(kinds), kinds, strict=True):
-        _mark(ax, middle.where(found["outcome"] == name), place, style, 4)
-    far = (ratios["low"] == ratios["high"]) & (ends["low"] != ratios["low"])
-    for row in np.flatnonzero(far).tolist():
-        ratio = ratios["low"][row]
-        text, side = f"  {ratio:.2g}  ", "left" if ratio < 1 else "right"
-        ax.text(middle[row], row, text, va="center", ha=side, fontsize=7)
-    ax.set_xscale("log")
-    ax.set_xlim(0.9 / FAR, 1.1 * FAR)
-    plain_log_ticks(ax.xaxis)
-
-
-@theme()
-def verdict_panels(verdicts: pd.DataFrame, names: Sequence[str]) -> Figure:
-    """`verdict_ratios` by evidence, one below the other, wide enough to be read; (n,) names of the rows."""
-    rows = verdicts.reset_index(drop=True).groupby("evidence", sort=False).indices
-    heights = [len(of) + 3 for of in rows.values()]
-    figure, axes = plt.subplots(
-        len(rows), figsize=(WIDTH, 1.0 + 0.16 * sum(heights)), height_ratios=heights, squeeze=False
-    )
-    for ax, (evidence, mine) in zip(axes.flat, rows.items(), strict=True):
-        verdict_ratios(ax, verdicts.iloc[mine], [names[row] for row in mine])
-        heading(ax, f"{evidence}: {len(mine)}")
-        ax.tick_params(axis="y", labelsize=7)
-    figure.supxlabel("computed here / printed in the paper", fontsize=8)
-    handles = {
-        name: one
-        for ax in figure.axes
-        for one, name in zip(*ax.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles, loc="outside upper left", ncols=len(handles))
-    return figure
 
 
 @theme()
@@ -681,7 +675,7 @@ def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline], *, rank: i
 
 
 @theme()
-def layer_profile(ax: Axes, workloads: Mapping[str, Workload]) -> None:
+def layer_profile(ax: Axes, workloads: Mapping[str, Workload], *, legend: str = "right") -> None:
     """How gradients become ready: their share against time, from the start of the iteration.
 
     The flat beginning is the forward pass, its end is marked; a high step is a large tensor; a
@@ -700,7 +694,7 @@ def layer_profile(ax: Axes, workloads: Mapping[str, Workload]) -> None:
     ax.set_ylabel("gradients ready [% of bytes]")
     ax.set_xlim(left=0)
     ax.set_ylim(0, 105)
-    add_legend(ax, "right")
+    add_legend(ax, legend)
 
 
 def _bars(ax: Axes, spans: Timeline, scale: float) -> None:

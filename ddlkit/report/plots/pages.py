@@ -25,7 +25,7 @@ from ddlkit.store.files import atomic_write
 
 HEADER_WIDTH = 14  # letters in a line of a table's head
 LINE = 0.19  # inches from line to line
-TITLE_LETTER = 0.082  # inches of a letter of a title
+TITLE_LETTER = 0.074  # inches of a letter of a title
 
 
 @theme()
@@ -124,11 +124,14 @@ def pictures(axes: Sequence[Axes], images: NDArray[np.uint8], names: Sequence[st
 
 
 @theme()
-def table(frame: pd.DataFrame, name: str, reports: Path | None = None) -> Figure:
+def table(
+    frame: pd.DataFrame, name: str, reports: Path | None = None, numbers: pd.DataFrame | None = None
+) -> Figure:
     """A typeset table as ``figures/<name>.png`` and ``.csv``; in a notebook also shown, as text.
 
     Numbers stand right, words left; up to four significant digits in print, all of them in the CSV.
     Names of columns are broken into lines of about HEADER_WIDTH letters.
+    numbers : what the CSV has, where that is more than is shown
     """
     names = [shown.column(str(column))[0] for column in frame.columns]
     head = [textwrap.fill(one, HEADER_WIDTH, break_long_words=False) for one in names]
@@ -151,6 +154,7 @@ def table(frame: pd.DataFrame, name: str, reports: Path | None = None) -> Figure
         cell.set_text_props(ha=side, weight="normal" if row else "bold", color=INK)
         cell.set(height=line * (1 if row else n_lines + 0.5), edgecolor=INK, linewidth=0.8)
         cell.visible_edges = "TB" if row == 0 else "B" if row == len(frame) else "open"
-    path = _write(figure, name, frame, reports, bbox_inches="tight")
+    kept = frame if numbers is None else numbers
+    path = _write(figure, name, kept, reports, bbox_inches="tight")
     _show(figure, partial(shown.table, frame.style.hide(), name, path.with_suffix(".csv")))
     return figure

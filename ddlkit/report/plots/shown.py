@@ -181,11 +181,16 @@ def _cell(frame: pd.DataFrame, units: Sequence[str], found: re.Match[str]) -> st
 
 def live_box(source: Source, kind: str, sentence: str) -> None:
     """Show what this machine's own tables of ``kind`` say, in a marked box; of recorded ones nothing."""
+    if source.is_live(kind):
+        measured_here(sentence)
+
+
+def measured_here(sentence: str) -> None:
+    """Show what was measured on this machine, in a marked box."""
     from IPython.display import HTML, display
 
-    if source.is_live(kind):
-        words = f"<b>Measured on this machine.</b> {escape(sentence)}"
-        display(HTML(f'<div class="live" style="border: 2px solid; padding: 0.5em">{words}</div>'))
+    words = f"<b>Measured on this machine.</b> {escape(sentence)}"
+    display(HTML(f'<div class="live" style="border: 2px solid; padding: 0.5em">{words}</div>'))
 
 
 def show_tables() -> None:

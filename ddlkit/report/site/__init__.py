@@ -1,7 +1,7 @@
 """What readers see: the site, and REPRODUCTION.md.
 
-The site has a start page, the executed notebooks, each as slides too, the papers' equations and the verdict
-on every claim.
+The site has a start page, a gallery of figures, the executed notebooks, each as slides too, the papers'
+equations and the verdict on every claim.
 Nothing is loaded from a network: images are embedded or copied beside the pages, formulas are MathML,
 styles are one file, and only the page of buckets has a script, its own. The pages work from file://.
 Templates lie beside this module.
@@ -85,7 +85,7 @@ def write(
         "verdicts": papers.shown(evaluated),
         "counts": papers.counts(evaluated),
     }
-    names = ("index.html", "equations.html", "verdicts.html", "style.css")
+    names = ("index.html", "gallery.html", "equations.html", "verdicts.html", "style.css")
     texts = {name: _render(name, **known) for name in names}
     texts |= {"buckets.html": bucket_page(), "glossary.html": glossary_page()}
     for before, page, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
@@ -152,7 +152,7 @@ def _render(template: str, **values: Any) -> str:
         "duration": format_minutes,
     }
     return environment.get_template(template).render(
-        {"before": None, "after": None, "slides": None, **values}
+        {"before": None, "after": None, "slides": None, "body": "", **values}
     )
 
 
@@ -195,6 +195,7 @@ class Page:
             cell.metadata.setdefault("alt", f"output of cell {number} of {self.title}")
             cell.metadata["exercise"] = self._exercise(cell)
             cell.metadata["code"] = True
+            cell.metadata["algorithm"] = "def " in cell.source
         for opened in (parts := folds.folded(self.notebook.cells)):
             opened.metadata["before"] = FOLD if opened.metadata["opens"] else ""
             opened.metadata["after"] = "</details>" if opened.metadata["closes"] else ""

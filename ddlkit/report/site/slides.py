@@ -56,7 +56,7 @@ def _shown(cell: Any, whole: bool) -> Any:
         return None
     part = copy.deepcopy(cell)
     part.outputs = kept
-    part.metadata["code"] = False
+    part.metadata["code"] = part.metadata["algorithm"] = False
     return part
 
 
