@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit, held_out_errors, unseen_errors
+from ddlkit.core.units import KB
 from ddlkit.model.calibration import undisturbed
 from ddlkit.papers import networks, osf
-from ddlkit.report.claims import claimed
+from ddlkit.report.claims import claimed, prose
 
 Floats = NDArray[np.float64]
 Maker = Callable[[Floats, Floats], MessageCost]
@@ -106,7 +107,8 @@ def fig10(collectives: pd.DataFrame, tensors: pd.DataFrame, network: str) -> pd.
 
     collectives : samples to make costs from; tensors : those of another run, which are predicted. No cost
     has seen the size that it predicts. ``tensors`` of the result counts how many have that size;
-    ``repeated`` is the relative difference of the two runs at sizes that both have, else NaN.
+    ``repeated`` is the relative difference of the two runs at sizes that both have, else NaN;
+    ``paper_bandwidth_delay_bytes`` is the paper's threshold.
 
     Raises UserError when no link has both.
     """
@@ -122,7 +124,7 @@ def fig10(collectives: pd.DataFrame, tensors: pd.DataFrame, network: str) -> pd.
         raise UserError(f"no link with all-reduces of {network}: run ddlkit measure tensors")
     frame = pd.concat(frames, ignore_index=True)
     frame.insert(0, "tensors", counts.reindex(frame["bytes"]).to_numpy())
-    return frame
+    return frame.assign(paper_bandwidth_delay_bytes=KB * prose("osf")["fig10-bdp"])
 
 
 def _all_reduces(samples: pd.DataFrame) -> dict[tuple[str, int], pd.DataFrame]:
@@ -157,12 +159,12 @@ def _errors(known: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def repeatable(frame: pd.DataFrame) -> dict[tuple[str, int], pd.DataFrame]:
-    """Rows of ``fig10`` by link, of the links on which something is `decided`.
+    """Rows of ``fig10`` by link, of the links on which something is `decided`; of all where nothing is.
 
     Elsewhere the machine changed between the two runs by more than the models differ: that shows nothing.
     """
     told = decided(frame)
-    kept = told.loc[told["decided"], LINK].drop_duplicates()
+    kept = told.loc[told["decided"] | (not told["decided"].any()), LINK].drop_duplicates()
     return {
         (str(link), int(ranks)): frame[(frame["link"] == link) & (frame["ranks"] == ranks)]
         for link, ranks in kept.itertuples(index=False)

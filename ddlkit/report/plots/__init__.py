@@ -397,6 +397,13 @@ def level(ax: Axes, value: float, role: str, *, label: str) -> None:
 
 
 @theme()
+def trace(ax: Axes, x: ArrayLike, y: ArrayLike, role: str, *, label: str) -> None:
+    """A thin line of a role through (n,) places, as of what a paper prints, beside what else is drawn."""
+    style = look(role)
+    ax.plot(x, y, color=style.color, linestyle=style.line, linewidth=1.2, label=label)
+
+
+@theme()
 def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: str) -> None:
     """The model's numbers (n,), one point each, in a row per group (n,); a bar marks the median."""
     points = pd.Series(np.asarray(values, dtype=float)).groupby(list(groups), sort=False)
@@ -584,7 +591,7 @@ def cost_forms(
     for ax in (above, below):
         set_log(ax, "by")
     above.set_ylabel(f"{one.cost.collective.replace('_', '-')} time [{unit}]")
-    below.set(xlabel="message size", ylabel="relative error at sizes left out [%]")
+    below.set(xlabel="message size", ylabel="error at held-out sizes [%]")
     below.set_ylim(bottom=90 * LEAST_DRAWN)
     above.tick_params(labelbottom=False)
     handles, labels = above.get_legend_handles_labels()

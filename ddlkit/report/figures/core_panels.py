@@ -1,0 +1,258 @@
+"""Figures of the core notebooks: osf's 1, 2, 10 and 11, omgs's 2, rules' gaps; and what was replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ddlkit.core.cost import MessageCost
+from ddlkit.core.fit import Fit, Judged
+from ddlkit.core.units import KB
+from ddlkit.core.workload import Workload
+from ddlkit.papers.osf.cluster import FIVE
+from ddlkit.report import plots
+from ddlkit.report.claims import claimed, paper_table, prose
+from ddlkit.report.figures import osf_measured, osf_ranges, osf_scaling
+from ddlkit.report.plots.style import SOFT, look, theme
+from ddlkit.report.source import Source
+from ddlkit.store import network_title
+
+ROOM = 30  # times higher a logarithmic axis ends, for the legend
+SIDES = {"small": "below", "large": "above"}
+DENSITY = 0.001
+"""Of omgs's figure 2a."""
+ADAFUSION = "adafusion:repaired"
+SHOWN = ("none", "buffer:100MB", "mg_wfbp", ADAFUSION, "exact")
+"""Planners of osf's figure 11."""
+AUDITED = ("buffer:25MB", "buffer:100MB", "ddp", "mg_wfbp", ADAFUSION)
+HIGHEST = 50
+"""Of gaps in percent; a few are larger."""
+NODES = 16
+"""Of omgs's figure 2b."""
+
+
+def fig01() -> tuple[Figure, pd.DataFrame, float]:
+    """osf's figure 1 with its spans, and how many times as long as forward backward takes by its Eq 4."""
+    timelines = osf_scaling.fig01(osf_scaling.setting())
+    printed = claimed("osf-eq4-backward")
+    figure, axes = plots.canvas(rows=2, height=3.4)
+    plots.gantt(axes, timelines)
+    exposed = [1e3 * one.exposed_communication_s() for one in timelines.values()]
+    found = f"Overlap shortens exposed communication from {exposed[0]:.0f} to {exposed[1]:.1f} ms"
+    plots.title(figure, f"{found} (model)")
+    spans = pd.concat(one.to_frame().assign(model=name) for name, one in timelines.items())
+    computed_s = spans.loc[spans["kind"] == "backward", "end_s"].max()
+    paper = look("paper")
+    for ax in axes:
+        ax.axvline(1e3 * computed_s / (1 + printed), color=paper.color, linestyle=paper.line)
+    dotted = f"forward's end in the paper, whose backward takes {printed:g} times as long (Eq 4)"
+    axes[-1].set_xlabel(f"time [ms]; dotted: {dotted}")
+    return figure, spans.assign(paper_backward_over_forward=printed), printed
+
+
+def fig02() -> tuple[Figure, pd.DataFrame]:
+    """osf's figure 2, with its spans; the paper's example is a buffer of so many tensors."""
+    workload, cost, timelines = osf_scaling.fig02()
+    tensors = int(prose("osf")["fig02-buffer"])
+    figure, axes = plots.canvas(rows=len(timelines), height=4.4)
+    named = {name: f"fused in pairs (paper: buffer of {tensors})" for name in [*timelines][1:2]}
+    plots.gantt(axes, {named.get(name, name): one for name, one in timelines.items()})
+    best = min(timelines, key=lambda name: timelines[name].duration_s)
+    plots.title(figure, f"Shortest: {best}, {1e3 * timelines[best].duration_s:.1f} ms (model)")
+    spans = pd.concat(one.to_frame().assign(plan=name) for name, one in timelines.items())
+    return figure, spans.assign(paper_buffer_tensors=tensors)
+
+
+def as_replayed(
+    tables: Source, network: str, link: str, workers: int
+) -> tuple[Workload, pd.DataFrame]:
+    """A network's compute as it was replayed over a link, and those replays; if none, its profile's."""
+    place = {"origin": "replayed", "network": network, "link": link, "workers": workers}
+    runs = tables.table("runs")
+    runs = runs[(runs[[*place]] == pd.Series(place)).all(axis=1)]
+    if runs.empty:
+        return tables.profile(network).workload(), runs
+    compute = ["profile_sha256", "dilation"]
+    sha256, stretch = runs[compute].iloc[0]
+    alike = (runs[compute] == [sha256, stretch]).all(axis=1)
+    return tables.workloads()[sha256].scaled(stretch), runs[alike]
+
+
+def gaps(audit: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+    """How far the planners AUDITED are from the best plan, by share of instances and by their start-ups.
+
+    audit : of `ddlkit.papers.osf.audit.random_audit`
+    """
+    wide = 100 * audit.pivot(index="instance", columns="planner", values="gap")[list(AUDITED)]
+    index = 100 * (np.arange(len(wide)) + 1) / len(wide)
+    shares = pd.DataFrame(np.sort(wide, axis=0), columns=wide.columns, index=index)
+    load = audit.groupby("instance")["start_ups_over_compute"].first()
+    edges = np.geomspace(0.01, 10, 7)
+    bins = pd.cut(load, edges, labels=np.sqrt(edges[1:] * edges[:-1]))
+    means = wide.groupby(bins, observed=True).mean()
+    figure, axes = plots.canvas(columns=2, height=3.4)
+    ylabel = "gap to the best plan, at most [%]"
+    plots.lines(axes[0], shares, xlabel="share of networks [%]", ylabel=ylabel, legend="")
+    axes[0].set_ylim(0, HIGHEST)
+    xlabel = "all start-ups / compute"
+    plots.lines(axes[1], means, xlabel=xlabel, ylabel="mean gap [%]", log="x", legend="right")
+    near = {
+        plan: f"{look(plan).label} on {np.mean(wide[plan] < 1):.0%}" for plan in ("mg_wfbp", "ddp")
+    }
+    plots.title(
+        figure, f"Within 1% of the best plan, of random networks: {', '.join(near.values())}"
+    )
+    parts = (
+        part.rename_axis("value").reset_index().assign(of=of)
+        for of, part in (("share_percent", shares), ("start_ups_over_compute", means))
+    )
+    return figure, pd.concat(parts, ignore_index=True)
+
+
+@theme()
+def fig11(campaign: Source) -> tuple[Figure, pd.DataFrame]:
+    """osf's figure 11: scaling factors at the best setting, gains over all compatible ones, gains replayed.
+
+    campaign : replays of plans of one network beside each other, over the lab's link
+    Returns the figure and its numbers: rows of `osf_scaling.fig11`, then gains with their grade, and what the
+    paper prints of adaFusion's in ``paper_gain_low`` and ``paper_gain_high``.
+    """
+    frame, printed = osf_scaling.fig11(osf_scaling.setting()), osf_ranges.printed_gains()
+    gains = osf_ranges.over(osf_ranges.gains, ["planner", "over", "network"], ["gain"])
+    fast = osf_ranges.gains_in_lab(campaign.table("runs"))
+    fast = fast[fast["over"] == "buffer:25MB"]
+    slow = osf_ranges.gains_in_regime(osf_ranges.regime(), [osf_ranges.CONSTANT])
+    figure, axes = plots.canvas(columns=2, rows=2, height=6.4)
+    networks = [network_title(name) for name in FIVE]
+    factors = frame.pivot(index="network", columns="planner", values="model").loc[list(FIVE)]
+    alike = {planner: (factors[planner], factors[planner]) for planner in SHOWN}
+    plots.intervals(axes[0, 0], networks, alike, label="scaling factor", legend="")
+    axes[0, 0].set_xlim(left=0)
+    plots.heading(axes[0, 0], "model, best setting")
+    for ax, (other, rows) in zip(axes.flat[1:3], gains.groupby("over", sort=False), strict=True):
+        names = {"adaFusion": printed[str(other)]}
+        label = f"gain over {look(str(other)).label} [%]"
+        ranges = osf_ranges.by_planner(rows)
+        plots.intervals(ax, networks, ranges, label=label, printed=names, legend="")
+        plots.heading(ax, f"model, {len(osf_ranges.compatible())} settings that fit")
+    replayed = pd.concat([fast, slow])
+    cases = replayed[["network", "over"]].drop_duplicates()
+    sizes = cases["over"].str.partition(":")[2]
+    labels = [
+        f"{network_title(one)}, {size}" for one, size in zip(cases["network"], sizes, strict=True)
+    ]
+    lab = {
+        ADAFUSION: (np.full(len(cases), np.nan),) * 2
+    }  # so that the rule as printed looks otherwise
+    for planner, rows in replayed.groupby("planner"):
+        ends = 100 * cases.merge(rows, how="left")[["gain_low", "gain_high"]]
+        lab[str(planner)] = ends["gain_low"], ends["gain_high"]
+    plots.intervals(axes[1, 1], labels, lab, label="gain over that buffer [%]", legend="")
+    plots.heading(axes[1, 1], "replayed")
+    own = gains[(gains["planner"] == ADAFUSION) & (gains["over"] == osf_ranges.CONSTANT)]
+    most, least = 100 * own["gain_high"].max(), printed[osf_ranges.CONSTANT][0]
+    plots.title(
+        figure,
+        f"adaFusion gains {most:.0f}% over 100 MB at most; the paper prints {least:g}% at least",
+    )
+    handles: dict[str, Any] = {}
+    for ax in figure.axes:
+        handles |= dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True))
+    figure.legend(handles.values(), handles, loc="outside lower left", ncols=4)
+    numbers = pd.concat([frame, osf_ranges.graded(gains, fast, slow)], ignore_index=True)
+    own = (numbers["planner"] == ADAFUSION) & (numbers["grade"] == "model")
+    for place, end in enumerate(("low", "high")):
+        values = {over: ends[place] / 100 for over, ends in printed.items()}
+        numbers[f"paper_gain_{end}"] = numbers["over"].map(values).where(own)
+    return figure, numbers
+
+
+def fig10(frame: pd.DataFrame) -> Figure:
+    """Errors of the forms DRAWN by size, a panel per link of `osf_measured.repeatable`; frame : of its fig10.
+
+    A heading says on which side of the bandwidth-delay product Eq 18 beats every line.
+    """
+    links, sides = osf_measured.repeatable(frame), osf_measured.decided(frame)
+    sides = sides[sides["decided"] & (sides["eq18_error"] < sides["line_error"])]
+    figure, axes = plots.canvas(len(links), height=3.6, sharey=True, squeeze=False)
+    for ax, ((link, ranks), rows) in zip(axes.flat, links.items(), strict=True):
+        errors = 100 * rows.pivot(index="bytes", columns="model", values="error")
+        runs = 100 * rows.groupby("bytes")["repeated"].first().abs().dropna()
+        plots.ribbon(ax, runs.index, -runs, runs, "table", ["table"], label="two runs differ")
+        ylabel = "error on the held-out size [%]" if ax is axes[0, 0] else ""
+        own = errors[list(osf_measured.DRAWN)]
+        plots.lines(ax, own, xlabel="message size", ylabel=ylabel, log="b", legend="")
+        here, printed = (rows[f"{name}bandwidth_delay_bytes"].iloc[0] for name in ("", "paper_"))
+        ax.axvline(here, color=SOFT, linewidth=0.8, label="BDP here")
+        paper = look("paper")
+        name = f"paper: BDP {printed / KB:g} KB"
+        ax.axvline(printed, color=paper.color, linestyle=paper.line, label=name)
+        won = sides.loc[(sides["link"] == link) & (sides["ranks"] == ranks), "tensors"]
+        found = (
+            f"Eq 18 better {' and '.join(SIDES[side] for side in won)} BDP"
+            if len(won)
+            else "undecided"
+        )
+        plots.heading(ax, f"{link}, {ranks}: {found}")
+    plots.shared_legend(figure)
+    return figure
+
+
+def omgs_fig02(
+    selecting: Mapping[str, Judged], gathering: Sequence[Fit[MessageCost]], measured: pd.DataFrame
+) -> tuple[Figure, pd.DataFrame, tuple[float, float]]:
+    """Selecting and gathering against size, their fits, and what omgs prints of both.
+
+    selecting : at DENSITY, by form; gathering : fits to one link's all-gathers
+    measured : samples of selections at several densities
+
+    gamma is read as 2.2e-10 s. alpha and beta stand in the paper's picture alone: here they are its authors'
+    code's (data/papers/omgs/code.csv), for as many nodes, where it has those, and for NODES.
+
+    Returns the figure, the numbers drawn, and alpha (s) and beta (s/byte) for as many nodes.
+    """
+    code = paper_table("omgs", "code").set_index("id")["value"].astype(float)
+    few = np.geomspace(1e3, 1e6, 7).round()
+    known = gathering[0]
+    nodes = known.cost.workers if f"alpha-{known.cost.workers}" in code else NODES
+    gamma_s = claimed("omgs-gamma") * few * np.log2(few)
+    printed = {"paper_no_density_s": gamma_s, "paper_s": DENSITY * gamma_s}
+    lines = {
+        f"code_{n}_s": code[f"alpha-{n}"] + code[f"beta-{n}"] * few
+        for n in dict.fromkeys((nodes, NODES))
+    }
+    figure, axes = plots.canvas(columns=2, height=3.8)
+    plots.trace(axes[0], few, gamma_s, "paper", label="paper's γ, without ρ")
+    plots.points(
+        axes[0], few[3:], DENSITY * gamma_s[3:], "paper", size=4, label="paper's γ, with ρ (Eq 10)"
+    )
+    plots.cost_fit(axes[0], *(one.fit for one in selecting.values()), density=DENSITY)
+    name = f"authors' code, {nodes} nodes"
+    plots.trace(axes[1], few, 1e3 * lines[f"code_{nodes}_s"], "paper", label=name)
+    of_paper = 1e3 * lines[f"code_{NODES}_s"]
+    plots.points(axes[1], few, of_paper, "paper", size=4, label=f"authors' code, {NODES} nodes")
+    plots.cost_fit(axes[1], *gathering, names=[one.form for one in gathering])
+    names = f"torch.topk at a density of {DENSITY:g}", f"all-gather among {known.cost.workers}"
+    for ax, name in zip(axes, names, strict=True):
+        ax.set_ylim(top=ROOM * ax.get_ylim()[1])
+        plots.heading(ax, name)
+    medians = measured.groupby(["elements", "density"])["seconds"].median().reset_index()
+    times = medians[np.isclose(medians["density"], DENSITY)].set_index("elements")["seconds"]
+    where = times.index.get_loc((times / times.shift()).idxmax())
+    before, after = times.index[where - 1 : where + 1]
+    step = f"{after:,} elements takes {times[after] / times[before]:.0f} times as long as from {before:,}"
+    plots.title(figure, f"To select from {step}, and no formula has that step")
+    gathered = pd.Series(known.seconds).groupby(known.bytes).median()
+    parts = [
+        medians,
+        pd.DataFrame({"bytes": gathered.index, "gather_s": gathered.to_numpy()}),
+        pd.DataFrame({"elements": few, **printed}),
+        pd.DataFrame({"bytes": few, **lines}),
+    ]
+    whole = {"elements": "Int64", "bytes": "Int64"}
+    numbers = pd.concat(parts, ignore_index=True).astype(whole)
+    return figure, numbers, (float(code[f"alpha-{nodes}"]), float(code[f"beta-{nodes}"]))
