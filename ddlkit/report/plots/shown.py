@@ -98,6 +98,15 @@ def column(name: str) -> tuple[str, str]:
     return f"{spoken} [{found}]", found
 
 
+def network(name: str) -> str:
+    """What readers call a network that is recorded under ``name``; of an unknown one its name.
+
+    >>> network("resnet50"), network("mine")
+    ('ResNet-50', 'mine')
+    """
+    return str(_COLUMNS["networks"].get(name, name))
+
+
 def number(value: Any, text: str, unit: str = "") -> str:
     """A cell: a number with up to four significant digits, in per cent for a share; ``text`` if it is none.
 
