@@ -18,7 +18,7 @@ from ddlkit.core.fit import AUTO, LINES, SIMPLE_FIRST
 from ddlkit.papers.dag import STRATEGIES
 from ddlkit.report import source
 from ddlkit.report.clusters import rules, vidur
-from ddlkit.report.figures import omgs_planning, osf_scaling
+from ddlkit.report.figures import osf_scaling
 from ddlkit.report.plots.shown import show_tables
 
 Given = Mapping[str, Any]
@@ -205,7 +205,6 @@ RULES: dict[str, dict[str, Rule]] = {
     "09_sparse_gradients": {
         "instances": Number(1, 100_000, whole=True),
         "seed": SEED,
-        "workers": OneOf(lambda given: omgs_planning.gathers(), several=True),
         "recorded": _campaign(source.OMGS),
         "trained": _campaign(source.SPARSE_TRAINING, "sparse_training-*.csv"),
     },
