@@ -210,8 +210,8 @@ RULES: dict[str, dict[str, Rule]] = {
     },
     "10_contention": {"data": TABLES},
     "11_where_it_breaks": {
-        "first": _campaign(source.LINKS),
-        "last": _campaign(source.LINKS_FOURTH),
+        "first": _campaign(source.LINKS, "predicted-*.csv"),
+        "last": _campaign(source.LINKS_FOURTH, "predicted-*.csv"),
     },
     "12_real_gpus": {"chosen": OneOf(_fitted_rules), "table": OneOf(_dense_tables)},
     "13_your_own_cluster": {
