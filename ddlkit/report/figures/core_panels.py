@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.fit import Fit, Judged
-from ddlkit.core.units import KB
+from ddlkit.core.link import FRAMING
+from ddlkit.core.units import KB, format_bytes
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf.cluster import FIVE
 from ddlkit.report import plots
@@ -22,6 +23,8 @@ from ddlkit.report.source import Source
 from ddlkit.store import network_title
 
 ROOM = 30  # times higher a logarithmic axis ends, for the legend
+FLOOR_FROM = 2**15
+"""Bytes of the smallest message whose floor is drawn."""
 SIDES = {"small": "below", "large": "above"}
 DENSITY = 0.001
 """Of omgs's figure 2a."""
@@ -169,6 +172,29 @@ def fig11(campaign: Source) -> tuple[Figure, pd.DataFrame]:
         values = {over: ends[place] / 100 for over, ends in printed.items()}
         numbers[f"paper_gain_{end}"] = numbers["over"].map(values).where(own)
     return figure, numbers
+
+
+def collectives(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
+    """All-reduce times by size in bands of their samples and, over links of known rate, busbw over that rate.
+
+    medians : of each series (link and ranks) and size, with the busbw over the rate and floor_s, the time at it
+    """
+    figure, axes = plots.canvas(columns=2, height=3.2)
+    ordered = samples.sort_values("series")
+    plots.samples(axes[0], ordered, x="bytes", series="series", unit="ms", legend="")
+    limited = medians.dropna()
+    if len(limited):
+        for _, rows in limited[limited["bytes"] >= FLOOR_FROM].groupby("series"):
+            plots.limit(axes[0], rows["bytes"], 1e3 * rows["floor_s"], label="floor, with headers")
+        shares = 100 * limited.pivot(index="bytes", columns="series", values="busbw_over_rate")
+        label = "busbw over rate [%]"
+        plots.lines(axes[1], shares, xlabel="message size", ylabel=label, log="b", legend="")
+        plots.limit(axes[1], shares.index, np.full(len(shares), 100 * FRAMING), label="floor")
+        largest = f"{format_bytes(shares.index[-1])} reach {shares.iloc[-1].min():.0f}%"
+        plots.heading(axes[1], f"{largest} of the rate")
+    plots.heading(axes[0], "A small message costs a start-up")
+    plots.shared_legend(figure)
+    return figure
 
 
 def fig10(frame: pd.DataFrame) -> Figure:
