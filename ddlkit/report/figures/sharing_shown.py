@@ -56,10 +56,10 @@ def place(name: str) -> str:
 def configuration(name: Any) -> str:
     """A configuration in short; threads of gloo are free on any core where nothing else is said.
 
-    >>> configuration("t1-free-idle+t2-free-raised"), configuration("2x256")
-    ('t1 idle + t2 raised', '2x256')
+    >>> configuration("t1-free-idle+t2-free-raised"), configuration("free-idle"), configuration("2x256")
+    ('t1 idle + t2 raised', 'idle', '2x256')
     """
-    return str(name).replace("-free", "").replace("-", " ").replace("+", " + ")
+    return re.sub("-free|^free-", "", str(name)).replace("-", " ").replace("+", " + ")
 
 
 def case(name: str) -> str:
@@ -166,7 +166,7 @@ def pairs(parts: Mapping[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, st
         shown = shown.rename(columns={"computation only": "compute only"})
         default_s, chosen_s = bars.sum(axis=1).to_numpy().reshape(-1, 2).T
         other = default_s != chosen_s
-        won = f"best shorter in {int((chosen_s < default_s).sum())} of {int(other.sum())}"
+        won = f"best wins {int((chosen_s < default_s).sum())} of {int(other.sum())}"
         best = "the paper's best" if name == "V100S, simulated" else "best of other rounds"
         found[f"{place(name)}: {won}"] = shown, f"left: default; right: {best}"
     return found
