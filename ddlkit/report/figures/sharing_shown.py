@@ -63,11 +63,13 @@ def configuration(name: Any) -> str:
 
 
 def case(name: str) -> str:
-    """A network, or a batch, or both, or a kernel, as it is spelled.
+    """A network, or a batch, or both, a kernel or a part of a configuration, as it is spelled.
 
-    >>> case("resnet18_64, 8"), case("average_pooling"), case("relu")
-    ('ResNet-18, 64 px, 8', 'average pooling', 'ReLU')
+    >>> case("resnet18_64, 8"), case("average_pooling"), case("relu"), case("free-idle")
+    ('ResNet-18, 64 px, 8', 'average pooling', 'ReLU', 'idle')
     """
+    if name.startswith(("free-", "own-", "one-")):
+        return configuration(name)
     first, comma, rest = name.partition(", ")
     shown = store.network_title(first).replace("_", " ")
     return f"{'ReLU' if shown == 'relu' else shown}{comma}{rest}"
