@@ -693,7 +693,7 @@ def test_headings_say_what_is_found() -> None:
     ])  # fmt: skip
     ((heading, (shown, said)),) = sharing_shown.pairs({"here, nvlink": bars}).items()
     assert (
-        heading == "Nvlink: best shorter in 1 of 2"
+        heading == "Nvlink: best wins 1 of 2"
         and said == "left: default; right: best of other rounds"
     )
     assert shown.index[::2].tolist() == ["VGG-16 t1 idle", "batch 8 default", "batch 16 b2"]

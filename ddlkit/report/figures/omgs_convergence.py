@@ -177,10 +177,16 @@ TEXT_FROM = 5
 
 
 def draw_fig03(frame: pd.DataFrame) -> Figure:
-    """omgs Fig 3 of what is `complete`: a panel a network, whose title has OMGS-SGD's score over dense's."""
+    """omgs Fig 3 of what is `complete`: a panel a network, whose title has OMGS-SGD's score over dense's.
+
+    After the last epoch, and each at its best epoch.
+    """
     networks = [str(name) for name in frame["network"].unique()]
     figure, axes = plots.canvas(columns=len(networks), height=3.4, squeeze=False)
     of_omgs = ratios(frame).groupby(level="network").mean()
+    epochs = frame.groupby(["network", "method", "epoch"])["score"].mean()
+    best = epochs.groupby(["network", "method"]).max().unstack()
+    peaks = best[LABELS["omgs"]] / best[LABELS[DENSE]]
     for ax, network in zip(axes[0], networks, strict=True):
         rows = frame[frame["network"] == network]
         measure = str(rows["measure"].iloc[0])
@@ -194,6 +200,8 @@ def draw_fig03(frame: pd.DataFrame) -> Figure:
         }
         plots.samples(ax, chosen, legend="", **how)
         ax.set_ylabel(measure)
-        plots.heading(ax, f"{network}\nOMGS: {of_omgs[network]:.0%} of dense")
+        plots.heading(
+            ax, f"{network}\nOMGS/dense: {of_omgs[network]:.0%}, best {peaks[network]:.0%}"
+        )
     plots.shared_legend(figure)
     return figure
