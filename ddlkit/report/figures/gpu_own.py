@@ -62,7 +62,7 @@ def _shares(source: Source) -> pd.DataFrame:
         return pd.DataFrame()
     rows = pd.concat(speeds).query("device == 'cuda' and ranks == 1").dropna(subset="c")
     largest = rows[rows["batch"] == rows.groupby("network")["batch"].transform("max")]
-    return 100 * largest.pivot_table("c", largest["network"].map(store.network_shown), "precision")
+    return 100 * largest.pivot_table("c", largest["network"].map(store.network_title), "precision")
 
 
 def trained(source: Source) -> pd.DataFrame:
@@ -92,7 +92,7 @@ def trained(source: Source) -> pd.DataFrame:
             one = Iteration(work, ddp(work), messages.cost, messages.link)
             longer["no_overlap"] = no_overlap(one).iteration_s - compute_s
             longer["workbook"] = one.prediction.iteration_s - compute_s
-        name = f"{store.network_shown(str(network))}, batch {batch}, {ranks} GPUs"
+        name = f"{store.network_title(str(network))}, batch {batch}, {ranks} GPUs"
         rows[name] = {model: 1e3 * seconds for model, seconds in longer.items()}
     return pd.DataFrame.from_dict(
         rows, orient="index", columns=["measured", "no_overlap", "workbook"]
