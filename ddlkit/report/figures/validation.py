@@ -11,6 +11,7 @@ from ddlkit.report import plots
 from ddlkit.report.disturbances import kinds_of
 from ddlkit.report.extrapolation import WELL
 from ddlkit.report.judged import WITHIN
+from ddlkit.report.plots.style import look
 
 ROLES = ("no_overlap", "perfect_overlap", "model")
 
@@ -30,7 +31,8 @@ def beside_trivial(kinds: Mapping[str, pd.DataFrame]) -> Figure:
             errors = {role: 100 * rows[f"{role}{kind}_error"] for role in ROLES}
             band = ("repeatability", 100 * rows[f"repeatability{kind}"])
             label = f"error, {what} [%]"
-            plots.dots(ax, list(rows["plan"]), errors, band=band, legend="", label=label)
+            names = [look(plan).label for plan in rows["plan"]]
+            plots.dots(ax, names, errors, band=band, legend="", label=label)
         whole, part, own = (
             rows[f"{name}_error"].abs().median()
             for name in ("model", "model_exposed", "rescaled_exposed")
@@ -89,7 +91,10 @@ def by_disturbance(cases: pd.DataFrame, after: pd.DataFrame) -> Figure:
     cubic = failed.str.endswith("cubic").sum()
     plots.heading(left, f"{len(failed)} of {len(cases)} fail, {cubic} of them with cubic")
     ratio = after.pivot(index="after", columns="congestion", values="ratio")
-    words = {"xlabel": "iterations since one with a loss of 1%", "ylabel": "over those before any"}
+    words = {
+        "xlabel": "iterations since one with a loss of 1%",
+        "ylabel": "iteration, over those before any loss",
+    }
     plots.lines(right, ratio, legend="", **words)
     right.legend(loc="upper right")
     plots.heading(right, f"After a loss: cubic {ratio['cubic'].iloc[0] - 1:+.0%}")
