@@ -54,7 +54,7 @@ def _best_and_worst(rows: pd.DataFrame, server: bool) -> str:
     if server:
         slow = by_cluster["V100"][rows.set_index("cluster")["network"]["V100"] == "AlexNet"]
         return (
-            f"In the most central setting K80 get {by_cluster['K80'].max() / 4:.0%} of linear at best (paper: "
+            f"The most central setting: K80 get {by_cluster['K80'].max() / 4:.0%} of linear at best (paper: "
             f"up to {best / 4:.0%}), AlexNet on V100 at most {slow.max():.1f} of 4"
         )
     caffe = rows[rows["framework"] == "Caffe-MPI"].groupby("cluster")["model"].min()
