@@ -53,10 +53,9 @@ def _best_and_worst(rows: pd.DataFrame, server: bool) -> str:
     best, by_cluster = rows["paper"].max(), rows.set_index("cluster")["model"]
     if server:
         slow = by_cluster["V100"][rows.set_index("cluster")["network"]["V100"] == "AlexNet"]
-        share, worst = by_cluster["K80"].max() / 4, slow.max()
         return (
-            f"In the most central setting K80 get {share:.0%} of linear at best "
-            f"(paper: up to {best / 4:.0%}), AlexNet on V100 at most {worst:.1f} of 4"
+            f"The most central setting: K80 get {by_cluster['K80'].max() / 4:.0%} of linear at best (paper: "
+            f"up to {best / 4:.0%}), AlexNet on V100 at most {slow.max():.1f} of 4"
         )
     caffe = rows[rows["framework"] == "Caffe-MPI"].groupby("cluster")["model"].min()
     return (
