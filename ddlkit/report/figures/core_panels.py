@@ -177,7 +177,7 @@ def fig11(campaign: Source) -> tuple[Figure, pd.DataFrame]:
 def collectives(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
     """All-reduce times by size in bands of their samples and, over links of known rate, busbw over that rate.
 
-    medians : of each series (link and ranks) and size, with the busbw over the rate and floor_s, the time at it
+    medians : of each series (link and ranks) and size, with busbw over the rate and floor_s, the time at it
     """
     figure, axes = plots.canvas(columns=2, height=3.2)
     ordered = samples.sort_values("series")
