@@ -200,8 +200,6 @@ def draw_fig03(frame: pd.DataFrame) -> Figure:
         }
         plots.samples(ax, chosen, legend="", **how)
         ax.set_ylabel(measure)
-        plots.heading(
-            ax, f"{network}\nOMGS: {of_omgs[network]:.0%}, best {peaks[network]:.0%}"
-        )
+        plots.heading(ax, f"{network}\nOMGS: {of_omgs[network]:.0%}, best {peaks[network]:.0%}")
     plots.shared_legend(figure)
     return figure
