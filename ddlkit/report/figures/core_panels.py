@@ -244,8 +244,8 @@ def omgs_fig02(
     times = medians[np.isclose(medians["density"], DENSITY)].set_index("elements")["seconds"]
     where = times.index.get_loc((times / times.shift()).idxmax())
     before, after = times.index[where - 1 : where + 1]
-    step = f"{after:,} elements takes {times[after] / times[before]:.0f} times as long as from {before:,}"
-    plots.title(figure, f"To select from {step}, and no formula has that step")
+    step = f"{after:,} elements take {times[after] / times[before]:.0f} times as long as {before:,}"
+    plots.title(figure, f"No formula has this step: {step}")
     gathered = pd.Series(known.seconds).groupby(known.bytes).median()
     parts = [
         medians,
