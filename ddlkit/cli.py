@@ -114,6 +114,29 @@ def _limit(error: OSError | MemoryError) -> str:
     return ": ".join(str(word) for word in words if word)
 
 
+def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
+    """What ``ddlkit COMMAND FILES --OPTION VALUE --json`` prints, for notebooks and programs.
+
+    Raises UserError for what the command would refuse. Its warnings are in the result.
+    """
+    said = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items())
+    words = [
+        *command.split(),
+        *map(str, files),
+        *(word for pair in said for word in pair),
+        "--json",
+    ]
+    page, wrong = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(page), contextlib.redirect_stderr(wrong):
+        try:
+            arguments = _parser().parse_args(words)
+        except SystemExit:
+            raise UserError(wrong.getvalue().splitlines()[-1]) from None
+        arguments.run(arguments)
+    found: dict[str, Any] = json.loads(page.getvalue())
+    return found
+
+
 AGAIN_S = 0.5
 """So long after an interrupt it comes again, if nothing is dealing with it."""
 AGAIN = signal.SIGUSR2

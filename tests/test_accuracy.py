@@ -59,6 +59,16 @@ def test_labs_hold_every_case_once_and_tell_dense_from_sparse() -> None:
     assert whole == pytest.approx(found["inside"].mean())
 
 
+def test_intervals_hold_single_iterations_as_they_hold_medians_where_there_is_one_each() -> None:
+    found = cases()
+    runs = found[["case", "measured_iteration_s"]].set_axis(["case", "iteration_s"], axis=1)
+    one = accuracy.coverage(found, runs)
+    assert one["coverage_of_iterations"] == one["coverage_of_cases"] == found["inside"].mean()
+    assert one["half_width_share"] == pytest.approx(0.02)
+    wide = pd.concat([runs, runs.assign(iteration_s=9.0)])
+    assert accuracy.coverage(found, wide)["coverage_of_iterations"] == one["coverage_of_cases"] / 2
+
+
 def test_plans_with_one_and_with_two_in_flight_meet_in_one_row() -> None:
     found = cases().assign(network="n", plan=[f"p{k // 2}" for k in range(40)], straggler=1.0)
     found = found.assign(link="lab:1gbit", density=1.0, in_flight=[1, 2] * 20)

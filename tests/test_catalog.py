@@ -62,7 +62,8 @@ def test_all_figures_and_tables_of_the_four_papers_are_listed_once() -> None:
 
 
 def test_the_own_figures_are_listed() -> None:
-    own = {entry.id for entry in catalog.load() if entry.paper == "workbook"}
+    listed = [entry for entry in catalog.load() if entry.paper == "workbook"]
+    own = {entry.id for entry in listed if entry.status == "done"}
     assert own >= {"wb-layers", "wb-fit", "wb-lab-errors", "wb-validate-training"}
     assert len(own) <= catalog.MOST_OWN
 

@@ -62,3 +62,14 @@ def test_the_goal_on_abci_is_reached_with_a_step_of_data_parallelism_and_not_wit
         assert judged.loc[rule].loc["workbook", "bias"] < -0.01
     assert judged.loc["abci-trainings"].loc["workbook", "bias"] < -0.1
     assert not set(FREE) & set(judged.loc["abci-trainings"].index)
+
+
+def test_what_a_step_takes_longer_is_shown_by_configuration_and_in_part_by_models() -> None:
+    """Without any message nothing is longer; a constant comes upon every configuration alike."""
+    predicted = abci.predictions()
+    found = abci.longer(predicted, ["compute_only", "workbook", "workbook_step"])
+    step = abci.step(predicted)
+    assert len(found) == len(step.errors) == 5 and (found["measured"] > 3).all()
+    np.testing.assert_allclose(found["compute_only"], 0, atol=1e-9)
+    np.testing.assert_allclose(found["workbook_step"] - found["workbook"], 1e3 * step.constant_s)
+    assert step.slowdown == TRIALS["workbook_slowed"].most and (step.trainings < 0).all()

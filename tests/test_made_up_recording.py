@@ -16,8 +16,8 @@ import pandas as pd
 import pytest
 
 from ddlkit import store
-from ddlkit.report import book
-from ddlkit.report.source import open_sharing
+from ddlkit.report import book, compare
+from ddlkit.report.source import Source, open_sharing
 from test_sharing_gpu import beside_stand_in, kernels_beside
 
 FASTER = 10.0
@@ -25,7 +25,6 @@ NAME, MODEL = "made-up-gpu", "Made-up GPU"
 PAIR = "made-up-gpus"
 """Another machine, which has several of them."""
 KINDS = ("layers", "samples", "peaks", "selection", "contention", "copies", "collectives")
-NOTEBOOKS = ("10", "11", "12")
 SHARED = ("control", "messages", "copies", "iterations", "spans", "cells")
 """Tables of training that shares a machine with its messages; kernels beside them a GPU has in contention."""
 BLOCKS = {"t2-free-normal": "b0", "t1-free-nice10": "b1", "t1-free-normal": "b2", "t2-free-raised": "b4",
@@ -100,14 +99,12 @@ def add_shared(directory: Path, machine: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def executed(root: Path, processor: str) -> Path:
-    """The three notebooks and the one on sharing, run with that tree, and the reports that they wrote."""
+def executed(root: Path) -> Path:
+    """The notebooks on contention and on real GPUs, run with that tree, and the reports that they wrote."""
     before = os.environ.get("DDLKIT_ROOT")
     os.environ["DDLKIT_ROOT"] = str(root)  # of the kernels
     try:
-        chosen = book.notebooks(list(NOTEBOOKS))
-        book.run(chosen, processor, executed=root, reports=root / "reports")
-        book.run(book.notebooks(["35"]), PAIR, executed=root, reports=root / "reports")
+        book.run(book.notebooks(["10", "12"]), PAIR, executed=root, reports=root / "reports")
     finally:
         os.environ.pop("DDLKIT_ROOT")
         if before:
@@ -115,35 +112,34 @@ def executed(root: Path, processor: str) -> Path:
     return root
 
 
-def test_each_notebook_shows_the_made_up_gpu_beside_the_processor(
-    executed: Path, processor: str
-) -> None:
-    for notebook in book.notebooks(list(NOTEBOOKS)):
-        cells = nbformat.read(str(executed / notebook.name), as_version=4).cells
-        outputs = [str(output) for cell in cells for output in cell.get("outputs", [])]
-        assert not [text for text in outputs if "'name': 'stderr'" in text], notebook.name
-        assert any(NAME in text and processor in text for text in outputs), notebook.name
+def said(executed: Path, number: str) -> str:
+    """All outputs of a notebook."""
+    (notebook,) = book.notebooks([number])
+    cells = nbformat.read(str(executed / notebook.name), as_version=4).cells
+    return "".join(str(output) for cell in cells for output in cell.get("outputs", []))
 
 
-def test_what_is_shown_of_it_is_what_was_made_up(executed: Path, processor: str) -> None:
-    (speeds,) = (executed / "reports").rglob("wb-machines.csv")
-    rows = pd.read_csv(speeds).set_index(["machine", "batch", "precision", "ranks"])["gflop_per_s"]
-    own, made = rows.loc[f"{processor}-suite"], rows.loc[NAME]
-    assert len(made) > 0 and (made / own).to_numpy() == pytest.approx(FASTER, rel=1e-6)
-    (slow,) = (executed / "reports").rglob("wb-contention.csv")
-    assert set(pd.read_csv(slow)["device"]) == {"cuda"}, "the last machine's is drawn"
+def test_the_notebook_on_real_gpus_draws_the_made_up_one(executed: Path, processor: str) -> None:
+    """As many times as fast in all, it reaches the same share of its fastest product, and is slowed alike."""
+    words = said(executed, "12")
+    assert "'name': 'stderr'" not in words and "No GPU of our own" not in words
+    (numbers,) = (executed / "reports").rglob("wb-gpu-own.csv")
+    assert numbers.with_suffix(".png").is_file()
+    drawn = pd.read_csv(numbers).set_index(["axis", "case", "series"])["value"]
+    suite = Source((store.RECORDED / f"{processor}-suite",))
+    shares = drawn.loc["share of the fastest matrix product [%]"]
+    own = compare.layer_speeds({"": suite}, "resnet50").query("precision == 'fp32' and ranks == 1")
+    assert shares.loc["ResNet-50", "fp32"] == pytest.approx(100 * own["c"].iloc[-1], rel=1e-4)
+    slow = compare.slowdowns(suite.table("contention"))
+    relu = slow[(slow["kernel"] == "relu") & (slow["communication"] == "gloo")]["slowdown"]
+    longer = drawn.loc["longer than alone [%]"]
+    assert longer.loc["relu", "nccl"] == pytest.approx(100 * (relu.median() - 1), rel=1e-4)
 
 
-def test_training_that_shares_a_gpu_fills_the_eight_figures(executed: Path) -> None:
+def test_training_that_shares_a_gpu_fills_the_figures_of_contention(executed: Path) -> None:
     """Between GPUs by NCCL, and on one beside a stand-in."""
-    cells = nbformat.read(str(executed / "35_sharing.ipynb"), as_version=4).cells
-    said = "".join(str(output) for cell in cells for output in cell.get("outputs", []))
-    assert "'name': 'stderr'" not in said
-    assert (
-        f"measured beside the paper's: {PAIR}" in said
-        and "every figure has a measured half" in said
-    )
-    assert f"stand-in for messages on one GPU: {PAIR}" in said
+    words = said(executed, "10")
+    assert "'name': 'stderr'" not in words and "Stand-in, full speed: " in words
     shown = {"sharing-fig02": "stand-in, full speed", "sharing-fig03": "stand-in, full speed",
              "sharing-fig04": "stand-in, 10 GB/s", "sharing-fig08": "stand-in, full speed"}  # fmt: skip
     for figure, panel in shown.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -56,8 +57,25 @@ def test_speedups_are_ratios_of_the_same_network_and_start_up() -> None:
     assert one["s1"] == taken["TopK"] / taken["OMGS"]
     assert one["s2"] == taken["MGS"] / taken["OMGS"]
     assert taken[one["fastest"]] == taken[["TopK", "MGS", "OMGS"]].min()
-    over = omgs_measured.over_topk(played())[one["network"]]
-    assert over.loc[1e3 * one["startup_s"], "OMGS"] == pytest.approx(1 / one["s1"])
+
+
+def test_figure_4_has_what_the_paper_prints_beside_every_ratio() -> None:
+    found = omgs_measured.fig04(played())
+    ours = found[found["algorithm"] == "OMGS"].set_index(["where", "network"])
+    printed = omgs_breakdown.printed()
+    for where in ("model", "lab"):
+        rows = ours.loc[where].loc[printed.index]
+        assert rows["s1_paper"].tolist() == printed["s1"].tolist()
+        assert rows["s2_paper"].tolist() == printed["s2"].tolist()
+        assert rows["less_exposed_paper"].round(2).tolist() == [1.0, 2.0, 2.0, 1.22]
+    assert found[found["algorithm"] != "OMGS"][list(omgs_measured.RATIOS)].isna().all(axis=None)
+    lab = found[found["where"] == "lab"].set_index(["network", "algorithm"])["exposed"]
+    ratio = lab["LSTM-PTB", "TopK"] / lab["LSTM-PTB", "OMGS"]
+    assert ours.loc["lab", "LSTM-PTB"]["less_exposed"] == pytest.approx(ratio)
+    figure = omgs_measured.draw_fig04(found)
+    assert len(figure.axes) == 6
+    assert "ResNet-50: gain 0%, printed 31%" in [ax.get_title("left") for ax in figure.axes]
+    plt.close(figure)
 
 
 def training_rows(**columns: object) -> pd.DataFrame:
@@ -99,6 +117,24 @@ def test_competing_is_told_from_taking_turns(
     (one,) = omgs_measured.beside(Source((Path(),))).to_dict("records")
     assert one["together"] == pytest.approx(together)
     assert one["selection_slower"] == one["backward_slower_most"] == slower
+
+
+def test_a_plan_is_the_fastest_only_if_its_slowest_round_is() -> None:
+    rows = [
+        {
+            "network": "n",
+            "ranks": ranks,
+            "algorithm": name,
+            "iteration": took,
+            "least": low,
+            "most": high,
+        }
+        for ranks, most in ((2, 1.0), (4, 1.3))
+        for name, took, low, high in (("OMGS", 0.9, 0.8, most), ("LAGS", 1.35, 1.2, 1.5))
+    ]
+    found = pd.DataFrame(rows)
+    assert omgs_measured.decided(found) == {("n", 2): "OMGS"}
+    assert omgs_measured.behind(found).tolist() == pytest.approx([0.5, 0.5])
 
 
 def test_what_was_recorded_of_training_is_of_two_and_four_ranks() -> None:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
 import reach
 from ddlkit import store
-from ddlkit.report.figures import sharing_gpu, sharing_panels
+from ddlkit.report import book, outputs, plots
+from ddlkit.report.figures import gpu_own, sharing_gpu, sharing_panels
 from ddlkit.report.source import Source
 from ddlkit.run.measure import standin
 from ddlkit.run.sessions import preflight
@@ -246,6 +249,34 @@ def test_figures_of_sharing_are_drawn_from_what_was_rehearsed(
     figures = [getattr(sharing_panels, f"figure{number}")(here) for number in range(1, 9)]
     assert all(len(figure) for figure in figures) and not here.can_judge
     assert here.has("control", "iterations", "spans") == (gpus == 2)
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_figure_of_gpus_of_our_own_is_drawn_from_what_was_rehearsed(
+    rehearsed: dict[int, Rehearsal], gpus: int
+) -> None:
+    drawn = gpu_own.panels(Source((rehearsed[gpus].out,)))
+    axes = {label for label, _ in drawn.values()}
+    assert {"longer than alone [%]", "share of the fastest matrix product [%]"} <= axes
+    assert ("longer than its compute [ms]" in axes) == (gpus == 2)
+    assert gpu_own.numbers(drawn)["value"].notna().all()
+    plt.close(plots.dots_by_heading(drawn))
+
+
+def test_the_notebook_on_real_gpus_draws_what_was_rehearsed(
+    rehearsed: dict[int, Rehearsal], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed into data/recorded, without a change of code."""
+    recorded = store.RECORDED.name
+    shutil.copytree(store.DATA, tmp_path / "data", ignore=shutil.ignore_patterns(recorded))
+    shutil.copytree(rehearsed[2].out, tmp_path / "data" / recorded / "2x-played-gpu")
+    shutil.copytree(ROOT / "solutions", tmp_path / "solutions")
+    monkeypatch.setenv("DDLKIT_ROOT", str(tmp_path))  # of the kernel
+    (notebook,) = chosen = book.notebooks(["12"])
+    book.run(chosen, executed=tmp_path, reports=tmp_path / "reports")
+    words = (tmp_path / notebook.name).read_text(encoding="utf-8")
+    assert '"name": "stderr"' not in words
+    assert outputs.is_made("wb-gpu-own", tmp_path / "reports")
 
 
 def test_the_preflight_finds_all_well_on_a_played_gpu(preflown: tuple[int, Rehearsal]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -19,7 +20,7 @@ from ddlkit.core.iteration import packed
 from ddlkit.core.link import wire_s_per_byte
 from ddlkit.core.resources import Resources, Shared
 from ddlkit.core.workload import LayerProfile
-from ddlkit.report.claims import paper_table
+from ddlkit.report.claims import paper_table, prose
 from ddlkit.report.figures import (
     sharing_again,
     sharing_buckets,
@@ -28,10 +29,12 @@ from ddlkit.report.figures import (
     sharing_panels,
     sharing_predicted,
     sharing_recorded,
+    sharing_shown,
     sharing_uneven,
     sharing_verdicts,
 )
 from ddlkit.report.figures.sharing_again import KEYS
+from ddlkit.report.panels import Panel
 from ddlkit.report.panels import numbers as heat_map_numbers
 from ddlkit.report.papers.sharing import DEFAULT, throughput
 from ddlkit.report.source import Source, rounds_apart
@@ -647,3 +650,58 @@ def test_recorded_training_is_said_with_and_without_the_term() -> None:
     assert (cases["term"] >= cases["none"] - 1e-12).all() and (cases["slowdown"] > 0).all()
     rates = cases.set_index("link")["slowdown"].groupby("link").first()
     assert rates["lab:500mbit"] < rates["loopback"]
+
+
+def test_every_time_that_the_text_prints_stands_beside_the_model_in_figures_5_to_7() -> None:
+    printed = {key: value for key, value in prose("sharing").items() if key.startswith("fig0")}
+    told = sharing_shown.printed_of_figure7()
+    kept = sharing_shown.with_printed(sharing_panels.figure7(None), told)
+    columns = [name for name in kept if name.startswith("printed ")]
+    values = sorted(kept[columns].stack().dropna())
+    wanted = [value for key, value in printed.items() if re.match(r"fig07-.+-(default|best)$", key)]
+    assert values == sorted([*wanted, *2 * [printed["fig07-alexnet-computation-only"]]])
+    saved = sharing_shown.saved()
+    kept = sharing_shown.with_saved(sharing_panels.figure6(None), saved)
+    assert kept["saved printed [ms]"].dropna().tolist() == [3.97, 6.92]
+    assert saved.loc[16, "model"] == pytest.approx(
+        1e3 * (kept.iloc[0, 2:5].sum() - kept.iloc[1, 2:5].sum()), rel=1e-6
+    )
+    parts = sharing_shown.printed_parts().set_index("task")["printed_s"]
+    assert {f"fig05c-{name}": 1e3 * value for name, value in parts.items()} == pytest.approx(
+        {
+            key: value
+            for key, value in printed.items()
+            if key in {f"fig05c-{name}" for name in parts.index}
+        }
+    )
+
+
+def test_headings_say_what_is_found() -> None:
+    grid = pd.DataFrame(
+        [[1.0, -2.0, 0.0]], ["resnet18_64, 8"], ["t1-free-idle", "t4-free-normal", "t2-free-normal"]
+    )
+    sure = Panel(grid, (None, "t2-free-normal"), grid - 0.5, grid + 0.5)
+    named = sharing_shown.named({"lab:4gbit": sure._replace(lower=grid, upper=grid)})
+    assert named["lab:4gbit"].grid.index.tolist() == ["ResNet-18, 64 px, 8"]
+    assert named["lab:4gbit"].default == (None, "t2 normal")
+    assert sharing_shown.gains({"lab:4gbit": sure}, between=" ") == {
+        "lab:4gbit": "Processor, 4 Gbit/s 1 of 3 better, 1 worse"
+    }
+    bars = pd.DataFrame({"overlap": [3.0, 2.0, 1.0, 1.0, 1.0, 2.0]}, [
+        "vgg16_cifar, default", "vgg16_cifar, best: t1-free-idle",
+        "8, default", "8, best: default", "16, default", "16, best: b2",
+    ])  # fmt: skip
+    ((heading, (shown, said)),) = sharing_shown.pairs({"here, nvlink": bars}).items()
+    assert (
+        heading == "Nvlink: best wins 1 of 2"
+        and said == "left: default; right: best of other rounds"
+    )
+    assert shown.index[::2].tolist() == ["VGG-16 t1 idle", "batch 8 default", "batch 16 b2"]
+
+
+def test_of_controls_those_that_fared_alike_share_a_row_and_all_that_limit_are_there() -> None:
+    for here in (None, sharing_panels.recorded("")):
+        table, whole = sharing_shown.controls(here), sharing_panels.figure1(here)
+        limits = set(whole["control"]) - {"NCCL_ALGO", "NCCL_PROTO", "NCCL_LAUNCH_ORDER_IMPLICIT"}
+        names = ", ".join(table["what limits it"])
+        assert len(table) < len(whole) + 1 and all(one in names for one in limits)

@@ -60,7 +60,7 @@ def test_the_readme_states_the_same_time() -> None:
     pages = [Page(path) for path in book.notebooks()]
     core = sum(page.minutes for page in pages if page.core)
     read = sum(page.minutes for page in pages if page.number != minutes.REFERENCE)
-    assert f"core path ({core} minutes)" in readme and f"all in {format_minutes(read)}" in readme
+    assert f"core path ({core} minutes)" in readme and f": all in {format_minutes(read)}." in readme
 
 
 def test_the_lesson_is_as_long_as_it_says() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -11,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlkit import store
+from ddlkit.cli import ask
 from ddlkit.core import plan as plans
+from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan
 from ddlkit.model import Calibration, forecast
 from ddlkit.papers.dag import IterationTimes
@@ -84,6 +87,20 @@ def test_our_setting_is_what_the_validated_model_forecasts() -> None:
     told = Calibration.of(source.table("collectives"), draws=0).between("lab:1gbit", 4)
     forecast_s = forecast(work, plans.ddp(work), told).prediction.iteration_s
     assert schedule(one.graph()).period_s == pytest.approx(forecast_s, rel=0.01)
+
+
+def test_files_of_ones_own_predict_what_the_recording_does(tmp_path: Path) -> None:
+    source = Source((store.RECORDED / "cpu-2x-amd-epyc",))
+    mine = what_if.own_files(source, "resnet50", "lab:1gbit", 4, tmp_path)
+    found = ask("predict --plan ddp", **mine)
+    work = source.profile("resnet50").workload()
+    told = Calibration.of(source.table("collectives"), draws=0).between("lab:1gbit", 4)
+    expected_s = forecast(work, plans.ddp(work), told).prediction.iteration_s
+    assert found["iteration_s"] == pytest.approx(expected_s, rel=2e-3)
+    with pytest.raises(UserError, match="unknown plan"):
+        ask("predict --plan nonsense", **mine)
+    with pytest.raises(UserError, match="unrecognized arguments: --no-such"):
+        ask("predict", **mine, no_such=1)
 
 
 def test_others_clusters_are_limited_by_what_their_numbers_say() -> None:

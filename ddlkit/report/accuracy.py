@@ -21,6 +21,7 @@ from ddlkit.core.workload import Workload
 from ddlkit.model.calibration import Calibration
 from ddlkit.model.predictor import STEADY, Forecast, forecast_case
 from ddlkit.model.trials import COSTS, LINES, MODELS, TRIALS, said
+from ddlkit.report.source import Source
 
 RESCALED = "rescaled"
 """The overlap model once more, its compute stretched to what the same run measured without communication.
@@ -165,6 +166,40 @@ def labelled(validated: pd.DataFrame) -> pd.DataFrame:
     name += np.where(validated["in_flight"] > 1, ", two in flight", "")
     inside = validated["measured_iteration_s"].between(validated["lower_s"], validated["upper_s"])
     return validated.assign(lab=name, inside=inside)
+
+
+def judge(own: Source, known: Source, form: str = "table") -> pd.DataFrame:
+    """The `labelled` cases of a recording's runs, each predicted from the calibration of its own lab.
+
+    known : has their layer profiles and selection times. Runs without a profile, and cases that the
+        processor limited, are left out; where nothing is left, no rows.
+    """
+    workloads, runs = known.workloads(), own.table("runs")
+    runs = runs[runs["profile_sha256"].isin(workloads)]
+    if runs.empty:
+        return runs
+    calibration, scatter = calibrated(own.table("collectives"), form), known.compute_scatter()
+    found = validate(runs, workloads, calibration, known.selections(), scatter)
+    return labelled(found[~found["processor_limited"]])
+
+
+def coverage(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
+    """How many of `labelled` cases, and how many of their single iterations, lie in their intervals.
+
+    The interval is of a single iteration, so a case's median lies in it more easily. half_width_share : in
+    the median, over the measured time. runs : the table that the cases are of
+    """
+    ends = cases.set_index("case")[["lower_s", "upper_s"]]
+    single = runs[runs["case"].isin(ends.index)].join(ends, on="case")
+    inside = single["iteration_s"].between(single["lower_s"], single["upper_s"])
+    half_s = (cases["upper_s"] - cases["lower_s"]) / 2
+    return {
+        "cases": len(cases),
+        "coverage_of_cases": float(cases["inside"].mean()),
+        "iterations": len(single),
+        "coverage_of_iterations": float(inside.mean()),
+        "half_width_share": float((half_s / cases["measured_iteration_s"]).median()),
+    }
 
 
 def by_lab(cases: pd.DataFrame) -> pd.DataFrame:

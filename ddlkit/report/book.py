@@ -43,7 +43,7 @@ EXECUTED, REPORTS, NOTE = "executed", "reports", "note.json"
 """What lies on the shelf of one run of a notebook."""
 AT_ONCE = 4
 """Notebooks that run at the same time, where there are as many cores."""
-MEASURING = ("01", "05")
+MEASURING = ("01",)
 """Notebooks that measure while they run, unless all is from recordings: nothing runs beside them."""
 KEPT = 2
 """Runs of a notebook that the shelf keeps: from the recordings, and from what was measured here."""

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import pandas as pd
 
-from ddlkit.core.case import Case
-from ddlkit.core.gloo_ring import ring_s
+from ddlkit.core.gloo_ring import GlooRing, ring_s
 from ddlkit.core.lablink import read_link
-from ddlkit.core.workload import Workload
-from ddlkit.model import Calibration, forecast_case
-from ddlkit.model.own_law import by_law
+from ddlkit.model.extrapolation import ring_labs
 from ddlkit.model.trials import OURS
 from ddlkit.run.instruments.usage import LATE_LIMIT
 from ddlkit.run.lab.shaper import size_of
@@ -71,37 +66,26 @@ def scaling(cases: pd.DataFrame, network: str) -> pd.DataFrame:
     return found.replace(np.inf, np.nan).reset_index(drop=True)
 
 
-def law_errors(
-    cases: pd.DataFrame, collectives: pd.DataFrame, workloads: Mapping[str, Workload], cores: int
-) -> pd.Series:
-    """(cases,) relative error with messages by gloo's law, fitted to the lab's own calibration: `by_law`.
+def between_sizes(collectives: pd.DataFrame, n_bytes: float) -> pd.DataFrame:
+    """What a table and gloo's law make of a size that neither knows: a row per lab of equal, steady links.
 
-    Between the sizes of a calibration a table runs straight; the law knows where messages are cut.
+    Columns: link, ranks, and relative errors at the first size from ``n_bytes`` on. ``table_error``: straight
+    in logarithms from the size before it to the one after. ``law_error``: rate and delay as the link's name
+    has them, software as the smallest message takes it, nothing fitted.
 
-    collectives : rows of the labs' calibrations; workloads : by the hash that a case carries; cores : of the
-        machine
+    collectives : rows of the labs' calibrations
     """
-    known = by_law(Calibration.of(collectives, draws=0), collectives, cores)
-    told_s = np.array(
-        [
-            forecast_case(Case.from_row(row), workloads, known).prediction.iteration_s
-            for row in cases.to_dict("records")
-        ]
-    )
-    return pd.Series(told_s / cases["measured_iteration_s"] - 1, cases.index, name="law_error")
-
-
-def covered(
-    runs: pd.DataFrame, workloads: Mapping[str, Workload], calibration: Calibration
-) -> float:
-    """Share of single iterations of a table ``runs`` that lie in their case's interval."""
-    inside = []
-    for _, rows in runs.groupby("case"):
-        case = Case.from_row({str(key): value for key, value in rows.iloc[0].items()})
-        ends = forecast_case(case, workloads, calibration).interval_s
-        assert ends is not None  # of a calibration with draws
-        inside += [*rows["iteration_s"].between(*ends)]
-    return float(np.mean(inside))
+    rows = []
+    for lab in ring_labs(collectives):
+        named, at = lab.named, int(np.searchsorted(lab.bytes, n_bytes))
+        software_s = lab.seconds[0] / (2 * (lab.workers - 1)) - 4 * named.delay_s
+        slope = 8 / (named.rate_bits_per_s * named.framing)
+        law = GlooRing(software_s, slope, workers=lab.workers, delay_s=named.delay_s)
+        sizes, seconds = (np.log(np.delete(each, at)) for each in (lab.bytes, lab.seconds))
+        table_s = np.exp(np.interp(np.log(lab.bytes[at]), sizes, seconds))
+        row = {"link": lab.link, "ranks": lab.workers, "table_error": table_s / lab.seconds[at] - 1}
+        rows.append({**row, "law_error": float(law(lab.bytes[at])) / lab.seconds[at] - 1})
+    return pd.DataFrame(rows)
 
 
 UNSTEADY = {"-jitter": "jitter", "-loss": "loss", "-background": "others' traffic"}

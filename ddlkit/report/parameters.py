@@ -17,8 +17,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.fit import AUTO, LINES, SIMPLE_FIRST
 from ddlkit.papers.dag import STRATEGIES
 from ddlkit.report import source
-from ddlkit.report.clusters import rules
-from ddlkit.report.figures import omgs_planning, osf_scaling
+from ddlkit.report.clusters import rules, vidur
+from ddlkit.report.figures import osf_scaling
 from ddlkit.report.plots.shown import show_tables
 
 Given = Mapping[str, Any]
@@ -163,6 +163,10 @@ def _fitted_rules(given: Given) -> list[str]:
     return [one for one in rules.rules() if one.startswith("pollux-") and one != "pollux-resnet50"]
 
 
+def _dense_tables(given: Given) -> list[str]:
+    return [one.table for one in vidur.tables()]
+
+
 TABLES = Place("*-*.csv", store.list_recorded, machines=True)
 NETWORK, LINK, WORKERS = OneOf(_networks), OneOf(_links), OneOf(_workers)
 FITTED = (*(f"alpha_beta:{how}" for how in LINES), *SIMPLE_FIRST)
@@ -201,16 +205,15 @@ RULES: dict[str, dict[str, Rule]] = {
     "09_sparse_gradients": {
         "instances": Number(1, 100_000, whole=True),
         "seed": SEED,
-        "workers": OneOf(lambda given: omgs_planning.gathers(), several=True),
         "recorded": _campaign(source.OMGS),
         "trained": _campaign(source.SPARSE_TRAINING, "sparse_training-*.csv"),
     },
     "10_contention": {"data": TABLES},
     "11_where_it_breaks": {
-        "first": _campaign(source.LINKS),
-        "last": _campaign(source.LINKS_FOURTH),
+        "first": _campaign(source.LINKS, "predicted-*.csv"),
+        "last": _campaign(source.LINKS_FOURTH, "predicted-*.csv"),
     },
-    "12_real_gpus": {"chosen": OneOf(_fitted_rules)},
+    "12_real_gpus": {"chosen": OneOf(_fitted_rules), "table": OneOf(_dense_tables)},
     "13_your_own_cluster": {
         "data": TABLES,
         "network": NETWORK,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -54,6 +56,50 @@ def predictions() -> pd.DataFrame:
     ]
     whole = [trainings(name) for name, trial in TRIALS.items() if not trial.most]
     return pd.concat([*each, *whole], ignore_index=True)
+
+
+STEPS = ("abci-step-fp32", "abci-step-amp")
+"""Rules of steps that calibrate one constant."""
+
+
+def _configuration(rows: pd.DataFrame) -> pd.Series:
+    precision = rows["amp"].map({True: "AMP", False: "fp32"})
+    return rows["ranks"].astype(str) + " " + rows["batch"].map(DEVICE) + ", " + precision
+
+
+def longer(predicted: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
+    """By configuration, milliseconds that a step takes longer than on one GPU: measured and by models."""
+    ours = predicted[predicted["rule"].isin(STEPS)]
+    alone_s = rows(STEPS[1]).compute.groupby(["batch", "amp"])["iteration_s"].median()
+    one_s = ours.set_index(["batch", "amp"]).index.map(alone_s)
+    by = [_configuration(ours), ours["model"]]
+    extra = 1e3 * ours[["predicted_s", "measured_s"]].sub(one_s, axis=0).groupby(by).median()
+    found = extra["predicted_s"].unstack()[[*models]].rename_axis(index="gpus", columns=None)
+    found.insert(0, "measured", extra["measured_s"].groupby(level=0).first())
+    return found
+
+
+class Step(NamedTuple):
+    """What a constant a step explains.
+
+    constant_s : fitted to one configuration; slowdown : of compute beside messages, fitted to the same
+    errors : of that constant, by each other configuration; trainings : of whole ones, without it
+    """
+
+    constant_s: float
+    slowdown: float
+    errors: pd.Series
+    trainings: pd.Series
+
+
+def step(predicted: pd.DataFrame) -> Step:
+    """Of `predictions`: median signed errors of "workbook_step", and signed ones of "workbook"."""
+    off = predicted["predicted_s"] / predicted["measured_s"] - 1
+    free = predicted.dropna(subset="free").groupby(["rule", "model"])["free"].first()[STEPS[0]]
+    own = predicted["rule"].isin(STEPS) & (predicted["model"] == "workbook_step")
+    errors = off[own].groupby(_configuration(predicted[own])).median()
+    whole = (predicted["rule"] == TRAININGS) & (predicted["model"] == "workbook")
+    return Step(free["workbook_step"], free["workbook_slowed"], errors, off[whole])
 
 
 def iterations(found: Rows, name: str) -> pd.DataFrame:

@@ -21,6 +21,18 @@ SLOWER_HOSTS = np.linspace(1.0, 1.6, 121)
 """Factors on computing that are tried where GPUs share a node."""
 
 
+NETWORKS = {
+    "pollux-bert": "BERT",
+    "pollux-deepspeech2": "DeepSpeech2",
+    "pollux-ncf": "NCF",
+    "pollux-resnet18": "ResNet-18",
+    "pollux-resnet50": "ResNet-50",
+    "pollux-resnet50-fitted": "ResNet-50",
+    "pollux-yolov3": "YOLOv3",
+}
+"""What the network of each rule is called."""
+
+
 @dataclass(frozen=True, eq=False)
 class Cells:
     """What a model is told of n rows, and `measured_s`, which only fitting looks at.
@@ -195,6 +207,14 @@ def predictions(names: list[str] | None = None, shape: str = "") -> pd.DataFrame
                 )
             )
     return pd.concat(each, ignore_index=True)
+
+
+def by_node(said: pd.DataFrame, rule: str, model: str = "workbook") -> pd.Series:
+    """Median signed error by GPUs on the fullest node, of the larger half of the batches."""
+    own = said[(said["rule"] == rule) & (said["model"] == model)]
+    large = own[own["batch"] >= own["batch"].median()]
+    error = large["predicted_s"] / large["measured_s"] - 1
+    return error.groupby(large["most_gpus"]).median()
 
 
 def mirrored(rule: str, part: pd.DataFrame) -> NDArray[np.bool_]:

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.fit import Fit, Judged
-from ddlkit.core.units import KB
+from ddlkit.core.link import FRAMING
+from ddlkit.core.units import KB, format_bytes
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf.cluster import FIVE
 from ddlkit.report import plots
@@ -22,6 +24,8 @@ from ddlkit.report.source import Source
 from ddlkit.store import network_title
 
 ROOM = 30  # times higher a logarithmic axis ends, for the legend
+FLOOR_FROM = 2**15
+"""Bytes of the smallest message whose floor is drawn."""
 SIDES = {"small": "below", "large": "above"}
 DENSITY = 0.001
 """Of omgs's figure 2a."""
@@ -113,6 +117,21 @@ def gaps(audit: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     return figure, pd.concat(parts, ignore_index=True)
 
 
+def _replayed_gains(ax: Axes, replayed: pd.DataFrame) -> None:
+    """A panel of gains measured in replays, a row per network and buffer."""
+    cases = replayed[["network", "over"]].drop_duplicates()
+    sizes = cases["over"].str.partition(":")[2]
+    named = zip(cases["network"], sizes, strict=True)
+    labels = [f"{network_title(one)}, {size}" for one, size in named]
+    # adaFusion was replayed as printed only: with the repaired rule before it, it has a look of its own.
+    lab = {ADAFUSION: (np.full(len(cases), np.nan),) * 2}
+    for planner, rows in replayed.groupby("planner"):
+        ends = 100 * cases.merge(rows, how="left")[["gain_low", "gain_high"]]
+        lab[str(planner)] = ends["gain_low"], ends["gain_high"]
+    plots.intervals(ax, labels, lab, label="gain over that buffer [%]", legend="")
+    plots.heading(ax, "replayed")
+
+
 @theme()
 def fig11(campaign: Source) -> tuple[Figure, pd.DataFrame]:
     """osf's figure 11: scaling factors at the best setting, gains over all compatible ones, gains replayed.
@@ -139,20 +158,7 @@ def fig11(campaign: Source) -> tuple[Figure, pd.DataFrame]:
         ranges = osf_ranges.by_planner(rows)
         plots.intervals(ax, networks, ranges, label=label, printed=names, legend="")
         plots.heading(ax, f"model, {len(osf_ranges.compatible())} settings that fit")
-    replayed = pd.concat([fast, slow])
-    cases = replayed[["network", "over"]].drop_duplicates()
-    sizes = cases["over"].str.partition(":")[2]
-    labels = [
-        f"{network_title(one)}, {size}" for one, size in zip(cases["network"], sizes, strict=True)
-    ]
-    lab = {
-        ADAFUSION: (np.full(len(cases), np.nan),) * 2
-    }  # so that the rule as printed looks otherwise
-    for planner, rows in replayed.groupby("planner"):
-        ends = 100 * cases.merge(rows, how="left")[["gain_low", "gain_high"]]
-        lab[str(planner)] = ends["gain_low"], ends["gain_high"]
-    plots.intervals(axes[1, 1], labels, lab, label="gain over that buffer [%]", legend="")
-    plots.heading(axes[1, 1], "replayed")
+    _replayed_gains(axes[1, 1], pd.concat([fast, slow]))
     own = gains[(gains["planner"] == ADAFUSION) & (gains["over"] == osf_ranges.CONSTANT)]
     most, least = 100 * own["gain_high"].max(), printed[osf_ranges.CONSTANT][0]
     plots.title(
@@ -169,6 +175,29 @@ def fig11(campaign: Source) -> tuple[Figure, pd.DataFrame]:
         values = {over: ends[place] / 100 for over, ends in printed.items()}
         numbers[f"paper_gain_{end}"] = numbers["over"].map(values).where(own)
     return figure, numbers
+
+
+def collectives(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
+    """All-reduce times by size in bands of their samples and, over links of known rate, busbw over that rate.
+
+    medians : of each series (link and ranks) and size, with busbw over the rate, and floor_s, the time at it
+    """
+    figure, axes = plots.canvas(columns=2, height=3.2)
+    ordered = samples.sort_values("series")
+    plots.samples(axes[0], ordered, x="bytes", series="series", unit="ms", legend="")
+    limited = medians.dropna()
+    if len(limited):
+        for _, rows in limited[limited["bytes"] >= FLOOR_FROM].groupby("series"):
+            plots.limit(axes[0], rows["bytes"], 1e3 * rows["floor_s"], label="floor, with headers")
+        shares = 100 * limited.pivot(index="bytes", columns="series", values="busbw_over_rate")
+        label = "busbw over rate [%]"
+        plots.lines(axes[1], shares, xlabel="message size", ylabel=label, log="b", legend="")
+        plots.limit(axes[1], shares.index, np.full(len(shares), 100 * FRAMING), label="floor")
+        largest = f"{format_bytes(shares.index[-1])} reach {shares.iloc[-1].min():.0f}%"
+        plots.heading(axes[1], f"{largest} of the rate")
+    plots.heading(axes[0], "A small message costs a start-up")
+    plots.shared_legend(figure)
+    return figure
 
 
 def fig10(frame: pd.DataFrame) -> Figure:
@@ -200,6 +229,15 @@ def fig10(frame: pd.DataFrame) -> Figure:
         plots.heading(ax, f"{link}, {ranks}: {found}")
     plots.shared_legend(figure)
     return figure
+
+
+def _largest_step(medians: pd.DataFrame) -> str:
+    """Between which two sizes selecting at DENSITY slows down most, in words."""
+    times = medians[np.isclose(medians["density"], DENSITY)].set_index("elements")["seconds"]
+    where = times.index.get_loc((times / times.shift()).idxmax())
+    before, after = times.index[where - 1 : where + 1]
+    ratio = times[after] / times[before]
+    return f"{after:,} elements take {ratio:.0f} times as long as {before:,}"
 
 
 def omgs_fig02(
@@ -241,11 +279,7 @@ def omgs_fig02(
         ax.set_ylim(top=ROOM * ax.get_ylim()[1])
         plots.heading(ax, name)
     medians = measured.groupby(["elements", "density"])["seconds"].median().reset_index()
-    times = medians[np.isclose(medians["density"], DENSITY)].set_index("elements")["seconds"]
-    where = times.index.get_loc((times / times.shift()).idxmax())
-    before, after = times.index[where - 1 : where + 1]
-    step = f"{after:,} elements take {times[after] / times[before]:.0f} times as long as {before:,}"
-    plots.title(figure, f"No formula has this step: {step}")
+    plots.title(figure, f"No formula has this step: {_largest_step(medians)}")
     gathered = pd.Series(known.seconds).groupby(known.bytes).median()
     parts = [
         medians,

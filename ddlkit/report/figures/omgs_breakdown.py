@@ -89,24 +89,6 @@ def at_once() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def beside_print() -> pd.DataFrame:
-    """Tabs V and VI: each printed number, and its range over the settings compatible with the times."""
-    rows = []
-    for network, said in printed().iterrows():
-        frame = compatible(str(network))
-        found = {**{name: frame[name] for name in (COUNT, *TIMES)}}
-        found |= {
-            "s1": frame["topk_s"] / frame["omgs_s"],
-            "s2": frame["mgs_s"] / frame["omgs_s"],
-        }
-        agree = int(frame["agree"].iloc[0])
-        for quantity, values in found.items():
-            ends = {"low": values.min(), "high": values.max()}
-            rows.append({"network": network, "times_met": agree, "quantity": quantity,
-                         "paper": said[quantity], **ends})  # fmt: skip
-    return pd.DataFrame(rows)
-
-
 def setting(network: str) -> Setting:
     """The compatible setting that is nearest to the printed times."""
     best = compatible(network).iloc[0]

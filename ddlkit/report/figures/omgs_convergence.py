@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from ddlkit.core.errors import UserError
-from ddlkit.report import source
+from ddlkit.report import plots, source
 
 DENSE = "dense"
 LABELS = {
@@ -169,3 +170,36 @@ def ratios(frame: pd.DataFrame, method: str = "OMGS") -> pd.Series:
     wide = last.pivot(index=runs, columns="method", values="score")
     found: Any = wide[method] / wide[LABELS[DENSE]]
     return found.dropna()
+
+
+TEXT_FROM = 5
+"""First epoch of a text that is drawn: before, perplexity is far above all that follows."""
+
+
+def draw_fig03(frame: pd.DataFrame) -> Figure:
+    """omgs Fig 3 of what is `complete`: a panel a network, whose title has OMGS-SGD's score over dense's.
+
+    After the last epoch, and each at its best epoch.
+    """
+    networks = [str(name) for name in frame["network"].unique()]
+    figure, axes = plots.canvas(columns=len(networks), height=3.4, squeeze=False)
+    of_omgs = ratios(frame).groupby(level="network").mean()
+    epochs = frame.groupby(["network", "method", "epoch"])["score"].mean()
+    best = epochs.groupby(["network", "method"]).max().unstack()
+    peaks = best[LABELS["omgs"]] / best[LABELS[DENSE]]
+    for ax, network in zip(axes[0], networks, strict=True):
+        rows = frame[frame["network"] == network]
+        measure = str(rows["measure"].iloc[0])
+        chosen = rows[rows["epoch"] >= TEXT_FROM] if "perplexity" in measure else rows
+        how: dict[str, Any] = {
+            "x": "epoch",
+            "y": "value",
+            "series": "method",
+            "center": "mean",
+            "percent": 100,
+        }
+        plots.samples(ax, chosen, legend="", **how)
+        ax.set_ylabel(measure)
+        plots.heading(ax, f"{network}\nOMGS: {of_omgs[network]:.0%}, best {peaks[network]:.0%}")
+    plots.shared_legend(figure)
+    return figure

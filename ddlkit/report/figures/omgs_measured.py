@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
+from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.sparse import SelectionTimes, SparseGather
 from ddlkit.core.workload import Workload
@@ -20,7 +23,8 @@ from ddlkit.model.calibration import Calibration
 from ddlkit.model.predictor import computed, make_plan
 from ddlkit.model.trials import OURS
 from ddlkit.papers.omgs.cluster import PARTS, PLANS
-from ddlkit.report import judged, source
+from ddlkit.report import judged, plots, source
+from ddlkit.report.claims import prose
 from ddlkit.report.figures import omgs_breakdown
 from ddlkit.report.source import Source
 
@@ -158,18 +162,30 @@ def fig04(frame: pd.DataFrame) -> pd.DataFrame:
     printed = model.set_index(["network", "algorithm"])["paper"]
     asked = pd.MultiIndex.from_frame(lab[["network", "algorithm"]])
     lab = lab.assign(paper=printed.reindex(asked).to_numpy())
-    return pd.concat([model, lab[model.columns]], ignore_index=True)
+    found = pd.concat([model, lab[model.columns]], ignore_index=True)
+    return found.join(_ratios(found), on=["where", "network", "algorithm"])
 
 
-def over_topk(frame: pd.DataFrame, column: str = "iteration") -> dict[str, pd.DataFrame]:
-    """By network: iterations over TopK's at the same start-up; a row per start-up [ms], by algorithm."""
-    found = {}
-    sparse = frame[frame["algorithm"] != DENSE]
-    for network, those in sparse.groupby("network", sort=False):
-        wide = those.pivot(index="startup_s", columns="algorithm", values=column)
-        wide = wide[[*PLANS]].div(wide["TopK"], axis=0).drop(columns="TopK")
-        found[str(network)] = wide.set_index(1e3 * wide.index)
-    return found
+def _ratios(frame: pd.DataFrame) -> pd.DataFrame:
+    """RATIOS of OMGS-SGD by where, network and algorithm, and as omgs Tab VI and Section V-E print them.
+
+    less_exposed : exposed communication of TopK-SGD over its own. Printed is how much shorter it is "about",
+        and "very close", here 1, of VGG-16.
+    """
+    wide = frame.pivot(index=["where", "network"], columns="algorithm")
+    ours = {
+        "s1": wide["iteration", "TopK"] / wide["iteration", "OMGS"],
+        "s2": wide["iteration", "MGS"] / wide["iteration", "OMGS"],
+        "less_exposed": wide["exposed", "TopK"] / wide["exposed", "OMGS"],
+    }
+    said, networks = prose("omgs"), wide.index.get_level_values("network")
+    printed = omgs_breakdown.printed()[["s1", "s2"]].reindex(networks).set_axis(wide.index)
+    deep = said["fig04-deep"]
+    exposed = {"VGG-16": 1.0, "ResNet-50": deep, "Inception-v4": deep}
+    exposed["LSTM-PTB"] = 1 / (1 - said["fig04-lstm"] / 100)
+    printed["less_exposed"] = networks.map(exposed)
+    both = pd.DataFrame(ours).join(printed.add_suffix("_paper"))
+    return both.assign(algorithm="OMGS").set_index("algorithm", append=True)
 
 
 def speedups(frame: pd.DataFrame) -> pd.DataFrame:
@@ -270,3 +286,88 @@ def at_papers_startup() -> pd.DataFrame:
 def recorded(data: str = "") -> Source:
     """Real sparsified training, and selection beside a backward pass: in ``data``, else as recorded."""
     return source.open_labs(data, source.SPARSE_TRAINING)
+
+
+# -- drawn -------------------------------------------------------------------------------------------
+
+SHOWN = ("TopK", "MGS", "OMGS", "exact")
+"""Algorithms of figure 4 that are drawn: LAGS-SGD takes several times as long; the paper leaves it out."""
+RATIOS = {"s1": ", TopK", "s2": ", MGS", "less_exposed": ""}
+"""What `fig04` says of OMGS-SGD beside its times, and what stands behind a network's name there."""
+
+
+def draw_fig04(frame: pd.DataFrame) -> Figure:
+    """omgs Fig 4 of `fig04`: parts of iterations, and ratios of OMGS-SGD, each beside what is printed."""
+    figure, axes = plots.canvas(columns=2, rows=3, height=8.6)
+    networks = [str(name) for name in frame["network"].unique()]
+    places = pd.MultiIndex.from_product([SHOWN, ("model", "lab")], names=["algorithm", "where"])
+    for ax, network in zip(axes.flat, networks, strict=False):
+        one = frame[frame["network"] == network].set_index(["algorithm", "where"]).reindex(places)
+        parts = one[list(PLAYED)].set_axis(KINDS, axis=1).droplevel("where")
+        how: dict[str, Any] = {
+            "label": "iteration [s]",
+            "pairs": "left: model, right: replayed",
+            "legend": "",
+        }
+        plots.bars(ax, parts, stacked=True, **how)
+        printed = one["paper"].to_numpy()[::2]
+        plots.points(ax, 2 * np.arange(len(SHOWN)) + 0.5, printed, "paper", size=6)
+        found = one.loc[("OMGS", "lab")]
+        gain, said = (found[name] - 1 for name in ("s1", "s1_paper"))
+        plots.heading(ax, f"{network}: gain {gain:.0%}, printed {said:.0%}")
+    asked = (
+        frame[frame["algorithm"] == "OMGS"]
+        .set_index(["network", "where"])[[name + end for name in RATIOS for end in ("", "_paper")]]
+        .unstack()
+    )
+    labels = "iteration over OMGS-SGD's", "exposed communication, TopK / OMGS"
+    for ax, names, label in zip(axes[2], (["s1", "s2"], ["less_exposed"]), labels, strict=True):
+        cases = [f"{network}{RATIOS[name]}" for name in names for network in networks]
+        roles = {"paper": ("_paper", "model"), "model": ("", "model"), "replayed": ("", "lab")}
+        values = {
+            role: np.concatenate([asked[name + end, where][networks] for name in names])
+            for role, (end, where) in roles.items()
+        }
+        dots = {role: (one, one) for role, one in values.items()}
+        plots.intervals(ax, cases, dots, label=label, reference=1.0, legend="")
+        off = np.nanmedian(np.abs(values["replayed"] / values["paper"] - 1))
+        plots.heading(ax, f"Replayed: {off:.0%} off the paper (median)")
+    plots.shared_legend(figure, axes[0, 0], axes[2, 0])
+    return figure
+
+
+def draw_training(frame: pd.DataFrame) -> Figure:
+    """Parts of real iterations of `trained`, a panel a network; titles have LAGS over the fastest plan."""
+    networks = frame["network"].unique()
+    ranks = sorted(frame["ranks"].unique())
+    figure, axes = plots.canvas(columns=2, rows=-(-len(networks) // 2), height=6.0, squeeze=False)
+    places = pd.MultiIndex.from_product([PLANS, ranks], names=["algorithm", "ranks"])
+    late = behind(frame)
+    for ax, network in zip(axes.flat, networks, strict=False):
+        one = frame[frame["network"] == network].set_index(["algorithm", "ranks"]).reindex(places)
+        parts = one[list(PLAYED)].set_axis(KINDS, axis=1).droplevel("ranks")
+        pairs = f"{ranks[0]} and {ranks[1]} ranks" if len(ranks) == 2 else ""
+        how: dict[str, Any] = {"label": "iteration [s]", "pairs": pairs}
+        rounds = ("shortest to longest round", one["least"], one["most"])
+        plots.bars(ax, parts, stacked=True, spread=rounds, legend="", **how)
+        shares = " and ".join(f"{late[network, n]:+.0%}" for n in ranks if (network, n) in late)
+        plots.heading(ax, f"{store.network_title(network)}: LAGS {shares}")
+    plots.shared_legend(figure)
+    return figure
+
+
+def behind(frame: pd.DataFrame, algorithm: str = "LAGS") -> pd.Series:
+    """By network and ranks of `trained`, how much longer its iteration is than the fastest plan's."""
+    wide = frame.pivot(index=["network", "ranks"], columns="algorithm", values="iteration")
+    return (wide[algorithm] / wide.min(axis=1) - 1).dropna()
+
+
+def decided(frame: pd.DataFrame) -> dict[tuple[str, int], str]:
+    """By network and ranks of `trained`, the plan whose slowest round is faster than any round of another."""
+    found = {}
+    for (network, ranks), rows in frame.groupby(["network", "ranks"]):
+        one = rows.set_index("algorithm")
+        best = str(one["iteration"].idxmin())
+        if one["most"][best] < one["least"].drop(best).min():
+            found[str(network), int(ranks)] = best
+    return found

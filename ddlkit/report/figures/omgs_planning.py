@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
-import pandas as pd
+from matplotlib.figure import Figure
 
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import Iteration
-from ddlkit.core.plan import none, proven
+from ddlkit.core.plan import none
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,
-    Selecting,
     SelectionTimes,
     SparseGather,
     sparse_timeline,
@@ -22,16 +22,16 @@ from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
 from ddlkit.papers import omgs
 from ddlkit.papers.omgs import audit
-from ddlkit.papers.osf import cluster, update_s
-from ddlkit.report import source
+from ddlkit.papers.osf import update_s
+from ddlkit.report import plots, source
 from ddlkit.report.claims import paper_table
 from ddlkit.store.readers import SELECTOR, selection_table
 
-PEAK_FLOPS = cluster.PEAK_FLOPS
-RULES = ("single", "none", "omgs", "omgs:theorem", "omgs:code")
 FIG01_BACKWARD_S = (0.015, 0.015, 0.015, 0.015)
 FIG01_ELEMENTS = (4_000_000, 4_000_000, 500_000, 500_000)
 FIG01_DENSE_BYTES_PER_S = 5e8
+LINK_BYTES_PER_S = 1e9 / 8
+"""Of the paper's Ethernet."""
 
 
 def fig01() -> dict[str, Timeline]:
@@ -54,30 +54,24 @@ def fig01() -> dict[str, Timeline]:
     }
 
 
+def draw_fig01(timelines: Mapping[str, Timeline]) -> Figure:
+    """The timelines of `fig01` below each other; each title says how much longer it is than TopK-SGD."""
+    whole_s = timelines["TopK-SGD"].duration_s
+    times = FIG01_DENSE_BYTES_PER_S / LINK_BYTES_PER_S
+    where = {"P-SGD": f"P-SGD on a link {times:g} times as fast"}
+    named = {
+        f"{where.get(name, name)}: {line.duration_s / whole_s - 1:+.0%}": line
+        for name, line in timelines.items()
+    }
+    figure, axes = plots.canvas(rows=len(named), height=6.4)
+    plots.gantt(axes, named)
+    return figure
+
+
 @lru_cache(maxsize=1)
 def smallest() -> omgs.Instance:
     """The smallest instance of whole numbers on which Algorithm 1 is not optimal."""
     return audit.counterexamples(*audit.SMALLEST)[0][1]
-
-
-def counterexample() -> dict[str, Timeline]:
-    """The two timelines of `smallest`: by Algorithm 1, and the optimum; times in seconds."""
-    workload, cost = audit.in_core(smallest())
-    plans = {"Algorithm 1": make_plan("omgs", workload, cost), "optimum": proven(workload, cost)[0]}
-    return {name: sparse_timeline(workload, plan, cost) for name, plan in plans.items()}
-
-
-def of_counterexample() -> pd.DataFrame:
-    """Groups and iteration time of `smallest` under each rule and the optimum."""
-    workload, cost = audit.in_core(smallest())
-    best, best_s = proven(workload, cost)
-    plans = {rule: make_plan(rule, workload, cost) for rule in RULES} | {"exact": best}
-    rows = [
-        (name, [g.stop - g.start for g in plan.slices], audit.iteration_s(workload, plan, cost))
-        for name, plan in plans.items()
-    ]
-    frame = pd.DataFrame(rows, columns=["planner", "tensors_of_groups", "iteration_s"])
-    return frame.assign(gap=frame["iteration_s"] / best_s - 1)
 
 
 def measured_selection() -> dict[str, SelectionTimes]:
@@ -87,18 +81,6 @@ def measured_selection() -> dict[str, SelectionTimes]:
         rows = one.table("selection")
         rows = rows[(rows["operation"] == SELECTOR) & (rows["distribution"] == "normal")]
         found[machine] = selection_table(rows)
-    return found
-
-
-def workloads() -> dict[str, Workload]:
-    """Recorded layer profiles of every machine, and the networks of osf counted by FLOP at 32 images."""
-    found: dict[str, Workload] = {}
-    for machine, one in source.recordings("layers").items():
-        for network in one.table("layers")["network"].unique():
-            found[f"{network}, {machine}"] = one.profile(network).workload()
-    for network in cluster.FIVE:
-        compute_s = 3 * 32 * cluster.network_flops(network) / PEAK_FLOPS
-        found[f"{network}, 32 images, by FLOP"] = cluster.workload(network, compute_s)
     return found
 
 
@@ -114,8 +96,3 @@ def gathers() -> dict[str, AlphaBeta]:
         )
         for workers in (2, 4, 8, 16)
     }
-
-
-def selections() -> dict[str, Selecting]:
-    """The audit's three costs, and what was measured."""
-    return {**audit.SELECTIONS, **{f"measured, {k}": v for k, v in measured_selection().items()}}

@@ -8,11 +8,8 @@ nothing is saved on the link, whatever it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-
-import pandas as pd
 
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import Iteration
@@ -23,11 +20,8 @@ from ddlkit.papers.omgs import audit
 from ddlkit.papers.osf import cluster
 from ddlkit.report import source
 from ddlkit.report.claims import prose
-from ddlkit.report.figures import omgs_planning
+from ddlkit.report.figures import omgs_breakdown, omgs_planning
 
-DENSITIES = (1e-3, 1e-2, 3e-2, 0.06)
-STARTS_S = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
-"""Of an all-gather; an all-reduce has twice as many steps."""
 WORKERS = 16
 SLOWEST, FASTEST = 1e6, 1e13
 """Between which rates, in bit/s, a break-even is looked for."""
@@ -119,16 +113,12 @@ def cases() -> dict[str, Case]:
     return found
 
 
-def region(
-    known: Mapping[str, Case],
-    starts_s: Sequence[float] = STARTS_S,
-    densities: Sequence[float] = DENSITIES,
-) -> pd.DataFrame:
-    """Break-even rates in bit/s: one row per case, start-up and density."""
-    rows = [
-        (name, start_s, density, break_even(case, start_s, density))
-        for name, case in known.items()
-        for start_s in starts_s
-        for density in densities
-    ]
-    return pd.DataFrame(rows, columns=["selection", "start_s", "density", "bits_per_s"])
+def on_the_papers_link(density: float = audit.DENSITY) -> tuple[float, float, float, float]:
+    """ResNet-50 as the paper computes it, at its start-up: a dense and a sparse iteration on 1 Gbit/s, in
+    seconds; and below which rate in bit/s sparse is faster, if selecting takes d log d, and if it scans.
+    """
+    start_s = omgs_breakdown.costs().alpha_s
+    logarithmic, scan = (cases()[f"P102-100, {how}"] for how in ("d log d", "scan"))
+    dense_s, sparse_s = iterations_s(logarithmic, 1e9, start_s, density)
+    below, below_scan = (break_even(one, start_s, density) for one in (logarithmic, scan))
+    return dense_s, sparse_s, below, below_scan

@@ -304,7 +304,7 @@ def draw08(frame: pd.DataFrame) -> Figure:
     return _titled(
         figure,
         f"{spelled(REPLACED)}, {WORKERS} workers: {end['model']['OSF']:.2f} with overlap, "
-        f"{end['model']['CSF']:.2f} by CSF; the paper states {end['paper'].iloc[0]:g} and "
+        f"{end['model']['CSF']:.2f} by CSF; paper {end['paper'].iloc[0]:g} and "
         f"{end['paper_section_1'].iloc[0]:g}",
     )
 
@@ -410,8 +410,8 @@ def draw05(frame: pd.DataFrame) -> Figure:
     first, last = shares.index[[0, -1]]
     return _titled(
         figure,
-        f"{spelled('ResNet101')}, one worker takes {slow:g} x: NEGOTIATE is {shares[first]:.0%} of "
-        f"communication among {first}, {shares[last]:.0%} among {last}",
+        f"{spelled('ResNet101')} by model, one worker takes {slow:g} times as long: NEGOTIATE is "
+        f"{shares[first]:.0%} of communication among {first} workers, {shares[last]:.0%} among {last}",
     )
 
 

@@ -56,18 +56,20 @@ def place(name: str) -> str:
 def configuration(name: Any) -> str:
     """A configuration in short; threads of gloo are free on any core where nothing else is said.
 
-    >>> configuration("t1-free-idle+t2-free-raised"), configuration("2x256")
-    ('t1 idle + t2 raised', '2x256')
+    >>> configuration("t1-free-idle+t2-free-raised"), configuration("free-idle"), configuration("2x256")
+    ('t1 idle + t2 raised', 'idle', '2x256')
     """
-    return str(name).replace("-free", "").replace("-", " ").replace("+", " + ")
+    return re.sub("-free|^free-", "", str(name)).replace("-", " ").replace("+", " + ")
 
 
 def case(name: str) -> str:
-    """A network, or a batch, or both, or a kernel, as it is spelled.
+    """A network, or a batch, or both, a kernel or a part of a configuration, as it is spelled.
 
-    >>> case("resnet18_64, 8"), case("average_pooling"), case("relu")
-    ('ResNet-18, 64 px, 8', 'average pooling', 'ReLU')
+    >>> case("resnet18_64, 8"), case("average_pooling"), case("relu"), case("free-idle")
+    ('ResNet-18, 64 px, 8', 'average pooling', 'ReLU', 'idle')
     """
+    if name.startswith(("free-", "own-", "one-")):
+        return configuration(name)
     first, comma, rest = name.partition(", ")
     shown = store.network_title(first).replace("_", " ")
     return f"{'ReLU' if shown == 'relu' else shown}{comma}{rest}"
@@ -166,7 +168,7 @@ def pairs(parts: Mapping[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, st
         shown = shown.rename(columns={"computation only": "compute only"})
         default_s, chosen_s = bars.sum(axis=1).to_numpy().reshape(-1, 2).T
         other = default_s != chosen_s
-        won = f"best shorter in {int((chosen_s < default_s).sum())} of {int(other.sum())}"
+        won = f"best wins {int((chosen_s < default_s).sum())} of {int(other.sum())}"
         best = "the paper's best" if name == "V100S, simulated" else "best of other rounds"
         found[f"{place(name)}: {won}"] = shown, f"left: default; right: {best}"
     return found
@@ -270,9 +272,8 @@ def controls(here: Recording | None) -> pd.DataFrame:
     """Figure 1 in short: what limits resources, by level; a row for all that fared alike."""
     table = sharing_panels.figure1(here).assign(reason=lambda rows: rows.get("reason", "none"))
     table["read_back"] = table.get("read_back", pd.Series("", table.index))
-    others = table["control"].str.startswith("NCCL_") & ~table["control"].isin(
-        [*sharing_panels.ASKED]
-    )
+    names = table["control"]
+    others = names.str.startswith("NCCL_") & ~names.str.contains("|".join(sharing_panels.ASKED))
     rows = []
     alike = table[~others].groupby(["level", "outcome", "reason", "read_back"], sort=False)
     for (level, outcome, reason, back), own in alike["control"]:

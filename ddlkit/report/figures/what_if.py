@@ -16,6 +16,7 @@ from ddlkit.core.fit import fit
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.timeline import KINDS
 from ddlkit.core.workload import Workload
+from ddlkit.formats import save_profile
 from ddlkit.formats.inputs import read_inputs
 from ddlkit.papers.dag import STRATEGIES, IterationTimes
 from ddlkit.papers.dag.tasks import Schedule, TaskGraph, schedule
@@ -81,6 +82,22 @@ def ours(
     found = _sent(profile.workload(), cost, n, profile.batch, known["io_s"])
     times = replace(found.times, forward_s=profile.forward_s)
     return replace(found, times=times, decode_s=known["decode_s"])
+
+
+def own_files(
+    recording: Source, network: str, link: str, workers: int, folder: Path
+) -> dict[str, Any]:
+    """A layer profile and message times as files of one's own, which have no stamp, in a folder.
+
+    Returns what ``ddlkit predict`` calls them: profile, collectives, ranks.
+    """
+    files = {"profile": folder / "profile.csv", "collectives": folder / "messages.csv"}
+    save_profile(recording.profile(network), files["profile"])
+    rows = recording.table("collectives")
+    wanted = {"link": link, "ranks": workers, "collective": "all_reduce"}
+    rows = rows[(rows[[*wanted]] == pd.Series(wanted)).all(axis=1)]
+    rows[["bytes", "seconds"]].to_csv(files["collectives"], index=False)
+    return {**files, "ranks": workers}
 
 
 def _sent(work: Workload, cost: MessageCost, ranks: int, batch: int, io_s: float = 0.0) -> Setting:

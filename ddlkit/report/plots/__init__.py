@@ -52,13 +52,13 @@ from ddlkit.report.plots.style import (
     Style,
     add_legend,
     known,
-    look,
     looks,
     plain_log_ticks,
     set_log,
     theme,
     time_unit,
 )
+from ddlkit.report.plots.style import look as look
 
 LETTER = 0.06  # inches of a letter under bars
 WIDER = 0.072  # and under a heat map, where names stand close
@@ -107,14 +107,15 @@ def bars(
     for container, style in zip(ax.containers, styles, strict=True):
         plt.setp(container, hatch=style.hatch)
         container.set_label(style.label)
+    if pairs:
+        _pair(ax, pairs)
     if spread is not None:
         least, most = (factor * np.asarray(end, dtype=float) for end in spread[1:])
         line: dict[str, Any] = {"color": INK, "linewidth": 1.6, "zorder": 4}
-        ax.vlines(np.arange(len(table)), least, most, label=spread[0], **line)
+        middle = [bar.get_x() + bar.get_width() / 2 for bar in ax.containers[0]]
+        ax.vlines(middle, least, most, label=spread[0], **line)
         ax.autoscale(axis="y")
         ax.set_ylim(bottom=0)
-    if pairs:
-        _pair(ax, pairs)
     add_legend(ax, legend)
     whole = ax.get_figure(root=True)
     if legend == "right" and whole is not None and whole.get_layout_engine() is not None:
@@ -223,6 +224,22 @@ def dots(
 
 
 @theme()
+def dots_by_heading(panels: Mapping[str, tuple[str, pd.DataFrame]]) -> Figure:
+    """Panels of `dots` under each other: by heading the label of the axis and a table of cases."""
+    lengths = [len(rows) + 3 for _, rows in panels.values()]
+    figure, axes = canvas(
+        rows=len(panels),
+        height=0.22 * sum(lengths) + 0.5,
+        squeeze=False,
+        gridspec_kw={"height_ratios": lengths},
+    )
+    for ax, (name, (label, rows)) in zip(axes.flat, panels.items(), strict=True):
+        dots(ax, [str(case) for case in rows.index], rows, label=label, legend="right")
+        heading(ax, name)
+    return figure
+
+
+@theme()
 def heat_map(
     ax: Axes,
     panel: Panel,
@@ -325,6 +342,7 @@ def intervals(
     *,
     label: str,
     printed: Mapping[str, tuple[float, float]] | None = None,
+    reference: float = 0.0,
     legend: str = "above",
 ) -> None:
     """A row per case, in it a thick line per series, from low to high: name -> (n,) lows and (n,) highs.
@@ -332,7 +350,7 @@ def intervals(
     Markers stand at both ends, or at a third (n,) where there is one: the best or middle of each range. A
     range of no width is a dot. printed : what a paper prints as a range, by name, shaded over all rows.
     """
-    _case_rows(ax, cases, 0.0)
+    _case_rows(ax, cases, reference)
     hatches = ("...", "///")
     for (name, (least, most)), hatch in zip((printed or {}).items(), hatches, strict=False):
         color = look(name if known(name) else "paper").color

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,14 @@ from numpy.typing import NDArray
 
 from ddlkit.core.timeline import KINDS
 from ddlkit.papers.dag.tasks import Schedule, TaskGraph, levels
-from ddlkit.report.plots.style import INK, SOFT, look, looks, theme
+from ddlkit.report.plots.style import INK, SOFT, known, look, looks, theme
 
 COLORS = {
     "o": "#f7d154",
     "s": "#e8833a",
 }  # dag Fig 1: yellow circles compute, orange squares communicate
 MEANINGS = {"o": "computing", "s": "communication"}
+FASTER_SLOWER = ("tasks 2 times as fast", "2 times as slow")
 SIZE = 250  # of a node, points squared
 
 
@@ -53,19 +55,21 @@ def task_graph(ax: Axes, schedule: Schedule) -> None:
 
 
 @theme()
-def tornado(ax: Axes, table: pd.DataFrame, heading: str, *, factor: float = 2.0) -> None:
-    """A row a kind of task, the first on top: how an iteration changes, in percent of what it is.
+def tornado(
+    ax: Axes, table: pd.DataFrame, heading: str, *, ways: Sequence[str] = FASTER_SLOWER
+) -> None:
+    """A row a kind of task, or another change, the first on top: how an iteration changes, in percent of it.
 
-    table : kind, iteration_s, faster_s, slower_s, where those tasks take 1 / ``factor`` and ``factor`` times
+    table : kind, iteration_s, faster_s, slower_s; ``ways`` are the names of the last two
     """
     rows = np.arange(len(table))
-    ways = {"faster_s": f"tasks {factor:g} times as fast", "slower_s": f"{factor:g} times as slow"}
-    for style, (column, label) in zip(looks(list(ways.values())), ways.items(), strict=True):
+    named = dict(zip(("faster_s", "slower_s"), ways, strict=True))
+    for style, (column, label) in zip(looks(list(ways)), named.items(), strict=True):
         change = 100 * (table[column] / table["iteration_s"] - 1)
         shape: dict[str, Any] = {"color": style.color, "hatch": style.hatch, "edgecolor": "white"}
         ax.barh(rows, change, height=0.6, linewidth=0.3, label=label, **shape)
     ax.axvline(0, color=INK, linewidth=0.8)
-    ax.set_yticks(rows, [look(kind).label for kind in table["kind"]])
+    ax.set_yticks(rows, [look(kind).label if known(kind) else kind for kind in table["kind"]])
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
     ax.grid(True, axis="x")

@@ -24,6 +24,7 @@ from ddlkit.report.plots.style import INK, WIDTH, theme
 from ddlkit.store.files import atomic_write
 
 HEADER_WIDTH = 14  # letters in a line of a table's head
+MOST_NAMES = 6  # beside each other in a legend above a figure
 LINE = 0.19  # inches from line to line
 TITLE_LETTER = 0.074  # inches of a letter of a title
 
@@ -108,10 +109,15 @@ def title(figure: Figure, text: str) -> None:
 
 
 @theme()
-def shared_legend(figure: Figure) -> None:
-    """The first panel's legend, above all panels of a figure whose layout is constrained."""
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=len(labels))
+def shared_legend(figure: Figure, *axes: Axes) -> None:
+    """The legend of some panels, by default the first, above all panels; the layout must be constrained."""
+    found: dict[str, Any] = {}
+    for ax in axes or figure.axes[:1]:
+        handles, labels = ax.get_legend_handles_labels()
+        found |= dict(zip(labels, handles, strict=True))
+    figure.legend(
+        found.values(), found, loc="outside upper left", ncols=min(MOST_NAMES, len(found))
+    )
 
 
 @theme()

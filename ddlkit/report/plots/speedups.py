@@ -54,13 +54,13 @@ def _best_and_worst(rows: pd.DataFrame, server: bool) -> str:
     if server:
         slow = by_cluster["V100"][rows.set_index("cluster")["network"]["V100"] == "AlexNet"]
         return (
-            f"K80: {by_cluster['K80'].max() / 4:.0%} of linear at best (paper: up to {best / 4:.0%}); "
-            f"V100: AlexNet gets at most {slow.max():.1f} of 4"
+            f"The most central setting: K80 get {by_cluster['K80'].max() / 4:.0%} of linear at best (paper: "
+            f"up to {best / 4:.0%}), AlexNet on V100 at most {slow.max():.1f} of 4"
         )
     caffe = rows[rows["framework"] == "Caffe-MPI"].groupby("cluster")["model"].min()
     return (
-        f"Caffe-MPI gets {caffe['K80']:.2f} of 4 or more with K80 (paper: nearly {best:g}), "
-        f"{caffe['V100']:.2f} or more with V100"
+        f"Most central setting: Caffe-MPI gets {caffe['K80']:.2f} of 4 or more with K80 (paper: nearly "
+        f"{best:g}), {caffe['V100']:.2f} or more with V100"
     )
 
 

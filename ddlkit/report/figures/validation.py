@@ -1,0 +1,101 @@
+"""Predictions beside what was measured: errors of trivial models, errors by start-ups, and by disturbance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ddlkit.report import plots
+from ddlkit.report.disturbances import kinds_of
+from ddlkit.report.extrapolation import WELL
+from ddlkit.report.judged import WITHIN
+from ddlkit.report.plots.style import look
+
+ROLES = ("no_overlap", "perfect_overlap", "model")
+
+
+def beside_trivial(kinds: Mapping[str, pd.DataFrame]) -> Figure:
+    """Errors of ROLES on the iteration, and below on exposed communication: a column of panels per kind.
+
+    kinds : title -> rows of `accuracy.validate`
+    """
+    figure, axes = plots.canvas(
+        len(kinds), 2, height=5.0, sharex="row", layout="constrained", squeeze=False
+    )
+    for column, (title, rows) in zip(axes.T, kinds.items(), strict=True):
+        for ax, kind, what in zip(
+            column, ("", "_exposed"), ("iteration", "exposed communication"), strict=True
+        ):
+            errors = {role: 100 * rows[f"{role}{kind}_error"] for role in ROLES}
+            band = ("repeatability", 100 * rows[f"repeatability{kind}"])
+            label = f"error, {what} [%]"
+            names = [look(plan).label for plan in rows["plan"]]
+            plots.dots(ax, names, errors, band=band, legend="", label=label)
+        whole, part, own = (
+            rows[f"{name}_error"].abs().median()
+            for name in ("model", "model_exposed", "rescaled_exposed")
+        )
+        plots.heading(column[0], f"{title}: median error {whole:.1%}")
+        plots.heading(column[1], f"Exposed: {part:.1%}; {own:.1%} by own compute")
+    plots.shared_legend(figure)
+    return figure
+
+
+def by_startups(plain: pd.DataFrame, sets: Mapping[str, pd.DataFrame]) -> Figure:
+    """Errors against how much start-ups weigh: a panel per set over links with delay, plain links in each.
+
+    plain, sets : cases with a column ``startup_share``
+    """
+    figure, axes = plots.canvas(len(sets), height=3.0, sharex=True, sharey=True)
+    for ax, (name, rows) in zip(axes, sets.items(), strict=True):
+        for role, some in {"plain_links": plain, "links_with_delay": rows}.items():
+            plots.points(ax, some["startup_share"], 100 * some["model_error"], role, size=3)
+        beyond = (rows["model_error"].abs() > WITHIN).sum()
+        plots.heading(
+            ax, f"{name.capitalize()} set: {beyond} of {len(rows)} off by more than {WITHIN:.0%}"
+        )
+        ax.set(xscale="log", xlabel="start-ups of all messages / compute")
+    axes[0].set_ylabel("error, iteration [%]")
+    axes[0].legend(loc="lower left")
+    return figure
+
+
+def by_part(errors: pd.DataFrame, labs: pd.DataFrame) -> Figure:
+    """Errors of messages in labs left out, by what decides at their size: a panel per kind of link.
+
+    errors, labs : of `extrapolation.told` and its `extrapolation.summary`
+    """
+    names = {"emulated": "Links with delay", "tbf": "Kernel's rate limit"}
+    figure, axes = plots.canvas(len(names), height=2.1, sharey=True)
+    for ax, (kind, name) in zip(axes, names.items(), strict=True):
+        rows = errors[errors["kind"] == kind].sort_values("decides", kind="stable")
+        label = "error of a message's time [%]"
+        plots.dots_by_group(ax, rows["decides"], 100 * rows["error"], label=label)
+        well = labs.loc[labs["kind"] == kind, "well"]
+        plots.heading(ax, f"{name}: {well.sum()} of {len(well)} labs within {WELL:.0%}")
+    return figure
+
+
+def by_disturbance(cases: pd.DataFrame, after: pd.DataFrame) -> Figure:
+    """Errors of disturbed iterations by kind of disturbance, and how long a loss is remembered.
+
+    cases : of `disturbances.judged`; after : of `disturbances.after_loss`
+    """
+    figure, (left, right) = plots.canvas(2, height=3.2, width_ratios=[1.3, 1], layout="constrained")
+    label = "relative error, iteration time [%]"
+    kinds = kinds_of(cases).replace({"none": "undisturbed", "others": "others' traffic"})
+    plots.dots_by_group(left, kinds, 100 * cases["relative_error"], label=label)
+    failed = kinds[cases["fails"]]
+    cubic = failed.str.endswith("cubic").sum()
+    plots.heading(left, f"{len(failed)} of {len(cases)} fail, {cubic} of them with cubic")
+    ratio = after.pivot(index="after", columns="congestion", values="ratio")
+    words = {
+        "xlabel": "iterations since one with a loss of 1%",
+        "ylabel": "iteration, over those before any loss",
+    }
+    plots.lines(right, ratio, legend="", **words)
+    right.legend(loc="upper right")
+    plots.heading(right, f"After a loss: cubic {ratio['cubic'].iloc[0] - 1:+.0%}")
+    return figure
