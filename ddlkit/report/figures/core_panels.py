@@ -123,7 +123,7 @@ def _replayed_gains(ax: Axes, replayed: pd.DataFrame) -> None:
     sizes = cases["over"].str.partition(":")[2]
     named = zip(cases["network"], sizes, strict=True)
     labels = [f"{network_title(one)}, {size}" for one, size in named]
-    # Nothing of the rule as printed was replayed: its place keeps the looks of the others.
+    # adaFusion was replayed as printed only: with the repaired rule before it, it has a look of its own.
     lab = {ADAFUSION: (np.full(len(cases), np.nan),) * 2}
     for planner, rows in replayed.groupby("planner"):
         ends = 100 * cases.merge(rows, how="left")[["gain_low", "gain_high"]]
