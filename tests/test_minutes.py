@@ -72,5 +72,10 @@ def test_each_limit_is_held(tmp_path: Path) -> None:
     assert minutes.find_problems([write("10_a", within + 10), write("14_a", within + 10)]) == []
     many = [write(f"{n:02}_a", within) for n in range(12)]
     assert any("the notebooks take 300 minutes" in line for line in minutes.find_problems(many))
+    told = V4.new_markdown_cell("# T\n\n* **Time:** 3 minutes; 9 with the exercises " + "w " * 100)
+    path = tmp_path / "03_a.ipynb"
+    path.write_text(nbformat.writes(V4.new_notebook(cells=[told])), encoding="utf-8")
+    (said,) = minutes.find_problems([path])
+    assert said == "03_a takes 3.7 minutes, says 3"
     (said,) = minutes.find_problems([write("00_a", 1, "x = 1\n" * (minutes.LINES + 1))])
     assert f"{minutes.LINES + 1} lines of code" in said

@@ -125,15 +125,15 @@ def find_problems(reports: Path, entries: Sequence[Entry]) -> list[str]:
     return lines
 
 
-def _reading(notebooks: Sequence[str]) -> list[str]:
-    """What is wrong with the minutes of the executed notebooks; nothing is known before the book has run."""
+def _reading(notebooks: Sequence[str]) -> tuple[list[str], str]:
+    """What is wrong with the minutes of executed notebooks, and why they could not be checked, if so."""
     from ddlkit.report import minutes  # needs nbformat, as nothing else here
 
     executed = [store.BUILD / "executed" / f"{name}.ipynb" for name in notebooks]
     if missing := [path.stem for path in executed if not path.is_file()]:
-        print(f"minutes not checked: {', '.join(missing)} not executed; run ddlkit book --recorded")
-        return []
-    return minutes.find_problems(executed)
+        run = "run ddlkit book --recorded"
+        return [], f"; minutes not checked, {len(missing)} notebooks are not executed: {run}"
+    return minutes.find_problems(executed), ""
 
 
 def _missing(entry: Entry, reports: Path) -> list[str]:
@@ -216,13 +216,14 @@ def command(*, check: bool = False, write: bool = False, reports: Path | None = 
         print(store.REPORTS / "FIGURES.md")
     if check:
         problems = find_problems(reports or store.REPORTS, entries)
-        problems += _reading(sorted({entry.notebook for entry in entries}))
+        slow, unknown = _reading(sorted({entry.notebook for entry in entries}))
+        problems += slow
         if not is_current(entries):
             problems.append("FIGURES.md is not current: run ddlkit figures --write")
         for line in problems:
             print(f"ddlkit figures: {line}", file=sys.stderr)
         done = sum(entry.status == "done" for entry in entries)
-        print(f"{len(entries)} entries, {done} done, {len(problems)} problems")
+        print(f"{len(entries)} entries, {done} done, {len(problems)} problems{unknown}")
         return 1 if problems else 0
     if not write:
         print(listing(entries))

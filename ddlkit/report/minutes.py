@@ -15,6 +15,8 @@ PACE = {"words": 0.006, "figures": 1.9, "tables": 1.3, "sentences": 0.32}
 """Minutes that a word, figure, table and printed sentence take, as notebooks were read."""
 BEGIN = 3.0
 """Minutes that every notebook takes besides."""
+ROUNDED = 0.5
+"""By which a notebook may take longer than it says, which is in whole minutes."""
 LIMIT, COURSE, LINES = 25.0, 285.0, 1200
 """Minutes of one notebook, minutes of all that are read, lines of code of all."""
 LONGER = {"10": 30.0, "14": 30.0}
@@ -93,6 +95,9 @@ def find_problems(executed: Sequence[Path]) -> list[str]:
         limit = LONGER.get(path.stem[:2], LIMIT)
         if minutes[path.stem] > limit:
             problems.append(f"{path.stem} takes {minutes[path.stem]:.1f} minutes, limit {limit:g}")
+        said = re.search(r"^\* \*\*Time:\*\* (\d+) minutes", cells[0].source, re.MULTILINE)
+        if said and minutes[path.stem] > int(said[1]) + ROUNDED:
+            problems.append(f"{path.stem} takes {minutes[path.stem]:.1f} minutes, says {said[1]}")
     course = sum(value for name, value in minutes.items() if not name.startswith(REFERENCE))
     if course > COURSE:
         problems.append(f"the notebooks take {course:.0f} minutes, limit {COURSE:g}")
