@@ -331,7 +331,7 @@ def draw_fig04(frame: pd.DataFrame) -> Figure:
         dots = {role: (one, one) for role, one in values.items()}
         plots.intervals(ax, cases, dots, label=label, reference=1.0, legend="")
         off = np.nanmedian(np.abs(values["replayed"] / values["paper"] - 1))
-        plots.heading(ax, f"Replayed: {off:.0%} off the paper (median)")
+        plots.heading(ax, f"Median {off:.0%} off the paper")
     plots.shared_legend(figure, axes[0, 0], axes[2, 0])
     return figure
 
