@@ -574,10 +574,11 @@ def test_a_browser_shows_every_image_without_a_console_error(
     small: Book, start_browser: Callable[[], Any]
 ) -> None:
     driver = start_browser()
-    for page in ("index.html", "slides-01_layers.html", "01_layers.html"):
+    for page in ("index.html", "gallery.html", "slides-01_layers.html", "01_layers.html"):
         driver.get((small.pages / page).as_uri())
         widths = driver.execute_script("return [...document.images].map(i => i.naturalWidth)")
-        assert widths and min(widths) > 0, page
+        # The start page has images of the findings alone, which this book did not make.
+        assert (widths or page == "index.html") and min(widths, default=1) > 0, page
         assert driver.get_log("browser") == [], page
         for width in (400, 1200):
             driver.execute_cdp_cmd(

@@ -169,7 +169,7 @@ def test_forms_are_drawn_with_their_times_and_their_errors() -> None:
     shown = {tuple(np.asarray(line.get_ydata()).round(9)) for line in below.lines}
     for _, errors in off.values():
         assert tuple(np.maximum(100 * np.abs(errors), 0.1).round(9)) in shown
-    assert "left out" in below.get_ylabel() and "all-reduce time" in above.get_ylabel()
+    assert "held-out" in below.get_ylabel() and "all-reduce time" in above.get_ylabel()
     plt.close(figure)
 
 
