@@ -25,8 +25,6 @@ FROM_ELSEWHERE = re.compile(r"record|print|paper|text|stat(?:e|es|ed)\b|claim|er
 """The sentence says where its number is from: a recording, what a paper prints, states or claims."""
 BY_HAND = re.compile(r"\d [x+=] \d|\b(?:let|if|when|suppose|up to which)\b", re.IGNORECASE)
 """It computes before the reader's eyes, or supposes."""
-GIVEN: dict[str, set[str]] = {}
-"""By notebook, numbers that were set before any data, and what each is: constants, limits, goals."""
 LEVEL = "95%"
 """Of every interval in the workbook."""
 
@@ -53,12 +51,12 @@ def of_the_data(text: str, known: set[str]) -> list[str]:
 def test_a_number_that_a_cell_can_compute_stands_in_no_sentence(path: Path) -> None:
     """Else it contradicts other data that it stands beside: print it, or say which recording or paper has it.
 
-    Known are the literals of the notebook's own code, parameters among them, and GIVEN.
+    Known are the literals of the notebook's own code, parameters among them.
     """
     cells = nbformat.read(str(path), as_version=4).cells
     code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
     literals = {*re.findall(r"\d+\.\d+", code)}
-    known = literals | {f"{one}%" for one in literals} | {*GIVEN.get(path.stem, ()), LEVEL}
+    known = literals | {f"{one}%" for one in literals} | {LEVEL}
     prose = [cell.source for cell in cells if cell.cell_type == "markdown"]
     assert not [line for text in prose for line in of_the_data(text, known)]
 
@@ -80,13 +78,6 @@ def test_a_number_that_a_cell_can_compute_stands_in_no_sentence(path: Path) -> N
 )
 def test_which_sentences_state_a_result(text: str, found: bool) -> None:
     assert bool(of_the_data(text, set())) == found
-
-
-def test_what_is_given_is_still_said() -> None:
-    for path in NOTEBOOKS:
-        text = path.read_text(encoding="utf-8")
-        assert not [number for number in GIVEN.get(path.stem, ()) if number not in text], path.stem
-    assert {*GIVEN} <= {path.stem for path in NOTEBOOKS}
 
 
 @pytest.mark.parametrize(("path", "following"), [*pairwise(NOTEBOOKS)], ids=lambda path: path.stem)

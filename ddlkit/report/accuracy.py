@@ -250,20 +250,6 @@ def contest(cases: pd.DataFrame, by: str = "lab", draws: int = DRAWS) -> pd.Data
     return pd.DataFrame(rows)
 
 
-def beside_ours(row: pd.Series) -> str:
-    """One row of a `contest` as a sentence: median and tail beside ours, with their factors."""
-
-    def times(name: str) -> str:
-        low, high = row[f"{name}_lower"], row[f"{name}_upper"]
-        return f"{row[name]:.1f} times ({low:.1f} to {high:.1f})"
-
-    return (
-        f"{row['median']:.2%} in the median against our {row['ours_median']:.2%}, {times('factor')}; "
-        f"one case in ten above {row['tail']:.1%} against {row['ours_tail']:.1%}, "
-        f"{times('tail_factor')}; closer in {row['closer']:.0%} of {row['cases']:.0f} cases"
-    )
-
-
 def _compared(both: Floats) -> dict[str, float]:
     """(n, 2) absolute errors of a model and of ours, case by case, as three numbers."""
     (median, ours), (tail, ours_tail) = np.quantile(both, [0.5, TAIL], axis=0)

@@ -144,21 +144,6 @@ def _workers(given: Given) -> list[int]:
     return sorted(rows.loc[here, "ranks"].unique().tolist())
 
 
-def _any_networks(given: Given) -> list[str]:
-    every = source.machines("layers", given["data"]).values()
-    return sorted({name for one in every for name in one.networks()})
-
-
-def _densities(given: Given) -> list[float]:
-    rows = [*source.machines("selection", given["data"]).values()][-1].table("selection")
-    return sorted(rows.loc[rows["density"] < 1, "density"].unique().tolist())
-
-
-def _duelled(given: Given) -> list[str]:
-    runs = source.open_campaign("", source.BEST).alone.table("runs")
-    return sorted(runs["network"].unique())
-
-
 def _fitted_rules(given: Given) -> list[str]:
     return [one for one in rules.rules() if one.startswith("pollux-") and one != "pollux-resnet50"]
 

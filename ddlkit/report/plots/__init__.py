@@ -455,31 +455,6 @@ def lines(
 
 
 @theme()
-def lines_and_points(
-    ax: Axes,
-    predicted: pd.DataFrame,
-    measured: pd.DataFrame,
-    *,
-    xlabel: str,
-    ylabel: str,
-    log: str = "",
-    legend: str = "above",
-) -> None:
-    """A line per column of one table, and a marker for each value of the same column of the other.
-
-    ``log`` and ``legend`` as of `lines`; both tables' index is x, in each table its own.
-    """
-    for name, style in zip(predicted.columns, looks(list(predicted.columns)), strict=True):
-        ax.plot(predicted.index, predicted[name], color=style.color, linestyle=style.line)
-        _mark(ax, measured.index, measured[name], style, 5, "_")
-        both = {"color": style.color, "linestyle": style.line, "marker": style.marker}
-        ax.plot([], [], label=style.label, markersize=5, **both)
-    set_log(ax, log)
-    ax.set(xlabel=xlabel, ylabel=ylabel)
-    add_legend(ax, legend)
-
-
-@theme()
 def samples(
     ax: Axes,
     frame: pd.DataFrame,
