@@ -1,0 +1,57 @@
+"""What a change of the code's form may not move: every claim's outcome, every planner's plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from ddlkit import store
+from ddlkit.core.cost import AlphaBeta, MessageCost, Table
+from ddlkit.core.iteration import predict
+from ddlkit.model import make_plan
+from ddlkit.model.predictor import planners
+from ddlkit.report import papers
+
+CLAIMS, PLANS = Path(__file__).with_name("gate.csv"), Path(__file__).with_name("gate_plans.csv")
+COSTS: dict[str, MessageCost] = {
+    "expensive start": AlphaBeta(5e-3, 8e-9),
+    "cheap start": AlphaBeta(1e-4, 2e-8),
+    "steps": Table([1e3, 1e5, 1e6, 1e7, 1e8], [1e-3, 1.1e-3, 8e-3, 7e-2, 0.9]),
+}
+
+
+def planned(profile: str) -> pd.DataFrame:
+    """Plan and iteration of every registered planner's examples, at every cost that it takes."""
+    workload = store.read_profile(store.RECORDED / profile).workload()
+    rows = []
+    for planner in planners().values():
+        for spec in planner.examples:
+            for name, cost in COSTS.items():
+                if planner.name == "cuts" and workload.n <= 40:
+                    continue
+                plan = make_plan(spec, workload, cost)
+                ends = ";".join(str(end) for end in plan.ends)
+                iteration_s = predict(workload, plan, cost).iteration_s
+                rows.append((profile, spec, name, ends, iteration_s))
+    return pd.DataFrame(rows, columns=["profile", "spec", "cost", "ends", "iteration_s"])
+
+
+@pytest.mark.parametrize("profile", sorted(set(pd.read_csv(PLANS)["profile"])))
+def test_planners_choose_what_they_chose(profile: str) -> None:
+    known = pd.read_csv(PLANS).query("profile == @profile")
+    merged = known.merge(planned(profile), on=["profile", "spec", "cost"], suffixes=("_was", ""))
+    assert len(merged) == len(known)
+    assert merged["ends"].tolist() == merged["ends_was"].tolist()
+    assert merged["iteration_s"].tolist() == pytest.approx(
+        merged["iteration_s_was"].tolist(), rel=1e-12
+    )
+
+
+def test_claims_come_out_as_they_did() -> None:
+    known = pd.read_csv(CLAIMS).set_index("id").sort_index()
+    now = papers.evaluate().set_index("id").sort_index()
+    assert known["outcome"].to_dict() == now["outcome"].to_dict()
+    for end in ("low", "high"):
+        assert known[end].tolist() == pytest.approx(now[end].tolist(), rel=1e-5, nan_ok=True)
