@@ -23,7 +23,7 @@ from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.lablink import FRAMING_BYTES
-from ddlkit.core.link import KNOWN
+from ddlkit.core.link import COLLECTIVES
 from ddlkit.core.schedule import ALGORITHMS
 from ddlkit.core.sparse import SparseGather
 from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
@@ -182,7 +182,7 @@ def _delay(value: Any) -> str:
 
 Batched = Annotated[Sequence[tuple[str, int]], Key(reader.network, many=True)]
 Precisions = Annotated[Sequence[str], Key(one_of(PRECISIONS), many=True)]
-Collectives = Annotated[Sequence[str], Key(one_of(KNOWN), many=True)]
+Collectives = Annotated[Sequence[str], Key(one_of(tuple(COLLECTIVES)), many=True)]
 Algorithm = Annotated[str, Key(one_of((LIBRARY, *ALGORITHMS)))]
 Algorithms = Annotated[Sequence[str], Key(one_of((LIBRARY, *ALGORITHMS)), many=True)]
 Plans = Annotated[Sequence[str], Key(reader.plan, many=True)]
@@ -504,7 +504,7 @@ def collectives(
     here: Here,
     budget: Budget,
     link: str = "",
-    collectives: Collectives = KNOWN,
+    collectives: Collectives = tuple(COLLECTIVES),
     sizes: Sizes = SIZES,
     algorithm: Algorithm = LIBRARY,
 ) -> Iterator[Point]:
