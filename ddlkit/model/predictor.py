@@ -13,6 +13,7 @@ from ddlkit import papers
 from ddlkit.core import plan as planning
 from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
+from ddlkit.core.doubt import LEVEL, interval
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, Prediction
 from ddlkit.core.plan import FusionPlan, Planner
@@ -47,6 +48,7 @@ def forecast(
     *,
     copy_s_per_byte: float = 0.0,
     compute_scatter: Floats = STEADY,
+    level: float = LEVEL,
 ) -> Forecast:
     """Predict an iteration of ``workload`` under ``plan``, with the interval of a single iteration.
 
@@ -56,7 +58,7 @@ def forecast(
     selecting a message takes, that is computed, too.
 
     copy_s_per_byte : of gradients into and out of messages; counts as exposed communication
-    compute_scatter : iterations of one worker alone over their median
+    compute_scatter : iterations of one worker alone over their median; level : of the interval
     """
     cost, draws = communication.cost, communication.draws
     if cost.selects:
@@ -70,7 +72,7 @@ def forecast(
         sent_bytes = iteration.group_bytes * getattr(cost, "density", 1.0)
         factors = communication.noise.factors(sent_bytes, len(draws))
     slower = np.random.default_rng(0).choice(compute_scatter, len(draws))
-    lower_s, upper_s = np.quantile(iteration.draws(draws, factors, slower), [0.025, 0.975])
+    lower_s, upper_s = interval(iteration.draws(draws, factors, slower), level)
     return Forecast(iteration, (float(lower_s), float(upper_s)))
 
 

@@ -23,7 +23,7 @@ from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.lablink import FRAMING_BYTES
-from ddlkit.core.link import KNOWN as COLLECTIVES
+from ddlkit.core.link import COLLECTIVES
 from ddlkit.core.schedule import ALGORITHMS
 from ddlkit.core.units import parse_bits_per_s, parse_bytes
 from ddlkit.core.workload import LayerProfile
@@ -121,7 +121,7 @@ def _sides(value: Any) -> dict[str, list[int]]:
 
 Timed = Annotated[Budget, Key(mapping_of(Budget))]
 Precisions = Annotated[Sequence[str], Key(one_of(tuple(_RATE)), many=True)]
-Collectives = Annotated[Sequence[str], Key(one_of(COLLECTIVES), many=True)]
+Collectives = Annotated[Sequence[str], Key(one_of(tuple(COLLECTIVES)), many=True)]
 Algorithms = Annotated[Sequence[str], Key(one_of((LIBRARY, *ALGORITHMS)), many=True)]
 Sides = Annotated[dict[str, list[int]], Key(_sides)]
 Policies = Annotated[
@@ -414,7 +414,7 @@ def collectives(
     here: Here,
     budget: Timed,
     link: str = "",
-    collectives: Collectives = COLLECTIVES,
+    collectives: Collectives = tuple(COLLECTIVES),
     sizes: Sizes = (),
     algorithm: Algorithms = (LIBRARY,),
 ) -> Iterator[Point]:
