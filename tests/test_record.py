@@ -29,7 +29,7 @@ from ddlkit.core.units import GIB
 from ddlkit.report.source import Source as Reader
 from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.sessions import engine, kinds, reader, suites
+from ddlkit.run.sessions import engine, grammar as reader, kinds, suites
 from ddlkit.run.sessions import session as outcomes
 from ddlkit.run.sessions.engine import measure, run_session
 from ddlkit.run.sessions.session import Point, PointList, Source, Tables

@@ -19,7 +19,7 @@ from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
 from ddlkit.report.source import default_recording, open_source
 from ddlkit.run.jobs.launch import Loopback
-from ddlkit.run.sessions import kinds, reader
+from ddlkit.run.sessions import grammar as reader, kinds
 from ddlkit.run.sessions.engine import measure
 from places import PATIENCE_S
 
