@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.formats.inputs import read_inputs
+from ddlkit.papers.dag import naive_iteration_s
+from ddlkit.papers.dag.tasks import schedule
 from ddlkit.report.figures import dag_inputs
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.jobs.launch import Loopback, launch
@@ -75,17 +77,6 @@ def test_a_cold_read_is_one_of_the_disk_and_a_cached_one_is_not(tmp_path: Path) 
 
 
 @settings(deadline=None)
-@given(st.integers(1, 20), st.integers(1, 6), st.integers(1, 9))
-def test_every_picture_comes_before_any_comes_again(count: int, batch: int, wanted: int) -> None:
-    made = inputs.batches(count, batch, wanted)
-    assert [len(one) for one in made] == [batch] * wanted
-    order = np.concatenate(made)
-    for begin in range(0, len(order), count):
-        part = order[begin : begin + count]
-        assert len(set(part)) == len(part) and set(part) <= set(range(count))
-
-
-@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(1, 12))
 def test_who_prepares_has_a_core_of_its_own_where_there_are_two_for_each_rank(
     ranks: int, there: int
@@ -95,25 +86,18 @@ def test_who_prepares_has_a_core_of_its_own_where_there_are_two_for_each_rank(
         found = [pipelines.cores(rank, ranks) for rank in range(ranks)]
     if there >= 2 * ranks:
         assert len({core for pair in found for core in pair}) == 2 * ranks
-        assert dag_inputs.decoding_on(there, ranks) == "own"
     else:
         assert all(trains == prepares for trains, prepares in found)
-        assert dag_inputs.decoding_on(there, ranks) == "trains"
 
 
 def test_each_part_is_measured_and_fits_its_table(tmp_path: Path) -> None:
-    asked = inputs.Alone(SHAPE, batch=2, side=32, workers=(0, 1))
+    asked = inputs.Alone(SHAPE, batch=2, side=32)
     found = inputs.measure_inputs("cpu", tmp_path, asked, BRIEF)["inputs"]
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]  # no pictures stay
     store.save_table(found, tmp_path, "inputs-alone-cpu", schema="inputs", command=[])
-    table = dag_inputs.alone(tmp_path)
-    ways = [
-        f"{kind} {how}" for kind in ("cached", "cold") for how in ("in order", "at random", "files")
-    ]
-    assert table.loc[table["quantity"] == "read", "how"].tolist() == ways
-    assert set(table["quantity"]) == {"read", "decode", "load"}
-    cold = table["how"].str.startswith("cold")
-    assert (table["from_disk"][cold] >= 1).all() and (table["from_disk"][~cold] == 0).all()
+    reading = found[found["quantity"] == "read"]
+    assert set(found["quantity"]) == {"read", "decode"} and set(reading["how"]) == {"cold files"}
+    assert (reading["from_disk"] >= 1).all()
     path = tmp_path / "inputs-alone-cpu.csv"
     once, twice = read_inputs(path, 2), read_inputs(path, 4)
     assert {name: 2 * one for name, one in once.items()} == pytest.approx(twice)
@@ -141,29 +125,24 @@ def test_all_cases_are_run_and_predicted(place: Path) -> None:
     assert [Case(*row) for row in ran.itertuples(index=False)] == pipelines.cases(2)
     assert (toy.runs.groupby(["stored", "ahead", "sends"]).size() == 2).all()
     table = dag_inputs.predictions(found)
-    assert len(table) == 8 and table["from_disk"].ge(pipelines.LEAST).all()
-    off = (table["cores_s"] / table["measured_s"] - 1).to_numpy()
+    assert len(table) == 8 and toy.runs["from_disk"].ge(pipelines.LEAST).all()
+    off = (table["predicted_s"] / table["measured_s"] - 1).to_numpy()
     assert table["error"].to_numpy() == pytest.approx(off)
-    judged = dag_inputs.errors(table)
-    assert judged["cores"].to_numpy() == pytest.approx(abs(off).mean())
-    assert judged["cases"].tolist() == [8, 8]
 
 
 def test_a_prediction_is_a_sum_where_nothing_is_hidden_and_never_more(place: Path) -> None:
     """One disk for both ranks: the second waits for the first; all else is one after the other."""
     (toy,) = dag_inputs.parts(place).values()
 
-    def predicted_s(*case: Any) -> dict[str, float]:
-        found = toy.schedules(*case).items()
-        return {name: dag_inputs.steady_s(one) for name, one in found}
+    def predicted_s(*case: Any) -> float:
+        return dag_inputs.steady_s(schedule(toy.graph(*case)))
 
     for stored in inputs.STORED:
-        sum_s, whole_s = predicted_s(stored, 0, "after"), toy.nothing_hidden_s(stored)
-        io_s = toy.input_s("read", stored, 1)
-        assert whole_s <= sum_s["cores"] * (1 + 1e-9) <= (whole_s + io_s) * (1 + 2e-9)
-        hows = ((0, "during"), (2, "after"), (2, "during"))
-        for one in (predicted_s(stored, *how) for how in hows):
-            assert one["free"] <= one["cores"] * (1 + 1e-9) <= sum_s["cores"] * (1 + 2e-9)
+        whole_s = naive_iteration_s(toy.times(stored)) + toy.input_s("decode", stored, toy.ranks)
+        sum_s, io_s = predicted_s(stored, 0, "after"), toy.input_s("read", stored, 1)
+        assert whole_s <= sum_s * (1 + 1e-9) <= (whole_s + io_s) * (1 + 2e-9)
+        for how in ((0, "during"), (2, "after"), (2, "during")):
+            assert predicted_s(stored, *how) <= sum_s * (1 + 2e-9)
 
 
 # ---------------------------------------------------------------- bad input
@@ -174,8 +153,7 @@ def test_a_prediction_is_a_sum_where_nothing_is_hidden_and_never_more(place: Pat
     [
         (lambda _: inputs.Shape(0, 5), "pictures of 0 x 5 at quality 90: use sides of at least 1"),
         (lambda _: inputs.Shape(quality=100), "quality 100: use sides of at least 1 and a quality"),
-        (lambda _: inputs.Alone(batch=0), "batches of 0 pictures of side 224"),
-        (lambda _: inputs.Alone(workers=(-1,)), "[-1] workers: batch and side must be at least 1"),
+        (lambda _: inputs.Alone(batch=0), "batches of 0 pictures of side 224: both"),
         (lambda _: PipelineSettings("x", 0, "."), "of 0 pictures: needs at least one of each"),
         (
             lambda at: inputs.Stored(at, "png", SHAPE, 32, 1, cold=False),
@@ -189,7 +167,6 @@ def test_a_prediction_is_a_sum_where_nothing_is_hidden_and_never_more(place: Pat
             lambda at: inputs.Stored(at / "no", "raw", SHAPE, 32, 1, cold=False),
             "No such file or directory: choose another --out",
         ),
-        (lambda at: dag_inputs.alone(at), "no parts of the input in"),
         (lambda at: dag_inputs.parts(at), "no training with pictures in"),
     ],
 )
@@ -214,7 +191,7 @@ def test_a_table_without_what_is_asked_for_is_told(place: Path, tmp_path: Path) 
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(store, "RECORDED", tmp_path)
-        dag_inputs.directory(str(tmp_path))
+        dag_inputs.recorded()
 
 
 def test_without_pillow_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

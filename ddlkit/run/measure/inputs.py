@@ -1,4 +1,4 @@
-"""What a batch of pictures costs before training sees it: reading, decoding, a loader's workers, copying.
+"""What a batch of pictures costs before training sees it: reading, decoding, copying.
 
 Pictures are drawn, and stored as files in two forms: as JPEG, and as the numbers that a JPEG decodes to (what
 frameworks call pre-converted). A cold read finds nothing in the kernel's page cache, which is asked (mincore)
@@ -12,10 +12,9 @@ import io
 import itertools
 import os
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.instruments.clock import Action, Budget, Floats, measure, measure_on, sample_rows
+from ddlkit.run.instruments.clock import Budget, Floats, measure, measure_on, sample_rows
 from ddlkit.run.measure.copies import evict
 from ddlkit.run.nets import pictures
 from ddlkit.run.sessions.session import Tables, Unavailable, all_or_partial
@@ -40,8 +39,6 @@ GRAIN = (
 DISTINCT = 8  # pictures that are drawn; files repeat them
 BLOCK_BYTES = 512  # the unit in which the kernel counts what it read from disks
 AHEAD = 2  # batches that a loader's worker prepares ahead, torch's own default
-IN_A_ROW = 4  # batches of a loader that make a sample, their mean
-PACKED = 256  # pictures in one file, for reads in order and at random
 
 
 @dataclass(frozen=True)
@@ -232,8 +229,7 @@ def pin_to(core: int | None) -> None:
 
 @dataclass(frozen=True)
 class Alone:
-    """Parts of the input measured alone: pictures of ``shape``, ``batch`` at a time, as networks with inputs
-    of ``side`` take them; ``workers``: numbers of a loader's processes.
+    """Parts of the input measured alone: pictures of ``shape``, ``batch`` at a time, for inputs of ``side``.
 
     Raises UserError for a batch below 1, and as `Shape`.
     """
@@ -241,23 +237,19 @@ class Alone:
     shape: Shape = Shape()
     batch: int = 32
     side: int = 224
-    workers: Sequence[int] = (0, 1, 2)
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.side < 1 or min(self.workers, default=0) < 0:
+        if self.batch < 1 or self.side < 1:
             raise UserError(
-                f"batches of {self.batch} pictures of side {self.side}, {list(self.workers)} workers: batch "
-                "and side must be at least 1, workers at least 0"
+                f"batches of {self.batch} pictures of side {self.side}: both must be at least 1"
             )
 
 
 def measure_inputs(device: str, directory: Path, asked: Alone, budget: Budget) -> Tables:
     """Table ``inputs``: seconds of a batch, one row a sample, each part with nothing else going on.
 
-    read : of one file in order or at random, and of a file a picture; cached, or cold
-    decode : from JPEG in memory to what a network takes, on one core
-    load : by torch's DataLoader, from one batch to the next, with so many workers; the mean of IN_A_ROW
-    h2d : to the GPU, where ``device`` is one, from pinned and from pageable memory
+    read : of a file a picture, cold; decode : from JPEG in memory to what a network takes, on one core
+    h2d : to the GPU, where ``device`` is one, from pinned memory
 
     Raises Partial with the rest where nothing can be cold, UserError for no room in ``directory``.
     """
@@ -269,23 +261,40 @@ def measure_inputs(device: str, directory: Path, asked: Alone, budget: Budget) -
 def _frames(
     device: torch.device, place: Path, asked: Alone, budget: Budget
 ) -> Iterator[pd.DataFrame]:
-    batch, side = asked.batch, asked.side
-    jpegs = Stored(place, "jpeg", asked.shape, side, 4 * batch, cold=False)
+    batch = asked.batch
+    jpegs = Stored(place, "jpeg", asked.shape, asked.side, batch, cold=False)
     n_bytes = jpegs.batch_bytes(batch)
     rows = partial(input_rows, batch=batch, stored="jpeg", n_bytes=n_bytes)
-    held = [read(path, cold=False) for path in jpegs.paths[:batch]]
+    held = [read(path, cold=False) for path in jpegs.paths]
     decoding = measure(lambda: [jpegs.prepared(one) for one in held], budget)
     yield rows("decode", "one core", decoding)
-    yield from _loads(jpegs, asked, budget, device.type == "cuda")
     if device.type == "cuda":
-        yield from _copies(
-            device, torch.stack([jpegs.prepared(one) for one in held]), batch, budget
-        )
-    for how, reader, setup in _readers(place, jpegs, n_bytes // batch, batch):
-        from_disk: list[float] = []
-        seconds = measure(partial(_counted, reader, from_disk), budget, setup=setup)
-        share = np.array(from_disk[-len(seconds) :]) / n_bytes
-        yield rows("read", how, seconds, from_disk=share)
+        images = torch.stack([jpegs.prepared(one) for one in held]).pin_memory()
+        copy = partial(images.to, device, non_blocking=True)
+        labels: dict[str, Any] = {"batch": batch, "stored": "float32", "n_bytes": images.nbytes}
+        seconds = measure_on(device, copy, budget)
+        yield input_rows("h2d", "pinned", seconds, device=device.type, **labels)
+    from_disk: list[float] = []
+    reading = partial(_read_all, jpegs.paths, from_disk)
+    seconds = measure(reading, budget, setup=partial(_forget, jpegs.paths))
+    yield rows(
+        "read", "cold files", seconds, from_disk=np.array(from_disk[-len(seconds) :]) / n_bytes
+    )
+
+
+def _forget(paths: Sequence[Path]) -> None:
+    """Have the kernel forget files, so that the next read is the disk's; it may not be able to."""
+    for path in paths:
+        with open(path, "r+b", buffering=0) as file:
+            evict(file)
+
+
+def _read_all(paths: Sequence[Path], from_disk: list[float]) -> None:
+    """Read files, and note how many bytes of them came from the disk."""
+    before = disk_bytes()
+    for path in paths:
+        read(path, cold=False)
+    from_disk.append(float(disk_bytes() - before))
 
 
 def input_rows(
@@ -304,85 +313,3 @@ def input_rows(
     labels = {"quantity": quantity, "how": how, "device": device, "stored": stored, "batch": batch}
     more = {"bytes": n_bytes, "ranks": ranks, "from_disk": from_disk}
     return sample_rows({**labels, **more}, seconds)
-
-
-def _counted(reader: Action, from_disk: list[float]) -> None:
-    """Read, and note how much of it came from the disk."""
-    before = disk_bytes()
-    reader()
-    from_disk.append(float(disk_bytes() - before))
-
-
-Reader = tuple[str, Action, Action | None]
-
-
-def _readers(place: Path, jpegs: Stored, n_bytes: int, batch: int) -> Iterator[Reader]:
-    """How to read a batch, what reads it, and what comes before; cold ones last, since they may not be."""
-    packed = place / "packed"
-    write(packed, np.random.default_rng(0).bytes(PACKED * n_bytes))
-    random = np.random.default_rng(1)
-
-    def files() -> None:
-        for path in jpegs.paths[:batch]:
-            read(path, cold=False)
-
-    def forget() -> None:
-        for path in jpegs.paths[:batch]:
-            with open(path, "r+b", buffering=0) as one:
-                evict(one)
-
-    with open(packed, "r+b", buffering=0) as file:
-        orders: dict[str, Callable[[], Sequence[int]]] = {
-            "in order": lambda: range(batch),
-            "at random": lambda: random.permutation(PACKED)[:batch].tolist(),
-        }
-        for kind, drop, drop_files in (
-            ("cached", None, None),
-            ("cold", partial(evict, file), forget),
-        ):
-            for how, order in orders.items():
-                yield f"{kind} {how}", partial(_read_parts, file, n_bytes, order), drop
-            yield f"{kind} files", files, drop_files
-
-
-def _read_parts(file: FileIO, n_bytes: int, order: Callable[[], Sequence[int]]) -> None:
-    for part in order():
-        os.pread(file.fileno(), n_bytes, part * n_bytes)
-
-
-def _loads(jpegs: Stored, asked: Alone, budget: Budget, pin: bool) -> Iterator[pd.DataFrame]:
-    """From one batch to the next by each number of workers; those made while they start do not count."""
-    for workers in asked.workers:
-        dropped = 1 + workers * AHEAD
-        wanted = dropped + IN_A_ROW * budget.max_repeats + dropped
-        for pinned in (False, True) if pin else (False,):
-            made = iter(loader(jpegs, asked.batch, wanted, workers, pin=pinned))
-            for _ in range(dropped):
-                next(made)
-            seconds = measure(partial(_several, made), budget_of(budget)) / IN_A_ROW
-            how = f"{workers} workers{', pinned' if pinned else ''}"
-            labels: dict[str, Any] = {"batch": asked.batch, "stored": "jpeg"}
-            yield input_rows("load", how, seconds, n_bytes=jpegs.batch_bytes(asked.batch), **labels)
-
-
-def _several(made: Iterator[Any]) -> None:
-    """Take IN_A_ROW batches: workers take turns, so that one by one would tell of whose turn it is."""
-    for _ in range(IN_A_ROW):
-        next(made)
-
-
-def budget_of(budget: Budget) -> Budget:
-    """The budget, without its warm-up: a loader's next batch does not come back."""
-    return Budget(
-        0, budget.min_repeats, budget.max_repeats, budget.max_s, budget.relative_halfwidth
-    )
-
-
-def _copies(
-    device: torch.device, images: torch.Tensor, batch: int, budget: Budget
-) -> Iterator[pd.DataFrame]:
-    for how, source in {"pageable": images, "pinned": images.pin_memory()}.items():
-        copy = partial(source.to, device, non_blocking=True)
-        seconds = measure_on(device, copy, budget)
-        labels: dict[str, Any] = {"batch": batch, "stored": "float32", "n_bytes": images.nbytes}
-        yield input_rows("h2d", how, seconds, device=device.type, **labels)
