@@ -94,9 +94,7 @@ def one_by_one(graph: TaskGraph) -> np.ndarray:
 
 @given(graphs())
 def test_the_longest_path_is_networkx_s(graph: TaskGraph) -> None:
-    others = nx.DiGraph()
-    others.add_nodes_from(range(graph.n))
-    others.add_weighted_edges_from((a, b, graph.duration_s[a]) for a, b in graph.edges.tolist())
+    others = graph.to_networkx()
     others.add_weighted_edges_from((task, "end", graph.duration_s[task]) for task in range(graph.n))
     assert graph.longest_path_s == pytest.approx(nx.dag_longest_path_length(others), rel=1e-12)
     path = graph.critical_path

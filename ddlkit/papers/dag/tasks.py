@@ -165,6 +165,17 @@ class TaskGraph:
             raise UserError(f"tasks cannot take {factor:g} times as long: use a number >= 0")
         return replace(self, duration_s=np.where(tasks, factor * self.duration_s, self.duration_s))
 
+    def to_networkx(self) -> Any:
+        """Return it as a networkx.DiGraph: an edge weighs what its first task takes."""
+        import networkx as nx
+
+        graph = nx.DiGraph()
+        graph.add_nodes_from(range(self.n))
+        taken_s = self.duration_s[self.edges[:, 0]].tolist()
+        pairs = self.edges.tolist()
+        graph.add_weighted_edges_from((a, b, s) for (a, b), s in zip(pairs, taken_s, strict=True))
+        return graph
+
     # -- the longest path ------------------------------------------------------------------------
 
     @cached_property
