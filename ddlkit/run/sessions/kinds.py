@@ -54,7 +54,7 @@ from ddlkit.run.sessions.grammar import (
 from ddlkit.run.sessions.session import Point, Tables, Unavailable, say, table_path
 
 _MEASURE = (
-    "channels collectives contention controls convergence copies inputs layers nccl_one_gpu pipelines "
+    "channels collectives contention controls convergence copies inputs layers nccl_one_gpu "
     "selection selection_beside shared_kernels shared_messages shared_training shares "
     "sharing_training sparse_convergence throughput training"
 )
@@ -454,36 +454,6 @@ def trainings(here: Here, networks: Batched, repeats: int, iterations: int) -> I
         tables = training.training_job.tables
         point = Point("training", f"{name}-b{batch}-p{ranks}", measure, estimate_s, tables)
         yield _on_gpus(ranks if here.device == "cuda" else 0, point)
-
-
-@kind("input")
-def pipelines(
-    here: Here,
-    networks: Batched,
-    ranks: int,
-    rounds: int,
-    iterations: int,
-    budget: Timed,
-    pictures: Pictures,
-    rate: Rate = "",
-) -> Iterator[Point]:
-    """Training that reads its pictures, by every strategy, and its parts alone; on processors."""
-    module = measuring("pipelines")
-
-    def measure(settings: Any, most_s: float) -> Tables:
-        with _lab(ranks, rate) if rate else nullcontext(Loopback()) as place:
-            join = measuring("replay").choose_join() | {"torch_threads": 1}
-            how: dict[str, Any] = {"place": place, "join": join, "timeout_s": most_s}
-            return launch(module.pipeline_job, settings, ranks=ranks, **how)
-
-    for name, batch in networks:
-        how = (str(here.out), pictures, rounds, iterations, budget)
-        settings = module.PipelineSettings(name, batch, *how)
-        each = 2 * rounds * len(module.cases(ranks)) * (iterations + 6)
-        estimate_s = LAUNCH_S + each * _iteration_s(name, batch, "fp32", "cpu") + 7 * budget.max_s
-        named = "-".join(filter(None, (name, f"b{batch}", f"p{ranks}", rate)))
-        run = partial(measure, settings, PATIENCE * estimate_s + 60)
-        yield Point("input", named, run, estimate_s, module.pipeline_job.tables, INPUT)
 
 
 @kind("channels")
