@@ -23,14 +23,16 @@ from ddlkit.core.errors import UserError, one_line
 
 assert measuring and predicting  # whose import registers them
 
+_LINKS = "links no longer change: make a lab of each kind"
 GONE = {
     ("bench",): "time ddlkit.predict and ddlkit.make_plan by python -m timeit",
-    ("measure", "--algorithm"): "the library's own all-reduce is measured; other algorithms are "
-    "computed by ddlkit.core.schedule",
     (
-        "lab",
-        "campaign",
-    ): "write ddlkit measure FILE.yml, with --predict to write down predictions first",
+        "measure",
+        "--algorithm",
+    ): "the library's own is measured; ddlkit.core.schedule computes others",
+    ("lab", "campaign"): "write ddlkit measure FILE.yml, with --predict to write predictions first",
+    **{("lab", word): _LINKS for word in ("change", "--change", "--rank-rate", "--rank-delay")},
+    **{("lab", word): "leave it out" for word in ("--queue", "--burst", "--framing")},
 }
 """Commands, their options and words of earlier versions, and what to do instead."""
 

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ddlkit.cli.command import JSON, arg, command, flag, many, show
+from ddlkit.cli.command import JSON, arg, command, flag, show
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
 
@@ -101,23 +101,14 @@ _EMULATED = {
     "delay": "of each link: a round trip passes four [0s]",
     "jitter": "by how much a packet's delay may differ, in order [0s]",
     "loss": "share of frames that are lost on their way: 0.1%% [0]",
-    "background": "load by others, constant as 40%% or in turns as 80%%:100ms/300ms",
-    "queue": "what may wait for a link; more is dropped [64MiB]",
-    "burst": "what a rested link may send at once, in time of its rate, as tbf's [0s]",
+    "background": "load by others, as 40%%",
     "congestion": "control of TCP's: reno, cubic or bbr [reno]",
-    "framing": "bytes counted around each frame's packet; tbf's are 14 [38]",
     "seed": "of loss and jitter [0]",
-}
-_REPEATED = {
-    "rank_rate": ("RANK=RATE", "of one rank's link: 1=250mbit"),
-    "rank_delay": ("RANK=TIME", "of one rank's link: 1=5ms"),
-    "change": ("CHANGE", "what changes when: 5s:rate=250mbit,loss=1%%,rank=1; in order"),
 }
 _ACTIONS = {
     "up": "make links",
     "status": "list labs",
     "crossed": "count what crossed",
-    "change": "change links",
     "down": "take a lab down",
     "clean": "remove dead ones",
 }
@@ -132,10 +123,9 @@ _ACTIONS = {
     arg("--intra-rate", help="rate of each rank's link inside a node: 10gbit"),
     arg("--engine", choices=("tbf", "emulated"), default="tbf", help="what limits the links [tbf]"),
     *(
-        arg(f"--{name}", type=int if name in ("framing", "seed") else str, help=text)
+        arg(f"--{name}", type=int if name == "seed" else str, help=text)
         for name, text in _EMULATED.items()
     ),
-    *(many(f"--{name.replace('_', '-')}", *told) for name, told in _REPEATED.items()),
     arg("--label", default="", help="name of the lab [the first free ddlN]"),
     JSON,
 )
@@ -151,15 +141,12 @@ def lab(arguments: argparse.Namespace) -> None:
         for row in network.status():
             state = "up" if row["alive"] else "dead: run ddlkit lab clean"
             print("{label}: {ranks} ranks over {link}, {owner}".format_map(row) + f", {state}")
-    elif arguments.action in ("crossed", "change"):
+    elif arguments.action == "crossed":
         if not arguments.label and len(everyone) != 1:
             up = ", ".join(everyone) or "none"
             raise UserError(f"which lab? labs that are up: {up}; use --label")
-        attached = network.attach(arguments.label or everyone[0])
-        if arguments.action == "change":
-            attached.change(_changes(arguments))
-        else:
-            _show_crossed(attached.crossed(), arguments.json)
+        crossed = network.attach(arguments.label or everyone[0]).crossed()
+        _show_crossed(crossed, arguments.json)
     elif arguments.action == "down":
         for label in [arguments.label] if arguments.label else everyone:
             network.attach(label).down()
@@ -169,23 +156,15 @@ def lab(arguments: argparse.Namespace) -> None:
             print(f"{label}: removed")
 
 
-def _changes(arguments: argparse.Namespace) -> tuple[Any, ...]:
-    from ddlkit.run.lab.conditions import parse_change
-
-    if not arguments.change and arguments.action == "change":
-        raise UserError("what is to change? write for example --change 5s:rate=250mbit,rank=1")
-    return tuple(map(parse_change, arguments.change))
-
-
 def _lab_shape(arguments: argparse.Namespace) -> Any:
     """Return the lab that the arguments of ``lab up`` describe."""
     from ddlkit.run.lab import conditions
     from ddlkit.run.lab.network import LabShape
 
-    given = {name: getattr(arguments, name) for name in (*_EMULATED, *_REPEATED)}
-    given = {name: value for name, value in given.items() if value not in (None, [])}
+    given = {name: getattr(arguments, name) for name in _EMULATED}
+    given = {name: value for name, value in given.items() if value is not None}
     if given and arguments.engine != "emulated":
-        option = next(iter(given)).replace("_", "-")
+        option = next(iter(given))
         raise UserError(f"--{option} needs --engine emulated: links of tbf have a rate, no more")
     emulated = arguments.engine == "emulated"
     return LabShape(
@@ -193,7 +172,7 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
         units.parse_bits_per_s(arguments.rate),
         arguments.ranks_per_node,
         units.parse_bits_per_s(arguments.intra_rate) if arguments.intra_rate else 0.0,
-        conditions.parse({**given, "change": _changes(arguments)}) if emulated else None,
+        conditions.parse(given) if emulated else None,
     )
 
 

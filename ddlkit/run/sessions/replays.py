@@ -26,6 +26,7 @@ from ddlkit import machine, store
 from ddlkit.core.case import AXES, Case
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
+from ddlkit.core.fit import fit
 from ddlkit.core.iteration import predict
 from ddlkit.core.lablink import way_s
 from ddlkit.core.link import wire_s_per_byte
@@ -43,8 +44,9 @@ from ddlkit.run.lab.script import PlannedCase, plan_case, read_replayed
 from ddlkit.run.measure.collectives import messages_at, whole_size
 from ddlkit.run.measure.selection import measure_selection
 from ddlkit.run.nets import registry
-from ddlkit.run.sessions.kinds import best_device, layers_point, table_cost
+from ddlkit.run.sessions.kinds import layers_point
 from ddlkit.run.sessions.session import Origin, Point, Tables, say, table_path
+from ddlkit.run.sessions.vocabulary import best_device
 
 BEFORE, AFTER = 0, 1
 MOMENTS = ("before", "after")
@@ -108,6 +110,12 @@ class Request(NamedTuple):
     case: Case
     compute_s: float | None
     startup_s: float | None
+
+
+def table_cost(rows: pd.DataFrame, workers: int) -> MessageCost:
+    """Return the cost of one collective, by its rows of a table ``collectives``."""
+    labels = {name: rows[name].iloc[0] for name in ("collective", "algorithm")}
+    return fit("table", rows["bytes"], rows["seconds"], workers=workers, draws=0, **labels).cost
 
 
 class Inputs:

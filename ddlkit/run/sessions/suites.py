@@ -10,7 +10,7 @@ import torch
 from ddlkit.core.errors import UserError
 from ddlkit.run.lab import network as lab
 from ddlkit.run.nets import registry
-from ddlkit.run.sessions import campaign, kinds
+from ddlkit.run.sessions import kinds, lab_kinds
 from ddlkit.run.sessions.grammar import (
     DEVICES,
     KINDS,
@@ -24,8 +24,9 @@ from ddlkit.run.sessions.grammar import (
     truth,
 )
 from ddlkit.run.sessions.session import Point, PointList, say
+from ddlkit.run.sessions.vocabulary import Here, best_device
 
-assert campaign and kinds  # whose import registers them
+assert lab_kinds and kinds  # whose import registers them
 
 # What every description of points may say besides what is the kind's own.
 _COMMON = {
@@ -60,13 +61,13 @@ def points(
     suite = read(name)
     if predict and not suite.is_campaign:
         raise UserError(f"--predict: {suite.file} is no campaign: only its cases are predicted")
-    device = device or suite.device or kinds.best_device()
+    device = device or suite.device or best_device()
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError(
             f"torch {torch.__version__} sees no GPU: install a CUDA build that fits the driver, "
             "or use --suite cpu"
         )
-    here = kinds.Here(device, session, out)
+    here = Here(device, session, out)
     lists = []
     for section in ("points", "opening", "closing"):
         made: dict[str, Point] = {}
@@ -90,7 +91,7 @@ def _batched(text: str, part: str) -> tuple[str, int]:
 def _made(
     suite: Suite,
     section: str,
-    here: kinds.Here,
+    here: Here,
     part: str,
     instead: Mapping[str, Any],
     predict: bool,
