@@ -39,6 +39,12 @@ GONE = {
     "drift": "how sessions drift is pooled over a campaign's labs",
     "repeat": "give a grid of its own more rounds",
     "file": "write the campaign's keys here",
+    "in_flight": "what several at once take is predicted: ddlkit predict --in-flight",
+    "changes": "links no longer change: have a lab of each kind",
+    "algorithm": "the library's own is measured",
+    "unsent": "measure with empty: 1",
+    "pipelines": "measure input_alone, and predict by what-if --inputs",
+    "selections_beside_backward": "measure selections",
 }
 """Kinds and keys of earlier versions, and what to do instead."""
 

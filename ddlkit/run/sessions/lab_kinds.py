@@ -250,7 +250,6 @@ class Grid:
     stragglers: Slower = (1.0,)
     straggler_spreads: Spreads = (0.0,)
     negotiated: Annotated[Sequence[bool], Key(grammar.truth, many=True)] = (False,)
-    in_flight: Counts = (1,)
     seeds: Seeds = (0,)
     rounds: int = 2
     calibration: Annotated[str, Key(one_of(tuple(EXTENTS)))] = "full"
@@ -290,7 +289,9 @@ class Grid:
 
     def requests(self) -> Iterator[Request]:
         """Yield what it asks of each of its labs."""
-        axes = {name: getattr(self, axis.key) for name, axis in AXES.items() if name != "changes"}
+        axes = {
+            name: getattr(self, axis.key) for name, axis in AXES.items() if hasattr(self, axis.key)
+        }
         given = (self.networks, self.plans, self.compute_s, self.startups)
         for (name, batch), spec, compute_s, startup_s, *rest in itertools.product(
             *given, *axes.values()

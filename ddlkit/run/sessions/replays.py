@@ -64,8 +64,6 @@ LAUNCH_S = 3.0  # a lab up, ranks met, and down again
 ALPHA_S = 6e-5  # of a message, per worker squared, until a lab has been calibrated
 SELECTION_S = 1e-8  # of an element, until it was measured
 SELECTION_SIZES = (1_000, 10_000, 100_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
-SOFTWARE_SIZES = (KIB, 4 * KIB, 16 * KIB)
-"""What the processor limits, not the link: with several in flight, only these."""
 
 
 class Extent(NamedTuple):
@@ -231,20 +229,11 @@ class LabPoints:
             mine = [case for case in cases if case.collective == collective]
             largest = max(self.inputs.largest_bytes(case, self.shape.workers) for case in mine)
             sizes = [*(size for size in self.inputs.extent.sizes if size < largest), largest]
-            for in_flight in sorted({1, *(case.in_flight for case in mine)}):
-                wanted = sizes if in_flight == 1 else SOFTWARE_SIZES
-                yield self._calibration(session, collective, in_flight, wanted)
+            yield self._calibration(session, collective, sizes)
 
-    def _table(self, collective: str, in_flight: int = 1) -> str:
-        """Return the name of a calibration's table."""
-        suffix = f"-lanes{in_flight}" if in_flight > 1 else ""
-        return f"{self.shape.name}-{collective}{suffix}"
-
-    def _calibration(
-        self, session: int, collective: str, in_flight: int, wanted: Sequence[int]
-    ) -> Point:
+    def _calibration(self, session: int, collective: str, wanted: Sequence[int]) -> Point:
         """Return one session; its rows are added to the table of both."""
-        name, budget = self._table(collective, in_flight), self.inputs.extent.messages
+        name, budget = f"{self.shape.name}-{collective}", self.inputs.extent.messages
 
         def missing() -> list[int]:
             """Sizes that were not measured yet; the others stay as they are."""
@@ -259,7 +248,6 @@ class LabPoints:
                     missing(),
                     collectives=[collective],
                     budget=budget,
-                    in_flight=in_flight,
                     messages_per_sample=self._messages_per_sample(collective),
                     tries=usage.TRIES,
                     timeout_s=120 + 3 * usage.TRIES * estimate_s,
@@ -292,7 +280,7 @@ class LabPoints:
 
         The one after them must not count: it would change the plans of what is replayed already.
         """
-        rows = self.inputs.rows("collectives", self._table(case.collective))
+        rows = self.inputs.rows("collectives", f"{self.shape.name}-{case.collective}")
         cost = guessed_cost(self.shape, case.collective)
         if rows is not None:
             cost = table_cost(rows[rows["session"] == BEFORE], self.shape.workers)
@@ -303,9 +291,9 @@ class LabPoints:
 
     def collectives(self) -> pd.DataFrame:
         """Return all rows of the lab's calibration, of all its collectives."""
-        cases = [request.case for request in self.asked]
-        names = {self._table(case.collective, n) for case in cases for n in {1, case.in_flight}}
-        return pd.concat([self.inputs.rows("collectives", name) for name in sorted(names)])
+        kinds = dict.fromkeys(request.case.collective for request in self.asked)
+        names = [f"{self.shape.name}-{collective}" for collective in kinds]
+        return pd.concat([self.inputs.rows("collectives", name) for name in names])
 
     # -- replays ---------------------------------------------------------------------------
 
@@ -408,18 +396,16 @@ class LabPoints:
         rounds = 1 + max(turn for _, turn in missing)
         every = {(one.case.key, turn) for one in wanted for turn in range(rounds)}
         with Lab(self.shape) as lab:
-            # How many are in flight is settled when ranks are started.
-            for in_flight in dict.fromkeys(one.case.in_flight for one in wanted):
-                replay(
-                    lab,
-                    self.shape.workers,
-                    [one for one in wanted if one.case.in_flight == in_flight],
-                    rounds,
-                    selection=lambda n, density: self.inputs.selection_times(density)(n, density),
-                    done=every - missing,
-                    tries=usage.TRIES,
-                    out=self._left,
-                )
+            replay(
+                lab,
+                self.shape.workers,
+                wanted,
+                rounds,
+                selection=lambda n, density: self.inputs.selection_times(density)(n, density),
+                done=every - missing,
+                tries=usage.TRIES,
+                out=self._left,
+            )
 
     def _absorb(self) -> None:
         """Put what a replay left, be it complete or not, into the tables."""
