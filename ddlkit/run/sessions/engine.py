@@ -19,7 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from ddlkit.run.sessions.grammar import Suite, read
 from ddlkit.run.sessions.packing import packing
 from ddlkit.run.sessions.session import Origin, Row, Source, measure_points, one_line, say
 from ddlkit.store.files import remove_unfinished
-from ddlkit.store.tables import is_stamped, machines_in
+from ddlkit.store.tables import is_stamped
 
 POINTS = "ddlkit.run.sessions.suites:points"
 PARTS = (
@@ -126,10 +126,18 @@ def _default_out(suite: Suite, device: str) -> Path:
     return store.BUILD / (suite.out or "measured") / (name if suite.isolate else "")
 
 
+def _stamps(out: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the recorded tables in a directory with their stamps; one that is damaged its point tells."""
+    for path in sorted(out.glob("*.csv*")):
+        with suppress(UserError):
+            if is_stamped(path):
+                yield path, store.load_stamp(path)
+
+
 def _refuse_short(out: Path) -> None:
     """Raise UserError where tables of another profile than full would be taken for its own."""
-    for path in sorted(out.glob("*.csv*")):
-        if is_stamped(path) and LONG not in store.load_stamp(path).get("remark", ""):
+    for path, stamp in _stamps(out):
+        if LONG not in stamp.get("remark", ""):
             raise UserError(
                 f"{out} holds tables that were not measured by the profile full, such as {path.name}: "
                 "choose another directory by --out, or remove them"
@@ -138,11 +146,12 @@ def _refuse_short(out: Path) -> None:
 
 def _refuse_others(out: Path, name: str) -> None:
     """Raise UserError where the directory holds another machine's tables."""
-    if others := machines_in(out) - {name}:
-        theirs = " and ".join(sorted(others))
-        raise UserError(
-            f"{out} holds a recording of {theirs}, this is {name}: choose another directory"
-        )
+    for path, stamp in _stamps(out):
+        if (theirs := stamp["machine"].get("name")) != name:
+            advice = "choose another directory"
+            raise UserError(
+                f"{out} holds a recording of {theirs} ({path.name}), this is {name}: {advice}"
+            )
 
 
 def run_session(

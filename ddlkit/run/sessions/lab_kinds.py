@@ -266,6 +266,7 @@ class Grid:
             )
         if None in self.compute_s and any(self.startups):
             raise UserError("startups: give compute_s, too: what is computed beside one")
+        list(self.shapes())  # each can be
 
     def shapes(self) -> Iterator[LabShape]:
         """Yield its labs. Raises UserError for one that cannot be."""

@@ -113,7 +113,10 @@ def _made(
         if needs_lab and (reason := lab.available()):
             say(f"no lab, so no {common['measure'].replace('_', ' ')}: {reason}")
         elif kind.gathered:
-            grid = checked(arguments, lambda given, made=kind.gathered: made(**given), where)
+            try:
+                grid = kind.gathered(**arguments)
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from None
             gathered.setdefault(common["measure"], []).append(grid)
         else:
             yield from kind.make(here, **arguments)
