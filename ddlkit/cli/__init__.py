@@ -24,7 +24,7 @@ from ddlkit.core.errors import UserError, one_line
 assert measuring and predicting  # whose import registers them
 
 _LINKS = "links no longer change: make a lab of each kind"
-GONE = {
+GONE: dict[tuple[str, ...], str] = {
     ("bench",): "time ddlkit.predict and ddlkit.make_plan by python -m timeit",
     (
         "measure",

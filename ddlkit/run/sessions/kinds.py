@@ -41,7 +41,6 @@ from ddlkit.run.sessions.vocabulary import (
     Changes,
     Collectives,
     Count,
-    Here,
     Pictures,
     Policies,
     Precisions,
@@ -62,6 +61,7 @@ from ddlkit.run.sessions.vocabulary import (
     sent,
     timed_s,
 )
+from ddlkit.run.sessions.vocabulary import Here as Here
 
 # -- this machine --------------------------------------------------------------------------------
 

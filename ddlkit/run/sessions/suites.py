@@ -103,7 +103,7 @@ def _made(
         common = read_keys({k: v for k, v in described.items() if k in _COMMON}, _COMMON, where)
         kind = KINDS[common["measure"]]
         own = {key: value for key, value in described.items() if key not in _COMMON}
-        arguments = read_keys(own, kind.keys, where) | instead
+        arguments = {**read_keys(own, kind.keys, where), **instead}
         wanted = not common["by_name"] if part == "all" else part == kind.what
         if not wanted or common["device"] not in ("", here.device):
             continue
