@@ -27,12 +27,6 @@ def test_every_network_has_a_published_size() -> None:
     assert {name.removesuffix("_64") for name in small} <= set(PUBLISHED.index)
 
 
-def test_a_published_multiply_add_is_two_flop() -> None:
-    assert (PUBLISHED["flops_per_op"] == 2).all()
-    product = PUBLISHED["printed_gops"] * PUBLISHED["flops_per_op"]
-    np.testing.assert_allclose(PUBLISHED["forward_gflops"], product)
-
-
 @pytest.mark.parametrize("name", PUBLISHED.index)
 def test_size_is_the_published_one(name: str) -> None:
     printed, counted = PUBLISHED.loc[name], registry.size(name)
@@ -40,11 +34,6 @@ def test_size_is_the_published_one(name: str) -> None:
     assert counted.tensors == printed["tensors"]
     if printed["forward_gflops"]:
         assert counted.forward_flops == pytest.approx(1e9 * printed["forward_gflops"], rel=0.02)
-
-
-def test_vit_is_not_what_sharing_table_2_prints() -> None:
-    assert registry.size("vit_b_16").forward_flops / 1e9 == pytest.approx(35.1, abs=0.05)
-    assert "58.5" in PUBLISHED.loc["vit_b_16", "source"]
 
 
 def test_what_has_no_published_flops_is_counted_by_hand() -> None:

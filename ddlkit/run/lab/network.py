@@ -7,7 +7,7 @@ labs of different labels never meet. Needs Linux, root and iproute2. There are t
 tbf : veth pairs and a bridge, each end shaped by the kernel's token bucket: a rate and nothing else. Ranks
     may share nodes: a node is a bridge of its own, joined to the main one by the link that its ranks share
 emulated : a process of ours, through which every packet passes (`ddlkit.run.lab.tunnel`): delay, jitter,
-    loss, background traffic and change. It ends with the lab
+    loss and background traffic. It ends with the lab
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -35,8 +34,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import burst_bytes
 from ddlkit.run.jobs import protocol
 from ddlkit.run.lab import emulated
-from ddlkit.run.lab.conditions import Change, Conditions, check_rate, rate_text
-from ddlkit.run.lab.emulated import Crossing
+from ddlkit.run.lab.conditions import Conditions, check_rate, rate_text
 from ddlkit.run.lab.tunnel import INTERFACE
 from ddlkit.store.files import atomic_write_text
 
@@ -88,17 +86,12 @@ class LabShape:
             raise UserError(f"{complaint}: several need one, for example 10gbit, one has none")
         for rate in (self.rate_bits_per_s, self.own_rate_bits_per_s):
             check_rate(rate)
-        if self.conditions:
-            self.conditions.check_ranks(self.workers)
-            if self.nodes and (self.conditions.changes or self.conditions.rates):
-                raise UserError("links of nodes do not change: have a link for each rank")
 
     @classmethod
     def from_dict(cls, described: dict[str, Any]) -> LabShape:
-        """What `dataclasses.asdict` and JSON have made of one."""
+        """Make the shape that `dataclasses.asdict` and JSON have made a dictionary of."""
         conditions = described.get("conditions")
-        found = Conditions.from_dict(conditions) if conditions else None
-        return cls(**{**described, "conditions": found})
+        return cls(**{**described, "conditions": Conditions(**conditions) if conditions else None})
 
     @property
     def engine(self) -> str:
@@ -156,12 +149,10 @@ class Lab:
         # Of each link in each direction, framing included; with nodes that of a node's.
         self.link_bits_per_s = shape.rate_bits_per_s
         self._holder = 0  # the process whose ``down`` counts; 0 while the lab is not up
-        self._process: subprocess.Popen[str] | None = (
-            None  # of an emulated link, if it is our child
-        )
+        self._process: subprocess.Popen[str] | None = None  # of an emulated link, if our child
 
     def environment(self, rank: int, ranks: int) -> dict[str, str]:
-        """What a rank of a job of ``ranks`` must find in its environment."""
+        """Return what a rank of a job of ``ranks`` must find in its environment."""
         if ranks > self.ranks:
             raise UserError(f"{ranks} ranks do not fit into lab {self.label} of {self.ranks}")
         numbers = protocol.rank_environment(rank, ranks, _address(0), PORT)
@@ -169,7 +160,7 @@ class Lab:
         return {**numbers, "GLOO_SOCKET_IFNAME": INTERFACE, **link}
 
     def namespace(self, rank: int) -> Path:
-        """File of the namespace of ``rank``. Raises UserError for a rank that the lab does not have."""
+        """Return the file of the namespace of ``rank``. Raises UserError for a rank that is not there."""
         if not 0 <= rank < self.ranks:
             raise UserError(f"lab {self.label} has ranks 0 to {self.ranks - 1}, but no rank {rank}")
         return NAMESPACES / self.namespaces[rank]
@@ -181,6 +172,8 @@ class Lab:
                 _remove_dead()
                 self._take_label()
                 self._build()
+                if self.persistent:  # only now: while it is built, it dies with who builds it
+                    self._save({})
             if not self.persistent:
                 _ours[self.label] = self
                 _trapped.enter_context(protocol.unwinding(*_TRAPPED))
@@ -214,42 +207,21 @@ class Lab:
         self.down()
 
     def lost(self) -> str:
-        """Why ranks no longer reach one another, in one line; empty as long as they can."""
+        """Say why ranks no longer reach one another, in one line; empty as long as they can."""
         link = _states().get(self.label, {}).get("link")
         if not link or _alive(link):
             return ""
         return f"the process of the emulated link of lab {self.label} is gone: take the lab down"
 
     def crossed(self) -> dict[str, Any]:
-        """What has crossed an emulated link so far; two of them are what `Crossing.between` takes.
+        """Say what has crossed an emulated link so far; `Crossing.between` takes two of these.
 
         Raises UserError for a lab of tbf, and when the link's process is gone.
         """
         return emulated.ask(self._socket())
 
-    def change(self, changes: Sequence[Change]) -> None:
-        """Have the links of a running lab change at times from now; tables know them by the old name.
-
-        Raises UserError for a lab of tbf, changes out of order and ranks that are not there.
-        """
-        Conditions(changes=tuple(changes)).check_ranks(self.ranks)
-        emulated.change(self._socket(), changes)
-
-    def restore(self) -> None:
-        """Have the links of a running lab be as it was made. Raises UserError as `change`."""
-        emulated.ask(self._socket(), restore=True)
-
-    @contextmanager
-    def watched(self) -> Iterator[list[Crossing]]:
-        """A list that holds what crossed the link within the block, once that is over; none with tbf."""
-        found: list[Crossing] = []
-        before = self.crossed() if self.shape.conditions else None
-        yield found
-        if before:
-            found.append(Crossing.between(before, self.crossed()))
-
     def _socket(self) -> Path:
-        """By which the process of the link is asked."""
+        """Return the socket by which the process of the link is asked."""
         if not self.shape.conditions:
             raise UserError(f"lab {self.label} is shaped by tbf: only emulated links can do this")
         return STATE / f"{self.label}.link"
@@ -266,17 +238,17 @@ class Lab:
             self.label = next(name for n in count() if (name := f"ddl{n}") not in taken)
         elif self.label in taken:
             raise UserError(f"a lab or namespace named {self.label} exists: choose another label")
-        self._save({})
+        self._save(_identity(os.getpid()))
         self._holder = os.getpid()
 
-    def _save(self, link: dict[str, int | None]) -> None:
+    def _save(self, owner: dict[str, int | None]) -> None:
         """Write the state file: who owns the lab, and which process is its link."""
-        owner = {} if self.persistent else _identity(os.getpid())
+        link = _identity(self._process.pid) if self._process else {}
         state = {"shape": asdict(self.shape), "owner": owner, "link": link}
         atomic_write_text(STATE / f"{self.label}.json", json.dumps(state) + "\n")
 
     def _build(self) -> None:
-        """Namespaces, the links between them, and addresses."""
+        """Make namespaces, the links between them, and addresses."""
         _ip([f"netns add {name}" for name in self.namespaces])
         if conditions := self.shape.conditions:
             self._emulate(conditions)
@@ -306,10 +278,10 @@ class Lab:
             "owned": not self.persistent,
         }
         self._process = emulated.start(config)
-        self._save(_identity(self._process.pid))
+        self._save(_identity(os.getpid()))
 
     def _shape(self) -> int:
-        """Bridges, the links between them and to the ranks, and their rates; each end sends shaped.
+        """Make bridges, the links between them and to the ranks, and their rates; each end sends shaped.
 
         Returns how large a packet may be.
         """
@@ -346,7 +318,7 @@ class Lab:
 
 
 def attach(label: str) -> Lab:
-    """The lab of that label that is up, to run in or to take down. Raises UserError if none is."""
+    """Return the lab of that label that is up, to run in or to take down. Raises UserError if none is."""
     states = _states()
     if label not in states:
         names = ", ".join(states) or "none"
@@ -360,7 +332,7 @@ def attach(label: str) -> Lab:
 
 
 def status() -> list[dict[str, Any]]:
-    """One row per lab on this machine: label, ranks, link, owner, alive."""
+    """List the labs on this machine: label, ranks, link, owner, alive."""
     rows = []
     for label, state in _states().items():
         owner, row = state["owner"], {"label": label, "ranks": 0, "link": "an unknown link"}
@@ -381,7 +353,7 @@ def clean() -> list[str]:
 
 @functools.lru_cache(maxsize=1)
 def available() -> str:
-    """Why no lab is possible here, in one line; empty if one is (a small one is tried)."""
+    """Say why no lab is possible here, in one line; empty if one is (a small one is tried)."""
     if sys.platform != "linux":
         return "the lab needs Linux network namespaces"
     if os.geteuid() != 0:
@@ -401,7 +373,7 @@ def _address(rank: int) -> str:
 
 
 def _run(argv: list[str], script: str = "") -> str:
-    """Output of an iproute2 call. In a session of its own, so that Ctrl-C does not reach it."""
+    """Return the output of an iproute2 call. In a session of its own, so that Ctrl-C does not reach it."""
     how: dict[str, Any] = {"start_new_session": True, "timeout": DEADLINE_S}
     try:
         done = subprocess.run(argv, input=script, capture_output=True, text=True, **how)
@@ -417,20 +389,20 @@ def _run(argv: list[str], script: str = "") -> str:
 
 
 def _ip(commands: Sequence[str], namespace: str = "", *, tool: str = "ip") -> None:
-    """Commands of ``tool``, one by one, in that namespace."""
+    """Run commands of ``tool``, one by one, in that namespace."""
     if commands:
         inside = ["-n", namespace] if namespace else []
         _run([tool, *inside, "-batch", "-"], "".join(f"{command}\n" for command in commands))
 
 
 def _shape(device: str, rate_bits_per_s: float) -> str:
-    """What limits what leaves by a device."""
+    """Say what limits what leaves by a device."""
     rate, burst = round(rate_bits_per_s), burst_bytes(rate_bits_per_s)
     return f"qdisc add dev {device} root tbf rate {rate}bit burst {burst} limit {QUEUE_BYTES}"
 
 
 def _listed() -> list[str]:
-    """Names of all network namespaces of this machine."""
+    """List the names of all network namespaces of this machine."""
     return [line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line]
 
 
@@ -467,26 +439,14 @@ def _registry() -> Iterator[None]:
     if os.geteuid() != 0:
         raise UserError(NEEDS_ROOT)
     STATE.mkdir(parents=True, exist_ok=True)
-    main = threading.current_thread() is threading.main_thread()
-    held: list[int] = []
     with open(STATE / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        before = {
-            number: signal.signal(number, lambda which, frame: held.append(which))
-            for number in (signal.SIGINT, *_TRAPPED)
-            if main and signal.getsignal(number) not in (None, signal.SIG_IGN)
-        }
-        try:
+        with protocol.deferring(signal.SIGINT, *_TRAPPED):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            for arrived in dict.fromkeys(held):
-                signal.raise_signal(arrived)
 
 
 def _states() -> dict[str, dict[str, Any]]:
-    """State of each lab by its label."""
+    """Read the state of each lab, by its label."""
     found = {}
     for path in sorted(STATE.glob("[a-z]*.json")):
         with suppress(FileNotFoundError):  # it came down meanwhile
@@ -499,7 +459,7 @@ NOBODY: dict[str, int | None] = {"pid": 0, "start": None}
 
 
 def _state(text: str) -> dict[str, Any]:
-    """What a state file says; without a shape, and NOBODY's, where that is not what a lab writes."""
+    """Read a state file; without a shape, and NOBODY's, where that is not what a lab writes."""
     try:
         state: dict[str, Any] = json.loads(text)
         LabShape.from_dict(state["shape"])
@@ -511,7 +471,7 @@ def _state(text: str) -> dict[str, Any]:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks after boot; None where it is dead or a zombie."""
+    """Say when a process started, in clock ticks after boot; None where it is dead or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -521,7 +481,7 @@ def _start_ticks(pid: int) -> int | None:
 
 
 def _identity(pid: int) -> dict[str, int | None]:
-    """By what a running process is known again."""
+    """Return by what a running process is known again."""
     return {"pid": pid, "start": _start_ticks(pid)}
 
 
@@ -534,7 +494,7 @@ def _alive(owner: dict[str, Any]) -> bool:
 
 
 def _remove_dead() -> list[str]:
-    """Those whose owner is dead, and persistent ones without their link: what runs there has an end."""
+    """Remove labs whose owner is dead, and persistent ones without their link; returns their labels."""
     dead = [
         label for label, row in _states().items() if not _alive(row["owner"] or row.get("link", {}))
     ]

@@ -36,7 +36,6 @@ from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.launch import Place, launch, workspace
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.lab import emulated
-from ddlkit.run.lab.conditions import parse_changes
 from ddlkit.run.lab.negotiate import Negotiator, meet
 from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.script import (
@@ -120,7 +119,6 @@ def replay(
     The result of every collective is checked. With ``out``, rows are appended to files there as they
     come; what an interrupted replay left there is kept, and not played again. Spans are kept of the first
     ``spans`` rounds, and of all rounds where a case is negotiated: how long that takes is read off them.
-    An emulated link that a case changes is as before in the next iteration.
 
     selection : recorded times of it, needed for cases with a ``selection_sha256``
     done : (case's key, repeat) of further iterations that need not be played
@@ -143,11 +141,7 @@ def replay(
         numbers = range(len(asked))
         turns = [(r, n) for r in range(rounds) for n in numbers if (asked[n].key, r) not in there]
         settings = ReplaySettings(scripts, turns, tries, afterwards_s, spans)
-        try:
-            launch(replay_job, settings, ranks=ranks, place=place, out=directory, **how)
-        finally:  # a rank that died has left the link as its case had changed it
-            if isinstance(place, Lab) and any(case.changes for case in asked) and not place.lost():
-                place.restore()
+        launch(replay_job, settings, ranks=ranks, place=place, out=directory, **how)
         return read_replayed(directory, asked)
 
 
@@ -297,17 +291,10 @@ def _iterate(
     """
     messages.begin(script.played_by(me.rank))
     watch = emulated.Watch(me.rank)
-    changes = parse_changes(script.case.changes) if me.rank == 0 else ()
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
-    if changes:
-        emulated.change_mine(changes, start_s)
     seen_s, sending = _play(messages, start_s, negotiator)
     used = Usage(*peers.slowest(astuple(replace(watch.usage(), busy=sending.busy))).tolist())
     messages.check()
-    if (
-        changes
-    ):  # no sooner than all ranks are done: they have just exchanged how the cores were used
-        emulated.ask_mine(restore=True)
     return seen_s, used
 
 

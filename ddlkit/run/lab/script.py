@@ -36,7 +36,6 @@ from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile, Workload
 from ddlkit.run.instruments.usage import Usage
 from ddlkit.run.jobs.launch import Place
-from ddlkit.run.lab.conditions import Conditions, parse_changes
 from ddlkit.store.files import append_text
 
 Floats = NDArray[np.float64]
@@ -73,7 +72,7 @@ def plan_case(
     compute_s: float | None = None,
     **axes: Any,
 ) -> PlannedCase:
-    """The profile under the plan ``spec``, computing as long as one message of everything takes.
+    """Plan the profile by ``spec``, computing as long as one message of everything takes.
 
     Time is dilated so that communication and compute weigh alike, where a model of their overlap has
     most to lose; or so that an iteration computes for ``compute_s``, whatever it sends.
@@ -107,7 +106,7 @@ def plan_case(
 
 
 def _dilated(cost: MessageCost, dilation: float) -> MessageCost:
-    """The cost with selections that take so many times as long; messages stay as they are."""
+    """Return the cost with selections that take so many times as long; messages stay as they are."""
     if not isinstance(cost, SparseGather) or cost.selecting is None:
         return cost
     selecting = cost.selecting
@@ -128,10 +127,8 @@ def check_cases(cases: Sequence[Case], ranks: int, place: Place) -> None:
             )
         if case.in_flight != cases[0].in_flight:
             raise UserError("replay: all cases of a launch need one number of messages in flight")
-        if changes := parse_changes(case.changes):
-            if not place.name.startswith("emulated:"):
-                raise UserError(f"{named} has changes: only emulated links change")
-            Conditions(changes=changes).check_ranks(ranks)
+        if case.changes:
+            raise UserError(f"{named} has changes: links no longer change, replay it over two labs")
         if case.straggler < 1:
             raise UserError(f"{named} has straggler {case.straggler}: at least 1")
         if (case.kind, case.workers, case.link) != ("replay", ranks, place.name):
@@ -151,8 +148,6 @@ class Script:
     kept : how many elements of each group are sent, () where all are
     selection_s : how long each selection takes, () where selection is real
     slowest : factor on the compute of the last rank, in this iteration
-
-    Raises UserError for a change of the link that might come after the iteration.
     """
 
     case: Case
@@ -166,15 +161,9 @@ class Script:
     selection_s: Sequence[float] = ()
     slowest: float = 1.0
 
-    def __post_init__(self) -> None:
-        last_s = max((one.at_s for one in parse_changes(self.case.changes)), default=0.0)
-        if last_s > self.compute_s:
-            late = f"a change at {last_s:g} s, but computes {self.compute_s:.3g} s"
-            raise UserError(f"replay: case {self.case.key} has {late}: have it change before")
-
     @classmethod
     def from_case(cls, planned: PlannedCase, selection: Selecting | None = None) -> Script:
-        """The script of a case, and for one that waits selection out the recorded times of it.
+        """Make the script of a case, and for one that waits selection out the recorded times of it.
 
         Raises UserError where these are not given.
         """
@@ -202,7 +191,7 @@ class Script:
         )
 
     def drawn(self, repeat: int) -> Script:
-        """The script of one iteration: how slow its straggler is, is drawn anew for each."""
+        """Return the script of one iteration: how slow its straggler is, is drawn anew for each."""
         case = self.case
         factors = straggler_factors(case.straggler, case.straggler_spread, case.seed, [repeat])
         return replace(self, slowest=float(factors[0]))
@@ -232,7 +221,7 @@ class Script:
         return compute_s * case.straggler + wire_s + SETTLE_S
 
     def played_by(self, rank: int) -> Script:
-        """The script of that rank: the last one is the straggler, if there is one."""
+        """Return the script of that rank: the last one is the straggler, if there is one."""
         slower = self.slowest if rank == self.case.workers - 1 else 1.0
         times = ("forward_s", "ready_s", "buffered_s", "selection_s", "update_s")
         slow: Any = {name: np.multiply(slower, getattr(self, name)).tolist() for name in times}
@@ -264,7 +253,7 @@ class Recording:
 
     @classmethod
     def from_array(cls, values: Floats) -> Recording:
-        """The recording whose fields follow one another in an array (5 G + 4,): so ranks exchange them."""
+        """Make the recording whose fields follow one another in an array (5 G + 4,), as ranks exchange it."""
         return cls(*values[:-4].reshape(5, -1), *values[-4:].tolist())
 
 
@@ -280,7 +269,7 @@ class Replayed(NamedTuple):
 
 
 def make_timeline(script: Script, everyone: Sequence[Recording]) -> Timeline:
-    """Spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
+    """Make spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
 
     A collective begins when it may be posted and those before it leave room: if one is in flight at a
     time, when its predecessor ends. "wait" is from the last post to the end of the last collective. The
@@ -323,7 +312,7 @@ def _spans(script: Script, seen: Recording) -> Iterable[dict[str, Any]]:
 
 
 def _row(script: Script, everyone: Sequence[Recording], used: Usage) -> dict[str, Any]:
-    """What the runs table says of one iteration: that of the slowest rank."""
+    """Return what the runs table says of one iteration: that of the slowest rank."""
     iteration_s = max(seen.end_s for seen in everyone)
     compute_s = 0.0
     for rank, seen in enumerate(everyone):
@@ -361,7 +350,7 @@ def append_iteration(
 
 
 def keep_complete(out: Path) -> list[tuple[str, int]]:
-    """(case's key, repeat) of the complete iterations in ``out``; the rest of the files is removed."""
+    """Return (case's key, repeat) of complete iterations in ``out``; the rest of the files is removed."""
     rows, spans = _read_complete(out)
     for name, frame in ((ITERATIONS, rows), (TIMELINE, spans)):
         if frame.empty:
@@ -372,7 +361,7 @@ def keep_complete(out: Path) -> list[tuple[str, int]]:
 
 
 def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
-    """The iterations of ``cases`` that a replay into ``out`` has completed, whether it still runs or not.
+    """Read the iterations of ``cases`` that a replay into ``out`` has completed, be it still running or not.
 
     Raises UserError where there is none.
     """
@@ -386,13 +375,13 @@ def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
 
 
 def _read_complete(out: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Rows and spans of the iterations that have both, of files that may have been cut anywhere."""
+    """Read rows and spans of the iterations that have both, of files that may have been cut anywhere."""
     rows, spans = _read(out / ITERATIONS, KEY), _read(out / TIMELINE, [*KEY, *TIMELINE_COLUMNS])
     return rows, spans.merge(rows[KEY], on=KEY)
 
 
 def _read(path: Path, columns: list[str]) -> pd.DataFrame:
-    """The complete lines of a CSV file; without any, a frame with these columns and no row."""
+    """Read the complete lines of a CSV file; without any, a frame with these columns and no row."""
     text = path.read_text() if path.exists() else ""
     complete = text[: text.rfind("\n") + 1]
     if not complete:
