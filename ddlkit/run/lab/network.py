@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import burst_bytes
 from ddlkit.run.jobs import protocol
 from ddlkit.run.lab import emulated
-from ddlkit.run.lab.conditions import Conditions, check_rate, rate_text
+from ddlkit.run.lab.conditions import Conditions
+from ddlkit.run.lab.conditions import LabShape as LabShape  # by this name others know it
 from ddlkit.run.lab.tunnel import INTERFACE
 from ddlkit.store.files import atomic_write_text
 
@@ -42,7 +43,6 @@ NAMESPACES = Path("/run/netns")  # of iproute2
 STATE = Path("/run/ddlkit")
 """One JSON file per lab: its shape and which process owns it."""
 
-MAX_RANKS = 64
 MAX_PACKET_BYTES = 65536  # Linux hands TCP data down in packets of this size, to be cut on the wire
 QUEUE_BYTES = 256 * 1024**2  # far above what TCP keeps in flight, so that nothing is dropped
 UP = "addrgenmode none up"
@@ -55,80 +55,6 @@ VETH_PACKETS, TUN_PACKETS = 1000, 10000
 PORT = 29500  # free in any namespace that runs one job at a time
 DEADLINE_S = 30.0
 NEEDS_ROOT = "the lab needs root, for network namespaces and traffic shaping"
-
-
-@dataclass(frozen=True)
-class LabShape:
-    """A lab that is not up yet: ``workers`` links of ``rate_bits_per_s`` both ways.
-
-    ranks_per_node : with more than one, that many ranks in a row form a node and share one link of
-        that rate; inside the node each rank's own is shaped to ``intra_rate_bits_per_s``
-    conditions : of emulated links; None: those of tbf, which have a rate and nothing else
-
-    Raises UserError for a rate or a number of ranks out of range.
-    """
-
-    workers: int
-    rate_bits_per_s: float
-    ranks_per_node: int = 1
-    intra_rate_bits_per_s: float = 0.0
-    conditions: Conditions | None = None
-
-    def __post_init__(self) -> None:
-        per_node, intra = self.ranks_per_node, self.intra_rate_bits_per_s
-        if not 1 <= self.workers <= MAX_RANKS:
-            raise UserError(f"a lab of {self.workers} ranks is not possible: 1 to {MAX_RANKS} are")
-        if per_node < 1 or self.workers % per_node:
-            complaint = f"nodes of {per_node} ranks cannot hold {self.workers}"
-            raise UserError(f"{complaint}: choose a number that divides it")
-        if (per_node > 1) != bool(intra):
-            complaint = f"nodes of {per_node} ranks with an intra rate of {intra:g} bit/s"
-            raise UserError(f"{complaint}: several need one, for example 10gbit, one has none")
-        for rate in (self.rate_bits_per_s, self.own_rate_bits_per_s):
-            check_rate(rate)
-
-    @classmethod
-    def from_dict(cls, described: dict[str, Any]) -> LabShape:
-        """Make the shape that `dataclasses.asdict` and JSON have made a dictionary of."""
-        conditions = described.get("conditions")
-        return cls(**{**described, "conditions": Conditions(**conditions) if conditions else None})
-
-    @property
-    def engine(self) -> str:
-        """What limits the links: one of `conditions.ENGINES`."""
-        return "emulated" if self.conditions else "tbf"
-
-    @property
-    def own_rate_bits_per_s(self) -> float:
-        """Rate of each rank's own link."""
-        return self.intra_rate_bits_per_s or self.rate_bits_per_s
-
-    @property
-    def link(self) -> str:
-        """The link as it appears in tables: "lab:1gbit", "emulated:1gbit-delay2ms"."""
-        if not self.conditions:
-            return f"lab:{self.name.partition('-')[2]}"
-        return self.name.partition("-")[2].replace("-", ":", 1)
-
-    @property
-    def name(self) -> str:
-        """As it appears in file names.
-
-        >>> LabShape(16, 1e9, ranks_per_node=4, intra_rate_bits_per_s=1e10).name
-        'p16-1gbit-g4-10gbit'
-        >>> LabShape(4, 5e8, conditions=Conditions(delay_s=2e-3)).name
-        'p4-emulated-500mbit-delay2ms'
-        """
-        names = [f"p{self.workers}", *(["emulated"] if self.conditions else [])]
-        names.append(rate_text(self.rate_bits_per_s))
-        if self.nodes:
-            names += [f"g{self.ranks_per_node}", rate_text(self.intra_rate_bits_per_s)]
-        return "-".join([*names, *([self.conditions.name] if self.conditions else [])])
-
-    @property
-    def nodes(self) -> range:
-        """Numbers of the nodes that ranks share; none where each rank has a link of its own."""
-        return range(self.workers // self.ranks_per_node if self.ranks_per_node > 1 else 0)
 
 
 class Lab:

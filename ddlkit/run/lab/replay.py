@@ -1,10 +1,10 @@
 """Replay of recorded compute with real collectives: what training would take on this network.
 
 Each rank waits out the recorded compute by absolute deadlines and posts the real collective of a group
-when its last gradient would be ready: an all-reduce, or where gradients are sparsified, after selection,
-one all-gather of the values that are kept and one of their indices. Where a case is negotiated, a
-coordinator must first say that all ranks are ready (`ddlkit.run.lab.negotiate`). All ranks must run on one
-machine: they share its clock.
+when its last gradient would be ready: an all-reduce, or where gradients are sparsified, after the recorded
+time of selecting, one all-gather of the values that are kept and one of their indices. Where a case is
+negotiated, a coordinator must first say that all ranks are ready (`ddlkit.run.lab.negotiate`). All ranks must
+run on one machine: they share its clock.
 
 Waiting is sleeping. A spinning rank would be on time to the microsecond, but with more ranks than
 cores it would take the processor from gloo's threads. What a message costs is measured (`calibrate`) with
@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ def replay(
     come; what an interrupted replay left there is kept, and not played again. Spans are kept of the first
     ``spans`` rounds, and of all rounds where a case is negotiated: how long that takes is read off them.
 
-    selection : recorded times of it, needed for cases with a ``selection_sha256``
+    selection : recorded times of it, needed for cases that gather
     done : (case's key, repeat) of further iterations that need not be played
     tries : how often an iteration is played, at most, while the machine's host disturbs it
     afterwards_s : what is still to come after this replay, for the progress lines
@@ -155,11 +155,10 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
     messages = _Messages(me, scripts)
     negotiator = meet(me) if any(script.case.negotiated for script in scripts) else None
     turns = deque((repeat, scripts[n], settings.tries) for repeat, n in settings.turns)
-    progress = _progress(me, [script.expected_s for _, script, _ in turns], settings.afterwards_s)
-    next(progress)  # its clock starts
+    begun_s = said_s = time.monotonic()
+    all_s = sum(script.expected_s for _, script, _ in turns)
     while turns:
         repeat, script, tries = turns.popleft()
-        script = script.drawn(repeat)
         line = negotiator if script.case.negotiated else None
         seen_s, used = _iterate(me, script, messages, line)
         if used.disturbed and tries > 1:
@@ -169,24 +168,14 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
         if me.rank == 0:
             shown = repeat < settings.spans or negotiator is not None
             append_iteration(me.out, script, repeat, everyone, used, shown)
-        next(progress)
-    return ()
-
-
-def _progress(me: Rank, expected_s: Sequence[float], afterwards_s: float) -> Iterator[None]:
-    """Each step but the first is one more iteration done; says now and then how long the rest will take."""
-    begun_s = said_s = time.monotonic()
-    yield
-    for done in range(1, len(expected_s) + 1):
-        now_s = time.monotonic()
-        if done == len(expected_s) or now_s - said_s >= SAY_S:
+        now_s, to_come_s = time.monotonic(), sum(script.expected_s for _, script, _ in turns)
+        if not turns or now_s - said_s >= SAY_S:
             said_s = now_s
             # The guess is generous, so what remains is scaled by how it went so far.
-            pace = (now_s - begun_s) / sum(expected_s[:done])
-            rest_s = pace * sum(expected_s[done:]) + afterwards_s
-            count = f"{done} of {len(expected_s)} iterations"
-            me.say(f"replay: {count} done, about {rest_s:.0f} s left")
-        yield
+            pace = (now_s - begun_s) / max(all_s - to_come_s, 1e-9)
+            rest_s = pace * to_come_s + settings.afterwards_s
+            me.say(f"replay: {len(turns)} iterations to come, about {rest_s:.0f} s left")
+    return ()
 
 
 class _Messages:
@@ -203,9 +192,6 @@ class _Messages:
         kept = max(sum(s.kept) for s in scripts)
         self._kept = [torch.empty(kept, dtype=kind) for kind in (torch.float32, torch.int32)]
         self._gathered = [one.new_empty(kept * me.world_size) for one in self._kept]
-        selecting = [max(s.elements) for s in scripts if s.kept and not s.selection_s]
-        chance = torch.Generator().manual_seed(0)  # so that each knows what the others select
-        self._magnitudes = torch.rand(max(selecting, default=0), generator=chance)
         self._last: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
         self._complete_s: queue.SimpleQueue[float] = queue.SimpleQueue()
         threading.Thread(target=self._note, daemon=True).start()
@@ -225,12 +211,6 @@ class _Messages:
             torch.arange(len(indices), out=indices)
             for gathered in everyone:
                 gathered.fill_(-1)
-
-    def select(self, group: int) -> None:
-        """Find the largest elements of a group."""
-        indices = self._mine[group][1]
-        magnitudes = self._magnitudes[: self.script.elements[group]]
-        indices.copy_(torch.topk(magnitudes, len(indices), sorted=False).indices)
 
     def post(self, group: int) -> None:
         """Send a group; the groups are posted in their order, maybe by the negotiator's thread."""
@@ -315,10 +295,6 @@ def _play(
         if script.selection_s:
             spent_s += script.selection_s[group]
             selected_s[group] = _sleep_until(ready_s + script.selection_s[group])
-        elif script.kept:
-            messages.select(group)
-            selected_s[group] = time.perf_counter()
-            spent_s += selected_s[group] - awake_s[group]
         if group == 0:
             before = processor_times()
         hand_over(group)

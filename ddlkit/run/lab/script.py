@@ -30,7 +30,6 @@ from ddlkit.core.sparse import (
     group_selection_s,
     selected,
 )
-from ddlkit.core.straggler import straggler_factors
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile, Workload
@@ -42,7 +41,6 @@ Floats = NDArray[np.float64]
 
 ITERATIONS, TIMELINE = "replay.csv", "timeline.csv"
 KEY = ["case", "repeat"]
-REAL_SELECTION_S = 2e-8  # per element, generously, on a core
 SETTLE_S = 0.1  # around an iteration: checks, and the exchange of what was seen
 
 
@@ -121,21 +119,18 @@ def check_cases(cases: Sequence[Case], ranks: int, place: Place) -> None:
             raise UserError(f"{named} ({case.plan}) is asked for twice")
         densities = {"all_reduce": case.density == 1, "all_gather": 0 < case.density <= 1}
         if not densities.get(case.collective):
-            raise UserError(
-                f"{named} is an {case.collective} of density {case.density}: dense gradients "
-                "(density 1) are all_reduced, sparsified ones all_gathered"
-            )
+            asked = f"{named} is an {case.collective} of density {case.density}"
+            raise UserError(f"{asked}: dense gradients are all_reduced, sparse ones all_gathered")
         if case.in_flight != cases[0].in_flight:
             raise UserError("replay: all cases of a launch need one number of messages in flight")
         if case.changes:
             raise UserError(f"{named} has changes: links no longer change, replay it over two labs")
-        if case.straggler < 1:
-            raise UserError(f"{named} has straggler {case.straggler}: at least 1")
+        if case.straggler < 1 or case.straggler_spread:
+            what = f"{named} has straggler {case.straggler}, spread {case.straggler_spread}"
+            raise UserError(f"{what}: at least 1, and alike in all iterations")
         if (case.kind, case.workers, case.link) != ("replay", ranks, place.name):
-            raise UserError(
-                f"{named} is a {case.kind} of {case.workers} ranks over {case.link}, "
-                f"not a replay of {ranks} over {place.name}"
-            )
+            other = f"{named} is a {case.kind} of {case.workers} ranks over {case.link}"
+            raise UserError(f"{other}, not a replay of {ranks} over {place.name}")
 
 
 @dataclass(frozen=True)
@@ -146,8 +141,7 @@ class Script:
     buffered_s : how long the first gradient of each group waits in the buffer for the last
     bytes, elements : size of each group, and its float32 elements
     kept : how many elements of each group are sent, () where all are
-    selection_s : how long each selection takes, () where selection is real
-    slowest : factor on the compute of the last rank, in this iteration
+    selection_s : how long each selection takes, () where there is none
     """
 
     case: Case
@@ -159,7 +153,6 @@ class Script:
     update_s: float
     kept: Sequence[int] = ()
     selection_s: Sequence[float] = ()
-    slowest: float = 1.0
 
     @classmethod
     def from_case(cls, planned: PlannedCase, selection: Selecting | None = None) -> Script:
@@ -170,12 +163,14 @@ class Script:
         case, plan = planned.case, planned.plan
         slow = planned.workload.scaled(case.dilation)
         elements = group_elements(slow, plan)
-        sparse = case.collective == "all_gather"
-        selection_s = np.empty(0)
-        if sparse and case.selection_sha256:
-            if selection is None:
+        kept: list[int] = []
+        selection_s: list[float] = []
+        if case.collective == "all_gather":
+            if selection is None or not case.selection_sha256:
                 raise UserError(f"replay: case {case.key} waits out selections of unknown times")
-            selection_s = case.dilation * group_selection_s(slow, plan, case.density, selection)
+            kept = [selected(size, case.density) for size in elements]
+            waited_s = case.dilation * group_selection_s(slow, plan, case.density, selection)
+            selection_s = waited_s.tolist()
         ready_s = plan.group_ready_s(slow)
         return cls(
             case=case,
@@ -185,20 +180,13 @@ class Script:
             bytes=plan.group_bytes(slow).tolist(),
             elements=elements,
             update_s=slow.update_s,
-            kept=[selected(size, case.density) for size in elements] if sparse else [],
-            selection_s=selection_s.tolist(),
-            slowest=case.straggler,
+            kept=kept,
+            selection_s=selection_s,
         )
-
-    def drawn(self, repeat: int) -> Script:
-        """Return the script of one iteration: how slow its straggler is, is drawn anew for each."""
-        case = self.case
-        factors = straggler_factors(case.straggler, case.straggler_spread, case.seed, [repeat])
-        return replace(self, slowest=float(factors[0]))
 
     @property
     def compute_s(self) -> float:
-        """The iteration without communication, and without selections that are real."""
+        """The iteration without communication."""
         return self.ready_s[-1] + sum(self.selection_s) + self.update_s
 
     @property
@@ -209,20 +197,17 @@ class Script:
     @property
     def expected_s(self) -> float:
         """A generous guess of the iteration: no overlap, and twice the bytes in each direction."""
-        case, compute_s = self.case, self.compute_s
-        wire_s = sum(self.sent_bytes) * (
-            16 / case.link_bits_per_s if case.link_bits_per_s else 1e-8
-        )
+        case = self.case
+        byte_s = 16 / case.link_bits_per_s if case.link_bits_per_s else 1e-8
+        wire_s = sum(self.sent_bytes) * byte_s
         if self.kept:
             wire_s *= case.workers
         wire_s += len(self.bytes) * 4 * case.workers * way_s(case.link)  # a step asks first
-        if self.kept and not self.selection_s:
-            compute_s += case.workers * sum(self.elements) * REAL_SELECTION_S
-        return compute_s * case.straggler + wire_s + SETTLE_S
+        return self.compute_s * case.straggler + wire_s + SETTLE_S
 
     def played_by(self, rank: int) -> Script:
         """Return the script of that rank: the last one is the straggler, if there is one."""
-        slower = self.slowest if rank == self.case.workers - 1 else 1.0
+        slower = self.case.straggler if rank == self.case.workers - 1 else 1.0
         times = ("forward_s", "ready_s", "buffered_s", "selection_s", "update_s")
         slow: Any = {name: np.multiply(slower, getattr(self, name)).tolist() for name in times}
         return replace(self, **slow)
@@ -314,12 +299,7 @@ def _spans(script: Script, seen: Recording) -> Iterable[dict[str, Any]]:
 def _row(script: Script, everyone: Sequence[Recording], used: Usage) -> dict[str, Any]:
     """Return what the runs table says of one iteration: that of the slowest rank."""
     iteration_s = max(seen.end_s for seen in everyone)
-    compute_s = 0.0
-    for rank, seen in enumerate(everyone):
-        played = script.played_by(rank)
-        # Selections count as planned or, where they are real, as they passed.
-        real_s = 0.0 if played.selection_s else float((seen.selected_s - seen.awake_s).sum())
-        compute_s = max(compute_s, played.compute_s + real_s)
+    compute_s = max(script.played_by(rank).compute_s for rank in range(len(everyone)))
     return {
         "iteration": 0,
         "iteration_s": iteration_s,

@@ -34,7 +34,7 @@ from ddlkit.store.documents import parse_json, parse_yaml
 SUITES = Path(__file__).parent / "suites"
 DEVICES = ("cpu", "cuda")
 CALIBRATIONS = ("quick", "dense", "medium", "full")
-SELECTIONS = ("recorded", "real")
+SELECTIONS = ("recorded",)
 # Sessions of a lab's calibration: one before its replays and one after them, or both before.
 CALIBRATED = ("around", "before")
 DEFAULT_BATCH = 4
