@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import cycle, repeat
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.median import median_interval
@@ -162,24 +159,3 @@ def test_an_action_that_returns_marks_is_timed_by_them(simulated: Simulated) -> 
 def test_contradictory_budget_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError, match="budget"):
         Budget(**wrong)  # type: ignore[arg-type]
-
-
-class Touched(TorchDispatchMode):
-    """Bytes that operations read, and that they change in place."""
-
-    read = changed = 0
-
-    def __torch_dispatch__(
-        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        size = sum(one.nbytes for one in args if isinstance(one, torch.Tensor))
-        self.read += size
-        self.changed += size * operation._schema.is_mutable
-        return operation(*args, **(kwargs or {}))
-
-
-def test_flushing_reads_more_than_a_cache_and_leaves_nothing_to_write_back() -> None:
-    flush = clock.flusher(torch.device("cpu"))
-    with Touched() as touched:
-        flush()
-    assert (touched.read, touched.changed) == (clock.FLUSH_BYTES["cpu"], 0)

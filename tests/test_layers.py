@@ -6,20 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.core.workload import LayerProfile
-from ddlkit.model.predictor import issue_share
 from ddlkit.run import instruments
 from ddlkit.run.instruments.clock import Budget, Marks
 from ddlkit.run.jobs.launch import Loopback, launch
@@ -164,30 +159,6 @@ def test_ready_order_is_the_one_that_ddp_fills_its_buckets_in(tmp_path: Path) ->
     assert [int(size) for size in sizes.split(",")] == workload.bytes.tolist()
 
 
-class Counting(TorchDispatchMode):
-    """Every operation takes as long as it has elements to write."""
-
-    def __init__(self, clock: Simulated) -> None:
-        super().__init__()
-        self.clock = clock
-
-    def __torch_dispatch__(
-        self, operation: Any, types: Any, given: Any = (), named: Any = None
-    ) -> Any:
-        found = operation(*given, **(named or {}))
-        written = [one.numel() for one in tree_leaves(found) if isinstance(one, Tensor)]
-        self.clock.now += 1e-9 * sum(written)
-        return found
-
-
-def test_a_profile_repeats(clock: Simulated) -> None:
-    with Counting(clock):
-        first, second = (profile_layers("lenet5", 64, threads=1, budget=FEW)[0] for _ in range(2))
-    assert second.tensor == first.tensor and (first.backward_s > 0).all()
-    assert second.forward_s == pytest.approx(first.forward_s)
-    assert second.backward_s == pytest.approx(first.backward_s)
-
-
 def test_bf16_really_computes_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     model = _enter(monkeypatch, nn.Linear(4, 3))
@@ -247,24 +218,6 @@ def test_cuda_profile_sums_to_its_samples(precision: str) -> None:
     median = samples.groupby("quantity")["seconds"].median()
     assert profile.backward_s.sum() == pytest.approx(median["backward"], rel=1e-9)
     assert (profile.backward_s >= 0).all() and median["hooked_iteration"] > 0
-
-
-def test_a_profile_that_shows_the_host_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    real = layers.profile_layers
-
-    def bound(*network: Any, **how: Any) -> tuple[LayerProfile, pd.DataFrame]:
-        profile, samples = real(*network, **how)
-        issue = samples[samples["quantity"] == "unhooked_iteration"].assign(quantity="issue")
-        return profile, pd.concat([samples, issue.assign(seconds=issue["seconds"] * share)])
-
-    monkeypatch.setattr(layers, "profile_layers", bound)
-    for share, line in ((0.95, "lenet5, batch 2, fp32: asking for it is 95% of"), (0.85, "")):
-        tables = layers.layer_tables("lenet5", 2, "cpu", "fp32", ONCE, 1)
-        assert issue_share(tables["samples"]) == pytest.approx(share)
-        assert line in capsys.readouterr().err
-    assert "asking" not in capsys.readouterr().err
 
 
 def test_an_iteration_that_cannot_be_a_graph_costs_only_that(

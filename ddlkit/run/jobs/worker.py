@@ -1,15 +1,6 @@
 """What runs in every rank: ``python -m ddlkit.run.jobs.worker JOB CONFIG.json``.
 
-The ranks find each other by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, which torchrun
-sets, or by Slurm's variables. So one command serves on one machine and over several::
-
-    torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
-        -m ddlkit.run.jobs.worker collectives config.json
-
-    # in a Slurm batch script (whole example: examples/slurm_collectives.sh)
-    srun --ntasks-per-node 8 python -m ddlkit.run.jobs.worker collectives config.json
-
-JOB is the module that declares a job; of those in ddlkit.run the last part of the name is enough.
+The ranks find each other by torchrun's variables or by Slurm's (examples/slurm_collectives.sh). JOB is the module that declares a job; of those in ddlkit.run the last part of the name is enough.
 
 CONFIG.json holds the settings of the job; ``out``, a directory that rank 0 writes its tables to;
 ``link``, a name for the network; and ``join``, the arguments of `ddlkit.run.jobs.rank.Rank.join`, e.g.

@@ -147,7 +147,7 @@ class Crossing:
 
     @property
     def packets(self) -> int:
-        """Written to their receivers."""
+        """Count what was written to its receivers."""
         return sum(self.late)
 
     @property
@@ -164,12 +164,7 @@ class Crossing:
     @property
     def full(self) -> bool:
         """Whether the process had no time to spare: it was asked for more than the machine can carry."""
-        return self.processor_load >= BUSY_LIMIT
-
-    @property
-    def processor_load(self) -> float:
-        """Of one core."""
-        return self.processor_s / self.seconds if self.seconds else 0.0
+        return self.processor_s >= BUSY_LIMIT * max(self.seconds, 1e-9)
 
     def judged(self) -> dict[str, Any]:
         """How well the link did, by name, as a person wants to read it."""
@@ -177,7 +172,7 @@ class Crossing:
             "seconds": self.seconds,
             "packets": self.packets,
             "in time": self.in_time,
-            "processor_load": self.processor_load,
+            "processor_load": self.processor_s / max(self.seconds, 1e-9),
             "refused": self.refused,
             "verdict": "as asked" if self.held else "late: the machine cannot carry this",
         }
