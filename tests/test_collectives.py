@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import KNOWN
+from ddlkit.core.link import COLLECTIVES
 from ddlkit.run.instruments.clock import Budget, Marks
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.launch import Loopback, launch
@@ -42,7 +42,7 @@ def test_sizes_are_rounded_up_to_whole_elements_a_rank(size: int, n: int) -> Non
 
 
 @given(
-    st.sampled_from(KNOWN),
+    st.sampled_from([*COLLECTIVES]),
     st.integers(1, 6),
     st.integers(1, 300),
     st.integers(0, 2**31),
@@ -56,7 +56,7 @@ def test_every_rank_expects_what_all_contribute(name: str, n: int, size: int, se
         assert torch.equal(one.expected.double(), part)
 
 
-@given(st.sampled_from(KNOWN), st.integers(0, 63), st.integers(0, 99))
+@given(st.sampled_from([*COLLECTIVES]), st.integers(0, 63), st.integers(0, 99))
 def test_one_wrong_element_is_refused(name: str, at: int, seed: int) -> None:
     one = CheckedCollective(rank(1, 4), name, 1024, seed)
     one.buffers.copy_(one.expected)
@@ -81,10 +81,10 @@ def test_two_real_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     budget = Budget(warmup=1, min_repeats=5, max_repeats=20, max_s=0.2)
     sizes = [1000, 65536, 4 << 20]
     join = {"gloo_threads": 2, "torch_threads": 1}
-    settings = CollectivesSettings(KNOWN, sizes, budget)
+    settings = CollectivesSettings(sizes=sizes, budget=budget)
     how: dict[str, Any] = {"ranks": 2, "place": Loopback(), "join": join}
     frame = launch(collectives_job, settings, out=tmp_path / "out", **how)["collectives"]
-    assert set(frame["collective"]) == set(KNOWN)
+    assert set(frame["collective"]) == set(COLLECTIVES)
     for _, rows in frame.groupby("collective"):
         assert list(dict.fromkeys(rows["bytes"])) == sizes
         counts = rows.groupby("bytes")["sample"].agg(["count", "max"])
@@ -103,7 +103,7 @@ def test_two_real_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
         "raised_threads": 0,
     }
     shown = [line for line in capfd.readouterr().err.splitlines() if line.startswith("ddlkit: ")]
-    assert len(shown) == 3 * len(KNOWN) and "all_reduce of 64 KiB on 2 ranks" in shown[1]
+    assert len(shown) == 3 * len(COLLECTIVES) and "all_reduce of 64 KiB on 2 ranks" in shown[1]
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert written == ["collectives.csv", "collectives.json", "job.json"], "and no logs"
 

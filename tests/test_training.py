@@ -26,6 +26,7 @@ from ddlkit.run.measure.training import (
     OWN_PLAN,
     TrainingSettings,
     _Block,
+    _check_plans,
     training_job,
 )
 from ddlkit.run.nets import registry as networks
@@ -194,6 +195,14 @@ def test_a_message_leaves_with_its_last_gradient(
     for members in np.diff([0, *ends]):
         expected += ["gradient"] * members + [f"message of {members}"]
     assert events == expected
+
+
+def test_buckets_must_add_up() -> None:
+    total = sum(ready_bytes(NETWORK))
+    _check_plans(TrainingSettings(NETWORK, 1, {"ddp": [], "single": [total]}), total)
+    for plans in ({"single": [total - 4]}, {"none": []}):
+        with pytest.raises(UserError, match=f"the gradients of {NETWORK} {total}"):
+            _check_plans(TrainingSettings(NETWORK, 1, plans), total)
 
 
 @pytest.mark.parametrize("wrong", [{"repeats": 0}, {"iterations": 0}, {"plans": {}}])

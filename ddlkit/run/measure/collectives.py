@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import bus_factor, busbw
+from ddlkit.core.link import COLLECTIVES, bus_factor, busbw
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
 from ddlkit.run.instruments.clock import Budget, Marks, measure, sample_rows, synchronizer, timed
 from ddlkit.run.instruments.usage import Usage
@@ -24,8 +24,6 @@ from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank, agree_all, gather_single, scatter_single, slowest
 from ddlkit.run.lab.emulated import Watch
 
-COLLECTIVES = ("all_reduce", "all_gather")
-"""Those that are timed where nothing else is asked for."""
 SIZES = tuple(KIB << power for power in range(17))  # 1 KiB .. 64 MiB
 BUDGET = Budget(warmup=1, min_repeats=5, max_repeats=50, max_s=1.0)
 SAMPLE_BYTES = 32 * MIB
@@ -50,7 +48,7 @@ class CollectivesSettings:
     Raises UserError for an unknown collective, and for sizes that are none.
     """
 
-    collectives: Sequence[str] = COLLECTIVES
+    collectives: Sequence[str] = tuple(COLLECTIVES)
     sizes: Sequence[int] = SIZES
     budget: Budget = BUDGET
     messages_per_sample: int = 1
