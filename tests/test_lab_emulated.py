@@ -88,7 +88,7 @@ class TestLink:
             subprocess.run(entering(lab, 0, *argv), check=True, timeout=PATIENCE_S)
             heard = receiving.communicate(timeout=PATIENCE_S)[0].strip()
             took_s = time.perf_counter() - start_s
-            crossed = Crossing.since_up(lab.crossed())
+            crossed = Crossing.between({}, lab.crossed())
             counters = [lines(*entering(lab, rank, "cat", "/proc/net/snmp")) for rank in (0, 1)]
         assert heard == hashlib.sha256(random.Random(1).randbytes(n_bytes)).hexdigest()
         sent = crossed.ranks.iloc[0]
@@ -203,7 +203,7 @@ class TestEnd:
             assert attach("stays").name == "emulated:500mbit-delay2ms-jitter0.2ms-loss0.001"
             assert min(ping(attach("stays"), 0, 1, 3)) >= 4 * 1.8e-3
             assert cli.main(["lab", "crossed", "--label", "stays", "--json"]) == 0
-            told = Crossing.since_up(json.loads(capsys.readouterr().out))
+            told = Crossing.between({}, json.loads(capsys.readouterr().out))
             assert told.packets >= 6 and told.processor_s > 0
             assert cli.main(["lab", "crossed", "--label", "stays"]) == 0
             assert "in time" in capsys.readouterr().out

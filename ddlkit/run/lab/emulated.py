@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ddlkit.core.errors import UserError
@@ -129,21 +130,19 @@ class Crossing:
 
     @classmethod
     def between(cls, before: Mapping[str, Any], after: Mapping[str, Any]) -> Crossing:
-        """From two answers of the link's process."""
-        table = pd.DataFrame(after["ranks"]).set_index("rank")
-        counted = [f"{way}_{name}" for way in ("sent", "received") for name in tunnel.COUNTED]
-        earlier = pd.DataFrame(before["ranks"]).set_index("rank")
-        table[counted] -= earlier[counted]
-        whole = {k: after[k] - before[k] for k in ("seconds", "processor_s", "stray", "refused")}
-        late = [a - b for a, b in zip(after["late"], before["late"], strict=True)]
-        return cls(**whole, late=late, ranks=table.reset_index())
-
-    @classmethod
-    def since_up(cls, answer: Mapping[str, Any]) -> Crossing:
-        """All of it, from one answer."""
-        nothing = [{k: v if k == "rank" else 0 for k, v in row.items()} for row in answer["ranks"]]
-        zero = dict.fromkeys(("seconds", "processor_s", "stray", "refused"), 0)
-        return cls.between({**zero, "late": [0] * len(answer["late"]), "ranks": nothing}, answer)
+        """Make it from two answers of the link's process; without the first, since the link is up."""
+        earlier = {row["rank"]: row for row in before.get("ranks", [])}
+        ranks = [
+            {
+                k: v - earlier.get(row["rank"], {}).get(k, 0) if k != "rank" else v
+                for k, v in row.items()
+            }
+            for row in after["ranks"]
+        ]
+        counted = ("seconds", "processor_s", "stray", "refused")
+        whole = {name: after[name] - before.get(name, 0) for name in counted}
+        late = np.subtract(after["late"], before.get("late", 0)).tolist()
+        return cls(**whole, late=late, ranks=pd.DataFrame(ranks))
 
     @property
     def packets(self) -> int:
