@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
-from ddlkit.core.iteration import group_ends, predict
+from ddlkit.core.iteration import group_ends
 from ddlkit.core.pace import Pace, in_turns
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.straggler import straggler_factors
@@ -28,8 +27,6 @@ from ddlkit.model.replanning import last_messages, refitted
 from ddlkit.report import disturbances, source
 from ddlkit.run.lab.conditions import Conditions
 from ddlkit.run.lab.network import Lab, LabShape
-from ddlkit.run.sessions.replanning import Duel
-from ddlkit.run.sessions.replanning import planned as planned_for
 from places import planned
 
 ALPHA_S, BETA = 1e-3, 2e-8
@@ -315,27 +312,6 @@ def test_a_case_says_its_disturbance_and_has_a_name_for_it() -> None:
     for change, name in changes.items():
         assert disturbances.name_of(replace(case, changes=change)) == name
     assert case.key != replace(case, changes="0s:loss=1%").key
-
-
-# -- the duel of plans -----------------------------------------------------------------------------
-
-
-def test_a_duel_plans_for_both_rates_and_says_what_changes() -> None:
-    profile = store.read_profile(store.RECORDED / "cpu-2x-amd-epyc" / "layers-googlenet-b4-r1.csv")
-    lab = LabShape(4, 1e9, conditions=Conditions(delay_s=2e-3))
-    duel = Duel(profile, lab, 0.25, compute_s=1.5, watched=3, rounds=10)
-    assert duel.rates == (1e9, 2.5e8)
-    assert [duel.changes(rate) for rate in duel.rates] == ["", "0s:rate=250mbit"]
-    assert duel.shape(2.5e8).link == "emulated:250mbit-delay2ms"
-    costs = {rate: AlphaBeta(28e-3, 12 / rate / 0.92, workers=4) for rate in duel.rates}
-    fast, slow = planned_for(duel, costs).values()
-    assert len(fast.ends) > len(slow.ends), "bytes that take longer leave less time for start-ups"
-    sent = fast.group_bytes(profile.workload())
-    again = refitted(costs[1e9], sent, costs[2.5e8](sent))
-    work = profile.workload().scaled(duel.compute_s / profile.workload().compute_s)
-    made = planned_for(duel, {2.5e8: again})[2.5e8]
-    took_s, best_s = (predict(work, one, costs[2.5e8]).iteration_s for one in (made, slow))
-    assert took_s == pytest.approx(best_s, rel=1e-3), "messages tell all of a line"
 
 
 # -- as it was recorded ----------------------------------------------------------------------------

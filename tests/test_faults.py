@@ -423,7 +423,9 @@ def test_a_stopped_rank_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 stopped[0].suspend()
             return ""
 
-    with pytest.raises(UserError, match="^rank 1 of 2 is stopped in job collectives: rank 0") as caught:
+    with pytest.raises(
+        UserError, match="^rank 1 of 2 is stopped in job collectives: rank 0"
+    ) as caught:
         launch.run_ranks("collectives", config, ranks=2, place=Stopping(), timeout_s=PATIENCE_S)
     assert "\n" not in str(caught.value) and stopped and not alive(stopped)
 

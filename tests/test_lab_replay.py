@@ -110,7 +110,7 @@ class TestScript:
             ([{"changes": "0s:rate=1gbit"}], "links no longer change"),
             ([], "at least 1"),
             ([{}, {}], "twice"),
-            ([{}, {"in_flight": 2}], "one number of messages in flight"),
+            ([{"in_flight": 2}], "one at a time"),
         ],
     )
     def test_impossible_cases_are_refused(self, wrong: list[dict[str, Any]], reason: str) -> None:
@@ -119,14 +119,14 @@ class TestScript:
 
 
 class TestTimeline:
-    @given(st.data(), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**32))
-    def test_no_more_messages_overlap_than_are_in_flight_and_no_byte_is_lost(
-        self, data: st.DataObject, ranks: int, lanes: int, seed: int
+    @given(st.data(), st.integers(1, 4), st.integers(0, 2**32))
+    def test_no_messages_overlap_and_no_byte_is_lost(
+        self, data: st.DataObject, ranks: int, seed: int
     ) -> None:
         workload = data.draw(workloads(max_tensors=6))
         plan = data.draw(plans(workload.n))
         spec = f"cuts:{','.join(map(str, plan.ends))}"
-        script = Script.from_case(planned(spec, Loopback(), workload, in_flight=lanes))
+        script = Script.from_case(planned(spec, Loopback(), workload))
         rng = np.random.default_rng(seed)
         everyone = [random_recording(script, rng) for _ in range(ranks)]
         spans = make_timeline(script, everyone)
@@ -134,7 +134,7 @@ class TestTimeline:
         for rank, recording in enumerate(everyone):
             mine = spans.select(spans.rank == rank)
             messages = mine.select(mine.kind == "all_reduce")
-            assert np.all(messages.start_s[lanes:] >= messages.end_s[:-lanes])
+            assert np.all(messages.start_s[1:] >= messages.end_s[:-1])
             assert np.all(messages.start_s >= script.ready_s)
             assert messages.bytes.sum() == workload.bytes.sum()
             assert mine.end_s.max() == recording.end_s

@@ -57,12 +57,12 @@ SAY_S = 10.0  # between two lines of progress
 MESSAGES_PER_SAMPLE = 16  # of a calibration: posted together, as a replay posts its groups
 
 
-def choose_join(in_flight: int = 1) -> dict[str, Any]:
-    """How ranks join for a replay in the lab, and must for a calibration that is to predict one.
+def choose_join() -> dict[str, Any]:
+    """Return how ranks join for a replay in the lab, and must for a calibration that is to predict one.
 
     One gloo thread carries the collectives one after the other, as NCCL would; torch's default is 2.
     """
-    return {"backend": "gloo", "gloo_threads": in_flight, "raise_priority": True}
+    return {"backend": "gloo", "gloo_threads": 1, "raise_priority": True}
 
 
 def calibrate(
@@ -70,19 +70,16 @@ def calibrate(
     sizes: Sequence[int] = SIZES,
     collectives: Sequence[str] = ("all_reduce",),
     *,
-    in_flight: int = 1,
     timeout_s: float = 600.0,
     **measured: Any,
 ) -> pd.DataFrame:
-    """Table ``collectives`` of all ranks of the lab.
-
-    in_flight : messages carried at once; measured : ``budget`` and ``tries`` of `CollectivesSettings`
+    """Measure table ``collectives`` of all ranks of the lab; ``measured``: see `CollectivesSettings`.
 
     Raises UserError when a value comes out wrong or a rank dies.
     """
     grouped: Any = {"messages_per_sample": MESSAGES_PER_SAMPLE, **measured}
     settings = CollectivesSettings(collectives, sizes, **grouped)
-    how: Any = {"join": choose_join(in_flight), "timeout_s": timeout_s}
+    how: Any = {"join": choose_join(), "timeout_s": timeout_s}
     return launch(collectives_job, settings, ranks=lab.ranks, place=lab, **how)["collectives"]
 
 
@@ -90,15 +87,12 @@ def calibrate(
 class ReplaySettings:
     """What CONFIG.json of the job "replay" holds.
 
-    turns : (repeat, number of the script) of each iteration
-    tries, afterwards_s, spans : as for `replay`
+    turns : (repeat, number of the script) of each iteration; tries : as for `replay`
     """
 
     scripts: Sequence[Script]
     turns: Sequence[tuple[int, int]]
     tries: int
-    afterwards_s: float
-    spans: int = 1
 
 
 def replay(
@@ -110,20 +104,17 @@ def replay(
     selection: Selecting | None = None,
     done: Collection[tuple[str, int]] = (),
     tries: int = 1,
-    afterwards_s: float = 0.0,
     out: Path | None = None,
-    spans: int = 1,
 ) -> Replayed:
     """Replay every case once per round, all in one launch, so that drift meets all cases alike.
 
     The result of every collective is checked. With ``out``, rows are appended to files there as they
     come; what an interrupted replay left there is kept, and not played again. Spans are kept of the first
-    ``spans`` rounds, and of all rounds where a case is negotiated: how long that takes is read off them.
+    round, and of all rounds where a case is negotiated: how long that takes is read off them.
 
     selection : recorded times of it, needed for cases that gather
     done : (case's key, repeat) of further iterations that need not be played
     tries : how often an iteration is played, at most, while the machine's host disturbs it
-    afterwards_s : what is still to come after this replay, for the progress lines
 
     Raises UserError for cases that do not fit the place, and when a rank dies.
     """
@@ -133,14 +124,14 @@ def replay(
     check_cases(asked, ranks, place)
     scripts = [Script.from_case(planned, selection) for planned in cases]
     how: dict[str, Any] = {
-        "join": {**choose_join(asked[0].in_flight), "raise_priority": isinstance(place, Lab)},
+        "join": {**choose_join(), "raise_priority": isinstance(place, Lab)},
         "timeout_s": 60 + 3 * tries * rounds * sum(script.expected_s for script in scripts),
     }
     with workspace(out) as directory:
         there = {*keep_complete(directory), *done}
         numbers = range(len(asked))
         turns = [(r, n) for r in range(rounds) for n in numbers if (asked[n].key, r) not in there]
-        settings = ReplaySettings(scripts, turns, tries, afterwards_s, spans)
+        settings = ReplaySettings(scripts, turns, tries)
         launch(replay_job, settings, ranks=ranks, place=place, out=directory, **how)
         return read_replayed(directory, asked)
 
@@ -166,15 +157,14 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
             continue
         everyone = [Recording.from_array(row) for row in peers.everyones(seen_s)]
         if me.rank == 0:
-            shown = repeat < settings.spans or negotiator is not None
+            shown = repeat == 0 or negotiator is not None
             append_iteration(me.out, script, repeat, everyone, used, shown)
         now_s, to_come_s = time.monotonic(), sum(script.expected_s for _, script, _ in turns)
         if not turns or now_s - said_s >= SAY_S:
             said_s = now_s
             # The guess is generous, so what remains is scaled by how it went so far.
             pace = (now_s - begun_s) / max(all_s - to_come_s, 1e-9)
-            rest_s = pace * to_come_s + settings.afterwards_s
-            me.say(f"replay: {len(turns)} iterations to come, about {rest_s:.0f} s left")
+            me.say(f"replay: {len(turns)} iterations to come, about {pace * to_come_s:.0f} s left")
     return ()
 
 

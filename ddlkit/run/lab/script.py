@@ -20,7 +20,6 @@ from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.lablink import way_s
-from ddlkit.core.link import turn_s
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,
@@ -77,7 +76,7 @@ def plan_case(
 
     cost : of a group by its dense size; that of `ddlkit.core.sparse.SparseGather` at a density below 1. What
         it knows of selecting is dilated, too, as a replay waits it out
-    axes : further fields of the Case, such as density, straggler, negotiated, in_flight
+    axes : further fields of the Case, such as density, straggler, negotiated
 
     Raises UserError for a plan that cannot be made for this profile.
     """
@@ -121,8 +120,10 @@ def check_cases(cases: Sequence[Case], ranks: int, place: Place) -> None:
         if not densities.get(case.collective):
             asked = f"{named} is an {case.collective} of density {case.density}"
             raise UserError(f"{asked}: dense gradients are all_reduced, sparse ones all_gathered")
-        if case.in_flight != cases[0].in_flight:
-            raise UserError("replay: all cases of a launch need one number of messages in flight")
+        if case.in_flight != 1:
+            raise UserError(
+                f"{named} has {case.in_flight} messages in flight: one at a time is sent"
+            )
         if case.changes:
             raise UserError(f"{named} has changes: links no longer change, replay it over two labs")
         if case.straggler < 1 or case.straggler_spread:
@@ -256,9 +257,9 @@ class Replayed(NamedTuple):
 def make_timeline(script: Script, everyone: Sequence[Recording]) -> Timeline:
     """Make spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
 
-    A collective begins when it may be posted and those before it leave room: if one is in flight at a
-    time, when its predecessor ends. "wait" is from the last post to the end of the last collective. The
-    backward pass of several gradients is two spans: until the first is ready, and until the last.
+    A collective begins when it may be posted and its predecessor has ended. "wait" is from the last post to
+    the end of the last collective. The backward pass of several gradients is two spans: until the first is
+    ready, and until the last.
     """
     return Timeline.from_rows(
         {**span, "rank": rank, "origin": "replayed"}
@@ -275,7 +276,7 @@ def _spans(script: Script, seen: Recording) -> Iterable[dict[str, Any]]:
 
     yield span("forward", -1, 0.0, seen.forward_end_s)
     begin_s = seen.forward_end_s
-    free_s = turn_s(seen.done_s, script.case.in_flight)
+    free_s = np.hstack([0.0, seen.done_s[:-1]])
     for group, n_bytes in enumerate(script.bytes):
         times = (seen.awake_s, seen.selected_s, seen.agreed_s, seen.done_s)
         awake_s, selected_s, agreed_s, done_s = (float(one[group]) for one in times)
