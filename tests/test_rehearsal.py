@@ -186,7 +186,7 @@ def test_smoke_runs_every_code_path_on_the_machine_at_hand(plain: Rehearsal) -> 
     # Of GPUs only, of the suites quick and full only, of data/specs, of the lab and its foretold campaigns.
     elsewhere = {"channels", "convergence", "tensors", "devices", "networks", "echoes"}
     elsewhere |= {"sparse_convergence", "sparse_training", "inputs", "pipelines", "predicted"}
-    elsewhere |= {"sharing_buckets"}
+    elsewhere |= {"sharing_buckets", "facts"}
     assert {store.load_stamp(path)["schema"] for path in tables} == store.SCHEMAS.keys() - elsewhere
     efficiency = store.load_table(plain.out / "efficiency-s1.csv", "efficiency")
     assert set(efficiency["network"]) == {"lenet5"}

@@ -229,6 +229,7 @@ class RankProcess(ForkServerProcess):
 def start_server() -> None:
     """Start the fork server where there is none, and wait until it has imported torch.
 
+    It dies with the thread that started it, as the kernel counts parents, and is started anew by the next.
     Raises UserError where it cannot be started.
     """
     _keep_sockets()
