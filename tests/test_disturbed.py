@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import threading
-import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
-from ddlkit.core.iteration import group_ends, predict
+from ddlkit.core.iteration import group_ends
 from ddlkit.core.pace import Pace, in_turns
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.straggler import straggler_factors
@@ -31,18 +25,9 @@ from ddlkit.model.disturbed import Disturbance, carried_share, foretell, wire_s_
 from ddlkit.model.noise import Noise
 from ddlkit.model.replanning import last_messages, refitted
 from ddlkit.report import disturbances, source
-from ddlkit.run.instruments.usage import Usage
-from ddlkit.run.lab import emulated, network, tunnel
-from ddlkit.run.lab.conditions import Background, Change, Conditions, parse_changes
+from ddlkit.run.lab.conditions import Conditions
 from ddlkit.run.lab.network import Lab, LabShape
-from ddlkit.run.lab.replay import replay
-from ddlkit.run.lab.script import ITERATIONS, keep_complete
-from ddlkit.run.lab.shaper import Shaper, size_of
-from ddlkit.run.sessions.replanning import Duel
-from ddlkit.run.sessions.replanning import planned as planned_for
-from places import TINY, alive, planned, ranks_below, wait_for
-from test_lab_emulated import link_process, ping
-from test_lab_network import traces
+from places import planned
 
 ALPHA_S, BETA = 1e-3, 2e-8
 COST = AlphaBeta(ALPHA_S, BETA, workers=4, algorithm="ring")
@@ -327,168 +312,6 @@ def test_a_case_says_its_disturbance_and_has_a_name_for_it() -> None:
     for change, name in changes.items():
         assert disturbances.name_of(replace(case, changes=change)) == name
     assert case.key != replace(case, changes="0s:loss=1%").key
-
-
-@pytest.mark.parametrize(
-    ("changes", "told_"),
-    [
-        ("0s:rate=1gbit;0s", "write for example"),
-        ("1s:loss=1%;0.5s:loss=0", "in the order of their times"),
-        ("0s:rank=1", "changes nothing"),
-    ],
-)
-def test_changes_that_cannot_be_are_refused(changes: str, told_: str) -> None:
-    with pytest.raises(UserError, match=told_):
-        parse_changes(changes)
-
-
-def test_cases_that_cannot_change_are_refused_before_anything_runs() -> None:
-    tbf, link = Lab(LabShape(2, 1e9)), Lab(LabShape(2, 1e9, conditions=Conditions(1e-3)))
-    with pytest.raises(UserError, match="only emulated links change"):
-        replay(tbf, 2, [planned("none", tbf, changes="0s:loss=1%")])
-    with pytest.raises(UserError, match="no link of rank 7"):
-        replay(link, 2, [planned("none", link, changes="0s:loss=1%,rank=7")])
-    with pytest.raises(UserError, match="have it change before"):
-        replay(link, 2, [planned("none", link, changes="9s:loss=1%")])
-
-
-# -- links that change in each iteration -----------------------------------------------------------
-
-
-def test_a_restored_link_is_as_in_the_beginning() -> None:
-    size = size_of(1500)
-    shaper = Shaper([1e7] * 2, Conditions(delay_s=1e-3))
-    turns = Background(0.5, 1.0, 1.0)
-    shaper.change([Change(0.0, 1e6, 0.1, jitter_s=0.05, background=turns)], 1.0)
-    shaper.send(2.0, 0, 1, size, "slow")
-    (slow,) = (at_s for at_s, _ in shaper.take(9.0))
-    shaper.change([Change(1.0, 1e6)], 10.0)
-    shaper.restore(10.0)  # and what was to come in a second does not
-    shaper.send(11.5, 0, 1, size, "as ever")
-    (fast,) = (at_s for at_s, _ in shaper.take(20.0))
-    assert slow - 2.0 > 2 * 0.1 - 2 * 0.05
-    assert fast - 11.5 == pytest.approx(2 * 1e-3 + 2 * size.bytes * 8 / 1e7, rel=0.51)
-
-
-def test_a_link_whose_process_had_no_time_to_spare_did_not_do_as_asked() -> None:
-    def answer(seconds: float, processor_s: float) -> dict[str, object]:
-        ranks = [
-            {"rank": 0} | {f"{way}_{n}": 0 for way in ("sent", "received") for n in tunnel.COUNTED}
-        ]
-        counts = {"late": [9, *[0] * len(tunnel.BINS)], "stray": 0, "refused": 0, "ranks": ranks}
-        return {"seconds": seconds, "processor_s": processor_s, **counts}
-
-    before = answer(0.0, 0.0) | {"late": [0] * (1 + len(tunnel.BINS))}
-    for busy_s, held in ((0.5, True), (0.95, False)):
-        after = answer(1.0, busy_s)
-        crossing = emulated.Crossing.between(before, after)
-        assert crossing.held is held and crossing.in_time == 1
-        assert crossing.judged()["verdict"].startswith("as asked" if held else "late")
-        assert Usage(0.1, 0.0, emulated.late_share(before, after)).limited is not held
-    assert emulated.late_share({}, {}) == 0
-
-
-@pytest.mark.lab
-@pytest.mark.alone
-@pytest.mark.usefixtures("require_emulated")
-def test_a_case_changes_its_link_in_its_own_iterations_and_no_others() -> None:
-    """A delay of 20 ms makes six messages of two steps take 0.48 s at least; the case beside it has none."""
-    with Lab(LabShape(2, 1e9, conditions=Conditions(delay_s=1e-4))) as lab:
-        slow = planned("none", lab, changes="0s:delay=20ms")
-        found = replay(lab, 2, [slow, planned("none", lab)], rounds=3, spans=2)
-    # Whatever else this machine does makes both longer: what is compared is of one run, and the shortest.
-    took_s = found.runs.groupby("changes")["iteration_s"].min()
-    assert took_s["0s:delay=20ms"] >= 6 * 2 * 2 * 20e-3
-    assert took_s[""] < took_s["0s:delay=20ms"]
-    assert set(found.timeline["repeat"]) == {0, 1}
-    seen = last_messages(found.timeline, slow.case.key, 1)
-    assert (seen["seconds"] >= 2 * 2 * 20e-3).all() and len(seen) == TINY.n
-
-
-@pytest.mark.lab
-@pytest.mark.alone
-@pytest.mark.usefixtures("require_emulated")
-class TestFaults:
-    def test_a_link_killed_in_mid_replay_costs_one_iteration_and_leaves_nothing(
-        self, tmp_path: Path
-    ) -> None:
-        """Its ranks end with one line; namespaces, processes and locks are gone; the rest is played."""
-        shape = LabShape(2, 1e9, conditions=Conditions(delay_s=1e-3))
-
-        def kill_link(label: str) -> None:
-            done = tmp_path / ITERATIONS
-            assert wait_for(lambda: done.exists() and done.read_text().count("\n") > 3)
-            link_process(label).kill()
-
-        with Lab(shape) as lab:
-            cases = [planned("none", lab, changes="0s:rate=500mbit"), planned("single", lab)]
-            killer = threading.Thread(target=kill_link, args=[lab.label])
-            killer.start()
-            with pytest.raises(UserError, match="process of the emulated link .* gone") as raised:
-                replay(lab, 2, cases, rounds=500, out=tmp_path)
-            killer.join()
-            assert "\n" not in str(raised.value) and alive(ranks_below(os.getpid())) == []
-        assert traces(lab.label) == []
-        with open(network.STATE / "lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        kept = len(keep_complete(tmp_path))
-        assert kept >= 2
-        with Lab(shape) as lab:
-            found = replay(lab, 2, cases, rounds=kept, out=tmp_path)
-        assert len(found.runs) == len(found.runs[["case", "repeat"]].drop_duplicates()) >= 2 * kept
-
-    def test_a_rank_that_dies_in_mid_change_leaves_the_link_as_it_was(self) -> None:
-        def kill_one() -> None:
-            assert wait_for(lambda: len(ranks_below(os.getpid())) == 2)
-            time.sleep(2.0)
-            ranks_below(os.getpid())[-1].kill()
-
-        with Lab(LabShape(2, 1e9, conditions=Conditions(delay_s=1e-3))) as lab:
-            threading.Thread(target=kill_one).start()
-            slow = planned("none", lab, changes="0s:delay=300ms")
-            with pytest.raises(UserError, match="was killed by SIGKILL"):
-                replay(lab, 2, [slow], rounds=500)
-            assert wait_for(lambda: ping(lab, 0, 1, 1)[0] < 4 * 300e-3), "for ever slow"
-        assert traces(lab.label) == []
-
-    def test_a_queue_that_is_full_drops_and_a_replay_comes_through_all_the_same(self) -> None:
-        small = Conditions(delay_s=1e-3, queue_bytes=128 * 1024)
-        with Lab(LabShape(2, 1e8, conditions=small)) as lab, lab.watched() as seen:
-            work = Workload.from_arrays(0.02, [0.02], [4_000_000])
-            found = replay(lab, 2, [planned("none", lab, work)], rounds=1)
-        row = seen[0].ranks.sum()
-        assert len(found.runs) == 1 and row["sent_dropped"] + row["received_dropped"] > 0
-        assert (seen[0].ranks["sent_most_queued_bytes"] <= 128 * 1024).all()
-
-    def test_a_rate_that_no_process_carries_is_marked(self) -> None:
-        # A second and more: of a short one, what is around it counts as rest of the link's process.
-        work = Workload.from_arrays(0.01, [0.01], [800_000_000])
-        with Lab(LabShape(2, 1e11, conditions=Conditions())) as lab:
-            runs = replay(lab, 2, [planned("none", lab, work)], rounds=4).runs
-        assert runs["processor_limited"].any(), (
-            "not each: a process that waits for ranks is not busy"
-        )
-
-
-# -- the duel of plans -----------------------------------------------------------------------------
-
-
-def test_a_duel_plans_for_both_rates_and_says_what_changes() -> None:
-    profile = store.read_profile(store.RECORDED / "cpu-2x-amd-epyc" / "layers-googlenet-b4-r1.csv")
-    lab = LabShape(4, 1e9, conditions=Conditions(delay_s=2e-3))
-    duel = Duel(profile, lab, 0.25, compute_s=1.5, watched=3, rounds=10)
-    assert duel.rates == (1e9, 2.5e8)
-    assert [duel.changes(rate) for rate in duel.rates] == ["", "0s:rate=250mbit"]
-    assert duel.shape(2.5e8).link == "emulated:250mbit-delay2ms"
-    costs = {rate: AlphaBeta(28e-3, 12 / rate / 0.92, workers=4) for rate in duel.rates}
-    fast, slow = planned_for(duel, costs).values()
-    assert len(fast.ends) > len(slow.ends), "bytes that take longer leave less time for start-ups"
-    sent = fast.group_bytes(profile.workload())
-    again = refitted(costs[1e9], sent, costs[2.5e8](sent))
-    work = profile.workload().scaled(duel.compute_s / profile.workload().compute_s)
-    made = planned_for(duel, {2.5e8: again})[2.5e8]
-    took_s, best_s = (predict(work, one, costs[2.5e8]).iteration_s for one in (made, slow))
-    assert took_s == pytest.approx(best_s, rel=1e-3), "messages tell all of a line"
 
 
 # -- as it was recorded ----------------------------------------------------------------------------

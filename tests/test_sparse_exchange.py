@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 import exchange_job
 from ddlkit.core.sparse import selected
-from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.launch import Loopback, run_ranks
 from exchange_job import PLANS, STEPS
 from places import PATIENCE_S, ROOT, free_port
@@ -32,19 +31,8 @@ def loaded(out: Path, ranks: int) -> Seen:
     return [dict(np.load(out / f"rank{rank}.npz")) for rank in range(ranks)]
 
 
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[None]:
-    """Ranks that find the job of these tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", HERE)
-        patch.setattr(launch, "_current", None)
-        yield
-
-
 @pytest.fixture(scope="module", params=[2, 3])
-def seen(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, zygote: None
-) -> Seen:
+def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """What each of 2 and of 3 ranks saw, in one launch."""
     out = tmp_path_factory.mktemp("exchange")
     config = {"out": str(out), "join": {"backend": "gloo", "timeout_s": 20.0}, "parts": EVERYTHING}
@@ -203,7 +191,7 @@ def test_torchrun_starts_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_ranks_on_gpus_agree_and_say_the_same(tmp_path: Path, zygote: None) -> None:
+def test_ranks_on_gpus_agree_and_say_the_same(tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
     config = {"out": str(tmp_path), "join": {"backend": "nccl"}, "parts": ["steps", "refused"]}

@@ -9,6 +9,7 @@ largest distance of the two distribution functions, and its critical value (two 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,14 +19,13 @@ from numpy.typing import ArrayLike
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.lablink import read_link
-from ddlkit.core.units import parse_bits_per_s
+from ddlkit.core.units import parse_bits_per_s, parse_seconds
 from ddlkit.core.workload import Workload
 from ddlkit.model.calibration import Calibration
 from ddlkit.model.disturbed import DRAWS, Disturbance, Foretold, foretell
 from ddlkit.model.predictor import plan_of
 from ddlkit.model.replanning import AGAIN, KEPT, KNEW
 from ddlkit.report.accuracy import mean_difference
-from ddlkit.run.lab.conditions import CONGESTION, parse_changes
 
 FAILS = 0.05
 CRITICAL = 1.358
@@ -35,6 +35,54 @@ DUEL = (KEPT, AGAIN, KNEW)
 MENDED_DRAWS = 40
 MANY = 2000
 """Draws of a distribution that is compared as a whole."""
+
+
+CONGESTION = ("reno", "cubic", "bbr")
+
+
+@dataclass(frozen=True)
+class Background:
+    """Others' traffic of a recorded case: its share of a link, and how long it lasted and rested in turns."""
+
+    load: float
+    on_s: float = 0.0
+    off_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a link did otherwise from ``at_s`` on in a recorded case; what is None stayed."""
+
+    at_s: float
+    rate_bits_per_s: float | None = None
+    loss: float | None = None
+    jitter_s: float | None = None
+    background: Background | None = None
+    ranks: tuple[int, ...] = ()
+
+
+def parse_changes(text: str) -> tuple[Change, ...]:
+    """Read the changes of a recorded case: ``"0s:rate=250mbit,rank=3;0.3s:loss=1%"``."""
+    return tuple(map(_parse_change, filter(None, text.split(";"))))
+
+
+def _parse_change(text: str) -> Change:
+    at, _, said = text.partition(":")
+    values = dict(part.split("=") for part in said.split(","))
+    share, _, turns = values.get("background", "").partition(":")
+    on_s, off_s = map(parse_seconds, turns.split("/")) if turns else (0.0, 0.0)
+    return Change(
+        parse_seconds(at),
+        parse_bits_per_s(values["rate"]) if "rate" in values else None,
+        _share(values["loss"]) if "loss" in values else None,
+        parse_seconds(values["jitter"]) if "jitter" in values else None,
+        Background(_share(share), on_s, off_s) if share else None,
+        (int(values["rank"]),) if "rank" in values else (),
+    )
+
+
+def _share(text: str) -> float:
+    return float(f"{text.removesuffix('%')}e-2" if text.endswith("%") else text)
 
 
 def disturbance_of(case: Case) -> Disturbance:
