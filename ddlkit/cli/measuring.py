@@ -183,6 +183,6 @@ def _show_crossed(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(answer))
         return
-    crossed = Crossing.since_up(answer)
+    crossed = Crossing.between({}, answer)
     print(crossed.ranks.set_index("rank").T.map("{:.0f}".format).to_string())
     show(crossed.judged(), False)

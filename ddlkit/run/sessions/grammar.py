@@ -38,6 +38,7 @@ GONE = {
     "cost": "what a message costs is by the law over emulated links, and by a table else",
     "drift": "how sessions drift is pooled over a campaign's labs",
     "repeat": "give a grid of its own more rounds",
+    "selection": "recorded times of selecting are waited out",
     "file": "write the campaign's keys here",
     "in_flight": "what several at once take is predicted: ddlkit predict --in-flight",
     "changes": "links no longer change: have a lab of each kind",

@@ -226,7 +226,6 @@ class Grid:
     startups : what a sparse message takes at least where ``compute_s`` is computed: the lab, where it takes
         longer, computes longer in proportion. natural: ``compute_s`` is that of the lab
     rounds : repeats of each case; calibration : how long labs are calibrated, one of EXTENTS
-    selection : how it passes in a replay of sparse cases: recorded times are waited out, or real
     name : of the directory below the session's in which tables lie, campaign-NAME; "": the session's own
     """
 
@@ -253,7 +252,6 @@ class Grid:
     seeds: Seeds = (0,)
     rounds: int = 2
     calibration: Annotated[str, Key(one_of(tuple(EXTENTS)))] = "full"
-    selection: Annotated[str, Key(one_of(("recorded", "real")))] = "recorded"
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -309,8 +307,8 @@ def campaign(here: Here, grids: Sequence[Grid], file: str, predict: bool) -> Ite
 
     Raises UserError for an unknown network and a plan that a network cannot have.
     """
-    if len({(grid.calibration, grid.selection, grid.name) for grid in grids}) > 1:
-        raise UserError(f"{file}: calibration, selection, name: must be the same in all its grids")
+    if len({(grid.calibration, grid.name) for grid in grids}) > 1:
+        raise UserError(f"{file}: calibration, name: must be the same in all its grids")
     labs: dict[LabShape, dict[Request, int]] = {}
     for grid in grids:
         for shape, request in itertools.product(grid.shapes(), list(grid.requests())):
@@ -318,8 +316,7 @@ def campaign(here: Here, grids: Sequence[Grid], file: str, predict: bool) -> Ite
             asked[request] = max(grid.rounds, asked.get(request, 0))
     first = grids[0]
     folder = f"campaign-{first.name}" if first.name else ""
-    waits = first.selection == "recorded"
-    inputs = Inputs(EXTENTS[first.calibration], waits, here.out, folder, file)
+    inputs = Inputs(EXTENTS[first.calibration], here.out, folder, file)
     for network in dict.fromkeys(
         request.case.network for asked in labs.values() for request in asked
     ):

@@ -119,12 +119,12 @@ def table_cost(rows: pd.DataFrame, workers: int) -> MessageCost:
 class Inputs:
     """What the cases of a campaign are made of: profiles, and times of selection, recorded or guessed.
 
-    extent : how long it measures; waits : whether recorded times of selection are waited out
+    extent : how long it measures
     folder : in which its tables lie, inside ``out``; file : the campaign's, for what is wrong with it
     """
 
-    def __init__(self, extent: Extent, waits: bool, out: Path, folder: str, file: str) -> None:
-        self.extent, self.waits, self.folder, self.file = extent, waits, folder, file
+    def __init__(self, extent: Extent, out: Path, folder: str, file: str) -> None:
+        self.extent, self.folder, self.file = extent, folder, file
         self.directory = out / folder
 
     def path(self, schema: str, name: str) -> Path:
@@ -143,7 +143,7 @@ class Inputs:
             if self._profile_path(name, batch) != store.recorded_dir() / _profile_file(name, batch):
                 how = {"device": best_device(), "folder": self.folder}
                 yield layers_point(name, batch, 1, self.extent.layers, **how)
-        for density in sorted({case.density for case in cases} - {1.0}) if self.waits else ():
+        for density in sorted({case.density for case in cases} - {1.0}):
             measure = partial(_selections, density)
             yield Point("selection", f"rho{density:g}", measure, 30.0, folder=self.folder)
 
@@ -286,7 +286,7 @@ class LabPoints:
             cost = table_cost(rows[rows["session"] == BEFORE], self.shape.workers)
         if case.density == 1:
             return cost
-        selecting = self.inputs.selection_times(case.density) if self.inputs.waits else None
+        selecting = self.inputs.selection_times(case.density)
         return SparseGather(cost, case.density, selecting=selecting)
 
     def collectives(self) -> pd.DataFrame:
@@ -310,7 +310,7 @@ class LabPoints:
 
     def _planned(self, request: Request) -> PlannedCase:
         case, inputs = request.case, self.inputs
-        waited = case.density < 1 and inputs.waits
+        sha256 = inputs.selection_times(case.density).sha256 if case.density < 1 else ""
         try:
             return plan_case(
                 inputs.profile(case.network, case.batch),
@@ -318,7 +318,7 @@ class LabPoints:
                 self.cost(case),
                 Lab(self.shape),
                 compute_s=self._compute_s(request),
-                selection_sha256=inputs.selection_times(case.density).sha256 if waited else "",
+                selection_sha256=sha256,
                 **{name: getattr(case, name) for name in AXES},
             )
         except UserError as error:
