@@ -184,7 +184,10 @@ def test_schemas_hold_all_columns_of_case_and_timeline() -> None:
 
 
 def test_every_recorded_case_keeps_its_key() -> None:
-    tables = [store.load_table(path, "runs") for path in store.RECORDED.rglob("runs*.csv*")]
+    tables = [
+        store.load_table(path, "runs")
+        for path in store.list_tables(store.RECORDED, "**/runs*.csv*")
+    ]
     rows = pd.concat(tables).drop_duplicates("case").to_dict("records")
     assert rows and [Case.from_row(row).key for row in rows] == [row["case"] for row in rows]
 

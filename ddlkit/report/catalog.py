@@ -137,7 +137,9 @@ def _reading(notebooks: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _missing(entry: Entry, reports: Path) -> list[str]:
-    lines = [f"input {i} matches no file" for i in entry.inputs if not any(store.ROOT.glob(i))]
+    lines = [
+        f"input {i} matches no file" for i in entry.inputs if not store.list_tables(store.ROOT, i)
+    ]
     image, numbers = outputs.figure_files(entry.id, reports)
     if not image.is_file():
         lines.append(f"image {image} is missing")

@@ -250,7 +250,7 @@ def write(plan: Path, out: Path) -> Path:
     Echoes and all other labs are those recorded on this machine, and whatever is in ``out`` is left out.
     """
     many = source.open_labs("")
-    recorded = sorted(store.recorded_dir().glob("*/collectives-*.csv"))
+    recorded = store.list_tables(store.recorded_dir(), "*/collectives-*.csv")
     known = pd.concat(
         store.load_table(path) for path in recorded if path.parent.resolve() != out.resolve()
     )

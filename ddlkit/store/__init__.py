@@ -24,7 +24,11 @@ from ddlkit.store.specs import network_named as network_named
 from ddlkit.store.specs import network_title as network_title
 from ddlkit.store.specs import published_networks as published_networks
 from ddlkit.store.tables import BENCHMARK_VERSION as BENCHMARK_VERSION
+from ddlkit.store.tables import expand_tables as expand_tables
+from ddlkit.store.tables import has_table as has_table
+from ddlkit.store.tables import list_tables as list_tables
 from ddlkit.store.tables import load_stamp as load_stamp
 from ddlkit.store.tables import load_table as load_table
+from ddlkit.store.tables import machines_in as machines_in
 from ddlkit.store.tables import own_output as own_output
 from ddlkit.store.tables import save_table as save_table

@@ -94,8 +94,12 @@ def text_of(data: bytes, path: Path) -> str:
     """Content as text, unpacked if ``path`` ends in .gz; UserError if empty, damaged, binary or too large."""
     if path.suffix == ".gz" and data:
         try:
-            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-                data = file.read(MOST_BYTES + 1)
+            engine = zlib.decompressobj(wbits=31)
+            whole = engine.decompress(data, MOST_BYTES + 1)
+            if not engine.eof or engine.unused_data:  # of several members, cut off or too large
+                with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+                    whole = file.read(MOST_BYTES + 1)
+            data = whole
         except (OSError, EOFError, zlib.error) as error:
             raise UserError(
                 f"{path}: damaged gzip file ({error}): restore or measure again"

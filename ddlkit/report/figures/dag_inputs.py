@@ -51,7 +51,7 @@ def directory(data: str = "") -> Path:
     """
     own = Path(data) if data else store.BUILD / "measured"
     for place in (own / FOLDER, store.RECORDED / data / FOLDER):
-        if [*place.glob("*.csv")]:
+        if store.list_tables(place):
             return place
     return recorded()
 
@@ -60,7 +60,7 @@ def recorded() -> Path:
     """Inputs as they were recorded, on this machine or on the first that has them. Raises UserError."""
     own = store.recorded_dir()
     for machine in sorted(store.RECORDED.glob("*"), key=lambda place: (place != own, place)):
-        if [*(machine / FOLDER).glob("*.csv")]:
+        if store.list_tables(machine / FOLDER):
             return machine / FOLDER
     raise UserError(f"no measured input in {store.RECORDED}: run ddlkit measure input --out mine")
 
@@ -70,7 +70,7 @@ def alone(place: Path) -> pd.DataFrame:
 
     Raises UserError where none was measured in ``place``.
     """
-    paths = sorted(place.glob("inputs-alone-*.csv"))
+    paths = store.list_tables(place, "inputs-alone-*.csv")
     if not paths:
         raise UserError(f"no parts of the input in {place}: run ddlkit measure input")
     rows = pd.concat([store.load_table(path, "inputs") for path in paths])
@@ -203,7 +203,7 @@ def parts(place: Path) -> dict[str, Parts]:
 
     Raises UserError where there is none.
     """
-    files = sorted(place.glob("pipelines-*.csv"))
+    files = store.list_tables(place, "pipelines-*.csv")
     if not files:
         raise UserError(f"no training with pictures in {place}: run ddlkit measure input")
     return {path.stem.partition("-")[2]: Parts(path) for path in files}
