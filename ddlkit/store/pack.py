@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import json
@@ -56,7 +57,7 @@ def cut_out(path: Path) -> tuple[bytes, str]:
     does; where another zlib makes other bytes of it, it is the text whose hash is verified.
     """
     part = tables.packed(path.parent)[path.name]
-    text = _texts(part)[path.name]
+    text = _texts(part.pack, tables.pack_bytes(part)).get(path.name, "")
     if hashlib.sha256(text.encode()).hexdigest() != part.text_sha256:
         raise UserError(f"{part.pack}: the rows of {path.name} differ from its stamp: restore it")
     data = gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode()
@@ -68,7 +69,7 @@ def members(folder: Path, kinds: set[str]) -> dict[str, Member]:
     parts = tables.packed(folder)
     texts: dict[str, str] = {}
     for part in {part.pack: part for part in parts.values()}.values():
-        texts |= _texts(part) if part.stamp["schema"] in kinds else {}
+        texts |= _texts(part.pack, tables.pack_bytes(part)) if part.stamp["schema"] in kinds else {}
     return {name: Member(text, parts[name].stamp) for name, text in texts.items()}
 
 
@@ -77,40 +78,39 @@ def write_packs(folder: Path, parts: dict[str, Member], kinds: set[str]) -> None
 
     A crash leaves the old or the new of each pack: both stamps are there until all are exchanged.
     """
-    packs: dict[str, bytes] = {}
-    lines: list[dict[str, Any]] = []
-    gone = set()
-    for name, part in tables.packed(folder).items():
-        if part.stamp["schema"] in kinds:
-            gone.add(part.pack)
-        else:
-            lines.append(_line(name, part.pack.name, part.stamp, part.text_sha256))
-            packs[part.pack.name] = tables.pack_bytes(part)
+    there = tables.packed(folder)
+    listed = {name: part for name, part in there.items() if part.stamp["schema"] not in kinds}
+    gone = {part.pack for part in there.values()} - {part.pack for part in listed.values()}
     bins = _bins(parts, {path.name for path in folder.iterdir()} - {path.name for path in gone})
+    packs = {file: gzip.compress(_text(held).encode(), mtime=0) for file, held in bins.items()}
     for file, held in bins.items():
-        packs[file] = gzip.compress(_packed_text(held).encode(), mtime=0)
+        sha256 = hashlib.sha256(packs[file]).hexdigest()
         for name, member in held.items():
             digest = hashlib.sha256(member.text.encode()).hexdigest()
-            lines.append(_line(name, file, member.stamp, digest))
-    sums = [
-        {"pack": file, "sha256": hashlib.sha256(data).hexdigest()}
-        for file, data in sorted(packs.items())
-    ]
-    lines.sort(key=lambda line: (line["pack"], line["part"]))
-    text = "".join(json.dumps(line) + "\n" for line in (*sums, *lines))
-    files.atomic_write_text(folder / PENDING, text)
-    for file in sorted(bins):
-        files.atomic_write(folder / file, packs[file])
+            listed[name] = tables.Part(folder / file, sha256, member.stamp, digest)
+    _write_index(folder / PENDING, listed)
+    for file, data in packs.items():
+        files.atomic_write(folder / file, data)
     for name in parts:  # before the stamps, and what is loose, are given up
         cut_out(folder / name)
-    files.replace(folder / PENDING, folder / STAMPS)
-    for path in gone - {folder / file for file in packs}:
+    _write_index(folder / STAMPS, listed)
+    (folder / PENDING).unlink(missing_ok=True)
+    for path in gone - {part.pack for part in listed.values()}:
         path.unlink()
 
 
-def _line(part: str, file: str, stamp: dict[str, Any], text_sha256: str) -> dict[str, Any]:
-    line = {"part": part, "pack": file, "stamp": stamp}
-    return line if text_sha256 == stamp["sha256"] else line | {"text_sha256": text_sha256}
+def _write_index(path: Path, parts: dict[str, tables.Part]) -> None:
+    """Write a line for each pack, with its hash, then one for each part; no file where there is none."""
+    sums = {part.pack.name: part.pack_sha256 for part in parts.values()}
+    lines: list[dict[str, Any]] = [{"pack": name, "sha256": sums[name]} for name in sorted(sums)]
+    for name, part in sorted(parts.items(), key=lambda item: (item[1].pack, item[0])):
+        line = {"part": name, "pack": part.pack.name, "stamp": part.stamp}
+        compressed = part.text_sha256 != part.stamp["sha256"]
+        lines.append(line | ({"text_sha256": part.text_sha256} if compressed else {}))
+    if lines:
+        files.atomic_write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _bins(parts: dict[str, Member], taken: set[str]) -> dict[str, dict[str, Member]]:
@@ -131,7 +131,7 @@ def _bins(parts: dict[str, Member], taken: set[str]) -> dict[str, dict[str, Memb
     return packs
 
 
-def _packed_text(held: dict[str, Member]) -> str:
+def _text(held: dict[str, Member]) -> str:
     header = next(iter(held.values())).text.partition("\n")[0]
     rows = [
         f"{name},{line}\n" for name, part in held.items() for line in part.text.split("\n")[1:-1]
@@ -139,9 +139,10 @@ def _packed_text(held: dict[str, Member]) -> str:
     return f"part,{header}\n" + "".join(rows)
 
 
-def _texts(part: tables.Part) -> dict[str, str]:
-    """Return the text of every table in the part's pack, by name."""
-    text = gzip.decompress(tables.pack_bytes(part)).decode()
+@functools.lru_cache(maxsize=1)
+def _texts(path: Path, data: bytes) -> dict[str, str]:
+    """Return the text of every table in a pack, by name."""
+    text = files.text_of(data, path)
     header, _, rows = text.partition("\n")
     lines: dict[str, list[str]] = defaultdict(lambda: [header.removeprefix("part,")])
     for row in rows.split("\n")[:-1]:
@@ -163,14 +164,7 @@ def _packable(path: Path, data: bytes) -> str | None:
 def _settle(folder: Path) -> None:
     """Bring a pack that was interrupted to its end, or back."""
     if (folder / PENDING).exists():
-        parts = tables.packed(folder)
-        sums = {part.pack.name: part.pack_sha256 for part in parts.values()}
-        lines: list[dict[str, Any]] = [{"pack": k, "sha256": v} for k, v in sorted(sums.items())]
-        lines += [
-            _line(name, part.pack.name, part.stamp, part.text_sha256)
-            for name, part in parts.items()
-        ]
-        files.atomic_write_text(folder / STAMPS, "".join(json.dumps(line) + "\n" for line in lines))
+        _write_index(folder / STAMPS, tables.packed(folder))
         (folder / PENDING).unlink()
     _remove_packed(folder)
 
