@@ -631,7 +631,7 @@ def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
     from ddlkit.core.link import Link
     from ddlkit.model import Communication
     from ddlkit.report.doubts import Measured
-    from ddlkit.store.documents import read_json
+    from ddlkit.store.files import read_json
 
     advice = "write it by ddlkit fit FILE --json, or give FILE to --collectives"
     described = read_json(arguments.cost, advice)

@@ -18,7 +18,7 @@ import yaml
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.report import claims, outputs
-from ddlkit.store.documents import own_yaml
+from ddlkit.store.files import own_yaml
 
 _STATISTICS: dict[str, Callable[[Any], Any]] = {"median": np.median, "max": np.max}
 _SCHEMA = own_yaml(Path(__file__).with_name("figures.schema.yml").read_text(encoding="utf-8"))

@@ -50,7 +50,7 @@ from ddlkit.report import source
 from ddlkit.report.links import crossings
 from ddlkit.run.lab.conditions import Conditions
 from ddlkit.run.lab.network import LabShape
-from ddlkit.store.documents import parse_yaml
+from ddlkit.store.files import parse_yaml
 from ddlkit.store.tables import save_table
 
 WELL = 0.03

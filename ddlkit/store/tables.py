@@ -26,8 +26,7 @@ import numpy as np
 from ddlkit import machine as this_machine
 from ddlkit.core.errors import UserError
 from ddlkit.store import files
-from ddlkit.store.documents import parse_json
-from ddlkit.store.files import ROOT
+from ddlkit.store.files import ROOT, parse_json
 from ddlkit.store.sheet import Column, schema_named, write_sheet
 
 if TYPE_CHECKING:
@@ -148,8 +147,7 @@ def is_stamped(path: Path) -> bool:
 
     An empty file is none: no writer leaves one, but a shell does that is to fill it with our output.
     """
-    places = [place for place in stamp_paths(path) if not files.is_empty(place)]
-    return any(_read_stamp(place) is not None for place in places) or _part_of(path) is not None
+    return any(map(_read_stamp, stamp_paths(path))) or _part_of(path) is not None
 
 
 def has_table(path: Path) -> bool:
@@ -250,9 +248,9 @@ def stamp_paths(path: Path) -> tuple[Path, Path]:
 
 
 def _read_stamp(path: Path) -> dict[str, Any] | None:
-    """Return the stamp in that file; None when there is none, or the file is some other JSON."""
+    """Return the stamp in that file; None when there is none, or the file is empty or some other JSON."""
     try:
-        stamp = parse_json(files.read(path).decode())
+        stamp = parse_json(files.read(path).decode() or "null")
     except UserError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return None
