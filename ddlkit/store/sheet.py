@@ -2,7 +2,8 @@
 
 Which columns each recorded table has is said in schema.json beside this module. There, names of columns
 stand under their "kind check"; a table's ``but`` are columns that it has of another kind, ``later`` the
-defaults of columns that earlier recordings lack, ``renamed`` earlier names.
+defaults of columns that earlier recordings lack. ``aliases`` are earlier names of columns, ``renamed_values``
+earlier values.
 """
 
 from __future__ import annotations
@@ -195,8 +196,7 @@ def _shown(cell: str) -> str:
 class Schema:
     """A kind of table. No two rows agree in all columns of ``key`` (no key: rows may repeat).
 
-    aliases : (earlier name, name) of columns that were renamed since; they hold for a header that has
-        none of the names that are new
+    aliases : (earlier name, name) of columns that were renamed since, where the header lacks that name
     """
 
     name: str
@@ -229,15 +229,16 @@ class Schema:
             return None
         types = {"int": np.int64, "float": np.float64}
         try:
-            frame = pd.read_csv(
-                io.StringIO(text),
-                header=0,
-                names=list(header),
-                dtype={name: types.get(kinds.get(name, ""), str) for name in header},
-                na_filter=False,
-                low_memory=False,
-                **({} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}),
-            )
+            with np.errstate(invalid="ignore"):
+                frame = pd.read_csv(
+                    io.StringIO(text),
+                    header=0,
+                    names=list(header),
+                    dtype={name: types.get(kinds.get(name, ""), str) for name in header},
+                    na_filter=False,
+                    low_memory=False,
+                    **({} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}),
+                )
         except (ValueError, OverflowError):  # a row that is too long, or a cell of another kind
             return None
         bare = _QUOTED.sub("", text) if '"' in text else text
@@ -303,10 +304,11 @@ class Schema:
 
     def _today(self, header: tuple[str, ...]) -> tuple[str, ...]:
         """Return today's names of the columns under that header."""
-        names = dict(self.aliases)
-        if (set(names.values()) - set(names)) & set(header):
-            return header
-        return tuple(names.get(name, name) for name in header)
+        names = {old: new for old, new in self.aliases if old in header}
+        taken = {*header} - {*names}
+        return tuple(
+            name if names.get(name, name) in taken else names.get(name, name) for name in header
+        )
 
     def _check_key(self, sheet: Sheet, keys: DataFrame) -> None:
         for row in np.flatnonzero(keys.duplicated())[:1] if self.key else ():
@@ -372,8 +374,9 @@ def _schemas(described: dict[str, Any]) -> dict[str, Schema]:
         own = known | _columns(table.get("but", {})) | case
         own = _came_later(own, table.get("later", {}))
         columns = tuple(own[column] for column in (*case, *table["columns"].split()))
-        key, renamed = tuple(table.get("key", "").split()), table.get("renamed", {})
-        schemas[name] = Schema(name, columns, key, tuple(renamed.items()))
+        key, names = tuple(table.get("key", "").split()), {column.name for column in columns}
+        aliases = [(old, new) for old, new in described["aliases"].items() if new in names]
+        schemas[name] = Schema(name, columns, key, tuple(aliases))
     return schemas
 
 

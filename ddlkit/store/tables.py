@@ -82,7 +82,7 @@ def save_table(
             "command": [_portable(word) for word in command],
             "machine": described,
             "versions": this_machine.versions(),
-            "commit": this_machine.commit(),
+            "commit": _commit(),
             "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "remark": remark,
             "rows": len(frame),
@@ -91,6 +91,12 @@ def save_table(
         }
         _write_stamped(path, data, stamp_text(stamp))
     return path
+
+
+@functools.cache
+def _commit() -> str:
+    """Return the commit of the code that this process has loaded: asking git takes longer than saving."""
+    return this_machine.commit()
 
 
 def stamp_text(stamp: dict[str, Any]) -> str:
