@@ -399,5 +399,5 @@ def _rows_in(part: Part, name: str) -> DataFrame:
     if name not in slices:
         raise UserError(f"{part.pack}: has no rows of {name}, which {STAMPS} lists: restore it")
     rows = frame.iloc[slices[name]]
-    rows.index = range(len(rows))  # type: ignore[assignment]
+    rows.index = range(len(rows))
     return rows
