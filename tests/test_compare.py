@@ -97,7 +97,7 @@ def test_c_is_the_achieved_over_the_largest_measured_rate(tmp_path: Path) -> Non
     rows = [{**where, "side": n, "sample": 0, "seconds": t} for n, t in seconds.items()]
     save(tmp_path, "peaks", "cpu", pd.DataFrame(rows))
     recorded = store.load_table(
-        next(source.default_recording().glob("layers-resnet18*r1.csv")), "layers"
+        store.list_tables(source.default_recording(), "layers-resnet18*r1.csv")[0], "layers"
     )
     save(tmp_path, "layers", "resnet18", recorded)
     (row,) = compare.layer_speeds({"here": Source((tmp_path,))}, "resnet18").to_dict("records")
@@ -112,7 +112,7 @@ def test_c_is_the_achieved_over_the_largest_measured_rate(tmp_path: Path) -> Non
 def test_share_of_an_iteration_that_a_host_needs_stands_beside_its_speed(tmp_path: Path) -> None:
     """Of each profile its own: made up here for one of two recorded on a processor."""
     there = source.default_recording()
-    paths = sorted(there.glob("layers-resnet18-*.csv"))
+    paths = store.list_tables(there, "layers-resnet18-*.csv")
     for path in paths:
         save(tmp_path, "layers", path.stem, store.load_table(path, "layers"))
         samples = path.with_name(path.name.replace("layers", "samples"))

@@ -20,7 +20,7 @@ KEYS = ["link", "ranks", "collective"]
 KEPT = pd.read_csv(Path(__file__).with_name("recorded_fits.csv"))
 LOGS = sorted((store.ROOT / "data/external/abci").glob("allreduce_*.log.gz"))
 MOST_BYTES = 50_000
-FOUND = sorted(store.RECORDED.rglob("collectives*.csv"))
+FOUND = store.list_tables(store.RECORDED, "**/collectives*.csv")
 TABLES = [
     path.relative_to(store.RECORDED).as_posix()
     for _, of_one in groupby(FOUND, key=lambda path: path.parent)

@@ -119,7 +119,7 @@ FORETOLD = [LINKS, REGIMES, LINKS_AGAIN, LINKS_THIRD, LINKS_FOURTH, REGIMES_VGG,
 @pytest.mark.parametrize("name", FORETOLD)
 def test_stamps_have_predictions_before_their_runs(name: str) -> None:
     """Of every campaign that counts as predicted; its runs carry the hash of the table (`judged.joined`)."""
-    recorded = [*store.RECORDED.glob(f"*/{name}/predicted-cases.csv")]
+    recorded = store.list_tables(store.RECORDED, f"*/{name}/predicted-cases.csv")
     assert recorded
     for path in recorded:
         said_at, run_at = judged.written_first(Source((path.parent,)))

@@ -25,7 +25,7 @@ from ddlkit.report.figures import osf_measured
 from ddlkit.report.source import Source
 from strategies import random_workload
 
-RECORDINGS = sorted({path.parent for path in store.RECORDED.rglob("runs-*.csv")})
+RECORDINGS = sorted({path.parent for path in store.list_tables(store.RECORDED, "**/runs-*.csv")})
 FEW = 4
 """Cases of a lab, from its first to its last: each is predicted by itself."""
 WORKLOAD = random_workload(np.random.default_rng(3), 30)
@@ -34,7 +34,9 @@ WORKLOAD = random_workload(np.random.default_rng(3), 30)
 @cache
 def collectives(directory: Path) -> dict[Path, pd.DataFrame]:
     """The recorded tables of messages there."""
-    return {path: store.load_table(path) for path in sorted(directory.glob("collectives-*.csv"))}
+    return {
+        path: store.load_table(path) for path in store.list_tables(directory, "collectives-*.csv")
+    }
 
 
 def calibrated_in(directory: Path, case: dict[str, Any]) -> list[Path]:
@@ -78,7 +80,9 @@ def test_the_command_predicts_what_the_report_validates(
     measured = Source((directory,)).table("collectives")
     runs = few_of_each_lab(runs)
     found = validate(runs, recording.workloads(), Calibration.of(measured))
-    files = [path for place in recording.directories for path in place.glob("layers-*.csv")]
+    files = [
+        path for place in recording.directories for path in store.list_tables(place, "layers-*.csv")
+    ]
     profiles = {store.read_profile(path).sha256: path for path in files}
     tables = {
         lab: calibrated_in(directory, rows.iloc[0].to_dict())

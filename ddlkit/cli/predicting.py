@@ -254,7 +254,7 @@ def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
     from ddlkit.core.link import Link
     from ddlkit.model import Communication
     from ddlkit.report.doubts import Measured
-    from ddlkit.store.documents import read_json
+    from ddlkit.store.files import read_json
 
     advice = "write it by ddlkit fit FILE --json, or give FILE to --collectives"
     described = read_json(arguments.cost, advice)
@@ -279,6 +279,7 @@ def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Return communication as it was measured: the validated model's; and what is known of the messages."""
     import pandas as pd
 
+    from ddlkit import store
     from ddlkit.formats.messages import device_of, read_collectives
     from ddlkit.model import Calibration
     from ddlkit.report.doubts import Measured
@@ -287,11 +288,12 @@ def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
     how = {"ranks": arguments.ranks, "link": arguments.link}
     usual = "all_reduce" if arguments.density is None else "all_gather"
     wanted = {"collective": arguments.collective or usual, **how}
-    rows = pd.concat([read_collectives(path, **how) for path in arguments.collectives])
+    paths = store.expand_tables(arguments.collectives)
+    rows = pd.concat([read_collectives(path, **how) for path in paths])
     rows, chosen = choose(rows.reset_index(drop=True), tuple(wanted), wanted, Path("--collectives"))
     lab = str(chosen["link"]), int(chosen["ranks"]), wanted["collective"]
     calibrated = Calibration.of(rows).between(*lab, in_flight=arguments.in_flight)
-    devices = {device_of(path) for path in arguments.collectives}
+    devices = {device_of(path) for path in paths}
     measured = Measured.of(rows["bytes"], *rows["backend"].unique())
     on_device = devices.pop() if len(devices) == 1 else None
     return calibrated, measured._replace(on_device=on_device)

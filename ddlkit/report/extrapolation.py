@@ -50,7 +50,7 @@ from ddlkit.report import source
 from ddlkit.report.links import crossings
 from ddlkit.run.lab.conditions import Conditions
 from ddlkit.run.lab.network import LabShape
-from ddlkit.store.documents import parse_yaml
+from ddlkit.store.files import parse_yaml
 from ddlkit.store.tables import save_table
 
 WELL = 0.03
@@ -250,7 +250,7 @@ def write(plan: Path, out: Path) -> Path:
     Echoes and all other labs are those recorded on this machine, and whatever is in ``out`` is left out.
     """
     many = source.open_labs("")
-    recorded = sorted(store.recorded_dir().glob("*/collectives-*.csv"))
+    recorded = store.list_tables(store.recorded_dir(), "*/collectives-*.csv")
     known = pd.concat(
         store.load_table(path) for path in recorded if path.parent.resolve() != out.resolve()
     )

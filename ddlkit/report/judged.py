@@ -106,7 +106,7 @@ def foretold(campaign: Source) -> Foretold:
 
 def _digest(campaign: Source) -> str:
     """How the hash begins of the predictions, as runs carry it."""
-    (path,) = campaign.directories[0].glob("predicted-*.csv")
+    (path,) = store.list_tables(campaign.directories[0], "predicted-*.csv")
     digest = str(store.load_stamp(path)["sha256"])
     runs = campaign.table("runs")["predicted"]
     return digest[: int(runs.str.len().max())]

@@ -40,7 +40,7 @@ from ddlkit.run.measure.convergence import Recipe, orders
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.sparse_exchange import PlayedExchange, SparseExchange
 from ddlkit.run.nets import datasets, pictures, sentences, zoo
-from ddlkit.store import specs
+from ddlkit.store import readers
 
 METHODS = {"topk": "single", "lags": "none", "omgs": "omgs", "exact": "exact"}
 """Sparsified methods, and the planner of each (omgs Tab I; exact is this project's)."""
@@ -234,7 +234,7 @@ def workload(network: str) -> Workload:
 def published_cost(ranks: int, density: float) -> SparseGather:
     """Messages and selection as the authors' code has them for so many workers on 1 Gbit/s Ethernet."""
     table = store.DATA / "papers" / "omgs" / "code.csv"
-    code = pd.read_csv(io.BytesIO(specs.read_transcribed(table))).set_index("id")["value"]
+    code = pd.read_csv(io.BytesIO(readers.read_transcribed(table))).set_index("id")["value"]
     alpha_s, beta_s = code[f"alpha-{ranks}"], code[f"beta-{ranks}"]
     gather = AlphaBeta(alpha_s, beta_s, collective="all_gather", workers=ranks)
     return SparseGather(gather, density, selecting=Log(code["gamma"]))

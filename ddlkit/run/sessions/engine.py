@@ -19,7 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,8 @@ from ddlkit.run.sessions.grammar import Suite, read
 from ddlkit.run.sessions.packing import packing
 from ddlkit.run.sessions.session import Origin, Row, Source, measure_points, one_line, say
 from ddlkit.store.files import remove_unfinished
-from ddlkit.store.tables import is_stamped
+from ddlkit.store.pack import pack as pack_tables
+from ddlkit.store.tables import is_stamped, machines_in
 
 POINTS = "ddlkit.run.sessions.suites:points"
 PARTS = (
@@ -126,18 +127,10 @@ def _default_out(suite: Suite, device: str) -> Path:
     return store.BUILD / (suite.out or "measured") / (name if suite.isolate else "")
 
 
-def _stamps(out: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the recorded tables in a directory with their stamps; one that is damaged its point tells."""
-    for path in sorted(out.glob("*.csv*")):
-        with suppress(UserError):
-            if is_stamped(path):
-                yield path, store.load_stamp(path)
-
-
 def _refuse_short(out: Path) -> None:
     """Raise UserError where tables of another profile than full would be taken for its own."""
-    for path, stamp in _stamps(out):
-        if LONG not in stamp.get("remark", ""):
+    for path in store.list_tables(out):
+        if is_stamped(path) and LONG not in store.load_stamp(path).get("remark", ""):
             raise UserError(
                 f"{out} holds tables that were not measured by the profile full, such as {path.name}: "
                 "choose another directory by --out, or remove them"
@@ -146,12 +139,11 @@ def _refuse_short(out: Path) -> None:
 
 def _refuse_others(out: Path, name: str) -> None:
     """Raise UserError where the directory holds another machine's tables."""
-    for path, stamp in _stamps(out):
-        if (theirs := stamp["machine"].get("name")) != name:
-            advice = "choose another directory"
-            raise UserError(
-                f"{out} holds a recording of {theirs} ({path.name}), this is {name}: {advice}"
-            )
+    if others := machines_in(out) - {name}:
+        theirs = " and ".join(sorted(others))
+        raise UserError(
+            f"{out} holds a recording of {theirs}, this is {name}: choose another directory"
+        )
 
 
 def run_session(
@@ -177,7 +169,8 @@ def run_session(
     ignore_load : measure although others use the GPU; stamps say so, as they do the ``remark``
     pack : file that holds the whole recording at any time, and from which it goes on; see `packing`
 
-    Tables are saved point by point: whatever ends this call, what was measured stays.
+    Tables are saved point by point: whatever ends this call, what was measured stays. At the end those
+    of a recording are packed.
 
     Raises UserError when others use the GPU, when a point fails that is not isolated, when nothing at all
     could be measured, when the directory holds another machine's recording or is being written
@@ -199,6 +192,8 @@ def run_session(
         with packing(out.resolve(), pack) as keep:
             _refuse_others(out, name)
             _Session(source, out.resolve(), deadline_s, isolate, gpu, origin, keep).run()
+            if out.resolve().is_relative_to(store.RECORDED.resolve()):
+                pack_tables(out.resolve())
     return out
 
 
@@ -244,11 +239,14 @@ class _Session:
 
     def __post_init__(self) -> None:
         path = self.out / "outcomes.csv"
-        frame = store.load_table(path, "outcomes") if path.exists() else pd.DataFrame()
+        frame = store.load_table(path, "outcomes") if store.has_table(path) else pd.DataFrame()
         rows = [Row(**cells) for cells in frame.to_dict("records")]
         self.earlier = {row.key: row for row in rows}
         # Calls number the tables of their own.
-        numbered = (re.search(r"-s(\d+)[-.]", path.name) for path in self.out.glob("*-s*.csv*"))
+        numbered = (
+            re.search(r"-s(\d+)[-.]", path.name)
+            for path in store.list_tables(self.out, "*-s*.csv*")
+        )
         self.number = 1 + max((int(match[1]) for match in numbered if match), default=0)
 
     def run(self) -> None:

@@ -18,7 +18,7 @@ from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
 from ddlkit.model.predictor import planners
 from ddlkit.store import files
-from ddlkit.store.documents import parse_json, parse_yaml
+from ddlkit.store.files import parse_json, parse_yaml
 
 SUITES = Path(__file__).parent / "suites"
 DEVICES = ("cpu", "cuda")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ddlkit.core.errors import UserError
 from ddlkit.run.sessions.session import say
-from ddlkit.store import files
+from ddlkit.store import files, has_table
 
 EVERY_S = 20.0
 
@@ -91,7 +91,7 @@ def restore(out: Path, file: Path) -> None:
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise UserError(f"{file}: no whole archive ({error}): name another file") from error
     tables = [path for path in members if ".csv" in path.name]
-    if lost := [path for path in tables if not (out.parent / path).exists()]:
+    if lost := [path for path in tables if not has_table(out.parent / path)]:
         raise UserError(
             f"{file} holds {len(lost)} tables that {out} lacks, such as {lost[0].name}: "
             "unpack it, or name another file"
@@ -100,4 +100,4 @@ def restore(out: Path, file: Path) -> None:
 
 def _kept(path: Path) -> bool:
     """Return whether it is a table or a stamp, and not a lock or half a file."""
-    return path.is_file() and path.name.endswith((".csv", ".csv.gz", ".json", ".json.pending"))
+    return path.is_file() and path.name.endswith((".csv", ".csv.gz", ".json", ".jsonl", ".pending"))

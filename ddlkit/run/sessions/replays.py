@@ -134,7 +134,7 @@ class Inputs:
     def rows(self, schema: str, name: str) -> pd.DataFrame | None:
         """Return the rows of a table that need not be there yet."""
         path = self.path(schema, name)
-        return store.load_table(path) if path.exists() else None
+        return store.load_table(path) if store.has_table(path) else None
 
     def points(self, requests: Iterable[Request]) -> Iterator[Point]:
         """Yield what must be measured before the cases of these requests are known."""
@@ -156,12 +156,12 @@ class Inputs:
         """Return where the profile is recorded: the campaign's own, or this machine's."""
         directories = (self.directory, store.recorded_dir())
         paths = [directory / _profile_file(name, batch) for directory in directories]
-        return next((path for path in paths if path.exists()), None)
+        return next((path for path in paths if store.has_table(path)), None)
 
     def selection_times(self, density: float) -> SelectionTimes:
         """Return seconds to select, as recorded for the campaign; until then, as guessed."""
         path = self.path("selection", f"rho{density:g}")
-        if path.exists():
+        if store.has_table(path):
             return store.read_selection_times(path, density)
         sizes = np.array(SELECTION_SIZES, dtype=float)
         return SelectionTimes(sizes, np.array([density]), sizes * SELECTION_S)
@@ -438,7 +438,7 @@ class LabPoints:
         Raises UserError for a case that it does not have.
         """
         path = self.inputs.path("predicted", PREDICTED)
-        if not path.exists():
+        if not store.has_table(path):
             return ""
         there = set(store.load_table(path)["case"])
         for case in (one.case for one in self.planned()):
@@ -481,7 +481,7 @@ class LabPoints:
 def predicted_cases(labs: Sequence[LabPoints]) -> pd.DataFrame:
     """Return what models say of every case, before the first of them is replayed. Raises UserError after."""
     for lab in labs:
-        if lab.inputs.path("runs", lab.shape.name).exists():
+        if store.has_table(lab.inputs.path("runs", lab.shape.name)):
             raise UserError(
                 f"a prediction comes before its runs: there are some of {lab.shape.name}"
             )

@@ -179,7 +179,11 @@ def collectives_point(
 
     def missing() -> dict[tuple[int, ...], list[str]]:
         """Collectives by the sizes that they still lack."""
-        rows = store.load_table(path)[["collective", "bytes"]] if path.exists() else pd.DataFrame()
+        rows = (
+            store.load_table(path)[["collective", "bytes"]]
+            if store.has_table(path)
+            else pd.DataFrame()
+        )
         there = set(rows.itertuples(index=False, name=None))
         lacking: dict[tuple[int, ...], list[str]] = {}
         for collective in collectives:
@@ -204,6 +208,6 @@ def recorded_profile(out: Path, name: str, batch: int, ranks: int) -> LayerProfi
 def recorded(out: Path, schema: str, name: str) -> Path:
     """Return a table that other points gave. Raises UserError where it is not there."""
     path = table_path(out, schema, name)
-    if not path.exists():
+    if not store.has_table(path):
         raise UserError(f"{path} is missing: run ddlkit measure {schema} --out {out} first")
     return path
