@@ -256,7 +256,9 @@ def test_an_omgs_merging_is_the_simulated_plan_when_selecting_is_free(
     workload: Workload, alpha_s: float, slope: float, data: st.DataObject
 ) -> None:
     flags = np.array([False, *data.draw(st.tuples(*[st.booleans()] * (workload.n - 1)))])
-    instance = omgs.Instance.of_workload(workload, Scan(0.0, 0.0), alpha_s, slope)
+    backward_s, elements = workload.backward_s[::-1], workload.parameters[::-1]
+    costs = Scan(0.0, 0.0), alpha_s, slope, workload.forward_s
+    instance = omgs.Instance(backward_s, elements, *costs)
     even = replace(workload, bytes=workload.parameters)
     merged = FusionPlan("merged", tuple((np.flatnonzero(~flags[::-1]) + 1).tolist()))
     simulated = predict(even, merged, AlphaBeta(alpha_s, slope)).iteration_s - even.update_s
@@ -269,6 +271,7 @@ def test_the_planner_omgs_groups_as_algorithm_1_merges(
 ) -> None:
     found = plan.make_plan(f"omgs:{gamma_s}s", workload, cost)
     assert found.n == workload.n
-    assert found.ends == omgs.merged_plan(workload, cost, gamma_s).ends
+    merged = omgs.find_merged_layers(omgs.of_planning(workload, cost, gamma_s))
+    assert found.ends == omgs.plan_of(merged, "omgs").ends
     with pytest.raises(UserError, match="needs a message cost"):
         plan.make_plan("omgs", workload)
