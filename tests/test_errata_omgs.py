@@ -23,8 +23,6 @@ from mergings import audit, optimal, random_instances
 RESNET50 = networks.parameters("ResNet50")
 LINK_BYTES_PER_S = 1e9 / 8
 CODE = paper_table("omgs", "code").set_index("id")["value"]
-
-
 prose = functools.partial(claims.prose, "omgs")
 
 
@@ -72,7 +70,8 @@ def test_01_gamma_is_a_power_of_ten_without_density() -> None:
     exposed = (topk_s - times()["omgs_s"]["ResNet-50"]) / (1 - 1 / numbers["fig04-deep"])
     selecting = topk_s - numbers["resnet50-computing"] - exposed
     assert 1e3 * selecting == pytest.approx(168, abs=0.5)
-    assert omgs.largest_gamma(selecting, 1, elements) == pytest.approx(2.7e-10, rel=0.02)
+    gamma = selecting / omgs.selection_s(1.0, 1, elements)
+    assert gamma == pytest.approx(2.7e-10, rel=0.02)
     assert bare < selecting < 2 * bare and with_density < selecting / 1000
 
 

@@ -175,12 +175,6 @@ def test_merging_conserves_elements_and_reaches_the_threshold(
     assert all(size >= threshold for size in merged[:-1])
 
 
-@given(st.floats(1e-12, 1), st.integers(2, 10**9), st.floats(1e-4, 1))
-def test_largest_gamma_inverts_eq10(gamma: float, elements: int, density: float) -> None:
-    seconds = omgs.selection_s(gamma, density, elements)
-    assert omgs.largest_gamma(seconds, density, elements) == pytest.approx(gamma)
-
-
 @given(st.integers(2, 64), st.floats(1e6, 1e10), st.floats(1e-6, 1e-2))
 def test_a_ring_is_found_from_its_ends(workers: int, rate: float, step_s: float) -> None:
     overhead_s = 2 * (workers - 1) * step_s

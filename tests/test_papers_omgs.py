@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit.core.errors import UserError
 from ddlkit.core.plan import proven
 from ddlkit.core.sparse import Log, Scan
 from ddlkit.model import make_plan
@@ -128,25 +127,6 @@ def test_all_mergings_are_listed_once_and_keep_layer_1_normal() -> None:
     assert not every[:, 0].any()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"backward_s": [1.0]}, "1 backward times, 2 sizes"),
-        ({"elements": [1.0, 0.0]}, "sizes of layers must be above zero"),
-        ({"alpha_s": -1.0}, "alpha_s, beta_s and forward_s must be at least zero"),
-    ],
-)
-def test_impossible_networks_are_refused(change: dict[str, object], message: str) -> None:
-    plain = {"backward_s": [1.0, 1.0], "elements": [2.0, 2.0], "alpha_s": 0.0, "beta_s": 0.0}
-    with pytest.raises(UserError, match=message):
-        omgs.Instance(selection=Log(1.0), **{**plain, **change})  # type: ignore[arg-type]
-
-
-def test_a_merged_first_layer_is_refused() -> None:
-    with pytest.raises(UserError, match="needs 3 layers, the first not merged"):
-        omgs.merged_iteration_s(omgs.COUNTEREXAMPLE, np.ones(3, bool))
-
-
 # -- gaps to the best plan -----------------------------------------------------------------------
 
 
@@ -205,8 +185,3 @@ def test_without_start_ups_each_tensor_alone_is_optimal_but_the_rule_merges_for_
         assert apart_s == pytest.approx(proven(workload, cost)[1], rel=1e-11)
         excess.append(by_rule_s / apart_s - 1)
     assert min(excess) > -1e-11 and max(excess) > 1e-3
-
-
-def test_a_message_of_whole_thousands_costs_what_eq_11_says() -> None:
-    cost = audit.linear_cost(0.01, 1e-9, audit.SELECTIONS["log"])
-    assert cost(4 * 5_000.0) == pytest.approx(0.01 + 5e-6)

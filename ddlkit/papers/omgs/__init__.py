@@ -119,11 +119,6 @@ def selection_s(gamma: float, density: float, elements: ArrayLike) -> Any:
         return DensityLog(gamma)(elements, density)
 
 
-def largest_gamma(seconds: float, density: float, elements: int) -> float:
-    """omgs Eq 10 solved for gamma: the largest constant with which a selection ends in time."""
-    return float(seconds / selection_s(1.0, density, elements))
-
-
 def all_gather_s(alpha_s: float, beta_s: float, size: ArrayLike) -> Any:
     """omgs Eq 11: t_c = alpha + beta d.
 
@@ -140,8 +135,6 @@ class Instance:
     backward_s, elements : (L,) t_b and d of layers 1 to L; forward_s : t_f
     selection, density : t_s of a layer by its elements (Eq 10, or another cost)
     alpha_s, beta_s : Eq 11, per element
-
-    Raises UserError for no layers, lengths that differ, and times or sizes that are not positive.
     """
 
     backward_s: Floats
@@ -151,19 +144,6 @@ class Instance:
     beta_s: float
     forward_s: float = 0.0
     density: float = 1.0
-
-    def __post_init__(self) -> None:
-        backward, elements = (np.array(v, float) for v in (self.backward_s, self.elements))
-        if backward.ndim != 1 or backward.shape != elements.shape or not backward.size:
-            raise UserError(
-                f"{backward.size} backward times, {elements.size} sizes: give one each a layer"
-            )
-        if not (np.all(elements > 0) and np.all(backward >= 0) and np.isfinite(backward).all()):
-            raise UserError("sizes of layers must be above zero and backward times at least zero")
-        if min(self.alpha_s, self.beta_s, self.forward_s) < 0:
-            raise UserError("alpha_s, beta_s and forward_s must be at least zero")
-        object.__setattr__(self, "backward_s", backward)
-        object.__setattr__(self, "elements", elements)
 
     @property
     def layers(self) -> int:
@@ -200,7 +180,7 @@ def merge(instance: Instance, merged: ArrayLike) -> Instance:
     merged : (L,) truth of l_m. Layer 1 has none before it. Sizes add (Eq 14), backward of the layers
     runs without a selection between (Eq 15), merged layers neither select nor send (Eq 13).
     """
-    starts = np.flatnonzero(~_flags(instance, merged))
+    starts = np.flatnonzero(~np.asarray(merged, bool))
     backward_s, elements = (
         np.add.reduceat(each, starts) for each in (instance.backward_s, instance.elements)
     )
@@ -220,7 +200,7 @@ def merged_iteration_s(instance: Instance, merged: ArrayLike) -> Floats:
     By Eqs 6-8 and 13-15, for many mergings at once: from layer L down, gradients gather until a normal
     layer selects from all of them and sends, after its selection and after the last message.
     """
-    flags = _flags(instance, merged)
+    flags = np.asarray(merged, bool)
     compute_s = np.full(flags.shape[:-1], instance.forward_s)
     sent_s, pending = np.zeros_like(compute_s), np.zeros_like(compute_s)
     for layer in range(instance.layers - 1, -1, -1):
@@ -479,12 +459,3 @@ def merge_up_to(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
             merged.append(pending)
             pending = 0
     return (*merged, pending) if pending else tuple(merged)
-
-
-def _flags(instance: Instance, merged: ArrayLike) -> Bools:
-    flags = np.asarray(merged, bool)
-    if flags.shape[-1:] != (instance.layers,) or np.any(flags[..., 0]):
-        raise UserError(
-            f"merging of shape {flags.shape}: needs {instance.layers} layers, the first not merged"
-        )
-    return flags

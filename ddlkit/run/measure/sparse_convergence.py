@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
@@ -202,22 +201,11 @@ def train(
     Raises UserError when the loss is no longer a number.
     """
     what = f"{settings.network}, {settings.method}, {settings.schedule}, seed {settings.seed}"
-    rows: list[tuple[int, str, float, float, float]] = []
     with computing(what, device, threads=1) as place:
         training = _Training(settings, place)
-        for epoch in range(settings.recipe.epochs + 1):
-            start_s = time.perf_counter()
-            scores = {"running": training.epoch(epoch - 1)} if epoch else {}
-            seconds = (time.perf_counter() - start_s) if epoch else 0.0
-            scores["held_out"] = training.judged()
-            if not all(math.isfinite(loss) for loss, _ in scores.values()):
-                raise UserError(f"{what}: diverged in epoch {epoch}: lower the rate")
-            rows += [(epoch, on, loss, right, seconds) for on, (loss, right) in scores.items()]
-            if epoch % max(1, settings.recipe.epochs // 4) == 0:
-                loss, right = scores["held_out"]
-                say(f"{what}, epoch {epoch}: held out {loss:.3f}, {right:.0%} right")
-        columns = ["epoch", "measured_on", "loss", "accuracy", "seconds"]
-        return pd.DataFrame({**training.labels(), **pd.DataFrame(rows, columns=columns)})
+        judge = training.judged
+        rows = convergence.followed(what, settings.recipe, training.epoch, judge, say)
+        return pd.DataFrame({**training.labels(), **rows})
 
 
 class _Training:
@@ -232,27 +220,22 @@ class _Training:
         self.model = started(settings.network, settings.seed).to(device)
         shared = {id(p): p for p in self.model.parameters()}
         self.networks = [copy.deepcopy(self.model, dict(shared)) for _ in range(RANKS)]
-        self.exchange = None
+        self.epochs_done, self.exchange = 0, None
         if settings.method != DENSE:
             plan = FusionPlan(settings.method, settings.ends)
             self.exchange = PlayedExchange(self.model, plan, settings.density(0), RANKS)
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(),
-            recipe.learning_rate,
-            recipe.momentum,
-            weight_decay=recipe.decay,
-        )
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, recipe.rate_share)
+        self.optimizer = convergence.Optimizer(self.model, recipe)
         self.training, self.held_out = (
             tuple(part.to(device) for part in self.task.examples(recipe, held_out))
             for held_out in (False, True)
         )
         self.orders = orders(len(self.training[0]), recipe.epochs, settings.seed)
 
-    def epoch(self, number: int) -> tuple[float, float]:
-        """Train on an epoch's whole batches; return (mean loss, share right) of them."""
-        if self.exchange and self.settings.density(number) != self.exchange.density:
-            self.exchange.set_density(self.settings.density(number))
+    def epoch(self) -> convergence.Score:
+        """Train on the next epoch's whole batches; return the score of them."""
+        if self.exchange:
+            self.exchange.set_density(self.settings.density(self.epochs_done))
+        self.epochs_done += 1
         total = np.zeros(3)
         for network in self.networks:
             network.train()
@@ -281,16 +264,12 @@ class _Training:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     parameter.grad /= RANKS
-        largest = self.settings.recipe.largest_gradient
-        if math.isfinite(largest):
-            nn.utils.clip_grad_norm_(self.model.parameters(), largest)
         self.optimizer.step()
-        self.schedule.step()
         return total
 
     @torch.no_grad()
-    def judged(self) -> tuple[float, float]:
-        """Return (mean loss, share right) on what no training sees, by the mean of all ranks' statistics."""
+    def judged(self) -> dict[str, convergence.Score]:
+        """Return the score on what no training sees, by the mean of all ranks' statistics."""
         for name, buffer in self.model.named_buffers():
             if buffer.is_floating_point():
                 whole = torch.stack([each.get_buffer(name) for each in self.networks]).sum(0)
@@ -301,7 +280,7 @@ class _Training:
         logits = torch.cat([self.model(part) for part in inputs.split(_JUDGED_AT_ONCE)])
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
         right = (logits.argmax(1) == labels).sum()
-        return float(loss) / len(labels), float(right) / len(labels)
+        return {"held_out": (float(loss) / len(labels), float(right) / len(labels))}
 
     def labels(self) -> dict[str, Any]:
         """Return what says which training this is: columns of the table."""
