@@ -70,10 +70,12 @@ def test_no_layer_times_save_more_than_the_bound() -> None:
 
 
 def test_compatible_settings_agree_with_as_many_times_as_any() -> None:
-    every, best = omgs.scanned("LSTM-PTB"), omgs.compatible("LSTM-PTB")
-    names = [f"{name}_agrees" for name in omgs.TIMES]
-    assert best[names].sum(axis=1).eq(every[names].sum(axis=1).max()).all()
-    assert best["far"].is_monotonic_increasing
+    every, stated = omgs.scanned("LSTM-PTB"), omgs.printed().loc["LSTM-PTB"]
+    off = (every[[*omgs.TIMES]] / stated[[*omgs.TIMES]].astype(float) - 1).abs()
+    most = (off <= omgs.TOLERANCE).sum(axis=1)
+    best = omgs.compatible("LSTM-PTB")
+    assert sorted(best.index) == most.index[most == most.max()].tolist()
+    assert best["agree"].eq(most.max()).all() and best["far"].is_monotonic_increasing
     low, high = omgs.computing_s("ResNet-50")
     middle = Setting("ResNet-50", (low + high) / 2)
     took_s = cluster.planned(middle, "single", omgs.cost_of("ResNet-50"))["iteration"]
@@ -149,13 +151,9 @@ def test_training_is_the_mean_of_ranks_and_the_median_of_iterations() -> None:
     assert omgs.decided(clear) == {("n", 2): "TopK"}
 
 
-@pytest.mark.parametrize("selection", ["log", "scan"])
-def test_below_the_break_even_sparse_is_faster_and_above_it_dense(selection: str) -> None:
-    workload = Workload.from_arrays(0.02, [0.01, 0.03, 0.02], [4_000_000, 400_000, 8_000_000])
-    rate = omgs.break_even(workload, selection)
-    for factor, sparse_is_faster in ((0.9, True), (1.1, False)):
-        dense_s, sparse_s = omgs.against_dense(workload, selection, factor * rate)
-        assert (sparse_s < dense_s) == sparse_is_faster
+def test_sparse_gradients_pay_on_slow_links_and_no_selection_is_free() -> None:
+    slow, fast = omgs.against_dense(1e8), omgs.against_dense(1e12)
+    assert slow["scan"] < slow["log"] < slow["dense"] and fast["dense"] < fast["scan"] < fast["log"]
 
 
 # -- what was learned ----------------------------------------------------------------------------

@@ -18,8 +18,7 @@ from numpy.typing import ArrayLike
 
 from ddlkit.core.cost import UNDESCRIBED, Form, MessageCost, Table, cost_from_dict
 from ddlkit.core.errors import UserError, shown
-from ddlkit.core.iteration import PLAIN, Iteration
-from ddlkit.core.link import Link
+from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import Floats, Workload
@@ -118,9 +117,7 @@ def with_selection(workload: Workload, plan: FusionPlan, selection_s: Floats) ->
     return replace(workload, backward_s=backward_s)
 
 
-def sparse_iteration(
-    workload: Workload, plan: FusionPlan, cost: MessageCost, link: Link = PLAIN
-) -> Iteration:
+def sparse_iteration(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Iteration:
     """Return the iteration under a plan at a cost that selects, the selections among its compute.
 
     >>> from ddlkit.core.cost import AlphaBeta
@@ -131,7 +128,7 @@ def sparse_iteration(
     4.5
     """
     selecting_s = cost.selection_s(plan.group_bytes(workload))
-    return Iteration(with_selection(workload, plan, selecting_s), plan, cost, link)
+    return Iteration(with_selection(workload, plan, selecting_s), plan, cost)
 
 
 def sparse_timeline(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Timeline:

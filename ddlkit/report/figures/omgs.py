@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy.optimize import brentq
 
 from ddlkit import store
 from ddlkit.core.case import Case
@@ -119,18 +118,14 @@ def cost_of(network: str) -> SparseGather:
 
 @cache
 def scanned(network: str) -> pd.DataFrame:
-    """Return every setting of a network under both rules, and whether it agrees, by statement."""
-    stated = printed().loc[network]
-    frame = pd.DataFrame(scan(network, stated["topk_s"], cost_of(network)))
-    for name in TIMES:
-        frame[f"{name}_agrees"] = (frame[name] / stated[name] - 1).abs() <= TOLERANCE
-    return frame.assign(messages_agrees=frame["messages"] == stated["messages"])
+    """Return every setting of a network under both rules (`cluster.scan`)."""
+    return pd.DataFrame(scan(network, printed().loc[network, "topk_s"], cost_of(network)))
 
 
 def compatible(network: str, with_: Sequence[str] = TIMES) -> pd.DataFrame:
     """Return settings that agree with as many of these statements as any does, the nearest first."""
     frame, stated = scanned(network), printed().loc[network]
-    agree = frame[[f"{name}_agrees" for name in with_]].sum(axis=1)
+    agree = sum((frame[name] / stated[name] - 1).abs() <= TOLERANCE for name in with_)
     far = sum(np.log(frame[name] / stated[name]).abs() for name in TIMES)
     most = agree == agree.max()
     return frame[most].assign(agree=agree[most], far=far[most]).sort_values("far", kind="stable")
@@ -448,34 +443,20 @@ def decided(frame: pd.DataFrame) -> dict[tuple[str, int], str]:
 # -- sparse against dense ------------------------------------------------------------------------
 
 
-def against_dense(workload: Workload, selection: str, bits_per_s: float) -> tuple[float, float]:
-    """Return seconds of an iteration with dense and with sparse gradients, each in its best fusion.
+def against_dense(bits_per_s: float) -> dict[str, float]:
+    """Return seconds of an iteration of the paper's ResNet-50, each in its best fusion, on such a link.
 
-    The dense all-reduce is a ring of WORKERS, so is each of the two all-gathers; steps start alike, as the
-    paper's do. selection : of `audit.SELECTIONS`
+    "dense", and sparse by how selecting goes: "log" or "scan". The dense all-reduce is a ring of WORKERS, so
+    is each of the two all-gathers; steps start alike, as the paper's do.
     """
+    workload = osf_cluster.workload("ResNet50", prose("omgs")["resnet50-computing"])
     start_s = published_gather(WORKERS).alpha_s
     per_byte = 8 * (WORKERS - 1) / WORKERS / bits_per_s
     dense = AlphaBeta(2 * start_s, 2 * per_byte, workers=WORKERS)
     gather = AlphaBeta(start_s, per_byte, collective="all_gather", workers=WORKERS)
-    sparse = SparseGather(gather, audit.DENSITY, selecting=audit.SELECTIONS[selection])
-    dense_s = audit.iteration_s(workload, exact(workload, dense), dense)
-    return dense_s, proven(workload, sparse)[1]
-
-
-def break_even(workload: Workload, selection: str) -> float:
-    """Return the rate in bit/s, from 1e6 to 1e13, below which sparse gradients are faster, within 2%.
-
-    Takes it that there is one such rate. Raises ValueError where there is none.
-    """
-
-    def lead_s(power: float) -> float:
-        dense_s, sparse_s = against_dense(workload, selection, 10**power)
-        return dense_s - sparse_s
-
-    return float(10 ** brentq(lead_s, 6, 13, xtol=0.01))
-
-
-def papers_resnet50() -> Workload:
-    """Return ResNet-50 as the paper says that it computes."""
-    return osf_cluster.workload("ResNet50", prose("omgs")["resnet50-computing"])
+    seconds = {"dense": audit.iteration_s(workload, exact(workload, dense), dense)}
+    for selection in ("log", "scan"):
+        how = audit.SELECTIONS[selection]
+        sparse = SparseGather(gather, audit.DENSITY, selecting=how)
+        seconds[selection] = proven(workload, sparse)[1]
+    return seconds

@@ -188,21 +188,18 @@ def trainings(
 
 
 def train(
-    settings: SparseConvergenceSettings,
-    *,
-    device: str = "cpu",
-    say: Callable[[str], object] = lambda line: None,
+    settings: SparseConvergenceSettings, *, say: Callable[[str], object] = lambda line: None
 ) -> pd.DataFrame:
     """Return table ``sparse_convergence``: loss and accuracy before training and after every epoch.
 
-    All RANKS are played by this process, one after the other, on one thread of a CPU. ``measured_on`` is
+    All RANKS are played by this process, one after the other, on one thread of the CPU. ``measured_on`` is
     "running" (all batches of the epoch, while they train) or "held_out".
 
     Raises UserError when the loss is no longer a number.
     """
     what = f"{settings.network}, {settings.method}, {settings.schedule}, seed {settings.seed}"
-    with computing(what, device, threads=1) as place:
-        training = _Training(settings, place)
+    with computing(what, "cpu", threads=1):
+        training = _Training(settings)
         judge = training.judged
         rows = convergence.followed(what, settings.recipe, training.epoch, judge, say)
         return pd.DataFrame({**training.labels(), **rows})
@@ -215,9 +212,9 @@ class _Training:
     exchange : None for dense training, whose gradients add up by themselves
     """
 
-    def __init__(self, settings: SparseConvergenceSettings, device: torch.device) -> None:
+    def __init__(self, settings: SparseConvergenceSettings) -> None:
         self.settings, self.task, recipe = settings, TASKS[settings.network], settings.recipe
-        self.model = started(settings.network, settings.seed).to(device)
+        self.model = started(settings.network, settings.seed)
         shared = {id(p): p for p in self.model.parameters()}
         self.networks = [copy.deepcopy(self.model, dict(shared)) for _ in range(RANKS)]
         self.epochs_done, self.exchange = 0, None
@@ -225,10 +222,7 @@ class _Training:
             plan = FusionPlan(settings.method, settings.ends)
             self.exchange = PlayedExchange(self.model, plan, settings.density(0), RANKS)
         self.optimizer = convergence.Optimizer(self.model, recipe)
-        self.training, self.held_out = (
-            tuple(part.to(device) for part in self.task.examples(recipe, held_out))
-            for held_out in (False, True)
-        )
+        self.training, self.held_out = (self.task.examples(recipe, part) for part in (False, True))
         self.orders = orders(len(self.training[0]), recipe.epochs, settings.seed)
 
     def epoch(self) -> convergence.Score:
@@ -288,7 +282,6 @@ class _Training:
         sizes = [p.numel() for p in self.model.parameters()]
         density, ends = settings.density(recipe.epochs - 1), settings.ends
         groups = np.add.reduceat(sizes[::-1], (0, *ends[:-1])).tolist() if ends else []
-        device = self.training[0].device.type
         return {
             "network": settings.network,
             "method": settings.method,
@@ -299,9 +292,9 @@ class _Training:
             "selected": sum(selected(size, density) for size in groups) or sum(sizes),
             "ranks": RANKS,
             "backend": "played",
-            "device": device,
+            "device": "cpu",
             "seed": settings.seed,
-            "threads": torch.get_num_threads() if device == "cpu" else 0,
+            "threads": torch.get_num_threads(),
             "parameters": sum(sizes),
             "tensors": len(sizes),
             "data_sha256": self.task.digest(recipe),
