@@ -120,16 +120,6 @@ def test_networks_have_the_tensors_of_those_they_stand_for() -> None:
     assert len(list(convergence.started(LSTM, 0).parameters())) == 11  # omgs Tab V
 
 
-def test_a_step_down_in_width_keeps_what_the_shortcut_carries() -> None:
-    block = zoo.resnet20_half(10).get_submodule("blocks.3").eval()
-    for norm in ("norm1", "norm2"):
-        nn.init.zeros_(block.get_parameter(f"{norm}.weight"))
-    x = torch.rand(2, 8, 6, 6)
-    with torch.no_grad():
-        y = block(x)
-    assert torch.equal(y[:, :8], x[:, :, ::2, ::2]) and not y[:, 8:].any()
-
-
 def test_a_text_is_its_seed_and_its_verbs_agree_with_their_subjects() -> None:
     text, longer, other = sentences.draw(400, 3), sentences.draw(900, 3), sentences.draw(400, 4)
     assert np.array_equal(text.words, longer.words[:400])
