@@ -75,7 +75,7 @@ def test_what_is_sent_and_kept_are_the_gradients_and_the_mean_is_that_of_what_wa
                 assert group.values.abs().min() >= group.residual.abs().max()
         exchange.finish()
         for place, group in enumerate(exchange.ranks[0]):
-            mean = sum(each[place] for each in sent) / RANKS  # type: ignore[arg-type]
+            mean = sum(each[place] for each in sent) / RANKS
             given = torch.cat([p.grad.flatten() for p in group.parameters if p.grad is not None])
             torch.testing.assert_close(given, mean, rtol=1e-6, atol=1e-8)
         model.zero_grad()
