@@ -218,8 +218,7 @@ def sparse_convergences(
 ) -> Iterator[Point]:
     """omgs Fig 3, on a core of the processor: constant densities first, seed by seed, then schedules.
 
-    recipe : what differs from each network's own, as {"epochs": 3}; networks : on real data where a directory
-        of CIFAR-10 or the Penn Treebank stands behind, as "resnet20_half@DIRECTORY"
+    recipe : what differs from each network's own, as {"epochs": 3}
     """
     sparse = measuring("sparse_convergence")
     made = itertools.product(sparse.SCHEDULES, seeds, networks or tuple(sparse.TASKS))
@@ -227,7 +226,7 @@ def sparse_convergences(
         for settings in sparse.trainings(name, seed, recipe, schedule):
             epochs = settings.recipe.epochs
             words = [
-                sparse.label(name),
+                name,
                 settings.method.replace("+", "-"),
                 f"e{epochs}",
                 f"s{seed}",

@@ -176,7 +176,7 @@ class Inputs:
 
 def _selections(density: float) -> pd.DataFrame:
     budget = Budget(warmup=1, min_repeats=3, max_repeats=15, max_s=0.5)
-    measure = partial(measure_selection, densities=[density], distributions=["normal"])
+    measure = partial(measure_selection, densities=[density])
     return pd.concat([measure("cpu", n, budget=budget) for n in SELECTION_SIZES], ignore_index=True)
 
 

@@ -32,7 +32,7 @@ from ddlkit.run.sessions.session import Point, Tables, Unavailable, table_path
 
 _MEASURE = (
     "channels collectives contention controls convergence copies inputs layers nccl_one_gpu "
-    "selection selection_beside shared_kernels shared_messages shared_training shares "
+    "selection shared_kernels shared_messages shared_training shares "
     "sharing_training sparse_convergence throughput training"
 )
 MODULES = {name: f"ddlkit.run.measure.{name}" for name in _MEASURE.split()}
