@@ -78,23 +78,17 @@ class Extent(NamedTuple):
     messages: Budget
 
 
+def _extent(powers: Iterable[int], layers: Budget, messages_s: float) -> Extent:
+    messages = Budget(warmup=1, min_repeats=2, max_repeats=30, max_s=messages_s)
+    return Extent(tuple(KIB << power for power in powers), layers, messages)
+
+
+_THOROUGH = Budget(warmup=2, min_repeats=10, max_repeats=60, max_s=20.0)
 EXTENTS = {
-    "quick": Extent(
-        sizes=tuple(KIB << power for power in range(0, 20, 2)),
-        layers=Budget(warmup=1, min_repeats=3, max_repeats=20, max_s=2.0),
-        messages=Budget(warmup=1, min_repeats=2, max_repeats=30, max_s=0.15),
-    ),
+    "quick": _extent(range(0, 20, 2), Budget(1, 3, 20, 2.0), 0.15),
     # Few samples, and doubling sizes where messages are cut into segments.
-    "dense": Extent(
-        sizes=tuple(KIB << power for power in (0, 2, 4, 6, 8, 10, 11, 12, 14)),
-        layers=Budget(warmup=2, min_repeats=10, max_repeats=60, max_s=10.0),
-        messages=Budget(warmup=1, min_repeats=2, max_repeats=30, max_s=0.3),
-    ),
-    "full": Extent(
-        sizes=tuple(KIB << power for power in range(20)),  # 1 KiB .. 512 MiB
-        layers=Budget(warmup=2, min_repeats=10, max_repeats=60, max_s=20.0),
-        messages=Budget(warmup=1, min_repeats=2, max_repeats=60, max_s=1.0),
-    ),
+    "dense": _extent((0, 2, 4, 6, 8, 10, 11, 12, 14), replace(_THOROUGH, max_s=10.0), 0.3),
+    "full": _extent(range(20), _THOROUGH, 1.0),
 }
 
 
