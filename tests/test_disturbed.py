@@ -23,9 +23,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import group_ends, predict
 from ddlkit.core.pace import Pace, in_turns
 from ddlkit.core.plan import FusionPlan
-from ddlkit.core.straggler import straggler_factors
 from ddlkit.core.window import CUBIC, RENO, Control, Windows
-from ddlkit.core.workload import Workload
+from ddlkit.core.workload import Workload, straggler_factors
 from ddlkit.model.calibration import Calibration, Communication
 from ddlkit.model.disturbed import Disturbance, carried_share, foretell, wire_s_per_byte
 from ddlkit.model.noise import Noise

@@ -7,21 +7,18 @@ import json
 import numpy as np
 import pytest
 
-from ddlkit.core.cost import AlphaBeta, Chords, Curve, MessageCost, Piecewise, Segments, Table
+from ddlkit.core.cost import FORMS, AlphaBeta, Chords, MessageCost, Piecewise, Segments, Table
 from ddlkit.core.doubt import DIGITS
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import LINES, costs_from_dict, fit, held_out_errors, unseen_errors
+from ddlkit.core.fit import costs_from_dict, fit, fitted_forms, held_out_errors, unseen_errors
+from ddlkit.core.pieces import LINES
 
 SIZES = np.geomspace(1024, 64 * 2**20, 17).round()
 TRUTHS: dict[str, MessageCost] = {
     "alpha_beta": AlphaBeta(1e-3, 8e-9),
     "piecewise": Piecewise(3e5, 2e-4, -1e-3, 8e-9, 1e-4),
     "segments": Segments(*map(np.array, ([3e5, 9e6], [1e-4, 3e-3, 3e-2], [2e-8, 9e-9, 7e-9]))),
-    "segments:joined": Segments(
-        *map(np.array, ([3e5, 9e6], [1e-4, 3.4e-3, 2.14e-2], [2e-8, 9e-9, 7e-9]))
-    ),
     "table": Table(SIZES, 1e-3 + 8e-9 * SIZES),
-    "curve": Curve(SIZES, 1e-3 + 8e-9 * SIZES),
     "chords": Chords(SIZES, 1e-3 + 8e-9 * SIZES),
 }
 
@@ -33,14 +30,14 @@ def samples(
     return sizes, truth(sizes) * np.exp(np.random.default_rng(seed).normal(0, noise, sizes.size))
 
 
-@pytest.mark.parametrize("form", TRUTHS)
+@pytest.mark.parametrize("form", fitted_forms(FORMS))
 def test_exact_data_give_the_exact_cost(form: str) -> None:
     found = fit(form, *samples(TRUTHS[form], 0.0), draws=2)
     np.testing.assert_allclose(found.cost(SIZES), TRUTHS[form](SIZES), rtol=1e-6)
     assert np.abs(found.relative_residuals).max() < 1e-6
 
 
-@pytest.mark.parametrize("form", TRUTHS)
+@pytest.mark.parametrize("form", fitted_forms(FORMS))
 def test_noisy_data_give_the_cost_within_the_noise(form: str) -> None:
     found = fit(form, *samples(TRUTHS[form], 0.05), draws=50)
     assert np.abs(found.cost(SIZES) / TRUTHS[form](SIZES) - 1).max() < 0.08
@@ -188,7 +185,7 @@ def test_degenerate_data_are_refused(form: str, sizes: list, seconds: list, mess
         fit(form, sizes, seconds)
 
 
-@pytest.mark.parametrize("form", TRUTHS)
+@pytest.mark.parametrize("form", fitted_forms(FORMS))
 def test_a_fit_written_as_json_is_read_back_with_its_draws(form: str) -> None:
     found = fit(form, *samples(TRUTHS[form], 0.05), workers=4, draws=5)
     cost, draws = costs_from_dict(json.loads(json.dumps(found.to_dict())))

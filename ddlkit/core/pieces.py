@@ -1,23 +1,33 @@
-"""Straight pieces through measured times: least squares, where the pieces meet, and whether they join.
+"""How each form is fitted to measured times: straight pieces by least squares, and tables of medians.
 
-A piece is a line in the size or in its logarithm. Found by trying every cut between sizes, pieces need not
-join; a collective's time is continuous but where it changes its protocol, so there is a way that joins them.
+Every form here is linear in its parameters once its breakpoints are chosen, so a fit is a weighted linear
+least squares, and breakpoints are found by trying every gap between measured sizes. Weights are 1/t (an
+error of 10% counts the same at 1 KiB and at 1 GiB) unless a line is asked for that counts seconds: what
+is right for a curve is wrong for a line, which cannot hold small and large messages to 10% at once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from functools import cache, partial
-from itertools import pairwise, product
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ddlkit.core import units
+from ddlkit.core.cost import AlphaBeta, Chords, Form, Piecewise, Segments, Table, parameters
 from ddlkit.core.errors import UserError
+from ddlkit.core.sparse import DensityLog, Log, Scan, SelectionTimes
 from ddlkit.core.workload import Floats
 
-UNDETERMINED = "the sizes do not determine the parameters: measure more distinct sizes"
+PIECES = 3
+"""Linear pieces of a ``segments`` fit; each must hold at least MIN_SIZES_PER_PIECE sizes."""
+MIN_SIZES_PER_PIECE = 3
+LINES = ("relative", "least_squares", "medians", "ends")
+"""Ways to lay a straight line through messages, as in "alpha_beta:ends": by relative error; by least squares
+in seconds through every sample, or through the median of every size; through the two ends alone."""
 
 
 def least_squares(
@@ -30,26 +40,28 @@ def least_squares(
     Returns (k,) values and their standard errors, (n,) leverage, and the loss.
     """
     unit_s = seconds if unit_s is None else unit_s
-    weighted, wanted = design / unit_s[:, None], seconds / unit_s
+    weighted, target = design / unit_s[:, None], seconds / unit_s
     scale = np.linalg.norm(weighted, axis=0)
     basis, rank = np.zeros(0), 0
     try:
         if np.all(scale > 0):
-            basis, _, rank, _ = np.linalg.lstsq(weighted / scale, wanted, rcond=None)
+            basis, _, rank, _ = np.linalg.lstsq(weighted / scale, target, rcond=None)
         if rank < design.shape[1]:
             raise np.linalg.LinAlgError
         inverse = np.linalg.inv((weighted / scale).T @ (weighted / scale)) / np.outer(scale, scale)
     except np.linalg.LinAlgError:
-        raise UserError(UNDETERMINED) from None
+        raise UserError(
+            "the sizes do not determine the parameters: measure more distinct sizes"
+        ) from None
     values = basis / scale
-    loss = float(np.sum((weighted @ values - wanted) ** 2))
+    loss = float(np.sum((weighted @ values - target) ** 2))
     leverage = np.einsum("ij,jk,ik->i", weighted, inverse, weighted)
     variance = np.diag(inverse * loss / max(len(seconds) - design.shape[1], 1))
     return values, np.sqrt(np.maximum(variance, 0)), leverage, loss
 
 
 def grouped(points: Floats, seconds: Floats) -> tuple[Floats, list[Floats], NDArray[np.int64]]:
-    """(n, k) points to those that differ, (k', k), the times at each, and which one each row is at."""
+    """Return (k', k) distinct ones of (n, k) points, the times at each, and (n,) which each row is at."""
     rows = points[:, 0] if points.shape[1] == 1 else points  # numbers take half the time of rows
     distinct, inverse, counts = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
     distinct, which = distinct.reshape(-1, points.shape[1]), inverse.ravel()
@@ -58,7 +70,7 @@ def grouped(points: Floats, seconds: Floats) -> tuple[Floats, list[Floats], NDAr
 
 
 def each(of: Callable[..., Any], groups: Sequence[Floats]) -> Floats:
-    """(k,) ``of`` each of k groups, at once where all are of one length."""
+    """Return (k,) ``of`` each of k groups, at once where all are of one length."""
     if len({group.size for group in groups}) == 1:
         return np.asarray(of(np.stack(groups), axis=1))
     return np.array([of(group, axis=0) for group in groups])
@@ -69,19 +81,22 @@ Design = Callable[[Floats], Floats]
 
 
 def straight(sizes: Floats) -> Floats:
+    """Return (n, 2): a constant and the size."""
     return np.column_stack([np.ones_like(sizes), sizes])
 
 
 def log2(sizes: Floats) -> Floats:
+    """Return (n, 2): the logarithm of the size and a constant."""
     return np.column_stack([np.log2(sizes), np.ones_like(sizes)])
 
 
 def linear(sizes: Floats) -> Floats:
+    """Return (n, 2): the size and a constant."""
     return np.column_stack([sizes, np.ones_like(sizes)])
 
 
 def _losses(x: Floats, y: Floats, weight: Floats, starts: int) -> Floats:
-    """(starts, n+1) losses of a line through the points from i up to j, 0 where there is none.
+    """Return (starts, n+1) losses of a line through the points from i up to j, 0 where there is none.
 
     x, y, weight : (n,) of the points
 
@@ -104,51 +119,35 @@ def _losses(x: Floats, y: Floats, weight: Floats, starts: int) -> Floats:
     return losses.T
 
 
-def _weighted(groups: Sequence[Floats]) -> tuple[Floats, Floats]:
-    """(k,) weights of k sizes in a fit by relative error, and what their times count as."""
-    weight = each(lambda times, axis: np.sum(times**-2.0, axis=axis), groups)
-    return weight, each(lambda times, axis: np.sum(1.0 / times, axis=axis), groups) / weight
-
-
 def _total_losses(variables: Sequence[Floats], groups: Sequence[Floats], minimum: int) -> Floats:
-    """Losses of len(variables) pieces by where they are cut, an axis a cut; infinite where one is too short.
+    """Return losses of len(variables) pieces by where they are cut, an axis a cut; infinite if too short.
 
     variables : of each piece (n,), what it is straight in; groups : the n sizes' times
 
     Repeats scatter about their own mean wherever the cuts are, so that part is left out.
     """
-    weight, mean = _weighted(groups)
+    weight = each(lambda times, axis: np.sum(times**-2.0, axis=axis), groups)
+    mean = each(lambda times, axis: np.sum(1.0 / times, axis=axis), groups) / weight
     n, count = len(groups), np.arange(len(groups) + 1)
     too_short, short = count - count[:, None] < minimum, count < minimum
-    between = []
+    total = np.where(short, np.inf, _losses(variables[0], mean, weight, 1)[0])
     for variable in variables[1:-1]:
-        piece = np.zeros((n + 1, n + 1))
+        piece = np.full((n + 1, n + 1), np.inf)
         piece[:n] = _losses(variable, mean, weight, n)
-        between.append(piece)
-    if between and all(np.array_equal(variable, variables[0]) for variable in variables):
-        first, last = between[0][0], between[0][::-1, n]
-    else:
-        first = _losses(variables[0], mean, weight, 1)[0]
-        last = _losses(variables[-1][::-1], mean[::-1], weight[::-1], 1)[0]
-    total = np.where(short, np.inf, first)
-    for piece in between:
         total = total[..., None] + np.where(too_short, np.inf, piece)
+    last = _losses(variables[-1][::-1], mean[::-1], weight[::-1], 1)[0]
     return np.asarray(total + np.where(short, np.inf, last)[::-1])
-
-
-CLOSE = 64
-"""So many of the best breakpoints, if equal but for rounding, are compared by their exact loss."""
 
 
 def best_breaks(
     designs: Sequence[Design], sizes: Floats, seconds: Floats, minimum: int
 ) -> list[float]:
-    """The breakpoints of least total loss, geometric means between neighbouring sizes.
+    """Return the breakpoints of least total loss, geometric means between neighbouring sizes.
 
-    Every cut is tried, by sums of all pieces' losses; those that rounding cannot tell apart by least squares.
+    Raises UserError for fewer than ``minimum`` distinct sizes a piece.
     """
     points, groups, _ = grouped(sizes[:, None], seconds)
-    grid, starts = points[:, 0], np.cumsum([0, *(group.size for group in groups)])
+    grid = points[:, 0]
     if grid.size < minimum * len(designs):
         raise UserError(
             f"{len(designs)} pieces need at least {minimum * len(designs)} distinct sizes, "
@@ -158,28 +157,14 @@ def best_breaks(
         return []
     # A design is a constant and a variable: their sum is as good a variable.
     total = _total_losses([design(grid).sum(axis=1) for design in designs], groups, minimum)
-    slack = 1e-9 * total.min() + 1e-12 * sizes.size
-    near = np.flatnonzero(total <= total.min() + slack)
-    near = np.sort(near[np.argsort(total.flat[near], kind="stable")[:CLOSE]])
-
-    @cache
-    def loss(design: Design, start: int, end: int) -> float:
-        inside = slice(starts[start], starts[end])
-        return least_squares(design(sizes[inside]), seconds[inside])[-1]
-
-    def exact(cuts: tuple[int, ...]) -> float:
-        bounds = pairwise((0, *cuts, grid.size))
-        return sum(loss(design, *ends) for design, ends in zip(designs, bounds, strict=True))
-
-    tried = list(zip(*(c.tolist() for c in np.unravel_index(near, total.shape)), strict=True))
-    best = tried[0] if len(tried) == 1 else min(tried, key=exact)
-    return [float(np.sqrt(grid[cut - 1] * grid[cut])) for cut in best]
+    cuts = np.unravel_index(int(np.argmin(total)), total.shape)
+    return [float(np.sqrt(grid[cut - 1] * grid[cut])) for cut in cuts]
 
 
 def apart(
     designs: Sequence[Design], breaks: Sequence[float], sizes: Floats, seconds: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """Values, standard errors and leverage of pieces between the breaks that need not join, one by one."""
+    """Return values, standard errors and leverage of pieces between the breaks, fitted one by one."""
     which = np.searchsorted(breaks, sizes, side="right")
     lines = [
         least_squares(design(sizes[which == k]), seconds[which == k])
@@ -189,195 +174,157 @@ def apart(
     return np.concatenate(values), np.concatenate(errors), np.concatenate(leverage)
 
 
-# -- pieces that join ----------------------------------------------------------------------------
+# -- forms -------------------------------------------------------------------------------------
 
-SEARCHED = 48
-"""Of so many sizes at most, evenly spaced in their order, the best knots are searched."""
-INSIDE, NEARER = 8, 10
-"""So many places of a knot are tried between two sizes, and so many times others nearer to the best."""
+Fitted = tuple[dict[str, Any], tuple[str, ...], Floats, Floats, Floats]
+"""cost parameters, names, values, standard errors, leverage"""
+Fitter = Callable[..., Fitted]
+"""Columns of what the cost is a function of, then seconds, to the fitted parameters."""
 
 
-class Joined(NamedTuple):
-    """Pieces that meet at their knots, but for jumps.
+def _linear_in_parameters(kind: type[Form]) -> Fitter:
+    """Of a form without breakpoints: a column of the design is the form with one parameter 1, others 0."""
+    names = parameters(kind)
 
-    knots_bytes : (k-1,) where the pieces meet; slopes : (k,), the first per doubling if it is logarithmic
-    start_s : the first piece's value where its variable is zero; jumps_s : (k-1,) 0 where they meet
-    values, errors : of all parameters: start, slopes, then jumps; leverage : (n,) of the rows
+    def fitter(*columns: Floats) -> Fitted:
+        *at, seconds = columns
+        terms: list[Any] = [
+            kind(**dict(zip(names, unit, strict=True))) for unit in np.eye(len(names))
+        ]
+        design = np.column_stack([term(*at) for term in terms])
+        values, errors, leverage, _ = least_squares(design, seconds)
+        return dict(zip(names, values.tolist(), strict=True)), names, values, errors, leverage
+
+    return fitter
+
+
+def _full_grid(kind: type[Form]) -> Fitter:
+    """Of a table: medians at each point, which must make a full grid; errors from the spread of repeats."""
+
+    def fitter(*columns: Floats) -> Fitted:
+        *at, seconds = columns
+        points, groups, which = grouped(np.column_stack(at[::-1]), seconds)
+        axes = [np.unique(column) for column in points.T]
+        shape = [axis.size for axis in axes]
+        if len(points) != np.prod(shape):
+            raise UserError(
+                f"{len(points)} points are not the {shape[0]} densities x {shape[1]} sizes of a "
+                "table: measure every size at every density"
+            )
+        medians = each(np.median, groups)
+        count = np.array([group.size for group in groups])
+        names = tuple(f"seconds[{','.join(f'{x:.15g}' for x in point)}]" for point in points)
+        grid = (axis.tolist() for axis in (*axes[::-1], medians.reshape(shape)))
+        values = dict(zip(parameters(kind), grid, strict=True))
+        return values, names, medians, _median_spread(groups), 1.0 / count[which]
+
+    return fitter
+
+
+def _line(how: str) -> Fitter:
+    """One of LINES, or "1.2e-8": that many seconds a byte are given, and the smallest message adds its time.
+
+    In seconds the largest messages decide, where a line's slope shows; so a start-up below zero may come out:
+    then it is zero and the slope alone is fitted. Raises UserError for any other ``how``.
     """
+    if how == "relative":
+        return _linear_in_parameters(AlphaBeta)
+    names = parameters(AlphaBeta)
+    slope = 0.0 if how in LINES else _seconds_per_byte(how)
 
-    knots_bytes: Floats
-    start_s: float
-    slopes: Floats
-    jumps_s: Floats
-    values: Floats
-    errors: Floats
-    leverage: Floats
+    def fitter(sizes: Floats, seconds: Floats) -> Fitted:
+        points, groups, which = grouped(sizes[:, None], seconds)
+        grid, count = points[:, 0], np.array([group.size for group in groups])
+        medians = each(np.median, groups)
+        if how not in LINES:
+            share = (which == 0) / count[which]
+            spread_s = float(_median_spread(groups[:1])[0])
+            given = {names[0]: float(medians[0]), names[1]: slope}
+            return given, names[:1], medians[:1], np.array([spread_s]), share
+        if how == "least_squares":
+            return _no_negative_start(sizes, seconds)
+        chosen = np.array([0, -1]) if how == "ends" else np.arange(grid.size)
+        line, _, values, errors, weight = _no_negative_start(grid[chosen], medians[chosen])
+        shared = np.zeros(grid.size)
+        shared[chosen] = weight
+        if how == "ends":  # two points leave no residual to tell the error: the repeats do
+            low_s, high_s = _median_spread([groups[0], groups[-1]])
+            errors = np.array([low_s, np.hypot(low_s, high_s) / (grid[-1] - grid[0])])
+        return line, names, values, errors, shared[which] / count[which]
 
-    def intercepts_s(self) -> Floats:
-        """(k,) value of each straight piece at no bytes."""
-        steps = self.jumps_s - np.diff(self.slopes) * self.knots_bytes
-        return np.cumsum([self.start_s, *steps])
-
-
-def joined_design(
-    sizes: Floats, knots: Floats, steps: Sequence[bool], logarithmic: bool = False
-) -> Floats:
-    """(..., n, k) columns of pieces that meet at knots (..., k-1), and of a step at each knot that has one.
-
-    A parameter of the columns is the slope of its piece, the height of its step.
-    """
-    at = [knots[..., place, None] for place in range(knots.shape[-1])]
-    x = np.broadcast_to(sizes, (*knots.shape[:-1], sizes.size))
-    first = np.minimum(x, at[0]) if at else x
-    columns = [np.ones_like(x), np.log2(first) if logarithmic else first]
-    for place, start in enumerate(at):
-        upto = np.minimum(x, at[place + 1]) if place + 1 < len(at) else x
-        columns.append(np.maximum(upto - start, 0.0))
-    columns += [x >= start for start, step in zip(at, steps, strict=True) if step]
-    return np.stack(columns, axis=-1)
+    return fitter
 
 
-def joined(
-    sizes: Floats,
-    seconds: Floats,
-    pieces: int,
-    minimum: int,
-    jumps: int = 0,
-) -> Joined:
-    """Lines of least loss that meet at their knots, all but ``jumps`` of them, each of ``minimum`` sizes.
-
-    The best knot of two lines that meet is either a measured size, where they share it, or the place between
-    two sizes where lines that know nothing of each other happen to cross: so those are all tried.
-    """
-    grid, mean, per_s = _searched(sizes, seconds)
-    best = None
-    for free in product((False, True), repeat=pieces - 1):
-        for jumping in _jumping(free, min(jumps, pieces - 1)):
-            found = _best_knots(grid, mean, per_s, free, jumping, minimum)
-            if found and (best is None or found[0] < best[0]):
-                best = found
-    if best is None:
-        raise UserError(f"{pieces} pieces need more sizes than {grid.size}")
-    _, knots, steps = best
-    return _joined_at(knots, steps, sizes, seconds)
-
-
-def joined_after_log(sizes: Floats, seconds: Floats, minimum: int) -> Joined:
-    """A piece that is straight in the size's logarithm, and a line that it meets, of least loss.
-
-    The best knot may be anywhere between two sizes: INSIDE places in each are tried, then ever nearer ones.
-    """
-    grid, mean, per_s = _searched(sizes, seconds)
-    among = grid[minimum - 1 : grid.size - minimum + 1]
-    share = np.arange(INSIDE) / INSIDE
-    between = among[:-1, None] * (among[1:] / among[:-1])[:, None] ** share
-    places = np.append(between, among[-1])
-    for _ in range(NEARER):
-        design = joined_design(grid, places[:, None], (False,), True) * per_s[:, None]
-        best = int(np.argmin(_solved(design, mean * per_s)[1]))
-        knot, last = places[best], places.size - 1
-        before, behind = places[max(best - 1, 0)], places[min(best + 1, last)]
-        places = np.sort(np.append(np.linspace(before, behind, 2 * INSIDE), knot))
-    return _joined_at(np.array([knot]), (False,), sizes, seconds, True)
-
-
-def _searched(sizes: Floats, seconds: Floats) -> tuple[Floats, Floats, Floats]:
-    """(k,) sizes at which knots are searched, what the times there count as, and an error's unit, inverse."""
-    points, groups, _ = grouped(sizes[:, None], seconds)
-    every = np.linspace(0, len(points) - 1, min(len(points), SEARCHED)).round().astype(int)
-    weight, mean = _weighted([groups[k] for k in every.tolist()])
-    return points[every, 0], mean, weight**0.5
-
-
-def _joined_at(
-    knots: Floats,
-    steps: Sequence[bool],
-    sizes: Floats,
-    seconds: Floats,
-    logarithmic: bool = False,
-) -> Joined:
-    pieces = knots.size + 1
-    design = joined_design(sizes, knots, steps, logarithmic)
-    values, errors, leverage, _ = least_squares(design, seconds)
-    heights = np.zeros(knots.size)
-    heights[np.flatnonzero(steps)] = values[pieces + 1 :]
-    start_s, slopes = float(values[0]), values[1 : pieces + 1]
-    return Joined(knots, start_s, slopes, heights, values, errors, leverage)
-
-
-def _jumping(free: Sequence[bool], jumps: int) -> list[tuple[bool, ...]]:
-    """All ways to let so many knots jump, each of them between two sizes."""
-    every = product((False, True), repeat=len(free))
-    return [
-        one
-        for one in every
-        if sum(one) == jumps and not any(j > f for j, f in zip(one, free, strict=True))
-    ]
-
-
-def _best_knots(
-    grid: Floats,
-    mean: Floats,
-    per_s: Floats,
-    free: Sequence[bool],
-    jumping: Sequence[bool],
-    minimum: int,
-) -> tuple[float, Floats, tuple[bool, ...]] | None:
-    """Loss, knots and which of them jump, of the best pieces whose knots lie between sizes where ``free``."""
-    ends = _ends(grid.size, free, minimum)
-    if not len(ends):
-        return None
-    inside = np.asarray(free, dtype=bool)
-    low: Floats = grid[ends]
-    high: Floats = grid[np.minimum(ends + inside, grid.size - 1)]
-    knots = np.sqrt(low * high)
-    knots[:, ~inside] = low[:, ~inside]
-    design = joined_design(grid, knots, free) * per_s[:, None]
-    values, losses = _solved(design, mean * per_s)
-    meeting = np.flatnonzero(inside & ~np.asarray(jumping, dtype=bool)).tolist()
-    for place in meeting:
-        apart = partial(_apart_s, values, knots, free, place)
-        losses[apart(low[:, place]) * apart(high[:, place]) > 0] = np.inf
-    best = int(np.argmin(losses))
-    if not np.isfinite(losses[best]):
-        return None
-    chosen = knots[best].copy()
-    for place in meeting:
-        apart = partial(_apart_s, values[best], knots[best], free, place)
-        edges = np.array([low[best, place], high[best, place]])
-        off = apart(edges)
-        share = off[0] / (off[0] - off[1]) if off[0] != off[1] else 0.5  # one line all through
-        chosen[place] = edges[0] + (edges[1] - edges[0]) * share
-    return float(losses[best]), chosen, tuple(jumping)
-
-
-def _ends(n: int, free: Sequence[bool], minimum: int) -> NDArray[np.int64]:
-    """(m, k-1) numbers of the last size of each piece but the last; the next begins there, if free after."""
-    if not free:
-        return np.zeros((1, 0), dtype=np.int64)
-    every = np.stack(np.meshgrid(*[np.arange(n)] * len(free), indexing="ij"), axis=-1)
-    ends = every.reshape(-1, len(free))
-    starts = ends + np.asarray(free, dtype=np.int64)
-    first = np.column_stack([np.zeros(len(ends), dtype=np.int64), starts])
-    last = np.column_stack([ends, np.full(len(ends), n - 1)])
-    return np.asarray(ends[np.all(last - first + 1 >= minimum, axis=1)])
-
-
-def _solved(design: Floats, wanted: Floats) -> tuple[Floats, Floats]:
-    """(m, k) parameters of least squares for each of m designs, (m, n, k), and (m,) their losses."""
-    scale = np.linalg.norm(design, axis=1, keepdims=True)
-    scaled = design / scale
-    normal = np.matmul(scaled.transpose(0, 2, 1), scaled) + 1e-14 * np.eye(design.shape[2])
+def _seconds_per_byte(text: str) -> float:
     try:
-        values = np.linalg.solve(normal, (scaled.transpose(0, 2, 1) @ wanted)[..., None])
-    except np.linalg.LinAlgError:
-        raise UserError(UNDETERMINED) from None
-    losses = np.sum((np.matmul(scaled, values)[..., 0] - wanted) ** 2, axis=1)
-    return values[..., 0] / scale[:, 0], losses
+        given = float(text)
+    except ValueError:
+        given = math.nan
+    if not (math.isfinite(given) and given > 0):
+        ways = ", ".join(LINES)
+        raise UserError(f"cost form alpha_beta:{text}: use {ways}, or seconds per byte as 1.2e-8")
+    return given
 
 
-def _apart_s(values: Floats, knots: Floats, free: Sequence[bool], place: int, at: Floats) -> Floats:
-    """How far above the line before a free knot the one behind it is, both continued to ``at`` bytes."""
-    step = len(free) + 2 + sum(free[:place])
-    bend = values[..., place + 2] - values[..., place + 1]
-    return np.asarray(values[..., step] + bend * (at - knots[..., place]))
+def _no_negative_start(sizes: Floats, seconds: Floats) -> Fitted:
+    """Least squares in seconds; where the start-up would be negative, it is zero."""
+    names, unit_s = parameters(AlphaBeta), np.ones_like(seconds)
+    values, errors, leverage, _ = least_squares(straight(sizes), seconds, unit_s)
+    if values[0] < 0:
+        slope, slope_error, leverage, _ = least_squares(sizes[:, None], seconds, unit_s)
+        values, errors = np.append(0.0, slope), np.append(0.0, slope_error)
+    return dict(zip(names, values.tolist(), strict=True)), names, values, errors, leverage
+
+
+def _median_spread(groups: Sequence[Floats]) -> Floats:
+    """(k,) standard error of each group's median; that of a normal sample spreads 1.2533 times its mean."""
+
+    def spread(times: Floats, axis: int) -> Floats:
+        return np.asarray(1.2533 * times.std(axis=axis, ddof=min(1, times.shape[axis] - 1)))
+
+    return each(spread, groups) / np.array([group.size for group in groups]) ** 0.5
+
+
+def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> Fitted:
+    """With the threshold that is given, or else with the one of least loss."""
+    _, *names = parameters(Piecewise)
+    designs = log2, linear
+    if threshold:
+        threshold_bytes = float(units.parse_bytes(threshold))
+        below = int(np.searchsorted(np.unique(sizes), threshold_bytes))
+        above = np.unique(sizes).size - below
+        if min(below, above) < 2:
+            raise UserError(
+                f"a threshold of {units.format_bytes(threshold_bytes)} has {below} sizes below and "
+                f"{above} above: each piece needs 2"
+            )
+    else:
+        (threshold_bytes,) = best_breaks(designs, sizes, seconds, 2)
+    values, errors, leverage = apart(designs, (threshold_bytes,), sizes, seconds)
+    lines = dict(zip(names, values.tolist(), strict=True))
+    return {"threshold_bytes": threshold_bytes, **lines}, tuple(names), values, errors, leverage
+
+
+def _fit_segments(sizes: Floats, seconds: Floats) -> Fitted:
+    """As many pieces as the sizes can carry, at most PIECES; they need not join."""
+    pieces = max(1, min(PIECES, np.unique(sizes).size // MIN_SIZES_PER_PIECE))
+    designs = (straight,) * pieces
+    breaks = best_breaks(designs, sizes, seconds, MIN_SIZES_PER_PIECE)
+    values, errors, leverage = apart(designs, breaks, sizes, seconds)
+    names = tuple(f"{name}[{k}]" for k in range(pieces) for name in ("alpha_s", "beta_s_per_byte"))
+    lines = {"breaks_bytes": breaks, "alpha_s": values[::2].tolist()}
+    return {**lines, "beta_s_per_byte": values[1::2].tolist()}, names, values, errors, leverage
+
+
+METHODS: dict[type[Form], tuple[Fitter, int]] = {
+    **{kind: (_linear_in_parameters(kind), 3) for kind in (AlphaBeta, DensityLog, Log, Scan)},
+    **{kind: (_full_grid(kind), 2) for kind in (Table, Chords, SelectionTimes)},
+    Piecewise: (_fit_piecewise, 5),
+    Segments: (_fit_segments, MIN_SIZES_PER_PIECE),
+}
+"""How each form is fitted, and from how many distinct sizes at least."""
+VARIANTS: dict[type[Form], Callable[[str], Fitter]] = {
+    AlphaBeta: _line,
+    Piecewise: lambda text: partial(_fit_piecewise, threshold=text),
+}
+"""What may stand behind a form's name, as in "piecewise:45KB", to how it is then fitted."""

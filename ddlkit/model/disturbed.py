@@ -23,9 +23,8 @@ from ddlkit.core.iteration import Iteration
 from ddlkit.core.pace import Pace, in_turns
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.schedule import Schedule
-from ddlkit.core.straggler import straggler_factors
 from ddlkit.core.window import CUBIC, RENO, Windows
-from ddlkit.core.workload import Floats, Workload
+from ddlkit.core.workload import Floats, Workload, straggler_factors
 from ddlkit.model.calibration import Communication
 
 MSS_BYTES, FRAME_BYTES = 1448, 1538
