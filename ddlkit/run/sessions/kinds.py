@@ -73,7 +73,6 @@ from ddlkit.run.measure.sparse_training import SparseTrainingSettings, sparse_tr
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions import reader
 from ddlkit.run.sessions.reader import Key, count, number, one_of, whole
-from ddlkit.run.sessions.replanning import Duel, measure_duel
 from ddlkit.run.sessions.session import Point, Tables, Unavailable, say, table_path
 
 DISTINCT_PLANS = 8
@@ -937,37 +936,6 @@ def replays(
     estimate_s = LAUNCH_S + len(networks) * DISTINCT_PLANS * rounds * _EXPOSED_S
     tables = ["runs", "timeline"]
     yield Point("replay", f"replay-p{ranks}-{rate}", measure, estimate_s, tables=tables)
-
-
-@kind("replanning", lab=True)
-def planning_again(
-    here: Here,
-    networks: Batched,
-    ranks: int,
-    rate: Rate,
-    delay: Annotated[float, Key(reader.seconds, "0s")],
-    share: Annotated[float, Key(number(0.01, 1))],
-    compute_s: Annotated[float, Key(number(1e-3, 1e3))],
-    watched: int,
-    rounds: int,
-    budget: Budget,
-    folder: str = "",
-) -> Iterator[Point]:
-    """The plan that was kept after a change of the rate, that made again, and that which knew."""
-    shape = LabShape(ranks, parse_bits_per_s(rate), conditions=Conditions(delay_s=delay))
-
-    def measure(name: str, batch: int) -> Tables:
-        profile = _profile(here.out / folder, name, batch, 1)
-        duel = Duel(profile, shape, share, compute_s, watched, rounds)
-        return measure_duel(duel, SIZES, budget)
-
-    messages_s = 2 * (LAUNCH_S + len(SIZES) * budget.max_s)
-    estimate_s = messages_s + 2 * compute_s * (2 * watched + 6 * rounds)
-    tables = ["collectives", "runs", "timeline"]
-    for name, batch in networks:
-        yield layers_point(name, batch, 1, budget, device=here.device, folder=folder)
-        key, run = f"replanning-{name}-{shape.name}", partial(measure, name, batch)
-        yield Point("replanning", key, run, estimate_s, tables=tables, folder=folder)
 
 
 def replay_cases(
