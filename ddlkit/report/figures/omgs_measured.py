@@ -20,10 +20,9 @@ from ddlkit.core.case import Case
 from ddlkit.core.sparse import SelectionTimes, SparseGather
 from ddlkit.core.workload import Workload
 from ddlkit.model.calibration import Calibration
-from ddlkit.model.predictor import computed, make_plan
-from ddlkit.model.trials import OURS
+from ddlkit.model.predictor import OURS, computed, make_plan
 from ddlkit.papers.omgs.cluster import PARTS, PLANS
-from ddlkit.report import judged, plots, source
+from ddlkit.report import accuracy, plots, source
 from ddlkit.report.claims import prose
 from ddlkit.report.figures import omgs_breakdown
 from ddlkit.report.source import Source
@@ -50,7 +49,7 @@ def replayed(campaign: Source) -> pd.DataFrame:
     ``predicted_exposed``, as foretold; repeatability (relative), processor_limited, processor_load; stretch,
     the lab's seconds over these. Where two algorithms find one plan, it was replayed once and stands twice.
     """
-    cases, known = judged.joined(campaign), campaign.workloads()
+    cases, known = accuracy.joined(campaign), campaign.workloads()
     times = campaign.selections()
     planning = campaign.table("collectives")
     costs = Calibration.of(planning[planning["session"] == BEFORE], draws=0)

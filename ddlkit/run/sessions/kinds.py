@@ -56,7 +56,6 @@ from ddlkit.run.measure.collectives import LIBRARY, SIZES, CollectivesSettings, 
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
 from ddlkit.run.measure.echoes import EchoesSettings, echoes_job
 from ddlkit.run.measure.layers import PRECISIONS, LayersSettings, layer_tables, layers_job
-from ddlkit.run.measure.pipelines import PipelineSettings, cases, pipeline_job
 from ddlkit.run.measure.shared_buckets import SharedBucketsSettings, shared_buckets_job
 from ddlkit.run.measure.shared_copies import SharedCopiesSettings, shared_copies_job
 from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
@@ -73,7 +72,6 @@ from ddlkit.run.measure.sparse_training import SparseTrainingSettings, sparse_tr
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions import reader
 from ddlkit.run.sessions.reader import Key, count, number, one_of, whole
-from ddlkit.run.sessions.replanning import Duel, measure_duel
 from ddlkit.run.sessions.session import Point, Tables, Unavailable, say, table_path
 
 DISTINCT_PLANS = 8
@@ -543,40 +541,6 @@ def trainings(here: Here, networks: Batched, repeats: int, iterations: int) -> I
             yield _on_gpus(ranks if here.device == "cuda" else 0, point)
 
 
-@kind("input")
-def pipelines(
-    here: Here,
-    networks: Batched,
-    ranks: int,
-    rounds: int,
-    iterations: int,
-    budget: Budget,
-    pictures: Pictures,
-    rate: Rate = "",
-) -> Iterator[Point]:
-    """Training that reads its pictures, by every strategy, and its parts alone; on processors."""
-    key = f"p{ranks}-{rate}" if rate else f"p{ranks}"
-    for name, batch in networks:
-        settings = PipelineSettings(
-            name, batch, str(here.out), pictures, rounds, iterations, budget
-        )
-        each = rounds * len(cases(ranks)) * (iterations + 6)
-        estimate_s = (
-            LAUNCH_S + each * 2 * _iteration_s(name, batch, "fp32", "cpu") + 7 * budget.max_s
-        )
-
-        def measure(
-            settings: PipelineSettings = settings, most_s: float = PATIENCE * estimate_s
-        ) -> Tables:
-            with _lab(ranks, rate) if rate else nullcontext(Loopback()) as place:
-                join = choose_join() | {"torch_threads": 1}
-                how: dict[str, Any] = {"place": place, "join": join, "timeout_s": most_s + 60}
-                return launch(pipeline_job, settings, ranks=ranks, **how)
-
-        named = f"{name}-b{batch}-{key}"
-        yield Point("input", named, measure, estimate_s, pipeline_job.tables, INPUT)
-
-
 @kind("channels")
 def nccl_channels(
     here: Here, blocks: Numbers, budget: Budget, sizes: Sizes = channels.SIZES
@@ -937,37 +901,6 @@ def replays(
     estimate_s = LAUNCH_S + len(networks) * DISTINCT_PLANS * rounds * _EXPOSED_S
     tables = ["runs", "timeline"]
     yield Point("replay", f"replay-p{ranks}-{rate}", measure, estimate_s, tables=tables)
-
-
-@kind("replanning", lab=True)
-def planning_again(
-    here: Here,
-    networks: Batched,
-    ranks: int,
-    rate: Rate,
-    delay: Annotated[float, Key(reader.seconds, "0s")],
-    share: Annotated[float, Key(number(0.01, 1))],
-    compute_s: Annotated[float, Key(number(1e-3, 1e3))],
-    watched: int,
-    rounds: int,
-    budget: Budget,
-    folder: str = "",
-) -> Iterator[Point]:
-    """The plan that was kept after a change of the rate, that made again, and that which knew."""
-    shape = LabShape(ranks, parse_bits_per_s(rate), conditions=Conditions(delay_s=delay))
-
-    def measure(name: str, batch: int) -> Tables:
-        profile = _profile(here.out / folder, name, batch, 1)
-        duel = Duel(profile, shape, share, compute_s, watched, rounds)
-        return measure_duel(duel, SIZES, budget)
-
-    messages_s = 2 * (LAUNCH_S + len(SIZES) * budget.max_s)
-    estimate_s = messages_s + 2 * compute_s * (2 * watched + 6 * rounds)
-    tables = ["collectives", "runs", "timeline"]
-    for name, batch in networks:
-        yield layers_point(name, batch, 1, budget, device=here.device, folder=folder)
-        key, run = f"replanning-{name}-{shape.name}", partial(measure, name, batch)
-        yield Point("replanning", key, run, estimate_s, tables=tables, folder=folder)
 
 
 def replay_cases(
