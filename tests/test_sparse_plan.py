@@ -165,20 +165,8 @@ def test_a_plan_read_from_its_end_is_as_long(data: st.DataObject) -> None:
     assert found.end_s == pytest.approx(back.end_s, rel=1e-11)
 
 
-def test_an_improved_plan_is_never_later_and_ends_when_it_says() -> None:
-    for workload, cost in instances(5, 30, most=30):
-        total = np.concatenate([[0.0], np.cumsum(workload.bytes)])
-        sizes = np.maximum(total[1:, None] - total[:-1], 1.0)
-        ready_s = np.broadcast_to(workload.ready_s[:, None], sizes.shape)
-        groups = pareto.Groups(ready_s, np.tril(cost.selection_s(sizes)), np.tril(cost(sizes)))
-        for plan in (planning.none(workload), planning.single(workload)):
-            ends, end_s = pareto._improved(groups, plan.ends)
-            assert end_s == pytest.approx(groups.end_s(ends), rel=1e-12)
-            assert pareto.best(groups).end_s * (1 - 1e-11) <= end_s <= groups.end_s(plan.ends)
-
-
 @pytest.mark.parametrize("values", [1, 3, 50, 10**6])
-@pytest.mark.parametrize("points", [1, 2, pareto.PARTS, 5 * pareto.PARTS])
+@pytest.mark.parametrize("points", [1, 2, 2000])
 def test_of_many_points_those_are_left_that_no_other_beats(points: int, values: int) -> None:
     """Also of equal ones, and of a few that lie far from all others."""
     rng = np.random.default_rng(points * values)

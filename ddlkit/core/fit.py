@@ -79,13 +79,11 @@ NEGLIGIBLE = 1e-6
 class Fit(Generic[C]):
     """A cost, and how far to trust it.
 
-    names, values, standard_errors : (k,) parameters; standard errors hold for given breakpoints
     draws : B costs: fitted to bootstrap resamples of the repeats at each point, or, of messages with fewer
         than ENOUGH_REPEATS a size, off by what the form was off at sizes left out of it
     at, seconds : rows fitted on, (n,) each; ``at`` is what the cost is a function of: (bytes,) of a
         message, (elements, density) of a selection
     relative_residuals : (n,) (fitted - measured) / measured
-    leverage : (n,) weight of each row on its own fitted value, from 0 to 1
     form : as it was asked for, or chosen, as "piecewise:45KB"
     held_out : those errors, where the draws are made of them
     held_out_error : median size of the relative error of medians at sizes left out; None: not asked for
@@ -93,14 +91,10 @@ class Fit(Generic[C]):
     """
 
     cost: C
-    names: tuple[str, ...]
-    values: Floats
-    standard_errors: Floats
     draws: tuple[C, ...]
     at: tuple[Floats, ...]
     seconds: Floats
     relative_residuals: Floats
-    leverage: Floats
     form: str
     held_out: HeldOut | None = None
     held_out_error: float | None = None
@@ -125,18 +119,12 @@ class Fit(Generic[C]):
         return lower_s, upper_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the cost's JSON with a summary of the fit and its draws, for ``costs_from_dict``.
-
-        Standard errors of zero, which say that nothing was repeated, are left out.
-        """
-        errors = zip(self.names, self.standard_errors.tolist(), strict=True)
+        """Return the cost's JSON with a summary of the fit and its draws, for ``costs_from_dict``."""
         summary: dict[str, Any] = {
             "form": self.form,
             "rows": len(self.seconds),
             "median_abs_relative_error": float(np.median(np.abs(self.relative_residuals))),
             "max_abs_relative_error": float(np.max(np.abs(self.relative_residuals))),
-            "max_leverage": float(np.max(self.leverage)),
-            "standard_errors": {name: error for name, error in errors if error > 0},
         }
         if len(self.at) == 1:
             edges = float(self.bytes.min()), float(self.bytes.max())
@@ -202,8 +190,7 @@ def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **use: A
     distinct, repeats = np.unique(at[0], return_counts=True)
     if distinct.size < least:
         raise UserError(f"{form}: a fit needs at least {least} distinct sizes, got {distinct.size}")
-    values, names, estimates, errors, leverage = fitter(*at, times)
-    cost = kind(**values, **use)
+    cost = kind(**fitter(*at, times), **use)
     held_out = None
     costs: tuple[Any, ...] = ()
     if draws and messages and np.median(repeats) < ENOUGH_REPEATS:
@@ -214,9 +201,8 @@ def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **use: A
         drawn = _resamples(at, draws, np.random.default_rng(seed))
         costs = tuple(kind(**again, **use) for again in _refitted(kind, fitter, at, times, drawn))
     residuals = cost(*at) / times - 1
-    sureness = names, estimates, errors, costs, tuple(at), times, residuals, leverage
     error = unseen.error() if unseen and unseen.sizes.size else None
-    return Fit(cost, *sureness, form, held_out, error, why)
+    return Fit(cost, costs, tuple(at), times, residuals, form, held_out, error, why)
 
 
 def _method(form: str, columns: int) -> tuple[Callable[..., Any], Fitter, int]:
@@ -276,7 +262,7 @@ def _refitted(
 ) -> Iterable[dict[str, Any]]:
     """Return parameters fitted to each of some resamples of rows; of a table, to all of them at once."""
     if not drawn or kind not in (Table, Chords):
-        return (fitter(*at, times[rows])[0] for rows in drawn)
+        return (fitter(*at, times[rows]) for rows in drawn)
     sizes, starts = np.unique(at[0], return_index=True)
     groups = np.split(times[np.stack(drawn)], starts[1:], axis=1)
     medians = np.column_stack([np.median(group, axis=1) for group in groups])

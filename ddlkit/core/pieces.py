@@ -32,12 +32,12 @@ in seconds through every sample, or through the median of every size; through th
 
 def least_squares(
     design: Floats, seconds: Floats, unit_s: Floats | None = None
-) -> tuple[Floats, Floats, Floats, float]:
-    """Minimise loss = sum(((design @ values - seconds) / unit_s)**2); ``design`` is (n, k).
+) -> tuple[Floats, Floats]:
+    """Minimise sum(((design @ values - seconds) / unit_s)**2); ``design`` is (n, k).
 
     unit_s : (n,) what an error counts in: by default the measured time itself, so errors are relative
 
-    Returns (k,) values and their standard errors, (n,) leverage, and the loss.
+    Returns (k,) values, and (n,) leverage: weight of each row on its own fitted value, from 0 to 1.
     """
     unit_s = seconds if unit_s is None else unit_s
     weighted, target = design / unit_s[:, None], seconds / unit_s
@@ -53,11 +53,7 @@ def least_squares(
         raise UserError(
             "the sizes do not determine the parameters: measure more distinct sizes"
         ) from None
-    values = basis / scale
-    loss = float(np.sum((weighted @ values - target) ** 2))
-    leverage = np.einsum("ij,jk,ik->i", weighted, inverse, weighted)
-    variance = np.diag(inverse * loss / max(len(seconds) - design.shape[1], 1))
-    return values, np.sqrt(np.maximum(variance, 0)), leverage, loss
+    return basis / scale, np.einsum("ij,jk,ik->i", weighted, inverse, weighted)
 
 
 def grouped(points: Floats, seconds: Floats) -> tuple[Floats, list[Floats], NDArray[np.int64]]:
@@ -163,22 +159,19 @@ def best_breaks(
 
 def apart(
     designs: Sequence[Design], breaks: Sequence[float], sizes: Floats, seconds: Floats
-) -> tuple[Floats, Floats, Floats]:
-    """Return values, standard errors and leverage of pieces between the breaks, fitted one by one."""
+) -> Floats:
+    """Return (2k,) values of k pieces between the breaks, fitted one by one."""
     which = np.searchsorted(breaks, sizes, side="right")
     lines = [
-        least_squares(design(sizes[which == k]), seconds[which == k])
+        least_squares(design(sizes[which == k]), seconds[which == k])[0]
         for k, design in enumerate(designs)
     ]
-    values, errors, leverage, _ = zip(*lines, strict=True)
-    return np.concatenate(values), np.concatenate(errors), np.concatenate(leverage)
+    return np.concatenate(lines)
 
 
 # -- forms -------------------------------------------------------------------------------------
 
-Fitted = tuple[dict[str, Any], tuple[str, ...], Floats, Floats, Floats]
-"""cost parameters, names, values, standard errors, leverage"""
-Fitter = Callable[..., Fitted]
+Fitter = Callable[..., dict[str, Any]]
 """Columns of what the cost is a function of, then seconds, to the fitted parameters."""
 
 
@@ -186,24 +179,23 @@ def _linear_in_parameters(kind: type[Form]) -> Fitter:
     """Of a form without breakpoints: a column of the design is the form with one parameter 1, others 0."""
     names = parameters(kind)
 
-    def fitter(*columns: Floats) -> Fitted:
+    def fitter(*columns: Floats) -> dict[str, Any]:
         *at, seconds = columns
         terms: list[Any] = [
             kind(**dict(zip(names, unit, strict=True))) for unit in np.eye(len(names))
         ]
         design = np.column_stack([term(*at) for term in terms])
-        values, errors, leverage, _ = least_squares(design, seconds)
-        return dict(zip(names, values.tolist(), strict=True)), names, values, errors, leverage
+        return dict(zip(names, least_squares(design, seconds)[0].tolist(), strict=True))
 
     return fitter
 
 
 def _full_grid(kind: type[Form]) -> Fitter:
-    """Of a table: medians at each point, which must make a full grid; errors from the spread of repeats."""
+    """Of a table: medians at each point, which must make a full grid."""
 
-    def fitter(*columns: Floats) -> Fitted:
+    def fitter(*columns: Floats) -> dict[str, Any]:
         *at, seconds = columns
-        points, groups, which = grouped(np.column_stack(at[::-1]), seconds)
+        points, groups, _ = grouped(np.column_stack(at[::-1]), seconds)
         axes = [np.unique(column) for column in points.T]
         shape = [axis.size for axis in axes]
         if len(points) != np.prod(shape):
@@ -211,12 +203,8 @@ def _full_grid(kind: type[Form]) -> Fitter:
                 f"{len(points)} points are not the {shape[0]} densities x {shape[1]} sizes of a "
                 "table: measure every size at every density"
             )
-        medians = each(np.median, groups)
-        count = np.array([group.size for group in groups])
-        names = tuple(f"seconds[{','.join(f'{x:.15g}' for x in point)}]" for point in points)
-        grid = (axis.tolist() for axis in (*axes[::-1], medians.reshape(shape)))
-        values = dict(zip(parameters(kind), grid, strict=True))
-        return values, names, medians, _median_spread(groups), 1.0 / count[which]
+        grid = (*axes[::-1], each(np.median, groups).reshape(shape))
+        return dict(zip(parameters(kind), (axis.tolist() for axis in grid), strict=True))
 
     return fitter
 
@@ -232,25 +220,20 @@ def _line(how: str) -> Fitter:
     names = parameters(AlphaBeta)
     slope = 0.0 if how in LINES else _seconds_per_byte(how)
 
-    def fitter(sizes: Floats, seconds: Floats) -> Fitted:
-        points, groups, which = grouped(sizes[:, None], seconds)
-        grid, count = points[:, 0], np.array([group.size for group in groups])
-        medians = each(np.median, groups)
+    def fitter(sizes: Floats, seconds: Floats) -> dict[str, Any]:
+        points, groups, _ = grouped(sizes[:, None], seconds)
+        grid, medians = points[:, 0], each(np.median, groups)
         if how not in LINES:
-            share = (which == 0) / count[which]
-            spread_s = float(_median_spread(groups[:1])[0])
-            given = {names[0]: float(medians[0]), names[1]: slope}
-            return given, names[:1], medians[:1], np.array([spread_s]), share
+            return dict(zip(names, (float(medians[0]), slope), strict=True))
         if how == "least_squares":
-            return _no_negative_start(sizes, seconds)
-        chosen = np.array([0, -1]) if how == "ends" else np.arange(grid.size)
-        line, _, values, errors, weight = _no_negative_start(grid[chosen], medians[chosen])
-        shared = np.zeros(grid.size)
-        shared[chosen] = weight
-        if how == "ends":  # two points leave no residual to tell the error: the repeats do
-            low_s, high_s = _median_spread([groups[0], groups[-1]])
-            errors = np.array([low_s, np.hypot(low_s, high_s) / (grid[-1] - grid[0])])
-        return line, names, values, errors, shared[which] / count[which]
+            grid, medians = sizes, seconds
+        elif how == "ends":
+            grid, medians = grid[[0, -1]], medians[[0, -1]]
+        unit_s = np.ones_like(medians)
+        values = least_squares(straight(grid), medians, unit_s)[0]
+        if values[0] < 0:
+            values = np.append(0.0, least_squares(grid[:, None], medians, unit_s)[0])
+        return dict(zip(names, values.tolist(), strict=True))
 
     return fitter
 
@@ -266,28 +249,8 @@ def _seconds_per_byte(text: str) -> float:
     return given
 
 
-def _no_negative_start(sizes: Floats, seconds: Floats) -> Fitted:
-    """Least squares in seconds; where the start-up would be negative, it is zero."""
-    names, unit_s = parameters(AlphaBeta), np.ones_like(seconds)
-    values, errors, leverage, _ = least_squares(straight(sizes), seconds, unit_s)
-    if values[0] < 0:
-        slope, slope_error, leverage, _ = least_squares(sizes[:, None], seconds, unit_s)
-        values, errors = np.append(0.0, slope), np.append(0.0, slope_error)
-    return dict(zip(names, values.tolist(), strict=True)), names, values, errors, leverage
-
-
-def _median_spread(groups: Sequence[Floats]) -> Floats:
-    """(k,) standard error of each group's median; that of a normal sample spreads 1.2533 times its mean."""
-
-    def spread(times: Floats, axis: int) -> Floats:
-        return np.asarray(1.2533 * times.std(axis=axis, ddof=min(1, times.shape[axis] - 1)))
-
-    return each(spread, groups) / np.array([group.size for group in groups]) ** 0.5
-
-
-def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> Fitted:
+def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> dict[str, Any]:
     """With the threshold that is given, or else with the one of least loss."""
-    _, *names = parameters(Piecewise)
     designs = log2, linear
     if threshold:
         threshold_bytes = float(units.parse_bytes(threshold))
@@ -300,20 +263,17 @@ def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> Fitte
             )
     else:
         (threshold_bytes,) = best_breaks(designs, sizes, seconds, 2)
-    values, errors, leverage = apart(designs, (threshold_bytes,), sizes, seconds)
-    lines = dict(zip(names, values.tolist(), strict=True))
-    return {"threshold_bytes": threshold_bytes, **lines}, tuple(names), values, errors, leverage
+    values = apart(designs, (threshold_bytes,), sizes, seconds).tolist()
+    return dict(zip(parameters(Piecewise), (threshold_bytes, *values), strict=True))
 
 
-def _fit_segments(sizes: Floats, seconds: Floats) -> Fitted:
+def _fit_segments(sizes: Floats, seconds: Floats) -> dict[str, Any]:
     """As many pieces as the sizes can carry, at most PIECES; they need not join."""
     pieces = max(1, min(PIECES, np.unique(sizes).size // MIN_SIZES_PER_PIECE))
     designs = (straight,) * pieces
     breaks = best_breaks(designs, sizes, seconds, MIN_SIZES_PER_PIECE)
-    values, errors, leverage = apart(designs, breaks, sizes, seconds)
-    names = tuple(f"{name}[{k}]" for k in range(pieces) for name in ("alpha_s", "beta_s_per_byte"))
-    lines = {"breaks_bytes": breaks, "alpha_s": values[::2].tolist()}
-    return {**lines, "beta_s_per_byte": values[1::2].tolist()}, names, values, errors, leverage
+    values = apart(designs, breaks, sizes, seconds).tolist()
+    return dict(zip(parameters(Segments), (breaks, values[::2], values[1::2]), strict=True))
 
 
 METHODS: dict[type[Form], tuple[Fitter, int]] = {
