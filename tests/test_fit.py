@@ -67,7 +67,7 @@ def test_every_way_to_lay_a_line_finds_a_line(how: str) -> None:
 def test_intervals_of_repeats_hold_the_truth_as_often_as_they_should() -> None:
     inside = []
     for seed in range(60):
-        line = fit("alpha_beta", *samples(TRUTHS["alpha_beta"], 0.05, 25, seed), draws=100)
+        line = fit("alpha_beta", *samples(TRUTHS["alpha_beta"], 0.01, 25, seed), draws=100)
         lower, upper = line.interval(SIZES)
         inside.append(
             (lower <= TRUTHS["alpha_beta"](SIZES)) & (TRUTHS["alpha_beta"](SIZES) <= upper)
