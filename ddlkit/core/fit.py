@@ -163,10 +163,8 @@ def fitted_forms(forms: Mapping[str, type[Form]]) -> tuple[str, ...]:
 def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **use: Any) -> Fit[Any]:
     """Fit ``form`` to raw samples (repeats allowed) of messages or of selections.
 
-    form : of messages "auto" for the best of all, or "alpha_beta", "piecewise", "segments", "chords",
-        "table"; "piecewise:45KB" has its threshold there, "piecewise" where the loss is least;
-        "alpha_beta:least_squares" and others as of LINES, by relative error without; of selections
-        "auto", "density_log", "log", "scan", "table"
+    form : AUTO for the best of all, or of messages one of SIMPLE_FIRST, "piecewise:45KB" with its threshold
+        there, "alpha_beta:ends" and others of LINES; of selections one of SELECTIONS_SIMPLE_FIRST
     rows : bytes, seconds of messages, or elements, density, seconds of selections, (n,) each
     use : what the cost holds for: collective, workers, algorithm, samples as of `MessageCost`, or
         operation, device as of `SelectionCost`
@@ -179,13 +177,16 @@ def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **use: A
     a density above 1, and a table without a full grid.
     """
     *at, times = _checked(rows)
-    why, unseen, messages = "", None, len(rows) == 2
-    if form == AUTO and messages:
-        every = unseen_by_form(at[0], times)
-        form, why = chosen_because(every)
-        unseen = every.get(form)
-    elif form == AUTO:
-        form, why = _best_selection(*at, times)
+    why, held, messages = "", None, len(rows) == 2
+    if form == AUTO:
+        of_messages, of_selections = (
+            (SIMPLE_FIRST, AlphaBeta.form),
+            (SELECTIONS_SIMPLE_FIRST, Scan.form),
+        )
+        forms, otherwise = of_messages if messages else of_selections
+        every = unseen_by_form(forms, *at, times)
+        form, why = chosen_because(every, otherwise)
+        held = every.get(form)
     kind, fitter, least = _method(form, len(rows))
     distinct, repeats = np.unique(at[0], return_counts=True)
     if distinct.size < least:
@@ -194,14 +195,14 @@ def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **use: A
     held_out = None
     costs: tuple[Any, ...] = ()
     if draws and messages and np.median(repeats) < ENOUGH_REPEATS:
-        unseen = unseen or _unseen(form, at[0], times)
-        held_out = _held_out(form, at[0], times, unseen)
+        held = held or unseen(form, at[0], times)
+        held_out = _held_out(form, at[0], times, held)
         costs = held_out.draws(cost, draws) if held_out else ()
     else:
         drawn = _resamples(at, draws, np.random.default_rng(seed))
         costs = tuple(kind(**again, **use) for again in _refitted(kind, fitter, at, times, drawn))
     residuals = cost(*at) / times - 1
-    error = unseen.error() if unseen and unseen.sizes.size else None
+    error = held.error() if held and held.sizes.size else None
     return Fit(cost, costs, tuple(at), times, residuals, form, held_out, error, why)
 
 
@@ -272,35 +273,20 @@ def _refitted(
 # -- which form --------------------------------------------------------------------------------
 
 
-def _best_selection(*rows: Floats) -> tuple[str, str]:
-    """Of selections' forms the one that AUTO takes, by the median error at sizes left out, and why."""
-    errors = {form: held_out_errors(form, *rows)[-1] for form in SELECTIONS_SIMPLE_FIRST}
-    if not all(of_form.size for of_form in errors.values()):
-        return Scan.form, "too few sizes to leave one out and compare forms"
-    return _because({form: float(np.median(np.abs(e))) for form, e in errors.items()})
+def unseen_by_form(forms: Sequence[str], *rows: ArrayLike) -> dict[str, Unseen]:
+    """Return what forms say of inner sizes of rows, each held out; without forms that need every size."""
+    every = {form: unseen(form, *rows) for form in forms}
+    return {form: one for form, one in every.items() if one.sizes.size}
 
 
-def unseen_by_form(
-    sizes: ArrayLike, seconds: ArrayLike, forms: Sequence[str] = SIMPLE_FIRST
-) -> dict[str, Unseen]:
-    """Return what forms say of inner sizes of rows (n,), each left out; none that needs every size."""
-    rows = _checked((sizes, seconds))
-    every = {form: _unseen(form, *rows) for form in forms}
-    return {form: unseen for form, unseen in every.items() if unseen.sizes.size}
-
-
-def chosen_because(every: Mapping[str, Unseen]) -> tuple[str, str]:
+def chosen_because(every: Mapping[str, Unseen], otherwise: str = AlphaBeta.form) -> tuple[str, str]:
     """Return what AUTO takes of forms, the simplest first, and a sentence of why.
 
-    Where the sizes are too few to leave one out of a line, it is the line.
+    otherwise : the form that it is where the sizes are too few to hold one out of it
     """
-    if AlphaBeta.form not in every:
-        return AlphaBeta.form, "too few sizes to leave one out and compare forms"
-    return _because({form: unseen.error() for form, unseen in every.items()})
-
-
-def _because(errors: Mapping[str, float]) -> tuple[str, str]:
-    """Return what AUTO takes by errors at sizes left out, and a sentence of why."""
+    if otherwise not in every:
+        return otherwise, "too few sizes to leave one out and compare forms"
+    errors = {form: one.error() for form, one in every.items()}
     chosen = choose_form(errors)
     others = "".join(f"; {form} {error:.2%}" for form, error in errors.items() if form != chosen)
     why = f"at sizes left out the median is off by {errors[chosen]:.2%} in the median{others}"
@@ -319,36 +305,20 @@ def choose_form(errors: Mapping[str, float]) -> str:
 # -- where it was not fitted -------------------------------------------------------------------
 
 
-def held_out_errors(form: str, *rows: ArrayLike) -> tuple[Floats, ...]:
-    """Leave one size out: sizes (and densities), signed relative error of the median fitted without it.
-
-    Only inner sizes are left out, MOST_LEFT_OUT at most: at the ends a fit would have to extrapolate. None
-    where the form needs every size there is.
-    """
-    if len(rows) == 2:
-        unseen = _unseen(form, *_checked(rows))
-        return unseen.sizes, unseen.errors()
-    inner = _inner(form, np.asarray(rows[0], float), len(rows))
-    return unseen_errors(lambda *kept: fit(form, *kept, draws=0).cost, rows, rows, inner)
-
-
-def _inner(form: str, sizes: Floats, columns: int) -> Floats:
-    """Return sizes without which the form can still be fitted: not the ends, and evenly spaced if many."""
-    distinct = np.unique(sizes)
-    least = _method(AlphaBeta.form if form == AUTO else form, columns)[-1]
-    if distinct.size <= max(least, 2):
-        return distinct[:0]
-    inner = distinct[1:-1]
-    every = np.linspace(0, inner.size - 1, min(inner.size, MOST_LEFT_OUT)).round().astype(int)
-    return np.asarray(inner[every])
-
-
 class Unseen(NamedTuple):
-    """What a form says of sizes left out of its fit, one by one: (k,) sizes, its times, measured medians."""
+    """What a form says of sizes held out of its fit, one by one.
 
-    sizes: Floats
+    at : (k,) sizes, and densities; predicted_s, median_s : (k,) the form's times, and measured medians
+    """
+
+    at: tuple[Floats, ...]
     predicted_s: Floats
     median_s: Floats
+
+    @property
+    def sizes(self) -> Floats:
+        """(k,) sizes that were held out."""
+        return self.at[0]
 
     def errors(self) -> Floats:
         """Return (k,) errors, signed, relative."""
@@ -359,28 +329,54 @@ class Unseen(NamedTuple):
         return float(np.median(np.abs(self.errors())))
 
 
-def _unseen(form: str, sizes: Floats, seconds: Floats) -> Unseen:
-    """Of a form and inner sizes; those that it needs are left out."""
-    rows = []
-    for size in _inner(form, sizes, 2).tolist():
-        kept = sizes != size
+def unseen(form: str, *rows: ArrayLike) -> Unseen:
+    """Return what a form says of inner sizes, without those that it needs.
+
+    At the ends a fit would have to extrapolate; MOST_LEFT_OUT are held out at most, evenly spaced.
+    """
+    columns = _checked(rows)
+    points, groups, _ = grouped(np.column_stack(columns[:-1]), columns[-1])
+    held, predicted_s = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
+    for size in _inner(form, columns[0], len(columns)).tolist():
+        kept, of_size = columns[0] != size, np.flatnonzero(points[:, 0] == size)
         try:
-            cost = fit(form, sizes[kept], seconds[kept], draws=0).cost
+            cost = fit(form, *(column[kept] for column in columns), draws=0).cost
         except UserError:  # the form needs this size
             continue
-        rows.append((size, cost(size), np.median(seconds[~kept])))
-    return Unseen(*np.array(rows, dtype=float).reshape(-1, 3).T)
+        held.append(of_size)
+        predicted_s.append(cost(*points[of_size].T))
+    which = np.concatenate(held)
+    medians = each(np.median, groups)[which]
+    return Unseen(tuple(points[which].T), np.concatenate(predicted_s), medians)
 
 
-def _held_out(form: str, sizes: Floats, seconds: Floats, unseen: Unseen) -> HeldOut | None:
+def held_out_errors(form: str, *rows: ArrayLike) -> tuple[Floats, ...]:
+    """Return (k,) sizes (and densities) of `unseen`, and signed relative errors of the medians there."""
+    held_out = unseen(form, *rows)
+    return *held_out.at, held_out.errors()
+
+
+def _inner(form: str, sizes: Floats, columns: int) -> Floats:
+    """Return sizes without which the form can still be fitted: not the ends, and evenly spaced if many."""
+    distinct = np.unique(sizes)
+    simplest = AlphaBeta.form if columns == 2 else Scan.form
+    least = _method(simplest if form == AUTO else form, columns)[-1]
+    if distinct.size <= max(least, 2):
+        return distinct[:0]
+    inner = distinct[1:-1]
+    every = np.linspace(0, inner.size - 1, min(inner.size, MOST_LEFT_OUT)).round().astype(int)
+    return np.asarray(inner[every])
+
+
+def _held_out(form: str, sizes: Floats, seconds: Floats, held: Unseen) -> HeldOut | None:
     """Return what single times are off by at inner sizes left out, and FAR beyond the ends of the others.
 
     None where the form needs every size.
     """
-    if not unseen.sizes.size:
+    if not held.sizes.size:
         return None
-    left_out = np.isin(sizes, unseen.sizes)
-    predicted_s = np.interp(sizes[left_out], unseen.sizes, unseen.predicted_s)
+    left_out = np.isin(sizes, held.sizes)
+    predicted_s = np.interp(sizes[left_out], held.sizes, held.predicted_s)
     inner = _log_errors(predicted_s, seconds[left_out])
     ends = []
     for end, kept in ((sizes[0], sizes >= FAR * sizes[0]), (sizes[-1], sizes <= sizes[-1] / FAR)):
@@ -395,7 +391,7 @@ def _held_out(form: str, sizes: Floats, seconds: Floats, unseen: Unseen) -> Held
     apart = APART if form in THROUGH_ALL else 0.0
     where = np.searchsorted(distinct := np.unique(sizes), sizes[left_out])
     inner /= np.log(distinct[where + 1] / distinct[where - 1]) ** apart
-    at_bytes = np.unique([sizes[0], *unseen.sizes, sizes[-1]])
+    at_bytes = np.unique([sizes[0], *held.sizes, sizes[-1]])
     return HeldOut.near(sizes[left_out], inner, at_bytes, *ends, apart=apart)
 
 
@@ -408,35 +404,27 @@ def unseen_errors(
     make: Callable[..., Any],
     rows: Sequence[ArrayLike],
     others: Sequence[ArrayLike],
-    sizes: Floats | None = None,
 ) -> tuple[Floats, ...]:
     """Predict another run's samples, each size by a cost made without that size.
 
     make : columns of samples, times last -> cost, as ``lambda *rows: fit("table", *rows, draws=0).cost``
     rows : columns of the samples to make it from; others : those of the other run
-    sizes : which of the other run's (the first column), by default all
 
     Returns the other run's distinct points, a column each, and the signed relative error of its median.
     """
     columns = [np.asarray(column, float) for column in rows]
     *at, times = (np.asarray(column, float) for column in others)
-    sizes = np.unique(at[0]) if sizes is None else sizes
     points, groups, _ = grouped(np.column_stack(at), times)
-    medians = each(np.median, groups)
-    whole, errors = make(*columns), [np.empty(0)]
-    for size in sizes:
+    medians, whole, errors = each(np.median, groups), make(*columns), [np.empty(0)]
+    for size in np.unique(at[0]):
         kept, of_size = columns[0] != size, points[:, 0] == size
         cost = whole if kept.all() else make(*(column[kept] for column in columns))
         errors.append(cost(*points[of_size].T) / medians[of_size] - 1)
-    return *points[np.isin(points[:, 0], sizes)].T, np.concatenate(errors)
+    return *points.T, np.concatenate(errors)
 
 
 class Judged(NamedTuple):
-    """A fit of a selection cost, and how it does where it was not fitted.
-
-    elements, density, held_out : (k,) each inner size at each density, and the signed relative error
-        there of the form fitted without that size
-    """
+    """A fit of a selection cost, and (k,) signed relative errors at inner sizes, each held out of a fit."""
 
     fit: Fit[SelectionCost]
     elements: Floats

@@ -68,7 +68,7 @@ def compare(sizes: ArrayLike, seconds: ArrayLike, *forms: str, **use: Any) -> Co
     import pandas as pd
 
     names = tuple(dict.fromkeys([*SIMPLE_FIRST, *forms]))
-    unseen = unseen_by_form(sizes, seconds, names)
+    unseen = unseen_by_form(names, sizes, seconds)
     chosen, why = chosen_because({form: unseen[form] for form in SIMPLE_FIRST if form in unseen})
     fits = {}
     for form in names:
