@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import Log, SelectionCost
 from ddlkit.papers.omgs import (
     PUBLISHED_GAMMA_S,
@@ -21,18 +20,9 @@ from ddlkit.papers.omgs import (
 Bools = NDArray[np.bool_]
 Planner = Callable[[Instance], Bools]
 
-MOST_LAYERS = 20
-
 
 def optimal(instance: Instance) -> tuple[Bools, float]:
-    """The merging with the shortest iteration of all 2^(L-1) (omgs Eqs 16, 18), and its time.
-
-    Raises UserError above MOST_LAYERS layers.
-    """
-    if instance.layers > MOST_LAYERS:
-        raise UserError(
-            f"{instance.layers} layers: trying every merging is for {MOST_LAYERS} at most"
-        )
+    """The merging with the shortest iteration of all 2^(L-1) (omgs Eqs 16, 18), and its time."""
     every = combinations(instance.layers)
     times = merged_iteration_s(instance, every)
     best = int(np.argmin(times))

@@ -192,7 +192,6 @@ RULES: dict[str, dict[str, Rule]] = {
         "instances": Number(1, 100_000, whole=True),
         "seed": SEED,
         "recorded": _campaign(source.OMGS),
-        "trained": _campaign(source.SPARSE_TRAINING, "sparse_training-*.csv"),
     },
     "10_contention": {"data": TABLES},
     "11_where_it_breaks": {
