@@ -14,7 +14,8 @@ from typing import Any
 
 from ddlkit import papers, store
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import AUTO, LINES, SIMPLE_FIRST
+from ddlkit.core.fit import AUTO, SIMPLE_FIRST
+from ddlkit.core.pieces import LINES
 from ddlkit.papers.dag import STRATEGIES
 from ddlkit.report import source
 from ddlkit.report.clusters import rules, vidur

@@ -29,8 +29,7 @@ from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
 from ddlkit.model.calibration import Calibration
-from ddlkit.model.predictor import computed
-from ddlkit.model.trials import OURS
+from ddlkit.model.predictor import OURS, computed
 from ddlkit.papers import audit, osf
 from ddlkit.papers.omgs.cluster import (
     PARTS,
@@ -43,7 +42,7 @@ from ddlkit.papers.omgs.cluster import (
     scan,
 )
 from ddlkit.papers.osf import cluster as osf_cluster
-from ddlkit.report import judged, plots, source
+from ddlkit.report import accuracy, plots, source
 from ddlkit.report.claims import paper_table, prose
 from ddlkit.report.source import Source
 
@@ -200,7 +199,7 @@ def replayed(campaign: Source) -> pd.DataFrame:
     """
     planning = campaign.table("collectives")  # of the first session, by which it was planned
     costs = Calibration.of(planning[planning["session"] == 0], draws=0)
-    groups = judged.joined(campaign).groupby(["network", "link"], sort=False)
+    groups = accuracy.joined(campaign).groupby(["network", "link"], sort=False)
     frame = pd.concat([_of_lab(played, campaign, costs) for _, played in groups])
     columns = ["network", "algorithm", "link", "startup_s", "messages", *PLAYED, "iteration"]
     order = {name: place for place, name in enumerate([*NETWORKS.values(), *PLANS, DENSE])}

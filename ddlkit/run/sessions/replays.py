@@ -33,9 +33,9 @@ from ddlkit.core.link import wire_s_per_byte
 from ddlkit.core.sparse import ELEMENT_BYTES, SelectionTimes, SparseGather, selected
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import LayerProfile
-from ddlkit.model import Calibration, forecast_case, trials
-from ddlkit.model.drift import POOLED, pooled
-from ddlkit.model.own_law import LAW, TABLE, by_law
+from ddlkit.model import Calibration, forecast_case, predictor
+from ddlkit.model.calibration import POOLED, pooled
+from ddlkit.model.rings import LAW, TABLE, by_law
 from ddlkit.run.instruments import usage
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.lab.network import Lab, LabShape
@@ -448,23 +448,25 @@ class LabPoints:
 
         together : rows of all labs of the campaign, which tell together how sessions drift
 
-        `trials.OURS` is by the law over emulated links, and `trials.MEASURED` then ours by the table.
+        `predictor.OURS` is by the law over emulated links, and `predictor.MEASURED` then ours by the table.
         """
         rows = self.collectives()
-        table = pooled(Calibration.of(rows, also=trials.COSTS), together)
+        table = pooled(Calibration.of(rows, also=predictor.TRIAL_COSTS), together)
         ours, frames = by_law(table, rows, machine.cores()), []
         for case, workload in ((one.case, one.workload) for one in self.planned()):
             lab = case.link, case.workers, case.collective
-            by = {trials.OURS: ours, trials.MEASURED: table}
+            by = {predictor.OURS: ours, predictor.MEASURED: table}
             if ours.known[lab] is not table.known[lab]:
-                costs = {trials.OURS: LAW, trials.MEASURED: TABLE}
+                costs = {predictor.OURS: LAW, predictor.MEASURED: TABLE}
             else:
-                by, costs = {trials.OURS: ours}, {trials.OURS: TABLE}
+                by, costs = {predictor.OURS: ours}, {predictor.OURS: TABLE}
             times = {case.selection_sha256: self.inputs.selection_times(case.density)}
             known = {case.profile_sha256: workload}
             told = {model: forecast_case(case, known, cal, times) for model, cal in by.items()}
-            said = trials.said(told[trials.OURS], ours.of_case(case).others)
-            said |= {model: trials.times(forecast.prediction) for model, forecast in told.items()}
+            said = predictor.predicted_times(told[predictor.OURS], ours.of_case(case).others)
+            said |= {
+                model: predictor.times(forecast.prediction) for model, forecast in told.items()
+            }
             frame = _said_rows(said, {model: cast.interval_s for model, cast in told.items()})
             frame["cost"] = frame["model"].map(costs).fillna("")
             frame["drift"] = frame["model"].map(dict.fromkeys(costs, POOLED)).fillna("")
