@@ -20,7 +20,7 @@ import pytest
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import SparseGather
-from ddlkit.report import judged
+from ddlkit.report import accuracy
 from ddlkit.report.source import Source
 from ddlkit.run.lab import network
 from ddlkit.run.lab.network import LabShape
@@ -341,7 +341,7 @@ class TestLab:
         assert set(runs["predicted"]) == {digest[: replays.SAID_BY]}
         assert set(runs["case"]) == set(said["case"])
         assert calibrated == {path: path.read_bytes() for path in out.glob("collectives-*.csv")}
-        found = judged.joined(Source((out,)))
+        found = accuracy.joined(Source((out,)))
         assert found["model_error"].notna().all() and (found["runs"] == 1).all()
         more = written(tmp_path, {**WHOLE, "rounds": 1, "plans": ["none", "single", "buffer:64KB"]})
         with pytest.raises(UserError, match="buffer:64KB.*: name another file, and predict before"):

@@ -195,7 +195,7 @@ def others_table(out: Path, name: str = "another") -> None:
 def test_tables_of_two_machines_do_not_mix(tmp_path: Path) -> None:
     others_table(tmp_path)
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(UserError, match="holds a recording of another .*: choose another"):
+    with pytest.raises(UserError, match="holds a recording of another, .*: choose another"):
         measure("layers", networks=TINY, out=tmp_path)
     assert [path for path in sorted(tmp_path.iterdir()) if path.name != ".lock"] == before
 
