@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,15 +49,13 @@ def random_instances(
         )
 
 
-@dataclass(frozen=True)
-class Audit:
+class Audit(NamedTuple):
     """How a planner compares with the best merging, over many instances.
 
     optimal : share in which its iteration is the shortest; mean_gap, worst_gap : relative excess
     improvable : share in which turning one layer from merged to normal, or back, would shorten it
     """
 
-    instances: int
     optimal: float
     mean_gap: float
     worst_gap: float
@@ -74,5 +72,4 @@ def audit(instances: Iterable[Instance], planner: Planner = find_merged_layers) 
         turned = merged_iteration_s(instance, merged ^ np.eye(instance.layers, dtype=bool)[1:])
         improvable.append(bool(np.any(turned < found * (1 - 1e-9))))
     gap = np.array(gaps)
-    shares = np.mean(gap < 1e-9), gap.mean(), gap.max(), np.mean(improvable)
-    return Audit(len(gap), *map(float, shares))
+    return Audit(float(np.mean(gap < 1e-9)), gap.mean(), gap.max(), float(np.mean(improvable)))

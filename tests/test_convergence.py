@@ -16,7 +16,7 @@ from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.run.measure import convergence
 from ddlkit.run.measure.convergence import NETWORKS, Recipe
-from ddlkit.run.nets import pictures, registry, zoo
+from ddlkit.run.nets import pictures
 from ddlkit.run.sessions.engine import measure
 
 TINY = Recipe(epochs=2, batch=8, training_images=24, held_out_images=8)
@@ -43,17 +43,6 @@ def test_a_seed_is_a_data_set() -> None:
 
 def weights(network: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(p.shape) for name, p in network.named_parameters()}
-
-
-def test_an_eighth_of_vgg16_is_vgg16_with_an_eighth_of_the_channels() -> None:
-    small = list(weights(zoo.vgg16_eighth(24)).values())
-    with torch.device("meta"):
-        whole = list(weights(registry.build("vgg16")).values())
-    assert len(small) == len(whole)
-    for narrow, wide in zip(small[1:-2], whole[1:-2], strict=True):
-        channels = min(2, len(wide))
-        assert [8 * n for n in narrow[:channels]] == list(wide[:channels])
-        assert narrow[channels:] == wide[channels:]
 
 
 def test_of_one_seed_convolutions_and_order_are_the_same_for_all() -> None:

@@ -386,18 +386,3 @@ def test_30_table_6_saves_more_than_the_published_costs_allow() -> None:
     low, high = figures.computing_s("ResNet-50")
     assert (low + high) / 2 == pytest.approx(0.45, abs=0.005)
     assert high > low > 2 * prose()["resnet50-computing"]
-
-
-def test_the_code_s_rule_is_a_message_that_waits_less_than_a_start_up() -> None:
-    """Judged once, with nothing merged yet: omgs Section III's two costs, written out."""
-    for instance in instances(3):
-        begun, computed, selected, sending, _ = omgs.timeline(instance)
-        one, two = instance.elements[1], instance.elements[0]
-        cost = instance.selection_s
-        waits = instance.backward_s[0] + cost(one + two) - cost(one) - cost(two)
-        waits -= sending[1] - selected[1]
-        gathers = instance.communication_s
-        saves = gathers(one) + gathers(two) - gathers(one + two)
-        if abs(waits - saves) > 1e-12:
-            expected = [False, bool(waits < saves), True]
-            assert omgs.find_merged_layers(instance, by_code=True).tolist() == expected

@@ -57,13 +57,22 @@ def test_merging_all_layers_is_topk_sgd(instance: omgs.Instance) -> None:
     assert float(omgs.merged_iteration_s(instance, everything)) == pytest.approx(topk)
 
 
-def test_algorithm_1_judges_each_layer_in_the_network_that_is_merged_above_it() -> None:
-    """Written down by Eqs 13-15 and 24: at each layer the whole network of what was merged so far."""
-    for instance in random_instances(7, 300, range(2, 13)):
+@pytest.mark.parametrize("by_code", [False, True])
+def test_each_layer_is_judged_in_the_network_that_is_merged_above_it(by_code: bool) -> None:
+    """Written down by Eqs 13-15 and 24: at each layer the whole network of what was merged so far.
+
+    The published code's rule: a message waits less than a start-up; the last layer always joins, unjudged.
+    """
+    for instance in random_instances(7, 200, range(2, 13)):
         merged = np.zeros(instance.layers, bool)
-        for i in range(instance.layers - 1, 0, -1):
-            merged[i] = omgs.Candidates(omgs.merge(instance, merged)).rule()[i - 1]
-        assert omgs.find_merged_layers(instance).tolist() == merged.tolist()
+        for i in range(instance.layers - 1 - by_code, 0, -1):
+            pairs = omgs.Candidates(omgs.merge(instance, merged))
+            waits = (
+                pairs.u_s + pairs.together_s - pairs.before_s < pairs.sending_s + instance.alpha_s
+            )
+            merged[i] = (waits if by_code else pairs.rule())[i - 1]
+        merged[-1] |= by_code
+        assert omgs.find_merged_layers(instance, by_code=by_code).tolist() == merged.tolist()
 
 
 @given(mergings())

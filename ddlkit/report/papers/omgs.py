@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import product
 from typing import TypeVar
 
@@ -38,12 +37,7 @@ THRESHOLD = 8192
 DENSITY = audit.DENSITY
 """At which gamma was measured (omgs V-B)."""
 DEEP = ("ResNet-50", "Inception-v4")
-CLAIMED = {
-    "vgg16": "VGG-16",
-    "resnet50": "ResNet-50",
-    "inception": "Inception-v4",
-    "lstm": "LSTM-PTB",
-}
+CLAIMED = dict(zip(("vgg16", "resnet50", "inception", "lstm"), NETWORKS, strict=True))
 """Network in a claim's id -> as the paper's tables call it."""
 UNSTATED = {
     "VGG-16": "of the Cifar-10 variant with batch norm, which the text leaves unstated",
@@ -79,16 +73,9 @@ def _gamma() -> Result:
     return own(value, value, note)
 
 
-@cache
 def tensors(network: str) -> tuple[int, ...]:
     """Return elements of every tensor of a network of omgs Tab V, in forward order."""
-    sizes = {
-        "VGG-16": published.cifar_vgg16_parameters(),
-        "ResNet-50": published.parameters("ResNet50"),
-        "Inception-v4": published.parameters("inception_v4"),
-        "LSTM-PTB": published.ptb_lstm_parameters(),
-    }
-    return sizes[network]
+    return published.parameters(NETWORKS[network])
 
 
 def _tensors(network: str) -> Result:
