@@ -37,7 +37,9 @@ def test_the_command_predicts_what_the_report_validates(
     cases = validate(
         runs[runs["case"].isin(some)], recording.workloads(), Calibration.of(measured)
     ) if some else pd.DataFrame()  # fmt: skip
-    files = [path for place in recording.directories for path in store.list_tables(place, "layers-*.csv")]
+    files = [
+        path for place in recording.directories for path in store.list_tables(place, "layers-*.csv")
+    ]
     profiles = {store.read_profile(path).sha256: path for path in files}
     for case in cases.to_dict("records"):
         tables = [
