@@ -315,8 +315,8 @@ class Suite:
 def read(name: str | Path) -> Suite:
     """Return what a YAML or JSON file says, or the suite of that name.
 
-    A key that is none of Suite's holds for all points that do not have it; "grids" are points of kind
-    campaign.
+    A key that is none of Suite's holds for all points that do not have it. A file without points is a
+    campaign, of "grids" or of one.
 
     Raises UserError for a wrong file, and for a name that is neither a file nor a suite.
     """
@@ -327,9 +327,9 @@ def read(name: str | Path) -> Suite:
         names = ", ".join(sorted(suites))
         raise UserError(f"{name}: no such suite: use {names}, or a file .yml or .json")
     given, keys = _parsed(file), keys_of(Suite, 1)
-    if "grids" in given:
-        given = {"measure": "campaign", **given, "points": given["grids"]}
-        del given["grids"]
+    if "points" not in given:
+        grids = given.pop("grids", [{}])
+        given = {"measure": "campaign", **given, "points": grids}
     shared = {key: value for key, value in given.items() if key not in keys}
     own = {key: value for key, value in given.items() if key in keys}
     suite = Suite(file, **read_keys(own, keys, str(file)))
