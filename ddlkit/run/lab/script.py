@@ -31,7 +31,7 @@ from ddlkit.core.sparse import (
 )
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
-from ddlkit.core.workload import LayerProfile, Workload, straggler_factors
+from ddlkit.core.workload import LayerProfile, Workload
 from ddlkit.run.instruments.usage import Usage
 from ddlkit.run.jobs.launch import Place
 from ddlkit.store.files import append_text
