@@ -153,7 +153,7 @@ def test_a_sparse_truth_with_a_straggler_made_by_the_model_has_no_error() -> Non
     gather = Table(SIZES, 2e-4 + 3e-9 * SIZES, collective="all_gather", workers=4)
     times = SelectionTimes(np.array([1e2, 1e8]), np.array([density]), np.array([1e-6, 1.0]))
     plan = make_plan("buffer:25MB", WORKLOAD)
-    how = {"density": density, "straggler": straggler, "dilation": dilation}
+    how: dict[str, Any] = {"density": density, "straggler": straggler, "dilation": dilation}
     how |= {"collective": "all_gather", "selection_sha256": times.sha256}
     asked = replace(case("buffer:25MB"), **how)
     spent_s = free_s = 0.0
@@ -259,7 +259,6 @@ def test_a_goal_holds_where_it_is_reached(tmp_path: Path, factor: float, holds: 
     held = judged.goals.set_index("goal")["holds"]
     assert held["cases within 5%"] == holds
     assert not held["median error, carried"] and not held["interval covers, least"]
-    assert held["interval covers, most"]
 
 
 def test_a_run_that_something_else_predicted_is_refused(tmp_path: Path) -> None:

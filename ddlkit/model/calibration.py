@@ -93,7 +93,7 @@ class Calibration:
             name = collectives.loc[stepped, "algorithm"].iloc[0]
             raise UserError(f"no calibration of {name}: give it rows of the library's own messages")
         known = {}
-        for key, every in _by_link(undisturbed(collectives)):
+        for key, every in by_link(undisturbed(collectives)):
             rows = every[every["in_flight"] == 1]
             fitted = _fitted(rows, form, draws)
             forms = [name for name in also if name != UNFITTED or rows["link_bits_per_s"].all()]
@@ -204,7 +204,7 @@ def pooled(calibration: Calibration, collectives: pd.DataFrame) -> Calibration:
     collectives : all rows of the recording, also of links that the calibration does not know
     """
     rows = undisturbed(collectives[collectives["in_flight"] == 1])
-    links = {key: Sessions.of(own) for key, own in _by_link(rows)}
+    links = {key: Sessions.of(own) for key, own in by_link(rows)}
     drift, known = Drift.of([*links.values()]), dict(calibration.known)
     for key, communication in known.items():
         if communication.noise is not None and key in links:
@@ -213,7 +213,7 @@ def pooled(calibration: Calibration, collectives: pd.DataFrame) -> Calibration:
     return Calibration(known)
 
 
-def _by_link(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, int, str], pd.DataFrame]]:
-    """Yield rows of each link, number of ranks and collective, behind these three."""
+def by_link(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, int, str], pd.DataFrame]]:
+    """Yield each link, number of ranks and collective, and the rows of these three."""
     for (link, ranks, collective), own in rows.groupby(LINK):
         yield (str(link), int(ranks), str(collective)), own

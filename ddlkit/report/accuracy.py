@@ -49,7 +49,6 @@ PREDICTED = (*MODELS, MEASURED, CARRIED)
 TAIL = 0.9
 """The quantile of errors that one case in ten exceeds."""
 WITHIN = 0.05
-TIMES = {"iteration": "iteration_s", "exposed": "exposed_s"}
 
 
 # -- what was measured, and what is predicted of it -----------------------------------------------
@@ -181,7 +180,8 @@ def joined(campaign: Source) -> pd.DataFrame:
     Raises UserError for a run that this table did not predict.
     """
     predicted, runs = campaign.table("predicted"), campaign.table("runs")
-    digest = _digest(campaign, runs)
+    (path,) = campaign.directories[0].glob("predicted-*.csv")
+    digest = str(store.load_stamp(path)["sha256"])[: int(runs["predicted"].str.len().max())]
     if others := set(runs["predicted"]) - {digest}:
         raise UserError(f"runs predicted by {sorted(others)}, not by the predictions {digest}")
     wide = predicted.pivot(index="case", columns=["model", "quantity"], values="seconds")
@@ -189,9 +189,9 @@ def joined(campaign: Source) -> pd.DataFrame:
     if missing := [*cases.index.difference(wide.index)]:
         raise UserError(f"case {missing[0]} was run, and nothing predicted")
     for name in PREDICTED:
-        for quantity, column in TIMES.items():
+        for quantity in ("iteration", "exposed"):
             known = (name, quantity) in wide.columns
-            cases[f"{name}_{column}"] = wide[name, quantity] if known else np.nan
+            cases[f"{name}_{quantity}_s"] = wide[name, quantity] if known else np.nan
     cases["lower_s"], cases["upper_s"] = wide[OURS, "lower"], wide[OURS, "upper"]
     ends = (runs["case"].map(cases[end]) for end in ("lower_s", "upper_s"))
     inside = runs["iteration_s"].between(*ends)
@@ -199,17 +199,8 @@ def joined(campaign: Source) -> pd.DataFrame:
     return _with_errors(cases, PREDICTED).join(counted).reset_index()
 
 
-def _digest(campaign: Source, runs: pd.DataFrame) -> str:
-    """Return how the hash of the predictions begins, as runs carry it."""
-    (path,) = campaign.directories[0].glob("predicted-*.csv")
-    return str(store.load_stamp(path)["sha256"])[: int(runs["predicted"].str.len().max())]
-
-
 class Preregistered(NamedTuple):
-    """A campaign judged by what was written before its runs.
-
-    cases : rows of `joined`, labelled, that the processor did not limit; goals : as of `judge_goals`
-    """
+    """Rows of `joined`, labelled, that the processor did not limit; and what of LINKS_GOALS they reach."""
 
     cases: pd.DataFrame
     goals: pd.DataFrame
@@ -219,7 +210,7 @@ def preregistered(campaign: Source) -> Preregistered:
     """Return the campaign, joined and judged by LINKS_GOALS; raises UserError as `joined` does."""
     everything = labelled(joined(campaign))
     cases = everything[~everything["processor_limited"]]
-    return Preregistered(cases, judge_goals(LINKS_GOALS, cases))
+    return Preregistered(cases, pd.DataFrame(goal.judged(cases) for goal in LINKS_GOALS))
 
 
 # -- scores ---------------------------------------------------------------------------------------
@@ -322,17 +313,14 @@ class Goal:
         if self.statistic not in STATISTICS or (self.at_most is None) == (self.at_least is None):
             raise ValueError(f"one of at_most and at_least, of {', '.join(STATISTICS)}")
 
-    @property
-    def wanted(self) -> str:
-        """Return the value in words, as frozen in reports/goals.csv."""
+    def judged(self, cases: pd.DataFrame) -> dict[str, Any]:
+        """Return goal, wanted (in words, as frozen in reports/goals.csv), reached, and if it holds."""
+        reached = float(STATISTICS[self.statistic](cases))
         if self.at_most is None:
-            return f"at least {self.at_least:g}"
-        return f"at most {self.at_most:g}"
-
-    def holds(self, reached: float) -> bool:
-        """Return whether what was reached is enough."""
-        low = self.at_least is None or reached >= self.at_least
-        return low and (self.at_most is None or reached <= self.at_most)
+            wanted, holds = f"at least {self.at_least:g}", reached >= (self.at_least or 0.0)
+        else:
+            wanted, holds = f"at most {self.at_most:g}", reached <= self.at_most
+        return {"goal": self.goal, "wanted": wanted, "reached": reached, "holds": holds}
 
 
 LINKS_GOALS = (
@@ -346,74 +334,45 @@ LINKS_GOALS = (
 """Stated on 2026-11-22, before the first run of ``campaign-links``."""
 
 
-def judge_goals(goals: Sequence[Goal], cases: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per goal: goal, wanted, reached by the cases, and whether it holds."""
-    rows = []
-    for goal in goals:
-        reached = float(STATISTICS[goal.statistic](cases))
-        held = goal.holds(reached)
-        rows.append({"goal": goal.goal, "wanted": goal.wanted, "reached": reached, "holds": held})
-    return pd.DataFrame(rows)
-
-
-@dataclass(frozen=True)
-class Change:
-    """Something that can move the numbers: ``of`` is "model", "statistic" or "cases"."""
-
-    at: datetime
-    of: str
-    what: str
-
-    def __post_init__(self) -> None:
-        if self.of not in ("model", "statistic", "cases"):
-            raise ValueError("of model, statistic or cases")
-
-
 class Goals(NamedTuple):
-    """All goals, and all changes in their order."""
+    """All goals; and, in their order, changes that can move the numbers: when, and of what."""
 
     goals: tuple[Goal, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[tuple[datetime, str], ...]
 
     def since(self, recorded: datetime) -> list[str]:
         """Return why a recording begun then only explores, a line each; none where it confirms."""
-        late = [goal for goal in self.goals if goal.set_at is None or goal.set_at >= recorded]
-        reasons = [f"goals set since: {', '.join(goal.goal for goal in late)}"] if late else []
-        changed = [change for change in self.changes if change.at >= recorded]
-        return [*reasons, *(f"{change.of} changed since: {change.what}" for change in changed)]
+        late = [goal.goal for goal in self.goals if goal.set_at is None or goal.set_at >= recorded]
+        reasons = [f"goals set since: {', '.join(late)}"] if late else []
+        return [*reasons, *(what for at, what in self.changes if at >= recorded)]
 
     def judged(self, cases: pd.DataFrame, recorded: datetime) -> pd.DataFrame:
-        """Return `judge_goals` of `labelled` cases, with their standing.
+        """Return one row per goal: goal, wanted, reached by `labelled` cases, holds, and its standing.
 
         It is *exploratory* where a goal was set, or the model, a statistic or the choice of cases changed,
         after the recording had begun: such numbers suggest, and only a new recording confirms.
         """
         standing = "exploratory" if self.since(recorded) else "confirmatory"
-        return judge_goals(self.goals, cases).assign(standing=standing)
+        return pd.DataFrame(goal.judged(cases) for goal in self.goals).assign(standing=standing)
 
 
 def load_goals(file: Path = store.DATA / "goals.yml") -> Goals:
     """Return the goals and changes in ``file``. Raises UserError for an entry that is not one."""
     document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    goals = [_read(file, entry, _goal) for entry in document["goals"]]
-    changes = [_read(file, entry, _change) for entry in document["changes"]]
-    return Goals(tuple(goals), tuple(sorted(changes, key=lambda change: change.at)))
-
-
-def _read(file: Path, entry: dict[str, Any], make: Callable[..., Any]) -> Any:
-    try:
-        return make(**entry)
-    except (KeyError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"{file}: {entry}: not a goal or a change: {reason}") from None
-
-
-def _goal(**entry: Any) -> Goal:
-    return Goal(set_at=_moment(entry.pop("set")), **entry)
-
-
-def _change(at: str, **entry: str) -> Change:
-    return Change(_moment(at), **entry)
+    goals, changes = [], []
+    for entry in (*document["goals"], *document["changes"]):
+        try:
+            if "set" in entry:
+                known = {name: value for name, value in entry.items() if name != "set"}
+                goals.append(Goal(set_at=_moment(entry["set"]), **known))
+            else:
+                changes.append(
+                    (_moment(entry["at"]), f"{entry['of']} changed since: {entry['what']}")
+                )
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"{file}: {entry}: not a goal or a change: {reason}") from None
+    return Goals(tuple(goals), tuple(sorted(changes)))
 
 
 def _moment(text: str) -> datetime:

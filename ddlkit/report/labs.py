@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -153,20 +153,13 @@ def preregistered_labs(
         share alike, at most ROUNDED above; sizes without one are held out
     """
     asked = predicted[(predicted["model"] == model) & (predicted["quantity"] == "message")]
-    said = asked["case"].str.split(" ", expand=True)
-    said = said.set_axis(["ranks", "link", "bytes"], axis=1).astype({"ranks": int, "bytes": float})
-    said["predicted_s"] = asked["seconds"].to_numpy()
+    said = asked["case"].str.split(" ", expand=True).set_axis(["ranks", "link", "bytes"], axis=1)
+    said = said.astype({"ranks": int, "bytes": float}).assign(predicted_s=asked["seconds"])
     medians = {}
     for lab in ring_labs(fresh):
         own = said[(said["link"] == lab.link) & (said["ranks"] == lab.workers)]
-        measured = pd.DataFrame({"sent": lab.bytes, "measured_s": lab.seconds})
-        both = pd.merge_asof(
-            own.sort_values("bytes"),
-            measured,
-            left_on="bytes",
-            right_on="sent",
-            direction="forward",
-        )
+        measured = pd.DataFrame({"bytes": lab.bytes, "sent": lab.bytes, "measured_s": lab.seconds})
+        both = pd.merge_asof(own.sort_values("bytes"), measured, on="bytes", direction="forward")
         both = both[both["sent"] <= ROUNDED * both["bytes"]]
         off = (both["predicted_s"] / both["measured_s"] - 1).abs()
         medians[lab.link, lab.workers] = float(off.median())
@@ -264,22 +257,12 @@ def predicted_s(
     transfers = 2 * (ranks - 1) * ranks
     lost = np.random.default_rng(0).poisson(disturbance.loss * transfers, alone_s.shape)
     alone_s += lost * wait_s
-    bytes_s = np.minimum(alone_s, slope_s_per_byte(calm) * sizes)
+    large = calm.noise.bytes[calm.noise.bytes >= calm.noise.bytes[-1] / 16]
+    slope = np.polyfit(large, calm.cost(large), 1, w=1 / calm.cost(large))[0]  # where bytes decide
+    bytes_s = np.minimum(alone_s, slope * sizes)
     share = disturbance.of_rate(round_trip_s, case.link_bits_per_s)
     ends_s = group_ends(iteration.ready_s, alone_s + bytes_s * (1 / share - 1))
     return np.asarray(ends_s[:, -1] + workload.update_s)
-
-
-def slope_s_per_byte(communication: Communication) -> float:
-    """Return the seconds that a byte takes where bytes decide, by a line through the largest sizes.
-
-    Of least relative squares, from a sixteenth of the largest calibrated size on.
-    """
-    assert communication.noise is not None  # checked where it is used
-    sizes = communication.noise.bytes
-    large = sizes[sizes >= sizes[-1] / 16]
-    rows = np.stack([np.ones_like(large), large], axis=1) / communication.cost(large)[:, None]
-    return float(np.linalg.lstsq(rows, np.ones_like(large), rcond=None)[0][1])
 
 
 def disturbed(
@@ -300,8 +283,8 @@ def disturbed(
         single_s = predicted_s(case, workload, calibration.of_case(case), disturbance)
         took_s, (lower_s, upper_s) = own["iteration_s"], interval(single_s)
         measured_s, middle_s = float(took_s.median()), float(np.median(single_s))
-        row = {"disturbance": disturbance.name, "kind": disturbance.kind, "plan": case.plan}
-        row |= {"predicted_s": middle_s, "lower_s": lower_s, "upper_s": upper_s}
+        row: dict[str, Any] = {"disturbance": disturbance.name, "kind": disturbance.kind}
+        row |= {"plan": case.plan, "predicted_s": middle_s, "lower_s": lower_s, "upper_s": upper_s}
         row |= {"measured_s": measured_s, "relative_error": middle_s / measured_s - 1}
         row["inside"] = bool(lower_s <= measured_s <= upper_s)
         row["covered"] = float(took_s.between(lower_s, upper_s).mean())
