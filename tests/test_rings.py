@@ -37,7 +37,7 @@ SIZES: Floats = 1024 * 4.0 ** np.arange(8)
 BETWEEN: Floats = SIZES[2:-1] * 2
 times = st.floats(1e-6, 1e-2)
 slopes = st.floats(1e-10, 1e-7)
-TRUE: Floats = np.log([1.5e-4, 1.01, 0.3])
+TRUE: Floats = np.asarray(np.log([1.5e-4, 1.01, 0.3]), float)
 LINK = "emulated:500mbit-delay2ms"
 LABS = [
     (LINK, 2),

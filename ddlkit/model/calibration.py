@@ -117,9 +117,8 @@ class Calibration:
         key = (link, workers, collective)
         if key not in self.known:
             known = "; ".join(f"{what} over {where}, {n} ranks" for where, n, what in self.known)
-            raise UserError(
-                f"no calibration for {collective} over {link} with {workers} ranks: there is {known}"
-            )
+            asked = f"{collective} over {link} with {workers} ranks"
+            raise UserError(f"no calibration for {asked}: there is {known}")
         communication = self.known[key]
         return replace(communication, link=replace(communication.link, in_flight=in_flight))
 
@@ -136,9 +135,8 @@ def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
         rate_bits_per_s = float(rows["link_bits_per_s"].iloc[0])
         if not rate_bits_per_s:
             raise UserError(f"no rate is known of {rows['link'].iloc[0]}: {UNFITTED} needs one")
-        wire_s = wire_s_per_byte(
-            collective, workers, rate_bits_per_s, _framing(str(rows["link"].iloc[0]))
-        )
+        framing = _framing(str(rows["link"].iloc[0]))
+        wire_s = wire_s_per_byte(collective, workers, rate_bits_per_s, framing)
         form = f"alpha_beta:{wire_s!r}"
     per_sample = rows.groupby("bytes")["messages_per_sample"].first()
     return fit(

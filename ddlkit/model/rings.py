@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 
 from ddlkit.core.cost import Samples, Table
 from ddlkit.core.errors import UserError
@@ -211,7 +210,7 @@ class OwnLaw:
             factor = np.exp(self._between(OWN_GRID, lacking + smoothed(resampled)))
             yield self.cost(samples, factor)
 
-    def cost(self, samples: Samples, factor: ArrayLike = 1.0) -> Table:
+    def cost(self, samples: Samples, factor: Floats | float = 1.0) -> Table:
         """Return what a message costs, computed at OWN_GRID, times a factor of each size there."""
         how: Any = {"workers": self.lab.workers, "algorithm": "ring", "samples": samples}
         return Table(OWN_GRID, self.seconds(OWN_GRID) * factor, **how)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,10 +41,8 @@ from ddlkit.model.predictor import (
 from ddlkit.report.source import Source
 
 RESCALED = "rescaled"
-"""The overlap model once more, its compute stretched to what the same run measured without communication.
-
-Between a profile and a run the machine's speed drifts; what error remains here is communication's alone.
-"""
+"""Our model once more, its compute stretched to what the same run measured without communication: between
+a profile and a run the machine's speed drifts, and what error remains here is communication's alone."""
 PREDICTED = (*MODELS, MEASURED, CARRIED)
 """Every model that a campaign may have predicted its cases by, before they ran."""
 TAIL = 0.9
@@ -121,16 +120,10 @@ def validate(
     cases, scatter = measured(runs), compute_scatter or {}
     predicted = []
     for row in cases.to_dict("records"):
-        scattered = scatter if row["kind"] == "training" else {}
-        case = Case.from_row(row)
-        ours = forecast_case(
-            case,
-            workloads,
-            calibration,
-            selections,
-            row["copy_s_per_byte"],
-            scattered.get(row["profile_sha256"], STEADY),
-        )
+        case, copy_s_per_byte = Case.from_row(row), row["copy_s_per_byte"]
+        scattered = scatter.get(case.profile_sha256, STEADY) if case.kind == "training" else STEADY
+        known = workloads, calibration, selections
+        ours = forecast_case(case, *known, copy_s_per_byte, scattered)
         others = calibration.of_case(case).others
         predicted.append(by_every_model(ours, row["measured_compute_s"], others))
     return _with_errors(cases.join(pd.DataFrame(predicted)), (*MODELS, RESCALED))
@@ -188,10 +181,9 @@ def joined(campaign: Source) -> pd.DataFrame:
     cases = measured(runs).set_index("case")
     if missing := [*cases.index.difference(wide.index)]:
         raise UserError(f"case {missing[0]} was run, and nothing predicted")
-    for name in PREDICTED:
-        for quantity in ("iteration", "exposed"):
-            known = (name, quantity) in wide.columns
-            cases[f"{name}_{quantity}_s"] = wide[name, quantity] if known else np.nan
+    for name, quantity in product(PREDICTED, ("iteration", "exposed")):
+        known = (name, quantity) in wide.columns
+        cases[f"{name}_{quantity}_s"] = wide[name, quantity] if known else np.nan
     cases["lower_s"], cases["upper_s"] = wide[OURS, "lower"], wide[OURS, "upper"]
     ends = (runs["case"].map(cases[end]) for end in ("lower_s", "upper_s"))
     inside = runs["iteration_s"].between(*ends)
@@ -263,10 +255,8 @@ def scores(predicted: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     error = predicted["predicted_s"] / predicted["measured_s"] - 1
     inside = predicted["measured_s"].between(predicted["lower_s"], predicted["upper_s"])
     inside = inside.where(predicted["lower_s"].notna()).astype(float)
-    grouped = predicted.assign(error=error, size=error.abs(), inside=inside).groupby(
-        [*by], sort=False
-    )
-    table = grouped.agg(
+    rows = predicted.assign(error=error, size=error.abs(), inside=inside)
+    table = rows.groupby([*by], sort=False).agg(
         median_error=("size", "median"),
         error_90=("size", lambda size: size.quantile(TAIL)),
         bias=("error", "median"),
@@ -362,13 +352,12 @@ def load_goals(file: Path = store.DATA / "goals.yml") -> Goals:
     goals, changes = [], []
     for entry in (*document["goals"], *document["changes"]):
         try:
-            if "set" in entry:
+            at = _moment(entry["set" if "statistic" in entry else "at"])
+            if "statistic" in entry:
                 known = {name: value for name, value in entry.items() if name != "set"}
-                goals.append(Goal(set_at=_moment(entry["set"]), **known))
+                goals.append(Goal(set_at=at, **known))
             else:
-                changes.append(
-                    (_moment(entry["at"]), f"{entry['of']} changed since: {entry['what']}")
-                )
+                changes.append((at, f"{entry['of']} changed since: {entry['what']}"))
         except (KeyError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise UserError(f"{file}: {entry}: not a goal or a change: {reason}") from None
