@@ -33,7 +33,6 @@ from ddlkit.model.rings import (
     fit_rings,
     ring_labs,
     ring_of,
-    smoothed,
     transferred,
 )
 from ddlkit.report import labs, source
@@ -214,12 +213,6 @@ def test_what_the_law_does_not_tell_keeps_its_table() -> None:
         assert by_law(table, other, cores=2).known == table.known
 
 
-@given(st.lists(st.floats(-1, 1), min_size=3, max_size=12))
-def test_smoothing_keeps_the_sum_and_what_is_constant(values: list[float]) -> None:
-    assert smoothed(np.array(values)).sum() == pytest.approx(sum(values), abs=1e-9)
-    assert smoothed(np.full(5, 0.3)) == pytest.approx(np.full(5, 0.3))
-
-
 # -- labs that were never measured ----------------------------------------------------------------
 
 
@@ -262,13 +255,6 @@ def test_what_is_no_lab_of_one_message_of_gloos_own_ring_is_held_out() -> None:
     ]
     labs = ring_labs(pd.concat([whole, *others]))
     assert [(lab.link, lab.workers) for lab in labs] == [("lab:1gbit", 4)]
-
-
-def test_one_lab_tells_a_cost_and_no_interval() -> None:
-    link, ranks = LABS[1]
-    alone = transferred(made(LABS[1:2]), [(link, ranks)], cores=2).between(link, ranks)
-    np.testing.assert_allclose(alone.cost(SIZES), truth(link, ranks)(SIZES), rtol=0.03)
-    assert not alone.draws and alone.noise is None and alone.link.plain
 
 
 @pytest.mark.parametrize(

@@ -325,16 +325,10 @@ LINKS_GOALS = (
 
 
 class Goals(NamedTuple):
-    """All goals; and, in their order, changes that can move the numbers: when, and of what."""
+    """All goals; and when something changed that can move the numbers."""
 
     goals: tuple[Goal, ...]
-    changes: tuple[tuple[datetime, str], ...]
-
-    def since(self, recorded: datetime) -> list[str]:
-        """Return why a recording begun then only explores, a line each; none where it confirms."""
-        late = [goal.goal for goal in self.goals if goal.set_at is None or goal.set_at >= recorded]
-        reasons = [f"goals set since: {', '.join(late)}"] if late else []
-        return [*reasons, *(what for at, what in self.changes if at >= recorded)]
+    changed_at: tuple[datetime, ...]
 
     def judged(self, cases: pd.DataFrame, recorded: datetime) -> pd.DataFrame:
         """Return one row per goal: goal, wanted, reached by `labelled` cases, holds, and its standing.
@@ -342,14 +336,15 @@ class Goals(NamedTuple):
         It is *exploratory* where a goal was set, or the model, a statistic or the choice of cases changed,
         after the recording had begun: such numbers suggest, and only a new recording confirms.
         """
-        standing = "exploratory" if self.since(recorded) else "confirmatory"
+        moments = (*self.changed_at, *(goal.set_at or recorded for goal in self.goals))
+        standing = "confirmatory" if max(moments) < recorded else "exploratory"
         return pd.DataFrame(goal.judged(cases) for goal in self.goals).assign(standing=standing)
 
 
 def load_goals(file: Path = store.DATA / "goals.yml") -> Goals:
     """Return the goals and changes in ``file``. Raises UserError for an entry that is not one."""
     document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    goals, changes = [], []
+    goals, changed_at = [], []
     for entry in (*document["goals"], *document["changes"]):
         try:
             at = _moment(entry["set" if "statistic" in entry else "at"])
@@ -357,11 +352,11 @@ def load_goals(file: Path = store.DATA / "goals.yml") -> Goals:
                 known = {name: value for name, value in entry.items() if name != "set"}
                 goals.append(Goal(set_at=at, **known))
             else:
-                changes.append((at, f"{entry['of']} changed since: {entry['what']}"))
+                changed_at.append(at)
         except (KeyError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise UserError(f"{file}: {entry}: not a goal or a change: {reason}") from None
-    return Goals(tuple(goals), tuple(sorted(changes)))
+    return Goals(tuple(goals), tuple(changed_at))
 
 
 def _moment(text: str) -> datetime:
