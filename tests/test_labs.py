@@ -38,7 +38,7 @@ from ddlkit.model.rings import (
 from ddlkit.report import labs, source
 from ddlkit.report.labs import Disturbance
 
-SIZES: Floats = 1024 * 4.0 ** np.arange(8)
+SIZES: Floats = 1024 * 4.0 ** np.arange(8.0)
 BETWEEN: Floats = SIZES[2:-1] * 2
 times = st.floats(1e-6, 1e-2)
 slopes = st.floats(1e-10, 1e-7)
