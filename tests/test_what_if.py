@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,7 +19,6 @@ from ddlkit.model import Calibration, forecast
 from ddlkit.papers.dag import IterationTimes
 from ddlkit.papers.dag.tasks import schedule
 from ddlkit.papers.dag.training import Gpus
-from ddlkit.report import plots
 from ddlkit.report.figures import dag_inputs, what_if
 from ddlkit.report.figures.what_if import Setting
 from ddlkit.report.source import Source
@@ -114,15 +112,3 @@ def test_others_clusters_are_limited_by_what_their_numbers_say() -> None:
     assert table.loc[few, "gpus"] == 4 and table.loc[many, "gpus"] == 128
     assert table.loc[few, "iteration_s"] <= table.loc[many, "iteration_s"]
     assert table[["disk", "gpu", "link"]].sum(axis=1).to_numpy() == pytest.approx(1)
-
-
-def test_a_tornado_has_two_arms_a_kind() -> None:
-    table = what_if.sensitivity(next(iter(what_if.theirs().values())))
-    figure, ax = plots.canvas()
-    plots.tornado(ax, table, "toy")
-    widths = [bar.get_width() for bar in ax.patches]
-    expected = [*(table["faster_s"]), *(table["slower_s"])]
-    once = table["iteration_s"].iloc[0]
-    assert widths == pytest.approx([100 * (one / once - 1) for one in expected])
-    assert [label.get_text() for label in ax.get_yticklabels()][0] == "input"
-    plt.close(figure)
