@@ -271,10 +271,9 @@ def omgs_fig02(
         axes[0], few[3:], DENSITY * gamma_s[3:], "paper", size=4, label="paper's γ, with ρ (Eq 10)"
     )
     plots.cost_fit(axes[0], *(one.fit for one in selecting.values()), density=DENSITY)
-    name = f"authors' code, {nodes} nodes"
-    axes[1].plot(few, 1e3 * lines[f"code_{nodes}_s"], label=name, **thin)
-    of_paper = 1e3 * lines[f"code_{NODES}_s"]
-    plots.points(axes[1], few, of_paper, "paper", size=4, label=f"authors' code, {NODES} nodes")
+    axes[1].plot(few, 1e3 * lines[f"code_{nodes}_s"], label=f"code, {nodes} nodes", **thin)
+    shape = {"size": 4, "label": f"authors' code, {NODES} nodes"}
+    plots.points(axes[1], few, 1e3 * lines[f"code_{NODES}_s"], "paper", **shape)
     plots.cost_fit(axes[1], *gathering, names=[one.form for one in gathering])
     names = f"torch.topk at a density of {DENSITY:g}", f"all-gather among {known.cost.workers}"
     for ax, name in zip(axes, names, strict=True):

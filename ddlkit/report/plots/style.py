@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike
 
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
+from ddlkit.core.link import COLLECTIVES
 from ddlkit.model.predictor import planners
 from ddlkit.store.documents import own_yaml
 
@@ -62,6 +63,9 @@ def _style(listed: dict[str, Any]) -> Style:
 _LISTED = own_yaml((_FOLDER / "looks.yml").read_text(encoding="utf-8"))
 _SERIES = _LISTED.pop("series")
 FAMILIES = {family: {k: _style(v) for k, v in looks.items()} for family, looks in _LISTED.items()}
+FAMILIES["spans"] |= {
+    name: Style(kind.label, kind.color, hatch=kind.hatch) for name, kind in COLLECTIVES.items()
+}
 FAMILIES["plans"] = {
     name: Style(planner.label, *planner.look) for name, planner in planners().items()
 }
