@@ -110,7 +110,9 @@ class Judge:
     def _key(self, number: int) -> Key:
         names = dict(self.names)
         exec(self.solutions[number].solution, names)
-        set_to = {name: names.get(f"{name}_{number}") for name in ("expected", "cases")}
+        set_to: dict[str, Any] = {
+            name: names.get(f"{name}_{number}") for name in ("expected", "cases")
+        }
         tolerance = names.get(f"tolerance_{number}", TOLERANCE)
         set_to |= {
             "fault_of": names.get(f"fault_{number}"),

@@ -100,9 +100,9 @@ def bars(
             bar.set_x(bar.get_x() + (-PAIRED if place % 2 else PAIRED))
     step = 2 if pairs else 1
     if spread is not None:
-        ends = (factor * np.asarray(end, dtype=float) for end in spread[1:])
+        least, most = (factor * np.asarray(end, dtype=float) for end in spread[1:])
         middles = [bar.get_x() + bar.get_width() / 2 for bar in ax.containers[0]]
-        ax.vlines(middles, *ends, label=spread[0], color=INK, linewidth=1.6, zorder=4)
+        ax.vlines(middles, least, most, label=spread[0], color=INK, linewidth=1.6, zorder=4)
         ax.autoscale(axis="y")
         ax.set_ylim(bottom=0)
     add_legend(ax, legend)
@@ -122,7 +122,7 @@ def paired_bars(
     wide : the first panel has a row of its own, and so have the axes, below all others
     """
     first, *rest = panels
-    rows = [[first, first if wide else ""], *[["", ""]] * wide]
+    rows: list[Any] = [[first, first if wide else ""], *[["", ""]] * wide]
     rows[1:1] = [[*rest[k : k + 2], "."][:2] for k in range(0, len(rest), 2)]
     heights = [2.2] * (len(rows) - wide) + [3.8] * wide
     figure = plt.figure(figsize=(WIDTH, sum(heights) + 0.3))
@@ -208,7 +208,7 @@ def heat_maps(
     columns = columns or len(panels)
     lengths = [len(panel.grid) for panel in panels.values()]
     ratios = [max(lengths[first : first + columns]) for first in range(0, len(lengths), columns)]
-    shape = {"squeeze": False, "gridspec_kw": {"height_ratios": ratios}}
+    shape: dict[str, Any] = {"squeeze": False, "gridspec_kw": {"height_ratios": ratios}}
     figure, axes = canvas(columns, len(ratios), height=len(ratios) * height, **shape)
     grids = [panel.grid.to_numpy(dtype=float) for panel in panels.values()]
     low, high = (end([end(grid) for grid in grids]) for end in (np.nanmin, np.nanmax))
@@ -479,7 +479,7 @@ def _spans(ax: Axes, spans: Timeline, scale: float) -> None:
     streams = list(table["stream"].unique())
     for (kind, stream), rows in table.groupby(["kind", "stream"], sort=False):
         style, edge = look(str(kind)), "white" if len(rows) <= 60 else "none"
-        shape = {"facecolor": style.color, "hatch": style.hatch, "edgecolor": edge}
+        shape: dict[str, Any] = {"facecolor": style.color, "hatch": style.hatch, "edgecolor": edge}
         bars = list(zip(left[rows.index], width[rows.index], strict=True))
         ax.broken_barh(bars, (streams.index(stream) - 0.36, 0.72), linewidth=0.4, **shape)
     messages = table[table["kind"].isin(COMMUNICATION)]
@@ -487,7 +487,7 @@ def _spans(ax: Axes, spans: Timeline, scale: float) -> None:
     for place, row in messages.iterrows() if len(messages) <= NUMBERED else ():
         if width[place] > 0.03 * spans.duration_s * scale:
             middle, at = left[place] + width[place] / 2, streams.index(row["stream"])
-            how = {"ha": "center", "va": "center", "fontsize": 7, "bbox": box}
+            how: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "bbox": box}
             ax.text(middle, at, str(row["group"]), **how)
     ax.set_yticks(range(len(streams)), streams)
     ax.set_ylim(len(streams) - 0.5, -0.5)

@@ -107,11 +107,10 @@ def speedup_ranges(bars: pd.DataFrame) -> Figure:
     axes[-1][shape[0] // 2].set_xlabel(f"speedup over {over} ({which})")
     handles, labels = axes.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    best = rows[rows["gpus"] == most].groupby("cluster")[["model", "paper"]].max()
-    ends = "; ".join(
-        f"{name} {row.model:.2f} (paper: {row.paper:g})" for name, row in best.iterrows()
-    )
-    title(figure, f"Best speedup over {over} in the most central setting, of 4: {ends}")
+    best = rows[rows["gpus"] == most].groupby("cluster")["model"].agg(["min", "max"])
+    spans = (f"{name} {row['min']:.2f} to {row['max']:.2f}" for name, row in best.iterrows())
+    paper = f"the paper: {printed} {rows['paper'].max():g}"
+    title(figure, f"Speedups of 4 in the most central setting: {', '.join(spans)}; {paper}")
     return figure
 
 
