@@ -263,7 +263,7 @@ def test_only_a_kernel_that_was_killed_may_have_run_out_of_memory(
     }
     monkeypatch.setattr("ipykernel.kernelspec.get_kernel_dict", lambda: spec)
     notebook = write(tmp_path / "10_a.ipynb", [("code", "1")])
-    with pytest.raises(UserError, match=f"10_a.ipynb its kernel did not start: .*{said}"):
+    with pytest.raises(UserError, match=f"10_a.ipynb: its kernel did not start: .*{said}"):
         book.run([notebook], executed=tmp_path / "e", reports=tmp_path / "r", inputs=())
 
 
@@ -461,7 +461,7 @@ def test_pages_fold_code_and_show_formulas_as_mathml(small: Book) -> None:
     assert "<summary>Draw two bars</summary>" in text
     assert text.count('<details class="code">') == text.count('class="input_area"')
     assert "$" not in re.sub(r"<details.*?</details>", "", text, flags=re.DOTALL)
-    assert '<mrow><mi>x</mi><mo>&lt;</mo>' in text
+    assert "<mrow><mi>x</mi><mo>&lt;</mo>" in text
     assert "<munderover><mo>∑</mo>" in text
     assert text.count("data:image/png;base64,") == 1
 

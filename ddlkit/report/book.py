@@ -294,7 +294,8 @@ class _Run:
                     raise asyncio.CancelledError from None  # which nbclient takes for a dead kernel
             except (RuntimeError, OSError) as error:
                 why = " ".join(str(error).split())
-                what = f"its kernel did not start: {why}; it {_ending(kernel)}"
+                why = f"its kernel did not start: {why}; it {_ending(kernel)}"
+                raise UserError(f"notebook {self.notebook.name}: {why}") from error
             finally:
                 atexit.unregister(client._cleanup_kernel)  # left behind where none starts
                 await kernel.shutdown_kernel(now=True)
