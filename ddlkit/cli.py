@@ -414,7 +414,7 @@ RANKS = arg(
     help="between how many ranks messages were measured: chosen, or said if the file is silent [the file's]",
 )
 _FORM_HELP = (
-    "auto, alpha_beta, piecewise, segments, table, curve, chords, stepped, or variants as segments:joined "
+    "auto, alpha_beta, piecewise, segments, chords, table, or variants as alpha_beta:ends or piecewise:45KB "
     "[auto]"
 )
 
@@ -452,9 +452,7 @@ def fit(arguments: argparse.Namespace) -> None:
     measured = Measured.of(sizes, known.get("backend"), known["source"])
     measured = measured._replace(on_device=messages.device_of(arguments.file))
     if "median_abs_held_out_error" not in description["fit"]:
-        names = ("workers", "algorithm") if found.cost.form == "stepped" else ()
-        needed = {name: getattr(found.cost, name) for name in names}
-        error = _held_out_error(found.form, sizes, seconds, **needed)
+        error = _held_out_error(found.form, sizes, seconds)
         description["fit"]["median_abs_held_out_error"] = error
     description["fit"] |= measured._asdict()
     if arguments.json:
@@ -477,8 +475,7 @@ def _compare(arguments: argparse.Namespace, sizes: Any, seconds: Any, of: dict[s
     own_output(to, arguments.file)
     off = {form: (one.sizes, one.errors()) for form, one in found.unseen.items()}
     plots.write_png(plots.cost_forms(found.fits, off, found.chosen), to)
-    goals = fits.against_goals(sizes, seconds)
-    said = {"chosen": found.chosen, "why": found.why, "calibration": goals, "drawn": str(to)}
+    said = {"chosen": found.chosen, "why": found.why, "drawn": str(to)}
     if arguments.json:
         _show({"forms": json.loads(found.table.to_json(orient="index")), **said}, True)
         return
@@ -486,13 +483,13 @@ def _compare(arguments: argparse.Namespace, sizes: Any, seconds: Any, of: dict[s
     _show(said, False)
 
 
-def _held_out_error(form: str, sizes: Any, seconds: Any, **known: Any) -> float | None:
+def _held_out_error(form: str, sizes: Any, seconds: Any) -> float | None:
     """Median over the inner sizes, each left out; None where a fit needs every size there is."""
     import numpy as np
 
     from ddlkit.core.fit import held_out_errors
 
-    _, errors = held_out_errors(form, sizes, seconds, **known)
+    _, errors = held_out_errors(form, sizes, seconds)
     return float(np.median(abs(errors))) if errors.size else None
 
 
@@ -631,7 +628,7 @@ def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
     from ddlkit.core.link import Link
     from ddlkit.model import Communication
     from ddlkit.report.doubts import Measured
-    from ddlkit.store.documents import read_json
+    from ddlkit.store.files import read_json
 
     advice = "write it by ddlkit fit FILE --json, or give FILE to --collectives"
     described = read_json(arguments.cost, advice)
@@ -655,19 +652,21 @@ def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Communication as it was measured: the validated model's; and what is known of the messages."""
     import pandas as pd
 
+    from ddlkit import store
     from ddlkit.formats.messages import device_of, read_collectives
     from ddlkit.model import Calibration
     from ddlkit.report.doubts import Measured
     from ddlkit.store.readers import choose
 
     how = {"ranks": arguments.ranks, "link": arguments.link}
-    tables = [read_collectives(path, **how) for path in arguments.collectives]
+    paths = store.expand_tables(arguments.collectives)
+    tables = [read_collectives(path, **how) for path in paths]
     wanted = {"collective": "all_reduce" if arguments.density is None else "all_gather", **how}
     rows = pd.concat(tables, ignore_index=True)
     rows, chosen = choose(rows, tuple(wanted), wanted, Path("--collectives"))
     link, ranks = str(chosen["link"]), int(chosen["ranks"])
     known = Calibration.of(rows).between(link, ranks, in_flight=arguments.in_flight)
-    devices = {device_of(path) for path in arguments.collectives}
+    devices = {device_of(path) for path in paths}
     measured = Measured.of(rows["bytes"], *rows["backend"].unique())
     return known, measured._replace(on_device=devices.pop() if len(devices) == 1 else None)
 

@@ -20,7 +20,7 @@ import yaml
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.report import claims, outputs
-from ddlkit.store.documents import own_yaml
+from ddlkit.store.files import own_yaml
 
 _SCHEMA = own_yaml(Path(__file__).with_name("figures.schema.yml").read_text(encoding="utf-8"))
 _HEAD = Path(__file__).with_name("figures.head.md").read_text(encoding="utf-8")
@@ -106,7 +106,8 @@ def find_problems(reports: Path, entries: Sequence[Entry]) -> list[str]:
 
 def _missing(entry: Entry, reports: Path) -> list[str]:
     """Return what a done entry lacks, one line each."""
-    lines = [f"input {i} matches no file" for i in entry.inputs if not any(store.ROOT.glob(i))]
+    inputs = [name for name in entry.inputs if not store.list_tables(store.ROOT, name)]
+    lines = [f"input {name} matches no file" for name in inputs]
     image, numbers = outputs.figure_files(entry.id, reports)
     if not image.is_file():
         lines.append(f"image {image} is missing")

@@ -12,7 +12,8 @@ from typing import Any
 
 from ddlkit import papers, store
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import AUTO, LINES, SIMPLE_FIRST
+from ddlkit.core.fit import AUTO, SIMPLE_FIRST
+from ddlkit.core.pieces import LINES
 from ddlkit.papers.dag import STRATEGIES
 from ddlkit.report import source
 from ddlkit.report.clusters import rules, vidur
@@ -66,7 +67,7 @@ def place(pattern: str, machines: bool = False) -> Rule:
             return words
         try:
             folders = (Path(value), store.ROOT / value)
-            held = any([*folder.glob(pattern)] for folder in folders)
+            held = any(store.list_tables(folder, pattern) for folder in folders)
         except (OSError, ValueError):  # longer than a name may be, or not to be read
             held = False
         return "" if held or not value or value in names else words
@@ -102,7 +103,7 @@ RULES: dict[str, dict[str, Rule]] = {
     "06_scaling_factor": {"formulas": some_of(lambda given: osf_scaling.FORMULAS), "data": TABLES},
     "07_where_time_goes": {"slow_rank": number(1.01, 10)},
     "08_training_as_a_graph": CHAIN | {"framework": one_of(lambda given: STRATEGIES)},
-    "09_sparse_gradients": DRAWN | {"recorded": RUNS, "trained": place("sparse_training-*.csv")},
+    "09_sparse_gradients": DRAWN | {"recorded": RUNS},
     "10_contention": {"data": TABLES},
     "11_where_it_breaks": {"first": PREDICTED, "last": PREDICTED},
     "12_real_gpus": {

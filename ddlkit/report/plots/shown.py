@@ -30,8 +30,7 @@ from pandas.io.formats.style import Styler
 from ddlkit.report import catalog, outputs
 from ddlkit.report.plots.style import INK, WIDTH, known, theme
 from ddlkit.report.source import Source
-from ddlkit.store.documents import own_yaml
-from ddlkit.store.files import atomic_write
+from ddlkit.store.files import atomic_write, own_yaml
 
 MOST_COLUMNS, MOST_ROWS = 10, 30  # a larger table is folded
 HEADER_WIDTH = 14  # letters in a line of a typeset table's head
