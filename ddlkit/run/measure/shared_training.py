@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -37,15 +36,14 @@ from ddlkit.run.instruments.usage import processor_times, processor_usage
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank, agree_all, everyones, slowest
 from ddlkit.run.measure.layers import computing
+from ddlkit.run.measure.shared_messages import turned
 from ddlkit.run.measure.shares import Groups, Policy, computing_with, place_columns
 from ddlkit.run.measure.training import OWN_PLAN, PRECISION, WARMUP, check_equal_gradients
 from ddlkit.run.nets import registry as networks
 from ddlkit.run.sessions.session import OUT_OF_MEMORY, ran_out_of_memory
 
 MEASURED, REFUSED, OTHER_BUCKETS = "measured", "refused", "other buckets"
-SPANS, UNSENT, PERIODS = "sharing_spans", "sharing_unsent", "sharing_periods"
-WHOLE, EMPTY, NOTHING = "whole", "empty", "nothing"
-"""What `Router` sends of a bucket: all of it, one number that ranks meet for, or nothing."""
+SPANS, PERIODS = "sharing_spans", "sharing_periods"
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -57,8 +55,7 @@ class SharedTrainingSettings:
     plans : spec -> bytes of each bucket in the order in which gradients become ready; nothing is imposed
         for "ddp", whose bytes may be empty
     repeats, iterations : rounds over all, and timed iterations of each in a round, after one that is not
-    unsent : timed iterations before each policy whose buckets nobody sends, after one that is not
-    empty : likewise of iterations that send one number for each bucket, over torch's own group
+    empty : timed iterations before each policy that send one number for each bucket, after one that is not
 
     Raises UserError where there is nothing to measure, and for a policy that is none.
     """
@@ -69,24 +66,21 @@ class SharedTrainingSettings:
     plans: Mapping[str, Sequence[int]] = field(default_factory=lambda: {OWN_PLAN: []})
     repeats: int = 6
     iterations: int = 2
-    unsent: int = 0
     empty: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not (self.batches and self.policies and self.plans) or self.repeats < 1:
             raise UserError("shared training: needs a batch, a policy, a plan and a round at least")
-        if self.iterations < 1:
+        if self.iterations < 1 or self.empty < 0:
             raise UserError("shared training: needs an iteration in each round at least")
-        if min(self.unsent, self.empty) < 0:
-            raise UserError("shared training: no fewer than 0 iterations can be without messages")
         for policy in self.policies:
             Policy.parse(policy)
 
 
 @job(
     SharedTrainingSettings,
-    *("sharing_control", "sharing_cells", "sharing_iterations", SPANS, UNSENT, PERIODS),
+    *("sharing_control", "sharing_cells", "sharing_iterations", SPANS, PERIODS),
 )
 def shared_training_job(me: Rank, settings: SharedTrainingSettings) -> Iterator[Tables]:
     """Every batch, plan and policy once in a round; the order of the policies moves on by one each round.
@@ -95,7 +89,6 @@ def shared_training_job(me: Rank, settings: SharedTrainingSettings) -> Iterator[
     sharing_iterations : an iteration of the rank that was slowest in it. ``backward_s`` ends with the last
         bucket's post, ``compute_s`` is the median iteration of the round without exchange
     sharing_spans : the first timed iteration of each, of all ranks
-    sharing_unsent : iterations whose buckets nobody sends, by the later rank, which begin together
     sharing_periods : seconds from one iteration to the next, mean of all ranks: with empty messages just
         before, and with whole ones. The slowest rank's own is longer: who begins late waits less.
         ``first_post_s`` ends, among empty ones, when the last rank has posted its first bucket
@@ -131,7 +124,7 @@ class Clock:
 class Router:
     """DDP's communication hook: it sends each bucket over the group that the policy has for it.
 
-    sends : WHOLE, EMPTY or NOTHING; then it only says that all is done
+    empty : whether it sends one number instead, that ranks meet for; it then only says that all is done
     posted, done : points in time, by the bucket's number; sizes : bytes
     """
 
@@ -139,7 +132,7 @@ class Router:
         self._clock, self._ranks = clock, ranks
         self.hidden: dist.ProcessGroup | None = None
         self.last: dist.ProcessGroup | None = None
-        self.sends = WHOLE
+        self.empty = False
         self.clear()
 
     def clear(self) -> None:
@@ -157,11 +150,7 @@ class Router:
         self.sizes.append(buffer.nbytes)
         buffer.div_(self._ranks)
         self.posted.append(self._clock.now())
-        if self.sends == NOTHING:
-            unsent: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-            unsent.set_result(buffer)
-            return unsent
-        if self.sends == EMPTY:
+        if self.empty:
             met = dist.all_reduce(buffer.new_zeros(1), async_op=True)
             return met.get_future().then(lambda _: buffer)
         group = self.last if bucket.is_last() else self.hidden
@@ -275,49 +264,34 @@ class Wrapped:
         points += [*self.router.posted, *done]
         return np.array([self.clock.seconds(start, point) for point in points])
 
-    def alone(self, batch: Batch, iterations: int, bucketed: bool = False) -> float:
-        """Median seconds of an iteration without exchange; ``bucketed``: with buckets that nobody sends."""
-        return float(np.median(self.unsent(batch, iterations, bucketed)[:, -1]))
+    def alone(self, batch: Batch, iterations: int) -> float:
+        """Return median seconds of an iteration without exchange and buckets, after one that is not timed."""
+        with self.model.no_sync():
+            rows = [self._ends(batch)[1] for _ in range(1 + iterations)]
+        self._forget()
+        return float(np.median(rows[1:]))
 
     def met(self, batch: Batch, iterations: int) -> Floats:
-        """(iterations, 2) seconds until the first bucket's post, and the end, of one number for each bucket.
+        """Return (iterations, 2) seconds until the first bucket's post, and the end.
 
-        After one that is not timed.
+        One number is sent for each bucket, after one iteration that is not timed.
         """
-        self.router.sends = EMPTY
-        rows = []
-        for _ in range(1 + iterations):
-            start, *_, end = self.iterate(batch)
-            self._settle()
-            rows.append([self.clock.seconds(start, one) for one in (self.router.posted[0], end)])
-        self._send_again()
+        self.router.empty = True
+        rows = [self._ends(batch) for _ in range(1 + iterations)]
+        self.router.empty = False
+        self._forget()
         return np.array(rows[1:])
 
-    def unsent(
-        self, batch: Batch, iterations: int, bucketed: bool, together: bool = False
-    ) -> Floats:
-        """(iterations, 3) seconds until the last bucket's post, the end of backward, and that of the update.
+    def _ends(self, batch: Batch) -> list[float]:
+        start, *_, end = self.iterate(batch)
+        self._settle()
+        first = self.router.posted[0] if self.router.posted else end
+        return [self.clock.seconds(start, point) for point in (first, end)]
 
-        Nothing is exchanged. Without buckets the last post is the end of backward. ``together``: all ranks
-        begin each iteration at once, as they do where they have waited for one another's gradients.
-        """
-        self.router.sends = NOTHING
-        with nullcontext() if bucketed else self.model.no_sync():
-            rows = []
-            for _ in range(1 + iterations):
-                if together:
-                    dist.barrier()
-                start, _, backward, end = self.iterate(batch)
-                self._settle()
-                posted = self.router.posted[-1] if self.router.posted else backward
-                rows.append([self.clock.seconds(start, one) for one in (posted, backward, end)])
-        self._send_again()
-        return np.array(rows[1:])
-
-    def _send_again(self) -> None:
-        self.router.sends = WHOLE
+    def _forget(self) -> None:
+        """Set momenta to zero, which are of gradients that are this rank's own."""
         for state in self.optimizer.state.values():
-            state["momentum_buffer"].zero_()  # of gradients that are this rank's own
+            state["momentum_buffer"].zero_()
 
 
 # -- all of them in turn -----------------------------------------------------------------------
@@ -344,13 +318,9 @@ class _Trial:
             raise UserError(f"shared training of {self.settings.network}: {'; '.join(reasons)}")
         settings = self.settings
         for repeat in range(settings.repeats):
-            shift = repeat % len(self.policies)
-            turned = self.policies[shift:] + self.policies[:shift]
             for (plan, wrapped), batch in itertools.product(self.wrapped.items(), self.batches):
                 alone_s = self._alone(wrapped, batch)
-                for policy in turned:
-                    if settings.unsent:
-                        yield {UNSENT: self._unsent(plan, batch, policy, repeat)}
+                for policy in turned(self.policies, repeat):
                     yield self._block(plan, batch, policy, repeat, alone_s[policy.hidden.openmp])
                 check_equal_gradients(wrapped.optimizer)
             self.me.say(f"{settings.network}: round {repeat + 1} of {settings.repeats}")
@@ -418,18 +388,6 @@ class _Trial:
             with computing_with(openmp):
                 found.append(wrapped.alone(self.batches[batch], self.settings.iterations))
         return dict(zip(counts, slowest(found).tolist(), strict=True))
-
-    def _unsent(self, plan: str, batch: int, policy: Policy, repeat: int) -> pd.DataFrame:
-        """Iterations whose buckets nobody sends, just before those of a policy."""
-        wrapped = self.wrapped[plan]
-        with computing_with(policy.hidden.openmp):
-            own = wrapped.unsent(self.batches[batch], self.settings.unsent, True, together=True)
-        posted, backward, end = everyones(own).transpose(2, 0, 1)  # each (ranks, iterations)
-        labels = {**self._labels(plan, batch), "configuration": policy.name, "repeat": repeat}
-        labels |= {"buckets": len(wrapped.buckets), "bytes": sum(wrapped.buckets)}
-        times = {"posted_s": posted.max(axis=0), "first_posted_s": posted.min(axis=0)}
-        times |= {"backward_s": backward.max(axis=0), "bucketed_s": end.max(axis=0)}
-        return pd.DataFrame({**labels, "iteration": range(len(end[0])), **times})
 
     def _block(
         self, plan: str, batch: int, policy: Policy, repeat: int, alone_s: float
