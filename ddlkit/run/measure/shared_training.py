@@ -40,9 +40,8 @@ from ddlkit.run.measure.shared_messages import turned
 from ddlkit.run.measure.shares import Groups, Policy, computing_with, place_columns
 from ddlkit.run.measure.training import OWN_PLAN, PRECISION, WARMUP, check_equal_gradients
 from ddlkit.run.nets import registry as networks
-from ddlkit.run.sessions.session import OUT_OF_MEMORY, ran_out_of_memory
+from ddlkit.run.sessions.session import ran_out_of_memory
 
-MEASURED, REFUSED, OTHER_BUCKETS = "measured", "refused", "other buckets"
 SPANS, PERIODS = "sharing_spans", "sharing_periods"
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -80,12 +79,12 @@ class SharedTrainingSettings:
 
 @job(
     SharedTrainingSettings,
-    *("sharing_control", "sharing_cells", "sharing_iterations", SPANS, PERIODS),
+    *("sharing_control", "sharing_iterations", SPANS, PERIODS),
 )
 def shared_training_job(me: Rank, settings: SharedTrainingSettings) -> Iterator[Tables]:
     """Every batch, plan and policy once in a round; the order of the policies moves on by one each round.
 
-    sharing_control : what became of each configuration; sharing_cells : of each batch, plan and policy
+    sharing_control : what became of each configuration
     sharing_iterations : an iteration of the rank that was slowest in it. ``backward_s`` ends with the last
         bucket's post, ``compute_s`` is the median iteration of the round without exchange
     sharing_spans : the first timed iteration of each, of all ranks
@@ -93,7 +92,8 @@ def shared_training_job(me: Rank, settings: SharedTrainingSettings) -> Iterator[
         before, and with whole ones. The slowest rank's own is longer: who begins late waits less.
         ``first_post_s`` ends, among empty ones, when the last rank has posted its first bucket
 
-    Raises UserError where nothing at all can be measured, and for ranks that hold different gradients.
+    What does not fit into memory, and plans of which DDP makes other buckets, are said and left out. Raises
+    UserError where nothing at all can be measured, and for ranks that hold different gradients.
     """
     with computing(f"shared training of {settings.network}", me.device, PRECISION):
         yield from _Trial(me, settings).run()
@@ -306,17 +306,16 @@ class _Trial:
         self.policies = self.groups.made(settings.policies)
         self.wrapped: dict[str, Wrapped] = {}
         self.batches: dict[int, Batch] = {}
-        self.cells: list[dict[str, Any]] = []
 
     def run(self) -> Iterator[Tables]:
-        """Tables of all rounds, each cell's as soon as it is measured."""
+        """Yield tables of all rounds, each cell's as soon as it is measured."""
         yield {"sharing_control": self.groups.control()}
-        self._prepare()
-        yield {"sharing_cells": pd.DataFrame(self.cells)}
-        if not (self.policies and self.wrapped and self.batches):
-            reasons = {cell["reason"] for cell in self.cells}
-            raise UserError(f"shared training of {self.settings.network}: {'; '.join(reasons)}")
         settings = self.settings
+        if not self.policies:
+            raise UserError(f"shared training: {next(iter(self.groups.why.values()))}")
+        self._prepare()
+        if not (self.wrapped and self.batches):
+            raise UserError(f"shared training of {settings.network}: no batch and plan is possible")
         for repeat in range(settings.repeats):
             for (plan, wrapped), batch in itertools.product(self.wrapped.items(), self.batches):
                 alone_s = self._alone(wrapped, batch)
@@ -326,46 +325,37 @@ class _Trial:
             self.me.say(f"{settings.network}: round {repeat + 1} of {settings.repeats}")
 
     def _prepare(self) -> None:
-        """Build, wrap and warm up what fits, and note what became of every cell."""
+        """Build, wrap and warm up what fits."""
         settings, me = self.settings, self.me
         torch.manual_seed(settings.seed)
         network = networks.build(settings.network).to(me.device)
-        why = {batch: self._fits(network, batch) for batch in settings.batches}
-        for plan, asked in settings.plans.items() if self.batches and self.policies else ():
+        for batch in settings.batches:
+            if not self._fits(network, batch):
+                me.say(f"{settings.network}: out of memory at batch {batch}, which is left out")
+        for plan, asked in settings.plans.items() if self.batches else ():
             wrapped = Wrapped(me, network, asked)
             self._take(wrapped, self.policies[0])
             wrapped.warm_up(next(iter(self.batches.values())))
             if not asked or list(asked) == wrapped.buckets:
                 self.wrapped[plan] = wrapped
-        cells = itertools.product(settings.batches, settings.plans, settings.policies)
-        for batch, plan, name in cells:
-            outcome = MEASURED
-            reason = self.groups.reason(Policy.parse(name))
-            if reason:
-                outcome = REFUSED
-            elif reason := why[batch]:
-                outcome = OUT_OF_MEMORY
-            elif self.policies and plan not in self.wrapped:
-                outcome, reason = OTHER_BUCKETS, "DDP made other buckets than asked for"
-            labels = {**self._labels(plan, batch), "configuration": name}
-            self.cells.append({**labels, "outcome": outcome, "reason": reason or "none"})
+            else:
+                me.say(f"{settings.network}: DDP made other buckets than {plan}, which is left out")
 
-    def _fits(self, network: nn.Module, batch: int) -> str:
-        """Why a batch cannot be trained on, on any rank; "" if it can, and then it is kept."""
-        me, reason = self.me, ""
+    def _fits(self, network: nn.Module, batch: int) -> bool:
+        """Return whether a batch can be trained on, on every rank; then it is kept."""
+        fits = True
         try:
-            inputs, labels = networks.sample_batch(self.settings.network, batch, me.device)
-            inputs = inputs.roll(me.rank, dims=-1)  # other data on every rank
+            inputs, labels = networks.sample_batch(self.settings.network, batch, self.me.device)
+            inputs = inputs.roll(self.me.rank, dims=-1)  # other data on every rank
             nn.functional.cross_entropy(network(inputs), labels).backward()
         except (MemoryError, RuntimeError) as error:
             if not ran_out_of_memory(error):
                 raise
-            reason = f"out of memory at batch {batch}"
+            fits = False
         network.zero_grad()
-        if agree_all(not reason):
+        if fits := agree_all(fits):
             self.batches[batch] = (inputs, labels)
-            return ""
-        return reason or f"out of memory on another rank at batch {batch}"
+        return fits
 
     def _labels(self, plan: str, batch: int) -> dict[str, Any]:
         return {
@@ -405,22 +395,22 @@ class _Trial:
         everybody = everyones(np.array(seen))  # (ranks, iterations, 3 + 2 buckets)
         busy, stolen = slowest([used.busy, used.stolen]).tolist()
         labels = self._labels(plan, batch) | policy.columns()
-        labels |= {"buckets": len(wrapped.buckets), "bytes": sum(wrapped.buckets)}
+        labels |= {"buckets": len(wrapped.buckets), "bytes": sum(wrapped.buckets), "repeat": repeat}
         usage = {"processor_load": busy, "stolen": stolen, "compute_s": alone_s}
-        carried = self._carried(policy)
+        hidden, last = (1 if way.on_gpu else way.threads for way in (policy.hidden, policy.last))
+        carried = (hidden if policy.two else 0, last)
         rows = []
         for number, ranks in enumerate(everybody.transpose(1, 0, 2)):
             rank = int(ranks[:, 2].argmax())
             passage = Passage.from_array(ranks[rank])
             times = breakdown(passage, passage.timeline(rank, wrapped.buckets, carried))
-            rows.append({**labels, "repeat": repeat, "iteration": number, **times, **usage})
+            rows.append({**labels, "iteration": number, **times, **usage})
         tables = {"sharing_iterations": pd.DataFrame(rows)}
         if empty is not None:
             first_s, empty_s = everyones(empty).transpose(2, 0, 1)  # each (ranks, iterations)
-            once = {**labels, "repeat": repeat, "empty_s": empty_s.mean()}
-            once |= {"first_post_s": first_s.max(axis=0).mean()}
-            once |= {"iteration_s": everybody[:, :, 2].mean()}
-            tables[PERIODS] = pd.DataFrame([once])
+            means = {"first_post_s": first_s.max(axis=0).mean(), "empty_s": empty_s.mean()}
+            means |= {"iteration_s": everybody[:, :, 2].mean()}
+            tables[PERIODS] = pd.DataFrame([labels | means])
         if repeat == 0:
             spans = [
                 Passage.from_array(one).timeline(rank, wrapped.buckets, carried).to_frame()
@@ -430,12 +420,6 @@ class _Trial:
             cells = pd.DataFrame([named])
             tables[SPANS] = cells.merge(pd.concat(spans, ignore_index=True), how="cross")
         return tables
-
-    def _carried(self, policy: Policy) -> tuple[int, int]:
-        """How many messages at once: see `Passage.timeline`."""
-        both = (policy.hidden, policy.last)
-        hidden, last = (1 if one.on_gpu else one.threads for one in both)
-        return (hidden, last) if policy.two else (0, last)
 
 
 def breakdown(passage: Passage, spans: Timeline) -> dict[str, float]:
