@@ -19,8 +19,8 @@ from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.jobs.rank import Rank
-from ddlkit.run.measure import nccl
-from ddlkit.run.measure.nccl import ABSENT, HEEDED, IGNORED, OFFERED
+from ddlkit.run.measure import channels, controls
+from ddlkit.run.measure.controls import ABSENT, HEEDED, IGNORED, OFFERED
 from ddlkit.run.measure.standin import THREADS
 from ddlkit.run.sessions.kinds import Here, controls_of_communication
 from ddlkit.run.sessions.session import Partial
@@ -44,15 +44,15 @@ def test_the_kernels_shape_is_read_from_a_trace() -> None:
         "args": {"grid": [2, 1, 1], "block": [288, 1, 1]},
     }
     started = {"cat": "cuda_runtime", "name": "ncclDevKernel", "args": {}}
-    assert nccl.kernel_shape({"traceEvents": [started, other, seen]}) == (2, 288)
-    assert nccl.kernel_shape({"traceEvents": [other]}) == (0, 0)
+    assert channels.kernel_shape({"traceEvents": [started, other, seen]}) == (2, 288)
+    assert channels.kernel_shape({"traceEvents": [other]}) == (0, 0)
 
 
 def test_a_setting_reaches_nccl_by_its_environment(tmp_path: Path) -> None:
-    told = nccl.environment(4, 128, tmp_path)
+    told = channels.environment(4, 128, tmp_path)
     assert told["NCCL_MIN_CTAS"] == told["NCCL_MAX_CTAS"] == "4"
     assert told["NCCL_NTHREADS"] == "128" and told["NCCL_PROTO"] == "Simple"
-    assert not any("CTAS" in name for name in nccl.environment(*nccl.DEFAULT, tmp_path))
+    assert not any("CTAS" in name for name in channels.environment(*channels.DEFAULT, tmp_path))
 
 
 def test_gloo_takes_no_blocks_and_the_table_says_so(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_gloo_takes_no_blocks_and_the_table_says_so(tmp_path: Path) -> None:
     me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 2, 1, out=tmp_path)
     twice = Budget(warmup=0, min_repeats=2, max_repeats=2)
     try:
-        nccl.channels_job.run(me, nccl.ChannelsSettings(4, 128, [1000, 4096], twice))
+        channels.channels_job.run(me, channels.ChannelsSettings(4, 128, [1000, 4096], twice))
     finally:
         torch.distributed.destroy_process_group()
     frame = store.load_table(tmp_path / "channels.csv", "channels")
@@ -77,11 +77,13 @@ def played(monkeypatch: pytest.MonkeyPatch, taken: dict[tuple[int, int], tuple[i
     def workspace(_: object) -> Iterator[Path]:
         yield Path(os.environ["PLAYED_OUT"])
 
-    def launched(_: object, asked: nccl.ChannelsSettings, **how: Any) -> dict[str, pd.DataFrame]:
+    def launched(
+        _: object, asked: channels.ChannelsSettings, **how: Any
+    ) -> dict[str, pd.DataFrame]:
         key = asked.blocks, asked.threads
         if key not in taken:
             raise UserError("it hangs")
-        (how["out"] / f"{nccl.LOG}.1").write_text(LOG if asked.blocks else "gloo says nothing")
+        (how["out"] / f"{channels.LOG}.1").write_text(LOG if asked.blocks else "gloo says nothing")
         blocks, threads = taken[key]
         row = {"asked_blocks": [key[0]], "taken_blocks": [blocks], "taken_threads": [threads]}
         return {"channels": pd.DataFrame(row)}
@@ -95,16 +97,16 @@ def test_a_setting_that_did_not_take_effect_is_not_passed_over(
 ) -> None:
     monkeypatch.setenv("PLAYED_OUT", str(tmp_path))
     played(monkeypatch, {(0, 0): (0, 0), (1, 64): (1, 128), (2, 64): (2, 128), (4, 64): (2, 128)})
-    whole = nccl.measure_channels([(0, 0), (1, 64), (2, 64)], 2, [1000], ONCE)
+    whole = channels.measure_channels([(0, 0), (1, 64), (2, 64)], 2, [1000], ONCE)
     assert list(whole["taken_blocks"]) == [0, 1, 2]
     assert list(whole["taken_channels"]) == [0, 2, 2]
     with pytest.raises(
         Partial, match="^4x64: seen with 2 blocks of 128 .*; 8x64: it hangs"
     ) as some:
-        nccl.measure_channels([(2, 64), (4, 64), (8, 64)], 2, [1000], ONCE)
+        channels.measure_channels([(2, 64), (4, 64), (8, 64)], 2, [1000], ONCE)
     assert list(some.value.tables["channels"]["asked_blocks"]) == [2, 4]
     with pytest.raises(UserError, match="it hangs") as nothing:
-        nccl.measure_channels([(8, 64)], 2, [1000], ONCE)
+        channels.measure_channels([(8, 64)], 2, [1000], ONCE)
     assert not isinstance(nothing.value, Partial)
 
 
@@ -117,16 +119,16 @@ def test_a_kernel_of_other_threads_than_nccl_makes_of_those_asked_is_told(
     for asked, made in zip(THREADS, (128, 160, 288, 544), strict=True):
         played(monkeypatch, {(2, asked): (2, taken)})
         if taken == made:
-            assert len(nccl.measure_channels([(2, asked)], 2, [1000], ONCE)) == 1
+            assert len(channels.measure_channels([(2, asked)], 2, [1000], ONCE)) == 1
         else:
             with pytest.raises(Partial, match=f"seen with 2 blocks of {taken} threads$"):
-                nccl.measure_channels([(2, asked)], 2, [1000], ONCE)
+                channels.measure_channels([(2, asked)], 2, [1000], ONCE)
 
 
 @pytest.mark.gpu
 @two_gpus
 def test_nccl_takes_the_blocks_and_threads_asked_for() -> None:
-    frame = nccl.measure_channels([(1, 64), (4, 512)], 2, [2**20], ONCE)
+    frame = channels.measure_channels([(1, 64), (4, 512)], 2, [2**20], ONCE)
     shapes = frame.drop_duplicates(["asked_blocks", "asked_threads"])
     assert list(shapes["taken_blocks"]) == [1, 4]
     assert list(shapes["taken_threads"]) == [128, 544]
@@ -137,7 +139,7 @@ def test_nccl_takes_the_blocks_and_threads_asked_for() -> None:
 
 
 def test_every_level_is_listed_and_what_is_absent_says_why() -> None:
-    found = nccl.offered()
+    found = controls.offered()
     assert list(dict.fromkeys(found["level"])) == ["environment", "communicator", "call", "thread"]
     assert not found["control"].duplicated().any()
     assert set(found["outcome"]) <= {OFFERED, ABSENT}
@@ -151,11 +153,12 @@ def test_a_thread_that_may_not_be_pinned_is_said(monkeypatch: pytest.MonkeyPatch
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse, raising=False)
-    rows = nccl.offered().set_index("control")
+    rows = controls.offered().set_index("control")
     assert rows.loc["cores", "reason"] == "not permitted: Operation not permitted"
     monkeypatch.delattr(os, "sched_setaffinity")
     assert (
-        nccl.offered().set_index("control").loc["cores", "reason"] == "this system has no such call"
+        controls.offered().set_index("control").loc["cores", "reason"]
+        == "this system has no such call"
     )
 
 
@@ -171,7 +174,7 @@ def test_an_old_nccl_lacks_what_came_later(
 ) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: here)
-    assert nccl._lacks_nccl(since) == reason
+    assert controls._lacks_nccl(since) == reason
 
 
 def test_the_proof_needs_two_gpus(tmp_path: Any) -> None:
@@ -184,7 +187,7 @@ def test_the_proof_needs_two_gpus(tmp_path: Any) -> None:
 @two_gpus
 def test_gpu_a_communicator_heeds_its_blocks_but_perhaps_not_in_an_all_to_all() -> None:
     how: dict[str, Any] = {"ranks": 2, "place": Loopback(), "join": {"backend": "nccl"}}
-    rows = launch.launch(nccl.controls_job, nccl.ControlsSettings(), **how)["controls"]
+    rows = launch.launch(controls.controls_job, controls.ControlsSettings(), **how)["controls"]
     by_operation = rows[rows["level"] == "communicator"].groupby("operation")["outcome"]
     assert set(by_operation.get_group("all_reduce")) == {HEEDED}
     if IGNORED in set(by_operation.get_group("all_to_all")):

@@ -39,9 +39,9 @@ from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure import contention
+from ddlkit.run.measure.channels import environment
 from ddlkit.run.measure.contention import Scale, kernel_rows, taking_turns
 from ddlkit.run.measure.layers import computing
-from ddlkit.run.measure.nccl import environment
 from ddlkit.run.measure.standin import Compute
 from ddlkit.run.sessions.session import Unavailable, all_or_partial
 

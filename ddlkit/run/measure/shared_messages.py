@@ -1,17 +1,11 @@
-"""All-reduces by what communication may take: alone, and beside kernels (sharing Figs 2 and 3).
-
-A kernel and messages are timed alone and together, on processors: what the kernel loses beside messages, and
-what these lose beside it. So many messages are posted that they outlast the kernel, and it is called again
-and again while they are under way. All ranks do so at once, as in training.
-"""
+"""How long an all-reduce takes by what communication may take, with nothing beside it (sharing Fig 2)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import torch
@@ -21,10 +15,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.run.instruments.clock import synchronizer
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Rank, slowest
-from ddlkit.run.measure.contention import Scale, kernels
-from ddlkit.run.measure.layers import computing
-from ddlkit.run.measure.shares import Groups, Policy, computing_with, place_columns
-from ddlkit.run.measure.standin import Compute
+from ddlkit.run.measure.shares import Groups, Policy, place_columns
 
 ELEMENT_BYTES = 4
 
@@ -50,10 +41,10 @@ class SharedMessagesSettings:
         for n_bytes, parts in self.messages:
             if parts < 1 or n_bytes < parts * ELEMENT_BYTES:
                 raise UserError(f"shared messages: {n_bytes} bytes do not make {parts} messages")
-        _one_group_each(self.policies)
+        one_group_each(self.policies)
 
 
-def _one_group_each(policies: Sequence[str]) -> None:
+def one_group_each(policies: Sequence[str]) -> None:
     """Raise UserError for a policy that is none, or has two groups."""
     if two := [name for name in policies if Policy.parse(name).two]:
         raise UserError(f"policy {two[0]!r}: such a message is carried by one group: name one")
@@ -134,155 +125,3 @@ def once(me: Rank, volume: Volume, group: dist.ProcessGroup) -> float:
     seconds = perf_counter() - start_s
     volume.check()
     return seconds
-
-
-# -- kernels beside messages ---------------------------------------------------------------------
-
-AS_LONG = 2.5  # how long messages last by themselves, over the kernel by itself
-LEAST_S = 0.05  # of a kernel, in one call or several: a few slices of the scheduler
-
-
-@dataclass(frozen=True)
-class SharedKernelsSettings:
-    """Kernels of `contention.kernels` beside all-reduces under each policy in turn.
-
-    names : of kernels
-    message_bytes, parts : of what is sent again and again, so many equal messages of it at once
-    repeats : rounds over all; the order of the policies moves on by one each round
-
-    Raises UserError for an unknown kernel, and for a policy that is none or has two groups.
-    """
-
-    policies: Sequence[str]
-    names: Sequence[str]
-    scale: Scale
-    message_bytes: int
-    parts: int = 4
-    repeats: int = 6
-
-    def __post_init__(self) -> None:
-        _one_group_each(self.policies)
-        known = kernels(self.scale)
-        if unknown := [name for name in self.names if name not in known]:
-            raise UserError(f"unknown kernel {unknown[0]!r}: use one of {', '.join(known)}")
-        if self.repeats < 1 or not (self.policies and self.names):
-            raise UserError("shared kernels: needs a policy, a kernel and a round at least")
-
-
-@job(SharedKernelsSettings, "sharing_control", "sharing_kernels")
-def shared_kernels_job(me: Rank, settings: SharedKernelsSettings) -> Iterator[Tables]:
-    """One kernel after the other, each in all rounds; seconds of the slowest rank.
-
-    Only on processors: on a GPU the device's own clock must tell, see `contention`. Raises UserError
-    there, where no configuration takes effect, and out of memory.
-    """
-    if me.device.type == "cuda":
-        raise UserError("shared kernels are measured on processors: on a GPU use contention")
-    groups = Groups(me)
-    policies = groups.made(settings.policies)
-    yield {"sharing_control": groups.control()}
-    if not policies:
-        raise UserError(f"shared kernels: {next(iter(groups.why.values()))}")
-    for name in settings.names:
-        with computing(f"{name} beside all-reduces", me.device), torch.no_grad():
-            pair = _Pair(groups, settings, name, policies)
-            for repeat in range(settings.repeats):
-                rows = [pair.row(policy) for policy in turned(policies, repeat)]
-                frame = pd.DataFrame(rows).assign(**place_columns(me), repeat=repeat)
-                yield {"sharing_kernels": frame}
-        me.say(f"{name}: {settings.repeats} rounds beside {len(policies)} configurations")
-
-
-class Together(NamedTuple):
-    """A kernel and messages at once, on one rank.
-
-    calls : of the kernel that ended while messages were under way, or 1; kernel_s : of one call;
-    messages_s : until the last was there; overlap_share : of the kernel's time, in which they were under way
-    """
-
-    calls: int
-    kernel_s: float
-    messages_s: float
-    overlap_share: float
-
-
-def together(start_s: float, calls_s: Sequence[float], messages_s: Sequence[float]) -> Together:
-    """From the ends of calls, one after the other, and of messages, all by one clock.
-
-    >>> together(0.0, [1.0, 2.0, 3.5], [1.5, 3.0])
-    Together(calls=2, kernel_s=1.0, messages_s=3.0, overlap_share=1.0)
-    >>> together(0.0, [4.0], [1.5, 3.0])
-    Together(calls=1, kernel_s=4.0, messages_s=3.0, overlap_share=0.75)
-    """
-    lasted_s = max(messages_s) - start_s
-    within = sum(end <= max(messages_s) for end in calls_s)
-    calls = max(1, within)
-    kernel_s = (calls_s[calls - 1] - start_s) / calls
-    return Together(calls, kernel_s, lasted_s, min(1.0, lasted_s / (calls * kernel_s)))
-
-
-class _Pair:
-    """A kernel and messages on this rank; every rank must call every method alike."""
-
-    def __init__(
-        self, groups: Groups, settings: SharedKernelsSettings, name: str, policies: Sequence[Policy]
-    ) -> None:
-        me = self._me = groups.me
-        self._groups = groups
-        kernel = kernels(settings.scale)[name]
-        dtype = str(kernel.dtype).removeprefix("torch.")
-        self.labels = {"kernel": name, "shape": "x".join(map(str, kernel.shape)), "dtype": dtype}
-        self._once: Compute = kernel.on(me.device)
-        self._once()
-        n_bytes, parts = settings.message_bytes, settings.parts
-        volume = Volume(me, n_bytes, parts)
-        # Every policy has the same work: enough for the fastest messages.
-        fastest = min(once(me, volume, groups.of(policy.hidden)) for policy in policies)
-        once_s = self._timed(1)
-        kernel_s, message_s = slowest([max(LEAST_S, once_s), -fastest])
-        self.count = max(1, math.ceil(AS_LONG * kernel_s / -message_s))
-        self._calls = max(1, math.ceil(LEAST_S / once_s))
-        self._volume = Volume(me, self.count * n_bytes, self.count * parts)
-
-    def row(self, policy: Policy) -> dict[str, Any]:
-        """What one round has of a policy, as columns."""
-        group = self._groups.of(policy.hidden)
-        with computing_with(policy.hidden.openmp):
-            dist.barrier()
-            alone_s = self._timed(self._calls) / self._calls
-            messages_s = once(self._me, self._volume, group)
-            both = self._together(group)
-        times = [alone_s, both.kernel_s, messages_s, both.messages_s]
-        worst = slowest([*times, -both.overlap_share, -both.calls]).tolist()
-        names = ("kernel_alone_s", "kernel_beside_s", "messages_alone_s", "messages_beside_s")
-        return {
-            **self.labels,
-            **policy.columns(),
-            **dict(zip(names, worst, strict=False)),
-            "overlap_share": -worst[4],
-            "calls": -int(worst[5]),
-            "message_bytes": self._volume.bytes // self.count,
-            "messages": self.count,
-        }
-
-    def _timed(self, calls: int) -> float:
-        start_s = perf_counter()
-        for _ in range(calls):
-            self._once()
-        return perf_counter() - start_s
-
-    def _together(self, group: dist.ProcessGroup) -> Together:
-        """The kernel, again and again as long as messages are under way."""
-        self._volume.reset()
-        dist.barrier()
-        start_s = perf_counter()
-        works = self._volume.post(group)
-        ended = [work.get_future().then(lambda _: perf_counter()) for work in works]
-        calls_s: list[float] = []
-        while not calls_s or not all(one.done() for one in ended):
-            self._once()
-            calls_s.append(perf_counter())
-        for work in works:
-            work.wait()
-        self._volume.check()
-        return together(start_s, calls_s, [one.wait() for one in ended])

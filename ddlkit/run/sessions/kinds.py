@@ -39,10 +39,11 @@ from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, choose_join, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure import (
+    channels,
     contention,
+    controls,
     copies,
     inputs,
-    nccl,
     nccl_one_gpu,
     selection,
     selection_beside,
@@ -56,17 +57,12 @@ from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
 from ddlkit.run.measure.echoes import EchoesSettings, echoes_job
 from ddlkit.run.measure.layers import PRECISIONS, LayersSettings, layer_tables, layers_job
 from ddlkit.run.measure.pipelines import PipelineSettings, cases, pipeline_job
-from ddlkit.run.measure.shared_messages import (
-    SharedKernelsSettings,
-    SharedMessagesSettings,
-    shared_kernels_job,
-    shared_messages_job,
-)
+from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
+from ddlkit.run.measure.shared_messages import SharedMessagesSettings, shared_messages_job
 from ddlkit.run.measure.shared_training import PERIODS, SharedTrainingSettings, shared_training_job
 from ddlkit.run.measure.shares import IN_ORDER, NCCL_THREADS, Policy
 from ddlkit.run.measure.sparse_convergence import TASKS
 from ddlkit.run.measure.sparse_training import SparseTrainingSettings, sparse_training_job
-from ddlkit.run.measure.standin import THREADS
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions import reader
 from ddlkit.run.sessions.reader import Key, count, number, one_of, whole
@@ -552,15 +548,15 @@ def pipelines(
 
 @kind("channels")
 def nccl_channels(
-    here: Here, blocks: Numbers, budget: Budget, sizes: Sizes = nccl.SIZES
+    here: Here, blocks: Numbers, budget: Budget, sizes: Sizes = channels.SIZES
 ) -> Iterator[Point]:
     """NCCL by blocks and threads; 0 blocks leave both to NCCL."""
     for ranks in _rank_counts(here.device):
         for n in map(int, blocks):
-            settings = [(n, threads) for threads in THREADS] if n else [nccl.DEFAULT]
+            settings = [(n, threads) for threads in channels.THREADS] if n else [channels.DEFAULT]
             each_s = LAUNCH_S + len(sizes) * budget.max_s
             how: dict[str, Any] = {"sizes": sizes, "budget": budget, "timeout_s": PATIENCE * each_s}
-            measure = partial(nccl.measure_channels, settings, ranks, **how)
+            measure = partial(channels.measure_channels, settings, ranks, **how)
             name = f"p{ranks}-{f'{n}-blocks' if n else 'default'}"
             yield _on_gpus(ranks, Point("channels", name, measure, len(settings) * each_s))
 
@@ -569,12 +565,12 @@ def nccl_channels(
 
 
 @kind("controls")
-def controls_of_communication(here: Here, sizes: Sizes = (nccl.SIZE,)) -> Iterator[Point]:
+def controls_of_communication(here: Here, sizes: Sizes = (controls.SIZE,)) -> Iterator[Point]:
     """By what communication can be given more or less, and between GPUs whether that takes effect."""
-    yield Point("controls", here.device, nccl.offered, 2.0)
+    yield Point("controls", here.device, controls.offered, 2.0)
     if here.device == "cuda":
-        settings = nccl.ControlsSettings(size=max(sizes))
-        measure = _launched(nccl.controls_job, settings, 20.0, ranks=2, join=_join("cuda"))
+        settings = controls.ControlsSettings(size=max(sizes))
+        measure = _launched(controls.controls_job, settings, 20.0, ranks=2, join=_join("cuda"))
         yield _on_gpus(2, Point("controls", "nccl-p2", measure, 20.0))
 
 
