@@ -48,13 +48,6 @@ def test_the_kernels_shape_is_read_from_a_trace() -> None:
     assert channels.kernel_shape({"traceEvents": [other]}) == (0, 0)
 
 
-def test_a_setting_reaches_nccl_by_its_environment(tmp_path: Path) -> None:
-    told = channels.environment(4, 128, tmp_path)
-    assert told["NCCL_MIN_CTAS"] == told["NCCL_MAX_CTAS"] == "4"
-    assert told["NCCL_NTHREADS"] == "128" and told["NCCL_PROTO"] == "Simple"
-    assert not any("CTAS" in name for name in channels.environment(*channels.DEFAULT, tmp_path))
-
-
 def test_gloo_takes_no_blocks_and_the_table_says_so(tmp_path: Path) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1
@@ -123,16 +116,6 @@ def test_a_kernel_of_other_threads_than_nccl_makes_of_those_asked_is_told(
         else:
             with pytest.raises(Partial, match=f"seen with 2 blocks of {taken} threads$"):
                 channels.measure_channels([(2, asked)], 2, [1000], ONCE)
-
-
-@pytest.mark.gpu
-@two_gpus
-def test_nccl_takes_the_blocks_and_threads_asked_for() -> None:
-    frame = channels.measure_channels([(1, 64), (4, 512)], 2, [2**20], ONCE)
-    shapes = frame.drop_duplicates(["asked_blocks", "asked_threads"])
-    assert list(shapes["taken_blocks"]) == [1, 4]
-    assert list(shapes["taken_threads"]) == [128, 544]
-    assert (shapes["taken_channels"] == shapes["taken_blocks"]).all()
 
 
 # -- what controls it ---------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB
 from ddlkit.run.jobs.launch import Loopback, Zygote, launch
-from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure import shared_kernels, shares
 from ddlkit.run.measure.contention import TINY
 from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
@@ -40,12 +39,6 @@ from ddlkit.run.measure.shares import (
     Policy,
     core_of,
     witness,
-)
-from ddlkit.run.sessions.kinds import (
-    Here,
-    kernels_by_share,
-    messages_by_share,
-    training_by_share,
 )
 from two_groups_job import TwoGroupsSettings, two_groups_job
 
@@ -229,15 +222,6 @@ def test_what_passes_between_iterations_is_no_longer_than_the_slowest_rank_s(
 
 
 @idle_threads
-def test_a_rank_by_itself_posts_its_first_bucket_before_its_iteration_ends() -> None:
-    counts: dict[str, Any] = {"repeats": 2, "iterations": 1, "empty": 2}
-    settings = SharedTrainingSettings("lenet5", [8], POLICIES[:1], **counts)
-    periods = launch(shared_training_job, settings, **GLOO | {"ranks": 1})["sharing_periods"]
-    assert len(periods) == 2
-    assert (periods["first_post_s"] < periods["empty_s"]).all()
-
-
-@idle_threads
 def test_each_configuration_took_effect_or_says_why_not(trained: dict[str, pd.DataFrame]) -> None:
     control = trained["sharing_control"]
     names = {one.name for text in POLICIES for one in vars(Policy.parse(text)).values()}
@@ -273,15 +257,6 @@ def test_what_can_be_is_measured_and_its_times_fit_together(
     parts = rows["forward_s"] + rows["backward_s"] + rows["update_s"]
     assert (parts <= rows["iteration_s"] + 1e-9).all()
     assert set(rows["bytes"]) == {4 * 61_706}
-
-
-@idle_threads
-def test_the_last_bucket_has_a_group_of_its_own(trained: dict[str, pd.DataFrame]) -> None:
-    rows = trained["sharing_iterations"]
-    two = rows[rows["configuration"] == TWO]
-    if len(two):  # where threads may be raised
-        assert set(two["last"]) == {"t2-free-raised"} and set(two["threads"]) == {1}
-    assert set(rows.loc[rows["configuration"] == "t2-free-normal", "last"]) == {""}
 
 
 @idle_threads
@@ -346,26 +321,6 @@ def test_settings_that_ask_for_nothing_are_refused(make: Any, words: str) -> Non
         make()
 
 
-def test_where_no_configuration_is_possible_nothing_is_measured() -> None:
-    settings = SharedMessagesSettings(["b1"], [(64, 1)])
-    with pytest.raises(UserError, match="of NCCL, but these ranks met by gloo"):
-        launch(shared_messages_job, settings, **GLOO)
-
-
-def test_points_have_names_of_their_own_and_take_time(tmp_path: Any) -> None:
-    here = Here("cpu", 1, tmp_path)
-    rates = ["1gbit", "4gbit", ""]
-    made = [
-        *messages_by_share(here, POLICIES[:2], [(25_000_000, 4)], rate=rates),
-        *kernels_by_share(here, POLICIES[:2], ["relu"], TINY, (MIB, 4), rate=rates),
-        *training_by_share(here, [("lenet5", 4), ("lenet5", 8)], POLICIES, rate=rates),
-        *training_by_share(here, [("lenet5", 4)], POLICIES, "nodes", rate=rates[:1], delay="2ms"),
-    ]
-    assert len({point.key for point in made}) == len(made) == 10
-    assert all(point.estimate_s > 0 for point in made)
-    assert made[-1].name == "lenet5-nodes-lab-p2-1gbit-delay2ms"
-
-
 @pytest.mark.parametrize(
     ("name", "backend", "words"),
     [
@@ -384,20 +339,3 @@ def test_ranks_have_what_they_met_by_and_their_environment_says(
     assert words in said and bool(words) == bool(said)
     monkeypatch.setenv(shares.NCCL_THREADS, "64")
     assert not shares.cannot(Configuration.parse("b2-t64"), "nccl")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
-def test_gpu_two_communicators_train_side_by_side() -> None:
-    settings = SharedTrainingSettings("lenet5", [8], ["b0", "b1+b2"], repeats=2, iterations=2)
-    place = Loopback(variables=shares.IN_ORDER)
-    how: dict[str, Any] = {"ranks": 2, "place": place, "join": {"backend": "nccl"}}
-    found = launch(shared_training_job, settings, timeout_s=120, **how)
-    assert set(found["sharing_iterations"]["configuration"]) == {"b0", "b1+b2"}
-
-
-def test_ranks_that_met_by_nccl_have_no_threads_of_gloo() -> None:
-    me = Rank(0, 1, 0, torch.device("cpu"), "nccl", 0, 1)
-    groups = shares.Groups(me)
-    groups.why = {Configuration(): "refused"}
-    assert groups.made(["t2-free-normal"]) == []

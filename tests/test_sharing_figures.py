@@ -32,7 +32,7 @@ from ddlkit.report.figures.sharing_measured import Recording
 from ddlkit.report.panels import Panel
 from ddlkit.report.panels import numbers as heat_map_numbers
 from ddlkit.report.papers.sharing import DEFAULT, throughput
-from ddlkit.report.source import Source, rounds_apart
+from ddlkit.report.source import Source
 
 LINK = "lab:4gbit"
 WAYS = {
@@ -173,16 +173,6 @@ def test_baselines_on_both_sides_make_up_for_a_machine_that_sways() -> None:
     assert off[~last].max() < 1e-3 < off[last].min()
 
 
-def test_the_first_recording_is_predicted_from_its_own_tables() -> None:
-    session = Session()
-    tables = {"messages": messages(), "kernels": kernels()}
-    rows = session.trained[session.trained["repeat"] == 0]
-    here = Recording(cast(Source, session), tables | {"iterations": rows})
-    off = sharing_predicted.first_errors(here)
-    # What was measured has copies into buckets, of which the first recording's models know nothing.
-    assert (off["term"] < 0).all() and (off["none"] <= off["term"] + 1e-12).all()
-
-
 @pytest.mark.parametrize("bits_per_s", [0.0, 1e9])
 def test_no_message_is_faster_than_its_link(bits_per_s: float) -> None:
     rows = messages().assign(link_bits_per_s=bits_per_s)
@@ -252,7 +242,7 @@ def test_recorded_plans_and_training_are_judged() -> None:
     )
     assert (trained["largest error"] >= trained["median error"]).all()
     short = sharing_predicted.recorded_training().eval("1 - none / measured_s")
-    assert (short > 0).all() and len(short) == 6
+    assert (short > 0).all() and len(short) == 5
 
 
 # -- rounds and grids ----------------------------------------------------------------------------
@@ -268,43 +258,6 @@ def test_a_round_s_drift_cancels_and_the_default_gains_nothing() -> None:
     ):
         assert first.gain == pytest.approx(second.gain) and first.lower <= first.gain
         assert first.configuration != "t2-free-normal" or first.gain == 0
-
-
-def trained_twice(slower: float) -> list[pd.DataFrame]:
-    """One cell of two recordings, each with the default; the machine of the second one is slower."""
-    took_s = {"t1-free-idle": (1.2,), "t2-free-normal": (1.0, 1.0), "t4-free-normal": (0.0, 0.9)}
-    return [
-        pd.DataFrame(
-            {"network": "n", "batch": 1, "plan": "ddp", "link": "l", "configuration": name,
-             "repeat": repeat, "iteration_s": speed * seconds[at] * (1 + 0.01 * repeat)}
-            for name, seconds in took_s.items()
-            for repeat in range(5)
-            if len(seconds) > at and seconds[at]
-        )
-        for at, speed in enumerate((1.0, slower))
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("slower", [0.5, 1.9])
-def test_what_two_recordings_have_of_a_cell_is_compared_within_each(slower: float) -> None:
-    """However fast the machine was in either; and odd rounds stay odd."""
-    parts = trained_twice(slower)
-    rows = rounds_apart(parts)
-    gains = sharing_measured.throughputs(rows).set_index("configuration")["gain"]
-    assert gains["t1-free-idle"] == pytest.approx(100 * (1 / 1.2 - 1))
-    assert gains["t4-free-normal"] == pytest.approx(100 * (1 / 0.9 - 1))
-    assert rows.groupby("configuration")["repeat"].nunique()["t2-free-normal"] == 10
-    assert (rows["repeat"] % 2).tolist() == [one % 2 for part in parts for one in part["repeat"]]
-
-
-def test_what_was_never_trained_beside_the_default_is_compared_with_its_median() -> None:
-    """As NCCL's threads, which the environment of a process decides."""
-    rows = trained_twice(1.0)[0]
-    apart = rounds_apart([own for _, own in rows.groupby("configuration")])
-    gains = sharing_measured.throughputs(apart).set_index("configuration")["gain"]
-    assert (
-        gains["t1-free-idle"] == pytest.approx(100 * (1 / 1.2 - 1)) and gains["t2-free-normal"] == 0
-    )
 
 
 def test_grids_keep_every_number() -> None:
@@ -323,20 +276,6 @@ def test_grids_keep_every_number() -> None:
 def test_without_a_default_there_is_nothing_to_compare_with() -> None:
     with pytest.raises(UserError, match="measure a default"):
         sharing_measured.default_of(pd.DataFrame({"configuration": ["t1-free-idle"]}))
-
-
-def test_two_links_have_parts_of_their_own() -> None:
-    here = sharing_measured.recorded("")
-    assert here is not None
-    for figure in (sharing_measured.figure6, sharing_measured.figure7):
-        own = {name: bars for name, bars in figure(here).items() if name.startswith("here")}
-        assert len(own) == 2
-        for bars in own.values():
-            roles = [name.split(", ")[1].split(":")[0] for name in bars.index]
-            assert roles == ["default", "best"] * (len(bars) // 2)
-            same = bars.index.str.endswith("best: default")
-            before = np.roll(same, -1)
-            np.testing.assert_array_equal(bars[same], bars[before])
 
 
 def test_parts_are_shown_of_what_needed_a_process_of_its_own_and_of_what_ended_early() -> None:
@@ -451,14 +390,6 @@ def test_headings_say_what_is_found() -> None:
     assert shown.index[::2].tolist() == ["VGG-16 t1 idle", "batch 8 default", "batch 16 b2"]
 
 
-def test_of_controls_those_that_fared_alike_share_a_row_and_all_that_limit_are_there() -> None:
-    for here in (None, sharing_measured.recorded("")):
-        table, whole = sharing_shown.controls(here), sharing_measured.figure1(here)
-        limits = set(whole["control"]) - {"NCCL_ALGO", "NCCL_PROTO", "NCCL_LAUNCH_ORDER_IMPLICIT"}
-        names = ", ".join(table["what limits it"])
-        assert len(table) < len(whole) + 1 and all(one in names for one in limits)
-
-
 # -- one GPU -------------------------------------------------------------------------------------
 
 SHAPES = ((1, 64), (2, 256), (4, 512))
@@ -562,23 +493,3 @@ def test_kernels_beside_a_stand_in_and_the_copy_engine_are_shown(one_gpu: Record
     panel = panels["stand-in, full speed"]
     assert panel.grid.columns.tolist() == ["1x64", "2x64"] and panel.default is None
     np.testing.assert_allclose(panel.grid, [[1.1, 1.2]] * 2)
-
-
-def test_what_nccl_took_of_what_its_environment_asked_for_is_in_the_table_of_controls(
-    tmp_path: Path,
-) -> None:
-    """Of what was asked in vain, and was not seen, nothing is said."""
-    asked = [(2, 0, 2, 512), (4, 0, 4, 512), (4, 256, 5, 256), (8, 0, 0, 0)]
-    columns = ["asked_blocks", "asked_threads", "taken_blocks", "taken_threads"]
-    channels = pd.DataFrame(asked, columns=columns)
-    names = ("NCCL_MAX_CTAS", "NCCL_NTHREADS", "NCCL_ALGO")
-    controls = pd.DataFrame(
-        {"level": "environment", "control": names, "outcome": "offered", "reason": "none"}
-    )
-    control = pd.DataFrame({"outcome": "applied", "taken_threads": [0], "taken_cores": "", "taken_policy": "",
-                            "taken_nice": 0, "blocks": 2})  # fmt: skip
-    tables = {"channels": channels, "controls": controls, "control": control}
-    here = Recording(Source((tmp_path,)), tables)
-    seen = sharing_measured.figure1(here).set_index("control")["read_back"]
-    assert seen["NCCL_MAX_CTAS"] == "2 asked: 2; 4 asked: 4, 5"
-    assert seen["NCCL_NTHREADS"] == "256 asked: 256" and seen["NCCL_ALGO"] == ""

@@ -30,7 +30,6 @@ from ddlkit.run.measure.sharing_training import (
     chunks_of_messages,
     measure_sending,
     measure_sharing,
-    settings,
 )
 from ddlkit.run.measure.standin import Footprint, read_message
 from ddlkit.run.nets import registry as networks
@@ -210,15 +209,6 @@ def test_without_messages_and_with_them_an_iteration_computes_what_it_does_anywa
         assert plain and all(same)
 
 
-def test_nothing_stays_hooked(monkeypatch: pytest.MonkeyPatch) -> None:
-    training = training_of("lenet5", monkeypatch)
-    sending = sending_of(training)
-    with sending.hooked():
-        assert training.optimizer._optimizer_step_pre_hooks
-    assert not training.optimizer._optimizer_step_pre_hooks
-    assert not any(p._post_accumulate_grad_hooks for p in training.model.parameters())
-
-
 # -- policies and rows -------------------------------------------------------------------------
 
 
@@ -227,15 +217,6 @@ def test_the_policy_gives_more_to_the_last_message_only() -> None:
     assert Setting(least, most).footprints(3) == [least, least, most]
     assert Setting(least, most).footprints(1) == [most]
     assert Setting(least).footprints(2) == [least, least]
-
-
-def test_settings_of_a_gpu_are_distinct_and_span_the_papers_corners() -> None:
-    found = settings(brief=False)
-    assert len(found) == len(set(found))
-    pairs = {(one.footprint.blocks, one.footprint.threads) for one in found}
-    assert set(itertools.product((1, 4), (64, 512))) <= pairs
-    assert {one.policy for one in settings(brief=True)} == {one.policy for one in found}
-    assert {one.ranks for one in found} == {2, 8}
 
 
 def test_the_table_can_be_saved_and_agrees_with_itself(

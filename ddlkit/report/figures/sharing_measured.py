@@ -222,16 +222,6 @@ def _by_configuration(rows: pd.DataFrame, index: str, value: str, neutral: float
 
 # -- the figures ---------------------------------------------------------------------------------
 
-CONTROLS = (
-    ("environment", "NCCL_MIN_CTAS, NCCL_MAX_CTAS"),
-    ("environment", "NCCL_NTHREADS"),
-    ("communicator", "min_ctas, max_ctas"),
-    ("call", "NCCLCollConfig"),
-    ("thread", "gloo threads"),
-    ("thread", "cores"),
-    ("thread", "priority"),
-)
-"""What limits a collective today, and at which level, where no machine said what it offers."""
 SEEN = {
     "gloo threads": ("taken_threads",),
     "cores": ("taken_cores",),
@@ -245,15 +235,14 @@ ASKED = {"NCCL_MIN_CTAS": "blocks", "NCCL_MAX_CTAS": "blocks", "NCCL_NTHREADS": 
 
 def figure1(here: Recording | None) -> pd.DataFrame:
     """Return what limits a collective, at which level, whether it is offered, and what was read back."""
-    table = pd.DataFrame(CONTROLS, columns=["level", "control"]).assign(outcome="not recorded")
-    if here is None or not here.has("control"):
-        return table
-    if here.has("controls"):
-        table = here.tables["controls"][["level", "control", "outcome", "reason"]]
+    columns = ["level", "control", "outcome", "reason"]
+    if here is None or not here.has("control", "controls"):
+        return pd.DataFrame([["", "nothing", "not recorded", "none"]], columns=columns)
+    table = here.tables["controls"][columns]
     rows = here.tables["control"].query("outcome == 'applied'")
     said = {}
-    for control, columns in SEEN.items():
-        values = rows[list(columns)].astype(str).agg(" ".join, axis=1)
+    for control, seen_in in SEEN.items():
+        values = rows[list(seen_in)].astype(str).agg(" ".join, axis=1)
         said[control] = "; ".join(sorted(set(values) - {"0"}))
     for name, what in ASKED.items() if here.has("channels") else ():
         channels = here.tables["channels"]

@@ -13,7 +13,7 @@ docs/studies.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -142,8 +142,8 @@ class Predictor:
     """
 
     def __init__(self, source: Source) -> None:
-        tables = (source.table(f"sharing_{kind}") for kind in ("messages", "kernels"))
-        self.known = known_resources(*tables, line_rate=True)
+        messages, kernels = source.table("sharing_messages"), source.table("sharing_kernels")
+        self.known = known_resources(messages, kernels, line_rate=True)
         has = source.has("sharing_copies")
         self.copied = copies(source.table("sharing_copies")) if has else {}
         self.layers = workloads(source)
@@ -285,37 +285,21 @@ def plans(here: Recording | None) -> pd.DataFrame:
 # -- training that was recorded before sharing was looked at ------------------------------------
 
 
-def recorded_training() -> pd.DataFrame:
+def recorded_training(machine: str = "cpu-2x-amd-epyc") -> pd.DataFrame:
     """Return ResNet-18's measured_s and the validated model's none, without slowdowns, in s: a row a plan.
 
-    On two ranks, over 500 Mbit/s and over loopback; compute is scaled to what the same run took without
-    communication.
+    On two ranks over 500 Mbit/s; compute is scaled to what the same run took without communication.
     """
-    rows = [*_in_lab("cpu-2x-amd-epyc"), *_over_loopback("cpu-2x-amd-epyc-suite")]
-    return pd.DataFrame(rows, columns=["measured_s", "none"])
-
-
-def _in_lab(machine: str) -> Iterator[tuple[float, float]]:
-    source = Source((store.RECORDED / machine,))
+    source, rows = Source((store.RECORDED / machine,)), []
     calibration = accuracy.calibrated(source.table("collectives"), draws=0)
     runs = source.table("runs").query("kind == 'training'")
     for case in accuracy.measured(runs).to_dict("records"):
         named = Case(**{name: case[name] for name in CASE_COLUMNS})
         copied = case["copy_s_per_byte"]
-        said = forecast_case(named, source.workloads(), calibration, copy_s_per_byte=copied)
-        yield _stretched(said.iteration, case)
-
-
-def _over_loopback(machine: str) -> Iterator[tuple[float, float]]:
-    source = Source((store.RECORDED / machine,))
-    rows = source.table("collectives").query("collective == 'all_reduce' and ranks == 2")
-    medians = rows.groupby("bytes")["seconds"].median()
-    cost = Table(medians.index.to_numpy(float), medians.to_numpy())
-    for case in accuracy.measured(source.table("runs")).to_dict("records"):
-        work = source.profile(case["network"]).workload()
-        yield _stretched(Iteration(work, make_plan(case["plan"], work), cost), case)
-
-
-def _stretched(said: Iteration, case: Mapping[str, float]) -> tuple[float, float]:
-    work = said.workload.scaled(case["measured_compute_s"] / said.workload.compute_s)
-    return case["measured_iteration_s"], replace(said, workload=work).prediction.iteration_s
+        said = forecast_case(
+            named, source.workloads(), calibration, copy_s_per_byte=copied
+        ).iteration
+        work = said.workload.scaled(case["measured_compute_s"] / said.workload.compute_s)
+        told_s = replace(said, workload=work).prediction.iteration_s
+        rows.append((case["measured_iteration_s"], told_s))
+    return pd.DataFrame(rows, columns=["measured_s", "none"])

@@ -16,7 +16,7 @@ from ddlkit import store
 from ddlkit.core.timeline import Timeline
 from ddlkit.report.figures import sharing_measured, sharing_paper
 from ddlkit.report.figures.sharing_measured import Recording
-from ddlkit.report.panels import ENDS, Panel
+from ddlkit.report.panels import Panel
 from ddlkit.report.papers.sharing import BATCHES, DEFAULT
 
 SIMULATED = "V100S, simulated"
@@ -73,12 +73,11 @@ def named(panels: Mapping[str, Panel]) -> dict[str, Panel]:
     found = {}
     for name, panel in panels.items():
         default = panel.default and (case(panel.default[0]), configuration(panel.default[1]))
-        grids = {part: getattr(panel, part) for part in ("grid", *ENDS)}
-        shown = {
-            part: None if grid is None else grid.rename(index=case, columns=configuration)
-            for part, grid in grids.items()
-        }
-        found[name] = panel._replace(default=default, **shown)
+        grid, lower, upper = (
+            table if table is None else table.rename(index=case, columns=configuration)
+            for table in (panel.grid, panel.lower, panel.upper)
+        )
+        found[name] = Panel(grid, default, lower, upper, panel.neutral)
     return found
 
 
@@ -87,14 +86,6 @@ def across(paper: Mapping[str, Panel]) -> dict[str, Panel]:
     grid = pd.DataFrame({name: panel.grid.stack() for name, panel in paper.items()}).T
     grid.columns = [f"{blocks}x{threads}" for blocks, threads in grid.columns]
     return {"paper": Panel(grid, (None, DEFAULT), neutral=1.0)}
-
-
-def extremes(panels: Mapping[str, Panel]) -> dict[str, str]:
-    """Return by panel where it is from, its least and its largest number."""
-    ends = {name: panel.grid.stack() for name, panel in panels.items()}
-    return {
-        name: f"{place(name)}:\n{all_.min():.2f} to {all_.max():.2f}" for name, all_ in ends.items()
-    }
 
 
 def gains(panels: Mapping[str, Panel], between: str = ": ") -> dict[str, str]:
@@ -211,15 +202,3 @@ def timelines(groups: Mapping[str, Mapping[str, Timeline]]) -> list[dict[str, Ti
             }
         )
     return found
-
-
-def starved(groups: list[dict[str, Timeline]]) -> str:
-    """Return whether the starved configuration, the last of each group, computes soonest and ends latest."""
-    holds = 0
-    for group in groups:
-        every = [*group.values()]
-        done = [float(t.select(t.rank == 0).spans(["forward", "backward"])[-1, 1]) for t in every]
-        whole = [timeline.duration_s for timeline in every]
-        holds += done[-1] == min(done) and whole[-1] == max(whole)
-    says = "Starved messages: compute is done first, the iteration last"
-    return f"{says} ({holds} of {len(groups)})"
