@@ -56,6 +56,17 @@ UNREHEARSED = (
     ("layers.py", 'say(f"no graph of an iteration', "the play captures whatever it is given"),
     ("nccl_one_gpu.py", "turns.append(taking", "no kernel takes turns here: see test_nccl_one_gpu"),
     ("nccl_one_gpu.py", "continue", "no kernel takes turns here: see test_nccl_one_gpu"),
+    (
+        "nccl_one_gpu.py",
+        'raise UserError("; "',
+        "no kernel takes turns here: see test_nccl_one_gpu",
+    ),
+    ("sharing_training.py", "raise Unavailable(", "there are GPUs here: see test_sharing_training"),
+    (
+        "sharing_training.py",
+        "raise UserError(",
+        "messages end in the play: see test_sharing_training",
+    ),
     ("standin.py", "for half in Path(candidate)", "NVRTC of a wheel, which may not be installed"),
     ("standin.py", "ctypes.CDLL(str(half)", "NVRTC of a wheel, which may not be installed"),
     ("engine.py", 'raise UserError("no GPU here', "there are GPUs here: see test_cli"),
