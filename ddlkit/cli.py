@@ -423,7 +423,7 @@ _FORM_HELP = (
     "fit a message cost to measured times",
     arg("file", type=Path, help="collectives table, CSV of bytes and seconds, or nccl-tests log"),
     arg("--form", default="auto", help=_FORM_HELP),
-    arg("--collective", help="of a recorded table: all_reduce or all_gather"),
+    arg("--collective", help="of a recorded table: which one, as all_gather [all_reduce]"),
     arg("--link", help="of a recorded table: which link, as in lab:1gbit"),
     RANKS,
     arg("--place", choices=("in_place", "out_of_place"), help="of a log: which times [both]"),

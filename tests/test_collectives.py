@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import bus_factor, busbw
+from ddlkit.core.link import COLLECTIVES, bus_factor, busbw
 from ddlkit.run.instruments.clock import Budget, Marks
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.launch import Loopback, launch
@@ -102,7 +102,7 @@ def test_two_real_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
         out=tmp_path / "out",
     )
     frame = tables["collectives"]
-    assert set(frame["collective"]) == {"all_reduce", "all_gather"}
+    assert set(frame["collective"]) == set(COLLECTIVES)
     for _, rows in frame.groupby("collective"):
         assert list(dict.fromkeys(rows["bytes"])) == sizes
         counts = rows.groupby("bytes")["sample"].agg(["count", "max"])
@@ -121,7 +121,10 @@ def test_two_real_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
         "raised_threads": 0,
     }
     shown = [line for line in capfd.readouterr().err.splitlines() if line.startswith("ddlkit: ")]
-    assert len(shown) == 6 and "all_reduce of 64 KiB on 2 ranks" in shown[1]
+    assert (
+        len(shown) == len(sizes) * len(COLLECTIVES)
+        and "all_reduce of 64 KiB on 2 ranks" in shown[1]
+    )
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert written == ["collectives.csv", "collectives.json", "job.json"], "and no logs"
 

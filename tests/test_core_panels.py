@@ -10,7 +10,7 @@ from ddlkit.papers.osf import audit
 from ddlkit.report import source
 from ddlkit.report.figures import core_panels, osf_measured
 from ddlkit.report.source import Source
-from test_figures_osf_measured import OWN_SIZES, SIZES, samples
+from test_figures_osf import KNOWN_SIZES, OWN_SIZES, samples
 
 RECORDING = Source((source.default_recording(),))
 
@@ -31,7 +31,7 @@ def test_without_a_replay_compute_is_as_profiled() -> None:
 
 def test_where_nothing_is_decided_every_link_is_drawn_beside_the_printed_threshold() -> None:
     tensors = samples(OWN_SIZES, 1.5).assign(network="ResNet101")
-    frame = osf_measured.fig10(samples(SIZES), tensors, "ResNet101")
+    frame = osf_measured.fig10(samples(KNOWN_SIZES), tensors, "ResNet101")
     assert list(osf_measured.repeatable(frame)) == [("lab:1gbit", 4)]
     assert (frame["paper_bandwidth_delay_bytes"] == 45_000).all()
     (ax,) = core_panels.fig10(frame).axes

@@ -24,7 +24,6 @@ from ddlkit.papers.dag.tasks import TaskGraph, schedule
 from ddlkit.papers.dag.training import (
     ONE_AFTER_THE_OTHER,
     Gpus,
-    WhatIf,
     of_iteration,
     period_s,
     s_sgd,
@@ -128,24 +127,6 @@ def test_less_work_and_fewer_edges_never_lengthen_the_longest_path(
     assert replace(graph, edges=fewer).longest_path_s <= graph.longest_path_s
 
 
-@given(graphs(), st.data(), st.integers(1, 4))
-def test_a_task_in_pieces_takes_as_long_and_only_waits_in_between(
-    graph: TaskGraph, data: st.DataObject, pieces: int
-) -> None:
-    """The longest path is the same, and so is a schedule where every task has a resource of its own."""
-    tasks = np.array(data.draw(st.lists(st.booleans(), min_size=graph.n, max_size=graph.n)))
-    cut = graph.cut(tasks, pieces)
-    assert cut.n == graph.n + (pieces - 1) * tasks.sum()
-    assert cut.longest_path_s == pytest.approx(graph.longest_path_s, rel=1e-9, abs=1e-12)
-    assert cut.duration_s.sum() == pytest.approx(graph.duration_s.sum(), rel=1e-9, abs=1e-12)
-    assert cut.earliest_s[: graph.n] == pytest.approx(graph.earliest_s, rel=1e-9, abs=1e-9)
-    free = cut.resources + tuple(f"own {task}" for task in range(cut.n))
-    alone = replace(cut, resources=free, resource=len(cut.resources) + np.arange(cut.n))
-    assert schedule(alone).duration_s == pytest.approx(graph.longest_path_s, rel=1e-9, abs=1e-12)
-    with pytest.raises(UserError, match="a task in 0 pieces: there must be at least one"):
-        graph.cut(tasks, 0)
-
-
 # ---------------------------------------------------------------- schedules
 
 
@@ -172,12 +153,6 @@ def test_a_schedule_is_the_longest_path_with_its_resources_edges(graph: TaskGrap
     assert graph.duration_s[path].sum() == pytest.approx(found.duration_s, rel=1e-12)
     ends, starts = found.end_s[path], found.start_s[path]
     assert starts[0] == 0 and np.array_equal(ends[:-1], starts[1:])
-
-
-def test_what_comes_between_breaks_a_chain() -> None:
-    """Task 1 follows 0 alone, but 2 is ready at 0.5 on the same resource, and is served first."""
-    graph = made([0, 0, 0, 1], [1.0, 1.0, 5.0, 0.5], [(0, 1), (3, 2)])
-    assert schedule(graph).start_s.tolist() == [0.0, 6.0, 1.0, 0.0]
 
 
 def test_a_schedule_can_grow_when_a_task_shrinks() -> None:
@@ -222,15 +197,6 @@ def test_tasks_are_numbered_and_wait_as_figure_1_has_it(name: str) -> None:
     assert before(graph, 44) == {35, 40}
     communicates = {KINDS[kind] for kind in graph.kind[~graph.computes]}
     assert communicates == {"io", "h2d", "all_reduce"}  # dag IV-A
-
-
-def test_decoding_is_a_task_where_a_framework_decodes() -> None:
-    for name, strategy in dag.STRATEGIES.items():
-        graph = s_sgd(FIGURE_1, strategy, Gpus(1, 4), decode_s=2.0)
-        assert graph.n == (40 if name in ("CNTK", "TensorFlow") else 36)
-        # Four batches are decoded by the processors of one machine; reads take 2 s, too.
-        busy = 1 + dag.iteration_s(replace(FIGURE_1, io_s=0.0, h2d_s=0.0), strategy) + 0.5
-        assert schedule(graph).duration_s == pytest.approx(8 + (2 if graph.n == 40 else 0) + busy)
 
 
 @given(st.data(), st.integers(1, 3), st.integers(1, 3))
@@ -283,18 +249,6 @@ def test_eqs_3_to_5_are_the_period_of_one_gpu_with_one_buffer(times: dag.Iterati
         assert found.period_s == pytest.approx(expected)
 
 
-@given(iterations(), st.integers(1, 3), st.integers(1, 3))
-def test_for_many_gpus_and_for_figure_1_eqs_3_to_5_are_only_bounds(
-    times: dag.IterationTimes, machines: int, per_machine: int
-) -> None:
-    printed = updated(replace(times, io_s=per_machine * times.io_s))
-    gpus = Gpus(machines, per_machine)
-    for strategy in (EQ_5, CAFFE):
-        found = schedule(s_sgd(times, strategy, gpus, iterations=8))
-        average = (found.iteration_ends_s[-1] - found.iteration_ends_s[0]) / 7
-        assert average <= dag.wait_free_iteration_s(printed) * (1 + 1e-9)
-
-
 @given(iterations(), st.sampled_from(sorted(dag.STRATEGIES)), st.booleans(), positive, st.data())
 def test_eq_5_repaired_is_the_schedule_of_equal_gpus(
     times: dag.IterationTimes, name: str, shared: bool, decode_s: float, data: st.DataObject
@@ -318,43 +272,6 @@ def test_eq_3_is_not_reached_by_figure_1_nor_by_a_shared_disk() -> None:
     assert schedule(s_sgd(slow, CAFFE, iterations=4)).period_s == 20
     assert dag.wait_free_iteration_s(updated(replace(slow, io_s=40.0))) == 60
     assert schedule(s_sgd(slow, EQ_5, Gpus(1, 2), iterations=9)).period_s == 40
-
-
-@given(iterations(), st.sampled_from(sorted(dag.STRATEGIES)), st.booleans(), st.data())
-def test_frameworks_schedules_have_no_anomaly(
-    times: dag.IterationTimes, name: str, shared: bool, data: st.DataObject
-) -> None:
-    """Their order on every resource is that of the numbers, so a schedule is one longest path."""
-    gpus = Gpus(data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2)), shared)
-    graph = s_sgd(times, dag.STRATEGIES[name], gpus, iterations=3, decode_s=times.io_s)
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    uneven = replace(graph, duration_s=graph.duration_s * rng.exponential(size=graph.n))
-    quick = replace(uneven, duration_s=uneven.duration_s * rng.uniform(size=graph.n))
-    found, quicker = schedule(uneven), schedule(quick)
-    assert quicker.duration_s <= found.duration_s
-    for one in (found, quicker):
-        assert all(
-            np.all(np.diff(one.order[graph.resource[one.order] == held]) > 0)
-            for held in range(len(graph.resources))
-        )
-
-
-def test_with_one_buffer_a_copy_that_takes_no_time_can_delay_training() -> None:
-    """Graham's anomaly in S-SGD: GPU 1 reads its next batch before GPU 0 does, whose copy takes long."""
-    times = dag.IterationTimes(4.0, 5.0, np.zeros(1), np.full(1, 3.0), np.ones(1))
-    graph = s_sgd(times, EQ_5, Gpus(1, 2), iterations=2)
-    uneven = graph.scaled(3.0, np.arange(graph.n) == 12)  # the second copy of GPU 0
-    quick = uneven.scaled(0.0, np.arange(graph.n) == 3)  # the first copy of GPU 1
-    assert [schedule(one).duration_s for one in (uneven, quick)] == [32.0, 35.0]
-    assert quick.longest_path_s <= uneven.longest_path_s
-
-
-@given(iterations(), st.sampled_from(sorted(ALL)), st.integers(1, 3), st.integers(1, 3))
-def test_a_schedule_of_s_sgd_is_played_task_by_task(
-    times: dag.IterationTimes, name: str, machines: int, per_machine: int
-) -> None:
-    graph = s_sgd(times, ALL[name], Gpus(machines, per_machine, shared_disk=True), iterations=3)
-    assert np.array_equal(schedule(graph).start_s, one_by_one(graph))
 
 
 def test_ten_iterations_of_resnet_152_on_64_gpus_take_what_the_closed_form_says() -> None:
@@ -412,20 +329,6 @@ def test_a_straggler_delays_all_and_a_message_hides_a_shorter_layer() -> None:
     assert both.after.period_s == both.before.period_s
 
 
-@given(
-    iterations(),
-    st.floats(0, 1),
-    st.sampled_from(["io", "all_reduce", "allreduce", "gpu", "rank:1"]),
-)
-def test_a_change_moves_no_more_than_what_it_changes(
-    times: dag.IterationTimes, factor: float, what: str
-) -> None:
-    found = what_if(s_sgd(times, CAFFE, Gpus(1, 2), iterations=2), [(what, factor)])
-    saved = found.before.graph.duration_s.sum() - found.after.graph.duration_s.sum()
-    gained = found.before.duration_s - found.after.duration_s
-    assert -1e-9 <= gained <= saved + 1e-9
-
-
 @settings(deadline=None, max_examples=30)
 @given(iterations(), st.sampled_from(sorted(dag.STRATEGIES)), st.data())
 def test_a_task_off_the_critical_path_may_take_its_slack_longer(
@@ -441,17 +344,6 @@ def test_a_task_off_the_critical_path_may_take_its_slack_longer(
     assert within == pytest.approx(found.duration_s, rel=1e-9)
     late[task] += 1.0 + 0.001 * slack_s
     assert schedule(replace(graph, duration_s=late)).duration_s > found.duration_s + 0.99
-
-
-@settings(deadline=None, max_examples=30)
-@given(iterations(), st.floats(0.01, 100), st.sampled_from(sorted(ALL)))
-def test_an_iteration_of_tasks_so_many_times_as_long_is_that_much_longer(
-    times: dag.IterationTimes, factor: float, name: str
-) -> None:
-    graph = s_sgd(times, ALL[name], Gpus(2, 2), iterations=3)
-    found = WhatIf(schedule(graph), schedule(graph.scaled(factor, np.full(graph.n, True))))
-    assert found.after.period_s == pytest.approx(factor * found.before.period_s, rel=1e-9)
-    assert found.speedup == pytest.approx(1 / factor)
 
 
 @settings(deadline=None, max_examples=30)
@@ -481,24 +373,6 @@ def test_a_core_more_and_a_batch_more_ahead_never_make_training_slower(
     assert period("own", ahead) <= period("trains", ahead) * (1 + 1e-9)
     assert period("own", ahead + 1) <= period("own", ahead) * (1 + 1e-9)
     assert period("own", 6) == period("own", 0) == period("machine", 0)
-
-
-def test_what_one_core_decodes_and_trains_takes_both() -> None:
-    """9.5 s of computing, and 3 s to decode on the same core: made ahead, but not for nothing."""
-    times = replace(FIGURE_1, io_s=0.1, h2d_s=0.0, communication_s=np.zeros(3))
-    strategy = replace(CAFFE, decodes_on_cpu=True, batches_ahead=2)
-    for where, period in {"own": 9.5, "trains": 12.5}.items():
-        gpus = Gpus(1, 1, decoding=where)
-        ends = schedule(s_sgd(times, strategy, gpus, iterations=9, decode_s=3.0)).iteration_ends_s
-        assert np.diff(ends)[2:5] == pytest.approx(period)  # before nothing is left to be decoded
-
-
-def test_more_gpus_of_one_disk_wait_for_it() -> None:
-    """Of one machine's disk; machines with disks of their own read side by side, NFS does not."""
-    read = replace(FIGURE_1, io_s=3.0)
-    shapes = [Gpus(1, 1), Gpus(1, 8), Gpus(8, 1), Gpus(8, 1, shared_disk=True)]
-    found = [schedule(s_sgd(read, CAFFE, shape, iterations=3)) for shape in shapes]
-    assert [one.period_s for one in found] == [11.0, 24.0, 11.0, 24.0]
 
 
 def test_a_schedule_as_a_timeline_keeps_every_second() -> None:

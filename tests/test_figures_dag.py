@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -26,17 +24,6 @@ def test_slack_in_a_schedule_is_zero_exactly_on_critical_paths() -> None:
     # GPU g's batch is read g + 1 reads after the start; so much sooner than the last one's.
     layers = table[table["kind"] == "forward"].groupby("rank")["slack_s"].min()
     assert layers.to_list() == [1.5, 1.0, 0.5, 0.0]
-
-
-def test_the_closed_form_is_over_the_schedule_for_caffe_mpi_alone() -> None:
-    """Of one GPU it is exact for the others; of Caffe-MPI only where fetching does not limit."""
-    slow = replace(FIGURE_1, io_s=8.0, h2d_s=10.0)
-    whole = dag.periods(slow, (1, 2), 12)
-    assert whole["repaired_s"].to_numpy() == pytest.approx(whole["scheduled_s"].to_numpy())
-    table = whole.set_index(["framework", "gpus"])["over"]
-    assert table["Caffe-MPI", 1] == pytest.approx(18 / 13 - 1)
-    assert table.drop("Caffe-MPI", level="framework").to_numpy() == pytest.approx(0, abs=1e-9)
-    assert (dag.periods(FIGURE_1, (1, 2, 4), 12)["over"].abs() < 1e-9).all()
 
 
 def test_the_five_convolutions_are_marked_and_mended() -> None:

@@ -10,13 +10,16 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.case import Case
-from ddlkit.core.cost import Table
+from ddlkit.core.cost import AlphaBeta, Table
+from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, predict
-from ddlkit.core.plan import FusionPlan, make_plan
+from ddlkit.core.plan import FusionPlan, make_plan, none
 from ddlkit.core.workload import Workload
 from ddlkit.model.calibration import Calibration
+from ddlkit.papers import networks, osf
+from ddlkit.papers.osf import cluster
 from ddlkit.papers.osf.breakdown import PHASES
-from ddlkit.report.figures import osf_overhead, osf_scaling
+from ddlkit.report.figures import osf_measured, osf_overhead, osf_ranges, osf_scaling
 from ddlkit.report.figures.osf_scaling import Lab
 from strategies import random_workload
 
@@ -111,16 +114,6 @@ class TestRecorded:
     def recorded(cls) -> Lab:
         return Lab.load()
 
-    def test_iterations_are_not_shorter_than_computing(self, recorded: Lab) -> None:
-        assert (recorded.runs["iteration_s"] >= recorded.runs["compute_s"]).all()
-        assert (recorded.runs.groupby("case")["repeat"].nunique() >= 2).all()
-
-    def test_phases_fill_the_communication_time(self, recorded: Lab) -> None:
-        rows = osf_overhead.phases(recorded)
-        assert (rows[["model_s", "measured_s"]] >= 0).all(axis=None)
-        keys = ["network", "workers", "buffer_bytes", "slowest"]
-        assert np.allclose(rows.groupby(keys)[["model", "measured"]].sum(), 1)
-
     def test_a_slow_worker_holds_up_what_is_ready(self, recorded: Lab) -> None:
         """By the laws of negotiation: no message of rank 0 leaves before the slow rank has its part."""
         for case in recorded.cases(negotiated=True):
@@ -130,11 +123,121 @@ class TestRecorded:
                 ends = [int(end) for end in case.ends.split(";")]
                 assert (messages.start_s >= ready_s[np.array(ends) - 1] - 1e-9).all()
 
-    def test_replacing_the_dense_layers_helps(self, recorded: Lab) -> None:
-        wide = osf_scaling.fig08_lab(recorded).pivot(
-            index="workers", columns="network", values="measured"
-        )
-        both = wide.dropna()
-        assert len(both) >= 2
-        assert (both["VGG16 replaced"] > both["VGG16"]).all()
-        assert (wide.dropna(how="all") <= 1).where(wide.notna(), True).all(axis=None)
+
+# -- ranges over all settings that fit ---------------------------------------------------------
+
+KEYS = ["network", "buffer_bytes", "quantity"]
+
+
+def test_compatible_settings_are_those_with_the_most_statements_best_first() -> None:
+    found = osf_scaling.setting_search()
+    settings = osf_ranges.compatible()
+    assert len(settings) == found.most(osf_scaling.ANCHOR).sum()
+    assert settings[0] == osf_scaling.setting()
+    by_unit = [osf_ranges.compatible(unit) for unit in cluster.UNITS]
+    assert sum(map(len, by_unit)) == len(settings)
+    assert all(
+        one.unit == unit for unit, own in zip(cluster.UNITS, by_unit, strict=True) for one in own
+    )
+
+
+def test_a_range_holds_every_compatible_setting() -> None:
+    frame = osf_ranges.over(osf_scaling.fig04, KEYS).set_index(KEYS)
+    assert (frame["model_low"] <= frame["model"]).all()
+    assert (frame["model"] <= frame["model_high"]).all()
+    for one in osf_ranges.compatible()[::37]:
+        own = osf_scaling.fig04(one).set_index(KEYS)["model"]
+        assert (own >= frame["model_low"]).all() and (own <= frame["model_high"]).all()
+
+
+def test_formulas_are_exact_where_they_hold() -> None:
+    """Without start-ups OSF repaired is the recursion, and CSF is never above it."""
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        workload = random_workload(rng, 12)
+        cost = AlphaBeta(0.0, float(10 ** rng.uniform(-11, -8)))
+        found = osf_scaling.formulas(workload, cost)
+        simulated = predict(workload, none(workload), cost).scaling_factor
+        assert found["OSF repaired"] == pytest.approx(simulated, rel=1e-9)
+        assert found["CSF"] <= simulated * (1 + 1e-12)
+
+
+def test_the_range_of_a_statement_is_that_of_its_figure() -> None:
+    """VGG-16's scaling factor, computed for every compatible setting and looked up in the search."""
+    low, high = osf_scaling.setting_search().range_of("VGG-16: scaling factor", osf_scaling.ANCHOR)
+    frame = osf_ranges.over(osf_scaling.fig03, ["network", "quantity"]).set_index(
+        ["network", "quantity"]
+    )
+    row = frame.loc["VGG16", "simulated"]
+    assert (low, high) == pytest.approx((row["model_low"], row["model_high"]), rel=1e-9)
+
+
+def test_no_plan_gains_less_than_it_should() -> None:
+    """The exact plan is never behind another, in any compatible setting."""
+    gains = osf_ranges.over(osf_ranges.gains, ["planner", "over", "network"], ["gain"])
+    exact = gains[gains["planner"] == "exact"]
+    assert (exact["gain_low"] >= -1e-9).all()
+
+
+KNOWN_SIZES = tuple(1024 << k for k in range(17))
+OWN_SIZES = sorted({4 * count for count in networks.parameters("ResNet101")})
+
+
+# -- figure 10 ---------------------------------------------------------------------------------
+
+
+def samples(sizes: tuple[int, ...] | list[int], factor: float = 1.0) -> pd.DataFrame:
+    """All-reduces of 4 ranks over a link that is exactly a ring."""
+    repeated = np.repeat(sizes, 3)
+    seconds = factor * osf.update_s(repeated, 4, 125e6, overhead_s=9e-4)
+    columns = {"bytes": repeated, "seconds": seconds, "collective": "all_reduce"}
+    return pd.DataFrame({**columns, "link": "lab:1gbit", "ranks": 4, "stolen": 0.0, "in_flight": 1})
+
+
+def test_a_true_ring_is_predicted_by_all_but_the_logarithm() -> None:
+    tensors = samples(OWN_SIZES).assign(network="ResNet101")
+    frame = osf_measured.fig10(samples(KNOWN_SIZES), tensors, "ResNet101")
+    assert set(frame["model"]) == set(osf_measured.MODELS)
+    assert frame["bandwidth_delay_bytes"].iloc[0] == pytest.approx(125e6 * 9e-4 / 3)
+    worst = frame.groupby("model")["error"].agg(lambda column: column.abs().max())
+    assert worst[list(osf_measured.LINE_MODELS)].max() < 1e-9
+    assert worst["piecewise:BDP"] > 0.01
+    assert frame["repeated"].abs().max() < 1e-12
+    per_tensor = frame[frame["model"] == "alpha_beta"]["tensors"]
+    assert per_tensor.sum() == len(networks.parameters("ResNet101"))
+
+
+def test_another_day_shows_as_repeatability_and_as_error() -> None:
+    tensors = samples(OWN_SIZES, factor=1.25).assign(network="ResNet101")
+    frame = osf_measured.fig10(samples(KNOWN_SIZES), tensors, "ResNet101")
+    assert frame["repeated"].dropna().to_numpy() == pytest.approx(-0.2)
+    summary = osf_measured.error_summary(frame)
+    assert summary.loc[("lab:1gbit", 4, "alpha_beta"), "sum"] == pytest.approx(-0.2)
+
+
+def test_forms_are_told_apart_only_where_runs_differ_by_less() -> None:
+    """A true ring: on one day the line beats Eq 18 on small tensors, on another nothing is decided."""
+    for factor, decided in ((1.0, True), (1.5, False)):
+        tensors = samples(OWN_SIZES, factor).assign(network="ResNet101")
+        told = osf_measured.decided(osf_measured.fig10(samples(KNOWN_SIZES), tensors, "ResNet101"))
+        small = told[told["tensors"] == "small"].iloc[0]
+        assert small["line"] in osf_measured.LINE_MODELS and small["decided"] == decided
+        assert small["runs_differ"] == pytest.approx(1 - 1 / factor)
+        assert (small["line_error"] < small["eq18_error"]) or not decided
+
+
+def test_a_link_that_was_not_measured_before_is_told() -> None:
+    tensors = samples(OWN_SIZES).assign(network="ResNet101", link="lab:2gbit")
+    with pytest.raises(UserError, match="no link with all-reduces of ResNet101"):
+        osf_measured.fig10(samples(KNOWN_SIZES), tensors, "ResNet101")
+
+
+def test_no_model_has_seen_the_size_that_it_predicts() -> None:
+    known, tensors = samples(KNOWN_SIZES), samples(OWN_SIZES).assign(network="ResNet101")
+    poisoned = known["bytes"] == 65536  # in both tables: its time must count for nothing there
+    spoiled = known.assign(seconds=known["seconds"].where(~poisoned, 10.0))
+    at_it = [
+        frame[frame["bytes"] == 65536].set_index("model")["error"]
+        for frame in (osf_measured.fig10(part, tensors, "ResNet101") for part in (known, spoiled))
+    ]
+    pd.testing.assert_series_equal(*at_it)

@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 from ddlkit.core.cost import SMALL, AlphaBeta, Samples, Table
 from ddlkit.core.errors import UserError
-from ddlkit.core.iteration import group_ends
-from ddlkit.core.link import Link, Parts
+from ddlkit.core.iteration import Iteration, group_ends
+from ddlkit.core.link import COLLECTIVES, Link, Parts, bus_factor
+from ddlkit.core.plan import FusionPlan
+from ddlkit.core.workload import Workload
+from ddlkit.report.plots.style import look
 
 TIMES = st.floats(0, 10).map(lambda x: round(x, 3))
 MESSAGES = st.lists(st.tuples(TIMES, TIMES, TIMES), min_size=1, max_size=12)
@@ -298,3 +301,15 @@ def test_after_a_rest_a_larger_message_is_never_faster(
     cost, link = AlphaBeta(alpha, beta, samples=samples), Link(1, 1.0, 1e-3, beta)
     alone = link.ends(np.zeros(1), Parts(*(p[:, None] for p in link.parts(cost, sizes))))
     assert np.all(np.diff(alone[:, 0]) >= -1e-12)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_registered_collective_is_judged_predicted_and_drawn(collective: str) -> None:
+    """Each byte crosses a link (n-1)/n times, and twice that if it is both summed and handed out."""
+    crossings = 2 if collective == "all_reduce" else 1
+    assert bus_factor(collective, 4) == crossings * 3 / 4
+    work = Workload.from_arrays(1.0, [1.0, 1.0], [1000, 3000])
+    cost = AlphaBeta(0.5, 1e-3, collective=collective)
+    spans = Iteration(work, FusionPlan("single", (2,)), cost).timeline()
+    assert spans.exposed_communication_s() == 4.5
+    assert look(collective).label

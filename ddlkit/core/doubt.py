@@ -22,8 +22,24 @@ PLACES = string.digits + string.ascii_lowercase
 """A letter for each of a few values, so that draws of a table with many sizes stay short."""
 MOST_DRAWS = 10_000
 """Of a cost: what ddlkit fit writes has 200."""
+LEVEL = 0.95
+"""Of an interval, where nobody asks for another."""
 ENDS = (2.0, 4.0, 8.0)
 """So many times beyond the sizes that it is fitted to, each once, a form is tried at either end."""
+
+
+def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
+    """Return (2, ...) lower and upper end between which the middle ``level`` of draws (B, ...) lies.
+
+    Raises UserError for a level that is not between 0 and 1.
+
+    >>> interval([1.0, 2.0, 3.0, 4.0, 5.0], 0.5).tolist()
+    [2.0, 4.0]
+    """
+    if not 0 < level < 1:
+        raise UserError(f"level is {shown(level)}: must be above 0 and below 1, as 0.95")
+    tail = round((1 - level) / 2, 12)  # 0.025 of 0.95, to the last bit
+    return np.asarray(np.quantile(np.asarray(draws, dtype=float), [tail, 1 - tail], axis=0))
 
 
 @dataclass(frozen=True, eq=False)

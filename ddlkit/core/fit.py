@@ -32,7 +32,16 @@ from ddlkit.core.cost import (
     cost_from_dict,
     parameters,
 )
-from ddlkit.core.doubt import ENDS, HeldOut, checked_count, falling, packed, unpacked
+from ddlkit.core.doubt import (
+    ENDS,
+    LEVEL,
+    HeldOut,
+    checked_count,
+    falling,
+    interval,
+    packed,
+    unpacked,
+)
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.pieces import (
     apart,
@@ -139,7 +148,7 @@ class Fit(Generic[C]):
         """(n,) sizes of the messages, or elements of the selections, that it was fitted on."""
         return self.at[0]
 
-    def interval(self, *at: ArrayLike, level: float = 0.95) -> tuple[Floats, Floats]:
+    def interval(self, *at: ArrayLike, level: float = LEVEL) -> tuple[Floats, Floats]:
         """(lower, upper) of the fitted time ``at`` bytes, or elements and density.
 
         Raises UserError for a fit without draws, which does not say how sure it is.
@@ -151,8 +160,8 @@ class Fit(Generic[C]):
         times = np.array(
             [draw(*(np.asarray(column, float) for column in at)) for draw in self.draws]
         )
-        tail = (1 - level) / 2
-        return np.quantile(times, tail, axis=0), np.quantile(times, 1 - tail, axis=0)
+        lower_s, upper_s = interval(times, level)
+        return lower_s, upper_s
 
     def to_dict(self) -> dict[str, Any]:
         """The cost's JSON with a summary of the fit and its draws, which ``costs_from_dict`` reads back.

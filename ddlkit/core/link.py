@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ddlkit.core.cost import MessageCost
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, shown
 from ddlkit.core.workload import Floats, Ints
 
 LARGE = 1e9  # bytes of a message beside which roundings do not count
@@ -264,7 +264,31 @@ def turn_s(ends_s: Floats, in_flight: int) -> Floats:
 
 # -- what it carries ---------------------------------------------------------------------------
 
-KNOWN = ("all_reduce", "all_gather", "reduce_scatter")
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective as it is registered: what its messages are, how it is drawn.
+
+    crossings : how often each byte of a message crosses each rank's link, beside (ranks - 1) / ranks
+    label, color, hatch : its name, colour and hatch in a figure
+    """
+
+    name: str
+    crossings: int
+    label: str
+    color: str
+    hatch: str
+
+
+COLLECTIVES: dict[str, Collective] = {
+    collective.name: collective
+    for collective in (
+        Collective("all_reduce", 2, "all-reduce", "#c14d00", "////"),
+        Collective("all_gather", 1, "all-gather", "#e0a000", "\\\\"),
+        Collective("reduce_scatter", 1, "reduce-scatter", "#8a6d00", "----"),
+    )
+}
+"""Every collective that can be timed, fitted, predicted and drawn, by name."""
 
 BURST_S = 128 * 1024 / 1e9  # bytes per (bit/s); a smaller burst breaks the rate by 2x
 MIN_BURST_BYTES = 16 * 1024
@@ -275,10 +299,14 @@ FRAMING = 1448 / (1500 + TBF_FRAMING_BYTES)
 
 
 def bus_factor(collective: str, ranks: int) -> float:
-    """Bytes that each rank's link must carry in each direction, per byte of message."""
-    if collective not in KNOWN:
-        raise UserError(f"unknown collective {collective!r}: use {' or '.join(KNOWN)}")
-    return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
+    """Return the bytes that each rank's link must carry in each direction, per byte of message.
+
+    2 (n-1)/n of an all_reduce, (n-1)/n of the others, as nccl-tests. Raises UserError for an unknown name.
+    """
+    if collective not in COLLECTIVES:
+        known = " or ".join(COLLECTIVES)
+        raise UserError(f"unknown collective {shown(collective)}: use {known}")
+    return COLLECTIVES[collective].crossings * (ranks - 1) / ranks
 
 
 def busbw(collective: str, ranks: int, n_bytes: Any, seconds: Any) -> Any:

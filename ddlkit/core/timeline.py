@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.link import COLLECTIVES
 
+COMMUNICATION = tuple(COLLECTIVES)
 KINDS = (
     *("io", "decode", "h2d", "forward", "backward", "sparsify", "negotiate", "wait"),
-    *("all_reduce", "all_gather", "update"),
+    *(*COMMUNICATION, "update"),
 )
 COMPUTE = ("forward", "backward", "sparsify", "update")
-COMMUNICATION = ("all_reduce", "all_gather")
 ORIGINS = ("simulated", "replayed", "measured", "recorded")
 _WHOLE = ("rank", "iteration", "group", "bytes")
 _DTYPES = {**dict.fromkeys(_WHOLE, np.int64), "start_s": float, "end_s": float}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import KNOWN, bus_factor
+from ddlkit.core.link import COLLECTIVES, bus_factor
 from ddlkit.store.sheet import Column, Schema, Sheet, check_cells
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def read_log(text: str, file: str, collective: str = "") -> Log:
 
 def _check_bandwidths(frame: DataFrame, sheet: Sheet) -> None:
     """Printed to 0.01 GB/s, from times that are printed to four digits or more."""
-    known = frame["collective"].isin(KNOWN) & (frame["ranks"] > 1)
+    known = frame["collective"].isin(COLLECTIVES) & (frame["ranks"] > 1)
     factors = [
         bus_factor(one, ranks) if told else np.nan
         for one, ranks, told in zip(frame["collective"], frame["ranks"], known, strict=True)

@@ -13,6 +13,7 @@ from ddlkit import papers
 from ddlkit.core import plan as planning
 from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
+from ddlkit.core.doubt import interval
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, Prediction
 from ddlkit.core.plan import FusionPlan, Planner
@@ -70,7 +71,7 @@ def forecast(
         sent_bytes = iteration.group_bytes * getattr(cost, "density", 1.0)
         factors = communication.noise.factors(sent_bytes, len(draws))
     slower = np.random.default_rng(0).choice(compute_scatter, len(draws))
-    lower_s, upper_s = np.quantile(iteration.draws(draws, factors, slower), [0.025, 0.975])
+    lower_s, upper_s = interval(iteration.draws(draws, factors, slower))
     return Forecast(iteration, (float(lower_s), float(upper_s)))
 
 

@@ -52,13 +52,6 @@ class Stated:
         """Within a relative tolerance of the printed value."""
         return cls(name, value * (1 - tolerance), value * (1 + tolerance))
 
-    def widened(self, factor: float) -> Stated:
-        """The interval ``factor`` times as wide about its middle; one with an open end as it is."""
-        if math.isinf(self.high - self.low):
-            return self
-        middle, half = (self.low + self.high) / 2, (self.high - self.low) / 2
-        return Stated(self.name, middle - factor * half, middle + factor * half)
-
     def miss(self, value: Floats) -> NDArray[np.float32]:
         """Distance from the interval in half-widths, 0 inside."""
         outside = np.maximum(self.low - value, value - self.high)

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ddlkit import store
+from ddlkit.core.doubt import interval
 from ddlkit.core.link import bus_factor
 from ddlkit.core.units import MIB, format_bytes
 from ddlkit.model.calibration import undisturbed
@@ -235,7 +236,7 @@ def paired(runs: pd.DataFrame, plan: str) -> pd.DataFrame:
         for other in table.columns.drop(plan):
             ratios = (table[other] / table[plan]).dropna().to_numpy()
             drawn = np.median(rng.choice(ratios, (DRAWS, ratios.size)), axis=1)
-            lower, upper = np.quantile(drawn, [0.025, 0.975]).tolist()
+            lower, upper = interval(drawn).tolist()
             rows.append(
                 {
                     **dict(zip(place, key, strict=True)),

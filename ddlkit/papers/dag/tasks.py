@@ -4,10 +4,6 @@ A task is a number from 0; an edge (a, b) says that b begins after a has ended (
 every task begins as early as its edges allow: the longest path. With them a resource does one task at a
 time, in the order in which they become ready, the smaller number first: no choice is left, so the schedule is
 one, and it is the longest path of the graph with an edge more between neighbours on a resource.
-
-Both are computed on arrays. A task whose only predecessor holds the same resource follows it at once unless
-another task of that resource comes between; so whole chains are played in one step, and where the result
-shows that something did come between, every task is played on its own, as where chains are short.
 """
 
 from __future__ import annotations
@@ -169,47 +165,15 @@ class TaskGraph:
             raise UserError(f"tasks cannot take {factor:g} times as long: use a number >= 0")
         return replace(self, duration_s=np.where(tasks, factor * self.duration_s, self.duration_s))
 
-    def cut(self, tasks: Bools, pieces: int) -> TaskGraph:
-        """The same graph where each of ``tasks`` (n,) is so many, one after the other, equally long.
-
-        Between two pieces its resource may do something else, as a core does that processes share in turns.
-        The first piece keeps the task's number. Raises UserError for fewer than one.
-
-        >>> rows = [{"name": name, "kind": "decode", "resource": "cpu", "duration_s": 4.0} for name in "ab"]
-        >>> both = TaskGraph.from_rows(rows, [], ["cpu"])
-        >>> schedule(both).end_s.tolist(), schedule(both.cut(both.computes, 2)).end_s[2:].tolist()
-        ([4.0, 8.0], [6.0, 8.0])
-        """
-        if pieces < 1:
-            raise UserError(f"a task in {pieces} pieces: there must be at least one")
-        whole = np.flatnonzero(tasks)
-        added = self.n + np.arange(len(whole) * (pieces - 1)).reshape(len(whole), pieces - 1)
-        chains = np.column_stack([whole, added])
-        last = np.arange(self.n)
-        last[whole] = chains[:, -1]
-        within = np.stack([chains[:, :-1], chains[:, 1:]], axis=-1).reshape(-1, 2)
-        leaving = np.column_stack([last[self.edges[:, 0]], self.edges[:, 1]])
-        of = np.concatenate([np.arange(self.n), np.repeat(whole, pieces - 1)])
-        columns: dict[str, Any] = {name: getattr(self, name)[of] for name in _CODES}
-        taken_s = np.where(tasks, self.duration_s / pieces, self.duration_s)[of]
-        names = tuple(
-            self.names[task] if k < self.n else f"{self.names[task]} ({k})"
-            for k, task in enumerate(of.tolist() if self.names else ())
-        )
-        edges = np.concatenate([leaving, within])
-        return TaskGraph(self.resources, duration_s=taken_s, edges=edges, names=names, **columns)
-
     def to_networkx(self) -> Any:
-        """As a networkx.DiGraph: nodes with the columns, an edge weighs what its first task takes."""
+        """Return it as a networkx.DiGraph: an edge weighs what its first task takes."""
         import networkx as nx
 
         graph = nx.DiGraph()
-        columns = {name: getattr(self, name).tolist() for name in (*_CODES, "duration_s")}
-        for task in range(self.n):
-            graph.add_node(task, **{name: values[task] for name, values in columns.items()})
-        taken = self.duration_s[self.edges[:, 0]].tolist()
+        graph.add_nodes_from(range(self.n))
+        taken_s = self.duration_s[self.edges[:, 0]].tolist()
         pairs = self.edges.tolist()
-        graph.add_weighted_edges_from((a, b, s) for (a, b), s in zip(pairs, taken, strict=True))
+        graph.add_weighted_edges_from((a, b, s) for (a, b), s in zip(pairs, taken_s, strict=True))
         return graph
 
     # -- the longest path ------------------------------------------------------------------------
@@ -247,17 +211,7 @@ class TaskGraph:
 
     def _check_order(self) -> None:
         """Raise naming a circle of tasks that wait for each other, if there is one."""
-        begins, after = (column.tolist() for column in _following(self.edges, self.n))
-        left = np.bincount(self.edges[:, 1], minlength=self.n).tolist()
-        done = [task for task in range(self.n) if not left[task]]
-        for task in done:  # which grows meanwhile
-            for freed in after[begins[task] : begins[task + 1]]:
-                left[freed] -= 1
-                if not left[freed]:
-                    done.append(freed)
-        if len(done) == self.n:
-            return
-        waits = np.array(left)
+        _, waits = _settled(self.duration_s, self.edges)
         graph: dict[int, set[int]] = {}
         for before, after in self.edges[waits[self.edges].all(axis=1)].tolist():
             graph.setdefault(after, set()).add(before)
@@ -363,10 +317,6 @@ class Schedule:
         )
 
 
-WORTH = 16
-"""So many tasks, played one by one, take as long as a chain that is played in one step."""
-
-
 def schedule(graph: TaskGraph) -> Schedule:
     """The graph on its resources, first ready first served.
 
@@ -375,11 +325,25 @@ def schedule(graph: TaskGraph) -> Schedule:
     >>> both.longest_path_s, schedule(both).duration_s
     (1.0, 2.0)
     """
-    heads = _chain_heads(graph)
-    if graph.n < WORTH * np.count_nonzero(heads):
-        return _play_each(graph)
-    played = _play(graph, heads)
-    return played if _in_order(played) else _play_each(graph)
+    begins, after = (column.tolist() for column in _following(graph.edges, graph.n))
+    waits = np.bincount(graph.edges[:, 1], minlength=graph.n).tolist()
+    taken_s, resource = graph.duration_s.tolist(), graph.resource.tolist()
+    ready_s, start_s = [0.0] * graph.n, [0.0] * graph.n
+    free_s = [0.0] * len(graph.resources)
+    queue = [(0.0, task) for task in range(graph.n) if not waits[task]]
+    order = []
+    while queue:
+        at_s, task = heappop(queue)
+        on = resource[task]
+        start_s[task] = max(free_s[on], at_s)
+        free_s[on] = end_s = start_s[task] + taken_s[task]
+        order.append(task)
+        for freed in after[begins[task] : begins[task + 1]]:
+            ready_s[freed] = max(ready_s[freed], end_s)
+            waits[freed] -= 1
+            if not waits[freed]:
+                heappush(queue, (ready_s[freed], freed))
+    return Schedule(graph, np.array(start_s), np.array(order, np.int64))
 
 
 def levels(graph: TaskGraph) -> Ints:
@@ -449,101 +413,3 @@ def _settled(duration_s: Floats, edges: Ints) -> tuple[Floats, Ints]:
         np.subtract.at(waits, targets, 1)
         front = np.unique(targets[waits[targets] == 0])
     return start_s, waits
-
-
-def _chain_heads(graph: TaskGraph) -> Bools:
-    """(n,) whether a task begins a chain: it has not one predecessor, or that is elsewhere.
-
-    Elsewhere is another resource or iteration: there, something is likely to come between. What takes no time
-    stands alone: among tasks that become ready at one moment, it would be played before its turn. Of several
-    tasks that could go on a chain the one with the smallest number does.
-    """
-    before, after = graph.edges.T
-    alone = np.bincount(after, minlength=graph.n)[after] == 1
-    on = alone & (graph.resource[before] == graph.resource[after])
-    on &= graph.iteration[before] == graph.iteration[after]
-    on &= (graph.duration_s[before] > 0) & (graph.duration_s[after] > 0)
-    order = np.lexsort((after[on], before[on]))
-    before, after = before[on][order], after[on][order]
-    smallest = np.append(True, before[1:] != before[:-1])[: len(before)]
-    heads = np.full(graph.n, True)
-    heads[after[smallest]] = False
-    return heads
-
-
-def _chains(graph: TaskGraph, heads: Bools) -> tuple[Ints, Ints]:
-    """(n,) tasks chain by chain, and (c + 1,) where each chain begins; chains in order of their heads."""
-    n, (before, after) = graph.n, graph.edges.T
-    follows = ~heads[after]
-    back = np.arange(n)
-    back[after[follows]] = before[follows]
-    place = np.where(heads, 0, 1)
-    while not heads[back].all():  # each step doubles how far back is looked
-        place, back = place + place[back], back[back]
-    order = np.lexsort((place, back))
-    return order, np.append(np.flatnonzero(heads[order]), n)
-
-
-def _play(graph: TaskGraph, heads: Bools) -> Schedule:
-    """The schedule, chain by chain in the order in which their first tasks become ready."""
-    members, begins = _chains(graph, heads)
-    chain_of = {int(task): k for k, task in enumerate(members[begins[:-1]])}
-    inner = ~heads[graph.edges[:, 1]]  # edges within chains
-    first, after = _following(graph.edges[~inner], graph.n)
-    waits = np.bincount(graph.edges[~inner, 1], minlength=graph.n)
-    ready_s, start_s = np.zeros(graph.n), np.zeros(graph.n)
-    free_s = [0.0] * len(graph.resources)
-    resource = graph.resource.tolist()
-    queue = [(0.0, task) for task in np.flatnonzero(heads & (waits == 0)).tolist()]
-    order = []
-    while queue:
-        at_s, task = heappop(queue)
-        chain = members[begins[chain_of[task]] : begins[chain_of[task] + 1]]
-        begin_s = max(at_s, free_s[resource[task]])
-        ends_s = np.cumsum(np.append(begin_s, graph.duration_s[chain]))
-        start_s[chain], free_s[resource[task]] = ends_s[:-1], float(ends_s[-1])
-        order.append(chain)
-        places, of = _slices(first, chain)
-        targets = after[places]
-        np.maximum.at(ready_s, targets, ends_s[1:][of])
-        np.subtract.at(waits, targets, 1)
-        for freed in np.unique(targets[waits[targets] == 0]).tolist():
-            heappush(queue, (float(ready_s[freed]), freed))
-    return Schedule(graph, start_s, np.concatenate(order) if order else np.zeros(0, np.int64))
-
-
-def _play_each(graph: TaskGraph) -> Schedule:
-    """The schedule, task by task in the order in which they become ready: on lists, which is faster then."""
-    begins, after = (column.tolist() for column in _following(graph.edges, graph.n))
-    waits = np.bincount(graph.edges[:, 1], minlength=graph.n).tolist()
-    taken_s, resource = graph.duration_s.tolist(), graph.resource.tolist()
-    ready_s, start_s = [0.0] * graph.n, [0.0] * graph.n
-    free_s = [0.0] * len(graph.resources)
-    queue = [(0.0, task) for task in range(graph.n) if not waits[task]]
-    order = []
-    while queue:
-        at_s, task = heappop(queue)
-        on = resource[task]
-        begin_s = free_s[on] if free_s[on] > at_s else at_s
-        start_s[task] = begin_s
-        free_s[on] = end_s = begin_s + taken_s[task]
-        order.append(task)
-        for freed in after[begins[task] : begins[task + 1]]:
-            if end_s > ready_s[freed]:
-                ready_s[freed] = end_s
-            waits[freed] -= 1
-            if not waits[freed]:
-                heappush(queue, (ready_s[freed], freed))
-    return Schedule(graph, np.array(start_s), np.array(order, np.int64))
-
-
-def _in_order(played: Schedule) -> bool:
-    """Whether every resource served first who was ready first, and never rested while somebody was."""
-    graph, end_s = played.graph, played.end_s
-    ready_s = np.zeros(graph.n)
-    np.maximum.at(ready_s, graph.edges[:, 1], end_s[graph.edges[:, 0]])
-    queue = np.lexsort((np.arange(graph.n), ready_s, graph.resource))
-    held = graph.resource[queue]
-    begun = np.append(True, held[1:] != held[:-1])[: len(queue)]
-    free_s = np.where(begun, 0.0, np.append(0.0, end_s[queue][:-1])[: len(queue)])
-    return bool(np.array_equal(played.start_s[queue], np.maximum(ready_s[queue], free_s)))

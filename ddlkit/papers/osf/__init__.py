@@ -38,7 +38,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ddlkit.core.cost import AlphaBeta, MessageCost, Piecewise, RingAllReduce
+from ddlkit.core.cost import AlphaBeta, MessageCost, RingAllReduce
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, Prediction
 from ddlkit.core.plan import FusionPlan, needed_cost, planner
@@ -146,17 +146,6 @@ def update_s(
     share = (workers - 1) / workers
     per_byte = 2 * share / bytes_per_s + share / (adds_per_s * bytes_per_parameter)
     return per_byte * np.asarray(n_bytes, dtype=float) + overhead_s
-
-
-def piecewise_update(
-    threshold_bytes: float, a1_s: float, b1_s: float, a2_s_per_byte: float, b2_s: float
-) -> Piecewise:
-    """osf Eq 18: logarithmic below D_Thresh = threshold_bytes, linear from there on.
-
-    Symbols: a1 = a1_s (per doubling), b1 = b1_s, a2 = a2_s_per_byte, b2 = b2_s. The paper sets the
-    threshold to the bandwidth-delay product; nothing there makes the two pieces meet.
-    """
-    return Piecewise(threshold_bytes, a1_s, b1_s, a2_s_per_byte, b2_s)
 
 
 def ring_from_ends(n_bytes: ArrayLike, seconds: ArrayLike, workers: int) -> RingAllReduce:
@@ -361,18 +350,6 @@ def largest_fusion_gain(constant_sf: float, saved_overhead: float = 0.0) -> floa
         raise UserError(f"scaling factor is {constant_sf}: must be above 0 and at most 1")
     constant = 1 / constant_sf
     return constant / max(1.0, constant - HIDDEN - saved_overhead) - 1
-
-
-def least_overhead_for_gain(gain: float, constant_sf: float | None = None) -> float:
-    """Least (k - 1) delta / T_comp with which ``largest_fusion_gain`` reaches ``gain``.
-
-    For a constant plan of that scaling factor, or for the most favourable one, SF = 1 / (1 + gain).
-    Infinite where even perfect overlap gains less.
-    """
-    constant = 1 + gain if constant_sf is None else 1 / constant_sf
-    if constant < (1 + gain) * (1 - 1e-12):
-        return float("inf")
-    return max(0.0, constant * gain / (1 + gain) - HIDDEN)
 
 
 def largest_scaling_loss(communication_growth: float) -> float:

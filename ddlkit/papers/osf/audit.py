@@ -12,7 +12,7 @@ from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import make_plan
 from ddlkit.core.workload import Workload
-from ddlkit.papers.osf import cluster, piecewise_update, update_s
+from ddlkit.papers.osf import cluster, update_s
 from ddlkit.papers.search import frame
 
 if TYPE_CHECKING:
@@ -104,32 +104,6 @@ def sweep(
             where = {**setting, "rate_bits_per_s": rate, "overhead_s": overhead}
             rows += _compared(where, workload, cost)
     return frame(rows)
-
-
-def misjudged() -> pd.DataFrame:
-    """adaFusion, which knows the true cost, against MG-WFBP, which plans with a linear one (Section 4.2).
-
-    True is osf Eq 18 at 25 Gbit/s: linear with a start-up from 45 KB on, and below it logarithmic,
-    meeting the line there and half of that at 1 KB. MG-WFBP believes in the same line with ``believed``
-    times its start-up. One row per setting; gains of adaFusion (Eq 17, repaired).
-    """
-    rows = []
-    slope, threshold = float(update_s(1.0, cluster.WORKERS, cluster.NETWORK_BYTES_PER_S)), 45e3
-    for setting, workload in _workloads(cluster.FIVE, IMAGES_OVER_C):
-        for overhead in (2e-5, 1e-4, 5e-4, 2e-3):
-            meeting = overhead + slope * threshold
-            rise = meeting / 2 / np.log2(threshold / 1e3)
-            start = meeting - rise * np.log2(threshold)
-            true = piecewise_update(threshold, rise, start, slope, overhead)
-            best = iteration_s("exact", workload, true)
-            own = iteration_s("adafusion:repaired", workload, true)
-            for share in (0.0, 0.25, 0.5, 1.0):
-                plan = make_plan("mg_wfbp", workload, AlphaBeta(share * overhead, slope))
-                other = predict(workload, plan, true).iteration_s
-                gaps = other / own - 1, own / best - 1, other / best - 1
-                rows.append((*setting.values(), overhead, share, *gaps))
-    columns = ["network", "images_over_c", "overhead_s", "believed"]
-    return frame(rows, [*columns, "gain", "adafusion_gap", "mg_wfbp_gap"])
 
 
 def summary(audit: pd.DataFrame) -> pd.DataFrame:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from ddlkit.core import plan
 from ddlkit.core.cost import Table
+from ddlkit.core.doubt import interval
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.formats.clusters import EXTERNAL, abci
 from ddlkit.report.clusters.overlap import resnet50
@@ -112,7 +113,7 @@ def iterations(found: Rows, name: str) -> pd.DataFrame:
     if trial.most:
         known_s = shown["iteration_s"].to_numpy()
         free = fitted(partial(steps, found, shown, trial), known_s, trial.most)
-        lower, upper = np.quantile(known_s / steps(found, shown, trial, free), [0.025, 0.975])
+        lower, upper = interval(known_s / steps(found, shown, trial, free))
     predicted_s = steps(found, found.test, trial, free)
     kept = found.test[["ranks", "batch", "amp", "step"]]
     said = {"model": name, "measured_s": found.test["iteration_s"], "predicted_s": predicted_s}

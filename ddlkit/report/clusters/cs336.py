@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 
 from ddlkit.core import plan
 from ddlkit.core.cost import Table
+from ddlkit.core.doubt import interval
 from ddlkit.core.iteration import group_ends
 from ddlkit.core.link import Link
 from ddlkit.core.workload import Floats, Workload
@@ -208,7 +209,7 @@ def iterations(found: Rows, name: str, reached: float = 1.0) -> pd.DataFrame:
     if len(found.compute):
         shown_s = told(found, found.calibrate, name, free, reached)[:, 0]
         ratio = found.calibrate["iteration_s"] / shown_s
-        lower, upper = np.quantile(ratio, [0.025, 0.975])
+        lower, upper = interval(ratio)
     predicted_s = told(found, found.test, name, free, reached)[:, 0]
     kept = found.test[[*CELL, "bucket_bytes"]]
     said = {"model": name, "measured_s": found.test["iteration_s"], "predicted_s": predicted_s}

@@ -9,14 +9,9 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.timeline import KINDS
-from ddlkit.formats.trace import TIMES, LayerTrace, check_trace, parse_trace
-from ddlkit.papers.dag import (
-    STRATEGIES,
-    IterationTimes,
-    iteration_s,
-)
-from ddlkit.papers.dag.tasks import Schedule, TaskGraph, schedule
-from ddlkit.papers.dag.training import Gpus, period_s, s_sgd, what_if
+from ddlkit.formats.trace import LayerTrace, check_trace, parse_trace
+from ddlkit.papers.dag.tasks import Schedule, TaskGraph
+from ddlkit.papers.dag.training import what_if
 from ddlkit.store import DATA, files
 
 MENDED = 10.0
@@ -41,27 +36,6 @@ def tasks(found: Schedule) -> pd.DataFrame:
         "critical": np.isin(np.arange(graph.n), found.critical_path),
     }
     return pd.DataFrame(columns)
-
-
-def periods(times: IterationTimes, counts: Sequence[int], iterations: int) -> pd.DataFrame:
-    """A row per framework and number of GPUs of one machine: scheduled_s, closed_s, repaired_s, over.
-
-    t_io is ``times.io_s`` a GPU, t_u counts as computing (errata 2); scheduled_s is the average from the
-    first iteration's end to the last's. closed_s : dag Eq 5 as printed, repaired_s : with disk, copy engines
-    and GPUs side by side; over : closed_s over scheduled_s, less 1
-    """
-    rows, names = [], ["framework", "gpus", "scheduled_s", "closed_s", "repaired_s", "over"]
-    forward_s = times.forward_s + np.append(times.update_s, 0 * times.forward_s[1:])
-    computed = replace(times, forward_s=forward_s)
-    for name, strategy in STRATEGIES.items():
-        for gpus in counts:
-            graph = s_sgd(times, strategy, Gpus(1, gpus), iterations=iterations)
-            ends = schedule(graph).iteration_ends_s
-            closed_s = iteration_s(replace(computed, io_s=gpus * times.io_s), strategy)
-            scheduled_s = float(ends[-1] - ends[0]) / (iterations - 1)
-            repaired_s = period_s(times, strategy, Gpus(1, gpus))
-            rows.append((name, gpus, scheduled_s, closed_s, repaired_s, closed_s / scheduled_s - 1))
-    return pd.DataFrame(rows, columns=names)
 
 
 def table6() -> LayerTrace:
@@ -91,16 +65,3 @@ def what_ifs(graph: TaskGraph, changes: Mapping[str, Sequence[tuple[str, float]]
         told = {"iteration_s": found.after.period_s, "speedup": found.speedup}
         rows[name] = {**told, "limited_by": next(iter(limits), ""), **limits}
     return pd.DataFrame(rows).T.rename_axis("change").reset_index().infer_objects().fillna(0.0)
-
-
-def scattered(trace: LayerTrace, iterations: int, spread: float, seed: int = 0) -> LayerTrace:
-    """Many iterations drawn about a trace's mean: each time with a relative deviation of about ``spread``.
-
-    As the files of dag Section VI are, which are not at hand. Numbers of a generator, not measured.
-    """
-    mean, rng = trace.mean(), np.random.default_rng(seed)
-    drawn = {
-        column: getattr(mean, column) * rng.lognormal(0, spread, (iterations, len(mean.name)))
-        for column in TIMES
-    }
-    return LayerTrace(mean.name, mean.n_bytes, **drawn)

@@ -242,18 +242,6 @@ def printed_errors() -> pd.Series:
     )
 
 
-def largest_sets() -> pd.DataFrame:
-    """Each largest set of statements that hold together somewhere, by what it leaves out: column lacks.
-
-    settings : how many settings have exactly this set
-    """
-    found = setting_search()
-    patterns, counts = np.unique(found.holds[:, found.most()], axis=1, return_counts=True)
-    names = np.array([one.name for one in found.stated])
-    lacks = ["; ".join(names[~held]) for held in patterns.T]
-    return pd.DataFrame({"lacks": lacks, "settings": counts})
-
-
 def effects() -> pd.DataFrame:
     """A row an effect of STATEMENTS: what the paper allows, and what the model has.
 

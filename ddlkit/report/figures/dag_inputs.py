@@ -9,7 +9,7 @@ than the largest that dag prints, MOST.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,7 @@ import pandas as pd
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
-from ddlkit.core.timeline import KINDS
-from ddlkit.papers.dag import STRATEGIES, IterationTimes, Strategy, naive_iteration_s
+from ddlkit.papers.dag import STRATEGIES, IterationTimes, Strategy
 from ddlkit.papers.dag.tasks import Floats, Schedule, TaskGraph, schedule
 from ddlkit.papers.dag.training import Gpus, s_sgd
 
@@ -33,27 +32,6 @@ MOST = max(PRINTED.values())
 """What a network's mean error should not exceed; set on 2026-11-22, before the recording."""
 ENDS, ITERATIONS = 5, 20
 CASE = ["network", "batch", "ranks", "link", "stored", "ahead", "sends"]
-MODELS = {
-    "cores": "this machine's cores",
-    "free": "a core more a rank",
-    "nothing hidden": "dag Eq 2",
-    "in turns": "this machine's cores, taking turns",
-}
-"""Which resources a prediction has; the first is the one that is judged. The last was added on seeing where
-the first errs most: a core that trains and decodes does both in turns, not a whole batch at a time.
-"""
-
-
-def directory(data: str = "") -> Path:
-    """Where inputs were measured: beside the tables in ``data`` or build/measured, else in a recording.
-
-    Raises UserError where there is none.
-    """
-    own = Path(data) if data else store.BUILD / "measured"
-    for place in (own / FOLDER, store.RECORDED / data / FOLDER):
-        if [*place.glob("*.csv")]:
-            return place
-    return recorded()
 
 
 def recorded() -> Path:
@@ -65,28 +43,6 @@ def recorded() -> Path:
     raise UserError(f"no measured input in {store.RECORDED}: run ddlkit measure input --out mine")
 
 
-def alone(place: Path) -> pd.DataFrame:
-    """A row a part of the input measured alone: median, extremes, bytes a second, share from disk.
-
-    Raises UserError where none was measured in ``place``.
-    """
-    paths = sorted(place.glob("inputs-alone-*.csv"))
-    if not paths:
-        raise UserError(f"no parts of the input in {place}: run ddlkit measure input")
-    rows = pd.concat([store.load_table(path, "inputs") for path in paths])
-    keys = ["quantity", "how", "device", "batch", "bytes"]
-    told = {
-        "seconds": ("seconds", "median"),
-        "least_s": ("seconds", "min"),
-        "most_s": ("seconds", "max"),
-    }
-    found = rows.groupby(keys, sort=False).agg(**told, from_disk=("from_disk", "median"))
-    found = found.reset_index()
-    return found.assign(
-        picture_s=found["seconds"] / found["batch"], bytes_per_s=found["bytes"] / found["seconds"]
-    )
-
-
 def strategy_of(ahead: int, sends: str) -> Strategy:
     """What a case hides: ``ahead`` batches made beside training, and gradients sent during backward."""
     return Strategy(
@@ -96,21 +52,6 @@ def strategy_of(ahead: int, sends: str) -> Strategy:
         reads_ahead=ahead > 0,
         batches_ahead=ahead,
     )
-
-
-def decoding_on(cores: int, ranks: int) -> str:
-    """Where batches are decoded: on the core that trains, unless there are two for each rank."""
-    return "own" if cores >= 2 * ranks else "trains"
-
-
-def in_turns(graph: TaskGraph) -> TaskGraph:
-    """The graph with decoding in pieces as long as a layer takes in the mean: a core does both in turns."""
-    decoding = graph.kind == KINDS.index("decode")
-    layers = np.isin(graph.kind, [KINDS.index("forward"), KINDS.index("backward")])
-    if not decoding.any():
-        return graph
-    turns = graph.duration_s[decoding].max() / graph.duration_s[layers].mean()
-    return graph.cut(decoding, max(1, round(turns)))
 
 
 class Parts:
@@ -164,33 +105,23 @@ class Parts:
         io_s = self.input_s("read", stored, 1)
         return IterationTimes(io_s, 0.0, drift * forward_s, drift * profile.backward_s, sent_s)
 
-    def graph(self, stored: str, ahead: int, sends: str, decoding: str) -> TaskGraph:
-        """The graph of a case: one disk for all ranks, and decoding on ``decoding``."""
+    def graph(self, stored: str, ahead: int, sends: str) -> TaskGraph:
+        """Return the graph of a case: one disk for all ranks, decoding on the core that trains.
+
+        Unless there are two cores for each rank: then each decodes on its own.
+        """
+        decoding = "own" if self.cores >= 2 * self.ranks else "trains"
         gpus = Gpus(1, self.ranks, decoding=decoding)
         decode_s = self.input_s("decode", stored, self.ranks)
         how = strategy_of(ahead, sends)
         return s_sgd(self.times(stored), how, gpus, iterations=ITERATIONS, decode_s=decode_s)
-
-    def schedules(self, stored: str, ahead: int, sends: str) -> dict[str, Schedule]:
-        """Those of MODELS but "nothing hidden"."""
-        where = {"cores": decoding_on(self.cores, self.ranks), "free": "own"}
-        graphs = {one: self.graph(stored, ahead, sends, one) for one in {*where.values()}}
-        played = {one: schedule(graph) for one, graph in graphs.items()}
-        found = {name: played[one] for name, one in where.items()}
-        turns = played["own"] if where["cores"] == "own" else schedule(in_turns(graphs["trains"]))
-        return found | {"in turns": turns}
-
-    def nothing_hidden_s(self, stored: str) -> float:
-        """dag Eq 2, with decoding."""
-        decode_s = self.input_s("decode", stored, self.ranks)
-        return naive_iteration_s(self.times(stored)) + decode_s
 
 
 _PARTS = ("layers", "inputs", "collectives")
 
 
 def steady_s(found: Schedule) -> float:
-    """Mean time between updates, without the first ENDS, while loaders get ahead, and the last.
+    """Return the mean time between updates, without the first ENDS, while loaders get ahead, and the last.
 
     Towards the end nothing is left to be fetched beside training.
     """
@@ -210,46 +141,17 @@ def parts(place: Path) -> dict[str, Parts]:
 
 
 def predictions(found: Mapping[str, Parts]) -> pd.DataFrame:
-    """A row a case: measured_s with its extremes, each of MODELS, error of the first, limited_by."""
-    return pd.DataFrame(row for one in found.values() for row in _rows(one))
-
-
-def _rows(one: Parts) -> Iterator[dict[str, Any]]:
-    for key, runs in one.runs.groupby(CASE, sort=False):
-        case = dict(zip(CASE, key, strict=True))
-        how = {name: case[name] for name in ("stored", "ahead", "sends")}
-        played = one.schedules(**how)
-        predicted = {name: steady_s(found) for name, found in played.items()}
-        predicted["nothing hidden"] = one.nothing_hidden_s(how["stored"])
-        measured_s = float(runs["iteration_s"].median())
-        yield {
-            **case,
-            "measured_s": measured_s,
-            "least_s": runs["iteration_s"].min(),
-            "most_s": runs["iteration_s"].max(),
-            **{f"{name.replace(' ', '_')}_s": seconds for name, seconds in predicted.items()},
-            "error": predicted["cores"] / measured_s - 1,
-            "limited_by": next(iter(played["cores"].limits())),
-            "from_disk": runs["from_disk"].median(),
-            "processor_load": runs["processor_load"].median(),
-            "others": runs["others"].median(),
-        }
-
-
-def errors(table: pd.DataFrame) -> pd.DataFrame:
-    """A row a network and number of ranks, and one a network: mean absolute error of each of MODELS."""
-    columns = {name: f"{name.replace(' ', '_')}_s" for name in MODELS}
-    off = {
-        name: (table[column] / table["measured_s"] - 1).abs() for name, column in columns.items()
-    }
-    judged = table.assign(**off)[["network", "ranks", *MODELS]]
-    apart = judged.groupby(["network", "ranks"], sort=False).agg(["mean", "size"])
-    told = apart[[(name, "mean") for name in MODELS]].droplevel(1, axis=1)
-    told["cases"] = apart[("cores", "size")]
-    whole = judged.groupby("network", sort=False)[[*MODELS]].mean()
-    whole["cases"] = judged.groupby("network", sort=False).size()
-    rows = pd.concat([told.reset_index(), whole.reset_index().assign(ranks=0)])
-    return rows.assign(ranks=rows["ranks"].replace({0: "all"}), reached=rows["cores"] <= MOST)
+    """Return a row a case: measured_s (median), predicted_s, and error, the second over the first less 1."""
+    rows = []
+    for part in found.values():
+        for key, runs in part.runs.groupby(CASE, sort=False):
+            case = dict(zip(CASE, key, strict=True))
+            graph = part.graph(case["stored"], case["ahead"], case["sends"])
+            predicted_s = steady_s(schedule(graph))
+            measured_s = float(runs["iteration_s"].median())
+            seconds = {"measured_s": measured_s, "predicted_s": predicted_s}
+            rows.append({**case, **seconds, "error": predicted_s / measured_s - 1})
+    return pd.DataFrame(rows)
 
 
 def by_framework(table: pd.DataFrame) -> pd.Series:

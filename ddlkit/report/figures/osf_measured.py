@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import fit, held_out_errors, unseen_errors
+from ddlkit.core.fit import fit, unseen_errors
 from ddlkit.core.units import KB
 from ddlkit.model.calibration import undisturbed
 from ddlkit.papers import networks, osf
@@ -38,14 +38,6 @@ LINE_MODELS = ("ring_all_reduce", "alpha_beta:medians", "alpha_beta")
 DRAWN = ("alpha_beta:medians", "piecewise:BDP", "table")
 """The claim's two forms, each as it should be, and what knows every other size."""
 LINK = ["link", "ranks"]
-FORMS = (
-    "alpha_beta:medians",
-    "alpha_beta:ends",
-    "alpha_beta",
-    "piecewise",
-    "segments",
-    "table",
-)
 PAPER_CLASSES = 1000
 """Of ImageNet, on which the paper trains."""
 VARIANTS = {
@@ -83,16 +75,6 @@ def final(frame: pd.DataFrame, value: str = "loss") -> pd.DataFrame:
     return wide.reindex([name for name in VARIANTS.values() if name in wide.index])
 
 
-def parameter_shares(trained: pd.DataFrame) -> pd.DataFrame:
-    """Parameters of each network, and the share of its dense layers, beside VGG-16's as published."""
-    counts = trained.groupby("network", sort=False)[["parameters", "dense_parameters"]].first()
-    counts.index = pd.Index([VARIANTS[name] for name in counts.index])
-    layers = networks.layers("VGG16")
-    dense, whole = (sum(sum(one.tensors) for one in part) for part in (layers[-3:], layers))
-    counts.loc["VGG-16 of the paper"] = [whole, dense]
-    return counts.assign(dense_share=counts["dense_parameters"] / counts["parameters"])
-
-
 def maker(model: str, workers: int, threshold_bytes: float) -> Maker:
     """What makes a cost of that name, one of MODELS, from samples of all-reduces."""
     if model == "ring_all_reduce":
@@ -102,8 +84,13 @@ def maker(model: str, workers: int, threshold_bytes: float) -> Maker:
     return lambda sizes, seconds: fit(form, sizes, seconds, **options).cost
 
 
-def fig10(collectives: pd.DataFrame, tensors: pd.DataFrame, network: str) -> pd.DataFrame:
-    """Error of each of MODELS at each size that the network's tensors have, over each link.
+def fig10(
+    collectives: pd.DataFrame,
+    tensors: pd.DataFrame,
+    network: str,
+    models: Sequence[str] = MODELS,
+) -> pd.DataFrame:
+    """Error of each of ``models`` at each size that the network's tensors have, over each link.
 
     collectives : samples to make costs from; tensors : those of another run, which are predicted. No cost
     has seen the size that it predicts. ``tensors`` of the result counts how many have that size;
@@ -116,7 +103,7 @@ def fig10(collectives: pd.DataFrame, tensors: pd.DataFrame, network: str) -> pd.
     tensors = tensors[tensors["network"] == network]
     known = _all_reduces(collectives)
     frames = [
-        _errors(known[place], rows).assign(link=place[0], ranks=place[1])
+        _errors(known[place], rows, models).assign(link=place[0], ranks=place[1])
         for place, rows in _all_reduces(tensors).items()
         if place in known
     ]
@@ -133,8 +120,8 @@ def _all_reduces(samples: pd.DataFrame) -> dict[tuple[str, int], pd.DataFrame]:
     return {(str(link), int(ranks)): rows for (link, ranks), rows in chosen.groupby(LINK)}
 
 
-def _errors(known: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """Every model made from ``known``, at the sizes of ``rows``."""
+def _errors(known: pd.DataFrame, rows: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
+    """Return errors of every model made from ``known``, at the sizes of ``rows``."""
     workers = int(known["ranks"].iloc[0])
     samples = [
         part[name].to_numpy(float) for part in (known, rows) for name in ("bytes", "seconds")
@@ -143,7 +130,7 @@ def _errors(known: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     threshold = osf.bandwidth_delay_bytes(ring)
     before, measured = (part.groupby("bytes")["seconds"].median() for part in (known, rows))
     frames = []
-    for model in MODELS:
+    for model in models:
         sizes, errors = unseen_errors(maker(model, workers, threshold), samples[:2], samples[2:])
         columns = {
             "model": model,
@@ -214,28 +201,6 @@ def decided(frame: pd.DataFrame) -> pd.DataFrame:
             row |= {"line": line, "line_error": of[line], "eq18": curve, "eq18_error": of[curve]}
             rows.append({**row, "runs_differ": apart, "decided": abs(of[line] - of[curve]) > apart})
     return pd.DataFrame(rows)
-
-
-def left_out_by_link(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Median absolute error on inner sizes left out of the fit: one row per machine, collective and link.
-
-    tables : machine -> table ``collectives``. Links with too few sizes for a form have NaN there.
-    """
-    keys = ["collective", *LINK]
-    rows = []
-    for machine, samples in tables.items():
-        for place, chosen in samples[samples["ranks"] > 1].groupby(keys):
-            errors = {form: _left_out(form, chosen) for form in FORMS}
-            rows.append({"machine": machine, **dict(zip(keys, place, strict=True)), **errors})
-    return pd.DataFrame(rows)
-
-
-def _left_out(form: str, samples: pd.DataFrame) -> float:
-    try:
-        _, error = held_out_errors(form, samples["bytes"].to_numpy(), samples["seconds"].to_numpy())
-    except UserError:  # too few sizes
-        return math.nan
-    return float(np.median(np.abs(error))) if error.size else math.nan
 
 
 def below(network: str, size: float) -> float:

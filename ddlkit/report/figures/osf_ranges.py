@@ -14,8 +14,6 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.case import Case
-from ddlkit.core.iteration import predict
-from ddlkit.core.plan import none
 from ddlkit.core.units import GB, MB, parse_bytes
 from ddlkit.model import make_plan
 from ddlkit.papers.osf.cluster import FIVE, PaperSetting, osf_name
@@ -121,25 +119,6 @@ def fused_in_lab(lab: Lab, workers: int) -> pd.DataFrame:
     return pd.DataFrame(rows.values()).sort_values(list(BUFFERED), ignore_index=True)
 
 
-def startup_shares(lab: Lab, workers: int) -> dict[str, tuple[float, float]]:
-    """Share of ResNet-101's unfused iteration that its messages' start-ups take, by where, least and most.
-
-    Where it is small fusing has little to gain, whatever it gains elsewhere. "lab": of Eq 7 as calibrated
-    over the measured iteration; "paper": over the compatible settings.
-    """
-    cases = [case for case in lab.cases(negotiated=False) if _plain(case) and case.plan == "none"]
-    mine = {osf_name(case.network): case for case in cases if case.workers == workers}["ResNet101"]
-    taken_s = lab.runs.loc[lab.runs["case"] == mine.key, "iteration_s"].mean()
-    start_s = float(lab.calibration.of_case(mine).others[EQ7](1.0))
-    here = lab.workload(mine).n * start_s / taken_s
-    there = []
-    for one in compatible():
-        workload, cost = one.workload("ResNet101"), one.cost()
-        whole_s = predict(workload, none(workload), cost).iteration_s
-        there.append(workload.n * cost.alpha_s / whole_s)
-    return {"lab": (here, here), "paper": (min(there), max(there))}
-
-
 BUFFERED = ("network", "buffer_bytes")
 NO_FUSION_MB = 3e-4
 
@@ -176,9 +155,8 @@ def _plain(case: Case) -> bool:
 
 
 def _measured(lab: Lab, case: Case) -> dict[str, float]:
-    """Mean scaling factor (osf Eq 1) of a case, and how far its iterations differ."""
-    runs = lab.runs[lab.runs["case"] == case.key]
-    factors = runs["compute_s"] / runs["iteration_s"]
+    """Return the mean scaling factor of a case, and how far its iterations differ."""
+    factors = lab.factors(case)
     return {"measured": factors.mean(), "repeatability": factors.max() - factors.min()}
 
 
@@ -264,7 +242,7 @@ def gains_in_regime(lab: Lab, others: Sequence[str] = (CONSTANT, RIVAL)) -> pd.D
     """
     rows = []
     for network, cases in _by_network(lab).items():
-        factors = {case.plan: _rounds(lab, case) for case in cases}
+        factors = {case.plan: lab.factors(case) for case in cases}
         first, names = cases[0], {case.ends: case.plan for case in cases}
         cost = lab.calibration.of_case(first).cost
         for rule in dict.fromkeys(("adafusion", *RULES)):
@@ -285,12 +263,6 @@ def _by_network(lab: Lab) -> dict[str, list[Case]]:
     for case in filter(_plain, lab.cases(negotiated=False)):
         found.setdefault(osf_name(case.network), []).append(case)
     return found
-
-
-def _rounds(lab: Lab, case: Case) -> pd.Series:
-    """(rounds,) scaling factors (osf Eq 1) of a case."""
-    runs = lab.runs[lab.runs["case"] == case.key].set_index("repeat")
-    return runs["compute_s"] / runs["iteration_s"]
 
 
 # -- figure 11, and what would settle it ---------------------------------------------------------------

@@ -7,7 +7,7 @@ paper's text says stands in a column ``paper``; most of its figures are pictures
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -107,6 +107,11 @@ class Lab:
     def workload(self, case: Case) -> Workload:
         """What a rank of usual speed computes."""
         return self.workloads[case.profile_sha256].scaled(case.dilation)
+
+    def factors(self, case: Case) -> pd.Series:
+        """Return the scaling factor (osf Eq 1) of each iteration of a case, by its round."""
+        runs = self.runs[self.runs["case"] == case.key].set_index("repeat")
+        return runs["compute_s"] / runs["iteration_s"]
 
     def timelines(self, case: Case) -> Iterator[Timeline]:
         """One per repeat."""
@@ -273,8 +278,7 @@ def fig08_lab(lab: Lab) -> pd.DataFrame:
     for case in lab.cases(negotiated=False):
         if case.plan != "none" or case.network not in ("vgg16", "vgg16_replaced"):
             continue
-        runs = lab.runs[lab.runs["case"] == case.key]
-        factors = runs["compute_s"] / runs["iteration_s"]
+        factors, limited = lab.factors(case), lab.runs.loc[lab.runs["case"] == case.key]
         workload, messages = lab.workload(case), lab.calibration.of_case(case)
         model = predict(workload, plan_of(case), messages.cost, messages.link).scaling_factor
         rows.append(
@@ -286,7 +290,7 @@ def fig08_lab(lab: Lab) -> pd.DataFrame:
                 "model": model,
                 "csf": _csf(workload, messages.cost),
                 "error": model / factors.mean() - 1,
-                "processor_limited": bool(runs["processor_limited"].any()),
+                "processor_limited": bool(limited["processor_limited"].any()),
             }
         )
     return pd.DataFrame(rows).sort_values(["network", "workers"], ignore_index=True)
@@ -316,10 +320,3 @@ def fig11(setting: PaperSetting) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows)
-
-
-def gain_region(gains: Sequence[float], factors: Sequence[float]) -> pd.DataFrame:
-    """Least (k - 1) delta over T_comp that allows each gain, by the constant plan's scaling factor."""
-    found = {(g, f): osf.least_overhead_for_gain(g, f) for g in gains for f in factors}
-    rows = pd.Series(found).replace(math.inf, math.nan).rename_axis(["gain", "scaling_factor"])
-    return rows.reset_index(name="saved_overhead")

@@ -67,31 +67,6 @@ def table6() -> pd.DataFrame:
     )
 
 
-def table6_totals() -> pd.DataFrame:
-    """What dag Tab VI adds up to: quantity, value, unit; the data layer is no computation."""
-    frame = table6()
-    computed = frame[frame["name"] != "data"]
-    forward_s, backward_s, sent_s = (
-        float(computed[f"{name}_us"].sum()) / 1e6
-        for name in ("forward", "backward", "communication")
-    )
-    convolutions = computed["name"].str.startswith("conv")
-    shortened_s = forward_s - 0.9e-6 * float(computed["forward_us"][convolutions].sum())
-    rates = computed["forward_flops_per_s_computed"] * computed["forward_us"] / 1e6
-    flops = float(rates.sum())
-    rows = [
-        ("forward", forward_s, "s"),
-        ("backward", backward_s, "s"),
-        ("communication", sent_s, "s"),
-        ("parameters", float(frame["size_bytes"].sum()) / 4, "1"),
-        ("backward over forward", backward_s / forward_s, "1"),
-        ("forward rate", flops / forward_s, "FLOP/s"),
-        ("backward over forward, convolutions' forward / 10", backward_s / shortened_s, "1"),
-        ("forward rate, convolutions' forward / 10", flops / shortened_s, "FLOP/s"),
-    ]
-    return pd.DataFrame(rows, columns=["quantity", "value", "unit"])
-
-
 @check("dag-fig01-tasks")
 def _tasks() -> Result:
     tasks = dag.iteration_tasks(layers=3, gpus=4)

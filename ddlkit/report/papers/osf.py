@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ddlkit.core.cost import AlphaBeta
-from ddlkit.core.fit import unseen_errors
 from ddlkit.core.units import GB, MIB
-from ddlkit.model.calibration import undisturbed
 from ddlkit.papers import networks, osf
 from ddlkit.papers.osf import cluster, gains
 from ddlkit.report import source
@@ -363,55 +360,28 @@ def _linear_over_piecewise(small: bool) -> Result:
     ratios: dict[str, float] = {}
     for link, errors in _cost_errors().items():
         chosen = errors[errors["small"]] if small else errors
-        medians = chosen[list(_COSTS)].abs().median()
+        medians = chosen.groupby("model")["error"].median()
         for line, name in LINES.items():
-            ratios[f"{link}, {name}"] = medians[line] / medians["piecewise"]
+            ratios[f"{link}, {name}"] = medians[line] / medians["piecewise:BDP"]
     each = "; ".join(f"{case} {ratio:.2g}" for case, ratio in ratios.items())
     return measured(ratios.values(), "recorded", f"which line decides: {each}")
 
 
-def _least_squares(sizes: Floats, seconds: Floats) -> AlphaBeta:
-    slope, start = np.polyfit(sizes, seconds, 1)
-    return AlphaBeta(max(float(start), 0.0), float(slope))
-
-
-LINES = {"ends": "through both ends", "least_squares": "by least squares"}
-_COSTS = (*LINES, "piecewise")
+LINES = {"ring_all_reduce": "through both ends", "alpha_beta:least_squares": "by least squares"}
 
 
 @lru_cache(maxsize=1)
 def _cost_errors() -> dict[str, pd.DataFrame]:
-    """Per link of the lab: a row per tensor of ResNet-101, each cost's error, and whether it is small."""
-    found = source.recordings("tensors")
-    known, others = (
-        pd.concat([one.table(kind) for one in found.values()])
-        for kind in ("collectives", "tensors")
-    )
-    count = pd.Series(networks.parameters("ResNet101")).mul(4).value_counts()
-    errors_of = {}
-    places = ["machine", "link", "ranks"]
-    for place, rows in others[others["link"].str.startswith("lab:")].groupby(places):
-        workers = int(place[2])
-        same = (known[places] == list(place)).all(axis=1)
-        chosen = known[same & (known["collective"] == "all_reduce")]
-        samples = [
-            undisturbed(part)[name].to_numpy(float)
-            for part in (chosen, rows)
-            for name in ("bytes", "seconds")
-        ]
-        ends = partial(osf.ring_from_ends, workers=workers)
-        threshold = osf.bandwidth_delay_bytes(ends(samples[0], samples[1]))
-        makers: list[osf_measured.Maker] = [
-            ends,
-            _least_squares,
-            osf_measured.maker("piecewise:BDP", workers, threshold),
-        ]
-        errors = {
-            name: unseen_errors(make, samples[:2], samples[2:])
-            for name, make in zip(_COSTS, makers, strict=True)
-        }
-        frame = pd.DataFrame({name: error for name, (_, error) in errors.items()})
-        sizes = errors["ends"][0].astype(int)
-        frame = frame.assign(small=sizes < threshold)
-        errors_of[str(place[1])] = frame.loc[frame.index.repeat(count.reindex(sizes).to_numpy())]
-    return errors_of
+    """Return, per link of the lab, a row per tensor of ResNet-101 and cost: |error|, and if it is small."""
+    of_link = {}
+    for recording in source.recordings("tensors").values():
+        tensors = recording.table("tensors")
+        tensors = tensors[tensors["link"].str.startswith("lab:")]
+        table = recording.table("collectives")
+        costs = (*LINES, "piecewise:BDP")
+        found = osf_measured.fig10(table, tensors, "ResNet101", costs)
+        for link, rows in found.groupby("link"):
+            rows = rows.loc[rows.index.repeat(rows["tensors"])]
+            small = rows["bytes"] < rows["bandwidth_delay_bytes"]
+            of_link[str(link)] = rows.assign(error=rows["error"].abs(), small=small)
+    return of_link

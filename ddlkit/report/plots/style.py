@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
+from ddlkit.core.link import COLLECTIVES
 from ddlkit.model.predictor import planners
 from ddlkit.store.documents import own_yaml
 
@@ -57,6 +58,9 @@ def _style(look: dict[str, Any]) -> Style:
 _LISTED = own_yaml((_HERE / "looks.yml").read_text(encoding="utf-8"))
 _SERIES = _LISTED.pop("series")
 FAMILIES = {family: {k: _style(v) for k, v in looks.items()} for family, looks in _LISTED.items()}
+FAMILIES["spans"] |= {
+    name: Style(one.label, one.color, hatch=one.hatch) for name, one in COLLECTIVES.items()
+}
 FAMILIES["plans"] = {name: Style(one.label, *one.look) for name, one in planners().items()}
 _LOOKS = {name: style for family in FAMILIES.values() for name, style in family.items()}
 

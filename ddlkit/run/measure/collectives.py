@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import bus_factor, busbw
+from ddlkit.core.link import COLLECTIVES, bus_factor, busbw
 from ddlkit.core.schedule import STEPS, Schedule
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
 from ddlkit.run.instruments.clock import Budget, Marks, measure, sample_rows, synchronizer, timed
@@ -33,7 +33,6 @@ from ddlkit.run.jobs.rank import (
 from ddlkit.run.lab import emulated
 from ddlkit.run.measure.algorithms import SteppedAllReduce
 
-COLLECTIVES = ("all_reduce", "all_gather")
 LIBRARY = "library"
 """In place of an algorithm: whichever the library takes for its own collective."""
 SIZES = tuple(KIB << power for power in range(17))  # 1 KiB .. 64 MiB
@@ -61,7 +60,7 @@ class CollectivesSettings:
     Raises UserError for an unknown collective or algorithm, and for sizes that are none.
     """
 
-    collectives: Sequence[str] = COLLECTIVES
+    collectives: Sequence[str] = tuple(COLLECTIVES)
     sizes: Sequence[int] = SIZES
     budget: Budget = BUDGET
     messages_per_sample: int = 1

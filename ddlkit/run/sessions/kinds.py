@@ -23,7 +23,7 @@ from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.lablink import FRAMING_BYTES
-from ddlkit.core.link import KNOWN
+from ddlkit.core.link import COLLECTIVES
 from ddlkit.core.schedule import ALGORITHMS
 from ddlkit.core.sparse import SparseGather
 from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
@@ -56,7 +56,6 @@ from ddlkit.run.measure.collectives import LIBRARY, SIZES, CollectivesSettings, 
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
 from ddlkit.run.measure.echoes import EchoesSettings, echoes_job
 from ddlkit.run.measure.layers import PRECISIONS, LayersSettings, layer_tables, layers_job
-from ddlkit.run.measure.pipelines import PipelineSettings, cases, pipeline_job
 from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
 from ddlkit.run.measure.shared_messages import SharedMessagesSettings, shared_messages_job
 from ddlkit.run.measure.shared_training import PERIODS, SharedTrainingSettings, shared_training_job
@@ -175,7 +174,7 @@ def _delay(value: Any) -> str:
 
 Batched = Annotated[Sequence[tuple[str, int]], Key(reader.network, many=True)]
 Precisions = Annotated[Sequence[str], Key(one_of(PRECISIONS), many=True)]
-Collectives = Annotated[Sequence[str], Key(one_of(KNOWN), many=True)]
+Collectives = Annotated[Sequence[str], Key(one_of(tuple(COLLECTIVES)), many=True)]
 Algorithm = Annotated[str, Key(one_of((LIBRARY, *ALGORITHMS)))]
 Algorithms = Annotated[Sequence[str], Key(one_of((LIBRARY, *ALGORITHMS)), many=True)]
 Plans = Annotated[Sequence[str], Key(reader.plan, many=True)]
@@ -473,7 +472,7 @@ def collectives(
     here: Here,
     budget: Budget,
     link: str = "",
-    collectives: Collectives = KNOWN,
+    collectives: Collectives = tuple(COLLECTIVES),
     sizes: Sizes = SIZES,
     algorithm: Algorithm = LIBRARY,
 ) -> Iterator[Point]:
@@ -510,40 +509,6 @@ def trainings(here: Here, networks: Batched, repeats: int, iterations: int) -> I
             measure = _launched(training_job, settings, estimate_s, ranks=ranks, join=join)
             point = Point("training", key, measure, estimate_s, training_job.tables)
             yield _on_gpus(ranks if here.device == "cuda" else 0, point)
-
-
-@kind("input")
-def pipelines(
-    here: Here,
-    networks: Batched,
-    ranks: int,
-    rounds: int,
-    iterations: int,
-    budget: Budget,
-    pictures: Pictures,
-    rate: Rate = "",
-) -> Iterator[Point]:
-    """Training that reads its pictures, by every strategy, and its parts alone; on processors."""
-    key = f"p{ranks}-{rate}" if rate else f"p{ranks}"
-    for name, batch in networks:
-        settings = PipelineSettings(
-            name, batch, str(here.out), pictures, rounds, iterations, budget
-        )
-        each = rounds * len(cases(ranks)) * (iterations + 6)
-        estimate_s = (
-            LAUNCH_S + each * 2 * _iteration_s(name, batch, "fp32", "cpu") + 7 * budget.max_s
-        )
-
-        def measure(
-            settings: PipelineSettings = settings, most_s: float = PATIENCE * estimate_s
-        ) -> Tables:
-            with _lab(ranks, rate) if rate else nullcontext(Loopback()) as place:
-                join = choose_join() | {"torch_threads": 1}
-                how: dict[str, Any] = {"place": place, "join": join, "timeout_s": most_s + 60}
-                return launch(pipeline_job, settings, ranks=ranks, **how)
-
-        named = f"{name}-b{batch}-{key}"
-        yield Point("input", named, measure, estimate_s, pipeline_job.tables, INPUT)
 
 
 @kind("channels")
