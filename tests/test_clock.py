@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddlkit.core.doubt import median_interval
 from ddlkit.core.errors import UserError
-from ddlkit.core.median import median_interval
 from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import (
     Budget,

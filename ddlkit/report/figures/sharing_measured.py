@@ -15,8 +15,8 @@ from typing import Any
 
 import pandas as pd
 
+from ddlkit.core.doubt import median_interval
 from ddlkit.core.errors import UserError
-from ddlkit.core.median import median_interval
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.report.claims import paper_table
 from ddlkit.report.figures import sharing_paper

@@ -30,10 +30,9 @@ from ddlkit.core.sparse import (
     group_selection_s,
     selected,
 )
-from ddlkit.core.straggler import straggler_factors
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
-from ddlkit.core.workload import LayerProfile, Workload
+from ddlkit.core.workload import LayerProfile, Workload, straggler_factors
 from ddlkit.run.instruments.usage import Usage
 from ddlkit.run.jobs.launch import Place
 from ddlkit.run.lab.conditions import Conditions, parse_changes
