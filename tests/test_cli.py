@@ -282,10 +282,7 @@ def assert_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture
         (["measure", "layers", "--networks", "resnet50"], "resnet50:32"),
         (["measure", "layers", "--networks", "resnet50:0"], "at least 1"),
         (["measure", "training", "--networks", "resnet50:4"], "for layers only"),
-        (
-            ["measure", "nosuch"],
-            "no such suite: use cpu, full, gpu, quick, sharing, sharing_joint, ",
-        ),
+        (["measure", "nosuch"], "no such suite: use cpu, full, gpu, quick, sharing, smoke"),
         (["measure", "nosuch.json"], "cannot read"),
         (["measure", "layers", "--budget", "8x"], "time '8x' has unit 'x'"),
     ],

@@ -101,7 +101,7 @@ def test_a_file_like_ours_is_read_as_ours(name: str, tmp_path: Path) -> None:
         (["layers"], "points: 'layers': must be a mapping"),
         ([{"measure": "speed"}], "points[0]: measure: 'speed': must be"),
         ([{"measure": "facts", "more": 1}], "points[0]: more: unknown key"),
-        ([{"measure": "throughput", "networks": "lenet5"}], "points[0]: batches: missing"),
+        ([{"measure": "matrix_products"}], "points[0]: sides: missing"),
         ([{"measure": "facts"}, {"measure": "facts", "device": "tpu"}], "points[1]: device: 'tpu'"),
         ([{"measure": "disk_copies", "budget": {"max": 1}}], "budget: {'max': 1}: must be a map"),
         (

@@ -53,16 +53,9 @@ from ddlkit.run.measure.collectives import LIBRARY, SIZES, CollectivesSettings, 
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
 from ddlkit.run.measure.echoes import EchoesSettings, echoes_job
 from ddlkit.run.measure.layers import PRECISIONS, LayersSettings, layer_tables, layers_job
-from ddlkit.run.measure.shared_buckets import SharedBucketsSettings, shared_buckets_job
-from ddlkit.run.measure.shared_copies import SharedCopiesSettings, shared_copies_job
 from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
 from ddlkit.run.measure.shared_messages import SharedMessagesSettings, shared_messages_job
-from ddlkit.run.measure.shared_training import (
-    PERIODS,
-    UNSENT,
-    SharedTrainingSettings,
-    shared_training_job,
-)
+from ddlkit.run.measure.shared_training import PERIODS, SharedTrainingSettings, shared_training_job
 from ddlkit.run.measure.shares import IN_ORDER, NCCL_THREADS, Policy
 from ddlkit.run.measure.sparse_convergence import TASKS
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
@@ -249,11 +242,6 @@ def drift(here: Here, moment: str, side: int, size: Sizes) -> Iterator[Point]:
     yield Point("drift", f"s{here.session}-{moment}", measure, 4)
 
 
-@kind("efficiency")
-def efficiency(here: Here) -> Iterator[Point]:
-    yield Point("efficiency", f"s{here.session}", partial(speed.efficiency, here.out), 1)
-
-
 @kind("peaks")
 def matrix_products(here: Here, sides: Sides, budget: Budget) -> Iterator[Point]:
     def measure() -> pd.DataFrame:
@@ -372,25 +360,6 @@ def layers_point(
     return Point("layers", key, measure, estimate_s, ["layers", "samples"], folder)
 
 
-@kind("throughput")
-def throughput(
-    here: Here,
-    networks: Names,
-    batches: Counts,
-    precisions: Precisions,
-    iterations: int,
-    budget: Budget,
-) -> Iterator[Point]:
-    device = here.device
-    for precision in precisions:
-        how: dict[str, Any] = {"device": device, "precision": precision, "budget": budget}
-        for name in networks:
-            measure = partial(speed.measure_throughput, name, batches, iterations=iterations, **how)
-            samples_s = [iterations * _iteration_s(name, n, precision, device) for n in batches]
-            estimate_s = sum(BUILD_S / 2 + _timed_s(budget, sample_s) for sample_s in samples_s)
-            yield Point("throughput", f"{name}-{precision}", measure, estimate_s)
-
-
 @kind("sharing")
 def training_beside_messages(
     here: Here,
@@ -399,7 +368,7 @@ def training_beside_messages(
     precisions: Precisions = ("fp32",),
     brief: bool = False,
 ) -> Iterator[Point]:
-    compared = sharing_training.settings(here.device == "cuda", brief)
+    compared = sharing_training.settings(brief)
     for precision, (name, batch) in itertools.product(precisions, networks):
         how: dict[str, Any] = {"device": here.device, "precision": precision}
         measure = partial(sharing_training.measure_sharing, name, batch, compared, budget, **how)
@@ -648,7 +617,6 @@ def training_by_share(
     name: str = "",
     repeats: int = 6,
     iterations: int = 2,
-    unsent: Annotated[int, Key(whole(0))] = 0,
     empty: Annotated[int, Key(whole(0))] = 0,
     rate: Rates = ("",),
     delay: Annotated[str, Key(_delay)] = "",
@@ -665,7 +633,7 @@ def training_by_share(
             workload = _profile(here.out, network, batches[network][0], 2).workload()
             made = {spec: make_plan(spec, workload) for spec in plans if spec != OWN_PLAN}
             sizes |= {spec: plan.group_bytes(workload).tolist() for spec, plan in made.items()}
-        counts = repeats, iterations, unsent, empty
+        counts = repeats, iterations, empty
         return SharedTrainingSettings(network, batches[network], names, sizes, *counts)
 
     ranks = 1 if here.device == "cuda" else 2  # that share what one could compute with
@@ -676,41 +644,13 @@ def training_by_share(
         ]
         sending_s = len(computing_s) * _send_s(_USUAL_BYTES, bits)
         each = repeats * len(plans) * (len(names) + 1)
-        alone_s = sum(1 + count for count in (unsent, empty) if count) * sum(computing_s)
+        alone_s = (1 + empty) * bool(empty) * sum(computing_s)
         work_s = 3.0 + each * ((1 + iterations) * (sum(computing_s) + sending_s) + alone_s)
         make = partial(settings, network, names)
         named = "-".join(filter(None, (network, name)))
-        lacks = [table for table, count in ((UNSENT, unsent), (PERIODS, empty)) if not count]
+        lacks = [] if empty else [PERIODS]
         how = (shared_training_job, make, (bits, delay), work_s, threads, lacks)
         yield _sharing(here, named, *how)
-
-
-@kind("sharing")
-def copies_by_share(
-    here: Here, networks: Batched, repeats: int = 6, iterations: int = 2
-) -> Iterator[Point]:
-    """Iterations with buckets that nobody sends, and without: a table for each network."""
-    batches: dict[str, list[int]] = {}
-    for network, batch in networks:
-        batches.setdefault(network, []).append(batch)
-    for network, sizes in batches.items():
-        make = partial(SharedCopiesSettings, network, sizes, repeats, iterations)
-        each_s = sum(2 * _iteration_s(network, n, "fp32", here.device) for n in sizes)
-        work_s = 3.0 + 2 * repeats * (1 + iterations) * each_s
-        yield _sharing(here, f"{network}-copies", shared_copies_job, make, ("", ""), work_s)
-
-
-@kind("sharing")
-def buckets_by_share(
-    here: Here, networks: Batched, caps: Sizes, repeats: int = 6, iterations: int = 2
-) -> Iterator[Point]:
-    """Iterations with few buckets and many that nobody sends, and without: a table for each network."""
-    for network, batch in networks:
-        make = partial(SharedBucketsSettings, network, batch, caps, repeats, iterations)
-        each_s = 2 * _iteration_s(network, batch, "fp32", here.device)
-        work_s = 3.0 + 2 * len(caps) * (repeats * (1 + iterations) + 2) * each_s
-        name = f"{network}-b{batch}-buckets"
-        yield _sharing(here, name, shared_buckets_job, make, ("", ""), work_s)
 
 
 # -- the lab -------------------------------------------------------------------------------------
