@@ -410,7 +410,7 @@ RANKS = arg(
     help="between how many ranks messages were measured: chosen, or said if the file is silent [the file's]",
 )
 _FORM_HELP = (
-    "auto, alpha_beta, piecewise, segments, table, curve, chords, stepped, or variants as segments:joined "
+    "auto, alpha_beta, piecewise, segments, chords, table, or variants as alpha_beta:ends or piecewise:45KB "
     "[auto]"
 )
 
@@ -448,9 +448,7 @@ def fit(arguments: argparse.Namespace) -> None:
     measured = Measured.of(sizes, known.get("backend"), known["source"])
     measured = measured._replace(on_device=messages.device_of(arguments.file))
     if "median_abs_held_out_error" not in description["fit"]:
-        names = ("workers", "algorithm") if found.cost.form == "stepped" else ()
-        needed = {name: getattr(found.cost, name) for name in names}
-        error = _held_out_error(found.form, sizes, seconds, **needed)
+        error = _held_out_error(found.form, sizes, seconds)
         description["fit"]["median_abs_held_out_error"] = error
     description["fit"] |= measured._asdict()
     if arguments.json:
@@ -473,8 +471,7 @@ def _compare(arguments: argparse.Namespace, sizes: Any, seconds: Any, of: dict[s
     own_output(to, arguments.file)
     off = {form: (one.sizes, one.errors()) for form, one in found.unseen.items()}
     plots.write_png(plots.cost_forms(found.fits, off, found.chosen), to)
-    goals = fits.against_goals(sizes, seconds)
-    said = {"chosen": found.chosen, "why": found.why, "calibration": goals, "drawn": str(to)}
+    said = {"chosen": found.chosen, "why": found.why, "drawn": str(to)}
     if arguments.json:
         _show({"forms": json.loads(found.table.to_json(orient="index")), **said}, True)
         return
@@ -482,13 +479,13 @@ def _compare(arguments: argparse.Namespace, sizes: Any, seconds: Any, of: dict[s
     _show(said, False)
 
 
-def _held_out_error(form: str, sizes: Any, seconds: Any, **known: Any) -> float | None:
+def _held_out_error(form: str, sizes: Any, seconds: Any) -> float | None:
     """Median over the inner sizes, each left out; None where a fit needs every size there is."""
     import numpy as np
 
     from ddlkit.core.fit import held_out_errors
 
-    _, errors = held_out_errors(form, sizes, seconds, **known)
+    _, errors = held_out_errors(form, sizes, seconds)
     return float(np.median(abs(errors))) if errors.size else None
 
 

@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 TOGETHER = {
     "searches": "book errata_osf figures_osf figures_osf_ranges planners_osf verdicts written",
-    "clusters": "clusters clusters_abci clusters_coverage clusters_cs336 clusters_predicted clusters_vidur",
+    "clusters": "clusters clusters_abci clusters_cs336 clusters_predicted clusters_vidur",
 }
 """Files that need the same searches, verdicts or predictions: what a process does once for all of them."""
 APART = {"notebooks"}

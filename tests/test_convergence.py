@@ -14,10 +14,9 @@ from torch import nn
 
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
-from ddlkit.papers import networks as published
 from ddlkit.run.measure import convergence
 from ddlkit.run.measure.convergence import NETWORKS, Recipe
-from ddlkit.run.nets import pictures, registry, zoo
+from ddlkit.run.nets import pictures
 from ddlkit.run.sessions.engine import measure
 
 TINY = Recipe(epochs=2, batch=8, training_images=24, held_out_images=8)
@@ -39,49 +38,11 @@ def test_a_seed_is_a_data_set() -> None:
     assert len({image.tobytes() for image in one.images}) == 48
 
 
-def test_shapes_and_textures_differ_everywhere() -> None:
-    axis = np.linspace(-1, 1, 41)
-    u, v = np.meshgrid(axis, axis)
-    shapes = {shape(u, v).tobytes() for shape in pictures.SHAPES.values()}
-    shares = {
-        name: float(pattern(9 * u, 9 * v).mean()) for name, pattern in pictures.TEXTURES.items()
-    }
-    assert len(shapes) == len(pictures.SHAPES)
-    assert shares.pop("plain") == 1
-    assert all(0.2 < share < 0.8 for share in shares.values())
-
-
 # -- networks ----------------------------------------------------------------------------------
 
 
 def weights(network: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(p.shape) for name, p in network.named_parameters()}
-
-
-def test_an_eighth_of_vgg16_is_vgg16_with_an_eighth_of_the_channels() -> None:
-    small = list(weights(zoo.vgg16_eighth(24)).values())
-    with torch.device("meta"):
-        whole = list(weights(registry.build("vgg16")).values())
-    assert len(small) == len(whole)
-    for narrow, wide in zip(small[1:-2], whole[1:-2], strict=True):
-        channels = min(2, len(wide))
-        assert [8 * n for n in narrow[:channels]] == list(wide[:channels])
-        assert narrow[channels:] == wide[channels:]
-
-
-def test_dense_layers_keep_their_share_of_the_parameters() -> None:
-    layers = published.layers("VGG16")
-    dense, whole = (sum(sum(one.tensors) for one in part) for part in (layers[-3:], layers))
-    counts = {name: convergence.parameter_counts(make(24)) for name, make in NETWORKS.items()}
-    for name in ("vgg16_eighth", "vgg16_eighth_no_dropout"):
-        assert counts[name][1] / counts[name][0] == pytest.approx(dense / whole, abs=0.005)
-    assert counts["vgg16_eighth_replaced"][1] == 0
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-def test_every_network_classifies_a_picture(network: str) -> None:
-    images = torch.from_numpy(pictures.draw(2, 0).images).float()
-    assert convergence.started(network, 0)(images).shape == (2, len(pictures.CLASSES))
 
 
 def test_of_one_seed_convolutions_and_order_are_the_same_for_all() -> None:
@@ -129,19 +90,6 @@ def test_the_same_seed_trains_the_same(trained: pd.DataFrame) -> None:
     pd.testing.assert_frame_equal(trained.drop(columns="seconds"), again.drop(columns="seconds"))
 
 
-def test_without_steps_nothing_is_learned() -> None:
-    frozen = train("vgg16_eighth_replaced", 0, replace(TINY, learning_rate=1e-15))
-    on_training = frozen[frozen["measured_on"] == "training"]["loss"]
-    assert np.ptp(on_training) < 1e-5
-
-
-def test_a_few_pictures_are_learned_by_heart() -> None:
-    recipe = Recipe(epochs=40, batch=8, training_images=8, held_out_images=8)
-    found = train("vgg16_eighth_replaced", 0, recipe)
-    training = found[found["measured_on"] == "training"].set_index("epoch")["loss"]
-    assert training[40] < training[0] / 2
-
-
 def test_a_loss_that_is_no_number_ends_in_one_line() -> None:
     with pytest.raises(UserError, match="vgg16_eighth, seed 1: diverged in epoch"):
         train("vgg16_eighth", 1, replace(TINY, learning_rate=1e12))
@@ -170,12 +118,3 @@ def test_trainings_are_stamped_and_resumed(
     said = capsys.readouterr().err
     assert all(f"convergence/{network}-e2-s0" in said for network in NETWORKS)
     assert "already measured" in said
-
-
-def test_all_leaves_out_what_is_measured_by_name_only(tmp_path: Path) -> None:
-    everything = str(measure("all", out=tmp_path, dry_run=True))
-    assert "layers/" in everything
-    assert "convergence/" not in everything and "tensors/" not in everything
-    by_name = str(measure("convergence", out=tmp_path, dry_run=True)).splitlines()
-    assert len(by_name) > len(NETWORKS) + 1
-    assert all(line.startswith("convergence/") for line in by_name[:-1])

@@ -54,12 +54,12 @@ def test_the_index_has_every_equation_once_a_function_and_a_dash_for_none() -> N
     assert not frame.isna().any().any()
     assert not frame.duplicated(["paper", "equation", "function"]).any()
     assert equations.count(frame) == len(equations.equations())
-    forms = frame[frame["function"] == "ddlkit.core.cost.RingAllReduce"]
+    forms = frame[frame["function"] == "ddlkit.papers.osf.update_s"]
     assert forms[["paper", "equation", "role"]].to_numpy().tolist() == [["osf", "Eq 7", "is"]]
     file, _, line = forms["place"].iloc[0].partition(":")
     source = (equations.PACKAGE.parent / file).read_text().splitlines()
-    assert source[int(line) - 1].startswith("class RingAllReduce")
-    assert forms["sentence"].iloc[0].startswith("osf Eq 7: t = ")
+    assert source[int(line) - 1].startswith("def update_s")
+    assert forms["sentence"].iloc[0].startswith("osf Eq 7: ")
 
 
 def test_an_equation_without_code_is_a_dash(tmp_path: Path) -> None:

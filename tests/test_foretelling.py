@@ -9,9 +9,9 @@ import pytest
 
 from ddlkit import store
 from ddlkit.model import Calibration
-from ddlkit.model.own_law import LAW, TABLE
-from ddlkit.model.trials import MEASURED, OURS
-from ddlkit.report.judged import joined
+from ddlkit.model.predictor import MEASURED, OURS
+from ddlkit.model.rings import LAW, TABLE
+from ddlkit.report.accuracy import joined
 from ddlkit.report.source import LINKS, Source
 from ddlkit.run.sessions import campaign
 from ddlkit.run.sessions.campaign_inputs import Inputs

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddlkit import store
-from ddlkit.core import doubt, gloo_ring, sparse
+from ddlkit.core import sparse
 from ddlkit.core.cost import FORMS
 from ddlkit.model.predictor import planners
 from ddlkit.report import catalog, site
@@ -20,7 +20,7 @@ NAMED = {re.split(r"[:`]", found)[0] for found in re.findall(r"^\| `([^`]+)`", T
 
 def test_it_names_every_planner_form_and_grade_and_nothing_else() -> None:
     grades = {entry.grade for entry in catalog.load()}
-    forms = {*FORMS, gloo_ring.GlooRing.form, sparse.SparseGather.form} - {doubt.Off.form}
+    forms = {*FORMS, sparse.SparseGather.form}
     assert {*planners(), *forms, *grades} == NAMED
 
 

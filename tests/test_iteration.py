@@ -148,15 +148,6 @@ def test_slower_links_and_slower_machines_never_shorten_an_iteration(data: st.Da
     assert predict(workload.scaled(2), plan, AlphaBeta(alpha_s, beta)).iteration_s >= base - 1e-9
 
 
-def test_scaling_time_and_cost_alike_scales_the_iteration() -> None:
-    workload = random_workload(np.random.default_rng(2), 20)
-    plan = planning.buffer(workload, 10**6)
-    once = predict(workload, plan, AlphaBeta(1e-3, 1e-8)).iteration_s
-    assert predict(workload.scaled(3), plan, AlphaBeta(3e-3, 3e-8)).iteration_s == pytest.approx(
-        3 * once
-    )
-
-
 def test_negative_cost_and_foreign_plan_are_refused() -> None:
     workload = Workload.from_arrays(1, [1, 1], [10, 10])
     with pytest.raises(UserError, match="negative at 10 bytes"):

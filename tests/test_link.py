@@ -46,30 +46,6 @@ def test_one_lane_event_by_event_is_one_by_one(
     np.testing.assert_allclose(link.play(ready, parts), shared, rtol=1e-9, atol=1e-9)
 
 
-@given(MESSAGES, st.integers(1, 3), BURSTS, SLOWDOWNS, SLOWDOWNS)
-def test_one_slowdown_of_all_messages_is_the_same_of_each(
-    messages: list, lanes: int, burst: float, slowdown: float, of_messages: float
-) -> None:
-    ready, parts = columns(messages)
-    one = Link(lanes, 1.5, burst, 1.0, slowdown, of_messages)
-    each = Link(
-        lanes, 1.5, burst, 1.0, *(np.full(len(ready), by) for by in (slowdown, of_messages))
-    )
-    np.testing.assert_array_equal(one.play(ready, parts), each.play(ready, parts))
-    shown = [link.computed_s(ready, *link.play(ready, parts)) for link in (one, each)]
-    np.testing.assert_array_equal(shown[0], shown[1])
-
-
-@given(MESSAGES, BURSTS, OF_EACH, OF_EACH)
-def test_a_message_that_takes_less_and_loses_less_makes_none_later(
-    messages: list, burst: float, one: np.ndarray, other: np.ndarray
-) -> None:
-    ready, parts = columns(messages)
-    least, most = np.minimum(one, other)[: len(ready)], np.maximum(one, other)[: len(ready)]
-    ends = [Link(1, 1.5, burst, 1.0, *each.T).ends(ready, parts) for each in (least, most)]
-    assert np.all(ends[0] <= ends[1] + 1e-9)
-
-
 @given(MESSAGES, st.integers(1, 3), OF_EACH)
 def test_each_message_takes_from_computing_what_is_its_own(
     messages: list, lanes: int, of_each: np.ndarray
@@ -124,20 +100,6 @@ def test_messages_slowed_beside_computing_lose_what_lies_beside_it(
     assert np.all(more.ends(ready, parts) >= ends - 1e-9)
 
 
-@given(MESSAGES, st.integers(1, 3))
-def test_with_both_slowdowns_at_one_nothing_is_gained_by_overlap(
-    messages: list, lanes: int
-) -> None:
-    """Two things beside each other then take as long as one after the other, once one has begun."""
-    ready, parts = columns(messages)
-    busy = Link(lanes, slowdown=1.0, message_slowdown=1.0).ends(ready, parts).max()
-    if lanes == 1:
-        assert busy == pytest.approx(
-            max(ready[-1], ready[-1] + (parts.software_s + parts.wire_s).sum())
-        )
-    assert busy >= Link(lanes).ends(ready, parts).max() - 1e-9
-
-
 def test_two_messages_beside_computing_share_what_is_left_of_the_link() -> None:
     """Ready at 0 and 0, and an empty one at 4: until computing ends at 4 they move at half their rate."""
     parts = Parts(np.zeros(3), np.array([2.0, 2.0, 0.0]))
@@ -161,18 +123,6 @@ def test_more_lanes_and_credit_end_no_later_and_never_beat_link_or_processor(
     at_once = min(software, lanes)
     on_cores = max(ready[k] + parts.software_s[k:].sum() / at_once for k in range(len(ready)))
     assert ends.max() >= on_cores - 1e-9
-
-
-@given(MESSAGES, st.floats(0, 3))
-def test_behind_a_bucket_computing_slows_down_software_only(messages: list, drag: float) -> None:
-    """Messages that are all bytes arrive as ever; all software, as without a bucket."""
-    ready, parts = columns(messages)
-    dragged, free = Link(1, 1.0, 0.5, 1.0, 0.0, drag), Link(1, 1.0, 0.5, 1.0)
-    nothing = np.zeros_like(ready)
-    bytes_only, software_only = Parts(nothing, parts.wire_s), Parts(parts.software_s, nothing)
-    np.testing.assert_array_equal(dragged.ends(ready, bytes_only), free.ends(ready, bytes_only))
-    without = Link(message_slowdown=drag).ends(ready, software_only)
-    np.testing.assert_allclose(dragged.ends(ready, software_only), without, rtol=1e-9, atol=1e-9)
 
 
 @given(MESSAGES, st.integers(1, 3), st.lists(st.integers(1, 3), min_size=12, max_size=12))
@@ -247,22 +197,6 @@ def test_a_table_of_a_line_is_that_line_wherever_its_sizes_begin(
     np.testing.assert_allclose(apart_s, known, rtol=1e-6, atol=1e-9 * line(at[-1]))
     ends = [link.ends(np.zeros(at.size), parts)[-1] for parts in (of_table, of_line)]
     assert abs(ends[0] - ends[1]) <= abs(known) * at.size + 1e-6 * ends[1]
-
-
-@pytest.mark.parametrize("first_bytes", [8 * 2**20, 64 * 1024, SMALL + 1])
-def test_large_messages_of_two_lanes_share_the_wire_of_a_table_without_small_sizes(
-    first_bytes: int,
-) -> None:
-    """Eight messages of 10 MiB, two under way at once: no wire is there twice."""
-    line = AlphaBeta(1e-3, 8e-9)
-    sizes = np.array([first_bytes * 2.0**k for k in range(5)])
-    messages = np.full(8, 10.0 * 2**20)
-    ends = [
-        Link(2).ends(np.zeros(8), Link(2).parts(cost, messages))[-1]
-        for cost in (Table(sizes, line(sizes)), line)
-    ]
-    assert ends[0] == pytest.approx(ends[1], rel=0.02)
-    assert ends[0] > 8 * 8e-9 * messages[0]
 
 
 @given(st.lists(st.floats(1e-6, 1.0), min_size=3, max_size=3))

@@ -175,12 +175,6 @@ def test_merging_conserves_elements_and_reaches_the_threshold(
     assert all(size >= threshold for size in merged[:-1])
 
 
-@given(st.floats(1e-12, 1), st.integers(2, 10**9), st.floats(1e-4, 1))
-def test_largest_gamma_inverts_eq10(gamma: float, elements: int, density: float) -> None:
-    seconds = omgs.selection_s(gamma, density, elements)
-    assert omgs.largest_gamma(seconds, density, elements) == pytest.approx(gamma)
-
-
 @given(st.integers(2, 64), st.floats(1e6, 1e10), st.floats(1e-6, 1e-2))
 def test_a_ring_is_found_from_its_ends(workers: int, rate: float, step_s: float) -> None:
     overhead_s = 2 * (workers - 1) * step_s
@@ -256,7 +250,9 @@ def test_an_omgs_merging_is_the_simulated_plan_when_selecting_is_free(
     workload: Workload, alpha_s: float, slope: float, data: st.DataObject
 ) -> None:
     flags = np.array([False, *data.draw(st.tuples(*[st.booleans()] * (workload.n - 1)))])
-    instance = omgs.Instance.of_workload(workload, Scan(0.0, 0.0), alpha_s, slope)
+    backward_s, elements = workload.backward_s[::-1], workload.parameters[::-1]
+    costs = Scan(0.0, 0.0), alpha_s, slope, workload.forward_s
+    instance = omgs.Instance(backward_s, elements, *costs)
     even = replace(workload, bytes=workload.parameters)
     merged = FusionPlan("merged", tuple((np.flatnonzero(~flags[::-1]) + 1).tolist()))
     simulated = predict(even, merged, AlphaBeta(alpha_s, slope)).iteration_s - even.update_s
@@ -269,6 +265,7 @@ def test_the_planner_omgs_groups_as_algorithm_1_merges(
 ) -> None:
     found = plan.make_plan(f"omgs:{gamma_s}s", workload, cost)
     assert found.n == workload.n
-    assert found.ends == omgs.merged_plan(workload, cost, gamma_s).ends
+    merged = omgs.find_merged_layers(omgs.of_planning(workload, cost, gamma_s))
+    assert found.ends == omgs.plan_of(merged, "omgs").ends
     with pytest.raises(UserError, match="needs a message cost"):
         plan.make_plan("omgs", workload)

@@ -7,27 +7,48 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlkit.core import plan as planning
 from ddlkit.core.cost import AlphaBeta, MessageCost, Table
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import predict
-from ddlkit.core.plan import FusionPlan, make_plan
+from ddlkit.core.plan import FusionPlan
 from ddlkit.core.workload import Workload
+from ddlkit.model import make_plan
+from ddlkit.model.predictor import planners
 from strategies import plans, random_workload, workloads
 
-SPECS = ["none", "single", "buffer:1MB", "buffer:25MiB", "ddp", "exact"]
+SPECS = [spec for planner in planners().values() for spec in planner.examples]
+"""As every registered planner shows that it is written: what is registered is tested."""
 COST = AlphaBeta(1e-3, 1e-8)
 
 
-@given(workloads(), st.sampled_from(SPECS))
-def test_every_plan_sends_every_byte_once(workload: Workload, spec: str) -> None:
+@pytest.mark.parametrize("spec", SPECS)
+@settings(max_examples=25)
+@given(st.data())
+def test_every_plan_sends_every_byte_once(spec: str, data: st.DataObject) -> None:
+    least = {"cuts:3,40": 41, "random:7:12": 12}.get(spec, 1)
+    n = data.draw(st.integers(least, least + 11))
+    sizes = data.draw(st.lists(st.integers(1, 10**8), min_size=n, max_size=n))
+    workload = Workload.from_arrays(0.1, [0.01] * n, sizes)
     plan = make_plan(spec, workload, COST)
     assert plan.group_bytes(workload).sum() == workload.bytes.sum()
     members = [i for group in plan.forward_groups() for i in group]
     assert members == list(reversed(range(workload.n)))
+
+
+@pytest.mark.parametrize("name", planners())
+def test_an_argument_that_a_planner_does_not_take_is_one_line(name: str) -> None:
+    workload = random_workload(np.random.default_rng(6), 5)
+    for argument in ("50 parsecs", "fast", "-7"):
+        with pytest.raises(UserError) as refused:
+            make_plan(f"{name}:{argument}", workload, COST)
+        assert "\n" not in str(refused.value)
+    for spec in ("ddp:50MB", "single:7", "exact:fast", "none:1"):
+        with pytest.raises(UserError, match=f"plan '{spec}': write {spec.partition(':')[0]}$"):
+            make_plan(spec, workload, COST)
 
 
 @given(st.data())

@@ -69,7 +69,6 @@ UNREHEARSED = (
     ("session.py", "return False", "no fault of a GPU is played: see test_record"),
     ("suites.py", "raise UserError(", "torch sees its GPU, or no test could run"),
     *(("inputs.py", words, "pictures are read by a command of its own") for words in PICTURES),
-    ("sparse_training.py", "return torch.cuda.current_stream", "its job is not in the smoke plan"),
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE_S + 100)]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit.core import pareto
 from ddlkit.core import plan as planning
-from ddlkit.core.cost import FORMS as MESSAGE_FORMS
-from ddlkit.core.cost import AlphaBeta, from_dict
+from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import FusionPlan
@@ -22,7 +19,6 @@ from ddlkit.core.sparse import (
     Log,
     Scan,
     SelectionCost,
-    SelectionTimes,
     SparseGather,
     group_selection_s,
     sparse_iteration,
@@ -31,7 +27,7 @@ from ddlkit.core.sparse import (
 )
 from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
-from ddlkit.papers import networks, omgs
+from ddlkit.papers import omgs
 from ddlkit.papers.omgs import cluster as omgs_cluster
 from ddlkit.papers.osf import cluster
 from strategies import plans, workloads
@@ -91,10 +87,11 @@ def iteration_s(workload: Workload, plan: FusionPlan, cost: SparseGather) -> flo
 
 
 def test_the_optimum_is_that_of_brute_force_and_its_certificate_meets_it() -> None:
-    for workload, cost in instances(1, 1000, most=16):
+    for workload, cost in instances(1, 250, most=13):
         plan, least_s = planning.proven(workload, cost)
         assert least_s == pytest.approx(iteration_s(workload, plan, cost), rel=1e-11)
         assert least_s == pytest.approx(every_iteration_s(workload, cost).min(), rel=1e-11)
+        assert make_plan("exact", workload, cost).least_s == least_s
 
 
 @given(st.data())
@@ -104,15 +101,6 @@ def test_no_plan_is_faster_than_the_certificate(data: st.DataObject) -> None:
     assert iteration_s(workload, plan, cost) == pytest.approx(least_s, rel=1e-11)
     other = data.draw(plans(workload.n))
     assert iteration_s(workload, other, cost) >= least_s * (1 - 1e-11)
-
-
-@pytest.mark.parametrize("share", [0.3, 0.9, 1 - 1e-9, 1 + 1e-9, 1.1, 3.0])
-def test_a_faster_plan_is_found_where_the_best_one_is_faster_and_nowhere_else(share: float) -> None:
-    for workload, cost in instances(7, 40, most=40):
-        than_s = share * planning.proven(workload, cost)[1]
-        found = planning.faster(workload, cost, than_s)
-        assert (found is not None) == (share > 1)
-        assert found is None or iteration_s(workload, found, cost) < than_s
 
 
 @given(st.data())
@@ -130,100 +118,16 @@ def test_a_plan_takes_as_long_for_the_planner_as_for_the_iteration(data: st.Data
     assert selected_s == pytest.approx(selecting_s.sum(), abs=1e-9)
 
 
-@given(workloads(max_tensors=20), st.floats(0, 1), st.floats(0, 1e-6))
-def test_where_selecting_is_free_the_two_exact_planners_agree(
-    workload: Workload, alpha_s: float, beta_s: float
-) -> None:
-    free = SparseGather(gather(alpha_s, beta_s), 0.001)
-    known = SparseGather(gather(alpha_s, beta_s), 0.001, selecting=Scan(0.0, 0.0))
-    dense = planning.exact(workload, free)
-    least_s = planning.proven(workload, known)[1]
-    assert Iteration(workload, dense, free).prediction.iteration_s == pytest.approx(least_s)
-
-
-def test_a_cost_that_does_not_know_what_selecting_takes_is_planned_as_before() -> None:
-    for _, cost in instances(2, 20, most=20):
-        unknown = SparseGather(cost.gather, cost.density)
-        assert not unknown.selects
-        assert not unknown.selection_s([4.0, 400.0]).any()
-        assert from_dict(cost.to_dict(), MESSAGE_FORMS).to_dict() == unknown.to_dict()
-
-
-def mirror(groups: pareto.Groups, ends: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(len(groups.ready_s) - end for end in (*ends[-2::-1], 0))
-
-
-@given(st.data())
-def test_a_plan_read_from_its_end_is_as_long(data: st.DataObject) -> None:
-    n = data.draw(st.integers(1, 10))
-    rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
-    ready_s = np.broadcast_to(np.cumsum(rng.uniform(0, 1, n))[:, None], (n, n))
-    groups = pareto.Groups(ready_s, rng.uniform(0, 1, (n, n)), rng.uniform(0, 1, (n, n)))
-    ends = data.draw(plans(n)).ends
-    assert groups.mirrored().end_s(mirror(groups, ends)) == pytest.approx(groups.end_s(ends))
-    found, back = pareto.best(groups), pareto.best(groups.mirrored())
-    assert found.end_s == pytest.approx(back.end_s, rel=1e-11)
-
-
-def test_an_improved_plan_is_never_later_and_ends_when_it_says() -> None:
-    for workload, cost in instances(5, 30, most=30):
-        total = np.concatenate([[0.0], np.cumsum(workload.bytes)])
-        sizes = np.maximum(total[1:, None] - total[:-1], 1.0)
-        ready_s = np.broadcast_to(workload.ready_s[:, None], sizes.shape)
-        groups = pareto.Groups(ready_s, np.tril(cost.selection_s(sizes)), np.tril(cost(sizes)))
-        for plan in (planning.none(workload), planning.single(workload)):
-            ends, end_s = pareto._improved(groups, plan.ends)
-            assert end_s == pytest.approx(groups.end_s(ends), rel=1e-12)
-            assert pareto.best(groups).end_s * (1 - 1e-11) <= end_s <= groups.end_s(plan.ends)
-
-
-@pytest.mark.parametrize("values", [1, 3, 50, 10**6])
-@pytest.mark.parametrize("points", [1, 2, pareto.PARTS, 5 * pareto.PARTS])
-def test_of_many_points_those_are_left_that_no_other_beats(points: int, values: int) -> None:
-    """Also of equal ones, and of a few that lie far from all others."""
-    rng = np.random.default_rng(points * values)
-    one, other = rng.integers(0, values, (2, points)) / 7.0
-    one[rng.random(points) < 0.01] *= 1e6
-    left = pareto._undominated(one, other)
-    as_good = (one[:, None] <= one) & (other[:, None] <= other)
-    better = as_good & ((one[:, None] < one) | (other[:, None] < other))
-    wanted = {(one[place], other[place]) for place in np.flatnonzero(~better.any(axis=0))}
-    assert [*zip(one[left], other[left], strict=True)] == sorted(wanted)
-
-
-def test_an_exact_plan_carries_what_no_plan_is_below() -> None:
-    for workload, cost in instances(6, 20, most=12):
-        for one in (cost, SparseGather(cost.gather, cost.density)):
-            plan = make_plan("exact", workload, one)
-            assert plan.least_s == pytest.approx(iteration_s(workload, plan, one), rel=1e-11)
-            assert make_plan("single", workload, one).least_s is None
-
-
-DEEP = {
-    "ResNet152": cluster.workload("ResNet152", 1.0),
-    "Inception-v4": omgs_cluster.Setting("Inception-v4", 1.0).workload(),
-}
-
-
-@pytest.mark.parametrize("network", DEEP)
-@pytest.mark.parametrize("selecting", SELECTIONS[:4], ids=lambda one: f"{one.form}")
-def test_deep_networks_are_planned_before_fronts_explode(
-    selecting: SelectionCost, network: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With alpha and beta of the authors' code: the bounds meet before fronts are widened a third time."""
-    workload = DEEP[network]
+@pytest.mark.parametrize("selecting", SELECTIONS[:4], ids=lambda cost: f"{cost.form}")
+def test_deep_networks_are_planned_to_their_certificate(selecting: SelectionCost) -> None:
+    """With alpha and beta of the authors' code, as quickly as any test."""
     cost = sparse(selecting, 1.1e-2, 1.7e-8)
-    widths: list[int] = []
-    fronts = pareto._fronts
-
-    def noting(*given: Any, **how: Any) -> Any:
-        widths.append(given[-1])
-        return fronts(*given, **how)
-
-    monkeypatch.setattr(pareto, "_fronts", noting)
-    plan, least_s = planning.proven(workload, cost)
-    assert max(widths) <= pareto.NARROW * pareto.WIDER**2
-    assert iteration_s(workload, plan, cost) == pytest.approx(least_s, rel=1e-11)
+    for workload in (
+        cluster.workload("ResNet152", 1.0),
+        omgs_cluster.Setting("Inception-v4", 1.0).workload(),
+    ):
+        plan, least_s = planning.proven(workload, cost)
+        assert iteration_s(workload, plan, cost) == pytest.approx(least_s, rel=1e-11)
 
 
 def test_a_group_that_takes_a_negative_time_to_select_is_refused() -> None:
@@ -245,13 +149,7 @@ def test_mgs_sends_when_its_threshold_is_reached(workload: Workload, threshold: 
         assert workload.parameters[group][:-1].sum() < threshold
 
 
-def test_mgs_of_resnet_50_sends_as_table_5_prints() -> None:
-    sizes = 4 * np.array(networks.parameters("ResNet50")[::-1])
-    workload = Workload.from_arrays(0.1, np.ones(len(sizes)), sizes)
-    assert len(make_plan("mgs:8192", workload).ends) == 53
-
-
-@pytest.mark.parametrize("spec", ["mgs", "mgs:0", "mgs:8k", "mgs:-1"])
+@pytest.mark.parametrize("spec", ["mgs", "mgs:0", "mgs:8k"])
 def test_a_threshold_must_be_a_number_of_elements(spec: str) -> None:
     with pytest.raises(UserError, match="write mgs:8192"):
         make_plan(spec, Workload.from_arrays(0.0, [1.0], [4]))
@@ -277,10 +175,3 @@ def test_the_papers_rules_plan_with_what_the_cost_knows_of_selecting(
         # Eq 17 is the iteration, but for the line through a cost that counts whole elements.
         taken_s = float(omgs.merged_iteration_s(instance, merged)) + workload.update_s
         assert taken_s == pytest.approx(iteration_s(workload, plan, cost), rel=0.02)
-
-
-def test_recorded_selection_times_are_planned_with_like_any_form() -> None:
-    times = SelectionTimes(np.array([1e2, 1e8]), np.array([0.001]), np.array([1e-6, 1.0]))
-    workload, _ = next(instances(4, 1, most=10))
-    plan, least_s = planning.proven(workload, sparse(times))
-    assert iteration_s(workload, plan, sparse(times)) == pytest.approx(least_s, rel=1e-11)

@@ -44,17 +44,3 @@ def test_omgs_table_6_is_within_rounding_but_for_one() -> None:
             table[f"{column}_least"] - 5e-4, table[f"{column}_most"] + 5e-4
         )
         assert table.index[~inside].tolist() == (["LSTM-PTB"] if column == "s2" else [])
-
-
-def test_the_published_code_stands_beside_the_paper_and_what_is_computed_here() -> None:
-    table = omgs.published_code().set_index("quantity")
-    assert list(table.columns) == ["paper", "code", "here"]
-    assert table.loc["alpha, 16 workers", "code"] == "11 ms, twice"
-    assert table.loc["messages of ResNet-50"].tolist() == ["2", "1", "1 to 5"]
-    rules = omgs.by_both_rules()
-    assert set(rules["rule"]) == set(omgs.RULES) and set(rules["gathers"]) == {1, 2}
-    cases = rules.pivot(
-        index=["machine", "backward_s", "gathers"], columns="rule", values="messages"
-    )
-    assert (cases["published code"] <= cases["Algorithm 1"]).all()
-    assert (rules["iteration_s"] > rules["backward_s"]).all()

@@ -1,4 +1,4 @@
-"""How far a message cost is off where it was not fitted, learned from sizes that were left out of the fit.
+"""How sure a number is: intervals of draws and of medians, and errors of a cost where it was not fitted.
 
 Repeats of a size tell how the times scatter, not whether the form can follow them; and most logs have no
 repeats at all. The error at a size that the fit has not seen holds both.
@@ -7,8 +7,9 @@ repeats at all. The error at a size that the fit has not seen holds both.
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,10 +23,10 @@ PLACES = string.digits + string.ascii_lowercase
 """A letter for each of a few values, so that draws of a table with many sizes stay short."""
 MOST_DRAWS = 10_000
 """Of a cost: what ddlkit fit writes has 200."""
+AROUND = 3.5
+"""So many errors count in the mean around a size: weights of e to the number of sizes between, squared."""
 LEVEL = 0.95
 """Of an interval, where nobody asks for another."""
-ENDS = (2.0, 4.0, 8.0)
-"""So many times beyond the sizes that it is fitted to, each once, a form is tried at either end."""
 
 
 def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
@@ -42,176 +43,152 @@ def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
     return np.asarray(np.quantile(np.asarray(draws, dtype=float), [tail, 1 - tail], axis=0))
 
 
-@dataclass(frozen=True, eq=False)
-class Off(MessageCost):
-    """Another cost that is off by a factor at the sizes it was fitted to, and by more beyond them.
+@cache
+def _rank(n: int, rare: int) -> int:
+    """Return the largest k with P(Binomial(n, 1/2) < k) <= 1 / ``rare``, or 0. Exact, in integers."""
+    k, term, below = 0, 1, 1
+    while rare * below <= 2**n:
+        term = term * (n - k) // (k + 1)
+        k, below = k + 1, below + term
+    return k
 
-    cost : the other one; log_error : logarithm of the factor at first_bytes
-    falls : power of the size with which that logarithm falls from there to last_bytes; 0: the same at all
-    apart : of a cost that has sizes, power of the `gap` with which it grows, log_error being that at a gap
-        of 1; 0: gaps do not matter
-    below, above : by how much the logarithm grows for a size e times smaller, or larger, than those
+
+def median_interval(samples: Sequence[float] | Floats, level: float = LEVEL) -> tuple[float, float]:
+    """Return the nonparametric interval of the median from order statistics.
+
+    The k-th smallest and k-th largest of n samples enclose the median unless fewer than k of them fall
+    on one side of it: that is as probable as fewer than k heads in n tosses, whatever the distribution.
+    Fewer than 6 samples bound nothing at 95%: (-inf, inf).
+
+    >>> median_interval([5.0, 1.0, 2.0, 4.0, 3.0, 6.0])
+    (1.0, 6.0)
     """
+    n = len(samples)
+    k = _rank(n, round(2 / (1 - level)))
+    if k == 0:
+        return -np.inf, np.inf
+    ordered = np.sort(samples)
+    return float(ordered[k - 1]), float(ordered[n - k])
 
-    form: ClassVar[str] = "off"
-    cost: MessageCost
-    log_error: float
-    first_bytes: float
-    last_bytes: float
-    below: float
-    above: float
-    falls: float = field(default=0.0, kw_only=True)
-    apart: float = field(default=0.0, kw_only=True)
 
-    def __post_init__(self) -> None:
-        if isinstance(self.cost, dict):  # of a JSON description
-            object.__setattr__(self, "cost", cost_from_dict(self.cost))
-        if not isinstance(self.cost, MessageCost):
-            raise UserError(f"off cost: cost is {shown(self.cost)}: must be another cost")
-        self._check_numbers("log_error", "first_bytes", "last_bytes", "below", "above")
-        if not 0 < self.first_bytes <= self.last_bytes:
-            raise UserError("off cost: first_bytes must be above zero and at most last_bytes")
-        if self.apart and not isinstance(self.cost, Table):
-            raise UserError(f"off cost: a {self.cost.form} cost has no sizes: apart must be 0")
-        for name in ("collective", "workers", "algorithm", "samples"):
-            object.__setattr__(self, name, getattr(self.cost, name))
-
-    def _seconds(self, sizes: Floats) -> Floats:
-        at = np.maximum(sizes, 1.0)
-        smaller = np.log(self.first_bytes / np.minimum(at, self.first_bytes))
-        larger = np.log(np.maximum(at, self.last_bytes) / self.last_bytes)
-        off = self._inside(at) + self.below * smaller + self.above * larger
-        return np.asarray(self.cost(sizes) * np.exp(off))
-
-    def _inside(self, sizes: ArrayLike) -> Floats:
-        """Logarithm of the factor at sizes, of those beyond the fitted ones as at the nearest."""
-        at = np.clip(sizes, self.first_bytes, self.last_bytes)
-        off = np.asarray(self.log_error * (self.first_bytes / at) ** self.falls)
-        return off * gap(self.cost.bytes, at) ** self.apart if isinstance(self.cost, Table) else off
-
-    def startup_s(self) -> float:
-        """That of the other cost: far below the fitted sizes the doubt is large, not the software."""
-        return self.cost.startup_s() * float(np.exp(self._inside(self.first_bytes)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, with the other cost's own description inside."""
-        return {**super().to_dict(), "cost": self.cost.to_dict()}
+# -- where a cost was not fitted -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Errors of a form at sizes that were left out of its fit.
+    """How far a form is off near each size, learned from sizes that were held out of its fit.
 
-    log_errors : (n,) size of the logarithm of measured over predicted, increasing, a row each, as it would
-        be at first_bytes, and where errors grow with gaps at a `gap` of 1
-    first_bytes, last_bytes : between which sizes the cost was fitted
-    below, above : what such an error grows by, for a size e times smaller, or larger, than those: the most
-        seen of ENDS
-    falls : power of the size with which errors fall from first_bytes to last_bytes
-    apart : power of the `gap` with which they grow; 0: gaps do not matter
+    at_bytes : (k,) sizes, increasing, from the first to the last that the cost was fitted to
+    log_errors : (k,) mean size of the logarithm of measured over predicted near each, at a `gap` of 1
+    below, above : what that grows by, for a size e times smaller, or larger, than all of them
+    apart : of a table, power of the `gap` with which errors grow; 0: gaps do not matter
     """
 
+    at_bytes: Floats
     log_errors: Floats
-    first_bytes: float
-    last_bytes: float
     below: float
     above: float
-    falls: float = 0.0
     apart: float = 0.0
 
-    def quantile(self, share: ArrayLike) -> Floats:
-        """The error that this ``share`` (any shape, below 1) of new rows should stay within.
+    @classmethod
+    def near(
+        cls, sizes: Floats, log_errors: Floats, at_bytes: Floats, *ends: float, apart: float = 0.0
+    ) -> HeldOut:
+        """Return the mean of errors (n,) at sizes (n,) around each of ``at_bytes`` (k,).
 
-        One of n known errors, ordered, has k/(n+1) of new ones below it. Beyond the largest nothing is
-        known: there errors are taken to thin out as an exponential law does, which is more than a normal one.
+        An error counts less the farther away it is: e times less from one fitted size to the next, in
+        logarithms and in the mean. So a range where the form does badly does not widen all others.
         """
-        n, wanted = self.log_errors.size, np.asarray(share, dtype=float)
-        inside = np.interp(wanted, np.arange(1, n + 1) / (n + 1), self.log_errors)
-        return np.asarray(inside * np.maximum(_rarer(wanted, n), 1.0))
+        known = np.log(at_bytes)
+        step = (known[-1] - known[0]) / (known.size - 1)
+        weight = np.exp(-np.abs(known[:, None] - np.log(sizes)) / step)
+        return cls(at_bytes, weight @ log_errors / weight.sum(axis=1), *ends, apart)
 
-    def draws(self, cost: MessageCost, count: int) -> tuple[Off, ...]:
-        """``count`` costs, too fast and too slow in turn by evenly spaced quantiles of the error."""
+    def log_error(self, sizes: ArrayLike, cost: MessageCost) -> Floats:
+        """Return the mean size of the logarithm of measured over predicted at sizes (any shape)."""
+        at, known = np.log(np.maximum(sizes, 1.0)), np.log(self.at_bytes)
+        inside = np.interp(at, known, self.log_errors)
+        if self.apart and isinstance(cost, Table):
+            inside = inside * gap(cost.bytes, sizes) ** self.apart
+        below, above = np.maximum(known[0] - at, 0.0), np.maximum(at - known[-1], 0.0)
+        return np.asarray(inside + self.below * below + self.above * above)
+
+    def draws(self, cost: MessageCost, count: int) -> tuple[MessageCost, ...]:
+        """Return ``count`` costs, too fast and too slow in turn by evenly spaced quantiles of the error.
+
+        Errors are taken to follow an exponential law at each size, whose mean is known from AROUND others:
+        of a new one, over that mean, (1 + x / AROUND) ** -AROUND is the share beyond x.
+        """
         shares = (np.arange(count) // 2 + 0.5) / max((count + 1) // 2, 1)
-        signs = np.where(np.arange(count) % 2, 1.0, -1.0)
-        return tuple(
-            Off(
-                cost,
-                float(sign * error),
-                self.first_bytes,
-                self.last_bytes,
-                float(sign * grown * self.below),
-                float(sign * grown * self.above),
-                falls=self.falls,
-                apart=self.apart,
-            )
-            for sign, grown, error in zip(
-                signs, _rarer(shares, len(ENDS)), self.quantile(shares), strict=True
-            )
-        )
+        sizes = AROUND * np.expm1(-np.log1p(-shares) / AROUND)
+        times = np.where(np.arange(count) % 2, sizes, -sizes)
+        return tuple(_Off.of(cost, self, float(factor)) for factor in times)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, errors to four digits; between which sizes the fit itself says."""
+        """Return it JSON-ready, errors to four digits."""
         errors = [float(f"{error:.4g}") for error in self.log_errors]
-        ends = {"below": self.below, "above": self.above}
-        return {"log_errors": errors, "falls": self.falls, "apart": self.apart, **ends}
+        ends = {"below": self.below, "above": self.above, "apart": self.apart}
+        return {"at_bytes": self.at_bytes.tolist(), "log_errors": errors, **ends}
 
     @classmethod
-    def from_dict(cls, description: Any, fitted: Mapping[str, Any]) -> HeldOut:
-        """What ``to_dict`` described, of a fit from_bytes to to_bytes. Raises UserError for anything else."""
+    def from_dict(cls, description: Any) -> HeldOut:
+        """Return what ``to_dict`` described. Raises UserError for anything else."""
         try:
-            errors = np.sort(np.asarray(description["log_errors"], dtype=float))
-            edges = (float(fitted[name]) for name in ("from_bytes", "to_bytes"))
-            ends = (float(description[name]) for name in ("below", "above"))
-            powers = [float(description.get(name, 0.0)) for name in ("falls", "apart")]
-            found = cls(errors, *edges, *ends, *powers)
+            columns = [np.asarray(description[name], float) for name in ("at_bytes", "log_errors")]
+            ends = [float(description[name]) for name in ("below", "above", "apart")]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(
                 "the cost's held_out is not what ddlkit fit writes: fit again"
             ) from error
-        numbers = [*errors.flat, found.first_bytes, found.last_bytes, found.below, found.above]
+        sizes, errors = columns
+        numbers = [*sizes.ravel(), *errors.ravel(), *ends]
         if (
-            errors.ndim != 1
-            or not errors.size
-            or not np.all(np.isfinite([*numbers, *powers]))
+            sizes.ndim != 1
+            or sizes.size < 2
+            or sizes.shape != errors.shape
+            or not np.all(np.isfinite(numbers))
             or min(numbers) < 0
+            or not np.all(np.diff(sizes, prepend=0.0) > 0)
         ):
             raise UserError("the cost's held_out has no errors, or some below zero: fit again")
-        return found
+        return cls(sizes, errors, *ends)
 
 
-POWERS = np.linspace(-1.0, 1.0, 401)
-"""Of the size, among which the one is looked for with which errors fall."""
-TRUSTED = 0.5
-"""Share of it that is used: ten errors tell a power to a few tenths only. Of shares from a quarter to the
-whole it left the narrowest intervals for what they missed on twelve logs, and nearly so on seven dense tables
-(`tuned` of rules vidur-*, data/external/rules.yml)."""
+@dataclass(frozen=True, eq=False)
+class _Off(MessageCost, described=False):
+    """Another cost that is off by so many ``times`` the error of sizes held out of its fit: a draw."""
 
+    form: ClassVar[str] = "drawn"
+    cost: MessageCost
+    held_out: HeldOut
+    times: float
 
-def falling(sizes: Floats, errors: Floats) -> float:
-    """Power of the size with which errors (n,), none below zero, fall: TRUSTED of the likeliest one.
+    @classmethod
+    def of(cls, cost: MessageCost, held_out: HeldOut, times: float) -> _Off:
+        use = {name: getattr(cost, name) for name in ("collective", "workers", "algorithm")}
+        return cls(cost, held_out, times, samples=cost.samples, **use)
 
-    Likeliest if at each of the ``sizes`` (n,) an error follows an exponential law whose mean is a power of
-    the size. Below 0 where errors rise; 0 where nothing is off, or only at one size.
-    """
-    if not errors.any() or np.ptp(sizes) == 0:
-        return 0.0
-    at = np.log(sizes) - np.log(sizes).mean()
-    unlikely = np.log(np.exp(POWERS[:, None] * at) @ errors)
-    return float(TRUSTED * POWERS[np.argmin(unlikely)])
+    def __post_init__(self) -> None:
+        self._check_use()
+
+    def _seconds(self, sizes: Floats) -> Floats:
+        return np.asarray(
+            self.cost(sizes) * np.exp(self.times * self.held_out.log_error(sizes, self.cost))
+        )
+
+    def startup_s(self) -> float:
+        """Return that of the other cost: far below the fitted sizes the error is large, not the software."""
+        log_error = self.held_out.log_error(self.held_out.at_bytes[0], self.cost)
+        return self.cost.startup_s() * float(np.exp(self.times * log_error))
 
 
 def gap(known: Floats, sizes: ArrayLike) -> Floats:
-    """Logarithm of how many times apart two neighbours of the ``known`` sizes lie, between which each is.
+    """Return the logarithm of how many times apart two neighbours lie, between which each size is.
 
     known : (k,) increasing, at least 2; sizes : any shape; beyond the known ones as of the nearest two
     """
     behind = np.clip(np.searchsorted(known, sizes), 1, known.size - 1)
     return np.asarray(np.log(known[behind] / known[behind - 1]))
-
-
-def _rarer(share: Floats, n: int) -> Floats:
-    """How many times the largest of ``n`` errors that one is which ``share`` of all stay within."""
-    return np.asarray(np.log1p(-share) / -np.log1p(n))
 
 
 # -- draws as a file has them ------------------------------------------------------------------
@@ -221,7 +198,7 @@ DIGITS = 7
 
 
 def packed(draws: Sequence[Form]) -> dict[str, Any]:
-    """JSON-ready: how many ``draws`` of one form, and each parameter: its numbers, and which of them by draw.
+    """Return, JSON-ready, how many ``draws`` of one form, and each parameter's numbers, and which by draw.
 
     Draws of a table have the same sizes, and times of which many are alike: what is alike is there once.
     """
@@ -234,33 +211,33 @@ def packed(draws: Sequence[Form]) -> dict[str, Any]:
 
 def _column(numbers: Floats) -> dict[str, Any]:
     values, which = np.unique([f"{number:.{DIGITS}g}" for number in numbers], return_inverse=True)
-    known: dict[str, Any] = {"values": [float(value) for value in values]}
+    column: dict[str, Any] = {"values": [float(value) for value in values]}
     if len(values) == 1:
-        return known
+        return column
     short = len(values) <= len(PLACES)
-    return {**known, "which": "".join(PLACES[k] for k in which) if short else which.tolist()}
+    return {**column, "which": "".join(PLACES[k] for k in which) if short else which.tolist()}
 
 
 def unpacked(cost: MessageCost, columns: Any) -> list[MessageCost]:
-    """The draws of ``cost`` that ``packed`` described, or that each are a description of their own.
+    """Return the draws of ``cost`` that ``packed`` described, or that each are a description of their own.
 
     Raises UserError for anything else.
     """
     if isinstance(columns, list) and len(columns) <= MOST_DRAWS:
         return [cost_from_dict(draw) for draw in columns]
     try:
-        count, own = checked_count(columns["count"]), {}
+        count, by_name = checked_count(columns["count"]), {}
         for name in parameters(type(cost)):
             every = [_numbers(column, count) for column in columns[name]]
             rows = np.array(every, dtype=float).reshape(len(every), count).T
-            own[name] = rows if np.ndim(getattr(cost, name)) else rows[:, 0]
-        return [replace(cost, **{name: own[name][k] for name in own}) for k in range(count)]
+            by_name[name] = rows if np.ndim(getattr(cost, name)) else rows[:, 0]
+        return [replace(cost, **{n: rows[k] for n, rows in by_name.items()}) for k in range(count)]
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise UserError("the cost's draws are not what ddlkit fit writes: fit again") from error
 
 
 def checked_count(draws: Any) -> int:
-    """How many draws there are. Raises UserError for what is no number of them."""
+    """Return how many draws there are. Raises UserError for what is no number of them."""
     if not isinstance(draws, int) or not 0 <= draws <= MOST_DRAWS:
         raise UserError(f"the cost has {shown(draws)} draws: from 0 to {MOST_DRAWS}: fit again")
     return draws

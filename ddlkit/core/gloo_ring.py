@@ -1,6 +1,6 @@
 """gloo's own ring all-reduce over links with a delay: segments that wait for word from their receivers.
 
-Read in gloo's source (allreduce.cc, tcp/pair.cc; 2025) and found again in measured times: each step of the
+Read in gloo's source (allreduce.cc, tcp/pair.cc; 2025) and confirmed by measured times: each step of the
 ring is cut into segments, two at least, of 1 MiB at most. Two are under way at once: a rank enters a
 segment, which is to receive one and to send one, when both of the segment but one before are done. It
 then tells its neighbour that it is ready, and what it sends itself waits for the same word from the other
@@ -19,13 +19,12 @@ parameter to fit. (Where all ranks are in step, words either never wait or alway
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ddlkit.core.cost import MessageCost, Terms
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import Floats
 
@@ -38,14 +37,14 @@ UNDER_WAY = 2
 def half_s(
     segments: ArrayLike, *, bytes_s: ArrayLike, trip_s: ArrayLike, burst_s: ArrayLike = 0.0
 ) -> Floats:
-    """From when all ranks begin until all have taken in the last of so many segments, over equal links.
+    """Return seconds from when all ranks begin until all have received the last of so many segments.
 
     Every argument may be an array, and they broadcast. All but the last of the pairs take T.
 
     bytes_s : of a segment on its link; trip_s : of word and bytes, both ways, software included
-    burst_s : most credit that a resting link saves, in seconds of its rate; each pair has a rest at most
+    burst_s : most burst tokens that a resting link saves, in seconds of its rate; each pair has a rest
     """
-    count, x, r = (np.asarray(one, float) for one in (segments, bytes_s, trip_s))
+    count, x, r = (np.asarray(value, float) for value in (segments, bytes_s, trip_s))
     pairs = np.ceil(count / 2)
     pair_s = ((r + x) + np.sqrt((r + x) ** 2 + 8 * x**2)) / 2
     played_s = (pairs - 1) * pair_s + r + x * np.where(count % 2, 1, 2)
@@ -62,7 +61,10 @@ def ring_s(
     delay_s: ArrayLike,
     burst_s: ArrayLike,
 ) -> Floats:
-    """Two halves, which add parts and hand them round; every argument may be an array: see `GlooRing`."""
+    """Return seconds of two halves, which add parts and hand them round.
+
+    Every argument may be an array, and they broadcast; what they are, says `GlooRing`.
+    """
     sizes, ranks = np.asarray(n_bytes, float), np.asarray(workers, float)
     whole = np.maximum(np.ceil(sizes / SEGMENT_BYTES), UNDER_WAY * ranks)
     cut = np.ceil(whole / ranks)
@@ -72,89 +74,44 @@ def ring_s(
     return 2 * half_s((ranks - 1) * cut, bytes_s=bytes_s, trip_s=trip_s, burst_s=burst_s)
 
 
-@dataclass(frozen=True, eq=False)
-class GlooRing(MessageCost):
-    """An all-reduce of gloo's from what it is made of, so that it can be carried to other labs.
+@dataclass(frozen=True)
+class GlooRing:
+    """An all-reduce of gloo's from what it is made of; call it on bytes of messages (any shape).
 
-    Each of its steps is cut into segments, as `half_s` says. Where cores are fewer than ranks their
-    software waits for one: it takes workers x core_share times as long, if that is above 1.
+    Where cores are fewer than ranks their software waits for one: it takes workers x core_share times as
+    long, if that is above 1.
 
     software_s : of a round trip, by ranks that have their cores; link_s_per_byte : of one link
-    rate_bits_per_s, delay_s, burst_s : of each link; a round trip passes four delays
+    delay_s, burst_s : of each link; a round trip passes four delays
     core_share : share of all cores that a rank's software takes while it runs
 
-    Raises UserError for numbers below zero and without workers.
+    Raises UserError for numbers below zero and fewer than two workers.
 
-    >>> ring = GlooRing(1e-4, 8e-9, workers=4, rate_bits_per_s=1e9)
-    >>> round(ring(8), 6), round(ring.at(delay_s=1e-3)(8), 6)  # a round trip for each of 6 steps
+    >>> ring = GlooRing(1e-4, 8e-9, workers=4)
+    >>> round(ring(8), 6), round(GlooRing(1e-4, 8e-9, workers=4, delay_s=1e-3)(8), 6)
     (0.0006, 0.0246)
     """
 
-    form: ClassVar[str] = "gloo_ring"
     software_s: float
     link_s_per_byte: float
-    algorithm: str | None = field(default="ring", kw_only=True)
-    rate_bits_per_s: float = field(default=0.0, kw_only=True)
-    delay_s: float = field(default=0.0, kw_only=True)
-    burst_s: float = field(default=0.0, kw_only=True)
-    core_share: float = field(default=0.0, kw_only=True)
+    workers: int
+    delay_s: float = 0.0
+    burst_s: float = 0.0
+    core_share: float = 0.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.collective, self.algorithm) != ("all_reduce", "ring"):
-            raise UserError(
-                f"gloo_ring cost: {self.collective} by {self.algorithm}: is a ring's all_reduce"
-            )
-        if not isinstance(self.workers, int) or self.workers < 2:
-            raise UserError(f"gloo_ring cost: workers is {self.workers}: must be at least 2")
-        for name in (*_OWN, "rate_bits_per_s"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise UserError(f"gloo_ring cost: {name} is {getattr(self, name)}: at least 0")
+        if self.workers < 2:
+            raise UserError(f"gloo's ring: workers is {self.workers}: must be at least 2")
+        for name, value in asdict(self).items():
+            if not 0 <= value < np.inf:
+                raise UserError(f"gloo's ring: {name} is {value}: at least 0")
 
-    def _seconds(self, sizes: Floats) -> Floats:
-        assert self.workers is not None  # checked when made
-        return ring_s(sizes, self.workers, **{name: getattr(self, name) for name in _OWN})
+    def __call__(self, n_bytes: ArrayLike) -> Any:
+        """Return seconds for messages of ``n_bytes`` (any shape); a scalar gives a float."""
+        seconds = ring_s(n_bytes, **asdict(self))
+        return float(seconds) if seconds.ndim == 0 else seconds
 
-    def terms(self, n_bytes: ArrayLike) -> Terms:
-        """Parts of the time of ``n_bytes`` (any shape): of the links; what delay adds; the rest, software."""
-        assert self.workers is not None  # checked when made
-        sizes = np.asarray(n_bytes, float)
-        busy_s = 2 * (self.workers - 1) / self.workers * self.link_s_per_byte * sizes
-        at_once_s = self.at(delay_s=0.0)._seconds(sizes)
-        return Terms(at_once_s - busy_s, self._seconds(sizes) - at_once_s, busy_s)
-
-    def at(
-        self,
-        *,
-        workers: int | None = None,
-        rate_bits_per_s: float | None = None,
-        delay_s: float | None = None,
-        algorithm: str | None = None,
-        burst_s: float | None = None,
-    ) -> GlooRing:
-        """The same processors, and links of the same efficiency, in another lab; what is not said stays.
-
-        Raises UserError for another algorithm, and another rate where it is not known which one it was.
-        """
-        if algorithm not in (None, "ring"):
-            raise UserError(f"gloo's own all_reduce is a ring, it cannot be carried to {algorithm}")
-        slope, rate = self.link_s_per_byte, self.rate_bits_per_s
-        if rate_bits_per_s is not None:
-            if not (rate and 0 < rate_bits_per_s < np.inf):
-                raise UserError(
-                    f"gloo_ring cost measured at {rate:g} bit/s cannot be carried to "
-                    f"{rate_bits_per_s:g}: both rates must be known and above zero"
-                )
-            slope, rate = slope * rate / rate_bits_per_s, rate_bits_per_s
-        return replace(
-            self,
-            link_s_per_byte=slope,
-            rate_bits_per_s=rate,
-            workers=self.workers if workers is None else workers,
-            delay_s=self.delay_s if delay_s is None else delay_s,
-            burst_s=self.burst_s if burst_s is None else burst_s,
-            samples=None,
-        )
-
-
-_OWN = ("software_s", "link_s_per_byte", "core_share", "delay_s", "burst_s")
+    def bytes_s(self, n_bytes: ArrayLike) -> Floats:
+        """Return seconds, in the shape of ``n_bytes``, for which each link is busy with a message."""
+        ring_share = 2 * (self.workers - 1) / self.workers
+        return np.asarray(ring_share * self.link_s_per_byte * np.asarray(n_bytes, float))

@@ -18,6 +18,7 @@ FRAMING_BYTES = 38
 """Around each packet of up to 1,500 bytes, as Ethernet on a wire has them."""
 WIRE_FRAMING = 1448 / (1500 + FRAMING_BYTES)
 """TCP payload in a full Ethernet frame as it occupies a wire, and an emulated link."""
+_PARTS = {"delay": "0s", "jitter": "0s", "loss": "0", "burst": "0s", "framing": f"{FRAMING_BYTES}"}
 
 
 class Named(NamedTuple):
@@ -38,57 +39,49 @@ class Named(NamedTuple):
 
     @property
     def framing(self) -> float:
-        """Share of what the link carries that is a message's own bytes."""
+        """Return the share of what the link carries that is a message's own bytes."""
         return 1448 / (1500 + self.framing_bytes)
 
 
 def is_lab(link: str) -> bool:
-    """Whether the link is one of a lab, by its name."""
+    """Return whether the link is one of a lab, by its name."""
     return link.startswith(("lab:", "emulated:"))
 
 
 def read_link(link: str) -> Named:
-    """What the name of a lab's link says, as it stands in tables. Raises UserError for other links.
+    """Return what the name of a lab's link says, as it stands in tables; UserError for other links.
 
     >>> read_link("emulated:500mbit-delay2ms-loss0.001")[:5]
     ('emulated', 500000000.0, 0.002, 0.0, 0.001)
     >>> read_link("lab:1gbit").engine
     'tbf'
     """
-    engine, separator, rest = link.partition(":")
-    rate, *parts = rest.split("-")
-    if engine not in ("lab", "emulated") or not separator:
+    if not is_lab(link):
         raise UserError(f"{link!r} is no lab's link: they are called as lab:1gbit")
-    said = {
-        "delay": "0s",
-        "jitter": "0s",
-        "loss": "0",
-        "burst": "0s",
-        "framing": str(FRAMING_BYTES),
-    }
-    for part in parts:
-        if found := re.fullmatch(r"(delay|jitter|loss|burst|framing)([0-9].*)", part):
-            said[found[1]] = found[2]
-    delay_s, jitter_s, saved_s = (parse_seconds(said[n]) for n in ("delay", "jitter", "burst"))
+    engine, _, rest = link.partition(":")
+    rate, *parts = rest.split("-")
     bits_per_s = parse_bits_per_s(rate)
     if engine == "lab":
         return Named("tbf", bits_per_s, 0.0, 0.0, 0.0, burst_s(bits_per_s), TBF_FRAMING_BYTES)
-    framing_bytes = int(said["framing"])
-    return Named(engine, bits_per_s, delay_s, jitter_s, float(said["loss"]), saved_s, framing_bytes)
+    matches = (re.fullmatch(rf"({'|'.join(_PARTS)})([0-9].*)", part) for part in parts)
+    texts = _PARTS | {match[1]: match[2] for match in matches if match}
+    delay_s, jitter_s, saved_s = (parse_seconds(texts[n]) for n in ("delay", "jitter", "burst"))
+    loss, framing_bytes = float(texts["loss"]), int(texts["framing"])
+    return Named(engine, bits_per_s, delay_s, jitter_s, loss, saved_s, framing_bytes)
 
 
 def ranks_per_node(link: str) -> int:
-    """How many ranks share the link of a node, by its name; 1 where each has its own.
+    """Return how many ranks share the link of a node, by its name; 1 where each has its own.
 
     >>> ranks_per_node("emulated:200mbit-g4-1gbit-delay0.5ms"), ranks_per_node("lab:1gbit")
     (4, 1)
     """
-    found = re.search(r"-g([0-9]+)-", link)
-    return int(found[1]) if found else 1
+    group = re.search(r"-g([0-9]+)-", link)
+    return int(group[1]) if group else 1
 
 
 def way_s(link: str) -> float:
-    """What a packet is delayed from one rank to another over a link, by its name; 0 for other places' links.
+    """Return a packet's delay in seconds from rank to rank, by the link's name; 0 for other links.
 
     >>> way_s("emulated:500mbit-delay2ms"), way_s("loopback")
     (0.004, 0.0)

@@ -1,10 +1,8 @@
 """Messages that share a link: several under way at once, over a link that saves up credit while it rests.
 
-gloo's process group carries two messages at once by default. A GPU's collectives take processors and memory
-bandwidth from the computation that they hide behind, and it from them. And a rate is often enforced by a
-token bucket: what a link may send grows at its rate, up to a depth, the burst; what has been saved is sent at
-once. So a message costs less after a pause, or after small ones that left the link idle, than among its
-equals.
+gloo carries two messages at once by default. A GPU's collectives take processors and memory bandwidth from
+the computation that they hide behind, and it from them. And a rate is often enforced by a token bucket: what
+a link may send grows at its rate, up to a depth, the burst; what has been saved is sent at once.
 
 What a link carries is bus bandwidth as nccl-tests defines it. ``bytes`` is the size of the reduced buffer for
 all_reduce, of the whole output for all_gather, and of a rank's whole input for reduce_scatter; algorithm
@@ -56,12 +54,10 @@ class Link:
     own. Of several under way, computing is slowed by the one that slows it most. So is ``in_flight``: a
     message begins, in their order, when fewer than its number are under way.
 
-    With a burst, which must be longer than the software between two steps of a collective, a message's
-    software runs while credit grows for its next bytes: the longer of the two decides. Without, the link
-    rests meanwhile for good: software comes on top of the bytes.
+    With a burst a message's software runs while credit grows for its next bytes: the longer of the two
+    decides. Without, the link rests meanwhile for good: software comes on top of the bytes.
 
-    Raises UserError for no message in flight, for a processor that does less than one message's software, and
-    for slowdowns that are negative or not finite.
+    Raises UserError for less than one message in flight or one's software, and for impossible slowdowns.
 
     >>> Link(in_flight=2).ends([0.0, 0.0], Parts(np.zeros(2), np.array([1.0, 1.0]))).tolist()
     [2.0, 2.0]
@@ -101,7 +97,7 @@ class Link:
         return bool(np.any(self.slowdown) or np.any(self.message_slowdown))
 
     def parts(self, cost: MessageCost, n_bytes: ArrayLike) -> Parts:
-        """The parts of messages of ``n_bytes`` (G,): in a row of equals they make up their cost.
+        """Return the parts of messages of ``n_bytes`` (G,): in a row of equals they make up their cost.
 
         What a message costs with hardly any bytes is software. Behind a bucket, what was measured is the
         processor's time up to the size whose bytes take as long on the link, and the link's above it.

@@ -15,14 +15,14 @@ A prefix (a, b) and a suffix (p, q) make an iteration that ends at max(a + q, b 
 bound from below what a cut of a prefix can lead to, and those of prefixes the cuts of suffixes; a known plan
 bounds from above. Fronts grow with the tensors, at worst exponentially. Where one is long, points that lie
 close together become one: their corner, which none of them is below, for a bound from below; the most
-promising of them for a plan, which single changes then improve. Prefixes and suffixes take turns, with more
-and more points, until the lower bound meets the plan.
+promising of them for a plan. Prefixes and suffixes take turns, with more and more points, until the lower
+bound meets the plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count, product
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -34,12 +34,6 @@ ROUNDING = 1e-12
 """Relative difference of two bounds that meet."""
 NARROW, WIDER = 32, 4
 """How many points fronts have after the first, of one each; and how many times as many next."""
-NEIGHBOURS = 2
-"""Cuts on either side of a new one that it can replace."""
-NEAR = 1.01
-"""A plan that takes so many times as long as a known one is not worth improving."""
-PARTS = 512
-"""So many stretches of one clock are looked at before points are put in order."""
 
 
 class Best(NamedTuple):
@@ -143,8 +137,8 @@ def best(groups: Groups, limit_s: float = np.inf) -> Best:
             sides[side], fronts[side], fronts[1 - side], min(end_s, limit_s), width, bound=bound
         )
         found = tuple(n - end for end in (*found[-2::-1], 0)) if found and side else found
-        if found and groups.end_s(found) <= NEAR * end_s:
-            ends, end_s = min((ends, end_s), _improved(groups, found), key=lambda plan: plan[1])
+        if found:
+            ends, end_s = min((ends, end_s), (found, groups.end_s(found)), key=lambda plan: plan[1])
         if bound:
             fronts[side], least_s = passed, max(least_s, passed[n].corner[1])
         if end_s < limit_s < np.inf or least_s >= min(end_s, limit_s) * (1 - ROUNDING):
@@ -165,42 +159,6 @@ def _passes() -> Iterator[tuple[int, int, bool]]:
         if not side:
             yield side, width, False
         yield side, width, True
-
-
-def _improved(groups: Groups, ends: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
-    """A plan that is no worse, and when it ends: one cut comes in place of its neighbours while that helps.
-
-    Every cut is tried in place of up to NEIGHBOURS cuts on either side; of all, the best one is made.
-    """
-    n, back, end_s = len(groups.ready_s), groups.mirrored(), groups.end_s(ends)
-    cuts, cut = np.array([0, *ends]), np.arange(1, n)
-    while cut.size:
-        one, other = _clocks(groups, cuts)
-        to_send, to_end = (clock[::-1] for clock in _clocks(back, n - cuts[::-1]))
-        tried = []
-        for left, right in product(range(NEIGHBOURS + 1), repeat=2):
-            i = np.maximum(cuts.searchsorted(cut) - 1 - left, 0)
-            j = np.minimum(cuts.searchsorted(cut, side="right") + right, len(cuts) - 1)
-            now, then = groups.of(cut - 1, cuts[i]).after(one[i], other[i])
-            now, then = groups.of(cuts[j] - 1, cut).after(now, then)
-            ends_s = np.maximum(now + to_end[j], then + to_send[j])
-            best = int(ends_s.argmin())
-            tried.append((float(ends_s[best]), int(i[best]), best + 1, int(j[best])))
-        least_s, left, between, right = min(tried)
-        if least_s >= end_s * (1 - ROUNDING):
-            break
-        cuts, end_s = np.concatenate([cuts[: left + 1], [between], cuts[right:]]), least_s
-    return tuple(cuts[1:].tolist()), end_s
-
-
-def _clocks(groups: Groups, cuts: Ints) -> tuple[Floats, Floats]:
-    """(k,) both clocks at each of a plan's cuts, of which the first is 0."""
-    chosen = cuts[1:] - 1, cuts[:-1]
-    one = np.append(0.0, groups.selecting_s[chosen].cumsum())
-    ready_s, other = groups.ready_s[chosen] + one[1:], [-np.inf]
-    for start_s, took_s in zip(ready_s.tolist(), groups.sending_s[chosen].tolist(), strict=True):
-        other.append(max(other[-1], start_s) + took_s)
-    return one, np.array(other)
 
 
 def _fronts(
@@ -273,8 +231,6 @@ def _traced(first: Ints, came: Ints) -> tuple[int, ...]:
 
 def _undominated(one: Floats, other: Floats) -> Ints:
     """Which points no other is as good as in both, by rising ``one``."""
-    left = _hardly_dominated(one, other)
-    one, other = one[left], other[left]
     ordered = one.argsort()
     lowest = np.minimum.accumulate(other[ordered])
     kept = np.ones(len(one), bool)
@@ -284,21 +240,7 @@ def _undominated(one: Floats, other: Floats) -> Ints:
     rising = one[ordered]
     kept = np.ones(len(ordered), bool)
     kept[:-1] = rising[1:] > rising[:-1]
-    return np.asarray(left[ordered[kept]])
-
-
-def _hardly_dominated(one: Floats, other: Floats) -> Ints:
-    """Points without most of those that another beats: one in an earlier of PARTS equal stretches of ``one``.
-
-    Of many points few are left, in a fraction of the time that it takes to put all in order.
-    """
-    if len(one) < 2 * PARTS:
-        return np.arange(len(one))
-    least, most = one.min(), one.max()
-    part = ((one - least) / ((most - least) or 1.0) * PARTS).astype(int)
-    lowest = np.full(PARTS + 2, np.inf)
-    np.minimum.at(lowest, part + 1, other)
-    return np.asarray((other < np.minimum.accumulate(lowest)[part]).nonzero()[0])
+    return np.asarray(ordered[kept])
 
 
 def _useful(

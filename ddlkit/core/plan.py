@@ -225,8 +225,9 @@ class Planner:
     """A planner as it is registered: what makes its plans, how it is written, how it is drawn.
 
     label : its name in a figure, by default its own; look : its colour, marker, line and hatch there
-    variants : all that may stand after the colon; empty if ``make`` reads the text itself, or none
-    examples : specs that show how it is written, by default its name and its variants
+    variants : all that may stand after the colon, where ``make`` does not read the text itself
+    examples : specs that show how it is written, by default its name and its variants; where ``make`` reads
+        the text itself, one with a colon
     """
 
     name: str
@@ -240,6 +241,11 @@ class Planner:
         written = (self.name, *(f"{self.name}:{variant}" for variant in self.variants))
         object.__setattr__(self, "label", self.label or self.name)
         object.__setattr__(self, "examples", self.examples or written)
+
+    @property
+    def free_text(self) -> bool:
+        """Whether ``make`` reads what stands after the colon itself."""
+        return not self.variants and any(":" in example for example in self.examples)
 
 
 PLANNERS: dict[str, Planner] = {}
@@ -322,7 +328,7 @@ def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) ->
     name, _, text = spec.partition(":")
     if name not in PLANNERS:
         raise UserError(f"unknown planner {shown(name)}: use one of {', '.join(PLANNERS)}")
-    found = PLANNERS[name]
-    if text and found.variants and text not in found.variants:
-        raise UserError(f"plan {spec!r}: write {' or '.join(found.examples)}")
-    return found.make(workload, cost, text)
+    chosen = PLANNERS[name]
+    if text and not chosen.free_text and text not in chosen.variants:
+        raise UserError(f"plan {shown(spec)}: write {' or '.join(chosen.examples)}")
+    return chosen.make(workload, cost, text)

@@ -1,8 +1,8 @@
 """All-reduces as data: who sends which part of the message to whom in which step, and whether it is added.
 
 An algorithm is a function from a number of ranks to a `Schedule`; all else follows from that: what it
-computes (`Schedule.run`), how many steps and bytes it needs (`Counts`), what it takes over given links, step
-by step (`law_s`) and played out (`simulate`), and what real ranks send (`ddlkit.run.measure.algorithms`).
+computes (`Schedule.run`), how many steps and bytes it needs (`Counts`), and what real ranks send
+(`ddlkit.run.measure.algorithms`).
 
 The counts are those of the textbooks. With a start-up alpha of a message, beta seconds a byte of a link and
 gamma seconds a byte that is added, p ranks and n bytes (Thakur, Rabenseifner and Gropp, "Optimization of
@@ -16,17 +16,16 @@ and doubling for powers of two, and say how others are folded into them)::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError, shown
-from ddlkit.core.workload import Floats
 
 NODE = 4
 """Ranks of a node of the hierarchical algorithm, at most: the largest number that divides the ranks."""
@@ -68,12 +67,6 @@ class Counts(NamedTuple):
     carried: float
     reduced: float
 
-    def seconds(self, n_bytes: ArrayLike, links: Links) -> Any:
-        """The closed form for equal links: messages, one way's delay a step, bytes, additions."""
-        per_byte_s = self.carried / links.bytes_per_s[0] + self.reduced * links.reduce_s_per_byte
-        startup_s = self.messages * links.software_s + self.steps * 2 * links.delay_s[0]
-        return startup_s + per_byte_s * np.asarray(n_bytes, float)
-
 
 @dataclass(frozen=True)
 class Schedule:
@@ -97,22 +90,6 @@ class Schedule:
     def counts(self) -> Counts:
         """What the busiest rank of each step does, over all steps."""
         return _counts(self)
-
-    def software(self, core_share: float) -> float:
-        """How many messages' software follows one another, where the cores do 1 / core_share at once; 0: all.
-
-        Of each step, that of the busiest rank's messages, or of all messages by turns on the cores.
-        """
-        return sum(max(busiest, len(step) * core_share) for step, busiest in _busiest(self))
-
-    @property
-    def link_shares(self) -> Floats:
-        """(2, P) what each rank sends and receives in all, as shares of the message."""
-        shares = np.zeros((2, self.ranks))
-        for one in (one for step in self.steps for one in step):
-            shares[0, one.sender] += (one.stop - one.start) / self.pieces
-            shares[1, one.receiver] += (one.stop - one.start) / self.pieces
-        return shares
 
     def bounds(self, elements: int) -> NDArray[np.int64]:
         """(pieces + 1,) where the pieces of so many elements begin, as even as they can be."""
@@ -141,16 +118,6 @@ def _counts(schedule: Schedule) -> Counts:
     messages, carried, reduced = busiest.tolist()
     shares = carried / schedule.pieces, reduced / schedule.pieces
     return Counts(len(schedule.steps), round(messages), *shares)
-
-
-@cache
-def _busiest(schedule: Schedule) -> tuple[tuple[Step, int], ...]:
-    """Each step, with the messages of its busiest rank."""
-    ranks = [{rank for one in step for rank in one[:2]} for step in schedule.steps]
-    return tuple(
-        (step, max(_work(step, rank)[0] for rank in here))
-        for step, here in zip(schedule.steps, ranks, strict=True)
-    )
 
 
 def _work(step: Step, rank: int) -> tuple[int, int, int]:
@@ -298,128 +265,3 @@ def _returned(steps: Sequence[Step]) -> list[Step]:
 def _together(*parts: Sequence[Step]) -> list[Step]:
     """Steps of several groups that share no rank, side by side."""
     return [sum(step, ()) for step in zip_longest(*parts, fillvalue=())]
-
-
-# -- what it takes -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Links:
-    """Full-duplex links of P ranks, each of which sends one message and receives one at a time.
-
-    bytes_per_s : (P,) of each rank's link; delay_s : (P,) of each link, so one way crosses two
-    software_s : of the processor, a message, before its bytes leave; reduce_s_per_byte : of adding
-    burst_s : most credit that a resting link saves in each direction, in seconds of its rate; for `simulate`
-
-    Raises UserError for lengths that differ, rates not above zero, and times below zero.
-    """
-
-    bytes_per_s: Floats
-    delay_s: Floats
-    software_s: float = 0.0
-    reduce_s_per_byte: float = 0.0
-    burst_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        rates, delays = np.asarray(self.bytes_per_s, float), np.asarray(self.delay_s, float)
-        if rates.ndim != 1 or rates.shape != delays.shape:
-            raise UserError(f"{rates.size} rates and {delays.size} delays: give one to each rank")
-        least = min(self.software_s, self.reduce_s_per_byte, self.burst_s, *delays)
-        if not (np.all(rates > 0) and np.isfinite(rates).all() and 0 <= least < np.inf):
-            raise UserError("links: rates must be above zero, delays and times at least zero")
-        object.__setattr__(self, "bytes_per_s", rates)
-        object.__setattr__(self, "delay_s", delays)
-
-    @classmethod
-    def equal(cls, ranks: int, bytes_per_s: float, delay_s: float = 0.0, **times: float) -> Links:
-        """Links of one rate and delay."""
-        return cls(np.full(ranks, bytes_per_s), np.full(ranks, delay_s), **times)
-
-    def carry_s(self, one: Transfer, n_bytes: float, pieces: int) -> float:
-        """How long a transfer keeps its two links busy: its software, then bytes at the slower one's rate."""
-        return self.software_s + float(self.wires_s(one, n_bytes, pieces).max())
-
-    def wires_s(self, one: Transfer, n_bytes: float, pieces: int) -> Floats:
-        """(2,) the bytes of a transfer at the rate of its sender's and its receiver's link."""
-        return (
-            (one.stop - one.start) / pieces * n_bytes / self.bytes_per_s[[one.sender, one.receiver]]
-        )
-
-    def way_s(self, one: Transfer) -> float:
-        """One way's delay."""
-        return float(self.delay_s[one.sender] + self.delay_s[one.receiver])
-
-
-def law_s(schedule: Schedule, links: Links, n_bytes: float) -> float:
-    """Steps one after the other, each as long as its busiest link, its longest way and its most additions.
-
-    Over equal links that is `Counts.seconds`, and what `simulate` finds; but in a tree of no power of two
-    a message may travel while its receiver still adds. There, and over unequal links, where a rank
-    need not wait for the slowest of each step, it is an upper bound for one message a rank and step.
-    """
-    total_s, pieces = 0.0, schedule.pieces
-    for step in schedule.steps:
-        busy_s, added = np.zeros((2, schedule.ranks)), np.zeros(schedule.ranks)
-        for one in step:
-            taken_s = links.carry_s(one, n_bytes, pieces)
-            busy_s[0, one.sender] += taken_s
-            busy_s[1, one.receiver] += taken_s
-            added[one.receiver] += one.reduce * (one.stop - one.start)
-        added_s = float(added.max()) / pieces * n_bytes * links.reduce_s_per_byte
-        total_s += float(busy_s.max()) + max(map(links.way_s, step)) + added_s
-    return total_s
-
-
-def simulate(
-    schedule: Schedule, links: Links, n_bytes: float, messages: int = 1, *, told: bool = False
-) -> Floats:
-    """(P,) when each rank has the sum of the last of so many equal messages in a row.
-
-    Every rank goes at its own pace, every link has its own queue: a message leaves when its sender has come
-    to that step and both links are free; what arrives early waits. Where links save, bytes cost only what
-    exceeds the credit of each link, which grows while it sends nothing, its messages' software included.
-
-    told : whether a rank must hear that its receiver has begun the same message, before anything leaves
-    """
-    done_s = np.zeros(schedule.ranks)
-    free_s = np.zeros((2, schedule.ranks))  # links out and in are busy until then
-    credit_s = np.full((2, schedule.ranks), links.burst_s)
-    began_s = done_s
-    for number, step in enumerate(schedule.steps * messages):
-        if number % len(schedule.steps) == 0:
-            began_s = done_s
-        after_s, added_s = done_s.copy(), np.zeros(schedule.ranks)
-        for one in step:
-            ends = np.array([0, 1]), np.array([one.sender, one.receiver])
-            heard_s = began_s[one.receiver] + links.way_s(one) if told else 0.0
-            start_s = max(done_s[one.sender], heard_s, free_s[ends].max()) + links.software_s
-            saved_s = np.minimum(links.burst_s, credit_s[ends] + start_s - free_s[ends])
-            wires_s = links.wires_s(one, n_bytes, schedule.pieces)
-            left_s = start_s + max(0.0, (wires_s - saved_s).max())
-            # What a link had and did not need, or got while the other was slower, it keeps.
-            credit_s[ends] = np.minimum(links.burst_s, saved_s + left_s - start_s - wires_s)
-            free_s[ends] = left_s
-            after_s[one.sender] = max(after_s[one.sender], left_s)
-            after_s[one.receiver] = max(after_s[one.receiver], left_s + links.way_s(one))
-            share = one.reduce * (one.stop - one.start) / schedule.pieces
-            added_s[one.receiver] += share * n_bytes * links.reduce_s_per_byte
-        done_s = after_s + added_s
-    return done_s
-
-
-def fastest(costs: Mapping[str, Callable[[float], float]], sizes: ArrayLike) -> dict[str, float]:
-    """The cheapest of several costs at the first size, then each that takes over, and at which size.
-
-    >>> fastest({"slow start": lambda n: 5 + n, "fast start": lambda n: 1 + 2 * n}, [1, 2, 3, 4, 5, 6])
-    {'fast start': 1.0, 'slow start': 5.0}
-    """
-    order: dict[str, float] = {}
-    last = ""
-    for size in np.asarray(sizes, float).tolist():
-        seconds = {name: cost(size) for name, cost in costs.items()}
-        # Ties, but for rounding, stay with who leads.
-        least = min(seconds.values()) * (1 + 1e-12)
-        if not last or seconds[last] > least:
-            last = next(name for name in seconds if seconds[name] <= least)
-            order.setdefault(last, size)
-    return order

@@ -3,11 +3,6 @@
 Of each group the k = density x elements largest are selected, one group after the other on the compute
 stream, and their values and indices gathered from all workers. So an iteration is that of the dense
 model (`ddlkit.core.iteration`) for another cost and another workload.
-
-What selecting costs is a form of the function (elements, density) -> seconds. The `omgs` paper's formula
-can be read in two ways, with and without the density, and selection on today's devices follows neither: it
-reads the tensor a few times. The first two readings grow faster than the tensor, so that merging two
-tensors costs time (omgs Eq 12); with the third, merging saves one start.
 """
 
 from __future__ import annotations
@@ -23,8 +18,7 @@ from numpy.typing import ArrayLike
 
 from ddlkit.core.cost import UNDESCRIBED, Form, MessageCost, Table, cost_from_dict
 from ddlkit.core.errors import UserError, shown
-from ddlkit.core.iteration import PLAIN, Iteration
-from ddlkit.core.link import Link
+from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import Floats, Workload
@@ -36,18 +30,18 @@ Selecting = Callable[[Any, float], Any]
 
 
 def selected(elements: int, density: float) -> int:
-    """How many of ``elements`` are kept: density x elements (omgs IV), at least 1."""
+    """Return how many of ``elements`` are kept: density x elements (omgs IV), at least 1."""
     return max(1, round(density * elements))
 
 
 def elements_of(n_bytes: ArrayLike) -> Floats:
-    """float32 elements of gradients of ``n_bytes`` (any shape), rounded up."""
+    """Return the float32 elements of gradients of ``n_bytes`` (any shape), rounded up."""
     return np.asarray(np.ceil(np.asarray(n_bytes, dtype=float) / ELEMENT_BYTES))
 
 
 def group_elements(workload: Workload, plan: FusionPlan) -> list[int]:
-    """float32 elements of each group: its bytes, rounded up."""
-    return [-(-n_bytes // ELEMENT_BYTES) for n_bytes in plan.group_bytes(workload).tolist()]
+    """Return the float32 elements of each group: its bytes, rounded up."""
+    return [int(size) for size in elements_of(plan.group_bytes(workload))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +74,7 @@ class SparseGather(MessageCost):
         return np.asarray(2 * self.gather(self.collective_bytes(sizes)))
 
     def collective_bytes(self, n_bytes: ArrayLike) -> Floats:
-        """Whole output of either gather, for dense groups of ``n_bytes``."""
+        """Return the whole output of either gather, in bytes, for dense groups of ``n_bytes``."""
         return self.sent_bytes(n_bytes) / 2
 
     @property
@@ -89,31 +83,31 @@ class SparseGather(MessageCost):
         return self.selecting is not None
 
     def selection_s(self, n_bytes: ArrayLike) -> Floats:
-        """Seconds to select from dense groups of ``n_bytes`` (any shape); none where that is not known."""
+        """Return seconds to select from dense groups of ``n_bytes``; 0 where that is not known."""
         if self.selecting is None:
             return super().selection_s(n_bytes)
         return np.asarray(self.selecting(elements_of(n_bytes), self.density), dtype=float)
 
     def sent_bytes(self, n_bytes: ArrayLike) -> Floats:
-        """Whole outputs of both gathers, for dense groups of ``n_bytes``."""
+        """Return the whole outputs of both gathers, in bytes, for dense groups of ``n_bytes``."""
         kept = np.maximum(1.0, np.rint(self.density * elements_of(n_bytes)))
         return 2 * ELEMENT_BYTES * (self.workers or 1) * kept
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, with the gather's own description inside."""
+        """Return a JSON-ready description, with the gather's own inside."""
         return {"form": self.form, "density": self.density, "gather": self.gather.to_dict()}
 
 
 def group_selection_s(
     workload: Workload, plan: FusionPlan, density: float, selecting: Selecting
 ) -> Floats:
-    """(G,) seconds to select each group's largest elements."""
-    sizes = np.array(group_elements(workload, plan), dtype=float)
+    """Return (G,) seconds to select each group's largest elements."""
+    sizes = elements_of(plan.group_bytes(workload))
     return np.asarray(selecting(sizes, density), dtype=float)
 
 
 def with_selection(workload: Workload, plan: FusionPlan, selection_s: Floats) -> Workload:
-    """The workload whose backward holds each group's selection, right after its last gradient.
+    """Return the workload whose backward holds each group's selection, right after its last gradient.
 
     selection_s : (G,). Group g is then ready at its gradients' time plus all selections up to its own
     (omgs Eq 6 and 7, seen from the iteration).
@@ -123,10 +117,8 @@ def with_selection(workload: Workload, plan: FusionPlan, selection_s: Floats) ->
     return replace(workload, backward_s=backward_s)
 
 
-def sparse_iteration(
-    workload: Workload, plan: FusionPlan, cost: MessageCost, link: Link = PLAIN
-) -> Iteration:
-    """The iteration under a plan at a cost that knows what selecting takes, the selections among its compute.
+def sparse_iteration(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Iteration:
+    """Return the iteration under a plan at a cost that selects, the selections among its compute.
 
     >>> from ddlkit.core.cost import AlphaBeta
     >>> gather = AlphaBeta(0.5, 0.0, collective="all_gather", workers=2)
@@ -136,11 +128,11 @@ def sparse_iteration(
     4.5
     """
     selecting_s = cost.selection_s(plan.group_bytes(workload))
-    return Iteration(with_selection(workload, plan, selecting_s), plan, cost, link)
+    return Iteration(with_selection(workload, plan, selecting_s), plan, cost)
 
 
 def sparse_timeline(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Timeline:
-    """The spans of a `sparse_iteration`, each group's selection as a span of its own."""
+    """Return the spans of a `sparse_iteration`, each group's selection as a span of its own."""
     iteration = sparse_iteration(workload, plan, cost)
     spans = iteration.timeline().to_frame()
     took_s = np.zeros(len(spans))
@@ -152,8 +144,6 @@ def sparse_timeline(workload: Workload, plan: FusionPlan, cost: MessageCost) -> 
     rows = [*spans.assign(end_s=np.where(took_s > 0, begins_s, spans["end_s"])).to_dict("records")]
     return Timeline.from_rows(rows + selections.to_dict("records"))
 
-
-# -- what selecting costs ----------------------------------------------------------------------
 
 SELECTION_FORMS: dict[str, type[SelectionCost]] = {}
 """Every form of a selection cost by its name; a class with a ``form`` enters it when it is defined."""
@@ -173,10 +163,7 @@ class SelectionCost(Form):
         SELECTION_FORMS[cls.form] = cls
 
     def __call__(self, elements: ArrayLike, density: ArrayLike) -> Any:
-        """Seconds for tensors of ``elements``, at least 1 each, at ``density``, above 0 to 1.
-
-        Shapes broadcast; two scalars give a float.
-        """
+        """Return seconds for ``elements`` of at least 1 and ``density`` above 0 to 1; shapes broadcast."""
         d, rho = np.broadcast_arrays(np.asarray(elements, float), np.asarray(density, float))
         seconds = self._seconds(d, rho)
         return float(seconds) if d.ndim == 0 else seconds
@@ -222,12 +209,9 @@ class Scan(SelectionCost):
 @dataclass(frozen=True, eq=False)
 class SelectionTimes(SelectionCost):
     """Measured times, interpolated in log-log; beyond the densities as at the nearest one, beyond the
-    largest size in proportion to it.
+    largest size in proportion to it. Those of a single density say nothing of others.
 
-    Times of a single density say nothing of others.
-
-    elements : (n,); density : (m,); seconds : (m, n), row by row a `ddlkit.core.cost.Table`. Of a single
-        density (n,) will do
+    elements : (n,); density : (m,); seconds : (m, n), or (n,) of a single density
     """
 
     form: ClassVar[str] = "table"
@@ -249,8 +233,7 @@ class SelectionTimes(SelectionCost):
                 raise UserError(
                     f"table cost: {name} must be {least} or more, increasing, above zero"
                 )
-        if not np.all(rows > 0) or not np.all(np.isfinite(rows)):
-            raise UserError("table cost: every time in seconds must be finite and above zero")
+        rows = np.array([Table(self.elements, row).seconds for row in rows])  # which checks them
         rows.setflags(write=False)
         object.__setattr__(self, "seconds", rows)
 
@@ -272,6 +255,6 @@ class SelectionTimes(SelectionCost):
 
     @property
     def sha256(self) -> str:
-        """Hash of all that a selection time depends on, as a Case carries it."""
+        """Return the hash of all that a selection time depends on, as a Case carries it."""
         columns = self.density, self.elements, self.seconds
         return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()

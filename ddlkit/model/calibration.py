@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,18 +18,22 @@ from ddlkit.core.lablink import is_lab, read_link
 from ddlkit.core.link import FRAMING, Link, wire_s_per_byte
 from ddlkit.core.schedule import STEPS
 from ddlkit.core.sparse import Selecting, SparseGather
-from ddlkit.model.noise import Noise
+from ddlkit.model.noise import Drift, Noise, Sessions
 
 UNFITTED = "alpha_beta:wire"
 """The line that no fit is needed for: the time of the smallest message, and bytes at the link's known rate
 less its framing."""
 STOLEN_LIMIT = 0.02
 """Share of the cores that a machine's host may take while something is measured."""
+LINK = ["link", "ranks", "collective"]
+SAMPLED = ("bytes", "seconds", "session", "messages_per_sample")
+POOLED = "pooled"
+"""What tells how sessions drift, in tables of predictions: all links of a recording (`pooled`)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Communication:
-    """What is known of messages between a number of workers: all of a prediction that is not compute.
+    """All of a prediction that is not compute: what is known of messages between some workers.
 
     cost : of a message; draws : costs fitted to bootstrap resamples, to say how sure it is
     link : what messages share; noise : how single messages differ from the cost, None: not known
@@ -43,9 +47,9 @@ class Communication:
     others: Mapping[str, MessageCost] = field(default_factory=dict)
 
     def sparse(self, density: float, selecting: Selecting | None = None) -> Communication:
-        """The same for groups of which only the largest elements are gathered; as it is at density 1.
+        """Return the same for groups of which only the largest elements are gathered; itself at density 1.
 
-        selecting : what it takes to select them, if the forecast shall add that to what is computed
+        selecting : what it takes to select them, if the forecast shall add that to compute
         """
         if density == 1.0 and selecting is None:
             return self
@@ -75,7 +79,7 @@ class Calibration:
         draws: int = 200,
         also: Collection[str] = (),
     ) -> Calibration:
-        """Fit ``form`` to each link, number of ranks and collective of a collectives table.
+        """Return ``form`` fitted to each link, number of ranks and collective of a collectives table.
 
         form : as `fit` takes it, or UNFITTED for links whose rate is known
         draws : bootstrap resamples for the intervals; 0 where none is wanted, which is faster
@@ -89,55 +93,44 @@ class Calibration:
             name = collectives.loc[stepped, "algorithm"].iloc[0]
             raise UserError(f"no calibration of {name}: give it rows of the library's own messages")
         known = {}
-        keys = ["link", "ranks", "collective"]
-        for (link, ranks, collective), every in undisturbed(collectives).groupby(keys):
-            key = str(link), int(ranks), str(collective)
+        for key, every in _by_link(undisturbed(collectives)):
             rows = every[every["in_flight"] == 1]
-            found = _fitted(rows, form, draws)
-            there = [name for name in also if name != UNFITTED or rows["link_bits_per_s"].all()]
-            others = {name: _fitted(rows, name, 0).cost for name in there}
-            columns = "bytes", "seconds", "session", "messages_per_sample"
-            noise = Noise.of(*(rows[name] for name in columns))
-            known[key] = Communication(found.cost, found.draws, shared_link(every), noise, others)
+            fitted = _fitted(rows, form, draws)
+            forms = [name for name in also if name != UNFITTED or rows["link_bits_per_s"].all()]
+            others = {name: _fitted(rows, name, 0).cost for name in forms}
+            noise = Noise.of(*(rows[name] for name in SAMPLED))
+            known[key] = Communication(fitted.cost, fitted.draws, shared_link(every), noise, others)
         return cls(known)
 
     def without_credit(self) -> Calibration:
-        """The same for links that save nothing while they rest: a message costs what it costs."""
+        """Return the same for links that save nothing while they rest."""
         bare = {
-            key: replace(one, link=Link(software=one.link.software))
-            for key, one in self.known.items()
+            key: replace(communication, link=Link(software=communication.link.software))
+            for key, communication in self.known.items()
         }
         return Calibration(bare)
-
-    def with_certain_drift(self) -> Calibration:
-        """The same with intervals as if its few sessions told exactly how sessions differ."""
-        known = {
-            key: replace(one, noise=one.noise and one.noise.certain())
-            for key, one in self.known.items()
-        }
-        return Calibration(known)
 
     def between(
         self, link: str, workers: int, collective: str = "all_reduce", in_flight: int = 1
     ) -> Communication:
-        """Messages over ``link`` among ``workers``. Raises UserError when that was not calibrated."""
+        """Return messages over ``link`` among ``workers``. Raises UserError when not calibrated."""
         key = (link, workers, collective)
         if key not in self.known:
             known = "; ".join(f"{what} over {where}, {n} ranks" for where, n, what in self.known)
             raise UserError(
                 f"no calibration for {collective} over {link} with {workers} ranks: there is {known}"
             )
-        found = self.known[key]
-        return replace(found, link=replace(found.link, in_flight=in_flight))
+        communication = self.known[key]
+        return replace(communication, link=replace(communication.link, in_flight=in_flight))
 
     def of_case(self, case: Case) -> Communication:
-        """Messages of a case, sparse where it is. Raises UserError when its lab was not calibrated."""
+        """Return messages of a case, sparse where it is. Raises UserError when its lab was not calibrated."""
         dense = self.between(case.link, case.workers, case.collective, case.in_flight)
         return dense.sparse(case.density) if case.collective == "all_gather" else dense
 
 
 def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
-    """``form`` fitted to one link's messages of one collective, sent one by one."""
+    """Return ``form`` fitted to one link's messages of one collective, sent one by one."""
     collective, workers = str(rows["collective"].iloc[0]), int(rows["ranks"].iloc[0])
     if form == UNFITTED:
         rate_bits_per_s = float(rows["link_bits_per_s"].iloc[0])
@@ -161,16 +154,16 @@ def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
 
 
 def shared_link(samples: pd.DataFrame) -> Link:
-    """What messages over a link share, by its calibration; credit where the link, by its name, saves any."""
-    one, software = samples.iloc[0], software_at_once(samples)
-    link, collective, ranks = str(one["link"]), str(one["collective"]), int(one["ranks"])
-    return named_link(link, collective, ranks, float(one["link_bits_per_s"]), software)
+    """Return what messages over a link share, by its calibration; tokens where, by its name, it saves any."""
+    first, software = samples.iloc[0], software_at_once(samples)
+    link, collective, ranks = str(first["link"]), str(first["collective"]), int(first["ranks"])
+    return named_link(link, collective, ranks, float(first["link_bits_per_s"]), software)
 
 
 def named_link(
     link: str, collective: str, ranks: int, rate_bits_per_s: float, software: float = math.inf
 ) -> Link:
-    """The same, where it is known how many messages' software the processor does at once."""
+    """Return the same, where it is known how many messages' software the processor does at once."""
     saved_s = read_link(link).burst_s if is_lab(link) and rate_bits_per_s else 0.0
     if not saved_s:
         return Link(software=software)
@@ -179,12 +172,12 @@ def named_link(
 
 
 def _framing(link: str) -> float:
-    """Share of what a link carries that is a message's own bytes."""
+    """Return the share of what a link carries that is a message's own bytes."""
     return read_link(link).framing if is_lab(link) else FRAMING
 
 
 def software_at_once(samples: pd.DataFrame) -> float:
-    """How many small messages the processor carries in the time of one; infinite where nothing shows it.
+    """Return how many small messages the processor carries in the time of one; infinite if nothing tells.
 
     Read off how much faster small messages go with several in flight than with one.
     """
@@ -194,13 +187,33 @@ def software_at_once(samples: pd.DataFrame) -> float:
 
 
 def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
-    """What a cost may be fitted to: messages, between ranks that had their cores.
+    """Return rows that a cost may be fitted to: messages, between ranks that had their cores.
 
-    One rank alone sends nothing. Samples that lost more than STOLEN_LIMIT of the cores are left out of
+    One rank alone sends nothing. Samples that lost more than STOLEN_LIMIT of the cores are held out of
     sizes that were measured better too.
     """
     collectives = collectives[collectives["ranks"] > 1]
-    keys = ["link", "ranks", "collective", "in_flight", "bytes"]
-    least = collectives.groupby(keys)["stolen"].transform("min")
+    least = collectives.groupby([*LINK, "in_flight", "bytes"])["stolen"].transform("min")
     lost = collectives["stolen"].gt(STOLEN_LIMIT) & least.le(STOLEN_LIMIT)
     return collectives[~lost]
+
+
+def pooled(calibration: Calibration, collectives: pd.DataFrame) -> Calibration:
+    """Return the same calibration with the drift that all links tell; costs and scatter stay.
+
+    collectives : all rows of the recording, also of links that the calibration does not know
+    """
+    rows = undisturbed(collectives[collectives["in_flight"] == 1])
+    links = {key: Sessions.of(own) for key, own in _by_link(rows)}
+    drift, known = Drift.of([*links.values()]), dict(calibration.known)
+    for key, communication in known.items():
+        if communication.noise is not None and key in links:
+            noise = drift.noise(communication.noise, links[key])
+            known[key] = replace(communication, noise=noise)
+    return Calibration(known)
+
+
+def _by_link(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, int, str], pd.DataFrame]]:
+    """Yield rows of each link, number of ranks and collective, behind these three."""
+    for (link, ranks, collective), own in rows.groupby(LINK):
+        yield (str(link), int(ranks), str(collective)), own

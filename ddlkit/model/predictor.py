@@ -1,10 +1,15 @@
-"""The validated model: a plan, compute and communication to the time of an iteration, with its interval."""
+"""The validated model: a plan, compute and communication to the time of an iteration, with its interval.
+
+And models on trial beside ours: what each predicts of an iteration from the same messages and workload.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from pandas import DataFrame
@@ -13,13 +18,15 @@ from ddlkit import papers
 from ddlkit.core import plan as planning
 from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
-from ddlkit.core.doubt import interval
+from ddlkit.core.doubt import LEVEL, interval
 from ddlkit.core.errors import UserError
-from ddlkit.core.iteration import Iteration, Prediction
+from ddlkit.core.iteration import Iteration, Prediction, no_overlap, perfect_overlap
+from ddlkit.core.link import Link
 from ddlkit.core.plan import FusionPlan, Planner
 from ddlkit.core.sparse import Selecting, group_selection_s, with_selection
 from ddlkit.core.workload import Floats, Workload
-from ddlkit.model.calibration import Calibration, Communication
+from ddlkit.model.calibration import UNFITTED, Calibration, Communication
+from ddlkit.papers.osf import predict_osf
 
 STEADY = np.ones(1)
 """Compute that does not scatter: replayed, or not known to."""
@@ -27,7 +34,7 @@ STEADY = np.ones(1)
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """A prediction, and where 95% of single iterations should lie; None without bootstrap draws.
+    """A prediction, and the interval of single iterations; None without bootstrap draws.
 
     iteration : what was predicted, for its timeline or for other models of the same
     """
@@ -37,7 +44,7 @@ class Forecast:
 
     @property
     def prediction(self) -> Prediction:
-        """Times of the iteration."""
+        """Return the times of the iteration."""
         return self.iteration.prediction
 
 
@@ -48,16 +55,18 @@ def forecast(
     *,
     copy_s_per_byte: float = 0.0,
     compute_scatter: Floats = STEADY,
+    level: float = LEVEL,
 ) -> Forecast:
-    """Predict an iteration of ``workload`` under ``plan``, with the interval of a single iteration.
+    """Return a prediction of ``workload`` under ``plan``, with the interval of a single iteration.
 
     The interval holds three kinds of noise, all of the calibration: how sure the cost is, how single
     messages scatter about it, and how it drifts from session to session; and, where it is known, a
     fourth, of the profile: how compute scatters from iteration to iteration. Where the cost knows what
-    selecting a message takes, that is computed, too.
+    selecting a message takes, that counts as compute, too.
 
     copy_s_per_byte : of gradients into and out of messages; counts as exposed communication
     compute_scatter : iterations of one worker alone over their median
+    level : share of single iterations that should lie in the interval
     """
     cost, draws = communication.cost, communication.draws
     if cost.selects:
@@ -71,17 +80,16 @@ def forecast(
         sent_bytes = iteration.group_bytes * getattr(cost, "density", 1.0)
         factors = communication.noise.factors(sent_bytes, len(draws))
     slower = np.random.default_rng(0).choice(compute_scatter, len(draws))
-    lower_s, upper_s = interval(iteration.draws(draws, factors, slower))
+    lower_s, upper_s = interval(iteration.draws(draws, factors, slower), level)
     return Forecast(iteration, (float(lower_s), float(upper_s)))
 
 
-HOST_BOUND = (
-    0.9  # from this share on, a GPU's iteration is as long as a program takes to ask for it
-)
+HOST_BOUND = 0.9
+"""From this share on, a GPU's iteration is as long as a program takes to ask for it."""
 
 
 def issue_share(samples: DataFrame) -> float:
-    """Time in which a host issues an iteration over what that takes on the GPU, by its ``samples``.
+    """Return the time in which a host issues an iteration over what that takes on the GPU.
 
     From HOST_BOUND on, the iteration shows how fast Python is, not the GPU. NaN where it was not timed.
     """
@@ -90,7 +98,7 @@ def issue_share(samples: DataFrame) -> float:
 
 
 def scatter_of(samples: DataFrame) -> Floats:
-    """Iterations of one worker alone over their median, of the ``samples`` table of a layer profile."""
+    """Return (n,) iterations of one worker alone over their median, of a profile's ``samples`` table."""
     took_s = samples["seconds"][samples["quantity"] == "unhooked_iteration"].to_numpy()
     return np.asarray(took_s / np.median(took_s))
 
@@ -102,8 +110,9 @@ def forecast_case(
     selections: Mapping[str, Selecting] | None = None,
     copy_s_per_byte: float = 0.0,
     compute_scatter: Floats = STEADY,
+    level: float = LEVEL,
 ) -> Forecast:
-    """The forecast of a case: its slowest rank's workload, its plan, its lab's calibration.
+    """Return the forecast of a case: its slowest rank's workload, its plan, its lab's calibration.
 
     workloads : by the hash of the profile that a case carries
     selections : selection times by the hash that a sparse case carries; the rest as for `forecast`
@@ -114,18 +123,19 @@ def forecast_case(
         calibration.of_case(case),
         copy_s_per_byte=copy_s_per_byte,
         compute_scatter=compute_scatter,
+        level=level,
     )
 
 
 def plan_of(case: Case) -> FusionPlan:
-    """The plan whose group ends the case carries."""
+    """Return the plan whose group ends the case carries."""
     return FusionPlan(case.plan, tuple(int(end) for end in case.ends.split(";")))
 
 
 def computed(
     case: Case, workloads: Mapping[str, Workload], selections: Mapping[str, Selecting]
 ) -> Workload:
-    """What the slowest rank of a case computes, its selections included.
+    """Return what the slowest rank of a case computes, its selections included.
 
     Raises UserError when the layer profile, or the selection times of a sparse case, are not at hand.
     """
@@ -148,13 +158,13 @@ def computed(
 
 
 def planners() -> dict[str, Planner]:
-    """Every planner by its name: ours, and those of the papers."""
+    """Return every planner by its name: ours, and those of the papers."""
     papers.load()
     return planning.PLANNERS
 
 
 def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) -> FusionPlan:
-    """The plan that ``spec`` names, by our own planners or by those of the papers.
+    """Return the plan that ``spec`` names, by our own planners or by those of the papers.
 
     Planners see what a message costs, not what messages share: they plan as if messages went one after
     the other over a link that saves nothing while it rests. Predict what comes out with the link.
@@ -167,3 +177,72 @@ def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) ->
     """
     papers.load()
     return planning.make_plan(spec, workload, cost)
+
+
+# -- models on trial ------------------------------------------------------------------------------
+
+
+def recursion(iteration: Iteration) -> Prediction:
+    """Return our own formula's: each message starts when it is ready and the one before it is sent."""
+    return iteration.prediction
+
+
+class Trial(NamedTuple):
+    """A model on trial beside ours.
+
+    cost : the form of a message's cost, as `Calibration.of` takes it; OWN: the measured table
+    formula : from the iteration, over a link that saves no tokens, to its times; NaN where it has none
+    """
+
+    cost: str
+    formula: Callable[[Iteration], Prediction]
+
+
+OWN = ""
+_REPAIRED = partial(predict_osf, literal=False)
+TRIALS = {
+    "no_overlap": Trial(OWN, no_overlap),
+    "perfect_overlap": Trial(OWN, perfect_overlap),
+    "no_credit": Trial(OWN, recursion),
+    "line_medians": Trial("alpha_beta:medians", recursion),
+    "line_least_squares": Trial("alpha_beta:least_squares", recursion),
+    "line_unfitted": Trial(UNFITTED, recursion),
+    "line_ends": Trial("alpha_beta:ends", recursion),
+    "line_relative": Trial("alpha_beta:relative", recursion),
+    "osf_line": Trial("alpha_beta:medians", predict_osf),
+    "osf_table": Trial(OWN, predict_osf),
+    "osf_repaired_line": Trial("alpha_beta:medians", _REPAIRED),
+    "osf_repaired_table": Trial(OWN, _REPAIRED),
+}
+"""Every model that ours is held against: trivial ones, ours without its link's tokens, ours with a straight
+line laid in each way, and the paper's own as printed and as repaired, where it applies."""
+TRIAL_COSTS = tuple(dict.fromkeys(trial.cost for trial in TRIALS.values() if trial.cost))
+OURS = "model"
+MODELS = (OURS, *TRIALS)
+MEASURED = "table"
+"""Ours with the table of a lab's medians, where ours has gloo's law fitted to them."""
+CARRIED = "carried"
+"""Ours with a cost from other labs' calibrations: it never saw the one that it speaks of."""
+
+
+def predicted_times(
+    ours: Forecast, others: Mapping[str, MessageCost]
+) -> dict[str, tuple[float, float]]:
+    """Return iteration and exposed communication, in seconds, by each of MODELS.
+
+    others : costs by the form that a Trial names; a trial without its cost is NaN
+    """
+    iteration, link = ours.iteration, ours.iteration.link
+    bare = replace(iteration, link=Link(link.in_flight, link.software))
+    costs = {OWN: iteration.cost, **others}
+    rows = {}
+    for name, trial in TRIALS.items():
+        rows[name] = math.nan, math.nan
+        if trial.cost in costs:
+            rows[name] = times(trial.formula(replace(bare, cost=costs[trial.cost])))
+    return {**rows, OURS: times(ours.prediction)}
+
+
+def times(prediction: Prediction) -> tuple[float, float]:
+    """Return iteration and exposed communication, in seconds."""
+    return prediction.iteration_s, prediction.exposed_communication_s

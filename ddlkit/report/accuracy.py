@@ -1,26 +1,42 @@
-"""Predicted meets measured: every Case predicted, joined on its key with its runs, and judged.
+"""Predicted meets measured: the one judge, of predictions made before their runs and of those made after.
 
-The only inputs of a prediction are a layer profile (compute) and a cost fitted to collectives measured on
-their own (communication); no row of the runs table takes part in either.
+A prediction's only inputs are a layer profile (compute) and a cost fitted to collectives measured on their
+own (communication); no row of the runs table takes part in either. A case's truth is the median of its
+iterations. Errors are relative, predicted over measured less 1. An interval is of a single iteration.
+Cases whose runs the processor may have limited are not judged.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+import yaml
 
+from ddlkit import store
 from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.cost import MessageCost
+from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import Selecting
-from ddlkit.core.workload import Workload
+from ddlkit.core.workload import Floats, Workload
 from ddlkit.model.calibration import Calibration
-from ddlkit.model.predictor import STEADY, Forecast, forecast_case
-from ddlkit.model.trials import COSTS, LINES, MODELS, TRIALS, said
+from ddlkit.model.predictor import (
+    CARRIED,
+    MEASURED,
+    MODELS,
+    OURS,
+    STEADY,
+    TRIAL_COSTS,
+    Forecast,
+    forecast_case,
+    predicted_times,
+)
 from ddlkit.report.source import Source
 
 RESCALED = "rescaled"
@@ -28,21 +44,19 @@ RESCALED = "rescaled"
 
 Between a profile and a run the machine's speed drifts; what error remains here is communication's alone.
 """
+PREDICTED = (*MODELS, MEASURED, CARRIED)
+"""Every model that a campaign may have predicted its cases by, before they ran."""
 TAIL = 0.9
 """The quantile of errors that one case in ten exceeds."""
-DRAWS = 1000
-ROUNDS = 5
-"""Repeats of a case from which its repeatability can be told: of two, one difference is all there is."""
-Floats = NDArray[np.float64]
+WITHIN = 0.05
+TIMES = {"iteration": "iteration_s", "exposed": "exposed_s"}
 
 
-def calibrated(collectives: pd.DataFrame, form: str = "table", draws: int = 200) -> Calibration:
-    """A calibration that holds the costs of every model on trial too, from the same samples."""
-    return Calibration.of(collectives, form, draws, also=COSTS)
+# -- what was measured, and what is predicted of it -----------------------------------------------
 
 
 def measured(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per case: median of its iterations, and how well it repeats.
+    """Return one row per case: medians of its iterations in seconds, and how well it repeats.
 
     repeatability : mean difference between two repeats' medians, relative to the median; likewise
         ``repeatability_exposed`` of exposed communication
@@ -50,45 +64,44 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
     quantities = ["iteration_s", "exposed_communication_s", "compute_s"]
     repeats = runs.groupby(["case", "repeat"])[quantities].median().groupby("case")
     spread = repeats.agg(mean_difference) / repeats.median()
-    found = repeats.median().add_prefix("measured_")
-    found["repeats"] = repeats.size()
-    found["repeatability"] = spread["iteration_s"]
-    found["repeatability_exposed"] = spread["exposed_communication_s"]
+    cases = repeats.median().add_prefix("measured_")
+    cases["repeats"] = repeats.size()
+    cases["repeatability"] = spread["iteration_s"]
+    cases["repeatability_exposed"] = spread["exposed_communication_s"]
     how = {"processor_load": "median", "stolen": "max", "copy_s_per_byte": "median"}
-    found = found.join(runs.groupby("case").agg({**how, "processor_limited": "any"}))
+    cases = cases.join(runs.groupby("case").agg({**how, "processor_limited": "any"}))
     keys = runs.drop_duplicates("case").set_index("case")[[*CASE_COLUMNS, "origin"]]
-    return keys.join(found).reset_index()
-
-
-def often_repeated(*runs: pd.DataFrame, least: int = ROUNDS) -> pd.DataFrame:
-    """Of several runs tables, the `measured` cases of at least so many repeats: they tell what repeats."""
-    found = pd.concat([measured(one) for one in runs], ignore_index=True)
-    return found[found["repeats"] >= least]
+    return keys.join(cases).reset_index()
 
 
 def mean_difference(values: pd.Series) -> float:
-    """Repeatability: how far two repeats of one case differ, in the mean; NaN for a single one."""
-    found = values.to_numpy()
-    apart = np.abs(found[:, None] - found)[np.triu_indices(len(found), 1)]
+    """Return how far two repeats of one case differ, in the mean; NaN for a single one."""
+    repeats = values.to_numpy()
+    apart = np.abs(repeats[:, None] - repeats)[np.triu_indices(len(repeats), 1)]
     return float(apart.mean()) if len(apart) else math.nan
 
 
+def calibrated(collectives: pd.DataFrame, form: str = "table", draws: int = 200) -> Calibration:
+    """Return a calibration that holds the costs of every model on trial too, from the same samples."""
+    return Calibration.of(collectives, form, draws, also=TRIAL_COSTS)
+
+
 def by_every_model(
-    found: Forecast, compute_s: float, others: Mapping[str, MessageCost] | None = None
+    ours: Forecast, compute_s: float, others: Mapping[str, MessageCost] | None = None
 ) -> dict[str, float]:
-    """Iteration and exposed communication by every model, and the interval of a single iteration.
+    """Return ``<model>_iteration_s`` and ``<model>_exposed_s``, and the interval of an iteration.
 
     compute_s : measured in the same run; only the RESCALED model uses it
-    others : costs by the form that a Trial names; a trial without its cost is NaN
+    others : costs by the form that a model on trial names; one without its cost is NaN
     """
     row: dict[str, float] = {}
-    for name, times in said(found, others or {}).items():
+    for name, times in predicted_times(ours, others or {}).items():
         row[f"{name}_iteration_s"], row[f"{name}_exposed_s"] = times
-    iteration, workload = found.iteration, found.iteration.workload
+    iteration, workload = ours.iteration, ours.iteration.workload
     stretched = replace(iteration, workload=workload.scaled(compute_s / workload.compute_s))
     row[f"{RESCALED}_iteration_s"] = stretched.prediction.iteration_s
     row[f"{RESCALED}_exposed_s"] = stretched.prediction.iteration_s - compute_s
-    row["lower_s"], row["upper_s"] = found.interval_s or (math.nan, math.nan)
+    row["lower_s"], row["upper_s"] = ours.interval_s or (math.nan, math.nan)
     return {**row, "predicted_compute_s": workload.compute_s}
 
 
@@ -99,19 +112,19 @@ def validate(
     selections: Mapping[str, Selecting] | None = None,
     compute_scatter: Mapping[str, Floats] | None = None,
 ) -> pd.DataFrame:
-    """One row per case: measured, predicted, and signed relative errors.
+    """Return one row per case: measured, predicted, and errors.
 
     ``<model>_error`` is on the iteration, ``<model>_exposed_error`` on exposed communication, of MODELS.
     calibration : of models on trial only those are judged whose cost it holds, see `calibrated`
     selections : selection times by the hash that a sparse case carries
     compute_scatter : of profiles by their hash, as `forecast_case` takes it; for cases that really train
     """
-    found, scatter = measured(runs), compute_scatter or {}
+    cases, scatter = measured(runs), compute_scatter or {}
     predicted = []
-    for row in found.to_dict("records"):
+    for row in cases.to_dict("records"):
         scattered = scatter if row["kind"] == "training" else {}
         case = Case.from_row(row)
-        forecast = forecast_case(
+        ours = forecast_case(
             case,
             workloads,
             calibration,
@@ -120,71 +133,117 @@ def validate(
             scattered.get(row["profile_sha256"], STEADY),
         )
         others = calibration.of_case(case).others
-        predicted.append(by_every_model(forecast, row["measured_compute_s"], others))
-    joined = found.join(pd.DataFrame(predicted))
-    for name in (*MODELS, RESCALED):
-        joined[f"{name}_error"] = joined[f"{name}_iteration_s"] / joined["measured_iteration_s"] - 1
-        exposed = joined[f"{name}_exposed_s"] - joined["measured_exposed_communication_s"]
-        joined[f"{name}_exposed_error"] = exposed / joined["measured_exposed_communication_s"]
-    return joined
+        predicted.append(by_every_model(ours, row["measured_compute_s"], others))
+    return _with_errors(cases.join(pd.DataFrame(predicted)), (*MODELS, RESCALED))
 
 
-def summary(validated: pd.DataFrame) -> dict[str, float]:
-    """The figures that a reader asks for first; errors are absolute and relative.
-
-    Of every model on trial the median error, and ours on the same cases where those are fewer.
-    """
-    exposed = validated["model_exposed_error"].abs()
-    size = {name: validated[f"{name}_error"].abs() for name in MODELS}
-    inside = validated["measured_iteration_s"].between(validated["lower_s"], validated["upper_s"])
-    result = {
-        "cases": len(validated),
-        "median_error": size["model"].median(),
-        "tail_error": size["model"].quantile(TAIL),
-        "max_error": size["model"].max(),
-        "median_exposed_error": exposed.median(),
-        "median_exposed_error_rescaled": validated[f"{RESCALED}_exposed_error"].abs().median(),
-        "max_exposed_error": exposed.max(),
-        "median_repeatability": validated["repeatability"].median(),
-        "median_repeatability_exposed": validated["repeatability_exposed"].median(),
-        "interval_coverage": inside.mean(),
-    }
-    for name in TRIALS:
-        covered = size[name].notna()
-        if covered.any():
-            result[f"{name}_median_error"] = size[name].median()
-        if covered.any() and not covered.all():
-            result[f"median_error_where_{name}"] = size["model"][covered].median()
-    return {name: float(value) for name, value in result.items()}
+def _with_errors(cases: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Return the cases with columns ``<model>_error`` and ``<model>_exposed_error``."""
+    for name in names:
+        cases[f"{name}_error"] = cases[f"{name}_iteration_s"] / cases["measured_iteration_s"] - 1
+        exposed = cases[f"{name}_exposed_s"] - cases["measured_exposed_communication_s"]
+        cases[f"{name}_exposed_error"] = exposed / cases["measured_exposed_communication_s"]
+    return cases
 
 
-def labelled(validated: pd.DataFrame) -> pd.DataFrame:
-    """The validated cases with a column ``lab``: its ranks and links, as in "4 x 1gbit"."""
-    name = validated["workers"].astype(str) + " x " + validated["link"].str.removeprefix("lab:")
-    name += np.where(validated["density"] < 1, ", sparse", "")
-    name += np.where(validated["straggler"] > 1, ", straggler", "")
-    name += np.where(validated["in_flight"] > 1, ", two in flight", "")
-    inside = validated["measured_iteration_s"].between(validated["lower_s"], validated["upper_s"])
-    return validated.assign(lab=name, inside=inside)
+def labelled(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return the cases with ``lab``, as in "4 x 1gbit", and ``inside``: their median in its interval."""
+    name = cases["workers"].astype(str) + " x " + cases["link"].str.removeprefix("lab:")
+    name += np.where(cases["density"] < 1, ", sparse", "")
+    name += np.where(cases["straggler"] > 1, ", straggler", "")
+    name += np.where(cases["in_flight"] > 1, ", two in flight", "")
+    inside = cases["measured_iteration_s"].between(cases["lower_s"], cases["upper_s"])
+    return cases.assign(lab=name, inside=inside)
 
 
 def judge(own: Source, known: Source, form: str = "table") -> pd.DataFrame:
-    """The `labelled` cases of a recording's runs, each predicted from the calibration of its own lab.
+    """Return the `labelled` cases of a recording, each predicted from the calibration of its own lab.
 
     known : has their layer profiles and selection times. Runs without a profile, and cases that the
-        processor limited, are left out; where nothing is left, no rows.
+        processor limited, are held out; where nothing is left, no rows.
     """
     workloads, runs = known.workloads(), own.table("runs")
     runs = runs[runs["profile_sha256"].isin(workloads)]
     if runs.empty:
         return runs
     calibration, scatter = calibrated(own.table("collectives"), form), known.compute_scatter()
-    found = validate(runs, workloads, calibration, known.selections(), scatter)
-    return labelled(found[~found["processor_limited"]])
+    cases = validate(runs, workloads, calibration, known.selections(), scatter)
+    return labelled(cases[~cases["processor_limited"]])
+
+
+# -- predictions that were written before their runs ----------------------------------------------
+
+
+def joined(campaign: Source) -> pd.DataFrame:
+    """Return one row per case: measured, what each model of PREDICTED had said of it, and errors.
+
+    Columns as of `validate`; and ``runs`` iterations, of which ``covered`` lie in the interval.
+    Raises UserError for a run that this table did not predict.
+    """
+    predicted, runs = campaign.table("predicted"), campaign.table("runs")
+    digest = _digest(campaign, runs)
+    if others := set(runs["predicted"]) - {digest}:
+        raise UserError(f"runs predicted by {sorted(others)}, not by the predictions {digest}")
+    wide = predicted.pivot(index="case", columns=["model", "quantity"], values="seconds")
+    cases = measured(runs).set_index("case")
+    if missing := [*cases.index.difference(wide.index)]:
+        raise UserError(f"case {missing[0]} was run, and nothing predicted")
+    for name in PREDICTED:
+        for quantity, column in TIMES.items():
+            known = (name, quantity) in wide.columns
+            cases[f"{name}_{column}"] = wide[name, quantity] if known else np.nan
+    cases["lower_s"], cases["upper_s"] = wide[OURS, "lower"], wide[OURS, "upper"]
+    ends = (runs["case"].map(cases[end]) for end in ("lower_s", "upper_s"))
+    inside = runs["iteration_s"].between(*ends)
+    counted = inside.groupby(runs["case"]).agg(covered="sum", runs="size")
+    return _with_errors(cases, PREDICTED).join(counted).reset_index()
+
+
+def _digest(campaign: Source, runs: pd.DataFrame) -> str:
+    """Return how the hash of the predictions begins, as runs carry it."""
+    (path,) = campaign.directories[0].glob("predicted-*.csv")
+    return str(store.load_stamp(path)["sha256"])[: int(runs["predicted"].str.len().max())]
+
+
+class Preregistered(NamedTuple):
+    """A campaign judged by what was written before its runs.
+
+    cases : rows of `joined`, labelled, that the processor did not limit; goals : as of `judge_goals`
+    """
+
+    cases: pd.DataFrame
+    goals: pd.DataFrame
+
+
+def preregistered(campaign: Source) -> Preregistered:
+    """Return the campaign, joined and judged by LINKS_GOALS; raises UserError as `joined` does."""
+    everything = labelled(joined(campaign))
+    cases = everything[~everything["processor_limited"]]
+    return Preregistered(cases, judge_goals(LINKS_GOALS, cases))
+
+
+# -- scores ---------------------------------------------------------------------------------------
+
+
+def summary(cases: pd.DataFrame) -> dict[str, float]:
+    """Return what a reader asks for first of `labelled` cases; errors are absolute and relative."""
+    size = {name: cases[f"{name}_error"].abs() for name in (OURS, "no_overlap", "perfect_overlap")}
+    result = {
+        "cases": len(cases),
+        "median_error": size[OURS].median(),
+        "tail_error": size[OURS].quantile(TAIL),
+        "max_error": size[OURS].max(),
+        "median_exposed_error": cases["model_exposed_error"].abs().median(),
+        "median_repeatability": cases["repeatability"].median(),
+        "interval_coverage": cases["inside"].mean(),
+        "no_overlap_median_error": size["no_overlap"].median(),
+        "perfect_overlap_median_error": size["perfect_overlap"].median(),
+    }
+    return {name: float(value) for name, value in result.items()}
 
 
 def coverage(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
-    """How many of `labelled` cases, and how many of their single iterations, lie in their intervals.
+    """Return how many of `labelled` cases, and of their single iterations, lie in their intervals.
 
     The interval is of a single iteration, so a case's median lies in it more easily. half_width_share : in
     the median, over the measured time. runs : the table that the cases are of
@@ -202,109 +261,163 @@ def coverage(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
     }
 
 
-def by_lab(cases: pd.DataFrame) -> pd.DataFrame:
-    """One row per lab of `labelled` cases: errors, repeatability, coverage, and the processor's share."""
-    size = cases.assign(
-        error=cases["model_error"].abs(), exposed=cases["model_exposed_error"].abs()
-    )
-    found = size.groupby("lab", sort=False).agg(
-        cases=("case", "size"),
-        median_error=("error", "median"),
-        max_error=("error", "max"),
-        median_exposed=("exposed", "median"),
-        max_exposed=("exposed", "max"),
-        repeatability=("repeatability", "median"),
-        coverage=("inside", "mean"),
-        processor_load=("processor_load", "median"),
-        limited=("processor_limited", "sum"),
-    )
-    return found.reset_index()
+def scores(predicted: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Return one row per value of ``by``: median_error, error_90, bias, n, coverage.
 
+    error_90 : what one row in ten exceeds; bias : median signed error, above 0: predicted too slow
+    coverage : share of rows within the interval; NaN for a model that gives none
 
-def contest(cases: pd.DataFrame, by: str = "lab", draws: int = DRAWS) -> pd.DataFrame:
-    """One row per model on trial, beside ours on the same cases: those that it has a formula for.
-
-    by : the column whose values are drawn anew, with all their cases, for the intervals: cases of one lab
-        share a calibration and err together; "case" where there is one lab only
-
-    Columns: model; cases; median, tail and largest of the absolute error, each also as ``ours_``;
-    exposed_median and ours_exposed_median; closer, the share of cases in which it errs less than ours; and
-    of pairs, with ``_lower`` and ``_upper`` of a 95% bootstrap interval: ``difference``, its mean error less
-    ours, ``factor`` and ``tail_factor``, its median and tail over ours.
+    predicted : with measured_s, predicted_s, and lower_s and upper_s, NaN where there is no interval
     """
+    error = predicted["predicted_s"] / predicted["measured_s"] - 1
+    inside = predicted["measured_s"].between(predicted["lower_s"], predicted["upper_s"])
+    inside = inside.where(predicted["lower_s"].notna()).astype(float)
+    grouped = predicted.assign(error=error, size=error.abs(), inside=inside).groupby(
+        [*by], sort=False
+    )
+    table = grouped.agg(
+        median_error=("size", "median"),
+        error_90=("size", lambda size: size.quantile(TAIL)),
+        bias=("error", "median"),
+        n=("error", "size"),
+        coverage=("inside", "mean"),
+    )
+    return table.reset_index()
+
+
+# -- goals, which were set before the data --------------------------------------------------------
+
+
+def largest_error_over_repeatability(cases: pd.DataFrame) -> float:
+    """Return the largest, over all cases, of the error over twice what the case itself repeats to."""
+    return float((cases["model_error"].abs() / (2 * cases["repeatability"])).max())
+
+
+STATISTICS: dict[str, Callable[[pd.DataFrame], float]] = {
+    "median_error": lambda cases: cases[f"{OURS}_error"].abs().median(),
+    "median_exposed_error": lambda cases: cases[f"{OURS}_exposed_error"].abs().median(),
+    "median_transferred_error": lambda cases: cases[f"{CARRIED}_error"].abs().median(),
+    "largest_error_over_repeatability": largest_error_over_repeatability,
+    "within": lambda cases: cases[f"{OURS}_error"].abs().le(WITHIN).mean(),
+    "coverage": lambda cases: cases["inside"].mean(),
+    "coverage_of_iterations": lambda cases: cases["covered"].sum() / cases["runs"].sum(),
+}
+"""What a goal may ask of `labelled` cases."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One number to reach: a statistic of all cases, at most or at least a value, set at a time.
+
+    Raises ValueError for another statistic, and unless there is one of the two values.
+    """
+
+    goal: str
+    statistic: str
+    at_most: float | None = None
+    at_least: float | None = None
+    set_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if self.statistic not in STATISTICS or (self.at_most is None) == (self.at_least is None):
+            raise ValueError(f"one of at_most and at_least, of {', '.join(STATISTICS)}")
+
+    @property
+    def wanted(self) -> str:
+        """Return the value in words, as frozen in reports/goals.csv."""
+        if self.at_most is None:
+            return f"at least {self.at_least:g}"
+        return f"at most {self.at_most:g}"
+
+    def holds(self, reached: float) -> bool:
+        """Return whether what was reached is enough."""
+        low = self.at_least is None or reached >= self.at_least
+        return low and (self.at_most is None or reached <= self.at_most)
+
+
+LINKS_GOALS = (
+    Goal("median error, iteration", "median_error", 0.01),
+    Goal("median error, exposed", "median_exposed_error", 0.03),
+    Goal("median error, carried", "median_transferred_error", 0.03),
+    Goal("cases within 5%", "within", at_least=0.9),
+    Goal("interval covers, least", "coverage_of_iterations", at_least=0.9),
+    Goal("interval covers, most", "coverage_of_iterations", 0.99),
+)
+"""Stated on 2026-11-22, before the first run of ``campaign-links``."""
+
+
+def judge_goals(goals: Sequence[Goal], cases: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per goal: goal, wanted, reached by the cases, and whether it holds."""
     rows = []
-    for name in TRIALS:
-        there = cases[cases[f"{name}_error"].notna()]
-        if there.empty:
-            continue
-        both = np.abs(there[[f"{name}_error", "model_error"]].to_numpy(float))
-        exposed = there[[f"{name}_exposed_error", "model_exposed_error"]].abs().median()
-        row = {"model": name, "cases": len(there)}
-        parts = {"median": np.median(both, 0), "tail": np.quantile(both, TAIL, 0)}
-        for part, values in {**parts, "largest": both.max(axis=0)}.items():
-            row[part], row[f"ours_{part}"] = values.tolist()
-        row["exposed_median"], row["ours_exposed_median"] = exposed.tolist()
-        row["closer"] = float(np.mean(both[:, 0] < both[:, 1]))
-        of = there.groupby(by, sort=False).ngroup().to_numpy()
-        rows.append({**row, **_intervals(both, of, draws)})
+    for goal in goals:
+        reached = float(STATISTICS[goal.statistic](cases))
+        held = goal.holds(reached)
+        rows.append({"goal": goal.goal, "wanted": goal.wanted, "reached": reached, "holds": held})
     return pd.DataFrame(rows)
 
 
-def _compared(both: Floats) -> dict[str, float]:
-    """(n, 2) absolute errors of a model and of ours, case by case, as three numbers."""
-    (median, ours), (tail, ours_tail) = np.quantile(both, [0.5, TAIL], axis=0)
-    difference = float(np.mean(both[:, 0] - both[:, 1]))
-    return {"difference": difference, "factor": median / ours, "tail_factor": tail / ours_tail}
+@dataclass(frozen=True)
+class Change:
+    """Something that can move the numbers: ``of`` is "model", "statistic" or "cases"."""
+
+    at: datetime
+    of: str
+    what: str
+
+    def __post_init__(self) -> None:
+        if self.of not in ("model", "statistic", "cases"):
+            raise ValueError("of model, statistic or cases")
 
 
-def _intervals(both: Floats, of: NDArray[np.intp], draws: int) -> dict[str, float]:
-    """`_compared`, and between which values it lies in 95% of samples drawn with replacement.
+class Goals(NamedTuple):
+    """All goals, and all changes in their order."""
 
-    of : (n,) the lab, or what else is drawn as a whole, of each case
-    """
-    rng, groups = np.random.default_rng(0), [np.flatnonzero(of == k) for k in range(of.max() + 1)]
-    drawn = pd.DataFrame(
-        _compared(
-            both[np.concatenate([groups[k] for k in rng.integers(0, len(groups), len(groups))])]
-        )
-        for _ in range(draws)
-    )
-    found = _compared(both)
-    for end, quantile in (("lower", 0.025), ("upper", 0.975)):
-        found |= {f"{name}_{end}": value for name, value in drawn.quantile(quantile).items()}
-    return found
+    goals: tuple[Goal, ...]
+    changes: tuple[Change, ...]
 
+    def since(self, recorded: datetime) -> list[str]:
+        """Return why a recording begun then only explores, a line each; none where it confirms."""
+        late = [goal for goal in self.goals if goal.set_at is None or goal.set_at >= recorded]
+        reasons = [f"goals set since: {', '.join(goal.goal for goal in late)}"] if late else []
+        changed = [change for change in self.changes if change.at >= recorded]
+        return [*reasons, *(f"{change.of} changed since: {change.what}" for change in changed)]
 
-def by_plan(cases: pd.DataFrame, names: Sequence[str] = ("model", *LINES)) -> pd.DataFrame:
-    """Median and tail of the absolute error of each model by kind of plan: one row per kind.
+    def judged(self, cases: pd.DataFrame, recorded: datetime) -> pd.DataFrame:
+        """Return `judge_goals` of `labelled` cases, with their standing.
 
-    Columns: (``cases``, ""), then (``median``, name) and (``tail``, name)
-    """
-    size = cases[[f"{name}_error" for name in names]].abs().set_axis(list(names), axis=1)
-    grouped = size.groupby(cases["plan"].str.partition(":")[0].rename("plan"), sort=False)
-    parts = {"median": grouped.median(), "tail": grouped.quantile(TAIL)}
-    found = pd.concat(parts, axis=1)
-    found.insert(0, ("cases", ""), grouped.size())
-    return found
+        It is *exploratory* where a goal was set, or the model, a statistic or the choice of cases changed,
+        after the recording had begun: such numbers suggest, and only a new recording confirms.
+        """
+        standing = "exploratory" if self.since(recorded) else "confirmatory"
+        return judge_goals(self.goals, cases).assign(standing=standing)
 
 
-def shares_below(
-    cases: pd.DataFrame, names: Sequence[str] = MODELS, quantity: str = "error"
-) -> pd.DataFrame:
-    """Share of cases (in %) whose absolute error is at most the index (in %), one column per model.
-
-    quantity : "error" of the iteration or "exposed_error"; cases that a model says nothing of are left out
-    """
-    limits = np.geomspace(0.05, 100, 60)
-    size = {name: cases[f"{name}_{quantity}"].dropna().abs() for name in names}
-    shares = {
-        name: [100 * float((values <= x / 100).mean()) for x in limits]
-        for name, values in size.items()
-    }
-    return pd.DataFrame(shares, index=pd.Index(limits, name="error_percent"))
+def load_goals(file: Path = store.DATA / "goals.yml") -> Goals:
+    """Return the goals and changes in ``file``. Raises UserError for an entry that is not one."""
+    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    goals = [_read(file, entry, _goal) for entry in document["goals"]]
+    changes = [_read(file, entry, _change) for entry in document["changes"]]
+    return Goals(tuple(goals), tuple(sorted(changes, key=lambda change: change.at)))
 
 
-def outliers(cases: pd.DataFrame, count: int = 6) -> pd.DataFrame:
-    """The cases that the model misses by most, measured in what the case itself repeats to."""
-    beyond = cases["model_error"].abs() / cases["repeatability"].clip(lower=1e-3)
-    return cases.assign(errors_per_repeat=beyond).nlargest(count, "errors_per_repeat")
+def _read(file: Path, entry: dict[str, Any], make: Callable[..., Any]) -> Any:
+    try:
+        return make(**entry)
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{file}: {entry}: not a goal or a change: {reason}") from None
+
+
+def _goal(**entry: Any) -> Goal:
+    return Goal(set_at=_moment(entry.pop("set")), **entry)
+
+
+def _change(at: str, **entry: str) -> Change:
+    return Change(_moment(at), **entry)
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text}: without an offset from UTC")
+    return moment

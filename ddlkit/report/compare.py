@@ -1,4 +1,4 @@
-"""Side by side: machines, links, kernels beside communication, and plans, as tables to print and to plot."""
+"""Side by side: machines, kernels beside communication, and plans, as tables to print and to plot."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import pandas as pd
 
 from ddlkit import store
 from ddlkit.core.doubt import interval
-from ddlkit.core.link import bus_factor
-from ddlkit.core.units import MIB, format_bytes
-from ddlkit.model.calibration import undisturbed
+from ddlkit.core.units import format_bytes
 from ddlkit.model.predictor import issue_share
 from ddlkit.report.source import Source
 
@@ -21,7 +19,7 @@ WORTH = 0.02
 
 
 def layer_speeds(sources: Mapping[str, Source], network: str) -> pd.DataFrame:
-    """One row per machine, batch, precision and number of ranks at which ``network`` was profiled.
+    """Return one row per machine, batch, precision and number of ranks at which ``network`` was profiled.
 
     Columns: samples_per_s of each rank, gflop_per_s (achieved: forward FLOP x 3 over compute time, osf Eq 4),
     and c (osf Eq 5: gflop_per_s over the largest matrix product's on that machine; NaN where none was timed).
@@ -53,7 +51,7 @@ def layer_speeds(sources: Mapping[str, Source], network: str) -> pd.DataFrame:
 
 
 def kernel_shares(sources: Mapping[str, Source], networks: Sequence[str]) -> pd.DataFrame:
-    """What kernels reach of their machine's peak, one row per machine, device, precision and kernel.
+    """Return what kernels reach of their machine's peak, one row per machine, device, precision and kernel.
 
     Kernels are products of square matrices by side, alone and as a convolution; steps of ``networks`` on one
     rank (osf Eq 4: forward FLOP x 3 over the time of forward and backward, c of Eq 5 as their share); and
@@ -81,7 +79,7 @@ def _datasheet(source: Source, precision: str, unit: str) -> float:
 
 
 def _timed(source: Source) -> list[pd.DataFrame]:
-    """Samples of products and of copies in memory: device, precision, unit, kernel, rate."""
+    """Return samples of products and of copies in memory: device, precision, unit, kernel, rate."""
     peaks = source.table("peaks")
     peaks["rate"] = 2.0 * peaks["side"].astype(float) ** 3 / peaks["seconds"]
     tables = [
@@ -98,7 +96,7 @@ def _timed(source: Source) -> list[pd.DataFrame]:
 
 
 def _step_rates(source: Source, network: str) -> pd.DataFrame:
-    """Rates of one network's steps, of each of its profiles on one rank; none where it was not profiled."""
+    """Return rates of one network's steps, of each of its profiles on one rank; maybe none."""
     rows = source.table("layers") if source.has("layers") else pd.DataFrame(columns=["network"])
     rows = rows[rows["network"] == network]
     if rows.empty:
@@ -110,7 +108,7 @@ def _step_rates(source: Source, network: str) -> pd.DataFrame:
 
 
 def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
-    """Medians of a ``contention`` table over the same kernel alone (sharing Tab 1, Fig 3).
+    """Return medians of a ``contention`` table over the same kernel alone (sharing Tab 1, Fig 3).
 
     One row per kernel and company: ``slowdown`` = beside / alone, bytes_per_s that the neighbour moved
     meanwhile, and the share of the kernel's time in which it ran too.
@@ -126,96 +124,8 @@ def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
     return beside.reset_index(drop=True)
 
 
-def shared_training(sharing: pd.DataFrame) -> pd.DataFrame:
-    """Medians of a ``sharing`` table, one row per network and setting (sharing Fig 4 to 8, Tab 2).
-
-    compute_s : of an iteration without messages; alone_s : of the messages without training
-    overlap_s : in which messages and training went on at the same time
-    slowdown : of training in that time, what it lost there being all that it lost but the wait at the
-        end: 1 / (1 - lost / overlap). If slowdown x time holds, it is that of kernels beside the same
-        footprint (`slowdowns`); NaN where nothing overlapped, infinite where training stood still
-    """
-    own = ["network", "device", "batch", "precision"]
-    setting = ["ranks", "policy", "blocks", "threads", "bytes_per_s_asked"]
-    seen = ["seconds", "communication_s", "exposed_communication_s", "bytes_per_s"]
-    found = sharing.groupby([*own, *setting, "quantity"])[seen].median()
-    compute, iterations, alone = (
-        found.xs(name, level="quantity") for name in ("compute", "iteration", "communication")
-    )
-    rows = iterations.rename(columns={"seconds": "iteration_s"})
-    rows["alone_s"] = alone["communication_s"]
-    rows = rows.reset_index().join(
-        compute["seconds"].groupby(own).median().rename("compute_s"), on=own
-    )
-    exposed_s = rows["exposed_communication_s"]
-    overlap_s = (rows["communication_s"] - exposed_s).clip(lower=0)
-    lost_s = rows["iteration_s"] - exposed_s - rows["compute_s"]
-    kept_s = (overlap_s - lost_s).clip(lower=0)
-    return rows.assign(overlap_s=overlap_s, slowdown=overlap_s / kept_s.where(overlap_s > 0))
-
-
-def terms(collectives: pd.DataFrame) -> pd.DataFrame:
-    """One row per link and collective: the parts of a message's cost, each from sizes where it shows.
-
-    startup_s : of the smallest message; intercept_s : of the straight line through messages of 1 MiB and
-        more, by relative error: below the start-up where the shaper's burst lets bytes through early
-    efficiency_1mib, _16mib, _largest : bus bandwidth over the link's rate; framing caps it at 0.956
-    drift, drift_largest : difference between the sessions' medians, at worst over sizes and of the largest
-    Samples that the host disturbed are left out.
-    """
-    rows = []
-    keys = ["link", "link_bits_per_s", "ranks", "collective"]
-    one_by_one = collectives[collectives["in_flight"] == 1]
-    for key, samples in undisturbed(one_by_one).groupby(keys, sort=False):
-        link, rate, ranks, collective = key
-        medians = samples.groupby(["bytes", "session"])["seconds"].median().unstack()
-        apart = medians.max(axis=1) / medians.min(axis=1) - 1
-        taken = medians.mean(axis=1)
-        sizes, seconds = taken.index.to_numpy(dtype=float), taken.to_numpy()
-        efficiency = 8 * sizes * bus_factor(str(collective), int(ranks)) / seconds / rate
-        long = sizes >= MIB
-        line = np.polyfit(sizes[long], seconds[long], 1, w=1 / seconds[long])
-        near = [np.abs(np.log(sizes / size)).argmin() for size in (MIB, 16 * MIB)]
-        rows.append(
-            {
-                "link": link,
-                "ranks": ranks,
-                "collective": collective,
-                "startup_s": seconds[0],
-                "intercept_s": float(line[1]),
-                "efficiency_1mib": efficiency[near[0]],
-                "efficiency_16mib": efficiency[near[1]],
-                "efficiency_largest": efficiency[-1],
-                "drift": apart.max(),
-                "drift_largest": apart.iloc[-1],
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def in_flight(cases: pd.DataFrame) -> pd.DataFrame:
-    """One row per plan that was measured with one message in flight and with two.
-
-    Columns: network, link, workers, plan, one_s and two_s (measured iterations), measured_gain (one over
-    two, less 1), model_gain, one_error and two_error of the model.
-    """
-    keys = ["network", "link", "workers", "plan"]
-    alike = cases[(cases["straggler"] == 1) & (cases["density"] == 1)]
-    one, two = (alike[alike["in_flight"] == n] for n in (1, 2))
-    both = one.merge(two, on=keys, suffixes=("_one", "_two"))
-    one_s, two_s = both["measured_iteration_s_one"], both["measured_iteration_s_two"]
-    return both[keys].assign(
-        one_s=one_s,
-        two_s=two_s,
-        measured_gain=one_s / two_s - 1,
-        model_gain=both["model_iteration_s_one"] / both["model_iteration_s_two"] - 1,
-        one_error=both["model_error_one"],
-        two_error=both["model_error_two"],
-    )
-
-
 def paired(runs: pd.DataFrame, plan: str) -> pd.DataFrame:
-    """``plan`` against every other plan of the same network and lab, round by round.
+    """Return ``plan`` against every other plan of the same network and lab, round by round.
 
     Columns: network, link, workers, other, pairs, ratio (median over rounds of the other's iteration
     over this plan's: above 1 the plan is faster), lower, upper (95% bootstrap interval of that median),

@@ -14,7 +14,8 @@ from typing import Any
 
 from ddlkit import papers, store
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import AUTO, LINES, SIMPLE_FIRST
+from ddlkit.core.fit import AUTO, SIMPLE_FIRST
+from ddlkit.core.pieces import LINES
 from ddlkit.papers.dag import STRATEGIES
 from ddlkit.report import source
 from ddlkit.report.clusters import rules, vidur
@@ -191,7 +192,6 @@ RULES: dict[str, dict[str, Rule]] = {
         "instances": Number(1, 100_000, whole=True),
         "seed": SEED,
         "recorded": _campaign(source.OMGS),
-        "trained": _campaign(source.SPARSE_TRAINING, "sparse_training-*.csv"),
     },
     "10_contention": {"data": TABLES},
     "11_where_it_breaks": {

@@ -4,9 +4,7 @@ Here are Eqs 1-11, timelines of SGD, TopK-SGD and LAGS-SGD and what selecting an
 what merging a layer changes and the rule of Theorem 1; Algorithm 1 (which layers to merge, also the planner
 ``omgs``) and Algorithm 2 (what is sent when). MGS-SGD, which they are compared with, merges by size alone
 (planner ``mgs``); LAGS-SGD is the planner ``none``, TopK-SGD ``single``; ``exact`` is the optimum of all.
-
-    audit       every planner against the optimum, over random instances and networks
-    cluster     its networks on its cluster: costs as published, layer times scanned
+`ddlkit.papers.omgs.cluster` has its networks on its cluster, `ddlkit.papers.audit` its rules' gaps.
 
 Layers are numbered 1 to L as in the paper; arrays hold them in that (forward) order, layer l at index
 l - 1. Where the paper prints something that cannot be meant, ``literal=True`` gives what it prints.
@@ -104,10 +102,11 @@ def exposed_s(
     Printed is tau_c + t_c - tau_s + t_s of layer 1; t_s must be subtracted with tau_s, else the
     selection of layer 1 counts twice too much.
     """
-    end = np.asarray(communication_start_s, float)[0] + np.asarray(communication_s, float)[0]
-    selecting = np.asarray(selection_s, float)[0]
-    selected = np.asarray(selection_start_s, float)[0] + (-selecting if literal else selecting)
-    return float(end - selected)
+    starts, sending, computed, selecting = (
+        float(np.asarray(each, float)[0])
+        for each in (communication_start_s, communication_s, selection_start_s, selection_s)
+    )
+    return starts + sending - (computed + (-selecting if literal else selecting))
 
 
 def selection_s(gamma: float, density: float, elements: ArrayLike) -> Any:
@@ -118,11 +117,6 @@ def selection_s(gamma: float, density: float, elements: ArrayLike) -> Any:
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         return DensityLog(gamma)(elements, density)
-
-
-def largest_gamma(seconds: float, density: float, elements: int) -> float:
-    """omgs Eq 10 solved for gamma: the largest constant with which a selection ends in time."""
-    return float(seconds / selection_s(1.0, density, elements))
 
 
 def all_gather_s(alpha_s: float, beta_s: float, size: ArrayLike) -> Any:
@@ -141,8 +135,6 @@ class Instance:
     backward_s, elements : (L,) t_b and d of layers 1 to L; forward_s : t_f
     selection, density : t_s of a layer by its elements (Eq 10, or another cost)
     alpha_s, beta_s : Eq 11, per element
-
-    Raises UserError for no layers, lengths that differ, and times or sizes that are not positive.
     """
 
     backward_s: Floats
@@ -153,47 +145,19 @@ class Instance:
     forward_s: float = 0.0
     density: float = 1.0
 
-    def __post_init__(self) -> None:
-        backward, elements = (np.array(v, float) for v in (self.backward_s, self.elements))
-        if backward.ndim != 1 or backward.shape != elements.shape or not backward.size:
-            raise UserError(
-                f"{backward.size} backward times, {elements.size} sizes: give one each a layer"
-            )
-        if not (np.all(elements > 0) and np.all(backward >= 0) and np.isfinite(backward).all()):
-            raise UserError("sizes of layers must be above zero and backward times at least zero")
-        if min(self.alpha_s, self.beta_s, self.forward_s) < 0:
-            raise UserError("alpha_s, beta_s and forward_s must be at least zero")
-        object.__setattr__(self, "backward_s", backward)
-        object.__setattr__(self, "elements", elements)
-
-    @classmethod
-    def of_workload(
-        cls, workload: Workload, selection: Selecting, alpha_s: float, beta_s: float
-    ) -> Instance:
-        """A workload's tensors as layers; ``beta_s`` per element.
-
-        >>> from ddlkit.core.sparse import Log
-        >>> workload = Workload.from_arrays(0.01, [0.002, 0.003], [4_000_000, 40_000])
-        >>> instance = Instance.of_workload(workload, Log(2.2e-10), alpha_s=0.004, beta_s=1e-9)
-        >>> merged_iteration_s(instance, [[False, False], [False, True]]).round(4)
-        array([0.0254, 0.0244])
-        """
-        backward_s, elements = workload.backward_s[::-1], workload.parameters[::-1].astype(float)
-        return cls(backward_s, elements, selection, alpha_s, beta_s, workload.forward_s)
-
     @property
     def layers(self) -> int:
         """L."""
         return self.elements.size
 
     def selection_s(self, elements: ArrayLike) -> Floats:
-        """(...,) seconds to select; 0 where there is nothing to select from."""
+        """Return (...,) seconds to select; 0 where there is nothing to select from."""
         present = np.asarray(elements, float)
         some = present > 0
         return np.where(some, self.selection(np.where(some, present, 2.0), self.density), 0.0)
 
     def communication_s(self, elements: ArrayLike) -> Floats:
-        """(...,) seconds of a message (Eq 11); 0 where there is nothing to send."""
+        """Return (...,) seconds of a message (omgs Eq 11); 0 where there is nothing to send."""
         present = np.asarray(elements, float)
         return np.where(present > 0, all_gather_s(self.alpha_s, self.beta_s, present), 0.0)
 
@@ -216,8 +180,7 @@ def merge(instance: Instance, merged: ArrayLike) -> Instance:
     merged : (L,) truth of l_m. Layer 1 has none before it. Sizes add (Eq 14), backward of the layers
     runs without a selection between (Eq 15), merged layers neither select nor send (Eq 13).
     """
-    flags = _flags(instance, merged)
-    starts = np.flatnonzero(~flags)
+    starts = np.flatnonzero(~np.asarray(merged, bool))
     backward_s, elements = (
         np.add.reduceat(each, starts) for each in (instance.backward_s, instance.elements)
     )
@@ -237,7 +200,7 @@ def merged_iteration_s(instance: Instance, merged: ArrayLike) -> Floats:
     By Eqs 6-8 and 13-15, for many mergings at once: from layer L down, gradients gather until a normal
     layer selects from all of them and sends, after its selection and after the last message.
     """
-    flags = _flags(instance, merged)
+    flags = np.asarray(merged, bool)
     compute_s = np.full(flags.shape[:-1], instance.forward_s)
     sent_s, pending = np.zeros_like(compute_s), np.zeros_like(compute_s)
     for layer in range(instance.layers - 1, -1, -1):
@@ -297,7 +260,7 @@ class Candidates:
         self.q5: Bools = self.sending_s + instance.alpha_s > self.u_s + self.together_s
 
     def completion_s(self, line: int = 6) -> Floats:
-        """mu(l-1), the end of layer l-1's message when l is normal, by one of the lines 2 to 6.
+        """Return mu(l-1), the end of layer l-1's message when l is normal, by one of the lines 2 to 6.
 
         Line 3 drops t_s(l-1), and line 4 has tau_b(l) where tau_b(l-1) is meant; 2, 5 and 6 agree.
         """
@@ -311,13 +274,13 @@ class Candidates:
 
     @property
     def gain_s(self) -> Floats:
-        """t_gain = mu(l-1) - mu~(l-1): how much earlier layer l-1's message ends when l is merged into it."""
+        """Return t_gain = mu(l-1) - mu~(l-1): how much earlier layer l-1's message ends with l merged."""
         ready = np.maximum(self.u_s + self.together_s, self.sending_s)
         both = self.elements + self.instance.elements[:-1]
         return self.completion_s() - (ready + self.instance.communication_s(both))
 
     def case_gain_s(self, *, literal: bool = False) -> Floats:
-        """t_gain by case: C1 (Eq 21), C2 (Eq 22), or C3.
+        """Return t_gain by case: C1 (omgs Eq 21), C2 (Eq 22), or C3.
 
         literal : Eq 21 as printed, where gamma rho multiplies only the first of its three products.
         Raises UserError when the costs are not those of Eq 10, which alone says what a product is.
@@ -346,6 +309,8 @@ def merge_by_theorem(instance: Instance) -> Bools:
 
 PUBLISHED_GAMMA_S = 2.2e-10
 """gamma of the authors' published code, whose selection takes gamma d log2 d."""
+COUNTEREXAMPLE = Instance(np.ones(3), np.full(3, 2.0), Log(1.0), 8.0, 1.0)
+"""The smallest, in whole numbers above zero, on which Algorithm 1 is not optimal (errata, entry 12)."""
 
 REPAIRS = frozenset({"log0", "alpha", "index"})
 """What Algorithm 1 needs so that it does what its text says; without all three it is as printed.
@@ -361,74 +326,14 @@ def find_merged_layers(
 ) -> Bools:
     """omgs Algorithm 1: (L,) truth of merged layers, judged from layer L down to 2.
 
+    Where the paper computes the starts of all layers below anew after each merging, in O(L^2), this takes
+    O(L): what is judged next needs only those of one layer, which follow from the layer above.
+
     repairs : which of REPAIRS to make; ``frozenset()`` is the algorithm as printed. A comparison
     with a number that is not one is false, as in any language that follows IEEE 754.
     by_code : by the rule of the authors' published code. It merges a layer when its message waits less than
     a start-up; that leaves Q3 out, and the time to select from layer l-1 alone out of Q5. Layer L always
     joins layer L-1, without being judged, and the times do not know of it.
-    """
-    backward, size = instance.backward_s.copy(), instance.elements.copy()
-    merged = np.zeros(instance.layers, bool)
-    begun, computed, selecting = _compute_start(instance, backward, size, 0.0, repairs)
-    sending = communication_start_s(computed + selecting, _send(instance, size, repairs))
-    for i in range(instance.layers - 1, 0, -1):
-        ready = begun[i] + backward[i] + backward[i - 1]
-        own, before, both = _select(
-            instance, np.array([size[i], size[i - 1], size[i] + size[i - 1]]), repairs
-        )
-        q3 = ready + own + before < sending[i] + instance.alpha_s + instance.beta_s * size[i]
-        q5 = sending[i] + instance.alpha_s > ready + both
-        joins = q3 and q5
-        if by_code:
-            merged[i] = i == instance.layers - 1
-            joins = not merged[i] and ready + both - before < sending[i] + instance.alpha_s
-        if not joins:
-            continue
-        backward[i - 1] += backward[i]
-        size[i - 1] += size[i]
-        backward[i] = size[i] = selecting[i] = 0.0
-        selecting[i - 1] = both
-        upto = slice(0, i + 1)
-        begun[upto], computed[upto], _ = _compute_start(
-            instance, backward[upto], size[upto], begun[i] + backward[i], repairs
-        )
-        sending = communication_start_s(computed + selecting, _send(instance, size, repairs))
-        merged[i] = True
-    return merged
-
-
-def _select(instance: Instance, size: Floats, repairs: frozenset[str]) -> Floats:
-    """TopKPerfModel, lines 15-16, layer by layer."""
-    return np.where(size == 0, 0.0 if "log0" in repairs else np.nan, instance.selection_s(size))
-
-
-def _send(instance: Instance, size: Floats, repairs: frozenset[str]) -> Floats:
-    """AllGatherPerfModel, lines 17-18, layer by layer."""
-    sent_s = instance.communication_s(size)
-    return sent_s if "alpha" in repairs else np.where(size == 0, instance.alpha_s, sent_s)
-
-
-def _compute_start(
-    instance: Instance, backward: Floats, size: Floats, start_s: float, repairs: frozenset[str]
-) -> tuple[Floats, Floats, Floats]:
-    """CalculateCompStart, lines 27-36: (tau_b, tau_s, t_s); layer L begins at ``start_s``."""
-    selecting = _select(instance, size, repairs)
-    taken, chosen = backward.tolist(), selecting.tolist()  # an array is slow element by element
-    begun = [start_s] * len(taken)
-    computed = [start_s + taken[-1 if "index" in repairs else 0]] * len(taken)
-    for i in range(len(taken) - 2, -1, -1):
-        begun[i] = computed[i + 1] + chosen[i + 1]
-        computed[i] = begun[i] + taken[i]
-    return np.array(begun), np.array(computed), selecting
-
-
-def merged_in_one_pass(
-    instance: Instance, repairs: frozenset[str] = REPAIRS, *, by_code: bool = False
-) -> Bools:
-    """What `find_merged_layers` finds, to the last bit, in O(L) steps instead of its O(L^2).
-
-    A merging moves the starts of all layers below, which Algorithm 1 computes again each time; what it
-    judges next needs only those of one layer, which follow from the layer above.
     """
     elements = instance.elements
     backward, size = instance.backward_s.tolist(), elements.tolist()  # arrays are slow one by one
@@ -467,7 +372,7 @@ def merged_in_one_pass(
 
 
 def of_planning(workload: Workload, cost: MessageCost, gamma_s: float | None = None) -> Instance:
-    """The instance that Algorithm 1 plans: its costs are those of Eqs 10 and 11, whatever ``cost`` is.
+    """Return the instance that Algorithm 1 plans: its costs are those of Eqs 10 and 11, whatever ``cost`` is.
 
     A message costs what the line through ``cost`` of the smallest gradient and of all gradients together
     says (alpha and beta of Eq 11), a selection what ``cost`` knows of it; where that is nothing, or where
@@ -477,29 +382,17 @@ def of_planning(workload: Workload, cost: MessageCost, gamma_s: float | None = N
     slope = max(0.0, cost(whole) - cost(least)) / max(whole - least, 1.0)
     alpha_s = max(0.0, cost(least) - slope * least)
     beta_s = slope * whole / float(workload.parameters.sum())
+    selection: Selecting = Log(PUBLISHED_GAMMA_S if gamma_s is None else gamma_s)
+    density = 1.0
     if gamma_s is None and isinstance(cost, SparseGather) and cost.selecting:
-        instance = Instance.of_workload(workload, cost.selecting, alpha_s, beta_s)
-        return replace(instance, density=cost.density)
-    selection = Log(PUBLISHED_GAMMA_S if gamma_s is None else gamma_s)
-    return Instance.of_workload(workload, selection, alpha_s, beta_s)
+        selection, density = cost.selecting, cost.density
+    backward_s, elements = workload.backward_s[::-1], workload.parameters[::-1].astype(float)
+    return Instance(backward_s, elements, selection, alpha_s, beta_s, workload.forward_s, density)
 
 
 def plan_of(merged: Bools, name: str) -> FusionPlan:
-    """The fusion plan of (L,) merged layers: each travels with the one before it in the network."""
+    """Return the fusion plan of (L,) merged layers: each is fused with the one before it in the network."""
     return FusionPlan(name, tuple((np.flatnonzero(~merged[::-1]) + 1).tolist()))
-
-
-def merged_plan(
-    workload: Workload, cost: MessageCost, gamma_s: float | None = None, name: str = "omgs"
-) -> FusionPlan:
-    """omgs Algorithm 1 as a fusion plan, of the instance that `of_planning` makes.
-
-    >>> from ddlkit.core.cost import AlphaBeta
-    >>> workload = Workload.from_arrays(0.01, [0.001] * 4, [400_000] * 4)
-    >>> [merged_plan(workload, AlphaBeta(alpha_s, 1e-10)).ends for alpha_s in (0.0, 1.0)]
-    [(1, 2, 3, 4), (4,)]
-    """
-    return plan_of(merged_in_one_pass(of_planning(workload, cost, gamma_s)), name)
 
 
 @planner(
@@ -509,19 +402,18 @@ def merged_plan(
     examples=("omgs", "omgs:code", "omgs:theorem", "omgs:0.22ns"),
 )
 def _omgs(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Algorithm 1; ``omgs:code`` by the rule of the published code, ``omgs:theorem`` by Eq 25 alone.
+    """Plan by omgs Algorithm 1 the instance that `of_planning` makes.
 
-    ``omgs:GAMMA`` takes a time per element in place of what the cost knows of selecting.
+    ``omgs:code`` by the rule of the published code, ``omgs:theorem`` by Eq 25 alone; ``omgs:GAMMA`` takes a
+    time per element in place of what the cost knows of selecting.
     """
-    known = needed_cost(cost, "omgs")
-    if text == "code":
-        merged = merged_in_one_pass(of_planning(workload, known), by_code=True)
-    elif text == "theorem":
-        merged = merge_by_theorem(of_planning(workload, known))
+    gamma_s = parse_seconds(text) if text not in ("", "code", "theorem") else None
+    instance = of_planning(workload, needed_cost(cost, "omgs"), gamma_s)
+    if text == "theorem":
+        merged = merge_by_theorem(instance)
     else:
-        gamma_s = parse_seconds(text) if text else None
-        return merged_plan(workload, known, gamma_s, f"omgs:{text}" if text else "omgs")
-    return plan_of(merged, f"omgs:{text}")
+        merged = find_merged_layers(instance, by_code=text == "code")
+    return plan_of(merged, f"omgs:{text}" if text else "omgs")
 
 
 @planner("mgs", label="MGS", look=("#7a4fa3", "<", "--", "..//"), examples=("mgs:8192",))
@@ -567,12 +459,3 @@ def merge_up_to(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
             merged.append(pending)
             pending = 0
     return (*merged, pending) if pending else tuple(merged)
-
-
-def _flags(instance: Instance, merged: ArrayLike) -> Bools:
-    flags = np.asarray(merged, bool)
-    if flags.shape[-1:] != (instance.layers,) or np.any(flags[..., 0]):
-        raise UserError(
-            f"merging of shape {flags.shape}: needs {instance.layers} layers, the first not merged"
-        )
-    return flags

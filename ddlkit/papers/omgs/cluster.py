@@ -7,7 +7,8 @@ layers; of the LSTM, how many units it has; and by which of the two rules its la
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -15,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from ddlkit import store
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.sparse import ELEMENT_BYTES, Log, SparseGather, sparse_iteration
 from ddlkit.core.workload import Workload
 from ddlkit.papers import networks
+from ddlkit.store import specs
 
 NETWORKS = {
     "VGG-16": "vgg16_cifar",
@@ -37,6 +40,27 @@ UNITS = (1024, 1280, 1500, 1750, 2047)
 """Of the LSTM: 1,024 to 2,047 agree with the messages of MGS-SGD in Tab V; 1,500 is the published code's."""
 
 
+@cache
+def published_code() -> dict[str, float]:
+    """Return what the authors' published code states (data/papers/omgs/code.csv), by its id, in SI units."""
+    import pandas as pd  # only here: this room imports without it
+
+    table = specs.read_transcribed(store.DATA / "papers" / "omgs" / "code.csv")
+    return dict(pd.read_csv(io.BytesIO(table)).set_index("id")["value"].astype(float))
+
+
+def published_gather(workers: int) -> AlphaBeta:
+    """Return the cost of one all-gather of 2, 4, 8 or 16 workers, by bytes gathered, on 1 Gbit/s Ethernet."""
+    alpha_s, beta_s = (published_code()[f"{name}-{workers}"] for name in ("alpha", "beta"))
+    return AlphaBeta(alpha_s, beta_s, collective="all_gather", workers=workers)
+
+
+def published_cost(workers: int, density: float) -> SparseGather:
+    """Return the cost of messages as published: gamma d log2 d, then values and indices gathered."""
+    selecting = Log(published_code()["gamma"])
+    return SparseGather(published_gather(workers), density, selecting=selecting)
+
+
 @dataclass(frozen=True)
 class Setting:
     """What the paper leaves open of one network's iteration on its cluster.
@@ -52,7 +76,7 @@ class Setting:
     units: int = 1500
 
     def workload(self) -> Workload:
-        """One iteration: a layer's tensors become ready together."""
+        """Return one iteration: a layer's tensors become ready together."""
         sizes, by_work, alike = _shape(self.network, self.units if self.network == LSTM else 0)
         backward_s = self.compute_s * self.backward
         shares = (1 - self.even) * by_work + self.even * alike
@@ -75,88 +99,56 @@ def _shape(network: str, units: int) -> tuple[Any, Any, Any]:
 
 
 def breakdown(workload: Workload, plan: FusionPlan, cost: SparseGather) -> dict[str, float]:
-    """Seconds of PARTS, which add up to the iteration (omgs Fig 4), and how many messages it sends."""
+    """Return seconds of PARTS, which add up to the iteration (omgs Fig 4), and how many messages it sends."""
     whole_s = sparse_iteration(workload, plan, cost).prediction.iteration_s
     selection_s = float(cost.selection_s(plan.group_bytes(workload)).sum())
     backward_s = float(workload.backward_s.sum())
-    found = {
-        "forward": workload.forward_s,
-        "backward": backward_s,
-        "selection": selection_s,
-        "exposed": whole_s - workload.forward_s - backward_s - selection_s,
-    }
-    return {**found, "iteration": whole_s, "messages": len(plan.ends)}
+    parts_s = (workload.forward_s, backward_s, selection_s)
+    exposed_s = whole_s - workload.forward_s - backward_s - selection_s
+    parts = dict(zip(PARTS, (*parts_s, exposed_s), strict=True))
+    return {**parts, "iteration": whole_s, "messages": len(plan.ends)}
 
 
 def planned(setting: Setting, planner: str, cost: SparseGather) -> dict[str, float]:
-    """`breakdown` of a setting under a planner."""
+    """Return the `breakdown` of a setting under a planner."""
     workload = setting.workload()
     return breakdown(workload, make_plan(planner, workload, cost), cost)
 
 
-@dataclass(frozen=True)
-class Costs:
-    """alpha, beta and gamma of the published code: of one all-gather, by bytes gathered, and of d log2 d."""
+def most_saved_s(network: str, cost: SparseGather, messages: int, units: int = 1500) -> float:
+    """Return how much less than TopK-SGD ``messages`` can take at most, whatever the layers' times are.
 
-    alpha_s: float
-    beta_s_per_byte: float
-    gamma_s: float
-    workers: int
-
-    def of(self, density: float) -> SparseGather:
-        """Of messages of that density: values and indices, gathered one after the other."""
-        gather = AlphaBeta(
-            self.alpha_s, self.beta_s_per_byte, collective="all_gather", workers=self.workers
-        )
-        return SparseGather(gather, density, selecting=Log(self.gamma_s))
-
-    def most_saved_s(self, network: str, density: float, messages: int, units: int = 1500) -> float:
-        """How much less than TopK-SGD ``messages`` can take at most, whatever the layers' times are.
-
-        All is computed under both, and then a message of at least one element arrives; to select from equal
-        parts is quickest, as gamma d log2 d is convex. What is left of sending can be hidden.
-        """
-        sizes = _shape(network, units if network == LSTM else 0)[0]
-        elements, cost = float(sizes.sum()), self.of(density)
-        apart_s = messages * float(cost.selecting(elements / messages, density))  # type: ignore[misc]
-        whole_s = float(cost.selecting(elements, density))  # type: ignore[misc]
-        return whole_s - apart_s + cost(ELEMENT_BYTES * elements) - cost.startup_s()
+    All is computed under both, and then a message of at least one element arrives; to select from equal
+    parts is quickest, as gamma d log2 d is convex. What is left of sending can be hidden.
+    """
+    whole = ELEMENT_BYTES * float(_shape(network, units if network == LSTM else 0)[0].sum())
+    apart_s = messages * float(Log(published_code()["gamma"])(whole / ELEMENT_BYTES / messages, 1))
+    return float(cost.selection_s(whole)) - apart_s + cost(whole) - cost.startup_s()
 
 
-def grid(network: str, topk_s: float, times: int = 16) -> Iterator[Setting]:
-    """Settings of a network: compute times up to all of TopK-SGD's iteration, evenly spaced, and the rest."""
-    computing = np.linspace(topk_s / times, topk_s, times).tolist()
+def scan(network: str, topk_s: float, cost: SparseGather) -> Iterator[dict[str, Any]]:
+    """Yield every setting of a network under both rules: times of TopK, MGS and OMGS, and parts of them.
+
+    Compute times go up to all of TopK-SGD's iteration ``topk_s``, evenly spaced.
+    """
+    computing = np.linspace(topk_s / 16, topk_s, 16).tolist()
     units = UNITS if network == LSTM else (0,)
     for compute_s, backward, even, of in product(computing, (0.5, 2 / 3, 0.75), (0.0, 0.5), units):
-        yield Setting(network, compute_s, backward, even, of)
-
-
-def scan(settings: Sequence[Setting], cost: SparseGather) -> list[dict[str, Any]]:
-    """Every setting and rule: times of TopK, MGS and OMGS, OMGS's messages, and parts of TopK and OMGS."""
-    rows = []
-    for setting in settings:
+        setting = Setting(network, compute_s, backward, even, of)
         workload = setting.workload()
-        seen: Mapping[str, dict[str, float]] = {
-            name: breakdown(workload, make_plan(spec, workload, cost), cost)
-            for name, spec in (
-                ("TopK", "single"),
-                ("MGS", PLANS["MGS"]),
-                *((rule, rule) for rule in RULES),
-            )
-        }
-        for rule in RULES:
-            one, whole = seen[rule], seen["TopK"]
-            rows.append(
-                {
-                    **vars(setting),
-                    "rule": rule,
-                    "topk_s": whole["iteration"],
-                    "mgs_s": seen["MGS"]["iteration"],
-                    "omgs_s": one["iteration"],
-                    "messages": one["messages"],
-                    "topk_exposed_s": whole["exposed"],
-                    "omgs_exposed_s": one["exposed"],
-                    "selection_share": one["selection"] / setting.compute_s,
-                }
-            )
-    return rows
+        topk, mgs, *by_rules = (
+            breakdown(workload, make_plan(spec, workload, cost), cost)
+            for spec in (PLANS["TopK"], PLANS["MGS"], *RULES)
+        )
+        for rule, merged in zip(RULES, by_rules, strict=True):
+            yield {
+                **vars(setting),
+                "rule": rule,
+                "topk_s": topk["iteration"],
+                "mgs_s": mgs["iteration"],
+                "omgs_s": merged["iteration"],
+                "messages": merged["messages"],
+                "topk_exposed_s": topk["exposed"],
+                "omgs_exposed_s": merged["exposed"],
+                "selection_share": merged["selection"] / compute_s,
+            }

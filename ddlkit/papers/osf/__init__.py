@@ -38,7 +38,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ddlkit.core.cost import AlphaBeta, MessageCost, RingAllReduce
+from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, Prediction
 from ddlkit.core.plan import FusionPlan, needed_cost, planner
@@ -148,7 +148,7 @@ def update_s(
     return per_byte * np.asarray(n_bytes, dtype=float) + overhead_s
 
 
-def ring_from_ends(n_bytes: ArrayLike, seconds: ArrayLike, workers: int) -> RingAllReduce:
+def ring_from_ends(n_bytes: ArrayLike, seconds: ArrayLike, workers: int) -> AlphaBeta:
     """osf Eq 7 with beta and delta from the smallest and the largest measured message, adding for free.
 
     n_bytes, seconds : (n,) raw samples. The paper has delta "measured directly" and names no rate:
@@ -160,19 +160,22 @@ def ring_from_ends(n_bytes: ArrayLike, seconds: ArrayLike, workers: int) -> Ring
         raise UserError(f"every message has {ends[0]:g} bytes: a rate needs two sizes")
     first_s, last_s = (float(np.median(times[sizes == end])) for end in ends)
     slope = (last_s - first_s) / float(ends[1] - ends[0])
-    line = AlphaBeta(first_s - slope * float(ends[0]), slope, workers=workers, algorithm="ring")
-    return RingAllReduce.from_alpha_beta(line)
+    if slope <= 0:
+        raise UserError(f"{slope:g} s a byte leave no time for links: measure a larger message")
+    return AlphaBeta(first_s - slope * float(ends[0]), slope, workers=workers, algorithm="ring")
 
 
-def bandwidth_delay_bytes(cost: RingAllReduce) -> float:
+def bandwidth_delay_bytes(cost: AlphaBeta) -> float:
     """The bandwidth-delay product of a ring's links, which osf Eq 18 takes for D_Thresh.
 
-    beta = cost.bytes_per_s, delta = cost.overhead_s. The paper gives only the product, 45 KB. Here the
-    delay of a round trip is taken from delta: N workers pass 2(N-1) messages one after the other, two of
-    them as long as a round trip.
+    By Eq 7 without additions 1 / beta = N cost.beta_s_per_byte / 2(N-1), delta = cost.alpha_s. The paper
+    gives only the product, 45 KB. Here the delay of a round trip is taken from delta: N workers pass 2(N-1)
+    messages one after the other, two of them as long as a round trip.
     """
-    assert cost.workers is not None  # checked when made
-    return cost.bytes_per_s * cost.overhead_s / (cost.workers - 1)
+    assert cost.workers is not None  # of a ring that was measured
+    share = (cost.workers - 1) / cost.workers
+    bytes_per_s = 2 * share / cost.beta_s_per_byte
+    return bytes_per_s * cost.alpha_s / (cost.workers - 1)
 
 
 def buffered_bytes(sizes: Values, backward_s: Values, capacity: float, timeout_s: float) -> Floats:

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ddlkit.core.doubt import median_interval
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import packed
-from ddlkit.core.median import median_interval
 from ddlkit.core.resources import Shared, jointly_apart
 from ddlkit.core.workload import Workload
 from ddlkit.report.figures.sharing_measured import default_of, least_first

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from ddlkit.core.doubt import median_interval
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor
-from ddlkit.core.median import median_interval
 from ddlkit.core.timeline import COLUMNS, Timeline
 
 DEFAULTS = ("t2-free-normal", "b0", "2x256")

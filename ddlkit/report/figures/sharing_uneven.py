@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ddlkit.core.median import median_interval
+from ddlkit.core.doubt import median_interval
 from ddlkit.core.workload import Workload
 from ddlkit.report.figures import sharing_measured, sharing_predicted
 from ddlkit.report.figures.sharing_measured import CELL

@@ -8,16 +8,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ddlkit.report import plots
-from ddlkit.report.disturbances import kinds_of
-from ddlkit.report.extrapolation import WELL
-from ddlkit.report.judged import WITHIN
+from ddlkit.report.accuracy import WITHIN
+from ddlkit.report.labs import WELL
 from ddlkit.report.plots.style import look
 
 ROLES = ("no_overlap", "perfect_overlap", "model")
 
 
 def beside_trivial(kinds: Mapping[str, pd.DataFrame]) -> Figure:
-    """Errors of ROLES on the iteration, and below on exposed communication: a column of panels per kind.
+    """Return errors of ROLES on the iteration and, below, on exposed communication: a column per kind.
 
     kinds : title -> rows of `accuracy.validate`
     """
@@ -33,18 +32,18 @@ def beside_trivial(kinds: Mapping[str, pd.DataFrame]) -> Figure:
             label = f"error, {what} [%]"
             names = [look(plan).label for plan in rows["plan"]]
             plots.dots(ax, names, errors, band=band, legend="", label=label)
-        whole, part, own = (
+        whole, part, rescaled = (
             rows[f"{name}_error"].abs().median()
             for name in ("model", "model_exposed", "rescaled_exposed")
         )
         plots.heading(column[0], f"{title}: median error {whole:.1%}")
-        plots.heading(column[1], f"Exposed: {part:.1%}; {own:.1%} by own compute")
+        plots.heading(column[1], f"Exposed: {part:.1%}; {rescaled:.1%} by own compute")
     plots.shared_legend(figure)
     return figure
 
 
 def by_startups(plain: pd.DataFrame, sets: Mapping[str, pd.DataFrame]) -> Figure:
-    """Errors against how much start-ups weigh: a panel per set over links with delay, plain links in each.
+    """Return errors against how much start-ups weigh: a panel per set, plain links in each.
 
     plain, sets : cases with a column ``startup_share``
     """
@@ -62,10 +61,10 @@ def by_startups(plain: pd.DataFrame, sets: Mapping[str, pd.DataFrame]) -> Figure
     return figure
 
 
-def by_part(errors: pd.DataFrame, labs: pd.DataFrame) -> Figure:
-    """Errors of messages in labs left out, by what decides at their size: a panel per kind of link.
+def by_part(errors: pd.DataFrame, medians: pd.Series) -> Figure:
+    """Return errors of messages in labs held out, by what decides at their size: a panel per kind.
 
-    errors, labs : of `extrapolation.told` and its `extrapolation.summary`
+    errors : of `labs.held_out`; medians : of |error|, by kind and lab
     """
     names = {"emulated": "Links with delay", "tbf": "Kernel's rate limit"}
     figure, axes = plots.canvas(len(names), height=2.1, sharey=True)
@@ -73,19 +72,19 @@ def by_part(errors: pd.DataFrame, labs: pd.DataFrame) -> Figure:
         rows = errors[errors["kind"] == kind].sort_values("decides", kind="stable")
         label = "error of a message's time [%]"
         plots.dots_by_group(ax, rows["decides"], 100 * rows["error"], label=label)
-        well = labs.loc[labs["kind"] == kind, "well"]
+        well = medians.loc[kind] <= WELL
         plots.heading(ax, f"{name}: {well.sum()} of {len(well)} labs within {WELL:.0%}")
     return figure
 
 
 def by_disturbance(cases: pd.DataFrame, after: pd.DataFrame) -> Figure:
-    """Errors of disturbed iterations by kind of disturbance, and how long a loss is remembered.
+    """Return errors of disturbed iterations by kind, and how long a loss is remembered.
 
-    cases : of `disturbances.judged`; after : of `disturbances.after_loss`
+    cases : of `labs.disturbed`; after : of `labs.after_loss`
     """
-    figure, (left, right) = plots.canvas(2, height=3.2, width_ratios=[1.3, 1], layout="constrained")
+    figure, (left, right) = plots.canvas(2, height=3.0, width_ratios=[1.3, 1], layout="constrained")
     label = "relative error, iteration time [%]"
-    kinds = kinds_of(cases).replace({"none": "undisturbed", "others": "others' traffic"})
+    kinds = cases["kind"].replace({"none": "undisturbed", "others": "others' traffic"})
     plots.dots_by_group(left, kinds, 100 * cases["relative_error"], label=label)
     failed = kinds[cases["fails"]]
     cubic = failed.str.endswith("cubic").sum()

@@ -57,25 +57,44 @@ class Recipe:
         return -(-self.training_images // self.batch)
 
     def rate_share(self, step: int) -> float:
-        """Share of the learning rate in a step from 0: half a cosine to zero, less in the first epoch."""
+        """Return the rate's share in a step from 0: half a cosine to zero, less in the first epoch."""
         falling = (1 + math.cos(math.pi * step / (self.epochs * self.steps))) / 2
         return falling * min(1.0, (step + 1) / self.steps)
 
 
+class Optimizer:
+    """SGD as a recipe says, of a model's parameters."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
+        self.parameters, self.recipe = list(model.parameters()), recipe
+        self._sgd = torch.optim.SGD(
+            self.parameters, recipe.learning_rate, recipe.momentum, weight_decay=recipe.decay
+        )
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._sgd, recipe.rate_share)
+        self.zero_grad = self._sgd.zero_grad
+
+    def step(self) -> None:
+        """Cut the gradient where it is too long, and take a step."""
+        nn.utils.clip_grad_norm_(self.parameters, self.recipe.largest_gradient)
+        self._sgd.step()
+        self._schedule.step()
+
+
 @lru_cache(maxsize=1)
 def data(recipe: Recipe) -> tuple[pictures.Pictures, pictures.Pictures]:
-    """The pictures to train on, and those that no training sees."""
+    """Return the pictures to train on, and those that no training sees."""
     return pictures.draw(recipe.training_images, 0), pictures.draw(recipe.held_out_images, 1)
 
 
 def on_device(drawn: pictures.Pictures, device: torch.device) -> TensorDataset:
+    """Return the pictures as the networks see them, and their labels."""
     inputs = (torch.from_numpy(drawn.images).float() / 255 - _MEAN) / _SPREAD
     labels = torch.from_numpy(drawn.labels)
     return TensorDataset(inputs.to(device, memory_format=torch.channels_last), labels.to(device))
 
 
 def started(network: str, seed: int) -> nn.Module:
-    """A network with its first weights, by He et al. (2015): without them 16 layers do not begin to learn.
+    """Return a network with first weights by He et al. (2015): without them 16 layers do not begin to learn.
 
     Of one seed the convolutions start alike in every network. Raises UserError for an unknown network.
     """
@@ -92,17 +111,50 @@ def started(network: str, seed: int) -> nn.Module:
 
 
 def orders(images: int, epochs: int, seed: int) -> Iterator[Tensor]:
-    """(images,) rows in the order in which each epoch shows them: by seed, whatever the network."""
+    """Yield (images,) rows in the order in which each epoch shows them: by seed, whatever the network."""
     random = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
         yield torch.randperm(images, generator=random)
 
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
-    """(all parameters, those of dense layers)."""
+    """Return (all parameters, those of dense layers)."""
     dense = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
     in_dense = sum(p.numel() for layer in dense for p in layer.parameters())
     return sum(p.numel() for p in model.parameters()), in_dense
+
+
+Score = tuple[float, float]
+"""Mean loss, and share that is right."""
+
+
+def followed(
+    what: str,
+    recipe: Recipe,
+    train_epoch: Callable[[], Score],
+    judge: Callable[[], dict[str, Score]],
+    say: Callable[[str], object],
+) -> pd.DataFrame:
+    """Train all epochs; return rows of what ``judge`` finds, before training and after every epoch.
+
+    Columns: epoch, measured_on ("running": all batches of the epoch, while they train, or a key of what
+    ``judge`` gives, which has "held_out"), loss, accuracy, seconds (of training the epoch).
+
+    Raises UserError when the loss is no longer a number.
+    """
+    rows: list[tuple[int, str, float, float, float]] = []
+    for epoch in range(recipe.epochs + 1):
+        start_s = time.perf_counter()
+        scores = {"running": train_epoch()} if epoch else {}
+        seconds = (time.perf_counter() - start_s) if epoch else 0.0
+        scores |= judge()
+        if not all(math.isfinite(loss) for loss, _ in scores.values()):
+            raise UserError(f"{what}: diverged in epoch {epoch}: lower the rate")
+        rows += [(epoch, on, loss, right, seconds) for on, (loss, right) in scores.items()]
+        if epoch % max(1, recipe.epochs // 4) == 0:
+            loss, right = scores["held_out"]
+            say(f"{what}, epoch {epoch}: held out {loss:.3f}, {right:.0%} right")
+    return pd.DataFrame(rows, columns=["epoch", "measured_on", "loss", "accuracy", "seconds"])
 
 
 def train(
@@ -114,33 +166,29 @@ def train(
     threads: int | None = None,
     say: Callable[[str], object] = lambda line: None,
 ) -> pd.DataFrame:
-    """Table ``convergence``: loss and accuracy before training and after every epoch.
+    """Return table ``convergence``: loss and accuracy before training and after every epoch.
 
-    ``measured_on`` is "running" (all batches of the epoch, while they train, with dropout), "training"
-    (as many training images as are held out, without dropout) or "held_out". seed : of first weights,
-    order and dropout; threads : of the CPU, None for torch's default; say : gets a line every few epochs
+    ``measured_on`` is "running" (with dropout), "training" (as many training images as are held out, without
+    dropout) or "held_out". seed : of first weights, order and dropout; threads : of the CPU, None for
+    torch's default; say : gets a line every few epochs
 
     Raises UserError for an unknown network or device, and when the loss is no longer a number.
     """
-    what = f"{network}, seed {seed}"
-    rows: list[tuple[int, str, float, float, float]] = []
-    with computing(what, device, threads=threads) as place, torch.random.fork_rng():
-        training, held_out = (on_device(drawn, place) for drawn in data(recipe))
-        torch.manual_seed(seed)  # of dropout
-        model = started(network, seed).to(place)
-        for epoch, (running, seconds) in enumerate(_epochs(model, training, recipe, seed)):
-            found = {"running": running} if epoch else {}
-            found["training"] = _evaluate(model, *training[: len(held_out)])
-            found["held_out"] = _evaluate(model, *held_out[:])
-            if not all(math.isfinite(loss) for loss, _ in found.values()):
-                raise UserError(f"{what}: diverged in epoch {epoch}: lower the rate")
-            rows += [(epoch, on, loss, right, seconds) for on, (loss, right) in found.items()]
-            if epoch % max(1, recipe.epochs // 8) == 0:
-                loss, right = found["held_out"]
-                say(f"{what}, epoch {epoch}: held out {loss:.3f}, {right:.0%} right")
-        labels = _labels(network, model, seed, recipe)
-    columns = ["epoch", "measured_on", "loss", "accuracy", "seconds"]
-    return pd.DataFrame({**labels, **pd.DataFrame(rows, columns=columns)})
+    with computing(what := f"{network}, seed {seed}", device, threads=threads) as place:
+        with torch.random.fork_rng():
+            training, held_out = (on_device(drawn, place) for drawn in data(recipe))
+            torch.manual_seed(seed)  # of dropout
+            model = started(network, seed).to(place)
+            shown = orders(len(training), recipe.epochs, seed)
+            parts = {"training": training[: len(held_out)], "held_out": held_out[:]}
+            rows = followed(
+                what,
+                recipe,
+                partial(_epoch, model, training, Optimizer(model, recipe), shown),
+                lambda: {name: _evaluate(model, *part) for name, part in parts.items()},
+                say,
+            )
+        return pd.DataFrame({**_labels(network, model, seed, recipe), **rows})
 
 
 def _labels(network: str, model: nn.Module, seed: int, recipe: Recipe) -> dict[str, Any]:
@@ -162,37 +210,27 @@ def _labels(network: str, model: nn.Module, seed: int, recipe: Recipe) -> dict[s
     }
 
 
-def _epochs(
-    model: nn.Module, images: TensorDataset, recipe: Recipe, seed: int
-) -> Iterator[tuple[tuple[float, float], float]]:
-    """((mean loss, accuracy) of an epoch's batches, seconds): first of nothing, then of every epoch."""
-    yield (math.nan, math.nan), 0.0
-    optimizer = torch.optim.SGD(
-        model.parameters(), recipe.learning_rate, recipe.momentum, weight_decay=recipe.decay
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.rate_share)
-    for order in orders(len(images), recipe.epochs, seed):
-        start_s = time.perf_counter()
-        model.train()
-        total = np.zeros(2)
-        for rows in order.split(recipe.batch):
-            inputs, labels = images[rows]
-            logits = model(inputs)
-            loss = nn.functional.cross_entropy(logits, labels)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), recipe.largest_gradient)
-            optimizer.step()
-            schedule.step()
-            right = (logits.argmax(1) == labels).sum()
-            total += [len(rows) * loss.item(), right.item()]
-        mean_loss, accuracy = (total / len(images)).tolist()
-        yield (mean_loss, accuracy), time.perf_counter() - start_s
+def _epoch(
+    model: nn.Module, images: TensorDataset, optimizer: Optimizer, shown: Iterator[Tensor]
+) -> Score:
+    """Train on the images in the next order; loss and accuracy of batches before their steps."""
+    model.train()
+    total = np.zeros(2)
+    for rows in next(shown).split(optimizer.recipe.batch):
+        inputs, labels = images[rows]
+        logits = model(inputs)
+        loss = nn.functional.cross_entropy(logits, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += [len(rows) * loss.item(), int((logits.argmax(1) == labels).sum())]
+    mean_loss, accuracy = (total / len(images)).tolist()
+    return mean_loss, accuracy
 
 
 @torch.no_grad()
-def _evaluate(model: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[float, float]:
-    """(mean loss, accuracy) without dropout."""
+def _evaluate(model: nn.Module, inputs: Tensor, labels: Tensor) -> Score:
+    """Mean loss and accuracy without dropout."""
     model.eval()
     logits = torch.cat([model(part) for part in inputs.split(_EVALUATED_AT_ONCE)])
     loss = nn.functional.cross_entropy(logits, labels)

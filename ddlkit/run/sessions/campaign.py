@@ -24,7 +24,6 @@ from ddlkit import store
 from ddlkit.core.case import AXES, Case
 from ddlkit.core.errors import UserError
 from ddlkit.model import forecast
-from ddlkit.model.drift import POOLED
 from ddlkit.model.predictor import computed
 from ddlkit.run.instruments import usage
 from ddlkit.run.lab.network import Lab, LabShape
@@ -90,8 +89,7 @@ def _predicted_point(labs: Sequence[_LabPoints], inputs: Inputs) -> Point:
         if there := [lab.shape.name for lab in labs if lab.path("runs").exists()]:
             raise UserError(f"a prediction comes before its runs: there are some of {there[0]}")
         say("every calibration is there: predicting")
-        rows = [lab.calibration.rows() for lab in labs]
-        together = pd.concat(rows) if inputs.campaign.drift == POOLED else None
+        together = pd.concat(lab.calibration.rows() for lab in labs)
         return pd.concat([lab.predicted(together) for lab in labs], ignore_index=True)
 
     return Point("predicted", PREDICTED, measure, 1.0 * len(labs), folder=inputs.folder)

@@ -122,7 +122,7 @@ class Inputs:
 
 
 def _selections(density: float) -> pd.DataFrame:
-    measure = partial(measure_selection, densities=[density], distributions=["normal"])
+    measure = partial(measure_selection, densities=[density])
     frames = [measure("cpu", size, budget=SELECTION_BUDGET) for size in SELECTION_SIZES]
     return pd.concat(frames, ignore_index=True)
 

@@ -11,10 +11,9 @@ import pandas as pd
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import SelectionTimes
-from ddlkit.model import Calibration, forecast_case, trials
-from ddlkit.model.drift import OWN, POOLED, pooled
-from ddlkit.model.extrapolation import carried_to
-from ddlkit.model.own_law import LAW, TABLE, by_law
+from ddlkit.model import Calibration, forecast_case, predictor
+from ddlkit.model.calibration import POOLED, pooled
+from ddlkit.model.rings import LAW, TABLE, by_law, transferred
 from ddlkit.run.lab.network import LabShape
 from ddlkit.run.lab.script import PlannedCase
 from ddlkit.run.sessions.session import say
@@ -30,14 +29,14 @@ def foretell(
 ) -> pd.DataFrame:
     """What models say of each case of a lab: rows of a table ``predicted``.
 
-    collectives : the lab's calibration; cost : of `own_law.COSTS`: ours, over emulated links
-    carried : `carried_from`, for `trials.CARRIED`, which says nothing of what cannot be carried
-    together : rows of all labs of the campaign, which tell together how sessions drift (`drift.POOLED`);
+    collectives : the lab's calibration; cost : of `rings.COSTS`: ours, over emulated links
+    carried : `carried_from`, for `predictor.CARRIED`, which says nothing of what cannot be carried
+    together : rows of all labs of the campaign, which together tell how sessions drift (`pooled`);
         None: each lab's own rows do
 
-    Where ours is by the law, `trials.MEASURED` is ours by the table.
+    Where ours is by the law, `predictor.MEASURED` is ours by the table.
     """
-    table = Calibration.of(collectives, also=trials.COSTS)
+    table = Calibration.of(collectives, also=predictor.TRIAL_COSTS)
     if together is not None:
         table = pooled(table, together)
     ours = by_law(table, collectives, machine.cores()) if cost == LAW else table
@@ -47,20 +46,23 @@ def foretell(
         known = {case.profile_sha256: one.workload}
         selections = {case.selection_sha256: selection_times(case.density)}
         lab = case.link, case.workers, case.collective
-        by = {trials.OURS: ours, trials.MEASURED: table, trials.CARRIED: carried}
+        by = {predictor.OURS: ours, predictor.MEASURED: table, predictor.CARRIED: carried}
         if ours.known[lab] is table.known[lab]:
-            del by[trials.MEASURED]
+            del by[predictor.MEASURED]
         told = {
             name: forecast_case(case, known, calibration, selections)
             for name, calibration in by.items()
             if lab in calibration.known
         }
-        said = trials.said(told[trials.OURS], ours.of_case(case).others)
-        said |= {name: trials.times(one.prediction) for name, one in told.items()}
+        said = predictor.predicted_times(told[predictor.OURS], ours.of_case(case).others)
+        said |= {name: predictor.times(one.prediction) for name, one in told.items()}
         rows = said_rows(said, {name: one.interval_s for name, one in told.items()})
-        costs = {trials.OURS: LAW if trials.MEASURED in by else TABLE, trials.MEASURED: TABLE}
+        costs = {
+            predictor.OURS: LAW if predictor.MEASURED in by else TABLE,
+            predictor.MEASURED: TABLE,
+        }
         rows["cost"] = rows["model"].map(costs).fillna("")
-        told_by = OWN if together is None else POOLED
+        told_by = "own" if together is None else POOLED
         rows["drift"] = rows["model"].map(dict.fromkeys(costs, told_by)).fillna("")
         frames.append(rows.assign(case=case.key))
     return pd.concat(frames, ignore_index=True)
@@ -94,7 +96,7 @@ def carried_from(directory: Path, shape: LabShape) -> Calibration:
     rows = pd.concat(others)
     rows = rows[(rows["link"] != shape.link) | (rows["ranks"] != shape.workers)]
     try:
-        return carried_to(rows, [(shape.link, shape.workers)], cores=machine.cores())
+        return transferred(rows, [(shape.link, shape.workers)], cores=machine.cores())
     except UserError as error:
         say(f"{shape.name}: not told from other labs: {error}")
         return Calibration({})

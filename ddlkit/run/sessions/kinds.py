@@ -23,7 +23,6 @@ from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.link import COLLECTIVES
-from ddlkit.core.sparse import SparseGather
 from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
 from ddlkit.core.workload import LayerProfile
 from ddlkit.model import make_plan
@@ -43,10 +42,8 @@ from ddlkit.run.measure import (
     inputs,
     nccl_one_gpu,
     selection,
-    selection_beside,
     sharing_training,
     sparse_convergence,
-    sparse_training,
 )
 from ddlkit.run.measure import throughput as speed
 from ddlkit.run.measure.collectives import SIZES, CollectivesSettings, collectives_job
@@ -64,7 +61,6 @@ from ddlkit.run.measure.shared_training import (
 )
 from ddlkit.run.measure.shares import IN_ORDER, NCCL_THREADS, Policy
 from ddlkit.run.measure.sparse_convergence import TASKS
-from ddlkit.run.measure.sparse_training import SparseTrainingSettings, sparse_training_job
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions import reader
 from ddlkit.run.sessions.reader import Key, count, number, one_of, whole
@@ -292,24 +288,6 @@ def selections(here: Here, brief: bool = False) -> Iterator[Point]:
         yield Point("selection", name, measure, estimate_s)
 
 
-@kind("selection")
-def selections_beside_backward(
-    here: Here, networks: Batched, elements: Counts, density: Share, rounds: int = 5
-) -> Iterator[Point]:
-    """Each size's selection and a network's backward pass, alone and competing for the same cores."""
-    for (network, batch), size in itertools.product(networks, elements):
-        measure = partial(
-            selection_beside.measure_beside_backward,
-            network,
-            batch,
-            size,
-            density,
-            rounds,
-            here.device,
-        )
-        yield Point("selection", f"beside-{network}-b{batch}-d{size}", measure, 5.0 + 3 * rounds)
-
-
 @kind("contention")
 def kernels_beside_messages(here: Here, brief: bool = False) -> Iterator[Point]:
     for name, measure, estimate_s, gpus in contention.cases(here.device, brief):
@@ -442,15 +420,14 @@ def sparse_convergences(
 ) -> Iterator[Point]:
     """omgs Fig 3, on a core of the processor: constant densities first, seed by seed, then schedules.
 
-    recipe : what differs from each network's own, as {"epochs": 3}; networks : on real data where a directory
-        of CIFAR-10 or the Penn Treebank stands behind, as "resnet20_half@DIRECTORY"
+    recipe : what differs from each network's own, as {"epochs": 3}
     """
     made = itertools.product(sparse_convergence.SCHEDULES, map(int, seeds), networks)
     for schedule, seed, name in made:
         for settings in sparse_convergence.trainings(name, seed, recipe, schedule):
             epochs = settings.recipe.epochs
             method = settings.method.replace("+", "-")
-            words = [sparse_convergence.label(name), method, f"e{epochs}", f"s{seed}"]
+            words = [name, method, f"e{epochs}", f"s{seed}"]
             key = "-".join(words if schedule == "constant" else [*words, schedule])
             train_it = partial(sparse_convergence.train, settings, say=say)
             measure = partial(_named, "sparse_convergence", train_it)
@@ -804,37 +781,6 @@ def training_in_lab(
     for name, batch in networks:
         key, run = f"training-{name}-p{ranks}-{rate}", partial(measure, name, batch)
         yield Point("training", key, run, estimate_s, tables=training_job.tables)
-
-
-@kind("training", lab=True)
-def sparse_training_in_lab(
-    here: Here,
-    networks: Batched,
-    ranks: int,
-    rate: Rate,
-    density: Density,
-    plans: Plans,
-    repeats: int,
-    iterations: int,
-) -> Iterator[Point]:
-    """Sparsified training under plans for the profile, the all-gathers and the selector at hand."""
-
-    def measure(name: str, batch: int) -> Tables:
-        profile = _profile(here.out, name, batch, 1)
-        selecting = sparse_training.selection_here("cpu", density, 1)
-        gather = _cost(here.out, ranks, rate, "all_gather")
-        cost, workload = SparseGather(gather, density, selecting=selecting), profile.workload()
-        ends = {spec: make_plan(spec, workload, cost).ends for spec in plans}
-        order = tuple(reversed(profile.tensor))
-        settings = SparseTrainingSettings(name, batch, density, ends, order, repeats, iterations)
-        with _lab(ranks, rate) as place:
-            how: dict[str, Any] = {"ranks": ranks, "place": place, "join": choose_join()}
-            return launch(sparse_training_job, settings, **how)
-
-    estimate_s = LAUNCH_S + len(plans) * repeats * (iterations + 3) * 2 * _EXPOSED_S
-    for name, batch in networks:
-        key, run = f"{name}-p{ranks}-{rate}", partial(measure, name, batch)
-        yield Point("training", key, run, estimate_s, tables=sparse_training_job.tables)
 
 
 @kind("replay", lab=True)

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from ddlkit.core.case import AXES, Case
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
-from ddlkit.model.drift import DRIFTS, POOLED
-from ddlkit.model.own_law import COSTS, LAW
+from ddlkit.model.calibration import POOLED
 from ddlkit.model.predictor import planners
+from ddlkit.model.rings import COSTS, LAW
 from ddlkit.run.lab.conditions import (
     CONGESTION,
     ENGINES,
@@ -318,7 +318,7 @@ class Campaign:
     repeat : some cases that get more rounds
     calibrated : one of CALIBRATED: when, that is whether predictions can wait for all of it
     cost : one of COSTS: what a message costs over emulated links; a table over all others
-    drift : one of DRIFTS: who tells how far a run may lie from the calibration, all labs or each its own
+    drift : POOLED: all labs together tell how far a run may lie from the calibration
     calibration : one of CALIBRATIONS: how long labs are calibrated, and networks measured that were not yet
     selection : one of SELECTIONS: how selection passes in a replay of sparse cases
     """
@@ -331,7 +331,7 @@ class Campaign:
     repeat: Repeats = _field(repeats, {})
     calibrated: str = _field(one_of(CALIBRATED), "around")
     cost: str = _field(one_of(COSTS), LAW)
-    drift: str = _field(one_of(DRIFTS), POOLED)
+    drift: str = _field(one_of((POOLED,)), POOLED)
 
     @property
     def repeated(self) -> dict[LabShape, int]:

@@ -1,0 +1,204 @@
+"""omgs's settings, its figure 4 as measured, its figure 3 as judged, and where sparse gradients pay."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from ddlkit.core.errors import UserError
+from ddlkit.core.plan import FusionPlan, single
+from ddlkit.core.workload import Workload
+from ddlkit.papers import networks
+from ddlkit.papers.omgs import cluster
+from ddlkit.papers.omgs.cluster import NETWORKS, PARTS, PLANS, Setting
+from ddlkit.report import source
+from ddlkit.report.figures import omgs, omgs_convergence
+from ddlkit.run.nets import registry
+
+COST = cluster.published_cost(16, 0.001)
+
+
+@pytest.mark.parametrize("name", ["inception_v4", "vgg16_cifar", "lstm_ptb"])
+def test_layers_counted_by_hand_are_those_of_the_network(name: str) -> None:
+    with torch.device("meta"):
+        built = registry.build(name)
+    assert networks.parameters(name) == tuple(p.numel() for p in built.parameters())
+
+
+def test_inception_v4_has_the_published_parameters_and_multiply_adds() -> None:
+    assert sum(networks.parameters("inception_v4")) == pytest.approx(42.7e6, rel=1e-3)
+    assert networks.multiply_adds("inception_v4") == pytest.approx(12.3e9, rel=5e-3)
+    assert len(networks.parameters("inception_v4")) == 2 + 3 * 149
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_setting_computes_as_long_as_it_says(network: str) -> None:
+    for even in (0.0, 0.5):
+        workload = Setting(network, 0.3, 0.6, even).workload()
+        assert workload.compute_s == pytest.approx(0.3)
+        assert workload.forward_s == pytest.approx(0.12)
+        assert workload.parameters.sum() == sum(networks.parameters(NETWORKS[network]))
+
+
+def test_the_parts_add_up_and_the_optimum_is_the_least() -> None:
+    best = cluster.planned(Setting("VGG-16", 0.2), "exact", COST)
+    for planner in cluster.PLANS.values():
+        parts = cluster.planned(Setting("VGG-16", 0.2), planner, COST)
+        assert sum(parts[part] for part in PARTS) == pytest.approx(parts["iteration"])
+        assert min(parts[part] for part in PARTS) >= -1e-12
+        assert best["iteration"] <= parts["iteration"] * (1 + 1e-11)
+
+
+def test_no_layer_times_save_more_than_the_bound() -> None:
+    rng = np.random.default_rng(0)
+    whole = Setting("VGG-16", 0.2).workload()
+    for _ in range(30):
+        messages = int(rng.integers(1, 8))
+        ends = (*sorted(rng.choice(np.arange(1, whole.n), messages - 1, replace=False)), whole.n)
+        backward_s = rng.uniform(0, 1) * rng.dirichlet(np.full(whole.n, 0.1))
+        drawn = Workload.from_arrays(0.01, backward_s, whole.bytes)
+        topk, plan = (
+            cluster.breakdown(drawn, each, COST)["iteration"]
+            for each in (single(drawn), FusionPlan("drawn", tuple(map(int, ends))))
+        )
+        assert topk - plan <= cluster.most_saved_s("VGG-16", COST, messages) + 1e-12
+
+
+def test_compatible_settings_agree_with_as_many_times_as_any() -> None:
+    every, stated = omgs.scanned("LSTM-PTB"), omgs.printed().loc["LSTM-PTB"]
+    off = (every[[*omgs.TIMES]] / stated[[*omgs.TIMES]].astype(float) - 1).abs()
+    most = (off <= omgs.TOLERANCE).sum(axis=1)
+    best = omgs.compatible("LSTM-PTB")
+    assert sorted(best.index) == most.index[most == most.max()].tolist()
+    assert best["agree"].eq(most.max()).all() and best["far"].is_monotonic_increasing
+    low, high = omgs.computing_s("ResNet-50")
+    middle = Setting("ResNet-50", (low + high) / 2)
+    took_s = cluster.planned(middle, "single", omgs.cost_of("ResNet-50"))["iteration"]
+    assert took_s == pytest.approx(omgs.printed().loc["ResNet-50", "topk_s"])
+
+
+# -- replayed and trained ------------------------------------------------------------------------
+
+
+@cache
+def played() -> pd.DataFrame:
+    return omgs.replayed(source.open_campaign(name=source.OMGS).alone)
+
+
+def test_every_algorithm_was_played_on_every_network_and_start_up() -> None:
+    """Also those whose plans come out the same; the lab computes in proportion to the paper's cluster."""
+    sparse = played()[played()["algorithm"] != omgs.DENSE]
+    counts = sparse.groupby(["startup_s", "network"])["algorithm"].agg(list)
+    assert len(counts) == 3 * 4
+    assert all(sorted(names) == sorted(PLANS) for names in counts)
+    whole = played()[list(omgs.PLAYED)].sum(axis=1)
+    np.testing.assert_allclose(whole, played()["iteration"], rtol=1e-9)
+    assert sorted(played()["startup_s"].unique()) == pytest.approx([1.6e-3, 5.4e-3, 22e-3])
+    for network, rows in played().groupby("network"):
+        computed_s = rows["forward"] + rows["backward"] + rows["update"]
+        np.testing.assert_allclose(computed_s, omgs.setting(str(network)).compute_s, rtol=1e-3)
+
+
+def test_figure_4_has_what_the_paper_prints_beside_every_ratio() -> None:
+    frame = omgs.fig04(played())
+    ours = frame[frame["algorithm"] == "OMGS"].set_index(["where", "network"])
+    printed = omgs.printed()
+    for where in ("model", "lab"):
+        rows = ours.loc[where].loc[printed.index]
+        assert rows["s1_paper"].tolist() == printed["s1"].tolist()
+        assert rows["s2_paper"].tolist() == printed["s2"].tolist()
+        assert rows["less_exposed_paper"].round(2).tolist() == [1.0, 2.0, 2.0, 1.22]
+    lab = frame[frame["where"] == "lab"].set_index(["network", "algorithm"])
+    topk, own = (lab.loc[("LSTM-PTB", name)] for name in ("TopK", "OMGS"))
+    assert own["less_exposed"] == pytest.approx(topk["exposed"] / own["exposed"])
+    speedups = omgs.at_papers_startup().loc["LSTM-PTB"]
+    assert own["s1"] == speedups["s1"] == topk["iteration"] / own["iteration"]
+    assert speedups["fastest"] == "OMGS"
+    figure = omgs.draw_fig04(frame)
+    assert "ResNet-50: gain 0%, printed 31%" in [ax.get_title("left") for ax in figure.axes]
+    plt.close(figure)
+
+
+def test_training_is_the_mean_of_ranks_and_the_median_of_iterations() -> None:
+    phases = ("forward_s", "backward_s", "selection_s", "exposed_communication_s", "scatter_s")
+    rows = [
+        {"network": "n", "ranks": 2, "plan": plan, "messages": 1, "repeat": repeat, "iteration": k,
+         "rank": rank, **dict.fromkeys(phases, 1.0 + rank), "update_s": 1.0,
+         "iteration_s": 6.0 + repeat + (0.5 if plan == "exact" else 0.0)}
+        for plan in PLANS.values() for repeat in range(2) for k in range(3) for rank in range(2)
+    ]  # fmt: skip
+    frame = omgs.trained(pd.DataFrame(rows))
+    assert frame["algorithm"].tolist() == [*PLANS]
+    assert (frame[list(PARTS)] == 1.5).all(axis=None) and (frame["update"] == 2.5).all()
+    exact = frame.set_index("algorithm").loc["exact"]
+    assert (exact["iteration"], exact["least"], exact["most"]) == (7.0, 6.5, 7.5)
+    assert frame["fastest"].tolist() == [2, 2, 2, 2, 0] and set(frame["rounds"]) == {2}
+    assert omgs.decided(frame) == {} and omgs.behind(frame).tolist() == [0.0]
+    clear = frame.assign(most=frame["most"].mask(frame["algorithm"] == "TopK", 5.9))
+    assert omgs.decided(clear) == {("n", 2): "TopK"}
+
+
+def test_sparse_gradients_pay_on_slow_links_and_no_selection_is_free() -> None:
+    slow, fast = omgs.against_dense(1e8), omgs.against_dense(1e12)
+    assert slow["scan"] < slow["log"] < slow["dense"] and fast["dense"] < fast["scan"] < fast["log"]
+
+
+# -- what was learned ----------------------------------------------------------------------------
+
+
+def made_up(scores: dict[str, list[float]]) -> pd.DataFrame:
+    """Trainings that end with these scores, by method, one a seed."""
+    rows = [
+        (method, seed, epoch, epoch * score / 2)
+        for method, seeds in scores.items()
+        for seed, score in enumerate(seeds)
+        for epoch in (0, 1, 2)
+    ]
+    frame = pd.DataFrame(rows, columns=["method", "seed", "epoch", "accuracy"])
+    return frame.assign(
+        **{"network": "resnet20_half", "schedule": "constant", "measured_on": "held_out"},
+        **{"epochs": 2, "loss": 1.0, "images": 64, "batch": 32, "ranks": 4, "parameters": 1000},
+        **{"selected": 10, "messages": 1, "ends": frame["method"]},
+    )
+
+
+@pytest.mark.parametrize(
+    ("short", "judged"),
+    [({}, 5), ({"omgs": [0.8, 0.8]}, 0), ({"exact": []}, 0), ({"dense": [0.9] * 4}, 5)],
+)
+def test_a_network_is_judged_when_every_method_has_three_seeds(
+    short: dict[str, list[float]], judged: int
+) -> None:
+    every = {name: [0.7, 0.8, 0.9] for name in omgs_convergence.LABELS}
+    warm = made_up({"omgs": [0.9, 0.9]}).assign(schedule="warm-up")
+    both = pd.concat([made_up({**every, **short}), warm])
+    kept = omgs_convergence.complete(omgs_convergence.fig03(both))
+    assert kept["method"].nunique() == judged  # a schedule of two seeds is not shown
+
+
+def test_what_seeds_spread_over_is_undecided() -> None:
+    frame = omgs_convergence.fig03(
+        made_up({"dense": [0.9, 0.8], "topk": [0.82, 0.8], "omgs+exact": [0.5, 0.45]})
+    )
+    scores, network = omgs_convergence.final(frame), str(frame["network"].iloc[0])
+    pairs = {
+        ("dense", "TopK"): "undecided",  # 0.04 apart, 0.1 between two seeds
+        ("dense", "OMGS"): "dense",
+        ("OMGS", "TopK"): "TopK",
+        ("OMGS", "exact merging"): "the same training",
+    }
+    for pair, verdict in pairs.items():
+        assert omgs_convergence.better(scores, network, *pair) == verdict
+    single_seed = omgs_convergence.fig03(made_up({"dense": [0.9], "topk": [0.1]}))
+    scores = omgs_convergence.final(single_seed)  # one seed has no spread
+    assert omgs_convergence.better(scores, network, "dense", "TopK") == "undecided"
+    assert omgs_convergence.ratios(frame).tolist() == pytest.approx([0.5 / 0.9, 0.45 / 0.8])
+    sends = omgs_convergence.final(frame)["sends"]
+    assert sends.to_list()[1:] == pytest.approx([0.16] * 3)
+    with pytest.raises(UserError, match="no sparsified training"):
+        omgs_convergence.fig03(made_up({"dense": [1.0]}).iloc[:0])
