@@ -624,7 +624,7 @@ def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
     from ddlkit.core.link import Link
     from ddlkit.model import Communication
     from ddlkit.report.doubts import Measured
-    from ddlkit.store.documents import read_json
+    from ddlkit.store.files import read_json
 
     advice = "write it by ddlkit fit FILE --json, or give FILE to --collectives"
     described = read_json(arguments.cost, advice)
@@ -648,19 +648,21 @@ def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Communication as it was measured: the validated model's; and what is known of the messages."""
     import pandas as pd
 
+    from ddlkit import store
     from ddlkit.formats.messages import device_of, read_collectives
     from ddlkit.model import Calibration
     from ddlkit.report.doubts import Measured
     from ddlkit.store.readers import choose
 
     how = {"ranks": arguments.ranks, "link": arguments.link}
-    tables = [read_collectives(path, **how) for path in arguments.collectives]
+    paths = store.expand_tables(arguments.collectives)
+    tables = [read_collectives(path, **how) for path in paths]
     wanted = {"collective": "all_reduce" if arguments.density is None else "all_gather", **how}
     rows = pd.concat(tables, ignore_index=True)
     rows, chosen = choose(rows, tuple(wanted), wanted, Path("--collectives"))
     link, ranks = str(chosen["link"]), int(chosen["ranks"])
     known = Calibration.of(rows).between(link, ranks, in_flight=arguments.in_flight)
-    devices = {device_of(path) for path in arguments.collectives}
+    devices = {device_of(path) for path in paths}
     measured = Measured.of(rows["bytes"], *rows["backend"].unique())
     return known, measured._replace(on_device=devices.pop() if len(devices) == 1 else None)
 

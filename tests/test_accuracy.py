@@ -267,7 +267,7 @@ def test_a_run_that_something_else_predicted_is_refused(tmp_path: Path) -> None:
         accuracy.joined(recorded(tmp_path, digest="0123456789ab"))
 
 
-PREDICTED = sorted(store.RECORDED.glob("*/*/predicted-cases.csv"))
+PREDICTED = store.list_tables(store.RECORDED, "**/predicted-cases.csv")
 
 
 @pytest.mark.parametrize("path", PREDICTED, ids=lambda path: path.parent.name)

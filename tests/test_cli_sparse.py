@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddlkit import cli
-from ddlkit.store import RECORDED
+from ddlkit.store import RECORDED, list_tables
 
 GATHER = {"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9, "workers": 4}
 SELECTION = {"form": "log", "gamma_s": 2.2e-10}
@@ -67,7 +67,7 @@ def test_selection_is_computed_and_values_and_indices_are_gathered(
 def test_recorded_tables_of_selection_can_be_given(
     inputs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tables = sorted((RECORDED / "cpu-2x-amd-epyc-suite").glob("selection-d*.csv.gz"))
+    tables = list_tables(RECORDED / "cpu-2x-amd-epyc-suite", "selection-d*.csv.gz")
     found = run(capsys, "plan", *inputs, "--density", 0.001, "--selection", *tables)
     assert found["iteration_s"] > 0.15
 
@@ -75,7 +75,7 @@ def test_recorded_tables_of_selection_can_be_given(
 def test_the_form_of_what_selecting_takes_can_be_chosen(
     inputs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tables = sorted((RECORDED / "cpu-2x-amd-epyc-suite").glob("selection-d*.csv.gz"))
+    tables = list_tables(RECORDED / "cpu-2x-amd-epyc-suite", "selection-d*.csv.gz")
     given = [*inputs, "--density", 0.005, "--selection", *tables, "--selection-form"]
     for form in ("scan", "log", "table"):
         assert run(capsys, "predict", *given, form)["selection_form"] == form

@@ -18,8 +18,8 @@ from ddlkit.core.units import MB, MIB
 from ddlkit.formats import clusters
 from ddlkit.formats.clusters import EXTERNAL, abci, cs336, pipedream, pollux, triosim, vidur
 from ddlkit.formats.messages import read_bytes_seconds
-from ddlkit.store import specs
-from ddlkit.store.specs import published_networks
+from ddlkit.store import readers
+from ddlkit.store.readers import published_networks
 
 LOGS = sorted((EXTERNAL / "abci").glob("*.log.gz"))
 RUNS = sorted((EXTERNAL / "abci").glob("*.json.gz"))
@@ -80,7 +80,7 @@ def test_an_unknown_licence_is_refused(copy: Path) -> None:
 
 
 def test_a_licence_without_its_text_or_holder_is_refused(copy: Path) -> None:
-    licence, sums = copy / "triosim" / "LICENSE", copy / "triosim" / specs.SUMS
+    licence, sums = copy / "triosim" / "LICENSE", copy / "triosim" / readers.SUMS
     before = store.sha256_file(licence)
     licence.write_text(licence.read_text().replace("Yifan Sun", "somebody"))
     sums.write_text(sums.read_text().replace(before, store.sha256_file(licence)))
@@ -96,7 +96,7 @@ def test_a_file_or_folder_that_nobody_listed_is_refused(copy: Path) -> None:
     with pytest.raises(UserError, match=r"more\.csv is not among what was"):
         clusters.check_sources(copy)
     (copy / "cs336" / "more.csv").unlink()
-    (copy / "cs336" / specs.SUMS).unlink()
+    (copy / "cs336" / readers.SUMS).unlink()
     with pytest.raises(UserError, match="cs336: has no SHA256SUMS"):
         clusters.check_sources(copy)
     (copy / "elsewhere").mkdir()

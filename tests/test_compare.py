@@ -36,7 +36,7 @@ def test_c_and_a_hosts_share_are_of_each_profile(tmp_path: Path) -> None:
     seconds = {64: 2 * 64**3 / 1e9, 128: 2 * 128**3 / 4e9}
     peaks = pd.DataFrame([{**where, "side": n, "seconds": s} for n, s in seconds.items()])
     save(tmp_path, "peaks", "cpu", peaks)
-    paths = sorted(source.default_recording().glob("layers-resnet18-*.csv"))
+    paths = store.list_tables(source.default_recording(), "layers-resnet18-*.csv")
     for path in paths:
         save(tmp_path, "layers", path.stem, store.load_table(path, "layers"))
     speeds = compare.layer_speeds({"here": Source((tmp_path,))}, "resnet18")

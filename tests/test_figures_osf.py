@@ -103,7 +103,7 @@ def test_twins_are_what_was_replayed_both_ways() -> None:
 
 
 @pytest.mark.skipif(
-    not [*store.RECORDED.glob("*/campaign-osf/runs-*.csv")],
+    not store.list_tables(store.RECORDED, "*/campaign-osf/runs-*.csv"),
     reason="campaign_osf is not recorded yet",
 )
 class TestRecorded:

@@ -132,9 +132,11 @@ def test_goals_are_those_that_were_frozen() -> None:
 
 
 def test_predictions_are_those_that_were_frozen() -> None:
-    tables = {path.stem: path for path in (store.DATA / "predicted").glob("*.csv")}
-    tables |= {path.parent.name: path for path in store.RECORDED.glob("*/*/predicted-*.csv")}
-    there = {name: store.sha256_file(path) for name, path in tables.items()}
+    there = {
+        path.stem: store.sha256_file(path) for path in (store.DATA / "predicted").glob("*.csv")
+    }
+    for path in store.list_tables(store.RECORDED, "*/*/predicted-*.csv"):
+        there[path.parent.name] = store.load_stamp(path)["sha256"]
     said = GOALS[GOALS["prediction_sha256"] != ""]
     assert {*there} <= {*said["campaign"]}
     for row in said.itertuples():

@@ -344,7 +344,7 @@ def test_an_estimate_is_the_forecast_of_the_validated_model(
     inputs = Inputs(found, recorded, "campaign")
     (shape,) = [shape for shape in found.labs if shape.name == lab]
     points = campaign._LabPoints(shape, found.labs[shape], inputs)
-    tables = inputs.directory.glob(f"collectives-{lab}-all*.csv")
+    tables = store.list_tables(inputs.directory, f"collectives-{lab}-all*.csv")
     calibration = Calibration.of(pd.concat(map(store.load_table, tables)))
     kept = [store.read_selection_times(inputs.directory / "selection-rho0.01.csv.gz", 0.01)]
     selections = {times.sha256: times for times in kept}

@@ -19,7 +19,7 @@ from ddlkit.core import plan
 from ddlkit.core.cost import AlphaBeta, Table
 from ddlkit.core.errors import MOST_CHARACTERS, UserError, one_line
 from ddlkit.core.workload import MOST_TENSORS, Workload
-from ddlkit.store import documents
+from ddlkit.store import files
 from fuzzing import FLOPS, PROFILE, TIMES, TRACE, spans
 
 TRACED = "0 conv 20 40 50 4000\n1 fc 10 25 70 8000\n"
@@ -33,21 +33,21 @@ values = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st
 
 @given(values)
 def test_a_document_within_the_limits_is_read_as_it_was_written(value: object) -> None:
-    assert repr(documents.parse_json(json.dumps(value))) == repr(json.loads(json.dumps(value)))
+    assert repr(files.parse_json(json.dumps(value))) == repr(json.loads(json.dumps(value)))
 
 
 @given(st.integers(-(10**40), 10**40))
 def test_whole_numbers_of_64_bits_stay_whole_and_others_are_as_near_as_floats(number: int) -> None:
-    for read in (documents.parse_json, documents.parse_yaml):
+    for read in (files.parse_json, files.parse_yaml):
         found = read(f"[{number}]")[0]
-        inside = -documents.INT64 <= number < documents.INT64
+        inside = -files.INT64 <= number < files.INT64
         assert type(found) is (int if inside else float)
         assert found == (number if inside else float(number))
 
 
-@pytest.mark.parametrize("read", [documents.parse_json, documents.parse_yaml])
+@pytest.mark.parametrize("read", [files.parse_json, files.parse_yaml])
 def test_as_many_levels_as_may_be_are_read_and_one_more_is_not(read: Any) -> None:
-    most = documents.MOST_DEPTH
+    most = files.MOST_DEPTH
     assert len(read("[" * most + "]" * most)) in (0, 1)
     with pytest.raises(ValueError, match="nested more than"):
         read("[" * (most + 1) + "]" * (most + 1))
@@ -59,11 +59,11 @@ def test_an_alias_counts_as_all_that_it_stands_for(width: int, levels: int) -> N
     lines = [f"{to}: &a{to} [{','.join([f'*a{of}'] * width)}]" for of, to in pairs]
     text = "\n".join([f"0: &a0 [{','.join('x' * width)}]", *lines])
     values = sum(1 + sum(width**k for k in range(level + 2)) for level in range(levels)) + 1
-    if values <= documents.MOST_YAML_VALUES:
-        assert len(documents.parse_yaml(text)) == levels
+    if values <= files.MOST_YAML_VALUES:
+        assert len(files.parse_yaml(text)) == levels
     else:
         with pytest.raises(ValueError, match="with its aliases"):
-            documents.parse_yaml(text)
+            files.parse_yaml(text)
 
 
 # -- lines -------------------------------------------------------------------------------------

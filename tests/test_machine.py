@@ -48,9 +48,6 @@ def test_the_description_is_complete_plain_data() -> None:
         ("Intel(R) Xeon(R) Platinum 8488C", "intel-xeon-8488c"),
         ("Intel(R) Core(TM) i7-8650U CPU @ 1.90GHz", "intel-core-i7-8650u"),
         ("AMD EPYC 7B13 64-Core Processor", "amd-epyc-7b13"),
-        ("AMD EPYC", "amd-epyc"),
-        ("Apple M2 Pro", "apple-m2-pro"),
-        ("NVIDIA H200", "nvidia-h200"),
         ("NVIDIA A100-SXM4-80GB", "nvidia-a100-sxm4-80gb"),
         ("@", "unknown"),
     ],
@@ -181,16 +178,10 @@ def test_a_copied_tree_takes_its_commit_from_the_environment(
     assert machine.commit(tmp_path) == _git(tmp_path, "rev-parse", "HEAD")[:12], "git knows better"
 
 
-@pytest.mark.parametrize("said", ["main", "0123ab", "0123abc+", "0123ABC", "0123abc\n", "+dirty"])
+@pytest.mark.parametrize("said", ["main", "0123ab", "0123abc+", "0123abc\n"])
 def test_what_is_no_commit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
     monkeypatch.setenv("DDLKIT_COMMIT", said)
     with pytest.raises(UserError, match="^DDLKIT_COMMIT is '.*: give 7 to 40 hex digits"):
         machine.commit(tmp_path)
-
-
-def test_missing_programs_and_files_are_silence() -> None:
-    assert machine.output("no-such-program-anywhere") == ""
-    assert machine.output(sys.executable, "-c", "print(1); raise SystemExit(1)") == ""
-    assert machine.content(Path("/no/such/file")) == ""

@@ -63,7 +63,9 @@ def root(tmp_path_factory: pytest.TempPathFactory, processor: str) -> Path:
     shutil.copytree(store.ROOT / "solutions", root / "solutions")
     gpu = {"model": MODEL, "driver": "", "memory_bytes": 0, "compute_capability": ""}
     suite = store.RECORDED / f"{processor}-suite"
-    for path in sorted(path for kind in KINDS for path in suite.glob(f"{kind}-*.csv*")):
+    for path in sorted(
+        path for kind in KINDS for path in store.list_tables(suite, f"{kind}-*.csv*")
+    ):
         kind = path.name.partition("-")[0]
         machine = store.load_stamp(path)["machine"] | {"name": NAME, "gpus": [gpu]}
         how = {"schema": kind, "command": ["made up from", path.name], "machine": machine}
@@ -81,7 +83,9 @@ def add_shared(directory: Path, machine: dict[str, Any]) -> None:
     assert source is not None
     schemas = ("layers", *(f"sharing_{kind}" for kind in SHARED))
     for path in sorted(
-        path for one in schemas for path in source.directories[0].glob(f"{one}-*.csv*")
+        path
+        for one in schemas
+        for path in store.list_tables(source.directories[0], f"{one}-*.csv*")
     ):
         schema = path.name.partition("-")[0]
         frame = made_up(store.load_table(path, schema), schema)

@@ -19,7 +19,7 @@ from ddlkit.report.accuracy import validate
 from ddlkit.report.source import Source
 from strategies import random_workload
 
-RECORDINGS = sorted({path.parent for path in store.RECORDED.rglob("runs-*.csv")})
+RECORDINGS = sorted({path.parent for path in store.list_tables(store.RECORDED, "**/runs-*.csv")})
 WORKLOAD = random_workload(np.random.default_rng(3), 30)
 
 
@@ -37,12 +37,14 @@ def test_the_command_predicts_what_the_report_validates(
     cases = validate(
         runs[runs["case"].isin(some)], recording.workloads(), Calibration.of(measured)
     ) if some else pd.DataFrame()  # fmt: skip
-    files = [path for place in recording.directories for path in place.glob("layers-*.csv")]
+    files = [
+        path for place in recording.directories for path in store.list_tables(place, "layers-*.csv")
+    ]
     profiles = {store.read_profile(path).sha256: path for path in files}
     for case in cases.to_dict("records"):
         tables = [
             path
-            for path in directory.glob("collectives-*.csv")
+            for path in store.list_tables(directory, "collectives-*.csv")
             if ((rows := store.load_table(path))["link"].eq(case["link"])
                 & rows["ranks"].eq(case["workers"]) & rows["collective"].eq("all_reduce")).any()
         ]  # fmt: skip

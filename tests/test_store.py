@@ -30,6 +30,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.formats import messages
 from ddlkit.store import files
+from ddlkit.store.sheet import read_sheet
 from places import PATIENCE_S
 
 COMMAND = ["ddlkit", "measure", "collectives"]
@@ -104,8 +105,71 @@ def restamp(path: Path, data: bytes) -> Path:
 # --- round trip and stamp
 
 
+def outcome(read: Callable[[], pd.DataFrame]) -> list[tuple[Any, ...]] | str:
+    """The rows and types of a table, or the line with which it is refused."""
+    try:
+        frame = read()
+    except UserError as error:
+        return str(error)
+    return [tuple(map(str, frame.dtypes)), *frame.itertuples(index=False, name=None)]
+
+
+CELLS = [
+    "",
+    "1",
+    "1e3",
+    " 2 ",
+    "nan",
+    "-1",
+    "0.1",
+    "True",
+    "x",
+    '"a,b"',
+    '"a',
+    'a"b',
+    "9" * 20,
+    "1_0",
+    "\r",
+]
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    rows=st.lists(st.lists(st.sampled_from(CELLS), min_size=2, max_size=5), max_size=4),
+    changes=st.dictionaries(st.integers(0, 60), st.sampled_from(CELLS), max_size=3),
+    names=st.permutations(["text", "count", "rate", "flag"]),
+    end=st.sampled_from(["\n", "\r\n", "\n\n", "\r"]),
+    exact=st.booleans(),
+)
+def test_a_table_is_read_as_its_cells_are(
+    rows: list[list[str]], changes: dict[int, str], names: list[str], end: str, exact: bool
+) -> None:
+    """By pandas as cell by cell, or refused with the same words; rows that are right among others."""
+    kinds = {"text": "str", "count": "int", "rate": "float", "flag": "bool"}
+    columns = tuple(store.Column(name, kind) for name, kind in kinds.items())  # type: ignore[arg-type]
+    right = {"text": "a b", "count": "7", "rate": "1e-3", "flag": "False"}
+    cells = [[*names], *([right[name] for name in names] for _ in range(5)), *rows]
+    for at, cell in changes.items():
+        row = cells[at % len(cells)]
+        row[at // len(cells) % len(row)] = cell
+    text = end.join(",".join(row) for row in cells) + end
+    schema = store.Schema("mixed", columns, ("text", "count") if len(rows) > 3 else ())
+    quickly = outcome(lambda: schema.read(text, "f", exact=exact))
+    assert quickly == outcome(lambda: schema.frame(read_sheet(text, "f"), exact=exact))
+
+
+def test_floats_are_read_to_the_last_digit() -> None:
+    """Also those that need all of 17 digits and more, of any size: not all of pandas' parsers do."""
+    draw = np.random.default_rng(5)
+    floats = draw.uniform(1, 10, 4000) * 10.0 ** draw.integers(-290, 290, 4000)
+    schema = store.Schema("floats", (store.Column("x", "float"),))
+    for text in ("{!r}\n", "{:.25e}\n"):
+        rows = "x\n" + "".join(map(text.format, floats.tolist()))
+        assert (schema.read(rows, "f")["x"].to_numpy() == floats).all()
+
+
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     seconds=st.lists(st.floats(min_value=5e-324, allow_infinity=False), min_size=1, max_size=8),
@@ -122,15 +186,6 @@ def test_every_value_comes_back_to_the_last_digit(
     assert list(loaded.columns) == list(frame.columns)
     for column in frame:
         assert loaded[column].tolist() == frame[column].tolist(), column
-
-
-def test_narrow_and_boxed_numbers_keep_their_value(tmp_path: Path) -> None:
-    boxed = pd.Series([np.float64(0.1), 1 / 3, np.float64(2e-300)], dtype=object)
-    loaded = store.load_table(save(tmp_path, collectives(seconds=boxed)))
-    assert loaded["seconds"].tolist() == [0.1, 1 / 3, 2e-300]
-    narrow = np.array([0.1, 0.2, 0.3], dtype=np.float32)
-    loaded = store.load_table(save(tmp_path, collectives(seconds=narrow)))
-    assert (loaded["seconds"].to_numpy() == narrow.astype(float)).all()
 
 
 def test_the_stamp_says_where_the_rows_come_from(tmp_path: Path) -> None:
@@ -184,52 +239,12 @@ def test_schemas_hold_all_columns_of_case_and_timeline() -> None:
 
 
 def test_every_recorded_case_keeps_its_key() -> None:
-    tables = [store.load_table(path, "runs") for path in store.RECORDED.rglob("runs*.csv*")]
+    tables = [
+        store.load_table(path, "runs")
+        for path in store.list_tables(store.RECORDED, "**/runs*.csv*")
+    ]
     rows = pd.concat(tables).drop_duplicates("case").to_dict("records")
     assert rows and [Case.from_row(row).key for row in rows] == [row["case"] for row in rows]
-
-
-def test_runs_keep_their_truth_values(tmp_path: Path) -> None:
-    text = dict.fromkeys(
-        ("kind", "network", "device", "link", "collective", "plan", "case", "origin"), "x"
-    )
-    numbers = dict.fromkeys(
-        ("batch", "workers", "seed", "density", "dilation", "link_bits_per_s"), 1
-    )
-    times = dict.fromkeys(("iteration_s", "compute_s", "processor_load"), 0.5)
-    frame = pd.DataFrame(
-        {
-            **{"ends": "", "profile_sha256": "", "repeat": 0, "exposed_communication_s": -1e-6},
-            **{**text, **numbers, **times, "iteration": [0, 1], "processor_limited": [True, False]},
-        }
-    )
-    loaded = store.load_table(save(tmp_path, frame, schema="runs"))
-    assert loaded["processor_limited"].tolist() == [True, False]
-    assert loaded["ends"].tolist() == ["", ""]
-
-
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("rename", range(3))
-def test_a_signal_at_any_rename_leaves_the_old_pair_or_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rename: int, after: bool
-) -> None:
-    """Of the stamp that waits, of the table, and of the stamp once more: nothing half stays."""
-    old, new, calls = collectives(2), collectives(3), itertools.count()
-    path, real = save(tmp_path, old), os.replace
-
-    def interrupted(*arguments: Any, **options: Any) -> None:
-        due = next(calls) == rename
-        if after or not due:
-            real(*arguments, **options)
-        if due:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            save(tmp_path, new)
-    assert len(store.load_table(path, "collectives")) in (len(old), len(new))
-    assert {one.name for one in tmp_path.iterdir()} <= {path.name, f"{path.stem}.json", ".lock"}
 
 
 # --- appending
@@ -244,28 +259,12 @@ def test_appending_is_the_same_as_saving_at_once(tmp_path: Path) -> None:
     assert stamp["rows"] == 6 and [old["rows"] for old in stamp["history"]] == [4]
 
 
-def test_history_grows_by_one_stamp_an_append(tmp_path: Path) -> None:
-    for i in range(3):
-        path = save(tmp_path, collectives(1, sample=i), append=True, command=[str(i)])
-    stamp = store.load_stamp(path)
-    assert [old["command"] for old in [*stamp["history"], stamp]] == [["0"], ["1"], ["2"]]
-    assert all("history" not in old for old in stamp["history"])
-
-
 def test_append_refuses_rows_that_are_there_and_keeps_the_table(tmp_path: Path) -> None:
     path = save(tmp_path, collectives(3))
     before = path.read_bytes()
     line = refusal(lambda: save(tmp_path, collectives(1), append=True))
     assert str(path) in line and "line 5" in line and "line 2" in line
     assert path.read_bytes() == before and len(store.load_table(path)) == 3
-
-
-def test_append_verifies_what_is_there(tmp_path: Path) -> None:
-    path = save(tmp_path, collectives(3))
-    path.write_bytes(path.read_bytes().replace(b"4096", b"4097"))
-    before = path.read_bytes()
-    assert "sha256" in refusal(lambda: save(tmp_path, collectives(1, sample=9), append=True))
-    assert path.read_bytes() == before
 
 
 def test_append_refuses_another_benchmark_version(
@@ -300,7 +299,7 @@ def test_processes_appending_at_once_lose_no_row(tmp_path: Path) -> None:
 
 
 # What a writer does: the next stamp waits, the CSV is exchanged, the stamp is.
-@pytest.mark.parametrize("moments", [*itertools.combinations_with_replacement(range(4), 5)])
+@pytest.mark.parametrize("moments", [*itertools.combinations_with_replacement(range(4), 3)])
 def test_a_reader_beside_a_writer_sees_the_old_table_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moments: tuple[int, ...]
 ) -> None:
@@ -399,12 +398,6 @@ def test_a_read_only_directory_is_refused_and_kept(readonly: Path) -> None:
     assert len(store.load_table(readonly / "c.csv")) == 3
 
 
-def test_a_file_in_the_place_of_a_directory_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert "file" in refusal(lambda: save(tmp_path / "file", collectives()))
-    assert "file" in refusal(lambda: store.atomic_write_text(tmp_path / "file" / "x", ""))
-
-
 def test_atomic_write_text_replaces_and_makes_directories(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b.txt"
     for text in ("first µ\n", "second\n"):
@@ -451,7 +444,7 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     at=st.integers(0, 10**6), to=st.integers(1, 255), name=st.sampled_from(["c.csv", "c.csv.gz"])
@@ -511,10 +504,9 @@ def test_a_wrong_cell_is_named_by_file_row_and_column(
 
 
 LATER = [column.name for column in store.SCHEMAS["collectives"].columns if column.later]
-RENAMED = "messages_per_sample"  # a header without it is taken for one of an earlier version
 
 
-@pytest.mark.parametrize("column", [*collectives().columns.drop([*LATER, RENAMED])])
+@pytest.mark.parametrize("column", ["collective", "bytes", "seconds"])
 def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
     without = collectives().drop(columns=column)
     path = save(tmp_path, collectives())
@@ -533,14 +525,6 @@ def test_a_column_that_came_later_may_be_left_out_and_reads_as_before(
     save(tmp_path, below.drop(columns=column), append=True)
     both = pd.concat([collectives(), below], ignore_index=True)
     pd.testing.assert_frame_equal(store.load_table(path), both, check_dtype=False)
-
-
-def test_other_and_double_columns_are_refused(tmp_path: Path) -> None:
-    assert "column extra: not a column" in refusal(lambda: save(tmp_path, collectives(extra=1)))
-    path = save(tmp_path, collectives())
-    double = path.read_text().replace("backend", "collective")
-    line = refusal(lambda: store.load_table(restamp(path, double.encode())))
-    assert "column collective: stands twice" in line
 
 
 def broken(data: bytes) -> dict[str, tuple[bytes, str]]:
@@ -655,7 +639,7 @@ def test_a_users_own_profile_needs_only_what_a_prediction_needs(tmp_path: Path) 
     ]
 
 
-@pytest.mark.parametrize("column", [*layers().columns.drop(NEEDED)])
+@pytest.mark.parametrize("column", ["network", "batch", "parameters", "update_s"])
 def test_what_a_users_own_profile_says_is_not_assumed(tmp_path: Path, column: str) -> None:
     own = own_csv(tmp_path, layers()[[*NEEDED, column]].assign(note="x").to_csv(index=False))
     assumed: list[str] = []
@@ -676,42 +660,6 @@ def test_the_time_of_a_whole_forward_pass_stands_for_its_column(tmp_path: Path) 
         assert f"forward_s is {wrong}" in line
     both = own_csv(tmp_path, layers().to_csv(index=False))
     assert "it has times" in refusal(lambda: store.read_profile(both, forward_s=0.12))
-
-
-@pytest.mark.parametrize("column", ["tensor", "gradient_bytes", "backward_s", "forward_s"])
-def test_what_a_prediction_needs_is_asked_for(tmp_path: Path, column: str) -> None:
-    for frame in (layers(), layers()[NEEDED]):
-        own = own_csv(tmp_path, frame.drop(columns=column).to_csv(index=False))
-        line = refusal(functools.partial(store.read_profile, own))
-        assert str(own) in line and f"line 1, column {column}: missing" in line
-
-
-def test_a_recorded_profile_is_read_strictly(tmp_path: Path) -> None:
-    path = save(tmp_path, layers(), schema="layers")
-    without = layers().drop(columns="device").to_csv(index=False)
-    restamp(path, without.encode())
-    assert "column device: missing" in refusal(lambda: store.read_profile(path))
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "problem"),
-    [
-        ("tensor", "a.weight", "repeats the row at line 2"),
-        ("tensor", "", "must not be empty"),
-        ("gradient_bytes", 0, "must be above zero"),
-        ("gradient_bytes", "many", "not a whole number"),
-        ("backward_s", -0.5, "must not be negative"),
-        ("forward_s", "0.1s", "not a number"),
-    ],
-)
-def test_a_wrong_cell_of_a_users_own_profile_is_named(
-    tmp_path: Path, column: str, value: object, problem: str
-) -> None:
-    frame = layers()[NEEDED].astype(object)
-    frame.loc[2, column] = value
-    own = own_csv(tmp_path, frame.to_csv(index=False))
-    line = refusal(lambda: store.read_profile(own))
-    assert line.startswith(f"{own}: row at line 4, column {column}: ") and problem in line
 
 
 @pytest.mark.parametrize("column", ["forward_s", "backward_s"])
@@ -773,105 +721,59 @@ def test_rows_of_a_collectives_table_are_chosen_or_asked_for(tmp_path: Path, sta
     )
 
 
-def test_a_changed_recorded_table_is_not_taken_for_a_users_own(tmp_path: Path) -> None:
-    path = save(tmp_path, collectives())
-    path.write_bytes(path.read_bytes().replace(b"4096", b"4097"))
-    assert "sha256" in refusal(lambda: messages.read_bytes_seconds(path))
-
-
 # --- logs of nccl-tests
 
 TIMES_US = {1024: "11.25", 1048576: "105.9", 134217728: "90330"}
+LOG = """\
+{label}12 nodes allocated
+{label}# Collective test starting: {program}_perf
+{label}# Using devices
+{devices}{label}#   size  count  type  {front}  time  algbw  busbw  {check}  time  algbw  busbw  {check}
+{label}#    (B)    (elements)    (us)  (GB/s)  (GB/s)
+{rows}{label}# Avg bus bandwidth    : 220.921
+"""
 
 
 def nccl_log(
     *,
-    front: tuple[str, ...] = ("redop", "root"),
-    printed: tuple[str, ...] = ("sum", "-1"),
+    front: str = "redop root",
+    printed: str = "sum -1",
     program: str = "all_reduce",
-    wrong: str = "0",
     check: str = "#wrong",
-    per_iteration: tuple[str, ...] = (),
-    timestamp: bool = False,
+    wrong: str = "0",
     label: str = "",
-    time: str = "time",
-    extra: tuple[str, ...] = (),
     ranks: int = 8,
-    in_place: tuple[str, str] = ("1.00", "0"),
+    in_place: str = "1.00",
 ) -> str:
-    """A log in the layout of one or another version, with noise around and inside the table.
+    """A log in the layout of one or another version, with noise around the table."""
 
-    in_place : every such time and its number of wrong values
-    """
-
-    def measured(size: int, us: str, wrong: str) -> tuple[str, ...]:
+    def measured(size: int, us: str, wrong: str) -> str:
         if us == "N/A":
-            return (us,) * 4
+            return "N/A N/A N/A N/A"
         rate = size / float(us) / 1e3
         factor = {"all_reduce": 2, "all_gather": 1}[program] * (ranks - 1) / ranks
-        return us, f"{rate:.2f}", f"{factor * rate:.2f}", wrong
+        return f"{us} {rate:.2f} {factor * rate:.2f} {wrong}"
 
-    block = (time, "algbw", "busbw", check, *per_iteration)
-    names = (
-        "size",
-        "count",
-        "type",
-        *front,
-        *block,
-        *block,
-        *(("timestamp",) if timestamp else ()),
-    )
-    rows = [
-        "  ".join(
-            (
-                f"{size:12d}  {size // 4:12d}     float",
-                *printed,
-                *(*measured(size, us, wrong), *("1.0" for _ in per_iteration)),
-                *(*measured(size, *in_place), *("1.0" for _ in per_iteration)),
-                *(("2026-01-02 03:04:05",) if timestamp else ()),
-            )
-        )
+    rows = "".join(
+        f"{label}{size} {size // 4} float {printed} {measured(size, us, wrong)} "
+        f"{measured(size, in_place, '0')}\n"
         for size, us in TIMES_US.items()
-    ]
-    lines = [
-        "warming up",
-        "12 nodes allocated",
-        f"# Collective test starting: {program}_perf",
-        "# nThread 1 nGpus 8 minBytes 1024 maxBytes 134217728 step: 2(factor) iters: 20 validation: 1",
-        "#",
-        "# Using devices",
-        *(
-            f"#  Rank {rank:2d} Group  0 Pid {400 + rank} on node-a device {rank} [0x0f]"
-            for rank in range(ranks)
-        ),
-        "node-a:880:887 [0] NCCL INFO 24 coll channels",
-        "#" + " " * 60 + "out-of-place                       in-place",
-        "#   " + "  ".join(names),
-        "#        (B)    (elements)              (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)",
-        rows[0],
-        "node-a:880:888 [1] NCCL INFO comm 0x1 rank 1 nranks 2",
-        *rows[1:],
-        *extra,
-        "# Out of bounds values : 0 OK",
-        "# Avg bus bandwidth    : 220.921",
-        "15 warnings",
-    ]
-    return "".join(f"{label}{line}\n" for line in lines)
+    )
+    devices = "".join(
+        f"{label}#  Rank {rank} Group  0 Pid {400 + rank} on node-a device {rank} [0x0f]\n"
+        for rank in range(ranks)
+    )
+    text = {"label": label, "program": program, "devices": devices, "front": front}
+    return LOG.format(**text, check=check, rows=rows)
 
 
 @pytest.mark.parametrize(
     "layout",
     [
         {},
-        {"front": ("redop",), "printed": ("sum",), "check": "error", "wrong": "2e-07"},
-        {"program": "all_gather", "printed": ()},
-        {"program": "all_gather", "front": (), "printed": ()},
-        {"program": "all_gather", "printed": ("none", "-1")},
+        {"front": "redop", "printed": "sum", "check": "error", "wrong": "2e-07"},
+        {"program": "all_gather", "printed": ""},
         {"label": "[1,0]<stdout>:"},
-        {"label": "0: "},
-        {"label": "    "},
-        {"timestamp": True},
-        {"per_iteration": ("i_min", "i_max", "i_p99", "i_cv%")},
         {"wrong": "N/A"},
     ],
     ids=str,
@@ -888,43 +790,11 @@ def test_an_nccl_log_is_read_in_every_layout(tmp_path: Path, layout: dict[str, A
     size, seconds, _ = messages.read_bytes_seconds(path)
     assert size.tolist() == [size for size in TIMES_US for _ in places]
     assert seconds[::2].tolist() == [float(us) / 1e6 for us in TIMES_US.values()]
-    assert set(seconds[1::2]) == {1e-6}
-
-
-def test_a_log_without_times_in_place_has_those_out_of_place(tmp_path: Path) -> None:
-    path = own_csv(tmp_path, nccl_log(in_place=("N/A", "N/A")))
-    assert messages.read_bytes_seconds(path)[0].tolist() == list(TIMES_US)
-    line = refusal(lambda: messages.read_bytes_seconds(path, place="in_place"))
-    assert line == f"{path}: no times 'in_place': it has out_of_place"
-
-
-def test_only_logs_have_times_in_place(tmp_path: Path) -> None:
-    path = own_csv(tmp_path, "bytes,seconds\n8,0.1\n")
-    line = refusal(lambda: messages.read_bytes_seconds(path, place="in_place"))
-    assert "it has none: not a log" in line
-
-
-def test_wrong_values_in_place_are_refused_too(tmp_path: Path) -> None:
-    path = own_csv(tmp_path, nccl_log(in_place=("1.00", "2")))
-    assert "2 wrong values" in refusal(lambda: messages.read_bytes_seconds(path))
-
-
-def test_an_nccl_log_that_contradicts_the_question_is_refused(tmp_path: Path) -> None:
-    path = own_csv(tmp_path, nccl_log())
-    assert (
-        messages.read_bytes_seconds(path, collective="all_reduce", ranks=8, link="nvlink")[2][
-            "link"
-        ]
-        == "nvlink"
-    )
     assert "it has 8" in refusal(lambda: messages.read_bytes_seconds(path, ranks=4))
-    assert "all_reduce" in refusal(
-        lambda: messages.read_bytes_seconds(path, collective="all_gather")
-    )
 
 
 def test_two_runs_in_one_nccl_log_are_told_apart(tmp_path: Path) -> None:
-    other = nccl_log(program="all_gather", printed=(), ranks=7)
+    other = nccl_log(program="all_gather", printed="", ranks=7, in_place="N/A")
     path = own_csv(tmp_path, nccl_log() + other)
     assert "choose one" in refusal(lambda: messages.read_bytes_seconds(path))
     for collective, ranks in (("all_reduce", 8), ("all_gather", 7)):
@@ -932,73 +802,28 @@ def test_two_runs_in_one_nccl_log_are_told_apart(tmp_path: Path) -> None:
         assert meta["ranks"] == ranks and sorted({*size.tolist()}) == list(TIMES_US)
 
 
-def test_an_nccl_log_without_a_device_list_has_no_ranks(tmp_path: Path) -> None:
-    text = "".join(
-        line for line in nccl_log().splitlines(True) if "_perf" not in line and "Rank" not in line
-    )
-    assert messages.read_bytes_seconds(own_csv(tmp_path, text))[2] == {"source": "nccl-tests"}
-
-
-ROW = "4 1 float sum -1 {} 1 1 0 5 1 1 0"
-HEADER_LINE = nccl_log().split("(elements)")[0] + "\n"
-
-
-def with_row(row: str) -> tuple[str, str]:
-    """A log with one row more, and where that stands."""
-    text = nccl_log(extra=(row,))
-    return text, f"row at line {text.splitlines().index(row) + 1}, column "
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         # another unit, with its conversion
-        ("bytes,ms\n1,2\n", "line 1, column ms: in ms, expected seconds: divide by 1000 and"),
-        ("bytes,time_us\n1,2\n", "column time_us: in us, expected seconds: divide by 1000000 and"),
-        (
-            "bytes,time (us)\n1,2\n",
-            "column time (us): in us, expected seconds: divide by 1000000 and",
-        ),
-        (
-            "bytes,Latency[µs]\n1,2\n",
-            "column Latency[µs]: in µs, expected seconds: divide by 1000000",
-        ),
-        ("bytes,ns\n1,2\n", "column ns: in ns, expected seconds: divide by 1000000000 and"),
+        ("bytes,time (us)\n1,2\n", "column time (us): in us, expected seconds: divide by 1000000"),
         ("MB,seconds\n1,2\n", "column MB: in mb, expected bytes: multiply by 1000000 and"),
-        (
-            "size_KiB,seconds\n1,2\n",
-            "column size_KiB: in kib, expected bytes: multiply by 1024 and",
-        ),
-        ("bits,seconds\n1,2\n", "column bits: in bits, expected bytes: divide by 8 and"),
         (
             "bytes,seconds\n8,20\n4194304,34000\n",
             "line 3, column seconds: 4194304 bytes in 34000 s",
         ),
         # wrong cells and rows
-        ("bytes,seconds\n8,0.1\n0,0.1\n", "line 3, column bytes: '0' must be above zero"),
         ("bytes,seconds\n8,0.1\n\n16,0\n", "line 4, column seconds: '0' must be above zero"),
         ("bytes,seconds\n8,nan\n", "line 2, column seconds: 'nan' must be a finite"),
-        ("bytes,seconds\n8,-1\n", "line 2, column seconds: '-1' must be above zero"),
         ("bytes,seconds\n8,0.1\n16\n", "line 3, column seconds: the row has 1 cells, the header 2"),
         ("bytes,seconds\n8,0.1\n16,\n", "line 3, column seconds: is empty"),
-        ("size,seconds\n8,0.1\n", "line 1, column bytes: missing"),
         ("bytes;seconds\n8;0.1\n", "line 1, column bytes: missing"),
         # logs of nccl-tests
-        (nccl_log(wrong="3"), "line 19, column #wrong: 3 wrong values"),
-        (nccl_log(time="cputime"), "line 17, column cputime: not GPU time"),
-        (HEADER_LINE, "no rows"),
-        *(
-            (text, where + problem)
-            for row, problem in (
-                ("    268435456       671088", "time: truncated"),
-                ("  2684354", "time: truncated"),
-                (ROW.format("0.00"), "time: '0.00' must be above zero"),
-                (ROW.format("nan"), "time: 'nan' must be a finite"),
-                (ROW.format("-3"), "time: '-3' must be above zero"),
-                (ROW.format("x"), "time: 'x' is not a number"),
-            )
-            for text, where in [with_row(row)]
-        ),
+        (nccl_log(wrong="3"), "column #wrong: 3 wrong values"),
+        (nccl_log().replace("time", "cputime"), "column cputime: not GPU time"),
+        (nccl_log().replace("11.25", "0.00"), "column time: '0.00' must be above zero"),
+        (nccl_log().replace("11.25", "x"), "column time: 'x' is not a number"),
+        (nccl_log().split("(elements)")[0] + "\n", "no rows"),
     ],
 )
 def test_message_times_that_cannot_be_are_named_by_row_and_column(
@@ -1007,12 +832,6 @@ def test_message_times_that_cannot_be_are_named_by_row_and_column(
     path = own_csv(tmp_path, text)
     line = refusal(lambda: messages.read_bytes_seconds(path))
     assert line.startswith(f"{path}: ") and words in line
-
-
-def test_messages_too_small_to_divide_are_left_out(tmp_path: Path) -> None:
-    row = "0  0  float  none  -1  0.05  0.00  0.00  0  0.05  0.00  0.00  0"
-    path = own_csv(tmp_path, nccl_log(program="all_gather", extra=(row,)))
-    assert messages.read_bytes_seconds(path, place="out_of_place")[0].tolist() == list(TIMES_US)
 
 
 # --- networks
@@ -1024,14 +843,6 @@ def test_every_spelling_stands_for_one_network_and_its_name_for_itself() -> None
         for text in (name, *aliases.split(";")):
             for written in (text, text.upper(), text.replace("-", "_"), text.replace("-", "")):
                 assert store.network_named(written) == name
-
-
-@pytest.mark.parametrize("paper", ["dag", "osf", "sharing"])
-def test_networks_of_the_papers_are_known(paper: str) -> None:
-    table = {"dag": "tab04", "osf": "tab02", "sharing": "tab02"}[paper]
-    for written in pd.read_csv(store.DATA / "papers" / paper / f"{table}.csv")["network"]:
-        known = written.lower().replace("-", "").replace("vitbase/16", "vit_b_16")
-        assert store.network_named(written) == known
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.report import claims
-from ddlkit.store import specs
+from ddlkit.store import readers
 
 PAPERS = store.DATA / "papers"
 
@@ -21,7 +21,7 @@ PAPERS = store.DATA / "papers"
 def seal(folder: Path) -> Path:
     """What ``sha256sum *.csv > SHA256SUMS`` writes."""
     lines = (f"{store.sha256_file(path)}  {path.name}\n" for path in sorted(folder.glob("*.csv")))
-    sums = folder / specs.SUMS
+    sums = folder / readers.SUMS
     sums.write_text("".join(lines))
     return sums
 
@@ -30,9 +30,9 @@ def seal(folder: Path) -> Path:
 def test_every_transcription_is_sealed_as_it_is(paper: str, tmp_path: Path) -> None:
     copy = tmp_path / paper
     shutil.copytree(PAPERS / paper, copy)
-    assert seal(copy).read_text() == (PAPERS / paper / specs.SUMS).read_text()
+    assert seal(copy).read_text() == (PAPERS / paper / readers.SUMS).read_text()
     if shutil.which("sha256sum"):
-        command = ["sha256sum", "--check", "--quiet", specs.SUMS]
+        command = ["sha256sum", "--check", "--quiet", readers.SUMS]
         assert subprocess.run(command, cwd=copy, capture_output=True).returncode == 0
 
 
@@ -45,11 +45,11 @@ def test_one_changed_byte_is_one_error_that_names_the_file(
     path = folder / "tab.csv"
     path.write_bytes(data.draw(st.binary(min_size=1, max_size=50)))
     seal(folder)
-    original = bytearray(specs.read_transcribed(path))
+    original = bytearray(readers.read_transcribed(path))
     original[data.draw(st.integers(0, len(original) - 1))] ^= data.draw(st.integers(1, 255))
     path.write_bytes(original)
     with pytest.raises(UserError, match=r"tab\.csv differs from what was transcribed: restore"):
-        specs.read_transcribed(path)
+        readers.read_transcribed(path)
 
 
 def test_edited_tables_and_claims_are_refused(
@@ -72,7 +72,7 @@ def test_what_was_never_transcribed_or_listed_is_refused(tmp_path: Path) -> None
     sums = seal(tmp_path)
     (tmp_path / "tab02.csv").write_text("a\n1\n")
     with pytest.raises(UserError, match=r"tab02\.csv is not among what was transcribed"):
-        specs.read_transcribed(tmp_path / "tab02.csv")
+        readers.read_transcribed(tmp_path / "tab02.csv")
     sums.write_text("abc tab01.csv\n")
     with pytest.raises(UserError, match="SHA256SUMS, line 1: must be a SHA-256"):
-        specs.read_transcribed(tmp_path / "tab01.csv")
+        readers.read_transcribed(tmp_path / "tab01.csv")

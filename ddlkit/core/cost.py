@@ -6,7 +6,7 @@ Forms of any cost share checked parameters, and a JSON description that reads ba
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
@@ -84,12 +84,14 @@ def parameters(kind: type[Form]) -> tuple[str, ...]:
     return tuple(f.name for f in fields(kind) if not f.kw_only)
 
 
-def check_form(name: Any, forms: Mapping[str, Any]) -> None:
-    """Raise UserError unless ``name`` is one of ``forms``: of one that is no more, what replaces it."""
+def checked_form(name: Any, forms: Collection[str]) -> str:
+    """Return ``name``. Raises UserError unless it is one of ``forms``; of one that is no more it names
+    what replaces it."""
     if isinstance(name, str) and name in REPLACED:
         raise UserError(f"cost form {name!r} is no more: use {REPLACED[name]}, and fit again")
     if not isinstance(name, str) or name not in forms:
         raise UserError(f"unknown cost form {shown(name)}: use one of {', '.join(forms)}")
+    return name
 
 
 def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
@@ -98,8 +100,7 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
     Raises UserError for an unknown form or wrong parameters.
     """
     form = description.get("form") if isinstance(description, dict) else description
-    check_form(form, forms)
-    kind = forms[form]
+    kind = forms[checked_form(form, forms)]
     allowed, needed = {f.name for f in _described(kind)}, set(parameters(kind))
     given = set(description) - {"form", "fit"}
     if given - allowed or needed - given:

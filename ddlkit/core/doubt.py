@@ -92,7 +92,12 @@ class HeldOut:
 
     @classmethod
     def near(
-        cls, sizes: Floats, log_errors: Floats, at_bytes: Floats, *ends: float, apart: float = 0.0
+        cls,
+        sizes: Floats,
+        log_errors: Floats,
+        at_bytes: Floats,
+        ends: Sequence[float],
+        apart: float = 0.0,
     ) -> HeldOut:
         """Return the mean of errors (n,) at sizes (n,) around each of ``at_bytes`` (k,).
 
@@ -102,7 +107,8 @@ class HeldOut:
         known = np.log(at_bytes)
         step = (known[-1] - known[0]) / (known.size - 1)
         weight = np.exp(-np.abs(known[:, None] - np.log(sizes)) / step)
-        return cls(at_bytes, weight @ log_errors / weight.sum(axis=1), *ends, apart)
+        below, above = ends
+        return cls(at_bytes, weight @ log_errors / weight.sum(axis=1), below, above, apart)
 
     def log_error(self, sizes: ArrayLike, cost: MessageCost) -> Floats:
         """Return the mean size of the logarithm of measured over predicted at sizes (any shape)."""

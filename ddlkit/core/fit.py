@@ -24,7 +24,7 @@ from ddlkit.core.cost import (
     Piecewise,
     Segments,
     Table,
-    check_form,
+    checked_form,
     cost_from_dict,
     parameters,
 )
@@ -210,7 +210,7 @@ def _method(form: str, columns: int) -> tuple[Callable[..., Any], Fitter, int]:
     """Return the class of a form's costs, how it is fitted, and the least number of distinct sizes."""
     forms: Mapping[str, type[Form]] = FORMS if columns == 2 else SELECTION_FORMS
     name, colon, text = form.partition(":")
-    check_form(form if form in REPLACED else name, (*fitted_forms(forms), AUTO))
+    checked_form(form if form in REPLACED else name, (*fitted_forms(forms), AUTO))
     fitter, least = METHODS[forms[name]]
     if colon:
         if forms[name] not in VARIANTS or not text:
@@ -392,7 +392,7 @@ def _held_out(form: str, sizes: Floats, seconds: Floats, held: Unseen) -> HeldOu
     where = np.searchsorted(distinct := np.unique(sizes), sizes[left_out])
     inner /= np.log(distinct[where + 1] / distinct[where - 1]) ** apart
     at_bytes = np.unique([sizes[0], *held.sizes, sizes[-1]])
-    return HeldOut.near(sizes[left_out], inner, at_bytes, *ends, apart=apart)
+    return HeldOut.near(sizes[left_out], inner, at_bytes, ends, apart)
 
 
 def _log_errors(predicted_s: Floats, measured_s: Floats) -> Floats:

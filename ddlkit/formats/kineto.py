@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.timeline import COMMUNICATION, Timeline
 from ddlkit.core.units import MOST_WHOLE
-from ddlkit.store.documents import parse_json
+from ddlkit.store.files import parse_json
 
 PHASES = ("forward", "backward", "update")
 FORWARD, BACKWARD, UPDATE = (f"ddlkit.{kind}" for kind in PHASES)

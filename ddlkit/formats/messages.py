@@ -71,6 +71,8 @@ def read_bytes_seconds(
 
 def device_of(path: Path) -> str | None:
     """The name of the GPUs between which an nccl-tests log was taken; None where it, or they, do not say."""
+    if is_stamped(path):
+        return None
     text = files.read_text(path)
     devices = (
         set(nccl_tests.read_log(text, str(path)).devices) if nccl_tests.is_log(text) else set()

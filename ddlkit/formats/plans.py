@@ -11,7 +11,7 @@ from typing import Any
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.units import KIB
-from ddlkit.store.documents import read_json
+from ddlkit.store.files import read_json
 
 
 def is_file(spec: str) -> bool:

@@ -201,7 +201,7 @@ def joined(campaign: Source) -> pd.DataFrame:
 
 def _digest(campaign: Source, runs: pd.DataFrame) -> str:
     """Return how the hash of the predictions begins, as runs carry it."""
-    (path,) = campaign.directories[0].glob("predicted-*.csv")
+    (path,) = store.list_tables(campaign.directories[0], "predicted-*.csv")
     return str(store.load_stamp(path)["sha256"])[: int(runs["predicted"].str.len().max())]
 
 

@@ -18,7 +18,7 @@ import yaml
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.report import claims, outputs
-from ddlkit.store.documents import own_yaml
+from ddlkit.store.files import own_yaml
 
 _STATISTICS: dict[str, Callable[[Any], Any]] = {"median": np.median, "max": np.max}
 _SCHEMA = own_yaml(Path(__file__).with_name("figures.schema.yml").read_text(encoding="utf-8"))
@@ -137,7 +137,9 @@ def _reading(notebooks: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _missing(entry: Entry, reports: Path) -> list[str]:
-    lines = [f"input {i} matches no file" for i in entry.inputs if not any(store.ROOT.glob(i))]
+    lines = [
+        f"input {i} matches no file" for i in entry.inputs if not store.list_tables(store.ROOT, i)
+    ]
     image, numbers = outputs.figure_files(entry.id, reports)
     if not image.is_file():
         lines.append(f"image {image} is missing")

@@ -21,8 +21,8 @@ import pandas as pd
 from ddlkit import papers, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import ORIGINS
-from ddlkit.store import files, specs
-from ddlkit.store.documents import own_yaml
+from ddlkit.store import files, readers
+from ddlkit.store.files import own_yaml
 from ddlkit.store.sheet import Sheet, read_sheet
 
 PAPERS = tuple(papers.load())
@@ -205,7 +205,7 @@ def transcribed_sheet(paper: str, name: str, folder: Path | None = None) -> Shee
 
 def _transcribed(paper: str, name: str, folder: Path | None) -> tuple[Path, str]:
     path = (folder or store.DATA / "papers") / paper / f"{name}.csv"
-    return path, files.text_of(specs.read_transcribed(path), path)
+    return path, files.text_of(readers.read_transcribed(path), path)
 
 
 CHECKS: dict[str, Callable[[], Result]] = {}
@@ -237,7 +237,7 @@ def paper_table(paper: str, name: str) -> pd.DataFrame:
     Raises UserError if it is missing, or was edited since it was transcribed.
     """
     return pd.read_csv(
-        io.BytesIO(specs.read_transcribed(store.DATA / "papers" / paper / f"{name}.csv"))
+        io.BytesIO(readers.read_transcribed(store.DATA / "papers" / paper / f"{name}.csv"))
     )
 
 

@@ -114,7 +114,10 @@ class Place:
         if not value or value in known:
             return True
         try:
-            return any([*place.glob(self.pattern)] for place in (Path(value), store.ROOT / value))
+            return any(
+                store.list_tables(place, self.pattern)
+                for place in (Path(value), store.ROOT / value)
+            )
         except OSError:  # longer than a name may be, or not to be read
             return False
 

@@ -1,4 +1,8 @@
-"""Where everything lies; whole files, read and written so that a crash never leaves half of one."""
+"""Where everything lies; whole files, read and written so that a crash never leaves half of one.
+
+JSON and YAML that others wrote are read within limits, of depth, values and numbers: some hundred bytes
+can stand for billions of values.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import glob
 import gzip
 import hashlib
 import io
+import json
 import os
 import re
 import secrets
@@ -16,7 +21,9 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from ddlkit import machine
 from ddlkit.core.errors import UserError
@@ -83,19 +90,16 @@ def _check_size(data: bytes, path: Path, when: str) -> None:
         )
 
 
-def is_empty(path: Path) -> bool:
-    """Whether a file is there that has no bytes."""
-    with contextlib.suppress(OSError):
-        return path.is_file() and not path.stat().st_size
-    return False
-
-
 def text_of(data: bytes, path: Path) -> str:
     """Content as text, unpacked if ``path`` ends in .gz; UserError if empty, damaged, binary or too large."""
     if path.suffix == ".gz" and data:
         try:
-            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-                data = file.read(MOST_BYTES + 1)
+            engine = zlib.decompressobj(wbits=31)
+            whole = engine.decompress(data, MOST_BYTES + 1)
+            if not engine.eof or engine.unused_data:  # of several members, cut off or too large
+                with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+                    whole = file.read(MOST_BYTES + 1)
+            data = whole
         except (OSError, EOFError, zlib.error) as error:
             raise UserError(
                 f"{path}: damaged gzip file ({error}): restore or measure again"
@@ -272,3 +276,118 @@ def _holding(directory: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+# -- documents -------------------------------------------------------------------------------------
+
+MOST_DEPTH = 50
+"""Levels of lists and mappings: the deepest file known here, a profiler's, has 7."""
+MOST_VALUES = 10_000_000
+"""Of JSON, by its commas and brackets: a profile of half a million events; read, about a gigabyte."""
+MOST_YAML_CHARACTERS, MOST_YAML_VALUES = 128 * 1024, 100_000
+"""Of YAML, which people write by hand; an alias counts as all that it stands for."""
+INT64 = 2**63
+
+
+def parse_json(text: str) -> Any:
+    """Return the document in JSON text. Whole numbers beyond 64 bits become floats, as elsewhere.
+
+    Raises ValueError that says what is wrong, also for a document beyond the limits.
+
+    >>> parse_json('{"a": [1, 100000000000000000000]}')
+    {'a': [1, 1e+20]}
+    """
+    if sum(map(text.count, ",[{")) > MOST_VALUES:
+        raise ValueError(f"more than {MOST_VALUES} values")
+    try:
+        document = json.loads(text, parse_int=_number)
+    except RecursionError:
+        raise _too_deep() from None
+    level = [document] if isinstance(document, (dict, list)) else []
+    for _ in range(MOST_DEPTH):
+        inside = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [value for each in inside for value in each if isinstance(value, (dict, list))]
+        if not level:
+            return document
+    raise _too_deep()
+
+
+def read_json(path: Path, advice: str) -> Any:
+    """Return the document in a file of JSON. Raises UserError that ends in ``advice``, and as `read_text`."""
+    try:
+        return parse_json(read_text(path))
+    except ValueError as error:
+        raise UserError(f"{path}: is not JSON ({error}): {advice}") from error
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the document in YAML text.
+
+    Raises ValueError that names the line, also for a document beyond the limits; ImportError without PyYAML.
+    """
+    import yaml
+
+    if len(text) > MOST_YAML_CHARACTERS:
+        raise ValueError(f"{len(text)} characters, more than {MOST_YAML_CHARACTERS}")
+    try:
+        depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MOST_DEPTH:
+                raise _too_deep()
+        # Before anything is made of it: a merge copies what its aliases stand for.
+        values, levels = _extent(yaml.compose(text, yaml.SafeLoader), {})
+        if values > MOST_YAML_VALUES:
+            raise ValueError(f"with its aliases more than {MOST_YAML_VALUES} values")
+        if levels > MOST_DEPTH:
+            raise _too_deep()
+        return _within_64_bits(yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise ValueError(f"{line}{getattr(error, 'problem', 'unreadable')}") from None
+
+
+def own_yaml(text: str) -> Any:
+    """Return the document in YAML text of this project's own, without limits; much faster with libyaml.
+
+    Raises yaml.YAMLError; ImportError without PyYAML.
+    """
+    import yaml
+
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def _number(text: str) -> int | float:
+    """Return digits as a number; Python takes minutes for some millions of them."""
+    number = int(text) if len(text) <= len(f"-{INT64}") else INT64
+    return number if -INT64 <= number < INT64 else float(text)
+
+
+def _extent(node: Any, extents: dict[int, tuple[float, int]]) -> tuple[float, int]:
+    """Return how many values a node of YAML stands for, and in how many levels: no end if it holds itself."""
+    held = getattr(node, "value", None)
+    if not isinstance(held, list):
+        return 1, 0
+    if id(node) not in extents:
+        extents[id(node)] = float("inf"), 0
+        inner = [each for pair in held for each in (pair if isinstance(pair, tuple) else (pair,))]
+        values, levels = zip((0.0, 0), *(_extent(each, extents) for each in inner), strict=True)
+        extents[id(node)] = 1 + sum(values), 1 + max(levels)
+    return extents[id(node)]
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"nested more than {MOST_DEPTH} deep")
+
+
+def _within_64_bits(value: Any) -> Any:
+    """Return the same with whole numbers beyond 64 bits as floats."""
+    if isinstance(value, dict):
+        return {name: _within_64_bits(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_within_64_bits(each) for each in value]
+    if isinstance(value, int) and not -INT64 <= value < INT64:
+        return float(Decimal(value))
+    return value

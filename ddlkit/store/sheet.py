@@ -2,7 +2,8 @@
 
 Which columns each recorded table has is said in schema.json beside this module. There, names of columns
 stand under their "kind check"; a table's ``but`` are columns that it has of another kind, ``later`` the
-defaults of columns that earlier recordings lack, ``renamed`` earlier names.
+defaults of columns that earlier recordings lack. ``aliases`` are earlier names of columns, ``renamed_values``
+earlier values.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -35,10 +37,11 @@ MOST_CELLS = 10_000_000
 """Of a table, by its commas and line breaks: read, about a gigabyte."""
 
 _BOOLS = {"True": True, "False": False, "true": True, "false": False}
+_QUOTED = re.compile(r'"[^"\n]*"')
 
 
 def _whole(cell: str) -> int:
-    """A whole number, also when written as 1e6 or 4.0."""
+    """Return a whole number, also when written as 1e6 or 4.0."""
     try:
         return int(cell)
     except ValueError:
@@ -49,7 +52,7 @@ def _whole(cell: str) -> int:
 
 
 def _seconds(cell: str) -> float:
-    """Microseconds as seconds, without a rounding of their own."""
+    """Return microseconds as seconds, without a rounding of their own."""
     return float(Decimal(cell).scaleb(-6))
 
 
@@ -72,7 +75,7 @@ class Sheet:
     rows: tuple[Sequence[str], ...]
 
     def cells(self, name: str) -> list[str]:
-        """One column, top to bottom."""
+        """Return one column, top to bottom."""
         at = self.header.index(name)
         return [row[at] for row in self.rows]
 
@@ -83,7 +86,7 @@ class Sheet:
 
 
 def read_sheet(text: str, file: str) -> Sheet:
-    """Split CSV text into cells. Raises UserError for no rows, or a row of another length.
+    """Return the cells of CSV text. Raises UserError for no rows, or a row of another length.
 
     >>> sheet = read_sheet("bytes,seconds\\n8,1e-3\\n", "mine.csv")
     >>> sheet.lines, sheet.rows
@@ -137,7 +140,7 @@ class Column:
     aliases: tuple[tuple[str, str], ...] = ()
 
     def values(self, sheet: Sheet, *, own: bool = False) -> np.ndarray:
-        """(rows,) checked values. Raises UserError naming file, row and column of a wrong cell.
+        """Return (rows,) checked values. Raises UserError naming file, row and column of a wrong cell.
 
         own : of somebody's own file, whose numbers must be such as can be computed with, too
 
@@ -158,14 +161,14 @@ class Column:
             except (ArithmeticError, ValueError, KeyError):
                 wrong = f"{_shown(cell)} {problem}" if cell.strip() else "is empty"
                 sheet.fail(row, self.name, wrong)
-        for broken, problem in self._rules(values, own):
+        for broken, problem in self.broken(values, own):
             if broken.any():
                 row = int(np.argmax(broken))
                 sheet.fail(row, self.name, f"{_shown(cells[row])} {problem}")
         return values
 
-    def _rules(self, values: np.ndarray, own: bool) -> list[tuple[np.ndarray, str]]:
-        """(rows,) which values are wrong, and why, one entry per rule."""
+    def broken(self, values: np.ndarray, own: bool) -> list[tuple[np.ndarray, str]]:
+        """Return (rows,) which values are wrong, and why, one entry per rule."""
         if self.kind == "str":
             strange = np.array([not value.isprintable() for value in values])
             rules = [(strange, "has an unprintable character")]
@@ -193,8 +196,7 @@ def _shown(cell: str) -> str:
 class Schema:
     """A kind of table. No two rows agree in all columns of ``key`` (no key: rows may repeat).
 
-    aliases : (earlier name, name) of columns that were renamed since; they hold for a header that has
-        none of the names that are new
+    aliases : (earlier name, name) of columns that were renamed since, where the header lacks that name
     """
 
     name: str
@@ -204,19 +206,82 @@ class Schema:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Column names in file order."""
+        """Return the column names in file order."""
         return tuple(column.name for column in self.columns)
 
-    def frame(self, sheet: Sheet, *, exact: bool = True) -> DataFrame:
-        """The checked table. Not ``exact``, somebody's own: other columns are ignored, defaults stand in.
+    def read(self, text: str, file: str, *, exact: bool = True) -> DataFrame:
+        """Return the checked table of CSV text, ``exact`` and errors as of `frame`.
 
-        For a column that came ``later``, its default stands in for either.
+        pandas reads what has no mistake; where there may be one, `frame` looks at each cell.
+        """
+        check_cells(text, ",\n", file)
+        header = tuple(name.strip() for name in text.partition("\n")[0].split(","))
+        frame = self._parsed(text, self._today(header), exact)
+        return self.frame(read_sheet(text, file), exact=exact) if frame is None else frame
+
+    def _parsed(self, text: str, header: tuple[str, ...], exact: bool) -> DataFrame | None:
+        """Return the table that pandas reads under this header; None where `frame` could say another."""
+        import pandas as pd
+
+        kinds = {column.name: column.kind for column in self.columns}
+        known = all(name in kinds for name in header) if exact else len(header) <= MOST_COLUMNS
+        if not known or len({*header}) < len(header) or "microseconds" in kinds.values():
+            return None
+        types = {"int": np.int64, "float": np.float64}
+        try:
+            with np.errstate(invalid="ignore"):
+                frame = pd.read_csv(
+                    io.StringIO(text),
+                    header=0,
+                    names=list(header),
+                    dtype={name: types.get(kinds.get(name, ""), str) for name in header},
+                    na_filter=False,
+                    low_memory=False,
+                    **({} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}),
+                )
+        except (ValueError, OverflowError):  # a row that is too long, or a cell of another kind
+            return None
+        bare = _QUOTED.sub("", text) if '"' in text else text
+        if frame.empty or '"' in bare or bare.count(",") != (len(frame) + 1) * (len(header) - 1):
+            return None
+        return self._checked(frame, exact)
+
+    def _checked(self, frame: DataFrame, exact: bool) -> DataFrame | None:
+        """Return the table with its defaults in the schema's order; None where a rule is broken."""
+        for column in self.columns:
+            if column.name not in frame:
+                if column.default is None or (exact and not column.later):
+                    return None
+                one = Sheet("", (column.name,), (1,), ((column.default,),))
+                frame[column.name] = np.repeat(column.values(one), len(frame))
+            elif column.kind in ("str", "bool"):  # of few different cells each
+                distinct = frame[column.name].unique().astype(object)
+                sheet = Sheet(
+                    "", (column.name,), (1,) * len(distinct), tuple((c,) for c in distinct)
+                )
+                try:
+                    today = column.values(sheet)
+                except UserError:
+                    return None
+                if column.kind == "bool" or (today != distinct).any():
+                    values = dict(zip(distinct, today, strict=True))
+                    frame[column.name] = frame[column.name].map(values)
+            elif any(
+                bad.any() for bad, _ in column.broken(frame[column.name].to_numpy(), not exact)
+            ):
+                return None
+        frame = frame if (*frame.columns,) == self.names else frame[list(self.names)]
+        return None if self.key and frame.duplicated(list(self.key)).any() else frame
+
+    def frame(self, sheet: Sheet, *, exact: bool = True) -> DataFrame:
+        """Return the checked table. Not ``exact``, somebody's own: other columns are ignored, defaults
+        stand in. For a column that came ``later``, its default stands in for either.
 
         Raises UserError naming file, row and column of the first mistake.
         """
         from pandas import DataFrame
 
-        sheet = self._renamed(sheet)
+        sheet = replace(sheet, header=self._today(sheet.header))
         for name, times in Counter(sheet.header).items():
             if times > 1:
                 sheet.fail(None, name, "stands twice in the header")
@@ -237,12 +302,13 @@ class Schema:
         self._check_key(sheet, frame[list(self.key)])
         return frame
 
-    def _renamed(self, sheet: Sheet) -> Sheet:
-        """The sheet with today's names of its columns."""
-        names = dict(self.aliases)
-        if (set(names.values()) - set(names)) & set(sheet.header):
-            return sheet
-        return replace(sheet, header=tuple(names.get(name, name) for name in sheet.header))
+    def _today(self, header: tuple[str, ...]) -> tuple[str, ...]:
+        """Return today's names of the columns under that header."""
+        names = {old: new for old, new in self.aliases if old in header}
+        taken = {*header} - {*names}
+        return tuple(
+            name if names.get(name, name) in taken else names.get(name, name) for name in header
+        )
 
     def _check_key(self, sheet: Sheet, keys: DataFrame) -> None:
         for row in np.flatnonzero(keys.duplicated())[:1] if self.key else ():
@@ -252,7 +318,7 @@ class Schema:
 
 
 def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:
-    """CSV text of a table, floats to the last digit, checked by reading it back.
+    """Return CSV text of a table, floats to the last digit, checked by reading it back.
 
     Raises UserError naming file, row and column of the first mistake.
     """
@@ -262,7 +328,7 @@ def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
     writer.writerows(zip(*(frame[name].tolist() for name in names), strict=True))
-    schema.frame(read_sheet(out.getvalue(), file))
+    schema.read(out.getvalue(), file)
     return out.getvalue()
 
 
@@ -281,7 +347,7 @@ _CASE = {
 
 
 def _columns(groups: dict[str, str]) -> dict[str, Column]:
-    """Columns by name, from names by "kind check"."""
+    """Return columns by name, from names by "kind check"."""
     columns: dict[str, Column] = {}
     for group, names in groups.items():
         kind, _, check = group.partition(" ")
@@ -290,7 +356,7 @@ def _columns(groups: dict[str, str]) -> dict[str, Column]:
 
 
 def _came_later(columns: dict[str, Column], defaults: dict[str, str]) -> dict[str, Column]:
-    """The columns, of which some have a default for tables that are older than they."""
+    """Return the columns, of which some have a default for tables that are older than they."""
     later = {
         name: replace(columns[name], default=default, later=True)
         for name, default in defaults.items()
@@ -308,8 +374,9 @@ def _schemas(described: dict[str, Any]) -> dict[str, Schema]:
         own = known | _columns(table.get("but", {})) | case
         own = _came_later(own, table.get("later", {}))
         columns = tuple(own[column] for column in (*case, *table["columns"].split()))
-        key, renamed = tuple(table.get("key", "").split()), table.get("renamed", {})
-        schemas[name] = Schema(name, columns, key, tuple(renamed.items()))
+        key, names = tuple(table.get("key", "").split()), {column.name for column in columns}
+        aliases = [(old, new) for old, new in described["aliases"].items() if new in names]
+        schemas[name] = Schema(name, columns, key, tuple(aliases))
     return schemas
 
 
@@ -317,7 +384,7 @@ SCHEMAS = _schemas(json.loads(Path(__file__).with_name("schema.json").read_text(
 
 
 def schema_named(name: str) -> Schema:
-    """The schema of that name. Raises UserError listing the known ones."""
+    """Return the schema of that name. Raises UserError listing the known ones."""
     if name not in SCHEMAS:
         raise UserError(f"unknown schema {name!r}: use one of {', '.join(SCHEMAS)}")
     return SCHEMAS[name]

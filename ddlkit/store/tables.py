@@ -1,28 +1,43 @@
-"""Recorded tables: a CSV, and beside it a JSON stamp saying where its rows come from."""
+"""Recorded tables: a CSV with a JSON stamp that says where its rows come from, by itself or in a pack.
+
+A measurement writes both loose, ``layers-x.csv`` and ``layers-x.json``. A pack (`ddlkit.store.pack`) holds
+such tables of a folder by kind: ``layers.csv.gz`` has their raw lines behind a first column ``part``, the
+name of the table, and ``stamps.jsonl`` has the hash of each pack and the stamp of each part. A path names
+a table wherever its rows are; where they are in both, the loose table counts, which is the later one.
+"""
 
 from __future__ import annotations
 
+import copy
 import datetime
+import fnmatch
+import functools
 import gzip
 import hashlib
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from ddlkit import machine as this_machine
 from ddlkit.core.errors import UserError
 from ddlkit.store import files
-from ddlkit.store.documents import parse_json
-from ddlkit.store.files import ROOT
-from ddlkit.store.sheet import read_sheet, schema_named, write_sheet
+from ddlkit.store.files import ROOT, parse_json
+from ddlkit.store.sheet import Column, schema_named, write_sheet
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 # Raise it whenever what a recorded number means changes: such rows do not mix in one table.
 BENCHMARK_VERSION = 1
+
+STAMPS, PENDING = "stamps.jsonl", ".stamps.jsonl.pending"
+"""Stamps of what is packed in a folder, and those that wait while its packs are exchanged."""
+PART = Column("part", "str", "named")
 
 _STAMP_KEYS = {
     **{"schema": str, "benchmark_version": int, "command": list, "machine": dict, "versions": dict},
@@ -41,7 +56,7 @@ def save_table(
     remark: str = "",
     append: bool = False,
 ) -> Path:
-    """Write ``directory/name.csv`` (.csv.gz if so named) and its stamp ``name.json``; the CSV's path.
+    """Write ``directory/name.csv`` (.csv.gz if so named) and its stamp ``name.json``; return the CSV's path.
 
     Rows are checked before anything is written; a crash at any moment leaves the old or the new table.
     append : verify the table that is there, add the rows below it, keep its stamps under ``history``
@@ -53,8 +68,10 @@ def save_table(
     path = directory / (name if name.endswith((".csv", ".csv.gz")) else f"{name}.csv")
     described = this_machine.describe() if machine is None else machine
     with files.writing_in(directory):
+        if path.name in pack_names(packed(directory)):
+            raise UserError(f"{path} is a pack of tables: save under another name")
         history: list[dict[str, Any]] = []
-        if append and path.exists():
+        if append and has_table(path):
             frame, history = _below(frame, path, schema)
         data = write_sheet(frame, schema_named(schema), str(path)).encode()
         if path.suffix == ".gz":
@@ -65,20 +82,31 @@ def save_table(
             "command": [_portable(word) for word in command],
             "machine": described,
             "versions": this_machine.versions(),
-            "commit": this_machine.commit(),
+            "commit": _commit(),
             "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "remark": remark,
             "rows": len(frame),
             "sha256": hashlib.sha256(data).hexdigest(),
             "history": history,
         }
-        _write_stamped(path, data, json.dumps(stamp, indent=1) + "\n")
+        _write_stamped(path, data, stamp_text(stamp))
     return path
 
 
+@functools.cache
+def _commit() -> str:
+    """Return the commit of the code that this process has loaded: asking git takes longer than saving."""
+    return this_machine.commit()
+
+
+def stamp_text(stamp: dict[str, Any]) -> str:
+    """Return a loose table's stamp as its file has it."""
+    return json.dumps(stamp, indent=1) + "\n"
+
+
 def _write_stamped(path: Path, data: bytes, stamp: str) -> None:
-    """A table and its stamp, so that a crash at any moment leaves the old pair or the new one."""
-    pending, final = _stamp_paths(path)
+    """Write a table and its stamp, so that a crash at any moment leaves the old pair or the new one."""
+    pending, final = stamp_paths(path)
     try:
         files.atomic_write_text(pending, stamp)
         files.atomic_write(path, data)
@@ -93,36 +121,85 @@ def _write_stamped(path: Path, data: bytes, stamp: str) -> None:
 
 
 def load_table(path: Path, schema: str | None = None) -> DataFrame:
-    """The rows of a recorded table, verified against its stamp and schema.
+    """Return the rows of a recorded table, verified against its stamp and schema.
 
     Raises UserError naming the file, and row and column where there is one, for a missing stamp,
     another hash or schema, an empty, truncated or binary file, a missing column, or a wrong value.
     """
-    data, stamp = _verified(path)
+    part = _part_of(path)
+    data, stamp = (b"", part.stamp) if part else verified(path)
     if schema is not None and stamp["schema"] != schema:
         raise UserError(f"{path}: a table of {stamp['schema']}, expected one of {schema}")
-    frame = schema_named(stamp["schema"]).frame(read_sheet(files.text_of(data, path), str(path)))
+    if part:
+        frame = _rows_in(part, path.name)
+    else:
+        frame = schema_named(stamp["schema"]).read(files.text_of(data, path), str(path))
     if len(frame) != stamp["rows"]:
         raise UserError(f"{path}: {len(frame)} rows, its stamp says {stamp['rows']}: restore it")
     return frame
 
 
 def load_stamp(path: Path) -> dict[str, Any]:
-    """The stamp of a recorded table, its hash verified. Raises UserError as ``load_table``."""
-    return _verified(path)[1]
+    """Return the stamp of a recorded table, its hash verified. Raises UserError as ``load_table``."""
+    part = _part_of(path)
+    if part is None:
+        return verified(path)[1]
+    pack_bytes(part)
+    return copy.deepcopy(part.stamp)
 
 
 def is_stamped(path: Path) -> bool:
-    """Whether a stamp lies beside the file (a user's own CSV has none).
+    """Return whether it is a recorded table, with a stamp (a user's own CSV has none).
 
     An empty file is none: no writer leaves one, but a shell does that is to fill it with our output.
     """
-    places = [place for place in _stamp_paths(path) if not files.is_empty(place)]
-    return any(_read_stamp(place) is not None for place in places)
+    return any(map(_read_stamp, stamp_paths(path))) or _part_of(path) is not None
+
+
+def has_table(path: Path) -> bool:
+    """Return whether there is a table of this path, loose or in a pack."""
+    return path.exists() or _part_of(path) is not None
+
+
+def list_tables(folder: Path, pattern: str = "*.csv*") -> list[Path]:
+    """Return the paths, sorted, that match a pattern below a folder, of packed tables and of files.
+
+    Packs and their stamps are none of them. Raises UserError for damaged stamps of a pack.
+    """
+    above, _, name = pattern.rpartition("/")
+    tables = set()
+    for place in folder.glob(above) if above else [folder]:
+        parts = packed(place)
+        files_there = {path.name for path in place.glob(name) if path.name[0] != "."}
+        there = files_there - pack_names(parts) | {*fnmatch.filter(parts, name)}
+        tables |= {place / table for table in there}
+    return sorted(tables)
+
+
+def pack_names(parts: dict[str, Part]) -> set[str]:
+    """Return the names of the files in which these parts and their stamps are."""
+    return {STAMPS, *(part.pack.name for part in parts.values())} if parts else set()
+
+
+def expand_tables(paths: list[Path]) -> list[Path]:
+    """Return the paths, of which patterns that no shell could expand, packed tables, give what they match."""
+    found = []
+    for path in paths:
+        of_pattern = list_tables(path.parent, path.name) if re.search(r"[*?[]", path.name) else []
+        found += of_pattern or [path]
+    return found
+
+
+def machines_in(folder: Path) -> set[str]:
+    """Return the names of the machines whose tables a folder holds, loose or packed: one, or none."""
+    stamps = [part.stamp for part in packed(folder).values()]
+    paths = (path for path in list_tables(folder) if path.exists())
+    loose = [_read_stamp(place) for path in paths for place in stamp_paths(path)]
+    return {str(stamp["machine"].get("name", "")) for stamp in (*stamps, *loose) if stamp}
 
 
 def own_output(path: Path, *sources: Path) -> Path:
-    """The path itself, as one that a user's own output may be written to.
+    """Return the path itself, as one that a user's own output may be written to.
 
     Raises UserError where a recorded table or its stamp is in the way, or a file that the output is made of.
     """
@@ -133,25 +210,25 @@ def own_output(path: Path, *sources: Path) -> Path:
         if same or path.resolve() == source.resolve():
             raise UserError(f"{path} is what is read: choose another name for what is written")
     real = path.resolve()
-    if is_stamped(real) or _is_stamp(real):
+    if is_stamped(real) or _is_stamp(real) or real.name in pack_names(packed(real.parent)):
         raise UserError(f"{path} is a recorded table or its stamp: choose another name")
     return path
 
 
 def _is_stamp(path: Path) -> bool:
-    """Whether it is the stamp of a table, or waits to become it."""
+    """Return whether it is the stamp of a table, or waits to become it."""
     return path.suffix in (".json", ".pending") and os.path.isfile(path) and bool(_read_stamp(path))
 
 
 def _portable(word: str) -> str:
-    """A word of a command without what is only true here: where the project and its tools lie."""
+    """Return a word of a command without what is only true here: where the project and its tools lie."""
     word = word.replace(f"{ROOT}/", "")  # a path may stand inside other text
     outside = re.fullmatch(r"(--[\w-]+=)?((?:/|\.\./).*)", word)
     return f"{outside[1] or ''}{Path(outside[2]).name}" if outside else word
 
 
 def _below(new: DataFrame, path: Path, schema: str) -> tuple[DataFrame, list[dict[str, Any]]]:
-    """The recorded rows with ``new`` below them, and all stamps so far."""
+    """Return the recorded rows with ``new`` below them, and all stamps so far."""
     from pandas import concat
 
     old, stamp = load_table(path, schema), load_stamp(path)
@@ -163,28 +240,34 @@ def _below(new: DataFrame, path: Path, schema: str) -> tuple[DataFrame, list[dic
     earlier = stamp.pop("history", [])
     known = schema_named(schema)
     # Columns that came later stand in the rows that were read; those of a new frame may lack them.
-    whole = known.frame(read_sheet(write_sheet(new, known, str(path)), str(path)))
+    whole = known.read(write_sheet(new, known, str(path)), str(path))
     return concat([old, whole], ignore_index=True), [*earlier, stamp]
 
 
-def _stamp_paths(path: Path) -> tuple[Path, Path]:
-    """Where the next stamp waits while the CSV is exchanged, and where the stamp stands."""
+# -- loose tables ----------------------------------------------------------------------------------
+
+
+def stamp_paths(path: Path) -> tuple[Path, Path]:
+    """Return where the next stamp waits while the CSV is exchanged, and where the stamp stands."""
     stem = path.name.removesuffix(".gz").removesuffix(".csv")
     return path.parent / f".{stem}.json.pending", path.parent / f"{stem}.json"
 
 
 def _read_stamp(path: Path) -> dict[str, Any] | None:
-    """The stamp in that file; None when there is none, or the file is some other JSON."""
+    """Return the stamp in that file; None when there is none, or the file is empty or some other JSON."""
     try:
-        stamp = parse_json(files.read(path).decode())
+        stamp = parse_json(files.read(path).decode() or "null")
     except UserError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return None
         raise
     except ValueError as error:
         raise UserError(f"{path}: damaged stamp ({error}): restore it or measure again") from error
-    if not isinstance(stamp, dict) or "sha256" not in stamp:
-        return None
+    return _stamp(stamp, path) if isinstance(stamp, dict) and "sha256" in stamp else None
+
+
+def _stamp(stamp: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the stamp itself. Raises UserError where it lacks something."""
     for key, kind in _STAMP_KEYS.items():
         if key not in stamp:
             raise UserError(f"{path}: the stamp has no {key}: restore it or measure again")
@@ -194,8 +277,8 @@ def _read_stamp(path: Path) -> dict[str, Any] | None:
     return stamp
 
 
-def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """Bytes of the CSV and the stamp that matches them.
+def verified(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """Return the bytes of a loose CSV and the stamp that matches them.
 
     After a crash between the two renames it is the pending one; looking there first also serves a
     reader that comes while a writer renames. Where none matches, a writer may have exchanged all since the
@@ -204,14 +287,117 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
     before = found = None
     while (data := files.read(path)) != before:
         digest, before = hashlib.sha256(data).hexdigest(), data
-        for place in _stamp_paths(path):
+        for place in stamp_paths(path):
             stamp = _read_stamp(place)
             if stamp is not None and stamp["sha256"] == digest:
                 return data, stamp
             found = stamp or found
     if found is None:
-        raise UserError(f"{path}: not a recorded table: no stamp {_stamp_paths(path)[1].name}")
+        raise UserError(f"{path}: not a recorded table: no stamp {stamp_paths(path)[1].name}")
     raise UserError(
         f"{path}: sha256 {digest[:12]} differs from its stamp's {found['sha256'][:12]}: "
         "the file was changed after recording, restore it or measure again"
     )
+
+
+# -- packed tables ---------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """A table in a pack: the pack, its SHA-256, the table's stamp, and the SHA-256 of its text."""
+
+    pack: Path
+    pack_sha256: str
+    stamp: dict[str, Any]
+    text_sha256: str
+
+
+def packed(folder: Path) -> dict[str, Part]:
+    """Return what is packed in a folder by the tables' names. Raises UserError for damaged stamps.
+
+    While packs are exchanged, or after a crash in between, the pack says which of two stamps holds.
+    """
+    final, pending = (_listed(folder / name) for name in (STAMPS, PENDING))
+    if not pending:
+        return final
+    there = {part.pack for part in (*final.values(), *pending.values())}
+    digests = {path: files.sha256_file(path) for path in there if path.exists()}
+    parts = (*final.items(), *pending.items())
+    return {name: part for name, part in parts if digests.get(part.pack) == part.pack_sha256}
+
+
+def _listed(path: Path) -> dict[str, Part]:
+    try:
+        state = path.stat()
+    except OSError:
+        return {}
+    return _read_index(path, state.st_mtime_ns, state.st_size, state.st_ino)
+
+
+@functools.lru_cache(maxsize=256)
+def _read_index(path: Path, *_state: int) -> dict[str, Part]:
+    """Return the parts by name in a file of stamps, which begins with a line for each pack."""
+    sums: dict[str, str] = {}
+    parts = {}
+    for number, line in enumerate(files.read_text(path).splitlines(), 1):
+        try:
+            entry = parse_json(line)
+            if "part" not in entry:
+                sums[entry["pack"]] = entry["sha256"]
+                continue
+            stamp = _stamp(entry["stamp"], path)
+            pack, sha256 = path.parent / entry["pack"], sums[entry["pack"]]
+            text = entry.get("text_sha256", stamp["sha256"])
+            parts[str(entry["part"])] = Part(pack, str(sha256), stamp, str(text))
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(f"{path}: damaged line {number} ({error}): restore it") from error
+    return parts
+
+
+def _part_of(path: Path) -> Part | None:
+    """Return the packed table of this path; None where a file is there, or no table."""
+    return None if os.path.lexists(path) else packed(path.parent).get(path.name)
+
+
+def pack_bytes(part: Part) -> bytes:
+    """Return the content of the part's pack, verified. Raises UserError for another hash."""
+    state = part.pack.stat() if part.pack.exists() else None
+    if state is None:
+        raise UserError(f"{part.pack} is missing, of which {STAMPS} has the stamps: restore it")
+    return _read_pack(part.pack, part.pack_sha256, state.st_mtime_ns, state.st_size, state.st_ino)
+
+
+@functools.lru_cache(maxsize=64)
+def _read_pack(path: Path, sha256: str, *_state: int) -> bytes:
+    data = files.read(path)
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != sha256:
+        raise UserError(
+            f"{path}: sha256 {digest[:12]} differs from {sha256[:12]} in {STAMPS}: "
+            "the file was changed after packing, restore it"
+        )
+    return data
+
+
+@functools.lru_cache(maxsize=64)
+def _rows(pack: Path, data: bytes, kind: str) -> tuple[DataFrame, dict[str, slice]]:
+    """Return all rows of a pack, their values checked, and which of them are each part's, by name.
+
+    That no two agree in their key was checked when they were saved: they are the same, says the hash.
+    """
+    schema = schema_named(kind)
+    schema = replace(schema, columns=(PART, *schema.columns), key=())
+    frame = schema.read(files.text_of(data, pack), str(pack))
+    names = frame.pop("part").to_numpy(object)
+    starts = np.flatnonzero(np.r_[True, names[1:] != names[:-1]])
+    ends = [*starts[1:], len(names)]
+    return frame, {names[at]: slice(at, end) for at, end in zip(starts, ends, strict=True)}
+
+
+def _rows_in(part: Part, name: str) -> DataFrame:
+    frame, slices = _rows(part.pack, pack_bytes(part), part.stamp["schema"])
+    if name not in slices:
+        raise UserError(f"{part.pack}: has no rows of {name}, which {STAMPS} lists: restore it")
+    rows = frame.iloc[slices[name]]
+    rows.index = range(len(rows))
+    return rows

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddlkit.core.errors import UserError
-from ddlkit.store import files, specs
+from ddlkit.store import files, readers
 from ddlkit.store.sheet import Column, Schema, read_sheet
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _SOURCES = Schema(
 
 def read(path: Path) -> str:
     """Text of a file of others, unpacked. Raises UserError where it is not what was taken."""
-    return files.text_of(specs.read_transcribed(path), path)
+    return files.text_of(readers.read_transcribed(path), path)
 
 
 def read_columns(path: Path, columns: tuple[Column, ...], key: tuple[str, ...]) -> DataFrame:
@@ -77,8 +77,8 @@ def check_sources(root: Path = EXTERNAL) -> None:
     for row in listed.itertuples(index=False):
         _check_licence(root / row.source, row.licence, row.holder)
         there = {path.name for path in (root / row.source).iterdir()}
-        for name in sorted(there - {specs.SUMS}):
-            specs.read_transcribed(root / row.source / name)
+        for name in sorted(there - {readers.SUMS}):
+            readers.read_transcribed(root / row.source / name)
 
 
 def _check_licence(folder: Path, licence: str, holder: str) -> None:
@@ -89,5 +89,5 @@ def _check_licence(folder: Path, licence: str, holder: str) -> None:
     for words in (MAY_BE_SHIPPED[licence], holder):
         if words not in text:
             raise UserError(f"{folder / 'LICENSE'}: lacks {words!r}: put the licence's text there")
-    if not (folder / specs.SUMS).is_file():
-        raise UserError(f"{folder}: has no {specs.SUMS}: write the hashes of its files there")
+    if not (folder / readers.SUMS).is_file():
+        raise UserError(f"{folder}: has no {readers.SUMS}: write the hashes of its files there")

@@ -22,7 +22,7 @@ from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.sparse import ELEMENT_BYTES, Log, SparseGather, sparse_iteration
 from ddlkit.core.workload import Workload
 from ddlkit.papers import networks
-from ddlkit.store import specs
+from ddlkit.store import readers
 
 NETWORKS = {
     "VGG-16": "vgg16_cifar",
@@ -45,7 +45,7 @@ def published_code() -> dict[str, float]:
     """Return what the authors' published code states (data/papers/omgs/code.csv), by its id, in SI units."""
     import pandas as pd  # only here: this room imports without it
 
-    table = specs.read_transcribed(store.DATA / "papers" / "omgs" / "code.csv")
+    table = readers.read_transcribed(store.DATA / "papers" / "omgs" / "code.csv")
     return dict(pd.read_csv(io.BytesIO(table)).set_index("id")["value"].astype(float))
 
 

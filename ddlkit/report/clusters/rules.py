@@ -14,7 +14,7 @@ import yaml
 from ddlkit.core.errors import UserError
 from ddlkit.formats.clusters import EXTERNAL, abci, cs336, pollux, vidur
 from ddlkit.store import files
-from ddlkit.store.documents import own_yaml
+from ddlkit.store.files import own_yaml
 
 RULES = EXTERNAL / "rules.yml"
 READERS: dict[str, Callable[[Path], pd.DataFrame]] = {

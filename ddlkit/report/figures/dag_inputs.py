@@ -38,7 +38,7 @@ def recorded() -> Path:
     """Inputs as they were recorded, on this machine or on the first that has them. Raises UserError."""
     own = store.recorded_dir()
     for machine in sorted(store.RECORDED.glob("*"), key=lambda place: (place != own, place)):
-        if [*(machine / FOLDER).glob("*.csv")]:
+        if store.list_tables(machine / FOLDER):
             return machine / FOLDER
     raise UserError(f"no measured input in {store.RECORDED}: run ddlkit measure input --out mine")
 
@@ -134,7 +134,7 @@ def parts(place: Path) -> dict[str, Parts]:
 
     Raises UserError where there is none.
     """
-    files = sorted(place.glob("pipelines-*.csv"))
+    files = store.list_tables(place, "pipelines-*.csv")
     if not files:
         raise UserError(f"no training with pictures in {place}: run ddlkit measure input")
     return {path.stem.partition("-")[2]: Parts(path) for path in files}

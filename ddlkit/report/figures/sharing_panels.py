@@ -144,7 +144,7 @@ class Recording:
     def beside(self, name: str) -> Source | None:
         """What was recorded beside it later, under that name; None where nothing was."""
         found = self.source.directories[0].with_name(f"{SHARING}-{name}")
-        return Source((found,)) if [*found.glob("sharing_*.csv")] else None
+        return Source((found,)) if found.is_dir() else None
 
     @property
     def can_judge(self) -> bool:

@@ -24,7 +24,7 @@ from pandas.io.formats.style import Styler
 from ddlkit.report import catalog, outputs
 from ddlkit.report.plots.style import FAMILIES
 from ddlkit.report.source import Source
-from ddlkit.store.documents import own_yaml
+from ddlkit.store.files import own_yaml
 
 MOST_COLUMNS, MOST_ROWS = 10, 30
 """A larger table is folded."""

@@ -23,7 +23,7 @@ from ddlkit.core import units
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import COLLECTIVES
 from ddlkit.model.predictor import planners
-from ddlkit.store.documents import own_yaml
+from ddlkit.store.files import own_yaml
 
 WIDTH = 7.2
 LABEL = 0.55  # inches from label to label of a logarithmic axis

@@ -108,11 +108,13 @@ def efficiency(directory: Path) -> pd.DataFrame:
 
     Raises UserError for a damaged table.
     """
-    tables = [store.load_table(path, "peaks") for path in sorted(directory.glob("peaks-*.csv*"))]
+    tables = [
+        store.load_table(path, "peaks") for path in store.list_tables(directory, "peaks-*.csv*")
+    ]
     measured = store.measured_peaks(pd.concat(tables)) if tables else {}
     keys = ["network", "device", "batch", "precision", "ranks"]
     rows = []
-    for path in sorted(directory.glob("layers-*.csv*")):
+    for path in store.list_tables(directory, "layers-*.csv*"):
         gpus = store.load_stamp(path)["machine"].get("gpus", [])
         for names, layers in store.load_table(path, "layers").groupby(keys, sort=False):
             case = dict(zip(keys, names, strict=True))

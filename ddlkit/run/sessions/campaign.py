@@ -86,7 +86,7 @@ def _predicted_point(labs: Sequence[_LabPoints], inputs: Inputs) -> Point:
     """What every model says of every case, before the first of them is replayed."""
 
     def measure() -> pd.DataFrame:
-        if there := [lab.shape.name for lab in labs if lab.path("runs").exists()]:
+        if there := [lab.shape.name for lab in labs if store.has_table(lab.path("runs"))]:
             raise UserError(f"a prediction comes before its runs: there are some of {there[0]}")
         say("every calibration is there: predicting")
         together = pd.concat(lab.calibration.rows() for lab in labs)
@@ -134,7 +134,7 @@ class _LabPoints:
         Raises UserError for a case that it does not have.
         """
         path = self.inputs.path("predicted", PREDICTED)
-        if not path.exists():
+        if not store.has_table(path):
             return ""
         known = set(store.load_table(path)["case"])
         for one in self.planned():

@@ -102,12 +102,12 @@ class Inputs:
         """The recorded profile: the campaign's own, or this machine's."""
         directories = (self.directory, store.recorded_dir())
         paths = [directory / _profile_file(name, batch) for directory in directories]
-        return next((path for path in paths if path.exists()), None)
+        return next((path for path in paths if store.has_table(path)), None)
 
     def selection_times(self, density: float) -> SelectionTimes:
         """Seconds to select, as recorded for the campaign; until then, as guessed."""
         path = self.path("selection", f"rho{density:g}")
-        if path.exists():
+        if store.has_table(path):
             return store.read_selection_times(path, density)
         sizes = np.array(SELECTION_SIZES, dtype=float)
         return SelectionTimes(sizes, np.array([density]), sizes * SELECTION_S)

@@ -209,7 +209,8 @@ class _Session:
     def __post_init__(self) -> None:
         self.earlier = _earlier_rows(self.out, self.origin.machine["name"])
         # Calls number the tables of their own.
-        found = (re.search(r"-s(\d+)[-.]", path.name) for path in self.out.glob("*-s*.csv*"))
+        paths = store.list_tables(self.out, "*-s*.csv*")
+        found = (re.search(r"-s(\d+)[-.]", path.name) for path in paths)
         self.number = 1 + max((int(one[1]) for one in found if one), default=0)
 
     def run(self) -> None:
@@ -390,7 +391,7 @@ def _listed(rows: Iterable[Row]) -> str:
 def _earlier_rows(out: Path, name: str) -> dict[str, Row]:
     """What the last call left as outcomes. Raises UserError for another machine's recording."""
     path = out / "outcomes.csv"
-    if not path.exists():
+    if not store.has_table(path):
         return {}
     recorded_on = store.load_stamp(path)["machine"]["name"]
     if recorded_on != name:

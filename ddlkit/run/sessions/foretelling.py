@@ -89,7 +89,7 @@ def carried_from(directory: Path, shape: LabShape) -> Calibration:
 
     directory : of the campaign's own tables, which are left out
     """
-    paths = store.recorded_dir().glob("*/collectives-*.csv")
+    paths = store.list_tables(store.recorded_dir(), "*/collectives-*.csv")
     others = [store.load_table(path) for path in paths if path.parent.resolve() != directory]
     if not others:
         return Calibration({})

@@ -830,6 +830,6 @@ def table_cost(rows: pd.DataFrame, workers: int) -> MessageCost:
 def _measured(out: Path, schema: str, name: str) -> Path:
     """A table that other points gave. Raises UserError where it is not there."""
     path = table_path(out, schema, name)
-    if not path.exists():
+    if not store.has_table(path):
         raise UserError(f"{path} is missing: run ddlkit measure {schema} --out {out} first")
     return path

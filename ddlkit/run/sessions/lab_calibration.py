@@ -161,15 +161,19 @@ class LabCalibration:
     def rows(self) -> pd.DataFrame:
         """All rows of the lab's calibration that are there, of all its collectives."""
         one_by_one = [self._path(f"-{name}") for name in self.collectives]
-        there = [path for path in one_by_one if path.exists()]
-        several = [more for path in there for more in path.parent.glob(f"{path.stem}-lanes*.csv")]
+        there = [path for path in one_by_one if store.has_table(path)]
+        several = [
+            more
+            for path in there
+            for more in store.list_tables(path.parent, f"{path.stem}-lanes*.csv")
+        ]
         frames = [*map(store.load_table, [*there, *several])]
         return pd.concat(frames) if frames else pd.DataFrame()
 
 
 def read_rows(path: Path) -> pd.DataFrame | None:
     """Of a table that need not be there yet."""
-    return store.load_table(path) if path.exists() else None
+    return store.load_table(path) if store.has_table(path) else None
 
 
 def guessed_cost(shape: LabShape, collective: str) -> MessageCost:

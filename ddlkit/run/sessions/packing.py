@@ -101,4 +101,4 @@ def restore(out: Path, file: Path) -> None:
 
 def _kept(path: Path) -> bool:
     """Whether it is a table or a stamp, and not a lock or half a file."""
-    return path.is_file() and path.name.endswith((".csv", ".csv.gz", ".json", ".json.pending"))
+    return path.is_file() and path.name.endswith((".csv", ".csv.gz", ".json", ".jsonl", ".pending"))

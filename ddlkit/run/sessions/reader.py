@@ -29,7 +29,7 @@ from ddlkit.run.lab.conditions import (
 )
 from ddlkit.run.lab.network import LabShape
 from ddlkit.store import files
-from ddlkit.store.documents import parse_json, parse_yaml
+from ddlkit.store.files import parse_json, parse_yaml
 
 SUITES = Path(__file__).parent / "suites"
 DEVICES = ("cpu", "cuda")

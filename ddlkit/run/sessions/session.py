@@ -179,7 +179,7 @@ class Point:
         if self.is_done:
             return self.is_done()
         paths = self.paths(out)
-        if not all(path.exists() for path in paths):
+        if not all(store.has_table(path) for path in paths):
             return False
         stamps = [store.load_stamp(path) for path in paths]
         return all(stamp["benchmark_version"] == store.BENCHMARK_VERSION for stamp in stamps)
