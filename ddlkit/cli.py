@@ -262,10 +262,6 @@ _PACK = """keep the whole recording in this file, too, every 20 s: a kill at any
 the next run goes on from it where the directory is empty; by hand: tar xzf FILE.tgz -C data/recorded"""
 
 
-_ALGORITHM_HELP = """of all-reduces, for collectives, sent step by step: ring, halving_doubling, tree,
-hierarchical or direct; or library [the library's own]"""
-
-
 def _session(where: str) -> tuple[Argument, ...]:
     """What every session of measuring can be asked."""
     return (
@@ -294,7 +290,7 @@ def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> None:
     arg("what", metavar="NAME|FILE", help=_MEASURE),
     arg("--profile", choices=("quick", "full"), default="quick", help="whose part it is [quick]"),
     arg("--networks", help="for layers, with batch sizes: resnet50:32,vgg16:16"),
-    arg("--algorithm", default="", help=_ALGORITHM_HELP),
+    arg("--algorithm", default="", help=argparse.SUPPRESS),  # gone: `suites.points` says so
     *_session("build/measured, for recordings data/recorded/<this machine>"),
 )
 def measure(arguments: argparse.Namespace) -> None:
@@ -855,28 +851,22 @@ _EMULATED: dict[str, dict[str, Any]] = {
     "delay": {"help": "of each link: a round trip passes four [0s]"},
     "jitter": {"help": "by how much a packet's delay may differ, in order [0s]"},
     "loss": {"help": "share of frames that are lost on their way: 0.1%% [0]"},
-    "background": {"help": "load by others, constant as 40%% or in turns as 80%%:100ms/300ms"},
-    "rank_rate": {"action": "append", "default": [], "help": "of one rank's link: 1=250mbit"},
-    "rank_delay": {"action": "append", "default": [], "help": "of one rank's link: 1=5ms"},
-    "change": {
-        "action": "append",
-        "default": [],
-        "help": "what changes when, of all or of one: 5s:rate=250mbit,loss=1%%,rank=1; in order",
-    },
-    "queue": {"help": "what may wait for a link; more is dropped [64MiB]"},
-    "burst": {"help": "what a rested link may send at once, in time of its rate, as tbf's [0s]"},
-    "framing": {"type": int, "help": "bytes counted around each frame's packet; tbf's are 14 [38]"},
+    "background": {"help": "load by others, as 40%%"},
     "congestion": {"help": "control of TCP's: reno, cubic or bbr [reno]"},
     "seed": {"type": int, "help": "of loss and jitter [0]"},
 }
+
+
+# They are told by `conditions.parse` what replaces them.
+_GONE = ("change", "rank-rate", "rank-delay", "queue", "burst", "framing")
 
 
 @command(
     "a rate-limited network of namespaces (root, Linux)",
     arg(
         "action",
-        choices=("up", "status", "crossed", "change", "down", "clean", "campaign"),
-        help="make links, list labs, count what crossed, change links, take a lab down, remove dead ones, "
+        choices=("up", "status", "crossed", "down", "clean", "campaign"),
+        help="make links, list labs, count what crossed, take a lab down, remove dead ones, "
         "or measure a campaign",
     ),
     arg("file", type=Path, nargs="?", help="of a campaign: what to measure (YAML)"),
@@ -886,6 +876,7 @@ _EMULATED: dict[str, dict[str, Any]] = {
     arg("--intra-rate", help="rate of each rank's link inside a node: 10gbit"),
     arg("--engine", choices=("tbf", "emulated"), default="tbf", help="what limits the links [tbf]"),
     *(arg(f"--{name.replace('_', '-')}", **how) for name, how in _EMULATED.items()),
+    *(arg(f"--{name}", help=argparse.SUPPRESS) for name in _GONE),
     arg("--label", default="", help="name of the lab [the first free ddlN]"),
     flag("--predict", "of a campaign: calibrate its labs and write down what models say; no runs"),
     *_session("of a campaign: data/recorded/<machine>/campaign-..."),
@@ -911,8 +902,6 @@ def lab(arguments: argparse.Namespace) -> None:
             print(f"{described}, {state}")
     elif arguments.action == "crossed":
         _show_crossed(network.attach(_label(arguments)).crossed(), arguments.json)
-    elif arguments.action == "change":
-        network.attach(_label(arguments)).change(_changes(arguments))
     elif arguments.action == "down":
         everyone = [row["label"] for row in network.status()]
         for label in [arguments.label] if arguments.label else everyone:
@@ -933,25 +922,16 @@ def _label(arguments: argparse.Namespace) -> str:
     return arguments.label or names[0]
 
 
-def _changes(arguments: argparse.Namespace) -> tuple[Any, ...]:
-    from ddlkit.run.lab.conditions import parse_change
-
-    if not arguments.change and arguments.action == "change":
-        raise UserError("what is to change? write for example --change 5s:rate=250mbit,rank=1")
-    return tuple(map(parse_change, arguments.change))
-
-
 def _lab_shape(arguments: argparse.Namespace) -> Any:
     """The lab that the arguments of ``lab up`` describe."""
     from ddlkit.run.lab import conditions
     from ddlkit.run.lab.network import LabShape
 
     found = None
-    asked = [name for name in _EMULATED if getattr(arguments, name) not in (None, [])]
+    named = (*_EMULATED, *(name.replace("-", "_") for name in _GONE))
+    asked = [name for name in named if getattr(arguments, name) is not None]
     if arguments.engine == "emulated":
-        given = {name: getattr(arguments, name) for name in asked}
-        given["change"] = _changes(arguments)
-        found = conditions.parse(given)
+        found = conditions.parse({name: getattr(arguments, name) for name in asked})
     elif asked:
         option = asked[0].replace("_", "-")
         raise UserError(
@@ -973,7 +953,7 @@ def _show_crossed(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(answer))
         return
-    crossed = Crossing.since_up(answer)
+    crossed = Crossing.between({}, answer)
     print(crossed.ranks.set_index("rank").T.map("{:.0f}".format).to_string())
     _show(crossed.judged(), False)
 

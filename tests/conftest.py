@@ -120,7 +120,7 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def require_lab() -> None:
     """The shaped-network lab must be possible here (root, iproute2, tbf)."""
     from ddlkit.run.lab import network
@@ -130,7 +130,7 @@ def require_lab() -> None:
         _missing(reason)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def require_emulated(require_lab: None) -> None:
     """And TUN, for the emulated link."""
     from ddlkit.run.lab import emulated, tunnel

@@ -407,7 +407,7 @@ def test_a_stage_can_be_ended_at_any_moment(stage: str, clone: Clone) -> None:
 @pytest.mark.fault(
     fault="a rank is stopped",
     injected="SIGSTOP to rank 1 of 2 at work",
-    holds="the other gives up after its timeout; both are ended, the stopped one too; one line",
+    holds="the other gives up after its timeout; both are ended, the stopped one too; one line names it",
 )
 def test_a_stopped_rank_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "GRACE_S", 0.2)
@@ -423,7 +423,9 @@ def test_a_stopped_rank_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 stopped[0].suspend()
             return ""
 
-    with pytest.raises(UserError, match="^rank 0 of 2 ended with exit status 3 in job") as caught:
+    with pytest.raises(
+        UserError, match="^rank 1 of 2 is stopped in job collectives: rank 0"
+    ) as caught:
         launch.run_ranks("collectives", config, ranks=2, place=Stopping(), timeout_s=PATIENCE_S)
     assert "\n" not in str(caught.value) and stopped and not alive(stopped)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB
-from ddlkit.run.jobs.launch import Loopback, Zygote, launch
+from ddlkit.run.jobs.launch import Loopback, launch
 from ddlkit.run.measure import shared_kernels, shares
 from ddlkit.run.measure.contention import TINY
 from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
@@ -155,27 +154,13 @@ def test_pinning_that_is_not_permitted_is_said(
 # -- messages over two groups ------------------------------------------------------------------
 
 
-@pytest.fixture
-def jobs_of_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ranks find jobs that are declared beside the tests: those of a zygote that was started to know them."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    own = Zygote()
-    monkeypatch.setattr("ddlkit.run.jobs.launch._current", own)
-    yield
-    own.close()
-
-
-def test_two_groups_fed_in_one_order_do_not_hang_however_late_ranks_are(
-    jobs_of_tests: None,
-) -> None:
+def test_two_groups_fed_in_one_order_do_not_hang_however_late_ranks_are() -> None:
     settings = TwoGroupsSettings("t1-free-normal+t1-free-nice10", 60)
     found = launch(two_groups_job, settings, **GLOO)["facts"]
     assert found["value"].tolist() == ["0", "0"]
 
 
-def test_who_waits_for_a_message_that_the_other_rank_posts_later_waits_for_ever(
-    jobs_of_tests: None,
-) -> None:
+def test_who_waits_for_a_message_that_the_other_rank_posts_later_waits_for_ever() -> None:
     """Why the order must be one for all: in crossed orders every first message stands still."""
     settings = TwoGroupsSettings("t1-free-normal+t1-free-nice10", crossed=True)
     found = launch(two_groups_job, settings, **GLOO)["facts"]

@@ -248,20 +248,16 @@ class _LabPoints:
         rounds = 1 + max(repeat for _, repeat in missing)
         every = {(one.case.key, repeat) for one in wanted for repeat in range(rounds)}
         with Lab(self.shape) as lab:
-            # How many are in flight is settled when ranks are started.
-            for in_flight in dict.fromkeys(one.case.in_flight for one in wanted):
-                alike = [one for one in wanted if one.case.in_flight == in_flight]
-                replay(
-                    lab,
-                    self.shape.workers,
-                    alike,
-                    rounds,
-                    selection=lambda n, density: self.inputs.selection_times(density)(n, density),
-                    done=every.difference(missing),
-                    tries=usage.TRIES,
-                    afterwards_s=self.afterwards_s,
-                    out=self._left,
-                )
+            replay(
+                lab,
+                self.shape.workers,
+                wanted,
+                rounds,
+                selection=lambda n, density: self.inputs.selection_times(density)(n, density),
+                done=every.difference(missing),
+                tries=usage.TRIES,
+                out=self._left,
+            )
 
     def _absorb(self) -> None:
         """Put what a replay left, be it complete or not, into the tables."""

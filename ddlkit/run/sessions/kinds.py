@@ -22,18 +22,15 @@ from ddlkit import machine, store
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
-from ddlkit.core.lablink import FRAMING_BYTES
 from ddlkit.core.link import COLLECTIVES
-from ddlkit.core.schedule import ALGORITHMS
 from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
 from ddlkit.core.workload import LayerProfile
 from ddlkit.model import make_plan
 from ddlkit.papers import networks as published
-from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.jobs.job import Job, S
 from ddlkit.run.jobs.launch import MEETING_S, Loopback, Place, launch
-from ddlkit.run.lab.conditions import Conditions, parse
+from ddlkit.run.lab.conditions import parse
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, choose_join, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
@@ -49,9 +46,8 @@ from ddlkit.run.measure import (
     sparse_convergence,
 )
 from ddlkit.run.measure import throughput as speed
-from ddlkit.run.measure.collectives import LIBRARY, SIZES, CollectivesSettings, collectives_job
+from ddlkit.run.measure.collectives import SIZES, CollectivesSettings, collectives_job
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
-from ddlkit.run.measure.echoes import EchoesSettings, echoes_job
 from ddlkit.run.measure.layers import PRECISIONS, LayersSettings, layer_tables, layers_job
 from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
 from ddlkit.run.measure.shared_messages import SharedMessagesSettings, shared_messages_job
@@ -170,8 +166,6 @@ def _delay(value: Any) -> str:
 Batched = Annotated[Sequence[tuple[str, int]], Key(reader.network, many=True)]
 Precisions = Annotated[Sequence[str], Key(one_of(PRECISIONS), many=True)]
 Collectives = Annotated[Sequence[str], Key(one_of(tuple(COLLECTIVES)), many=True)]
-Algorithm = Annotated[str, Key(one_of((LIBRARY, *ALGORITHMS)))]
-Algorithms = Annotated[Sequence[str], Key(one_of((LIBRARY, *ALGORITHMS)), many=True)]
 Plans = Annotated[Sequence[str], Key(reader.plan, many=True)]
 Names = Annotated[Sequence[str], Key(str, many=True)]
 Counts = Annotated[Sequence[int], Key(count, many=True)]
@@ -229,11 +223,6 @@ def _on_gpus(gpus: int, point: Point) -> Point:
 
 
 # -- this machine --------------------------------------------------------------------------------
-
-
-@kind("facts")
-def facts(here: Here) -> Iterator[Point]:
-    yield Point("facts", f"s{here.session}", vitals.facts, 3)
 
 
 @kind("drift")
@@ -450,7 +439,6 @@ def collectives(
     link: str = "",
     collectives: Collectives = tuple(COLLECTIVES),
     sizes: Sizes = SIZES,
-    algorithm: Algorithm = LIBRARY,
 ) -> Iterator[Point]:
     """By one of _LINKS, or else as the devices are joined: by NCCL between GPUs, gloo between CPUs."""
     gpus, own = here.device == "cuda" and not link, _join(here.device)
@@ -458,17 +446,11 @@ def collectives(
     for ranks in _rank_counts(here.device) if not link else ():
         links[f"nccl-p{ranks}" if gpus else f"loopback-p{ranks}"] = (ranks, Loopback(), {})
     estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
-    settings = CollectivesSettings(collectives, sizes, budget, algorithm=algorithm)
+    settings = CollectivesSettings(collectives, sizes, budget)
     for name, (ranks, place, join) in links.items():
         how: dict[str, Any] = {"ranks": ranks, "place": place, "join": own | join}
         measure = _launched(collectives_job, settings, estimate_s, **how)
-        name = _by(algorithm, name)
         yield _on_gpus(ranks * gpus, Point("collectives", name, measure, estimate_s))
-
-
-def _by(algorithm: str, name: str) -> str:
-    """The name of a table, with the algorithm where it is not the library's own."""
-    return name if algorithm == LIBRARY else f"{name}-{algorithm.replace('_', '-')}"
 
 
 @kind("training")
@@ -656,25 +638,19 @@ def training_by_share(
 # -- the lab -------------------------------------------------------------------------------------
 
 
-def _lab(ranks: int, rate: str, delay: str = "", more: Mapping[str, Any] | None = None) -> Lab:
-    """With a delay, its links are emulated; ``more``: what else they do, as `conditions.parse` reads."""
-    conditions = parse({"delay": delay, **(more or {})}) if delay else None
+def _lab(ranks: int, rate: str, delay: str = "") -> Lab:
+    """With a delay, its links are emulated."""
+    conditions = parse({"delay": delay}) if delay else None
     return Lab(LabShape(ranks, parse_bits_per_s(rate), conditions=conditions))
 
 
-def _send(
-    ranks: int,
-    rate: str,
-    delay: str = "",
-    more: Mapping[str, Any] | None = None,
-    **how: Any,
-) -> pd.DataFrame:
+def _send(ranks: int, rate: str, delay: str = "", **how: Any) -> pd.DataFrame:
     """Collectives over a link of the lab or, without a rate, over loopback."""
     if not rate:
         settings = CollectivesSettings(**how)
         how = {"place": Loopback(), "join": _join("cpu")}
         return launch(collectives_job, settings, ranks=ranks, **how)["collectives"]
-    with _lab(ranks, rate, delay, more) as place:
+    with _lab(ranks, rate, delay) as place:
         return calibrate(place, **how)
 
 
@@ -685,42 +661,19 @@ def collectives_in_lab(
     rate: Rates,
     collectives: Collectives,
     budget: Budget,
-    algorithm: Algorithms = (LIBRARY,),
     delay: Delays = ("",),
     sizes: Sizes = SIZES,
     messages: int = MESSAGES_PER_SAMPLE,
     tries: int = 1,
-    framing: int = FRAMING_BYTES,
-    burst: str = "0s",
 ) -> Iterator[Point]:
-    """A table for each lab and algorithm; with a delay, over emulated links. ``messages`` of a sample.
-
-    framing, burst : of emulated links, as `conditions.Conditions` has them
-    """
+    """A table for each lab; with a delay, over emulated links. ``messages`` of a sample."""
     how: dict[str, Any] = {"collectives": collectives, "budget": budget, "sizes": sizes}
     how |= {"messages_per_sample": messages, "tries": tries}
-    more = {"framing": framing, "burst": burst}
-    said = Conditions(framing_bytes=framing, burst_s=parse_seconds(burst)).name.partition("-")[2]
     estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
-    for workers, bits, late, by in itertools.product(ranks, rate, delay, algorithm):
-        name = f"lab-p{workers}-{bits}" + (f"-delay{late}" if late else "")
-        name += f"-{said}" if late and said else ""
-        measure = partial(_send, workers, bits, late, more, algorithm=by, **how)
-        yield Point("collectives", _by(by, name), measure, estimate_s)
-
-
-@kind("echoes", lab=True)
-def echoes_in_lab(here: Here, ranks: Counts, rate: Rates, delay: Delays = ("",)) -> Iterator[Point]:
-    """A table for each lab: what packets take that no software of ours waits for, and small all-reduces."""
-
-    def measure(workers: int, bits: str, late: str) -> pd.DataFrame:
-        with _lab(workers, bits, late) as place:
-            how: dict[str, Any] = {"ranks": workers, "place": place, "join": choose_join(1)}
-            return launch(echoes_job, EchoesSettings(), **how)["echoes"]
-
     for workers, bits, late in itertools.product(ranks, rate, delay):
         name = f"lab-p{workers}-{bits}" + (f"-delay{late}" if late else "")
-        yield Point("echoes", name, partial(measure, workers, bits, late), LAUNCH_S)
+        measure = partial(_send, workers, bits, late, **how)
+        yield Point("collectives", name, measure, estimate_s)
 
 
 @kind("tensors")

@@ -86,7 +86,6 @@ class LabCalibration:
                     missing(),
                     collectives=[collective],
                     budget=self._budget,
-                    in_flight=in_flight,
                     messages_per_sample=self._messages_per_sample(collective),
                     tries=usage.TRIES,
                     timeout_s=120 + 3 * usage.TRIES * estimate_s,

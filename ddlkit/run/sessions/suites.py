@@ -52,7 +52,6 @@ def points(
 
     part : what of a suite, "all" or what points belong to, as "layers"
     device : in place of the suite's own; networks : in place of its own, of layers only, as "resnet50:32"
-    algorithm : by which all_reduces are measured, of collectives only, and no other collective
     predict : of a campaign: calibrate its labs and predict its cases, and replay none
 
     Raises UserError for a wrong file or network, and when a GPU is wanted and torch sees none.
@@ -61,9 +60,7 @@ def points(
     if networks:
         instead["networks"] = [_batched(text, part) for text in networks]
     if algorithm:
-        if part != "collectives":
-            raise UserError(f"an algorithm can be chosen for collectives only, not for {part}")
-        instead |= {"algorithm": algorithm, "collectives": ["all_reduce"]}
+        raise UserError(f"--algorithm {algorithm}: collectives are the library's own, leave it out")
     suite = reader.read(name)
     if isinstance(suite, Campaign):
         return PointList(campaign_points(suite, out, predict=predict))
