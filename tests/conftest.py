@@ -7,10 +7,9 @@ import random
 import re
 import shutil
 import signal
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -74,7 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 TOGETHER = {
-    "searches": "book errata_osf figures_osf figures_osf_ranges planners_osf verdicts written",
+    "searches": "book errata_osf figures_osf figures_osf_ranges planners_osf verdicts",
     "clusters": "clusters clusters_abci clusters_cs336 clusters_predicted clusters_vidur",
 }
 """Files that need the same searches, verdicts or predictions: what a process does once for all of them."""
@@ -101,51 +100,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Together(config, log)
 
 
-class Executed(Protocol):
-    """Runs notebooks; returns where their executed copies lie and, in ``reports``, what they wrote."""
-
-    def __call__(self, chosen: Sequence[Path]) -> Path: ...
-
-
 @pytest.fixture(scope="session")
 def recording() -> str:
     """The recording that the committed report was made from."""
     from ddlkit import store
 
     return store.list_recorded()[0].name
-
-
-@pytest.fixture(scope="session")
-def executed(tmp_path_factory: pytest.TempPathFactory, recording: str) -> Executed:
-    """One place for all workers of a session, in which each notebook is run once: the book keeps it.
-
-    It is kept where ``ddlkit book --recorded`` looks, which then need not run what has been run here.
-    """
-    from ddlkit import store
-    from ddlkit.report import book
-    from ddlkit.store.files import writing_in
-
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "whole-book"
-    there: set[Path] = set()
-
-    def run(chosen: Sequence[Path]) -> Path:
-        new = [notebook for notebook in chosen if notebook not in there]
-        with ExitStack() as turns:
-            for notebook in new:
-                turns.enter_context(writing_in(folder / "turns" / notebook.stem))
-            book.run(
-                new,
-                recording,
-                executed=folder,
-                reports=folder / "reports",
-                shelf=store.BUILD / "executed" / "kept",
-                inputs=(store.DATA, store.BUILD / "measured"),
-            )
-        there.update(new)
-        return folder
-
-    return run
 
 
 @pytest.fixture(autouse=True)

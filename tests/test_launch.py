@@ -15,13 +15,11 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 import faulty_job
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs import launch, protocol, worker
-from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.launch import Loopback, Place
 from ddlkit.store.files import scratch
 from places import PATIENCE_S, ROOT, alive, family, free_port, listening, ranks_below, wait_for
@@ -278,14 +276,6 @@ def test_a_rank_that_dies_in_cuda_says_of_what_in_one_line() -> None:
     assert "\n" not in line
 
 
-def test_a_rank_of_a_process_that_used_a_gpu_refuses_to_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
-    with pytest.raises(UserError, match="^this rank was forked from a process that had used a GPU"):
-        peers._choose("gloo", None, 0, 1)
-
-
 def test_a_rank_whose_parent_is_gone_does_not_start() -> None:
     code = "from ddlkit.run.jobs.protocol import die_with_parent as d; d(); print('lives')"
     for parent, output in ((os.getpid(), "lives\n"), (os.getpid() + 1, "")):
@@ -312,23 +302,6 @@ def test_wrong_settings_files_are_one_line(
         path.write_text(text)
     with pytest.raises(UserError, match=complaint):
         worker.read_config(path)
-
-
-def test_unknown_jobs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="unknown job 'dance': name the module"):
-        worker.run("dance", {"out": str(tmp_path)})
-
-
-def test_progress_is_shown_line_by_line_and_errors_are_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = tmp_path / "log"
-    log.write_text("noise\nddlkit: one\nddlkit: tw")
-    shown = launch._show_progress(log, 0)
-    assert capsys.readouterr().err == "ddlkit: one\n"
-    log.write_text(log.read_text() + "o\nddlkit: error: no\n")
-    assert launch._show_progress(log, shown) == log.stat().st_size
-    assert capsys.readouterr().err == "ddlkit: two\n"
 
 
 def job_modules() -> list[str]:

@@ -49,7 +49,7 @@ from ddlkit.store.files import scratch
 LOCALHOST = "127.0.0.1"
 LOGS = "rank-logs"
 SOCKETS = "/tmp"  # the name of a socket has at most 104 letters, of which TMPDIR may take all
-SERVER = f"{__package__}.server"  # not imported here: it is for the fork server alone
+SERVER = "ddlkit.run.jobs.server"  # not imported here: it is for the fork server alone
 POLL_S = 0.05
 SETTLE_S = 0.3  # ranks that die of one cause do so within this time
 MEETING_S = 20.0  # two ranks of one machine that do not hear of one another for so long never will

@@ -15,6 +15,7 @@ os.setsid()  # Ctrl-C in the terminal, and its end, reach only the launcher
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
-from ddlkit.run.jobs import launch, worker  # noqa: E402, F401
-from ddlkit.run.lab import replay  # noqa: E402, F401
-from ddlkit.run.measure import collectives, layers, training  # noqa: E402, F401
+from ddlkit.run.jobs import worker  # noqa: E402
+
+for name in ("collectives", "layers", "training", "replay"):  # and torch with them
+    worker.find(name)

@@ -191,7 +191,7 @@ def training_beside_messages(
     brief: bool = False,
 ) -> Iterator[Point]:
     beside = measuring("sharing_training")
-    compared = beside.settings(here.device == "cuda", brief)
+    compared = beside.settings(brief)
     for precision, (name, batch) in itertools.product(precisions, networks):
         how: dict[str, Any] = {"device": here.device, "precision": precision}
         measure = partial(beside.measure_sharing, name, batch, compared, budget, **how)
@@ -290,7 +290,7 @@ def nccl_channels(here: Here, blocks: Seeds, budget: Timed, sizes: Sizes = ()) -
     channels = measuring("channels")
     sizes = sizes or channels.SIZES
     for ranks, n in itertools.product(rank_counts(here.device), blocks):
-        settings = [(n, threads) for threads in channels.THREADS] if n else [channels.DEFAULT]
+        settings = [(n, threads) for threads in measuring("standin").THREADS] if n else [channels.DEFAULT]
         each_s = LAUNCH_S + len(sizes) * budget.max_s
         how: dict[str, Any] = {"sizes": sizes, "budget": budget, "timeout_s": PATIENCE * each_s}
         measure = partial(channels.measure_channels, settings, ranks, **how)
@@ -436,7 +436,7 @@ def training_by_share(
         how = {"repeats": repeats, "iterations": iterations, "empty": empty}
         return module.SharedTrainingSettings(network, batches[network], names, sizes, **how)
 
-    lacks = ["sharing_unsent", *([] if empty else [module.PERIODS])]
+    lacks = [] if empty else [module.PERIODS]
     ranks = 1 if here.device == "cuda" else 2  # that share what one could compute with
     everything = itertools.product(batches, rate, _by_process(policies).items())
     for network, bits, (threads, names) in everything:

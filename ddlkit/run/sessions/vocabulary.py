@@ -32,8 +32,8 @@ from ddlkit.run.sessions.session import Point, Tables, Unavailable, table_path
 
 _MEASURE = (
     "channels collectives contention controls convergence copies inputs layers nccl_one_gpu "
-    "selection shared_kernels shared_messages shared_training shares "
-    "sharing_training sparse_convergence throughput training"
+    "selection shared_kernels shared_messages shared_training shares sharing_training "
+    "sparse_convergence standin throughput training"
 )
 MODULES = {name: f"ddlkit.run.measure.{name}" for name in _MEASURE.split()}
 MODULES |= {"replay": "ddlkit.run.lab.replay", "script": "ddlkit.run.lab.script"}
