@@ -18,7 +18,7 @@ import torch
 
 from ddlkit import store
 from ddlkit.report import plots
-from ddlkit.report.figures import gpu_own, sharing_gpu, sharing_panels
+from ddlkit.report.figures import gpu_own, sharing_measured
 from ddlkit.report.source import Source
 from ddlkit.run.measure import standin
 from ddlkit.run.sessions import preflight
@@ -105,18 +105,16 @@ def test_the_kernel_beside_which_others_run_is_the_stand_in_itself(rehearsed: Pa
     beside = rows[rows["communication"] == "standin"]
     assert set(beside["registers"]) == {94} and (beside["shared_bytes"] > 0).all()
     assert (beside["bytes_per_s"] > 0).any()
-    rows = store.load_table(rehearsed / "contention-nccl-b1.csv.gz", "contention")
-    assert (rows.loc[rows["communication"] == "nccl", "taken_threads"] == 160).all()
 
 
 def test_figures_of_sharing_are_drawn_from_what_was_rehearsed(rehearsed: Path) -> None:
     """However little it is: one network, one round, no default for the stand-in."""
-    source = Source((rehearsed,))
-    beside = sharing_gpu.OneGpu(source).figure3()
-    assert "stand-in, full speed" in set(beside)
-    here = sharing_panels.Recording(source)
-    figures = [getattr(sharing_panels, f"figure{number}")(here) for number in range(1, 9)]
-    assert all(len(figure) for figure in figures) and not here.can_judge
+    beside = sharing_measured.figure3(gpu_own.one_gpu(str(rehearsed)))[1]
+    assert {"stand-in, full speed", "copy engine"} <= set(beside)
+    here = sharing_measured.Recording.of(Source((rehearsed,)))
+    figures = [getattr(sharing_measured, f"figure{number}")(here) for number in range(1, 9)]
+    assert all(len(figure) for figure in figures)
+    assert here.has("control", "iterations", "spans")
 
 
 def test_a_figure_of_gpus_of_our_own_is_drawn_from_what_was_rehearsed(rehearsed: Path) -> None:
