@@ -60,7 +60,7 @@ def labs(file: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[LabPoin
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr("ddlkit.run.sessions.lab_kinds.LabPoints", Kept)
+    monkeypatch.setattr("ddlkit.run.sessions.suites.LabPoints", Kept)
     points(file, out)
     return made
 

@@ -253,7 +253,7 @@ def test_every_point_has_a_place_of_its_own(name: str, device: str, any_device: 
     points = suites.points(out=Path(), session=1, name=name, device=device)
     everything = [*points.opening, *points.body, *points.closing]
     assert len({point.key for point in everything}) == len(everything)
-    paths = {(path, point.moment) for point in everything for path in point.paths(Path())}
+    paths = {(point.path(Path(), s), point.moment) for point in everything for s in point.schemas}
     assert len(paths) == sum(len(point.schemas) for point in everything)
     assert {table for point in everything for table in point.schemas} <= set(store.SCHEMAS)
     assert all(0 <= point.estimate_s < 600 for point in everything)
@@ -477,9 +477,7 @@ def test_another_machines_recording_and_another_writer_are_refused(tmp_path: Pat
     store.save_table(
         frame, tmp_path, "outcomes", schema="outcomes", command=[], machine={"name": "another"}
     )
-    with pytest.raises(
-        UserError, match="holds a recording of another, this is .*: choose another"
-    ):
+    with pytest.raises(UserError, match="holds a recording of another, this is .*: choose another"):
         measure("cpu", out=tmp_path)
     with (
         store.lock(tmp_path / ".lock"),

@@ -19,7 +19,7 @@ from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
 from ddlkit.report.source import default_recording, open_source
 from ddlkit.run.jobs.launch import Loopback
-from ddlkit.run.sessions import engine, grammar, lab_kinds, vocabulary
+from ddlkit.run.sessions import engine, grammar, lab_kinds
 from ddlkit.run.sessions.engine import measure
 from ddlkit.run.sessions.session import Origin
 from faulty_points import drift
@@ -178,7 +178,7 @@ def test_replay_cases_are_distinct_and_weigh_communication_as_much_as_compute() 
     (replays,) = [one for one in quick.points if one["measure"] == "replays"]
     cases = lab_kinds.replay_cases(profile, replays["plans"], RING, Loopback())
     plans = {one.plan.ends for one in cases}
-    assert len(plans) == len(cases) == vocabulary.DISTINCT_PLANS
+    assert len(plans) == len(cases) == lab_kinds.DISTINCT_PLANS
     case, workload = cases[0].case, cases[0].workload
     whole_s = float(RING(workload.bytes.sum()))
     assert workload.scaled(case.dilation).compute_s == pytest.approx(whole_s, rel=1e-2)

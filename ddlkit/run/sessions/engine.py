@@ -34,7 +34,7 @@ from ddlkit.run.jobs.launch import end
 from ddlkit.run.jobs.protocol import MISTAKE, child_environment, die_with_parent, ending, trap
 from ddlkit.run.lab import network
 from ddlkit.run.sessions import session as outcomes
-from ddlkit.run.sessions.grammar import Suite, read
+from ddlkit.run.sessions.grammar import CAMPAIGN, Suite, read
 from ddlkit.run.sessions.packing import packing
 from ddlkit.run.sessions.session import Origin, Row, Source, measure_points, one_line, say
 from ddlkit.store.files import remove_unfinished
@@ -43,16 +43,10 @@ from ddlkit.store.tables import is_stamped, machines_in
 
 POINTS = "ddlkit.run.sessions.suites:points"
 PARTS = (
-    "layers",
-    "collectives",
-    "training",
-    "replay",
-    "campaign",
-    "convergence",
-    "tensors",
-    "input",
+    *("layers", "collectives", "training", "replay", CAMPAIGN),
+    *("convergence", "tensors", "input", "all"),
 )
-"""What can be asked for by itself, of the suites quick and full; or "all"."""
+"""What can be asked for by itself, of the suites quick and full."""
 LONG = "profile full"
 """Remark of tables of the suite full: they may stand for those of quick, but not the other way round."""
 
@@ -81,7 +75,7 @@ def measure(
 ) -> Path | str:
     """Measure a suite, or a part of one; returns the directory.
 
-    what : name or file of a suite, or one of PARTS, or "all", of the suite ``profile``
+    what : name or file of a suite, or one of PARTS, of the suite ``profile``
     device, chosen : in place of the suite's own: ``networks`` and ``predict`` of `suites.points`
     dry_run : only return what is missing, and about how long it will take
 
@@ -89,9 +83,9 @@ def measure(
     needs one.
     """
     start_s = time.monotonic()
-    name, part = (profile, what) if what in (*PARTS, "all") else (what, "all")
-    suite = read(name)
-    gpus = bool(machine.describe()["gpus"])
+    name, part = (profile, what) if what in PARTS else (what, "all")
+    suite, gpus = read(name), bool(machine.describe()["gpus"])
+    full = suite.file == read("full").file
     if suite.isolate:
         device = device or suite.device or ("cuda" if gpus else "cpu")
     if device == "cuda" and not gpus:
@@ -99,22 +93,15 @@ def measure(
     out = out or _default_out(suite, device)
     arguments = {"name": str(suite.file), "part": part, "device": device, **chosen}
     source = Source(POINTS, {key: value for key, value in arguments.items() if value})
-    if suite.file == read("full").file:
+    if full:
         _refuse_short(out)
     if dry_run:
         return estimate(source, out)
-    if (suite.is_campaign or part == "campaign") and (reason := network.available()):
+    if (suite.is_campaign or part == CAMPAIGN) and (reason := network.available()):
         raise UserError(f"no campaign here: {reason}")
-    return run_session(
-        source,
-        out,
-        budget_s=budget_s - (time.monotonic() - start_s),
-        isolate=suite.isolate,
-        gpu=device == "cuda",
-        ignore_load=ignore_load,
-        pack=pack,
-        remark=LONG if suite.file == read("full").file else "",
-    )
+    how: dict[str, Any] = {"budget_s": budget_s - (time.monotonic() - start_s), "pack": pack}
+    how |= {"isolate": suite.isolate, "gpu": device == "cuda", "ignore_load": ignore_load}
+    return run_session(source, out, remark=LONG if full else "", **how)
 
 
 def _default_out(suite: Suite, device: str) -> Path:
@@ -176,7 +163,7 @@ def run_session(
     could be measured, when the directory holds another machine's recording or is being written
     elsewhere, and as `packing`.
     """
-    deadline_s = time.monotonic() + budget_s
+    deadline_s, out = time.monotonic() + budget_s, out.resolve()
     with store.lock(out / ".lock"):
         remove_unfinished(out)
         in_use = vitals.gpu_in_use() if gpu else ""
@@ -189,11 +176,11 @@ def run_session(
         remark = "; ".join(filter(None, (remark, in_use)))
         origin = Origin(machine={**outcomes.this_machine(), "name": name}, remark=remark)
         _refuse_others(out, name)
-        with packing(out.resolve(), pack) as keep:
+        with packing(out, pack) as keep:
             _refuse_others(out, name)
-            _Session(source, out.resolve(), deadline_s, isolate, gpu, origin, keep).run()
-            if out.resolve().is_relative_to(store.RECORDED.resolve()):
-                pack_tables(out.resolve())
+            _Session(source, out, deadline_s, isolate, gpu, origin, keep).run()
+            if out.is_relative_to(store.RECORDED.resolve()):
+                pack_tables(out)
     return out
 
 
@@ -207,10 +194,8 @@ def estimate(source: Source, out: Path) -> str:
     missing = [point for point in everything if not point.done(out.resolve())]
     total_s = sum(point.estimate_s for point in missing)
     lines = [f"{point.key:<50} {point.estimate_s:>7.0f} s  {point.note}" for point in missing]
-    there = len(everything) - len(missing)
-    lines.append(
-        f"{there} of {len(everything)} points are there; the rest takes about {total_s / 60:.1f} min"
-    )
+    there = f"{len(everything) - len(missing)} of {len(everything)} points are there"
+    lines.append(f"{there}; the rest takes about {total_s / 60:.1f} min")
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -240,14 +225,10 @@ class _Session:
     def __post_init__(self) -> None:
         path = self.out / "outcomes.csv"
         frame = store.load_table(path, "outcomes") if store.has_table(path) else pd.DataFrame()
-        rows = [Row(**cells) for cells in frame.to_dict("records")]
-        self.earlier = {row.key: row for row in rows}
+        self.earlier = {row.key: row for row in (Row(**r) for r in frame.to_dict("records"))}
         # Calls number the tables of their own.
-        numbered = (
-            re.search(r"-s(\d+)[-.]", path.name)
-            for path in store.list_tables(self.out, "*-s*.csv*")
-        )
-        self.number = 1 + max((int(match[1]) for match in numbered if match), default=0)
+        names = " ".join(path.name for path in store.list_tables(self.out, "*-s*.csv*"))
+        self.number = 1 + max(map(int, re.findall(r"-s(\d+)[-.]", names)), default=0)
 
     def run(self) -> None:
         """Measure, in one process after the other, until nothing is left to do or time is over."""
@@ -258,10 +239,8 @@ class _Session:
                     while self._in_child(sampler):
                         say("a new process goes on with the rest")
                 finally:
-                    if self.running:  # we are ended, through no fault of it
-                        self.rows[self.running.key] = replace(
-                            self.running, outcome=outcomes.PENDING
-                        )
+                    if row := self.running:  # we are ended, through no fault of it
+                        self.rows[row.key] = replace(row, outcome=outcomes.PENDING)
                     self._save_vitals(sampler)
                     self._save()
         else:

@@ -22,6 +22,7 @@ from ddlkit.store.files import parse_json, parse_yaml
 
 SUITES = Path(__file__).parent / "suites"
 DEVICES = ("cpu", "cuda")
+CAMPAIGN = "campaign"
 DEFAULT_BATCH = 4
 MOST = 10**12
 """Of what is counted: bytes, samples of a batch, seeds, elements."""
@@ -37,11 +38,13 @@ GONE = {
     "calibrated": "predict first: that calibrates each lab twice before its runs",
     "cost": "what a message costs is by the law over emulated links, and by a table else",
     "drift": "how sessions drift is pooled over a campaign's labs",
+    "grids": "write points, and measure: campaign above them, as in examples/campaign.yml",
     "repeat": "give a grid of its own more rounds",
     "selection": "recorded times of selecting are waited out",
     "file": "write the campaign's keys here",
     "in_flight": "what several at once take is predicted: ddlkit predict --in-flight",
     "changes": "links no longer change: have a lab of each kind",
+    "straggler_spreads": "a straggler is as slow in every iteration: give stragglers",
     "algorithm": "the library's own is measured",
     "unsent": "measure with empty: 1",
     "pipelines": "measure input_alone, and predict by what-if --inputs",
@@ -55,7 +58,7 @@ Check = Callable[[Any], Any]
 # -- values ------------------------------------------------------------------------------------
 
 
-def whole(least: int) -> Callable[[Any], int]:
+def whole(least: int) -> Check:
     """Return a check for a whole number, at least so large and at most MOST."""
 
     def check(value: Any) -> int:
@@ -66,7 +69,7 @@ def whole(least: int) -> Callable[[Any], int]:
     return check
 
 
-def number(low: float, high: float) -> Callable[[Any], float]:
+def number(low: float, high: float) -> Check:
     """Return a check for a number from ``low`` to ``high``, both included."""
 
     def check(value: Any) -> float:
@@ -80,13 +83,13 @@ def number(low: float, high: float) -> Callable[[Any], float]:
 
 
 def truth(value: Any) -> bool:
-    """Return true or false, whichever it is."""
+    """Return true or false, whichever it is. Raises ValueError for anything else."""
     if not isinstance(value, bool):
         raise ValueError("must be true or false")
     return value
 
 
-def one_of(names: Sequence[str]) -> Callable[[Any], str]:
+def one_of(names: Sequence[str]) -> Check:
     """Return a check for one of these words."""
 
     def check(value: Any) -> str:
@@ -138,7 +141,7 @@ def network(value: Any) -> tuple[str, int]:
 
 
 def plan(value: Any) -> str:
-    """Return what a planner is called by, as ``"buffer:4MB"``."""
+    """Return what a planner is called by, as ``"buffer:4MB"``. Raises ValueError for none."""
     if not isinstance(value, str) or value.partition(":")[0] not in planners():
         raise ValueError(f"must be a plan: {', '.join(planners())}")
     return value
@@ -211,18 +214,19 @@ def read_keys(given: Mapping[Any, Any], keys: Mapping[str, Key], where: str) -> 
 
 
 # What an argument's type says of the key of its name.
+RATE = text_of(parse_bits_per_s, "a rate with its unit, as 1gbit", as_written=True)
+DELAY = text_of(parse_seconds, "a time with its unit, as 2ms", as_written=True)
 Words = Annotated[Sequence[str], Key(str, many=True)]
 Batched = Annotated[Sequence[tuple[str, int]], Key(network, many=True)]
 Plans = Annotated[Sequence[str], Key(plan, many=True)]
+Count = Annotated[int, Key(whole(0))]
 Counts = Annotated[Sequence[int], Key(whole(1), many=True)]
 Seeds = Annotated[Sequence[int], Key(whole(0), many=True)]
 Sizes = Annotated[Sequence[int], Key(sizes)]
-Share = Annotated[float, Key(number(1e-9, 1))]
-RATE, TIME = "a rate with its unit, as 1gbit", "a time with its unit, as 2ms"
-Rate = Annotated[str, Key(text_of(parse_bits_per_s, RATE, as_written=True))]
-Rates = Annotated[Sequence[str], Key(text_of(parse_bits_per_s, RATE, as_written=True), many=True)]
-Delay = Annotated[str, Key(text_of(parse_seconds, TIME, as_written=True))]
-Delays = Annotated[Sequence[str], Key(text_of(parse_seconds, TIME, as_written=True), many=True)]
+Rate = Annotated[str, Key(RATE)]
+Rates = Annotated[Sequence[str], Key(RATE, many=True)]
+Delay = Annotated[str, Key(DELAY)]
+Delays = Annotated[Sequence[str], Key(DELAY, many=True)]
 _PLAIN = {int: Key(whole(1)), str: Key(str), bool: Key(truth)}
 
 
@@ -237,33 +241,27 @@ def keys_of(make: Callable[..., Any], skipped: int = 0) -> dict[str, Key]:
     return keys
 
 
-# -- kinds -------------------------------------------------------------------------------------
-
-
 class Kind(NamedTuple):
     """How points are made of what a file says.
 
     what : they belong to, as "layers"; lab : whether they need one
-    keys : of the file; make : called with them, or where they are ``gathered`` with all descriptions of
-        this kind, each as that type
+    keys : of the file; make : called with the place and them, or of campaigns with them alone
     """
 
     what: str
     lab: bool
     keys: Mapping[str, Key]
-    make: Callable[..., Iterator[Any]]
-    gathered: type | None = None
+    make: Callable[..., Any]
 
 
 KINDS: dict[str, Kind] = {}
 
 
-def kind(what: str, *, lab: bool = False, gathered: type | None = None) -> Callable[[Any], Any]:
+def kind(what: str, *, lab: bool = False) -> Callable[[Any], Any]:
     """Return what registers a function as the kind of its name; after the place, its arguments are keys."""
 
-    def register(make: Any) -> Any:
-        keys = keys_of(gathered) if gathered else keys_of(make, 1)
-        KINDS[make.__name__] = Kind(what, lab, keys, make, gathered)
+    def register(make: Callable[..., Iterator[Any]]) -> Any:
+        KINDS[make.__name__] = Kind(what, lab, keys_of(make, 1), make)
         return make
 
     return register
@@ -303,20 +301,19 @@ class Suite:
     @property
     def is_campaign(self) -> bool:
         """Whether campaigns are all that it holds."""
-        return all(described.get("measure") == "campaign" for described in self.points)
+        return all(described.get("measure") == CAMPAIGN for described in self.points)
 
     @property
     def folder(self) -> str:
         """The directory's name in which its tables lie, "campaign-osf" for campaign_osf.yml."""
-        words = self.file.stem.lower().replace("_", "-").removeprefix("campaign").strip("-")
-        return "-".join(["campaign", *words.split()])
+        words = self.file.stem.lower().replace("_", "-").removeprefix(CAMPAIGN).strip("-")
+        return "-".join([CAMPAIGN, *words.split()])
 
 
 def read(name: str | Path) -> Suite:
     """Return what a YAML or JSON file says, or the suite of that name.
 
-    A key that is none of Suite's holds for all points that do not have it. A file without points is a
-    campaign, of "grids" or of one.
+    A key that is none of Suite's holds for all points that do not have it.
 
     Raises UserError for a wrong file, and for a name that is neither a file nor a suite.
     """
@@ -327,31 +324,32 @@ def read(name: str | Path) -> Suite:
         names = ", ".join(sorted(suites))
         raise UserError(f"{name}: no such suite: use {names}, or a file .yml or .json")
     given, keys = _parsed(file), keys_of(Suite, 1)
-    if "points" not in given:
-        grids = given.pop("grids", [{}])
-        given = {"measure": "campaign", **given, "points": grids}
+    if "grids" in given or "points" not in given:
+        old = "grids" if "grids" in given else "points"
+        raise UserError(f"{file}: {old}: {'gone' if old in given else 'missing'}: {GONE['grids']}")
     shared = {key: value for key, value in given.items() if key not in keys}
-    own = {key: value for key, value in given.items() if key in keys}
-    suite = Suite(file, **read_keys(own, keys, str(file)))
+    said = {key: value for key, value in given.items() if key in keys}
+    suite = Suite(file, **read_keys(said, keys, str(file)))
     points = [{**shared, **described} for described in suite.points]
+    suite = Suite(**{**vars(suite), "points": points})
     if suite.is_campaign and not re.fullmatch(r"[A-Za-z0-9_.-]+", file.stem):
         raise UserError(f"{file}: its name is the campaign's: use letters, digits and dashes")
-    return Suite(**{**vars(suite), "points": points})
+    return suite
 
 
 def _parsed(file: Path) -> dict[str, Any]:
     """Return the mapping that the file holds."""
-    kind_of_file = "JSON" if file.suffix == ".json" else "YAML"
+    parse, language = (parse_json, "JSON") if file.suffix == ".json" else (parse_yaml, "YAML")
     text = files.read_text(file)
     try:
-        given = parse_json(text) if kind_of_file == "JSON" else parse_yaml(text)
+        given = parse(text)
     except ImportError:
         advice = "install it, or write the file as JSON (.json)"
         raise UserError(f"{file}: reading YAML needs PyYAML: {advice}") from None
     except ValueError as error:
-        raise UserError(f"{file}: is not {kind_of_file}: {error}") from None
+        raise UserError(f"{file}: is not {language}: {error}") from None
     if not isinstance(given, dict):
         raise UserError(
             f"{file}: must be a mapping with a list of points: see examples/campaign.yml"
         )
-    return given
+    return dict(given)

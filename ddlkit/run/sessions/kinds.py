@@ -1,67 +1,212 @@
 """The kinds of points that a file may ask for: what each measures, its name, and about how long it takes.
 
-A kind is a function here, see `ddlkit.run.sessions.grammar`: a new measurement is one more such function.
-What measures is imported when a point needs it.
+A kind is a function here, or in `ddlkit.run.sessions.lab_kinds` where ranks share something: a new
+measurement is one more such function. What measures is imported when a point needs it.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import pandas as pd
+import torch
 
-from ddlkit import machine
+from ddlkit import machine, store
+from ddlkit.core.errors import UserError
 from ddlkit.core.link import COLLECTIVES
 from ddlkit.core.units import parse_bits_per_s
-from ddlkit.model import make_plan
+from ddlkit.core.workload import LayerProfile
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs.launch import Loopback, launch
+from ddlkit.run.jobs.launch import MEETING_S, Loopback, launch
+from ddlkit.run.lab.conditions import parse as parse_conditions
+from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.sessions.grammar import (
     Batched,
-    Delay,
-    Plans,
-    Rates,
+    Key,
     Seeds,
     Sizes,
     Words,
     kind,
+    mapping_of,
+    one_of,
+    whole,
 )
-from ddlkit.run.sessions.session import Point, Tables, say
-from ddlkit.run.sessions.vocabulary import (
-    BUILD_S,
-    GRAPH_S,
-    LAUNCH_S,
-    OWN_PLAN,
-    PATIENCE,
-    USUAL_BYTES,
-    Changes,
-    Collectives,
-    Count,
-    Pictures,
-    Policies,
-    Precisions,
-    Recipe,
-    Scale,
-    Sides,
-    Timed,
-    Volume,
-    Volumes,
-    collectives_point,
-    iteration_s,
-    lab_of,
-    measuring,
-    meeting,
-    on_gpus,
-    rank_counts,
-    recorded_profile,
-    sent,
-    timed_s,
-)
-from ddlkit.run.sessions.vocabulary import Here as Here
+from ddlkit.run.sessions.session import Point, Tables, Unavailable, say, table_path
+
+OWN_PLAN = "ddp"  # DDP's own rule for buckets
+LAUNCH_S = 10.0  # starting ranks
+PATIENCE = 3.0  # ranks that take this many times what was estimated are ended
+BUILD_S = 2.0  # building a network, moving it to the device, counting its FLOP
+GRAPH_S = 0.4  # an iteration as a CUDA graph
+
+# GFLOP of a forward pass on one image, to know how long a point will take.
+_GFLOP = {
+    **{"lenet5": 0.001, "alexnet": 1.4, "googlenet": 3.0, "vgg16": 31.0, "vgg19": 39.3},
+    **{"resnet18_64": 0.3, "resnet50_64": 0.7, "googlenet_64": 0.25},
+    **{"vgg16_cifar": 0.63, "squeezenet1_1": 0.7},
+    **{"resnet18": 3.6, "resnet50": 8.2, "resnet101": 15.7, "resnet152": 23.1, "vit_b_16": 35.1},
+}
+_OTHER_GFLOP = 10.0
+# FLOP/s that networks reach, cautiously: on an H200, and on two cores.
+_RATE = {"fp32": 25e12, "tf32": 80e12, "bf16": 150e12}
+_CPU_RATE = 80e9
+
+
+class Here(NamedTuple):
+    """Where a session measures: the device, the number that marks its own tables, and the directory."""
+
+    device: str
+    session: int
+    out: Path
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether GPUs are measured."""
+        return self.device == "cuda"
+
+
+def measuring(name: str) -> Any:
+    """Return the module that measures that, imported now: most need torch."""
+    return import_module(f"ddlkit.run.{name if '.' in name else f'measure.{name}'}")
+
+
+# -- what a kind's arguments may be ---
+
+
+def made(module: str, attribute: str) -> Callable[[Any], Any]:
+    """Return a check for a mapping of the arguments of a class that measures."""
+    return lambda value: mapping_of(getattr(measuring(module), attribute))(value)
+
+
+def _sides(value: Any) -> dict[str, list[int]]:
+    if not isinstance(value, dict) or not value.keys() <= set(_RATE):
+        raise ValueError(f"must be a mapping of {', '.join(_RATE)} to sides of matrices")
+    return {precision: [whole(1)(side) for side in sides] for precision, sides in value.items()}
+
+
+Timed = Annotated[Budget, Key(mapping_of(Budget))]
+Precisions = Annotated[Sequence[str], Key(one_of(tuple(_RATE)), many=True)]
+Collectives = Annotated[Sequence[str], Key(one_of(tuple(COLLECTIVES)), many=True)]
+Sides = Annotated[dict[str, list[int]], Key(_sides)]
+Recipe = Annotated[Any, Key(made("convergence", "Recipe"))]
+Pictures = Annotated[Any, Key(made("inputs", "Shape"))]
+Changes = Annotated[dict[str, Any], Key(mapping_of(dict))]
+
+# -- what points are made of ---
+
+
+def best_device() -> str:
+    """Return where to measure if nothing is said: "cuda" where torch sees a GPU, else "cpu"."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def on_gpus(gpus: int, point: Point) -> Point:
+    """Return the point, or where there are fewer GPUs than it needs, one that says so."""
+    there = torch.cuda.device_count()
+
+    def refuse() -> Tables:
+        raise Unavailable(f"needs {gpus} GPUs, here {'is 1' if there == 1 else f'are {there}'}")
+
+    return point if there >= gpus else replace(point, measure=refuse, estimate_s=0.0)
+
+
+def iteration_s(name: str, batch: int, precision: str, device: str) -> float:
+    """Return about how many seconds an iteration computes."""
+    rate = _RATE[precision] if device == "cuda" else _CPU_RATE
+    return 3e9 * _GFLOP.get(name, _OTHER_GFLOP) * batch / rate
+
+
+def timed_s(budget: Budget, repeat_s: float) -> float:
+    """Return about how long a measurement of something that takes ``repeat_s`` goes on."""
+    longest_s = min(budget.max_s, budget.max_repeats * repeat_s)
+    return budget.warmup * repeat_s + max(longest_s, budget.min_repeats * repeat_s)
+
+
+def rank_counts(device: str) -> list[int]:
+    """Return two ranks, as in `sharing`, and where there are more GPUs, one on each of them."""
+    return sorted({2, torch.cuda.device_count()} - {0, 1}) if device == "cuda" else [2]
+
+
+def meeting(device: str) -> dict[str, Any]:
+    """Return how ranks meet that measure a device: what else the machine has is not asked."""
+    return {"backend": "nccl" if device == "cuda" else "gloo", "timeout_s": MEETING_S}
+
+
+def lab_of(ranks: int, rate: str, delay: str = "") -> Lab:
+    """Return a lab; with a delay, its links are emulated."""
+    conditions = parse_conditions({"delay": delay}) if delay else None
+    return Lab(LabShape(ranks, parse_bits_per_s(rate), conditions=conditions))
+
+
+def launched(
+    here: Here, what: str, name: str, job: Any, settings: Any, ranks: int, estimate_s: float
+) -> Point:
+    """Return the point of a job's tables, by ranks that meet over loopback, or each on its GPU."""
+    how: dict[str, Any] = {"place": Loopback(), "join": meeting(here.device)}
+    how |= {"timeout_s": PATIENCE * estimate_s}
+    measure = partial(launch, job, settings, ranks=ranks, **how)
+    return on_gpus(ranks * here.on_gpu, Point(what, name, measure, estimate_s, job.tables))
+
+
+def sent(ranks: int, how: Mapping[str, Any], **settings: Any) -> pd.DataFrame:
+    """Return rows of collectives that ranks measure who are started ``how``."""
+    module = measuring("collectives")
+    settings_of_job = module.CollectivesSettings(**settings)
+    return launch(module.collectives_job, settings_of_job, ranks=ranks, **how)["collectives"]
+
+
+def collectives_point(
+    here: Here,
+    name: str,
+    ranks: int,
+    send: Callable[..., pd.DataFrame],
+    collectives: Sequence[str],
+    sizes: Sequence[int],
+    max_s: float,
+) -> Point:
+    """Return the point of a table of collectives, to which what it lacks of these sizes is added.
+
+    send : measures ``collectives`` at ``sizes``, and gives rows of that table
+    """
+    path = table_path(here.out, "collectives", name)
+    whole_size = measuring("collectives").whole_size
+
+    def missing() -> dict[tuple[int, ...], list[str]]:
+        """Collectives by the sizes that they still lack."""
+        rows = store.load_table(path) if store.has_table(path) else None
+        there = set() if rows is None else {*zip(rows["collective"], rows["bytes"], strict=True)}
+        lacking: dict[tuple[int, ...], list[str]] = {}
+        for collective in collectives:
+            left = [n for n in sizes if (collective, whole_size(n, ranks)) not in there]
+            lacking.setdefault(tuple(left), []).append(collective)
+        return {left: names for left, names in lacking.items() if left}
+
+    def measure() -> pd.DataFrame:
+        rows = [send(collectives=names, sizes=left) for left, names in missing().items()]
+        return pd.concat(rows, ignore_index=True)
+
+    estimate_s = LAUNCH_S + len(collectives) * len(sizes) * max_s
+    return Point("collectives", name, measure, estimate_s, is_done=lambda: not missing())
+
+
+def recorded(out: Path, schema: str, name: str) -> Path:
+    """Return a table that other points gave. Raises UserError where it is not there."""
+    path = table_path(out, schema, name)
+    if not store.has_table(path):
+        raise UserError(f"{path} is missing: run ddlkit measure {schema} --out {out} first")
+    return path
+
+
+def recorded_profile(out: Path, name: str, batch: int, ranks: int) -> LayerProfile:
+    """Return the layers of a network that other points gave. Raises UserError as `recorded`."""
+    return store.read_profile(recorded(out, "layers", f"{name}-b{batch}-r{ranks}"))
+
 
 # -- this machine --------------------------------------------------------------------------------
 
@@ -85,21 +230,18 @@ def matrix_products(here: Here, sides: Sides, budget: Timed) -> Iterator[Point]:
 @kind("copies")
 def memory_copies(here: Here, budget: Timed, sizes: Sizes = ()) -> Iterator[Point]:
     copies = measuring("copies")
-    measure = partial(copies.measure_copies, here.device, sizes or copies.SIZES, budget)
-    ways = 5 if here.device == "cuda" else 1
-    estimate_s = 3 + ways * len(sizes or copies.SIZES) * budget.max_s
+    sizes = sizes or copies.SIZES
+    measure = partial(copies.measure_copies, here.device, sizes, budget)
+    estimate_s = 3 + (5 if here.on_gpu else 1) * len(sizes) * budget.max_s
     yield Point("copies", here.device, measure, estimate_s)
 
 
 @kind("copies")
 def disk_copies(here: Here, budget: Timed, sizes: Sizes = ()) -> Iterator[Point]:
     copies = measuring("copies")
-    measure = partial(copies.measure_disk, here.out, sizes or copies.DISK_SIZES, budget)
-    yield Point("copies", "disk", measure, 3 + 2 * len(sizes or copies.DISK_SIZES) * budget.max_s)
-
-
-INPUT = "input"
-"""Folder of all that is measured of the input: beside other tables, not among them."""
+    sizes = sizes or copies.DISK_SIZES
+    measure = partial(copies.measure_disk, here.out, sizes, budget)
+    yield Point("copies", "disk", measure, 3 + 2 * len(sizes) * budget.max_s)
 
 
 @kind("input")
@@ -110,7 +252,8 @@ def input_alone(
     inputs = measuring("inputs")
     alone = inputs.Alone(pictures, batch, side)
     measure = partial(inputs.measure_inputs, here.device, here.out, alone, budget)
-    yield Point("input", f"alone-{here.device}", measure, 3 + 12 * budget.max_s, ["inputs"], INPUT)
+    name, estimate_s = f"alone-{here.device}", 3 + 12 * budget.max_s
+    yield Point("input", name, measure, estimate_s, ["inputs"], folder="input")
 
 
 @kind("selection")
@@ -138,7 +281,7 @@ def two_ranks_on_one_gpu(here: Here, brief: bool = False) -> Iterator[Point]:
     pairs, settings = one_gpu.case(brief)
     measure = partial(one_gpu.measure_on_one_gpu, pairs, settings)
     estimate_s = 0.0 if one_gpu.unavailable() else 30.0 * len(pairs)
-    yield Point("one_gpu", "nccl-one-gpu", measure, estimate_s, tables=["contention"])
+    yield Point("one_gpu", "nccl-one-gpu", measure, estimate_s, ["contention"])
 
 
 # -- networks ------------------------------------------------------------------------------------
@@ -153,33 +296,26 @@ def layers(
         measure = partial(tables_of, name, batch, here.device, precision, budget, None)
         # Each round is one iteration with hooks and one without.
         repeat_s = 2 * iteration_s(name, batch, precision, here.device)
-        estimate_s = BUILD_S + timed_s(budget, repeat_s) + GRAPH_S * (here.device == "cuda")
+        estimate_s = BUILD_S + timed_s(budget, repeat_s) + GRAPH_S * here.on_gpu
         key = f"{name}-b{batch}-{precision}"
-        yield Point("layers", key, measure, estimate_s, tables=["layers", "samples"])
+        yield Point("layers", key, measure, estimate_s, ["layers", "samples"])
 
 
 @kind("layers")
 def layers_by_ranks(here: Here, networks: Batched, ranks: int, budget: Timed) -> Iterator[Point]:
-    for name, batch in networks:
-        yield layers_point(name, batch, ranks, budget, device=here.device)
-
-
-def layers_point(
-    name: str, batch: int, ranks: int, budget: Budget, *, device: str, folder: str = ""
-) -> Point:
-    """Return a network's layers, on all cores, by ``ranks`` ranks at the same time; one needs no launch.
-
-    device : of one rank; several take what `launch` gives them
-    """
+    """On all cores, by ``ranks`` ranks at the same time; one needs no launch."""
     layers = measuring("layers")
-    measure = partial(layers.layer_tables, name, batch, device, "fp32", budget, machine.cores())
-    if ranks > 1:
-        settings = layers.LayersSettings({name: batch}, budget=budget)
-        measure = partial(launch, layers.layers_job, settings, ranks=ranks, place=Loopback())
-    repeat_s = 2 * ranks * iteration_s(name, batch, "fp32", device)
-    estimate_s = BUILD_S + LAUNCH_S * (ranks > 1) + timed_s(budget, repeat_s)
-    key = f"{name}-b{batch}-r{ranks}"
-    return Point("layers", key, measure, estimate_s, ["layers", "samples"], folder)
+    for name, batch in networks:
+        if ranks == 1:
+            cores = machine.cores()
+            measure = partial(layers.layer_tables, name, batch, here.device, "fp32", budget, cores)
+        else:
+            settings = layers.LayersSettings({name: batch}, budget=budget)
+            measure = partial(launch, layers.layers_job, settings, ranks=ranks, place=Loopback())
+        repeat_s = 2 * ranks * iteration_s(name, batch, "fp32", here.device)
+        estimate_s = BUILD_S + LAUNCH_S * (ranks > 1) + timed_s(budget, repeat_s)
+        key = f"{name}-b{batch}-r{ranks}"
+        yield Point("layers", key, measure, estimate_s, ["layers", "samples"])
 
 
 @kind("sharing")
@@ -224,14 +360,9 @@ def sparse_convergences(
     made = itertools.product(sparse.SCHEDULES, seeds, networks or tuple(sparse.TASKS))
     for schedule, seed, name in made:
         for settings in sparse.trainings(name, seed, recipe, schedule):
-            epochs = settings.recipe.epochs
-            words = [
-                name,
-                settings.method.replace("+", "-"),
-                f"e{epochs}",
-                f"s{seed}",
-            ]
-            key = "-".join(words if schedule == "constant" else [*words, schedule])
+            epochs, method = settings.recipe.epochs, settings.method.replace("+", "-")
+            key = f"{name}-{method}-e{epochs}-s{seed}"
+            key += "" if schedule == "constant" else f"-{schedule}"
             measure = partial(sparse.train, settings, say=say)
             yield Point("convergence", key, measure, 4.0 * epochs, ["sparse_convergence"])
 
@@ -256,7 +387,7 @@ def collectives(
     sizes: Sizes = (),
 ) -> Iterator[Point]:
     """By one of _LINKS, or else as the devices are joined: by NCCL between GPUs, gloo between CPUs."""
-    gpus, sizes = here.device == "cuda" and not link, sizes or measuring("collectives").SIZES
+    gpus, sizes = here.on_gpu and not link, sizes or measuring("collectives").SIZES
     links = {link: _LINKS[link]} if link else {}
     for ranks in rank_counts(here.device) if not link else ():
         links[f"nccl-p{ranks}" if gpus else f"loopback-p{ranks}"] = (ranks, Loopback(), {})
@@ -276,175 +407,19 @@ def trainings(here: Here, networks: Batched, repeats: int, iterations: int) -> I
     for ranks, (name, batch) in itertools.product(rank_counts(here.device), networks):
         settings = training.TrainingSettings(name, batch, {OWN_PLAN: []}, repeats, iterations)
         estimate_s = LAUNCH_S + 2 * rounds * iteration_s(name, batch, "fp32", here.device)
-        how: dict[str, Any] = {"ranks": ranks, "place": Loopback(), "join": meeting(here.device)}
-        how |= {"timeout_s": PATIENCE * estimate_s}
-        measure = partial(launch, training.training_job, settings, **how)
-        tables = training.training_job.tables
-        point = Point("training", f"{name}-b{batch}-p{ranks}", measure, estimate_s, tables)
-        yield on_gpus(ranks if here.device == "cuda" else 0, point)
+        job, key = training.training_job, f"{name}-b{batch}-p{ranks}"
+        yield launched(here, "training", key, job, settings, ranks, estimate_s)
 
 
 @kind("channels")
 def nccl_channels(here: Here, blocks: Seeds, budget: Timed, sizes: Sizes = ()) -> Iterator[Point]:
     """NCCL by blocks and threads; 0 blocks leave both to NCCL."""
-    channels = measuring("channels")
+    channels, all_threads = measuring("channels"), measuring("standin").THREADS
     sizes = sizes or channels.SIZES
+    each_s = LAUNCH_S + len(sizes) * budget.max_s
+    how: dict[str, Any] = {"sizes": sizes, "budget": budget, "timeout_s": PATIENCE * each_s}
     for ranks, n in itertools.product(rank_counts(here.device), blocks):
-        settings = [(n, threads) for threads in measuring("standin").THREADS] if n else [channels.DEFAULT]
-        each_s = LAUNCH_S + len(sizes) * budget.max_s
-        how: dict[str, Any] = {"sizes": sizes, "budget": budget, "timeout_s": PATIENCE * each_s}
+        settings = [(n, threads) for threads in all_threads] if n else [channels.DEFAULT]
         measure = partial(channels.measure_channels, settings, ranks, **how)
         name = f"p{ranks}-{f'{n}-blocks' if n else 'default'}"
         yield on_gpus(ranks, Point("channels", name, measure, len(settings) * each_s))
-
-
-# -- sharing resources ---------------------------------------------------------------------------
-
-
-@kind("controls")
-def controls_of_communication(here: Here, sizes: Sizes = ()) -> Iterator[Point]:
-    """By what communication can be given more or less, and between GPUs whether that takes effect."""
-    controls = measuring("controls")
-    yield Point("controls", here.device, controls.offered, 2.0)
-    if here.device == "cuda":
-        settings = controls.ControlsSettings(size=max(sizes or (controls.SIZE,)))
-        how: dict[str, Any] = {"ranks": 2, "place": Loopback(), "join": meeting("cuda")}
-        measure = partial(launch, controls.controls_job, settings, timeout_s=60.0, **how)
-        yield on_gpus(2, Point("controls", "nccl-p2", measure, 20.0))
-
-
-def _sharing(
-    here: Here,
-    name: str,
-    job: Any,
-    make: Callable[[], Any],
-    work_s: float,
-    rate: str = "",
-    delay: str = "",
-    threads: int = 0,
-    without: Sequence[str] = (),
-) -> Point:
-    """Return a point of ranks that share a machine's cores, or its GPUs, with what they send.
-
-    make : the settings, once what they need is measured; work_s : without starting anything
-    rate, delay : of the link; without a rate, ranks talk as the devices are joined
-    threads : of each block of NCCL, which takes them from its environment; without : tables that these
-        settings leave out
-    """
-    on_gpu, ranks = here.device == "cuda", rank_counts(here.device)[-1]
-    link = f"lab-p{ranks}-{rate}" if rate else f"{'nccl' if on_gpu else 'loopback'}-p{ranks}"
-    estimate_s = LAUNCH_S + work_s
-
-    def measure() -> Tables:
-        shares, settings = measuring("shares"), make()
-        ring = {shares.NCCL_THREADS: str(threads), "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
-        loopback = Loopback(variables=shares.IN_ORDER | (ring if threads else {}))
-        with lab_of(ranks, rate, delay) if rate else nullcontext(loopback) as place:
-            join = meeting(here.device) | ({} if on_gpu else {"torch_threads": 1})
-            how: dict[str, Any] = {"place": place, "join": join, "timeout_s": 60 + 4 * estimate_s}
-            return launch(job, settings, ranks=ranks, **how)
-
-    words = (name, link, delay and f"delay{delay}", f"t{threads}" if threads else "")
-    tables = [table for table in job.tables if table not in without]
-    named = "-".join(filter(None, words))
-    return on_gpus(ranks * on_gpu, Point("sharing", named, measure, estimate_s, tables))
-
-
-def _by_process(policies: Sequence[str]) -> dict[int, list[str]]:
-    """Return policies that one process can try, by the threads of NCCL that its environment must say."""
-    together: dict[int, list[str]] = {}
-    for name in policies:
-        hidden = measuring("shares").Policy.parse(name).hidden
-        together.setdefault(hidden.threads if hidden.on_gpu else 0, []).append(name)
-    return together
-
-
-_STARVED = 50
-"""Times as long as another takes a configuration whose messages computing keeps from their cores: 14 to 52
-on two processors."""
-
-
-def _send_s(n_bytes: float, rate: str) -> float:
-    """Return about how long an all-reduce between two ranks takes."""
-    return 8 * n_bytes / (parse_bits_per_s(rate) if rate else 2e10)
-
-
-@kind("sharing")
-def messages_by_share(
-    here: Here,
-    policies: Policies,
-    messages: Volumes,
-    name: str = "alone",
-    repeats: int = 6,
-    rate: Rates = ("",),
-) -> Iterator[Point]:
-    """All-reduces alone, by what communication may take."""
-    module = measuring("shared_messages")
-    for bits, (threads, names) in itertools.product(rate, _by_process(policies).items()):
-        make = partial(module.SharedMessagesSettings, names, messages, repeats)
-        all_s = sum(_send_s(n_bytes, bits) for n_bytes, _ in messages)
-        work_s = 2.0 + 1.3 * repeats * len(names) * all_s
-        job = module.shared_messages_job
-        yield _sharing(here, name, job, make, work_s, bits, threads=threads)
-
-
-@kind("sharing")
-def kernels_by_share(
-    here: Here,
-    policies: Policies,
-    kernels: Words,
-    scale: Scale,
-    message: Volume,
-    name: str = "beside",
-    repeats: int = 6,
-    rate: Rates = ("",),
-) -> Iterator[Point]:
-    """Kernels beside all-reduces, by what communication may take; on processors."""
-    module = measuring("shared_kernels")
-    make = partial(module.SharedKernelsSettings, policies, kernels, scale, *message, repeats)
-    for bits in rate:
-        each_s = 0.2 + 2.5 * max(0.15, _send_s(message[0], bits))
-        starved = sum("idle" in policy for policy in policies)
-        rows = len(policies) + (_STARVED - 1) * starved
-        work_s = 2.0 + repeats * rows * len(kernels) * each_s
-        yield _sharing(here, name, module.shared_kernels_job, make, work_s, bits)
-
-
-@kind("sharing")
-def training_by_share(
-    here: Here,
-    networks: Batched,
-    policies: Policies,
-    name: str = "",
-    repeats: int = 6,
-    iterations: int = 2,
-    empty: Count = 0,
-    rate: Rates = ("",),
-    delay: Delay = "",
-    plans: Plans = (OWN_PLAN,),
-) -> Iterator[Point]:
-    """Training, by what communication may take: a table for each network, link and name."""
-    module, batches = measuring("shared_training"), dict[str, list[int]]()
-    for network, batch in networks:
-        batches.setdefault(network, []).append(batch)
-
-    def settings(network: str, names: Sequence[str]) -> Any:
-        sizes: dict[str, Sequence[int]] = {spec: [] for spec in plans}
-        for spec in set(plans) - {OWN_PLAN}:
-            workload = recorded_profile(here.out, network, batches[network][0], 2).workload()
-            sizes[spec] = make_plan(spec, workload).group_bytes(workload).tolist()
-        how = {"repeats": repeats, "iterations": iterations, "empty": empty}
-        return module.SharedTrainingSettings(network, batches[network], names, sizes, **how)
-
-    lacks = [] if empty else [module.PERIODS]
-    ranks = 1 if here.device == "cuda" else 2  # that share what one could compute with
-    everything = itertools.product(batches, rate, _by_process(policies).items())
-    for network, bits, (threads, names) in everything:
-        each_s = [ranks * iteration_s(network, n, "fp32", here.device) for n in batches[network]]
-        sending_s = len(each_s) * _send_s(USUAL_BYTES, bits)
-        alone_s = (1 + empty) * bool(empty) * sum(each_s)
-        round_s = (1 + iterations) * (sum(each_s) + sending_s) + alone_s
-        work_s = 3.0 + repeats * len(plans) * (len(names) + 1) * round_s
-        named, make = "-".join(filter(None, (network, name))), partial(settings, network, names)
-        how = (module.shared_training_job, make, work_s, bits, delay, threads, lacks)
-        yield _sharing(here, named, *how)

@@ -1,11 +1,10 @@
-"""Kinds of points that need a lab: collectives, training and replays there, and campaigns of replays."""
+"""Kinds of points whose ranks share something: the links of a lab, or cores and GPUs with what they send."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,67 +12,52 @@ from typing import Annotated, Any
 import pandas as pd
 
 from ddlkit import store
-from ddlkit.core.case import AXES, Case
 from ddlkit.core.cost import MessageCost
-from ddlkit.core.errors import UserError
-from ddlkit.core.units import parse_bits_per_s, parse_seconds
+from ddlkit.core.units import parse_bits_per_s, parse_bytes
 from ddlkit.core.workload import LayerProfile
 from ddlkit.model import make_plan
 from ddlkit.papers import networks as published
 from ddlkit.run.jobs.launch import Loopback, Place, launch
-from ddlkit.run.lab.conditions import (
-    CONGESTION,
-    ENGINES,
-    Conditions,
-    parse_background,
-    parse_share,
-)
-from ddlkit.run.lab.network import LabShape
-from ddlkit.run.nets import registry
-from ddlkit.run.sessions import grammar
 from ddlkit.run.sessions.grammar import (
     Batched,
+    Count,
     Counts,
+    Delay,
     Delays,
     Key,
     Plans,
     Rate,
     Rates,
-    Seeds,
     Sizes,
+    Words,
     kind,
-    number,
-    one_of,
-    text_of,
 )
-from ddlkit.run.sessions.replays import (
-    AFTER,
-    BEFORE,
-    EXTENTS,
-    PREDICTED,
-    Inputs,
-    LabPoints,
-    Request,
-    predicted_cases,
-    table_cost,
-)
-from ddlkit.run.sessions.session import Point, Tables
-from ddlkit.run.sessions.vocabulary import (
-    DISTINCT_PLANS,
-    EXPOSED_S,
+from ddlkit.run.sessions.kinds import (
     LAUNCH_S,
-    TRIES,
+    OWN_PLAN,
     Collectives,
     Here,
     Timed,
     collectives_point,
+    iteration_s,
     lab_of,
+    launched,
+    made,
     measuring,
     meeting,
+    on_gpus,
+    rank_counts,
     recorded,
     recorded_profile,
     sent,
 )
+from ddlkit.run.sessions.replays import table_cost
+from ddlkit.run.sessions.session import Point, Tables
+
+DISTINCT_PLANS = 8
+EXPOSED_S = 2.0  # an iteration in the lab: computation about as long as communication
+TRIES = 3  # of each size, while the host disturbs
+_GRADIENTS_BYTES = 45e6  # of a usual network
 
 # -- the lab -------------------------------------------------------------------------------------
 
@@ -94,7 +78,7 @@ def collectives_in_lab(
 
     def send(workers: int, bits: str, late: str, **how: Any) -> pd.DataFrame:
         with lab_of(workers, bits, late) as place:
-            rows: pd.DataFrame = measuring("replay").calibrate(place, **how)
+            rows: pd.DataFrame = measuring("lab.replay").calibrate(place, **how)
             return rows
 
     sizes = sizes or measuring("collectives").SIZES
@@ -116,7 +100,7 @@ def tensors(
     def measure() -> pd.DataFrame:
         if rate:
             with lab_of(ranks, rate) as place:
-                rows = measuring("replay").calibrate(place, tries=TRIES, **how)
+                rows = measuring("lab.replay").calibrate(place, tries=TRIES, **how)
         else:
             rows = sent(ranks, {"place": Loopback(), "join": meeting("cpu")}, tries=TRIES, **how)
         rows.insert(0, "network", network)
@@ -142,20 +126,19 @@ def training_in_lab(
 
     def measure(name: str, batch: int) -> Tables:
         profile, cost = recorded_profile(here.out, name, batch, ranks), _cost(here.out, ranks, rate)
-        workload, sha256 = profile.workload(), profile.sha256
+        workload = profile.workload()
         made = {spec: make_plan(spec, workload, cost) for spec in plans}
         group_bytes = {spec: plan.group_bytes(workload).tolist() for spec, plan in made.items()}
-        settings = training.TrainingSettings(
-            name, batch, group_bytes, repeats, iterations, profile_sha256=sha256
-        )
+        asked = (name, batch, group_bytes, repeats, iterations)
+        settings = training.TrainingSettings(*asked, profile_sha256=profile.sha256)
         with lab_of(ranks, rate) as place:
-            how: dict[str, Any] = {"place": place, "join": measuring("replay").choose_join()}
+            how: dict[str, Any] = {"place": place, "join": measuring("lab.replay").choose_join()}
             return launch(training.training_job, settings, ranks=ranks, **how)
 
     estimate_s = LAUNCH_S + len(plans) * repeats * (iterations + 2) * 2 * EXPOSED_S
     for name, batch in networks:
         key, run = f"training-{name}-p{ranks}-{rate}", partial(measure, name, batch)
-        yield Point("training", key, run, estimate_s, tables=training.training_job.tables)
+        yield Point("training", key, run, estimate_s, training.training_job.tables)
 
 
 @kind("replay", lab=True)
@@ -168,22 +151,21 @@ def replays(
         cost = _cost(here.out, ranks, rate)
         profiles = [recorded_profile(here.out, name, batch, 1) for name, batch in networks]
         with lab_of(ranks, rate) as place:
-            cases = [
-                case for profile in profiles for case in replay_cases(profile, plans, cost, place)
-            ]
-            played = measuring("replay").replay(place, ranks, cases, rounds)
+            cases = [one for each in profiles for one in replay_cases(each, plans, cost, place)]
+            played = measuring("lab.replay").replay(place, ranks, cases, rounds)
         return {"runs": played.runs, "timeline": played.timeline[played.timeline["rank"] == 0]}
 
     estimate_s = LAUNCH_S + len(networks) * DISTINCT_PLANS * rounds * EXPOSED_S
-    tables = ["runs", "timeline"]
-    yield Point("replay", f"replay-p{ranks}-{rate}", measure, estimate_s, tables=tables)
+    name = f"replay-p{ranks}-{rate}"
+    yield Point("replay", name, measure, estimate_s, ["runs", "timeline"])
 
 
 def replay_cases(
     profile: LayerProfile, plans: Sequence[str], cost: MessageCost, place: Place
 ) -> list[Any]:
     """Return the profile under DISTINCT_PLANS plans, computing as long as one message of everything."""
-    planned = [measuring("script").plan_case(profile, spec, cost, place) for spec in plans]
+    plan_case = measuring("lab.script").plan_case
+    planned = [plan_case(profile, spec, cost, place) for spec in plans]
     return list({case.plan.ends: case for case in planned}.values())[:DISTINCT_PLANS]
 
 
@@ -193,146 +175,168 @@ def _cost(out: Path, ranks: int, rate: str) -> MessageCost:
     return table_cost(rows[rows["collective"] == "all_reduce"], ranks)
 
 
-# -- campaigns ---
-
-BALANCED, NATURAL = "balanced", "natural"
-"""Compute as long as one message of everything; compute that start-ups do not stretch."""
-MOST_ITERATIONS = 20_000
-"""Of a campaign: each takes seconds; more are a slip in a grid, which is the product of its lists."""
+# -- sharing resources ---------------------------------------------------------------------------
 
 
-def _or(word: str, check: Any) -> Any:
-    """Return a check for a word, which gives None, or for what ``check`` takes."""
-    return lambda value: None if value == word else check(value)
+def _volume(value: Any) -> tuple[int, int]:
+    """Return bytes and parts of "25MB in 4"; of one size in one part, without them.
 
-
-Bits = Annotated[Sequence[float], Key(text_of(parse_bits_per_s, grammar.RATE), many=True)]
-Times = Annotated[Sequence[float], Key(text_of(parse_seconds, grammar.TIME), many=True)]
-Shares = Annotated[Sequence[float], Key(text_of(parse_share, "a share, as 0.1%"), many=True)]
-Loads = Annotated[Sequence[Any], Key(text_of(parse_background, "a load, as 40%"), many=True)]
-Densities = Annotated[Sequence[float], Key(number(1e-6, 1), many=True)]
-Slower = Annotated[Sequence[float], Key(number(1, 100), many=True)]
-Spreads = Annotated[Sequence[float], Key(number(0, 3), many=True)]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Cases of a campaign: the product of its lists, each field's several values.
-
-    networks, plans, and from ``density`` on : of a case, as its fields are
-    workers, rates, ranks_per_node, intra_rates : of a lab; engines : tbf, or emulated links, which alone
-        have delays, jitters, losses, backgrounds and congestions
-    compute_s : of an iteration; balanced: as long as communication
-    startups : what a sparse message takes at least where ``compute_s`` is computed: the lab, where it takes
-        longer, computes longer in proportion. natural: ``compute_s`` is that of the lab
-    rounds : repeats of each case; calibration : how long labs are calibrated, one of EXTENTS
-    name : of the directory below the session's in which tables lie, campaign-NAME; "": the session's own
+    >>> _volume("25MB in 4"), _volume("1KiB")
+    ((25000000, 4), (1024, 1))
     """
-
-    networks: Batched
-    workers: Counts
-    rates: Bits
-    plans: Plans
-    ranks_per_node: Counts = (1,)
-    intra_rates: Bits = ()
-    engines: Annotated[Sequence[str], Key(one_of(ENGINES), many=True)] = (ENGINES[0],)
-    delays: Times = (0.0,)
-    jitters: Times = (0.0,)
-    losses: Shares = (0.0,)
-    backgrounds: Loads = (parse_background("0%"),)
-    congestions: Annotated[Sequence[str], Key(one_of(CONGESTION), many=True)] = (CONGESTION[0],)
-    compute_s: Annotated[Any, Key(_or(BALANCED, number(1e-3, 1e3)), many=True)] = (None,)
-    startups: Annotated[Any, Key(_or(NATURAL, text_of(parse_seconds, grammar.TIME)), many=True)] = (
-        None,
-    )
-    density: Densities = (1.0,)
-    stragglers: Slower = (1.0,)
-    straggler_spreads: Spreads = (0.0,)
-    negotiated: Annotated[Sequence[bool], Key(grammar.truth, many=True)] = (False,)
-    seeds: Seeds = (0,)
-    rounds: int = 2
-    calibration: Annotated[str, Key(one_of(tuple(EXTENTS)))] = "full"
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        lists = [value for value in vars(self).values() if isinstance(value, (list, tuple))]
-        cases = math.prod(len(values) or 1 for values in lists)
-        if cases * self.rounds > MOST_ITERATIONS:
-            raise UserError(
-                f"{cases} cases, the product of its lists: {cases * self.rounds} iterations with their "
-                f"rounds, at most {MOST_ITERATIONS}: shorten a list, or ask for fewer rounds"
-            )
-        if None in self.compute_s and any(self.startups):
-            raise UserError("startups: give compute_s, too: what is computed beside one")
-        list(self.shapes())  # each can be
-
-    def shapes(self) -> Iterator[LabShape]:
-        """Yield its labs. Raises UserError for one that cannot be."""
-        emulated = (self.delays, self.jitters, self.losses, self.backgrounds, self.congestions)
-        links: list[Conditions | None] = []
-        for engine in self.engines:
-            names = ("delay_s", "jitter_s", "loss", "background", "congestion")
-            every = [
-                Conditions(**dict(zip(names, how, strict=True)))
-                for how in itertools.product(*emulated)
-            ]
-            if engine == ENGINES[0] and every != [Conditions()]:
-                raise UserError("delays and the like: only links of engines: emulated have these")
-            links += every if engine != ENGINES[0] else [None]
-        labs = itertools.product(self.workers, self.rates, self.ranks_per_node, links)
-        for workers, rate, per_node, conditions in labs:
-            if workers < 2:
-                raise UserError("workers: one worker alone sends nothing: use at least 2")
-            for intra in (self.intra_rates or (0.0,)) if per_node > 1 else (0.0,):
-                yield LabShape(workers, rate, per_node, intra, conditions)
-
-    def requests(self) -> Iterator[Request]:
-        """Yield what it asks of each of its labs."""
-        axes = {
-            name: getattr(self, axis.key) for name, axis in AXES.items() if hasattr(self, axis.key)
-        }
-        given = (self.networks, self.plans, self.compute_s, self.startups)
-        for (name, batch), spec, compute_s, startup_s, *rest in itertools.product(
-            *given, *axes.values()
-        ):
-            varied = dict(zip(axes, rest, strict=True))
-            collective = "all_gather" if varied["density"] < 1 else "all_reduce"
-            case = Case("replay", name, "", batch, 0, "", 0.0, collective, spec, "", **varied)
-            yield Request(case, compute_s, startup_s)
+    size, _, parts = str(value).partition(" in ")
+    return parse_bytes(size), int(parts or 1)
 
 
-@kind("campaign", lab=True, gathered=Grid)
-def campaign(here: Here, grids: Sequence[Grid], file: str, predict: bool) -> Iterator[Point]:
-    """All points, lab by lab; to predict, only what predictions are made of, and then these.
+def _policy(value: Any) -> str:
+    return str(measuring("shares").Policy.parse(str(value)).name)
 
-    Raises UserError for an unknown network and a plan that a network cannot have.
+
+Policies = Annotated[Sequence[str], Key(_policy, many=True)]
+Volume = Annotated[tuple[int, int], Key(_volume)]
+Volumes = Annotated[Sequence[tuple[int, int]], Key(_volume, many=True)]
+Scale = Annotated[Any, Key(made("contention", "Scale"))]
+
+
+@kind("controls")
+def controls_of_communication(here: Here, sizes: Sizes = ()) -> Iterator[Point]:
+    """By what communication can be given more or less, and between GPUs whether that takes effect."""
+    controls = measuring("controls")
+    yield Point("controls", here.device, controls.offered, 2.0)
+    if here.on_gpu:
+        settings = controls.ControlsSettings(size=max(sizes or (controls.SIZE,)))
+        yield launched(here, "controls", "nccl-p2", controls.controls_job, settings, 2, 20.0)
+
+
+def _sharing(
+    here: Here,
+    name: str,
+    job: Any,
+    make: Callable[[], Any],
+    work_s: float,
+    rate: str = "",
+    delay: str = "",
+    threads: int = 0,
+    without: Sequence[str] = (),
+) -> Point:
+    """Return a point of ranks that share a machine's cores, or its GPUs, with what they send.
+
+    make : the settings, once what they need is measured; work_s : without starting anything
+    rate, delay : of the link; without a rate, ranks talk as the devices are joined
+    threads : of each block of NCCL, which takes them from its environment; without : tables that these
+        settings leave out
     """
-    if len({(grid.calibration, grid.name) for grid in grids}) > 1:
-        raise UserError(f"{file}: calibration, name: must be the same in all its grids")
-    labs: dict[LabShape, dict[Request, int]] = {}
-    for grid in grids:
-        for shape, request in itertools.product(grid.shapes(), list(grid.requests())):
-            asked = labs.setdefault(shape, {})
-            asked[request] = max(grid.rounds, asked.get(request, 0))
-    first = grids[0]
-    folder = f"campaign-{first.name}" if first.name else ""
-    inputs = Inputs(EXTENTS[first.calibration], here.out, folder, file)
-    for network in dict.fromkeys(
-        request.case.network for asked in labs.values() for request in asked
-    ):
-        try:
-            registry.find(network)
-        except UserError as error:
-            raise UserError(f"{file}: networks: {error}") from None
-    every = [LabPoints(shape, asked, inputs) for shape, asked in labs.items()]
-    for lab in every:
-        yield from inputs.points(lab.asked)
-        yield from lab.calibrations(BEFORE)
-        if not predict:
-            yield lab.replay_point()
-            yield from lab.calibrations(AFTER)
-    if predict:
-        for lab in every:
-            yield from lab.calibrations(AFTER)
-        measure = partial(predicted_cases, every)
-        yield Point("predicted", PREDICTED, measure, 1.0 * len(every), folder=inputs.folder)
+    ranks, estimate_s = rank_counts(here.device)[-1], LAUNCH_S + work_s
+    link = f"lab-p{ranks}-{rate}" if rate else f"{'nccl' if here.on_gpu else 'loopback'}-p{ranks}"
+
+    def measure() -> Tables:
+        shares, settings = measuring("shares"), make()
+        ring = {shares.NCCL_THREADS: str(threads), "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+        loopback = Loopback(variables=shares.IN_ORDER | (ring if threads else {}))
+        join = meeting(here.device) | ({} if here.on_gpu else {"torch_threads": 1})
+        with lab_of(ranks, rate, delay) if rate else nullcontext(loopback) as place:
+            how: dict[str, Any] = {"place": place, "join": join, "timeout_s": 60 + 4 * estimate_s}
+            return launch(job, settings, ranks=ranks, **how)
+
+    words = (name, link, delay and f"delay{delay}", f"t{threads}" if threads else "")
+    named = "-".join(filter(None, words))
+    tables = [table for table in job.tables if table not in without]
+    return on_gpus(ranks * here.on_gpu, Point("sharing", named, measure, estimate_s, tables))
+
+
+def _by_process(policies: Sequence[str]) -> dict[int, list[str]]:
+    """Return policies that one process can try, by the threads of NCCL that its environment must say."""
+    together: dict[int, list[str]] = {}
+    for name in policies:
+        hidden = measuring("shares").Policy.parse(name).hidden
+        together.setdefault(hidden.threads if hidden.on_gpu else 0, []).append(name)
+    return together
+
+
+def _send_s(n_bytes: float, rate: str) -> float:
+    """Return about how long an all-reduce between two ranks takes."""
+    return 8 * n_bytes / (parse_bits_per_s(rate) if rate else 2e10)
+
+
+@kind("sharing")
+def messages_by_share(
+    here: Here,
+    policies: Policies,
+    messages: Volumes,
+    name: str = "alone",
+    repeats: int = 6,
+    rate: Rates = ("",),
+) -> Iterator[Point]:
+    """All-reduces alone, by what communication may take."""
+    module = measuring("shared_messages")
+    for bits, (threads, names) in itertools.product(rate, _by_process(policies).items()):
+        make = partial(module.SharedMessagesSettings, names, messages, repeats)
+        all_s = sum(_send_s(n_bytes, bits) for n_bytes, _ in messages)
+        work_s = 2.0 + 1.3 * repeats * len(names) * all_s
+        job = module.shared_messages_job
+        yield _sharing(here, name, job, make, work_s, bits, threads=threads)
+
+
+_STARVED = 50
+"""Times as long as another takes a configuration whose messages computing keeps from their cores."""
+
+
+@kind("sharing")
+def kernels_by_share(
+    here: Here,
+    policies: Policies,
+    kernels: Words,
+    scale: Scale,
+    message: Volume,
+    name: str = "beside",
+    repeats: int = 6,
+    rate: Rates = ("",),
+) -> Iterator[Point]:
+    """Kernels beside all-reduces, by what communication may take; on processors."""
+    module = measuring("shared_kernels")
+    make = partial(module.SharedKernelsSettings, policies, kernels, scale, *message, repeats)
+    rows = sum(_STARVED if "idle" in policy else 1 for policy in policies)
+    for bits in rate:
+        each_s = 0.2 + 2.5 * max(0.15, _send_s(message[0], bits))
+        work_s = 2.0 + repeats * rows * len(kernels) * each_s
+        yield _sharing(here, name, module.shared_kernels_job, make, work_s, bits)
+
+
+@kind("sharing")
+def training_by_share(
+    here: Here,
+    networks: Batched,
+    policies: Policies,
+    name: str = "",
+    repeats: int = 6,
+    iterations: int = 2,
+    empty: Count = 0,
+    rate: Rates = ("",),
+    delay: Delay = "",
+    plans: Plans = (OWN_PLAN,),
+) -> Iterator[Point]:
+    """Training, by what communication may take: a table for each network, link and name."""
+    module, batches = measuring("shared_training"), dict[str, list[int]]()
+    for network, batch in networks:
+        batches.setdefault(network, []).append(batch)
+
+    def settings(network: str, names: Sequence[str]) -> Any:
+        sizes: dict[str, Sequence[int]] = {spec: [] for spec in plans}
+        for spec in set(plans) - {OWN_PLAN}:
+            workload = recorded_profile(here.out, network, batches[network][0], 2).workload()
+            sizes[spec] = make_plan(spec, workload).group_bytes(workload).tolist()
+        how = {"repeats": repeats, "iterations": iterations, "empty": empty}
+        return module.SharedTrainingSettings(network, batches[network], names, sizes, **how)
+
+    job = module.shared_training_job
+    ranks = 1 if here.on_gpu else 2  # that share what one could compute with
+    everything = itertools.product(batches, rate, _by_process(policies).items())
+    for network, bits, (threads, names) in everything:
+        each_s = [ranks * iteration_s(network, n, "fp32", here.device) for n in batches[network]]
+        sending_s = len(each_s) * _send_s(_GRADIENTS_BYTES, bits)
+        round_s = (1 + iterations) * (sum(each_s) + sending_s)
+        round_s += (1 + empty) * bool(empty) * sum(each_s)
+        work_s = 3.0 + repeats * len(plans) * (len(names) + 1) * round_s
+        named, make = "-".join(filter(None, (network, name))), partial(settings, network, names)
+        lacks = () if empty else (module.PERIODS,)
+        yield _sharing(here, named, job, make, work_s, bits, delay, threads, lacks)

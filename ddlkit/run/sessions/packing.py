@@ -19,15 +19,16 @@ from ddlkit.run.sessions.session import say
 from ddlkit.store import files, has_table
 
 EVERY_S = 20.0
+KEPT = (".csv", ".csv.gz", ".json", ".jsonl", ".pending")
+"""Ends of the names of tables and stamps; not of a lock or half a file."""
 
 
 @contextmanager
 def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
-    """Keep ``file`` up to date while ``out`` is recorded into; first go on from what it holds.
+    """Keep ``file``, if there is one, up to date while ``out`` is recorded into; first go on from it.
 
     Gives what is to be called now and then: it packs if EVERY_S have passed, in this process, which must
     not be busy measuring meanwhile. At the end of the block it is packed again, however that comes.
-    Without a file nothing is done.
 
     Raises UserError as `restore` and `pack`; that one is only told while the session goes on.
     """
@@ -37,17 +38,16 @@ def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
     files.remove_unfinished(file.parent, file.name)
     restore(out, file)
     pack(out, file)  # that the file cannot be written is better known now
-    packed_s = time.monotonic()
+    due_s = time.monotonic() + EVERY_S
 
     def keep() -> None:
-        nonlocal packed_s
-        if time.monotonic() - packed_s < EVERY_S:
-            return
-        packed_s = time.monotonic()
-        try:
-            pack(out, file)
-        except UserError as error:
-            say(f"not packed: {error}")
+        nonlocal due_s
+        if time.monotonic() >= due_s:
+            due_s = time.monotonic() + EVERY_S
+            try:
+                pack(out, file)
+            except UserError as error:
+                say(f"not packed: {error}")
 
     try:
         yield keep
@@ -57,16 +57,16 @@ def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
 
 def pack(out: Path, file: Path) -> None:
     """Write every table and stamp below ``out`` into ``file``. Raises UserError where it is refused."""
+
+    def nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        return member.replace(uid=0, gid=0, uname="", gname="", deep=False)
+
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
         for directory in (out, *sorted(path for path in out.rglob("*") if path.is_dir())):
             with files.writing_in(directory):  # a table with its own stamp, not with the next one
-                for path in sorted(filter(_kept, directory.iterdir())):
-                    member = archive.gettarinfo(path, str(path.relative_to(out.parent)))
-                    member.uid = member.gid = 0
-                    member.uname = member.gname = ""
-                    with path.open("rb") as data:
-                        archive.addfile(member, data)
+                for path in sorted(filter(_is_kept, directory.iterdir())):
+                    archive.add(path, str(path.relative_to(out.parent)), filter=nobodys)
     files.atomic_write(file, packed.getvalue())
 
 
@@ -82,11 +82,9 @@ def restore(out: Path, file: Path) -> None:
         with tarfile.open(file, "r:gz") as archive:
             members = [Path(name) for name in archive.getnames()]
             if names := {path.parts[0] for path in members} - {out.name}:
-                theirs = ", ".join(sorted(names))
-                raise UserError(
-                    f"{file} holds a recording of {theirs}, not of {out.name}: name another file"
-                )
-            if not any(map(_kept, out.iterdir())):
+                theirs = f"{', '.join(sorted(names))}, not of {out.name}"
+                raise UserError(f"{file} holds a recording of {theirs}: name another file")
+            if not any(map(_is_kept, out.iterdir())):
                 archive.extractall(out.parent, filter="data")
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise UserError(f"{file}: no whole archive ({error}): name another file") from error
@@ -98,6 +96,5 @@ def restore(out: Path, file: Path) -> None:
         )
 
 
-def _kept(path: Path) -> bool:
-    """Return whether it is a table or a stamp, and not a lock or half a file."""
-    return path.is_file() and path.name.endswith((".csv", ".csv.gz", ".json", ".jsonl", ".pending"))
+def _is_kept(path: Path) -> bool:
+    return path.is_file() and path.name.endswith(KEPT)

@@ -57,9 +57,9 @@ def preflight(device: str, out: Path | None = None) -> int:
     said, start_s, failed = os.environ.get(PATIENCE, "1"), time.monotonic(), []
     if not re.fullmatch(r"\d{1,4}(\.\d+)?", said) or float(said) == 0:
         raise UserError(f"{PATIENCE} is {said!r}: a factor above zero is needed, as 3")
-    for name in (*CHECKS, *(GPU_CHECKS if device == "cuda" else ())):
+    for name, check in {**CHECKS, **(GPU_CHECKS if device == "cuda" else {})}.items():
         begun_s = time.monotonic()
-        well, line = _forked(name, device, out or store.RECORDED, LIMIT_S * float(said))
+        well, line = _forked(check, device, out or store.RECORDED, LIMIT_S * float(said))
         state, seconds = ("ok" if well else "FAILED"), time.monotonic() - begun_s
         print(f"{state:<6} {seconds:5.1f} s  {name:<12} {line}", flush=True)
         failed += [] if well else [name]
@@ -70,11 +70,15 @@ def preflight(device: str, out: Path | None = None) -> int:
     return 1 if failed else 0
 
 
-def _forked(name: str, device: str, out: Path, limit_s: float) -> tuple[bool, str]:
+Check = Callable[[str, Path], str]
+"""Returns how it is, or raises; called with the device, and where to record."""
+
+
+def _forked(check: Check, device: str, out: Path, limit_s: float) -> tuple[bool, str]:
     """Return whether a check went well in a process of its own, and the line that says how."""
     fork = multiprocessing.get_context("fork")
     reading, writing = fork.Pipe(duplex=False)
-    process = fork.Process(target=_check, args=(name, device, out, writing))
+    process = fork.Process(target=_check, args=(check, device, out, writing))
     process.start()
     writing.close()
     try:
@@ -90,16 +94,15 @@ def _forked(name: str, device: str, out: Path, limit_s: float) -> tuple[bool, st
         process.join()
 
 
-def _check(name: str, device: str, out: Path, writing: Connection) -> None:
+def _check(check: Check, device: str, out: Path, writing: Connection) -> None:
     """Say, in the child, what became of the check; and end, whatever CUDA's own clean-up would do."""
     die_with_parent(os.getppid())
     os.dup2(2, 1)  # what libraries print is no line of ours
     try:
-        writing.send((True, {**CHECKS, **GPU_CHECKS}[name](device, out)))
-    except UserError as error:
-        writing.send((False, one_line(error)))
+        writing.send((True, check(device, out)))
     except Exception as error:
-        writing.send((False, f"{type(error).__name__}: {one_line(error)}"))
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        writing.send((False, f"{kind}{one_line(error)}"))
     os._exit(0)
 
 
@@ -119,11 +122,11 @@ def environment(device: str, out: Path) -> str:
 
 def packages(device: str, out: Path) -> str:
     """Return the versions of all packages. Raises UserError for one that is missing or too old."""
-    there = {name: machine.installed(name) for name in NEEDED}
 
     def number(version: str) -> list[int]:
         return [int(part) for part in re.findall(r"\d+", version)[:3]]
 
+    there = {name: machine.installed(name) for name in NEEDED}
     if old := [name for name in NEEDED if number(there[name]) < number(NEEDED[name])]:
         needed = ", ".join(f"{name} {NEEDED[name]}, here {there[name]}" for name in old)
         raise UserError(f"at least {needed}")
@@ -138,12 +141,11 @@ def space(device: str, out: Path) -> str:
     if Path("/dev/shm").exists():
         free["/dev/shm"] = shutil.disk_usage("/dev/shm").free
     line = "free: " + ", ".join(f"{what} {format_bytes(size)}" for what, size in free.items())
-    short = [
-        f"{what} needs {format_bytes(SPACE[what])}" for what in free if free[what] < SPACE[what]
-    ]
-    short += [] if os.access(out, os.W_OK) else [f"{out} cannot be written"]
-    if short:
-        raise UserError(f"{'; '.join(short)}; {line}")
+    short = [what for what in free if free[what] < SPACE[what]]
+    wrong = [f"{what} needs {format_bytes(SPACE[what])}" for what in short]
+    wrong += [] if os.access(out, os.W_OK) else [f"{out} cannot be written"]
+    if wrong:
+        raise UserError(f"{'; '.join(wrong)}; {line}")
     return line
 
 
@@ -152,7 +154,7 @@ def loopback(device: str, out: Path) -> str:
     try:
         socket.create_connection(("127.0.0.1", 9), 5.0).close()
     except ConnectionRefusedError:
-        return f"{LOCALHOST} answers"  # nobody listens there, which only an interface that is up can tell
+        pass  # nobody listens there, which only an interface that is up can tell
     except OSError:
         if subprocess.run(["ip", "link", "set", "lo", "up"], capture_output=True).returncode:
             raise UserError("lo is down: as root, ip link set lo up") from None
@@ -165,10 +167,8 @@ def nvidia_smi(device: str, out: Path) -> str:
     looks = []
     for _ in range(3):
         begun_s = time.monotonic()
-        rows = machine.cells(
-            machine.ask_gpus(("utilization.gpu", "memory.used", "persistence_mode"))
-        )
-        if not rows:
+        asked = machine.ask_gpus(("utilization.gpu", "memory.used", "persistence_mode"))
+        if not (rows := machine.cells(asked)):
             raise UserError("nvidia-smi does not answer: no vitals, and others are not noticed")
         looks.append(f"{rows[0][0]}% {rows[0][1]} MiB in {time.monotonic() - begun_s:.2f} s")
     if used := vitals.gpu_in_use():
@@ -249,7 +249,6 @@ def _all_reduce(ranks: int, **join: Any) -> str:
     return f"all_reduce by {ranks}: {', '.join(each)}"
 
 
-Check = Callable[[str, Path], str]
 CHECKS: dict[str, Check] = {
     **{"environment": environment, "space": space, "loopback": loopback, "packages": packages},
     **{"product": product, "gloo": gloo},
@@ -257,4 +256,3 @@ CHECKS: dict[str, Check] = {
 GPU_CHECKS: dict[str, Check] = {
     **{"nvidia-smi": nvidia_smi, "stand-in": stand_in, "profiler": profiler, "nccl": nccl},
 }
-"""What is checked, by its name: returns how it is, or raises; called with the device, and where to record."""

@@ -44,9 +44,8 @@ from ddlkit.run.lab.script import PlannedCase, plan_case, read_replayed
 from ddlkit.run.measure.collectives import messages_at, whole_size
 from ddlkit.run.measure.selection import measure_selection
 from ddlkit.run.nets import registry
-from ddlkit.run.sessions.kinds import layers_point
+from ddlkit.run.sessions.kinds import Here, best_device, layers_by_ranks
 from ddlkit.run.sessions.session import Origin, Point, Tables, say, table_path
-from ddlkit.run.sessions.vocabulary import best_device
 
 BEFORE, AFTER = 0, 1
 MOMENTS = ("before", "after")
@@ -57,9 +56,7 @@ PREDICTED = "cases"
 SAID_BY = 12
 """Hex digits of its hash, in the runs that it predicted."""
 AROUND_S = 0.1  # of an iteration, in which recordings are exchanged
-SAMPLE_S = (
-    0.25  # no sample shall hold more messages than take about so long, on a link with a delay
-)
+SAMPLE_S = 0.25  # that the messages of a sample take together, on a link with a delay
 LAUNCH_S = 3.0  # a lab up, ranks met, and down again
 ALPHA_S = 6e-5  # of a message, per worker squared, until a lab has been calibrated
 SELECTION_S = 1e-8  # of an element, until it was measured
@@ -83,12 +80,11 @@ def _extent(powers: Iterable[int], layers: Budget, messages_s: float) -> Extent:
     return Extent(tuple(KIB << power for power in powers), layers, messages)
 
 
-_THOROUGH = Budget(warmup=2, min_repeats=10, max_repeats=60, max_s=20.0)
 EXTENTS = {
     "quick": _extent(range(0, 20, 2), Budget(1, 3, 20, 2.0), 0.15),
     # Few samples, and doubling sizes where messages are cut into segments.
-    "dense": _extent((0, 2, 4, 6, 8, 10, 11, 12, 14), replace(_THOROUGH, max_s=10.0), 0.3),
-    "full": _extent(range(20), _THOROUGH, 1.0),
+    "dense": _extent((0, 2, 4, 6, 8, 10, 11, 12, 14), Budget(2, 10, 60, 10.0), 0.3),
+    "full": _extent(range(20), Budget(2, 10, 60, 20.0), 1.0),
 }
 
 
@@ -133,10 +129,11 @@ class Inputs:
     def points(self, requests: Iterable[Request]) -> Iterator[Point]:
         """Yield what must be measured before the cases of these requests are known."""
         cases = [request.case for request in requests]
-        for name, batch in dict.fromkeys((case.network, case.batch) for case in cases):
-            if self._profile_path(name, batch) != store.recorded_dir() / _profile_file(name, batch):
-                how = {"device": best_device(), "folder": self.folder}
-                yield layers_point(name, batch, 1, self.extent.layers, **how)
+        here = Here(best_device(), 0, self.directory)
+        for network in dict.fromkeys((case.network, case.batch) for case in cases):
+            if self._profile_path(*network) not in self._profile_paths(*network)[1:]:
+                for point in layers_by_ranks(here, [network], 1, self.extent.layers):
+                    yield replace(point, folder=self.folder)
         for density in sorted({case.density for case in cases} - {1.0}):
             measure = partial(_selections, density)
             yield Point("selection", f"rho{density:g}", measure, 30.0, folder=self.folder)
@@ -146,11 +143,13 @@ class Inputs:
         path = self._profile_path(name, batch)
         return guessed_profile(name, batch) if path is None else store.read_profile(path)
 
+    def _profile_paths(self, name: str, batch: int) -> list[Path]:
+        """Return where the profile may be recorded: the campaign's own, and this machine's."""
+        places = (self.directory, store.recorded_dir())
+        return [table_path(place, "layers", f"{name}-b{batch}-r1") for place in places]
+
     def _profile_path(self, name: str, batch: int) -> Path | None:
-        """Return where the profile is recorded: the campaign's own, or this machine's."""
-        directories = (self.directory, store.recorded_dir())
-        paths = [directory / _profile_file(name, batch) for directory in directories]
-        return next((path for path in paths if store.has_table(path)), None)
+        return next(filter(store.has_table, self._profile_paths(name, batch)), None)
 
     def selection_times(self, density: float) -> SelectionTimes:
         """Return seconds to select, as recorded for the campaign; until then, as guessed."""
@@ -174,28 +173,16 @@ def _selections(density: float) -> pd.DataFrame:
     return pd.concat([measure("cpu", n, budget=budget) for n in SELECTION_SIZES], ignore_index=True)
 
 
-def _profile_file(name: str, batch: int) -> str:
-    return f"layers-{name}-b{batch}-r1.csv"
-
-
 @functools.cache
 def guessed_profile(name: str, batch: int) -> LayerProfile:
     """Return a network's tensors, backward time in proportion to their size: its speed does not matter."""
     with torch.device("meta"):  # sizes alone: weights would take seconds to draw
         tensors = dict(registry.build(name).named_parameters())
     sizes = np.array([tensor.numel() for tensor in tensors.values()])
-    return LayerProfile(
-        network=name,
-        device="cpu",
-        batch=batch,
-        tensor=tuple(tensors),
-        layer=tuple(tensors),
-        parameters=sizes,
-        gradient_bytes=4 * sizes,
-        forward_s=0.1 * sizes / sizes.sum(),
-        backward_s=0.2 * sizes / sizes.sum(),
-        flops=np.zeros(len(sizes)),
-    )
+    share, names = sizes / sizes.sum(), tuple(tensors)
+    times = {"forward_s": 0.1 * share, "backward_s": 0.2 * share, "flops": np.zeros(len(sizes))}
+    labels = {"network": name, "device": "cpu", "batch": batch, "tensor": names, "layer": names}
+    return LayerProfile(**labels, parameters=sizes, gradient_bytes=4 * sizes, **times)
 
 
 def guessed_cost(shape: LabShape, collective: str) -> MessageCost:
@@ -218,22 +205,28 @@ class LabPoints:
 
     def calibrations(self, session: int) -> Iterator[Point]:
         """Yield one session of the lab's calibration, collective by collective."""
-        cases = [request.case for request in self.asked]
-        for collective in dict.fromkeys(case.collective for case in cases):
-            mine = [case for case in cases if case.collective == collective]
-            largest = max(self.inputs.largest_bytes(case, self.shape.workers) for case in mine)
+        for collective in dict.fromkeys(request.case.collective for request in self.asked):
+            cases = [asked.case for asked in self.asked if asked.case.collective == collective]
+            largest = max(self.inputs.largest_bytes(case, self.shape.workers) for case in cases)
             sizes = [*(size for size in self.inputs.extent.sizes if size < largest), largest]
             yield self._calibration(session, collective, sizes)
 
     def _calibration(self, session: int, collective: str, wanted: Sequence[int]) -> Point:
         """Return one session; its rows are added to the table of both."""
         name, budget = f"{self.shape.name}-{collective}", self.inputs.extent.messages
+        cost, each = guessed_cost(self.shape, collective), MESSAGES_PER_SAMPLE
+        if way_s(self.shape.link):  # else a link saves as many up as a replay posts at once
+            each = int(np.clip(SAMPLE_S / float(cost(1)), 1, MESSAGES_PER_SAMPLE))
 
         def missing() -> list[int]:
             """Sizes that were not measured yet; the others stay as they are."""
             rows = self.inputs.rows("collectives", name)
             there = set() if rows is None else set(rows["bytes"][rows["session"] == session])
             return [n for n in wanted if whole_size(n, self.shape.workers) not in there]
+
+        samples_s = [messages_at(size, each) * float(cost(size)) for size in missing()]
+        least = budget.warmup + budget.min_repeats
+        estimate_s = sum(max(least * seconds, budget.max_s) for seconds in samples_s)
 
         def measure() -> pd.DataFrame:
             with Lab(self.shape) as lab:
@@ -242,16 +235,12 @@ class LabPoints:
                     missing(),
                     collectives=[collective],
                     budget=budget,
-                    messages_per_sample=self._messages_per_sample(collective),
+                    messages_per_sample=each,
                     tries=usage.TRIES,
                     timeout_s=120 + 3 * usage.TRIES * estimate_s,
                 )
-                return rows.assign(session=session)
+            return rows.assign(session=session)
 
-        cost, each = guessed_cost(self.shape, collective), self._messages_per_sample(collective)
-        samples_s = [messages_at(size, each) * float(cost(size)) for size in missing()]
-        least = budget.warmup + budget.min_repeats
-        estimate_s = sum(max(least * seconds, budget.max_s) for seconds in samples_s)
         return Point(
             "collectives",
             name,
@@ -261,13 +250,6 @@ class LabPoints:
             moment=MOMENTS[session],
             is_done=lambda: not missing(),
         )
-
-    def _messages_per_sample(self, collective: str) -> int:
-        """Return as many as a replay posts at once; fewer where each waits for a link that saves nothing."""
-        if not way_s(self.shape.link):
-            return MESSAGES_PER_SAMPLE
-        message_s = float(guessed_cost(self.shape, collective)(1))
-        return int(np.clip(SAMPLE_S / message_s, 1, MESSAGES_PER_SAMPLE))
 
     def cost(self, case: Case) -> MessageCost:
         """Return what a message costs by the calibration before the replays; until there is one, by guess.
@@ -350,17 +332,15 @@ class LabPoints:
         """Return the point of all its replays; what is measured is saved as it comes."""
         planned = self.planned()
         missing = self._missing(planned)
-        each_s = [
-            predict(
-                one.workload.scaled(one.case.dilation), one.plan, self.cost(one.case)
-            ).iteration_s
-            for one, _ in missing
-        ]
+        estimate_s = AROUND_S * len(missing) + LAUNCH_S * bool(missing)
+        for one, _ in missing:
+            workload = one.workload.scaled(one.case.dilation)
+            estimate_s += predict(workload, one.plan, self.cost(one.case)).iteration_s
         return Point(
             "replay",
             self.shape.name,
             self._replay,
-            sum(each_s) + AROUND_S * len(missing) + LAUNCH_S * bool(missing),
+            estimate_s,
             ["runs", "timeline"],
             self.inputs.folder,
             note=f"{len(missing)} iterations of {len(planned)} cases",
@@ -371,14 +351,12 @@ class LabPoints:
         """Replay what is missing; it is saved as it comes, so nothing is returned."""
         self._predicted_by()  # a case that is not predicted shall not be played in vain
         self._absorb()
-        missing = self._missing(self.planned())
-        wanted = list(dict.fromkeys(one for one, _ in missing))
-        if wanted:
+        if missing := self._missing(self.planned()):
             self._left.mkdir(parents=True)
-            described = json.dumps([asdict(one.case) for one in wanted])
+            described = json.dumps([asdict(one.case) for one in dict.fromkeys(dict(missing))])
             store.atomic_write_text(self._left / CASES, described + "\n")
             try:
-                self._play(wanted, {(one.case.key, turn) for one, turn in missing})
+                self._play(missing)
             finally:
                 self._absorb()
         runs = store.load_table(self.inputs.path("runs", self.shape.name))
@@ -386,8 +364,8 @@ class LabPoints:
         say(f"{self.shape.name}: {limited} of {len(runs)} iterations limited by the processor")
         return {}
 
-    def _play(self, wanted: Sequence[PlannedCase], missing: set[tuple[str, int]]) -> None:
-        rounds = 1 + max(turn for _, turn in missing)
+    def _play(self, missing: Sequence[tuple[PlannedCase, int]]) -> None:
+        wanted, rounds = list(dict(missing)), 1 + max(turn for _, turn in missing)
         every = {(one.case.key, turn) for one in wanted for turn in range(rounds)}
         with Lab(self.shape) as lab:
             replay(
@@ -396,7 +374,7 @@ class LabPoints:
                 wanted,
                 rounds,
                 selection=lambda n, density: self.inputs.selection_times(density)(n, density),
-                done=every - missing,
+                done=every - {(one.case.key, turn) for one, turn in missing},
                 tries=usage.TRIES,
                 out=self._left,
             )
@@ -455,18 +433,17 @@ class LabPoints:
         ours, frames = by_law(table, rows, machine.cores()), []
         for case, workload in ((one.case, one.workload) for one in self.planned()):
             lab = case.link, case.workers, case.collective
-            by = {predictor.OURS: ours, predictor.MEASURED: table}
+            by, costs = {predictor.OURS: ours}, {predictor.OURS: TABLE}
             if ours.known[lab] is not table.known[lab]:
+                by |= {predictor.MEASURED: table}
                 costs = {predictor.OURS: LAW, predictor.MEASURED: TABLE}
-            else:
-                by, costs = {predictor.OURS: ours}, {predictor.OURS: TABLE}
             times = {case.selection_sha256: self.inputs.selection_times(case.density)}
-            known = {case.profile_sha256: workload}
-            told = {model: forecast_case(case, known, cal, times) for model, cal in by.items()}
-            said = predictor.predicted_times(told[predictor.OURS], ours.of_case(case).others)
-            said |= {
-                model: predictor.times(forecast.prediction) for model, forecast in told.items()
+            told = {
+                model: forecast_case(case, {case.profile_sha256: workload}, calibration, times)
+                for model, calibration in by.items()
             }
+            said = predictor.predicted_times(told[predictor.OURS], ours.of_case(case).others)
+            said |= {model: predictor.times(cast.prediction) for model, cast in told.items()}
             frame = _said_rows(said, {model: cast.interval_s for model, cast in told.items()})
             frame["cost"] = frame["model"].map(costs).fillna("")
             frame["drift"] = frame["model"].map(dict.fromkeys(costs, POOLED)).fillna("")

@@ -123,7 +123,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of a point: a row of the table of outcomes."""
+    """A row of the table of outcomes: what is known of a point."""
 
     what: str
     point: str
@@ -177,9 +177,9 @@ class Point:
         """Those of its tables."""
         return self.tables or (self.what,)
 
-    def paths(self, out: Path) -> list[Path]:
-        """Return where its tables lie."""
-        return [table_path(out / self.folder, schema, self.name) for schema in self.schemas]
+    def path(self, out: Path, schema: str) -> Path:
+        """Return where its table of that schema lies."""
+        return table_path(out / self.folder, schema, self.name)
 
     def done(self, out: Path) -> bool:
         """Return whether it need not be measured: all tables are there, whole, and of this version.
@@ -188,17 +188,17 @@ class Point:
         """
         if self.is_done:
             return self.is_done()
-        paths = self.paths(out)
-        if not all(store.has_table(path) for path in paths):
+        paths = [self.path(out, schema) for schema in self.schemas]
+        if not all(map(store.has_table, paths)):
             return False
-        stamps = [store.load_stamp(path) for path in paths]
-        return all(stamp["benchmark_version"] == store.BENCHMARK_VERSION for stamp in stamps)
+        versions = {store.load_stamp(path)["benchmark_version"] for path in paths}
+        return versions == {store.BENCHMARK_VERSION}
 
     def save(self, out: Path, measured: Tables, origin: Origin) -> None:
         """Write and stamp what ``measure`` gave; what others gave to the same tables stays."""
         for schema, frame in measured.items():
-            path = table_path(out / self.folder, schema, self.name)
-            origin.save(path, frame, schema, append=self.is_done is not None)
+            append = self.is_done is not None
+            origin.save(self.path(out, schema), frame, schema, append=append)
 
 
 @dataclass(frozen=True)
@@ -315,11 +315,6 @@ def _measured(point: Point) -> tuple[str, str, Tables]:
     """Return outcome, reason, and what there is of the point's tables."""
     try:
         given = point.measure()
-        tables = {point.schemas[0]: given} if isinstance(given, pd.DataFrame) else given
-        missing = [] if point.is_done else sorted(set(point.schemas) - set(tables))
-        if missing:  # the next call would take it for one that was never measured
-            return FAILED, f"it left no table {', '.join(map(repr, missing))}", tables
-        return MEASURED, "", tables
     except Partial as error:
         return PARTIAL, one_line(error), error.tables
     except Unavailable as error:
@@ -331,6 +326,11 @@ def _measured(point: Point) -> tuple[str, str, Tables]:
             return FAILED, one_line(error), {}
         traceback.print_exc()
         return FAILED, f"{type(error).__name__}: {one_line(error)}", {}
+    tables = {point.schemas[0]: given} if isinstance(given, pd.DataFrame) else given
+    missing = [] if point.is_done else sorted(set(point.schemas) - set(tables))
+    if missing:  # the next call would take it for one that was never measured
+        return FAILED, f"it left no table {', '.join(map(repr, missing))}", tables
+    return MEASURED, "", tables
 
 
 def _cuda() -> Any:
@@ -340,10 +340,8 @@ def _cuda() -> Any:
 
 
 def _gpu_is_usable() -> bool:
-    """Return False after a fault such as an illegal address: CUDA then refuses all further work.
-
-    And after the capture of a graph that failed: torch then leaves its stream the current one, and random
-    numbers and memory as they are within a capture.
+    """Return False after a fault, after which CUDA refuses all work, and after the capture of a graph that
+    failed: torch leaves its stream the current one, and random numbers as they are within a capture.
     """
     if not (cuda := _cuda()):
         return True
