@@ -45,7 +45,10 @@ def _traced(number: int, name: str, value: Any, **whole: Any) -> Input:
     return _import(json.dumps(document).encode(), "t.json")
 
 
-SIZED, ENDS = {"from_bytes": 1e3, "to_bytes": 1e7}, {"below": 0.1, "above": 0.1}
+SIZED, ENDS = (
+    {"from_bytes": 1e3, "to_bytes": 1e7},
+    {"below": 0.1, "above": 0.1, "apart": 1.0, "at_bytes": [1e3, 1e7]},
+)
 """Of a fit, and of the errors that it made where it was not fitted."""
 DEEP = 100_000
 """Lists in lists."""
@@ -97,7 +100,11 @@ TRACEBACKS = [
     ),
     Entry(
         *("errors in lists", "ValueError", "the cost's held_out has no errors"),
-        _cost(json.dumps({**LINE, "fit": {**SIZED, "held_out": {**ENDS, "log_errors": [[0.1]]}}})),
+        _cost(
+            json.dumps(
+                {**LINE, "fit": {**SIZED, "held_out": {**ENDS, "log_errors": [[0.1], [0.1]]}}}
+            )
+        ),
     ),
     Entry(
         *("400 digits", "TypeError", "alpha_s is inf"),
@@ -165,7 +172,7 @@ COSTLY = [
         _campaign(json.dumps({**CAMPAIGN, "plans": "ddp", "rounds": 10**9}), "c.json"),
     ),
     Entry(
-        *("schedule of 100,000 ranks", "hours", "up to 512"),
+        *("schedule of 100,000 ranks", "hours", "use table, or alpha_beta of a ring"),
         _cost(
             '{"form": "stepped", "software_s": 1e-4, "link_s_per_byte": 8e-9, "workers": 100000}'
         ),

@@ -76,7 +76,7 @@ LINE = {"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9, "workers
 COSTS: tuple[dict[str, Any], ...] = (
     LINE,
     {"form": "table", "bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2], "workers": 4},
-    {"form": "curve", "bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2]},
+    {"form": "chords", "bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2]},
     {
         **{"form": "segments", "breaks_bytes": [1e5], "alpha_s": [1e-3, 2e-3]},
         **{"beta_s_per_byte": [1e-8, 8e-9]},
@@ -85,13 +85,15 @@ COSTS: tuple[dict[str, Any], ...] = (
         **{"form": "piecewise", "threshold_bytes": 1e5, "log_slope_s": 1e-5},
         **{"log_intercept_s": 1e-3, "slope_s_per_byte": 8e-9, "intercept_s": 1e-3},
     },
-    {"form": "ring_all_reduce", "bytes_per_s": 1e8, "overhead_s": 1e-3, "workers": 4},
-    {"form": "stepped", "software_s": 1e-4, "link_s_per_byte": 8e-9, "workers": 4},
+    {**LINE, "algorithm": "ring"},
     {
         **LINE,
         "fit": {
             **{"from_bytes": 1e3, "to_bytes": 1e7, "between": "processors"},
-            "held_out": {"draws": 20, "log_errors": [0.01, 0.02], "below": 0.1, "above": 0.1},
+            "held_out": {
+                **{"at_bytes": [1e3, 1e7], "log_errors": [0.01, 0.02]},
+                **{"below": 0.1, "above": 0.1, "apart": 1.0},
+            },
         },
     },
     {
@@ -110,13 +112,15 @@ GATHER |= {"bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2]}
 SELECTION = {"form": "scan", "start_s": 1e-3, "s_per_element": 1e-9}
 PLAN = {"planner": "mine", "groups": [[4, 3], [2], [1, 0]], "iteration_s": 0.2}
 CAMPAIGN: dict[str, Any] = {
-    **{"rounds": 1, "calibration": "quick", "networks": ["resnet18:4"], "workers": [2]},
-    **{"rates": "1gbit", "plans": ["none", "ddp"], "compute_s": [0.2]},
+    **{"measure": "campaign", "rounds": 1, "calibration": "quick", "networks": ["resnet18:4"]},
+    **{"plans": ["none", "ddp"], "compute_s": [0.2]},
+    "points": [{"workers": [2], "rates": "1gbit"}],
 }
-YAML = """rounds: 1
+YAML = """measure: campaign
+rounds: 1
 calibration: quick
 plans: &plans [none, "buffer:4MB"]
-grids:
+points:
   - &lab {networks: resnet18:4, workers: [2], rates: 1gbit}
   - {<<: *lab, workers: 4, plans: *plans}
   - {<<: *lab, engines: emulated, delays: 1ms, losses: 0.1%}
@@ -211,7 +215,7 @@ CHOSEN = {
             "alpha_beta",
             "table",
             "piecewise",
-            "segments:joined",
+            "segments",
             "alpha_beta:ends",
             "auto",
         )

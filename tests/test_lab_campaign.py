@@ -71,12 +71,12 @@ def labs(file: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[LabPoin
 def test_a_grid_is_the_product_of_its_lists_grouped_by_lab(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file of earlier versions says grids in place of points, and means the same."""
     text = """
+    measure: campaign
     density: [1.0, 0.01]
     stragglers: [1.0, 1.5]
     plans: [none, "buffer:4MB"]
-    grids:
+    points:
       - {networks: [lenet5, resnet18:8], workers: [2, 4], rates: [1gbit]}
       - {networks: lenet5, workers: 4, rates: 1gbit, plans: [none, ddp], rounds: 5}
       - {networks: lenet5, workers: 4, rates: 1gbit, ranks_per_node: [1, 2], intra_rates: 5gbit}
@@ -156,6 +156,7 @@ def test_a_wrong_value_is_one_line_before_anything_is_measured(
         ("networks: [a", "is not YAML: line"),
         ("- a", "must be a mapping"),
         ("", "is empty"),
+        ("grids: [{workers: 2}]", "grids: gone: write points, and measure: campaign above them"),
         ("a: !!python/object:os.system {}", "is not YAML"),
     ],
 )

@@ -179,7 +179,10 @@ def campaign(here: Here, grids: Sequence[Grid], file: str, predict: bool) -> Ite
             asked = labs.setdefault(shape, {})
             asked[request] = max(grid.rounds, asked.get(request, 0))
     for name in dict.fromkeys(name for grid in grids for name, _ in grid.networks):
-        checked(name, registry.find, f"{file}: networks")
+        try:
+            registry.find(name)
+        except UserError as error:
+            raise UserError(f"{file}: networks: {error}") from None
     folder = f"{CAMPAIGN}-{grids[0].name}" if grids[0].name else ""
     inputs = Inputs(EXTENTS[grids[0].calibration], here.out, folder, file)
     every = [LabPoints(shape, asked, inputs) for shape, asked in labs.items()]
