@@ -150,11 +150,6 @@ def steady(out: Path, session: int) -> PointList:
     return PointList([point(f"p{n}", partial(measure, f"p{n}")) for n in range(20)])
 
 
-def ordered(out: Path, session: int) -> PointList:
-    """A faulty point before one that takes long, or says so."""
-    return PointList([point("bug", _bug), fine("first"), fine("long", LONG_S)])
-
-
 def recovering(out: Path, session: int) -> PointList:
     """A point that kills its process, of which the next two cannot start; nor can the fifth and all later."""
     with open(out / "starts", "a") as starts:
@@ -164,7 +159,3 @@ def recovering(out: Path, session: int) -> PointList:
     return PointList([point("killed", _killed), fine("next")])
 
 
-def stillborn(out: Path, session: int) -> PointList:
-    """A process that dies before it has any points."""
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("still alive")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlkit import cli, store
+from ddlkit import cli
 from ddlkit.formats import plans
 from places import PATIENCE_S
 
@@ -253,34 +253,3 @@ def test_ranks_choose_or_say_and_never_carry(
     for argv in (("fit", told), (*words, "--collectives", told)):
         status, _, said = asked(capsys, *argv, "--ranks", 8)
         assert status == 2 and "no row with ranks 8: it has 4" in said
-
-
-# -- files that are not what they seem ---------------------------------------------------------
-
-LOG = sorted((store.ROOT / "data/external/abci").glob("allreduce_*.log.gz"))[0]
-TRACE = "\n".join(
-    [
-        "Id\tName\tForward\tBackward\tComm.\tSize",
-        *(
-            f"{k}\tlayer{k}\t{100 + k}.5\t{200 + k}.25\t{300 + k}\t{4000 * (k % 3)}"
-            for k in range(12)
-        ),
-    ]
-)
-KINETO = json.dumps(
-    {
-        "traceEvents": [
-            {"ph": "X", "cat": "cpu_op", "name": f"aten::op{k}", "ts": 10 * k, "dur": 5, "tid": 1}
-            for k in range(20)
-        ]
-    }
-)
-FLOPS = "tensor,parameters,flops\n" + "".join(f"t{k},10,{k + 1}e9\n" for k in range(9))
-
-
-TO_IMPORT = {
-    "trace": (TRACE, "columns, expected 6|ends before"),
-    "kineto": (KINETO, "JSON"),
-    "flops": (FLOPS, "truncated file"),
-}
-"""What may be imported, and what is said of it when it is cut."""

@@ -155,7 +155,7 @@ def holds(directory: Path, least: int) -> bool:
 def test_killed_at_any_moment_the_file_is_whole_and_gone_on_from(who: str, tmp_path: Path) -> None:
     out, file = tmp_path / "machine" / "rec", tmp_path / "packed" / "rec.tgz"
     chance, there = random.Random(who), 0
-    for life in range(3):
+    for life in range(2):
         shutil.rmtree(out, ignore_errors=True)  # a machine of its own each time
         parent = start(out, file)
         try:
@@ -209,14 +209,24 @@ def test_a_recording_that_is_ended_packs_all_it_leaves(
     assert contents(unpacked(file, tmp_path / "found")) == contents(out)
 
 
-@pytest.mark.parametrize(
-    "asked", [["measure", "quick"], ["record", "--suite", "cpu"], ["record", "--suite", "gpu"]]
-)
-def test_every_session_takes_the_same_arguments(
-    asked: list[str], monkeypatch: pytest.MonkeyPatch
+# -- packs of a recording's own directory ---
+
+
+def test_a_recordings_end_packs_its_tables_and_the_next_call_finds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    heard: dict[str, object] = {}
-    monkeypatch.setattr(engine, "measure", lambda what, **how: heard.update(how))
-    assert cli.main([*asked, "--budget", "8m30s", "--pack", "x.tgz", "--ignore-load"]) == 0
-    expected = {"budget_s": 510.0, "pack": Path("x.tgz"), "ignore_load": True, "out": None}
-    assert expected.items() <= heard.items()
+    """Elsewhere they stay loose, until they are packed by hand; below a directory, too."""
+    monkeypatch.setattr(store, "RECORDED", tmp_path / "recorded")
+    pair = engine.Source("faulty_points:pair")
+    for out in (tmp_path / "recorded" / "here", tmp_path / "elsewhere" / "below"):
+        engine.run_session(pair, out)
+        packed = out.parent.name == "recorded"
+        assert len([*out.glob("*.csv")]) == (0 if packed else 2)
+        if not packed:
+            assert cli.main(["pack", str(out.parent)]) == 0
+        assert (out / "drift.csv.gz").exists() and not [*out.glob("*.csv")]
+        assert [len(store.load_table(path)) for path in store.list_tables(out)] == [1, 1]
+        capsys.readouterr()
+        engine.run_session(pair, out)
+        assert "already measured: test/a, test/b" in capsys.readouterr().err
+    assert cli.main(["pack", str(tmp_path / "nowhere")]) == 2

@@ -62,7 +62,7 @@ def test_each_check_is_a_line_and_a_fault_costs_only_its_own(
     assert verdict.startswith("preflight: FAILED: wrong, broken, hanging, killed, after ")
 
 
-@pytest.mark.parametrize("said", ["none", "0", "-1", "inf", ""])
+@pytest.mark.parametrize("said", ["none", "0"])
 def test_a_patience_that_is_no_factor_is_one_line(
     said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,6 +77,9 @@ def test_variables_that_change_what_is_measured_are_to_be_unset(
     for name in preflight.HARMFUL:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))  # no git
+    monkeypatch.delenv("DDLKIT_COMMIT", raising=False)
+    with pytest.raises(UserError, match="set DDLKIT_COMMIT$"):
+        preflight.environment("cpu", Path())
     monkeypatch.setenv("DDLKIT_COMMIT", "0123abc+dirty")
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
     assert preflight.environment("cuda", Path()).startswith("commit 0123abc+dirty")
@@ -84,14 +87,6 @@ def test_variables_that_change_what_is_measured_are_to_be_unset(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(UserError, match="^unset CUDA_LAUNCH_BLOCKING, CUDA_VISIBLE_DEVICES"):
         preflight.environment("cuda", Path())
-
-
-def test_code_of_no_commit_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*preflight.HARMFUL, "DDLKIT_COMMIT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))  # no git
-    with pytest.raises(UserError, match="set DDLKIT_COMMIT$"):
-        preflight.environment("cpu", Path())
 
 
 def test_the_versions_needed_are_those_that_the_package_asks_for() -> None:
@@ -114,10 +109,6 @@ def test_an_old_package_and_too_little_space_are_named(
     monkeypatch.setitem(preflight.SPACE, "disk", 2**60)
     with pytest.raises(UserError, match="^disk needs .* GiB; free: memory "):
         preflight.space("cpu", tmp_path)
-
-
-def test_loopback_answers_here() -> None:
-    assert preflight.loopback("cpu", Path()).endswith("answers")
 
 
 def test_nvidia_smi_is_asked_three_times_and_others_are_noticed(

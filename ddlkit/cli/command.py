@@ -40,6 +40,9 @@ def many(name: str, metavar: str, text: str) -> Argument:
     return arg(name, action="append", default=[], metavar=metavar, help=f"{text}; may be repeated")
 
 
+JSON = flag("--json", "print JSON")
+
+
 def command(text: str, *arguments: Argument) -> Callable[[Run], Run]:
     """Return what registers a function as the command of its own name."""
 
@@ -83,22 +86,17 @@ def _shown(value: Any) -> str:
         return "not known"
     if isinstance(value, float):
         return f"{value:.6g}"
-    numbers = (
-        list(value.values() if isinstance(value, dict) else value) if is_numbers(value) else []
-    )
+    if not is_numbers(value) or not value:
+        return str(value) if value or not isinstance(value, (dict, list)) else "none"
+    numbers = list(value.values() if isinstance(value, dict) else value)
     if len(numbers) > FEW:
         return f"{len(numbers)} from {_shown(min(numbers))} to {_shown(max(numbers))} (--json: all)"
-    if numbers and isinstance(value, dict):
+    if isinstance(value, dict):
         return ", ".join(f"{name} {_shown(number)}" for name, number in value.items())
-    if value in ([], {}):
-        return "none"
-    return ", ".join(map(_shown, numbers)) if numbers else str(value)
+    return ", ".join(map(_shown, numbers))
 
 
 def is_numbers(value: Any) -> bool:
     """Return whether it is a list of numbers, or numbers by name."""
     held = value.values() if isinstance(value, dict) else value
     return isinstance(value, (dict, list)) and all(isinstance(x, (int, float)) for x in held)
-
-
-JSON = flag("--json", "print JSON")

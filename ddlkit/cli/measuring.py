@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 from ddlkit.cli.command import JSON, arg, command, flag, show
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
-
-# ---------------------------------------------------------------- measure
 
 _MEASURE = """a suite (quick, full, cpu, gpu, smoke, sharing), a file of one, or a part of the suite quick:
 layers, collectives, training, replay, campaign, convergence, tensors, input, all (without the last three,
@@ -31,10 +28,10 @@ _SESSION = (
 def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> None:
     from ddlkit.run.sessions import engine
 
-    budget_s = units.parse_seconds(arguments.budget) if arguments.budget else math.inf
-    chosen = {name: getattr(arguments, name) for name in ("out", "dry_run", "pack", "ignore_load")}
+    how["budget_s"] = units.parse_seconds(arguments.budget) if arguments.budget else math.inf
+    how |= {name: getattr(arguments, name) for name in ("out", "dry_run", "pack", "ignore_load")}
     try:
-        print(engine.measure(what, budget_s=budget_s, **chosen, **how))
+        print(engine.measure(what, **how))
     except KeyboardInterrupt:
         raise KeyboardInterrupt("what was measured is kept") from None
 
@@ -77,16 +74,16 @@ def record(arguments: argparse.Namespace) -> int | None:
 )
 def pack(arguments: argparse.Namespace) -> None:
     from ddlkit import store
-    from ddlkit.store.pack import pack as pack_folder
+    from ddlkit.run.sessions.packing import with_tables
+    from ddlkit.store.pack import pack as pack_tables
 
     folder = arguments.folder or store.RECORDED
     if not folder.is_dir():
         raise UserError(f"{folder}: no such directory")
-    pack_folder(folder)
+    for directory in with_tables(folder):
+        with store.lock(directory / ".lock"):
+            pack_tables(directory)
     print(folder)
-
-
-# ---------------------------------------------------------------- machine, lab
 
 
 @command("what this machine is", JSON)
@@ -105,18 +102,15 @@ _EMULATED = {
     "congestion": "control of TCP's: reno, cubic or bbr [reno]",
     "seed": "of loss and jitter [0]",
 }
-_ACTIONS = {
-    "up": "make links",
-    "status": "list labs",
-    "crossed": "count what crossed",
-    "down": "take a lab down",
-    "clean": "remove dead ones",
-}
 
 
 @command(
     "a rate-limited network of namespaces (root, Linux)",
-    arg("action", choices=tuple(_ACTIONS), help=", ".join(_ACTIONS.values())),
+    arg(
+        "action",
+        choices=("up", "status", "crossed", "down", "clean"),
+        help="make links, list labs, count what crossed, take a lab down, remove dead ones",
+    ),
     arg("--ranks", type=int, default=4, help="namespaces, one per rank [4]"),
     arg("--rate", default="1gbit", help="rate of each link, both ways [1gbit]"),
     arg("--ranks-per-node", type=int, default=1, help="that share a link [1]"),
@@ -132,28 +126,31 @@ _ACTIONS = {
 def lab(arguments: argparse.Namespace) -> None:
     from ddlkit.run.lab import network
 
-    everyone = [] if arguments.action == "up" else [row["label"] for row in network.status()]
+    label = arguments.label
     if arguments.action == "up":
-        made = network.Lab(_lab_shape(arguments), arguments.label, persistent=True).up()
+        made = network.Lab(_lab_shape(arguments), label, persistent=True).up()
         namespaces = " ".join(made.namespaces)
         print(f"{made.label}: {made.ranks} ranks over {made.name}; namespaces {namespaces}")
-    elif arguments.action == "status":
-        for row in network.status():
+        return
+    everyone = network.status()
+    labels = [label] if label else [row["label"] for row in everyone]
+    if arguments.action == "status":
+        for row in everyone:
             state = "up" if row["alive"] else "dead: run ddlkit lab clean"
             print("{label}: {ranks} ranks over {link}, {owner}".format_map(row) + f", {state}")
     elif arguments.action == "crossed":
-        if not arguments.label and len(everyone) != 1:
-            up = ", ".join(everyone) or "none"
-            raise UserError(f"which lab? labs that are up: {up}; use --label")
-        crossed = network.attach(arguments.label or everyone[0]).crossed()
-        _show_crossed(crossed, arguments.json)
+        if len(labels) != 1:
+            raise UserError(
+                f"which lab? labs that are up: {', '.join(labels) or 'none'}; use --label"
+            )
+        _show_crossed(network.attach(labels[0]).crossed(), arguments.json)
     elif arguments.action == "down":
-        for label in [arguments.label] if arguments.label else everyone:
-            network.attach(label).down()
-            print(f"{label}: down")
+        for each in labels:
+            network.attach(each).down()
+            print(f"{each}: down")
     else:
-        for label in network.clean():
-            print(f"{label}: removed")
+        for each in network.clean():
+            print(f"{each}: removed")
 
 
 def _lab_shape(arguments: argparse.Namespace) -> Any:
@@ -163,10 +160,10 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
 
     given = {name: getattr(arguments, name) for name in _EMULATED}
     given = {name: value for name, value in given.items() if value is not None}
-    if given and arguments.engine != "emulated":
+    emulated = arguments.engine == "emulated"
+    if given and not emulated:
         option = next(iter(given))
         raise UserError(f"--{option} needs --engine emulated: links of tbf have a rate, no more")
-    emulated = arguments.engine == "emulated"
     return LabShape(
         arguments.ranks,
         units.parse_bits_per_s(arguments.rate),
@@ -181,7 +178,7 @@ def _show_crossed(answer: dict[str, Any], as_json: bool) -> None:
     from ddlkit.run.lab.emulated import Crossing
 
     if as_json:
-        print(json.dumps(answer))
+        show(answer, True)
         return
     crossed = Crossing.between({}, answer)
     print(crossed.ranks.set_index("rank").T.map("{:.0f}".format).to_string())

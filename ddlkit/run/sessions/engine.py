@@ -35,7 +35,7 @@ from ddlkit.run.jobs.protocol import MISTAKE, child_environment, die_with_parent
 from ddlkit.run.lab import network
 from ddlkit.run.sessions import session as outcomes
 from ddlkit.run.sessions.grammar import CAMPAIGN, Suite, read
-from ddlkit.run.sessions.packing import packing
+from ddlkit.run.sessions.packing import packing, with_tables
 from ddlkit.run.sessions.session import Origin, Row, Source, measure_points, one_line, say
 from ddlkit.store.files import remove_unfinished
 from ddlkit.store.pack import pack as pack_tables
@@ -180,7 +180,8 @@ def run_session(
             _refuse_others(out, name)
             _Session(source, out, deadline_s, isolate, gpu, origin, keep).run()
             if out.is_relative_to(store.RECORDED.resolve()):
-                pack_tables(out)
+                for directory in with_tables(out):
+                    pack_tables(directory)
     return out
 
 

@@ -96,5 +96,11 @@ def restore(out: Path, file: Path) -> None:
         )
 
 
+def with_tables(folder: Path) -> list[Path]:
+    """Return the directory and those below it that hold tables, each to be packed by itself."""
+    parents = {path.parent for path in folder.rglob("*.csv*")}
+    return sorted(path for path in parents if not path.name.startswith("."))
+
+
 def _is_kept(path: Path) -> bool:
     return path.is_file() and path.name.endswith(KEPT)
