@@ -64,14 +64,6 @@ def test_selection_is_computed_and_values_and_indices_are_gathered(
     assert "selection_s" not in dense
 
 
-def test_recorded_tables_of_selection_can_be_given(
-    inputs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    tables = list_tables(RECORDED / "cpu-2x-amd-epyc-suite", "selection-d*.csv.gz")
-    found = run(capsys, "plan", *inputs, "--density", 0.001, "--selection", *tables)
-    assert found["iteration_s"] > 0.15
-
-
 def test_the_form_of_what_selecting_takes_can_be_chosen(
     inputs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,13 +82,10 @@ def test_the_form_of_what_selecting_takes_can_be_chosen(
             "has a form of its own",
         ),
         (["--density", "0.001"], "give --density and --selection TABLE together"),
-        (["--selection", "selection.json"], "give --density and --selection TABLE together"),
         (["--density", "0", "--selection", "selection.json"], "density 0.0 is not above 0"),
-        (["--density", "1.5", "--selection", "selection.json"], "density 1.5 is not above 0"),
         (["--density", "nan", "--selection", "selection.json"], "density nan is not above 0"),
         (["--density", "0.1", "--selection", "gather.json"], "unknown cost form 'alpha_beta'"),
         (["--density", "0.1", "--selection", "profile.csv"], "profile.csv"),
-        (["--density", "0.1", "--selection", "no.json"], "no.json"),
         (
             ["--density", "0.1", "--selection", "selection.json", "--gradient-bytes", "2"],
             "4 bytes a parameter",
