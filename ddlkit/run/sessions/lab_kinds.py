@@ -18,39 +18,8 @@ from ddlkit.core.workload import LayerProfile
 from ddlkit.model import make_plan
 from ddlkit.papers import networks as published
 from ddlkit.run.jobs.launch import Loopback, Place, launch
-from ddlkit.run.sessions.grammar import (
-    Batched,
-    Count,
-    Counts,
-    Delay,
-    Delays,
-    Key,
-    Plans,
-    Rate,
-    Rates,
-    Sizes,
-    Words,
-    kind,
-)
-from ddlkit.run.sessions.kinds import (
-    LAUNCH_S,
-    OWN_PLAN,
-    Collectives,
-    Here,
-    Timed,
-    collectives_point,
-    iteration_s,
-    lab_of,
-    launched,
-    made,
-    measuring,
-    meeting,
-    on_gpus,
-    rank_counts,
-    recorded,
-    recorded_profile,
-    sent,
-)
+from ddlkit.run.sessions import grammar, kinds
+from ddlkit.run.sessions.kinds import Here, made, measuring
 from ddlkit.run.sessions.replays import table_cost
 from ddlkit.run.sessions.session import Point, Tables
 
@@ -62,22 +31,22 @@ _GRADIENTS_BYTES = 45e6  # of a usual network
 # -- the lab -------------------------------------------------------------------------------------
 
 
-@kind("collectives", lab=True)
+@grammar.kind("collectives", lab=True)
 def collectives_in_lab(
     here: Here,
-    ranks: Counts,
-    rate: Rates,
-    collectives: Collectives,
-    budget: Timed,
-    delay: Delays = ("",),
-    sizes: Sizes = (),
+    ranks: grammar.Counts,
+    rate: grammar.Rates,
+    collectives: kinds.Collectives,
+    budget: kinds.Timed,
+    delay: grammar.Delays = ("",),
+    sizes: grammar.Sizes = (),
     messages: int = 16,
     tries: int = 1,
 ) -> Iterator[Point]:
     """A table for each lab; with a delay, over emulated links. ``messages`` of a sample."""
 
     def send(workers: int, bits: str, late: str, **how: Any) -> pd.DataFrame:
-        with lab_of(workers, bits, late) as place:
+        with kinds.lab_of(workers, bits, late) as place:
             rows: pd.DataFrame = measuring("lab.replay").calibrate(place, **how)
             return rows
 
@@ -86,12 +55,12 @@ def collectives_in_lab(
     for workers, bits, late in itertools.product(ranks, rate, delay):
         name = "-".join(filter(None, (f"lab-p{workers}", bits, late and f"delay{late}")))
         run = partial(send, workers, bits, late, **how)
-        yield collectives_point(here, name, workers, run, collectives, sizes, budget.max_s)
+        yield kinds.collectives_point(here, name, workers, run, collectives, sizes, budget.max_s)
 
 
-@kind("tensors")
+@grammar.kind("tensors")
 def tensors(
-    here: Here, network: str, ranks: int, budget: Timed, rate: Rate = ""
+    here: Here, network: str, ranks: int, budget: kinds.Timed, rate: grammar.Rate = ""
 ) -> Iterator[Point]:
     """All-reduces of each size that a network's tensors have."""
     sizes = sorted({4 * elements for elements in published.parameters(network)})  # float32
@@ -99,25 +68,27 @@ def tensors(
 
     def measure() -> pd.DataFrame:
         if rate:
-            with lab_of(ranks, rate) as place:
+            with kinds.lab_of(ranks, rate) as place:
                 rows = measuring("lab.replay").calibrate(place, tries=TRIES, **how)
         else:
-            rows = sent(ranks, {"place": Loopback(), "join": meeting("cpu")}, tries=TRIES, **how)
+            rows = kinds.sent(
+                ranks, {"place": Loopback(), "join": kinds.meeting("cpu")}, tries=TRIES, **how
+            )
         rows.insert(0, "network", network)
         return rows
 
     link = f"lab-p{ranks}-{rate}" if rate else f"loopback-p{ranks}"
-    estimate_s = LAUNCH_S + len(sizes) * budget.max_s
+    estimate_s = kinds.LAUNCH_S + len(sizes) * budget.max_s
     yield Point("tensors", f"{network.lower()}-{link}", measure, estimate_s)
 
 
-@kind("training", lab=True)
+@grammar.kind("training", lab=True)
 def training_in_lab(
     here: Here,
-    networks: Batched,
+    networks: grammar.Batched,
     ranks: int,
-    rate: Rate,
-    plans: Plans,
+    rate: grammar.Rate,
+    plans: grammar.Plans,
     repeats: int,
     iterations: int,
 ) -> Iterator[Point]:
@@ -125,37 +96,45 @@ def training_in_lab(
     training = measuring("training")
 
     def measure(name: str, batch: int) -> Tables:
-        profile, cost = recorded_profile(here.out, name, batch, ranks), _cost(here.out, ranks, rate)
+        profile, cost = (
+            kinds.recorded_profile(here.out, name, batch, ranks),
+            _cost(here.out, ranks, rate),
+        )
         workload = profile.workload()
         made = {spec: make_plan(spec, workload, cost) for spec in plans}
         group_bytes = {spec: plan.group_bytes(workload).tolist() for spec, plan in made.items()}
         asked = (name, batch, group_bytes, repeats, iterations)
         settings = training.TrainingSettings(*asked, profile_sha256=profile.sha256)
-        with lab_of(ranks, rate) as place:
+        with kinds.lab_of(ranks, rate) as place:
             how: dict[str, Any] = {"place": place, "join": measuring("lab.replay").choose_join()}
             return launch(training.training_job, settings, ranks=ranks, **how)
 
-    estimate_s = LAUNCH_S + len(plans) * repeats * (iterations + 2) * 2 * EXPOSED_S
+    estimate_s = kinds.LAUNCH_S + len(plans) * repeats * (iterations + 2) * 2 * EXPOSED_S
     for name, batch in networks:
         key, run = f"training-{name}-p{ranks}-{rate}", partial(measure, name, batch)
         yield Point("training", key, run, estimate_s, training.training_job.tables)
 
 
-@kind("replay", lab=True)
+@grammar.kind("replay", lab=True)
 def replays(
-    here: Here, networks: Batched, ranks: int, rate: Rate, plans: Plans, rounds: int
+    here: Here,
+    networks: grammar.Batched,
+    ranks: int,
+    rate: grammar.Rate,
+    plans: grammar.Plans,
+    rounds: int,
 ) -> Iterator[Point]:
     """Replays of the profiles and the calibration at hand."""
 
     def measure() -> Tables:
         cost = _cost(here.out, ranks, rate)
-        profiles = [recorded_profile(here.out, name, batch, 1) for name, batch in networks]
-        with lab_of(ranks, rate) as place:
+        profiles = [kinds.recorded_profile(here.out, name, batch, 1) for name, batch in networks]
+        with kinds.lab_of(ranks, rate) as place:
             cases = [one for each in profiles for one in replay_cases(each, plans, cost, place)]
             played = measuring("lab.replay").replay(place, ranks, cases, rounds)
         return {"runs": played.runs, "timeline": played.timeline[played.timeline["rank"] == 0]}
 
-    estimate_s = LAUNCH_S + len(networks) * DISTINCT_PLANS * rounds * EXPOSED_S
+    estimate_s = kinds.LAUNCH_S + len(networks) * DISTINCT_PLANS * rounds * EXPOSED_S
     name = f"replay-p{ranks}-{rate}"
     yield Point("replay", name, measure, estimate_s, ["runs", "timeline"])
 
@@ -171,7 +150,7 @@ def replay_cases(
 
 def _cost(out: Path, ranks: int, rate: str) -> MessageCost:
     """Return the cost of all-reduces in the lab, by their measured table."""
-    rows = store.load_table(recorded(out, "collectives", f"lab-p{ranks}-{rate}"))
+    rows = store.load_table(kinds.recorded(out, "collectives", f"lab-p{ranks}-{rate}"))
     return table_cost(rows[rows["collective"] == "all_reduce"], ranks)
 
 
@@ -192,20 +171,20 @@ def _policy(value: Any) -> str:
     return str(measuring("shares").Policy.parse(str(value)).name)
 
 
-Policies = Annotated[Sequence[str], Key(_policy, many=True)]
-Volume = Annotated[tuple[int, int], Key(_volume)]
-Volumes = Annotated[Sequence[tuple[int, int]], Key(_volume, many=True)]
-Scale = Annotated[Any, Key(made("contention", "Scale"))]
+Policies = Annotated[Sequence[str], grammar.Key(_policy, many=True)]
+Volume = Annotated[tuple[int, int], grammar.Key(_volume)]
+Volumes = Annotated[Sequence[tuple[int, int]], grammar.Key(_volume, many=True)]
+Scale = Annotated[Any, grammar.Key(made("contention", "Scale"))]
 
 
-@kind("controls")
-def controls_of_communication(here: Here, sizes: Sizes = ()) -> Iterator[Point]:
+@grammar.kind("controls")
+def controls_of_communication(here: Here, sizes: grammar.Sizes = ()) -> Iterator[Point]:
     """By what communication can be given more or less, and between GPUs whether that takes effect."""
     controls = measuring("controls")
     yield Point("controls", here.device, controls.offered, 2.0)
     if here.on_gpu:
         settings = controls.ControlsSettings(size=max(sizes or (controls.SIZE,)))
-        yield launched(here, "controls", "nccl-p2", controls.controls_job, settings, 2, 20.0)
+        yield kinds.launched(here, "controls", "nccl-p2", controls.controls_job, settings, 2, 20.0)
 
 
 def _sharing(
@@ -226,22 +205,22 @@ def _sharing(
     threads : of each block of NCCL, which takes them from its environment; without : tables that these
         settings leave out
     """
-    ranks, estimate_s = rank_counts(here.device)[-1], LAUNCH_S + work_s
+    ranks, estimate_s = kinds.rank_counts(here.device)[-1], kinds.LAUNCH_S + work_s
     link = f"lab-p{ranks}-{rate}" if rate else f"{'nccl' if here.on_gpu else 'loopback'}-p{ranks}"
 
     def measure() -> Tables:
         shares, settings = measuring("shares"), make()
         ring = {shares.NCCL_THREADS: str(threads), "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
         loopback = Loopback(variables=shares.IN_ORDER | (ring if threads else {}))
-        join = meeting(here.device) | ({} if here.on_gpu else {"torch_threads": 1})
-        with lab_of(ranks, rate, delay) if rate else nullcontext(loopback) as place:
+        join = kinds.meeting(here.device) | ({} if here.on_gpu else {"torch_threads": 1})
+        with kinds.lab_of(ranks, rate, delay) if rate else nullcontext(loopback) as place:
             how: dict[str, Any] = {"place": place, "join": join, "timeout_s": 60 + 4 * estimate_s}
             return launch(job, settings, ranks=ranks, **how)
 
     words = (name, link, delay and f"delay{delay}", f"t{threads}" if threads else "")
     named = "-".join(filter(None, words))
     tables = [table for table in job.tables if table not in without]
-    return on_gpus(ranks * here.on_gpu, Point("sharing", named, measure, estimate_s, tables))
+    return kinds.on_gpus(ranks * here.on_gpu, Point("sharing", named, measure, estimate_s, tables))
 
 
 def _by_process(policies: Sequence[str]) -> dict[int, list[str]]:
@@ -258,14 +237,14 @@ def _send_s(n_bytes: float, rate: str) -> float:
     return 8 * n_bytes / (parse_bits_per_s(rate) if rate else 2e10)
 
 
-@kind("sharing")
+@grammar.kind("sharing")
 def messages_by_share(
     here: Here,
     policies: Policies,
     messages: Volumes,
     name: str = "alone",
     repeats: int = 6,
-    rate: Rates = ("",),
+    rate: grammar.Rates = ("",),
 ) -> Iterator[Point]:
     """All-reduces alone, by what communication may take."""
     module = measuring("shared_messages")
@@ -281,16 +260,16 @@ _STARVED = 50
 """Times as long as another takes a configuration whose messages computing keeps from their cores."""
 
 
-@kind("sharing")
+@grammar.kind("sharing")
 def kernels_by_share(
     here: Here,
     policies: Policies,
-    kernels: Words,
+    kernels: grammar.Words,
     scale: Scale,
     message: Volume,
     name: str = "beside",
     repeats: int = 6,
-    rate: Rates = ("",),
+    rate: grammar.Rates = ("",),
 ) -> Iterator[Point]:
     """Kernels beside all-reduces, by what communication may take; on processors."""
     module = measuring("shared_kernels")
@@ -302,18 +281,18 @@ def kernels_by_share(
         yield _sharing(here, name, module.shared_kernels_job, make, work_s, bits)
 
 
-@kind("sharing")
+@grammar.kind("sharing")
 def training_by_share(
     here: Here,
-    networks: Batched,
+    networks: grammar.Batched,
     policies: Policies,
     name: str = "",
     repeats: int = 6,
     iterations: int = 2,
-    empty: Count = 0,
-    rate: Rates = ("",),
-    delay: Delay = "",
-    plans: Plans = (OWN_PLAN,),
+    empty: grammar.Count = 0,
+    rate: grammar.Rates = ("",),
+    delay: grammar.Delay = "",
+    plans: grammar.Plans = (kinds.OWN_PLAN,),
 ) -> Iterator[Point]:
     """Training, by what communication may take: a table for each network, link and name."""
     module, batches = measuring("shared_training"), dict[str, list[int]]()
@@ -322,8 +301,8 @@ def training_by_share(
 
     def settings(network: str, names: Sequence[str]) -> Any:
         sizes: dict[str, Sequence[int]] = {spec: [] for spec in plans}
-        for spec in set(plans) - {OWN_PLAN}:
-            workload = recorded_profile(here.out, network, batches[network][0], 2).workload()
+        for spec in set(plans) - {kinds.OWN_PLAN}:
+            workload = kinds.recorded_profile(here.out, network, batches[network][0], 2).workload()
             sizes[spec] = make_plan(spec, workload).group_bytes(workload).tolist()
         how = {"repeats": repeats, "iterations": iterations, "empty": empty}
         return module.SharedTrainingSettings(network, batches[network], names, sizes, **how)
@@ -332,7 +311,9 @@ def training_by_share(
     ranks = 1 if here.on_gpu else 2  # that share what one could compute with
     everything = itertools.product(batches, rate, _by_process(policies).items())
     for network, bits, (threads, names) in everything:
-        each_s = [ranks * iteration_s(network, n, "fp32", here.device) for n in batches[network]]
+        each_s = [
+            ranks * kinds.iteration_s(network, n, "fp32", here.device) for n in batches[network]
+        ]
         sending_s = len(each_s) * _send_s(_GRADIENTS_BYTES, bits)
         round_s = (1 + iterations) * (sum(each_s) + sending_s)
         round_s += (1 + empty) * bool(empty) * sum(each_s)
