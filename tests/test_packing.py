@@ -21,7 +21,7 @@ from ddlkit import cli, store
 from ddlkit.core.errors import UserError
 from ddlkit.run.sessions import engine, packing
 from ddlkit.run.sessions.packing import pack, restore
-from ddlkit.run.sessions.session import Origin
+from ddlkit.run.sessions.session import Origin, Source
 from places import PATIENCE_S, ROOT, alive, family, wait_for
 
 TESTS = Path(__file__).parent
@@ -217,7 +217,7 @@ def test_a_recordings_end_packs_its_tables_and_the_next_call_finds_them(
 ) -> None:
     """Elsewhere they stay loose, until they are packed by hand; below a directory, too."""
     monkeypatch.setattr(store, "RECORDED", tmp_path / "recorded")
-    pair = engine.Source("faulty_points:pair")
+    pair = Source("faulty_points:pair")
     for out in (tmp_path / "recorded" / "here", tmp_path / "elsewhere" / "below"):
         engine.run_session(pair, out)
         packed = out.parent.name == "recorded"

@@ -17,7 +17,11 @@ which take minutes and say more of single networks)"""
 _PACK = """keep the whole recording in this file, too, every 20 s: a kill at any time leaves it whole, and
 the next run goes on from it where the directory is empty; by hand: tar xzf FILE.tgz -C data/recorded"""
 _SESSION = (
-    arg("--budget", help="when to end, as in 8m30s or 90s [when all is measured]"),
+    arg(
+        "--budget",
+        type=units.parse_seconds,
+        help="when to end, as in 8m30s or 90s [when all is measured]",
+    ),
     flag("--dry-run", "only say what and how long"),
     arg("--out", type=Path, help="directory for the tables [build/measured, or data/recorded/...]"),
     arg("--pack", type=Path, metavar="FILE.tgz", help=_PACK),
@@ -28,7 +32,7 @@ _SESSION = (
 def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> None:
     from ddlkit.run.sessions import engine
 
-    how["budget_s"] = units.parse_seconds(arguments.budget) if arguments.budget else math.inf
+    how["budget_s"] = math.inf if arguments.budget is None else arguments.budget
     how |= {name: getattr(arguments, name) for name in ("out", "dry_run", "pack", "ignore_load")}
     try:
         print(engine.measure(what, **how))
@@ -125,6 +129,7 @@ _EMULATED = {
 )
 def lab(arguments: argparse.Namespace) -> None:
     from ddlkit.run.lab import network
+    from ddlkit.run.lab.emulated import Crossing
 
     label = arguments.label
     if arguments.action == "up":
@@ -143,7 +148,8 @@ def lab(arguments: argparse.Namespace) -> None:
             raise UserError(
                 f"which lab? labs that are up: {', '.join(labels) or 'none'}; use --label"
             )
-        _show_crossed(network.attach(labels[0]).crossed(), arguments.json)
+        answer = network.attach(labels[0]).crossed()
+        show(answer if arguments.json else Crossing.between({}, answer).judged(), arguments.json)
     elif arguments.action == "down":
         for each in labels:
             network.attach(each).down()
@@ -171,15 +177,3 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
         units.parse_bits_per_s(arguments.intra_rate) if arguments.intra_rate else 0.0,
         conditions.parse(given) if emulated else None,
     )
-
-
-def _show_crossed(answer: dict[str, Any], as_json: bool) -> None:
-    """Print what has crossed a link since it is up: a table of the ranks, and how well the link did."""
-    from ddlkit.run.lab.emulated import Crossing
-
-    if as_json:
-        show(answer, True)
-        return
-    crossed = Crossing.between({}, answer)
-    print(crossed.ranks.set_index("rank").T.map("{:.0f}".format).to_string())
-    show(crossed.judged(), False)

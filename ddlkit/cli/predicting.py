@@ -15,7 +15,11 @@ from ddlkit.core.errors import UserError, one_line
 
 # ---------------------------------------------------------------- import, timeline
 
-ELEMENT = arg("--gradient-bytes", help="of a gradient's number: 2, fp16, bf16 [as the file says]")
+ELEMENT = arg(
+    "--gradient-bytes",
+    type=units.parse_element_bytes,
+    help="of a gradient's number: 2, fp16, bf16 [as the file says]",
+)
 
 
 @command(
@@ -43,7 +47,7 @@ def import_(arguments: argparse.Namespace) -> None:
         **{name: getattr(arguments, name) for name in names},
         peak_flops_per_s=arguments.peak,
         with_input=not arguments.without_input,
-        element_bytes=_element_bytes(arguments),
+        element_bytes=arguments.gradient_bytes,
     )
     imported = formats.import_file(arguments.file, arguments.kind, options)
     profile, workload = imported.profile, imported.profile.workload()
@@ -193,18 +197,17 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
     from ddlkit import store
     from ddlkit.formats import plans
     from ddlkit.model import forecast, make_plan
-    from ddlkit.model.predictor import STEADY, scatter_of
+    from ddlkit.model.predictor import scatter_of
     from ddlkit.report.doubts import doubts
 
     if bool(arguments.cost) == bool(arguments.collectives):
         raise UserError("give --collectives TABLE to calibrate from, or --cost COST.json")
     assumed: list[str] = []
-    names = ("network", "batch", "forward_s")
-    chosen = {name: getattr(arguments, name) for name in names}
+    chosen = {name: getattr(arguments, name) for name in ("network", "batch", "forward_s")}
     chosen |= {"ranks": arguments.profile_ranks, "assumed": assumed}
     profile = store.read_profile(arguments.profile, **chosen)
-    if (element_bytes := _element_bytes(arguments)) is not None:
-        profile = profile.sent_as(element_bytes)
+    if arguments.gradient_bytes is not None:
+        profile = profile.sent_as(arguments.gradient_bytes)
     workload = profile.workload().scaled(arguments.dilation).accumulated(arguments.accumulate)
     communication, measured = (_given if arguments.cost else _calibrated)(arguments)
     communication = _sparse(arguments, communication, workload)
@@ -213,9 +216,9 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
         plan = plans.read_plan(Path(spec))
     else:
         plan = make_plan(plans.with_unit(spec), workload, cost)
-    samples = store.load_table(arguments.samples, "samples") if arguments.samples else None
     how = {"copy_s_per_byte": arguments.copy_s_per_byte, "level": arguments.level}
-    how["compute_scatter"] = STEADY if samples is None else scatter_of(samples)
+    if arguments.samples:
+        how["compute_scatter"] = scatter_of(store.load_table(arguments.samples, "samples"))
     predicted = forecast(workload, plan, communication, **how)
     if assumed:
         text = one_line(f"{arguments.profile}: assumed {', '.join(assumed)}")
@@ -225,12 +228,6 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
     for line in doubtful:
         print(f"ddlkit: warning: {one_line(line)}", file=sys.stderr)
     return predicted, doubtful, profile
-
-
-def _element_bytes(arguments: argparse.Namespace) -> int | None:
-    """Return bytes of a number of a gradient, if said."""
-    said = arguments.gradient_bytes
-    return None if said is None else units.parse_element_bytes(said)
 
 
 def _sparse(arguments: argparse.Namespace, dense: Any, workload: Any) -> Any:

@@ -227,17 +227,8 @@ def profiler(device: str, out: Path) -> str:
     return f"sees {kernels[0][:60]}"
 
 
-def nccl(device: str, out: Path) -> str:
-    """Return how long NCCL takes by one rank, forked by the real launch."""
-    return _all_reduce(1, backend="nccl")
-
-
-def gloo(device: str, out: Path) -> str:
-    """Return how long two ranks take over 127.0.0.1, from the GPU's memory where there is one."""
-    return _all_reduce(2, backend="gloo", on_gpu=device == "cuda")
-
-
 def _all_reduce(ranks: int, **join: Any) -> str:
+    """Return how long ranks take that the real launch forks."""
     from ddlkit.run.instruments.clock import Budget
     from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
 
@@ -251,8 +242,11 @@ def _all_reduce(ranks: int, **join: Any) -> str:
 
 CHECKS: dict[str, Check] = {
     **{"environment": environment, "space": space, "loopback": loopback, "packages": packages},
-    **{"product": product, "gloo": gloo},
+    "product": product,
+    # Over 127.0.0.1, from the GPU's memory where there is one.
+    "gloo": lambda device, out: _all_reduce(2, backend="gloo", on_gpu=device == "cuda"),
 }
 GPU_CHECKS: dict[str, Check] = {
-    **{"nvidia-smi": nvidia_smi, "stand-in": stand_in, "profiler": profiler, "nccl": nccl},
+    **{"nvidia-smi": nvidia_smi, "stand-in": stand_in, "profiler": profiler},
+    "nccl": lambda device, out: _all_reduce(1, backend="nccl"),
 }

@@ -179,10 +179,18 @@ def guessed_profile(name: str, batch: int) -> LayerProfile:
     with torch.device("meta"):  # sizes alone: weights would take seconds to draw
         tensors = dict(registry.build(name).named_parameters())
     sizes = np.array([tensor.numel() for tensor in tensors.values()])
-    share, names = sizes / sizes.sum(), tuple(tensors)
-    times = {"forward_s": 0.1 * share, "backward_s": 0.2 * share, "flops": np.zeros(len(sizes))}
-    labels = {"network": name, "device": "cpu", "batch": batch, "tensor": names, "layer": names}
-    return LayerProfile(**labels, parameters=sizes, gradient_bytes=4 * sizes, **times)
+    return LayerProfile(
+        network=name,
+        device="cpu",
+        batch=batch,
+        tensor=tuple(tensors),
+        layer=tuple(tensors),
+        parameters=sizes,
+        gradient_bytes=4 * sizes,
+        forward_s=0.1 * sizes / sizes.sum(),
+        backward_s=0.2 * sizes / sizes.sum(),
+        flops=np.zeros(len(sizes)),
+    )
 
 
 def guessed_cost(shape: LabShape, collective: str) -> MessageCost:
