@@ -225,7 +225,6 @@ Seeds = Annotated[Sequence[int], Key(whole(0), many=True)]
 Sizes = Annotated[Sequence[int], Key(sizes)]
 Rate = Annotated[str, Key(RATE)]
 Rates = Annotated[Sequence[str], Key(RATE, many=True)]
-Delay = Annotated[str, Key(DELAY)]
 Delays = Annotated[Sequence[str], Key(DELAY, many=True)]
 _PLAIN = {int: Key(whole(1)), str: Key(str), bool: Key(truth)}
 

@@ -194,14 +194,13 @@ def _sharing(
     make: Callable[[], Any],
     work_s: float,
     rate: str = "",
-    delay: str = "",
     threads: int = 0,
     without: Sequence[str] = (),
 ) -> Point:
     """Return a point of ranks that share a machine's cores, or its GPUs, with what they send.
 
     make : the settings, once what they need is measured; work_s : without starting anything
-    rate, delay : of the link; without a rate, ranks talk as the devices are joined
+    rate : of the link; without one, ranks talk as the devices are joined
     threads : of each block of NCCL, which takes them from its environment; without : tables that these
         settings leave out
     """
@@ -213,12 +212,11 @@ def _sharing(
         ring = {shares.NCCL_THREADS: str(threads), "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
         loopback = Loopback(variables=shares.IN_ORDER | (ring if threads else {}))
         join = kinds.meeting(here.device) | ({} if here.on_gpu else {"torch_threads": 1})
-        with kinds.lab_of(ranks, rate, delay) if rate else nullcontext(loopback) as place:
+        with kinds.lab_of(ranks, rate) if rate else nullcontext(loopback) as place:
             how: dict[str, Any] = {"place": place, "join": join, "timeout_s": 60 + 4 * estimate_s}
             return launch(job, settings, ranks=ranks, **how)
 
-    words = (name, link, delay and f"delay{delay}", f"t{threads}" if threads else "")
-    named = "-".join(filter(None, words))
+    named = "-".join(filter(None, (name, link, f"t{threads}" if threads else "")))
     tables = [table for table in job.tables if table not in without]
     return kinds.on_gpus(ranks * here.on_gpu, Point("sharing", named, measure, estimate_s, tables))
 
@@ -291,7 +289,6 @@ def training_by_share(
     iterations: int = 2,
     empty: grammar.Count = 0,
     rate: grammar.Rates = ("",),
-    delay: grammar.Delay = "",
     plans: grammar.Plans = (kinds.OWN_PLAN,),
 ) -> Iterator[Point]:
     """Training, by what communication may take: a table for each network, link and name."""
@@ -320,4 +317,4 @@ def training_by_share(
         work_s = 3.0 + repeats * len(plans) * (len(names) + 1) * round_s
         named, make = "-".join(filter(None, (network, name))), partial(settings, network, names)
         lacks = () if empty else (module.PERIODS,)
-        yield _sharing(here, named, job, make, work_s, bits, delay, threads, lacks)
+        yield _sharing(here, named, job, make, work_s, bits, threads, lacks)
