@@ -18,7 +18,7 @@ from ddlkit.core.fit import AUTO, SIMPLE_FIRST
 from ddlkit.core.pieces import LINES
 from ddlkit.papers.dag import STRATEGIES
 from ddlkit.report import source
-from ddlkit.report.clusters import rules, vidur
+from ddlkit.report.clusters import pollux, vidur
 from ddlkit.report.figures import osf_scaling
 from ddlkit.report.plots.shown import show_tables
 
@@ -148,10 +148,6 @@ def _workers(given: Given) -> list[int]:
     return sorted(rows.loc[here, "ranks"].unique().tolist())
 
 
-def _fitted_rules(given: Given) -> list[str]:
-    return [one for one in rules.rules() if one.startswith("pollux-") and one != "pollux-resnet50"]
-
-
 def _dense_tables(given: Given) -> list[str]:
     return [one.table for one in vidur.tables()]
 
@@ -201,7 +197,7 @@ RULES: dict[str, dict[str, Rule]] = {
         "first": _campaign(source.LINKS, "predicted-*.csv"),
         "last": _campaign(source.LINKS_FOURTH, "predicted-*.csv"),
     },
-    "12_real_gpus": {"chosen": OneOf(_fitted_rules), "table": OneOf(_dense_tables)},
+    "12_real_gpus": {"chosen": OneOf(lambda given: pollux.NETWORKS), "table": OneOf(_dense_tables)},
     "13_your_own_cluster": {
         "data": TABLES,
         "network": NETWORK,
