@@ -802,7 +802,7 @@ def what_if(arguments: argparse.Namespace) -> None:
 
 def _graph(arguments: argparse.Namespace, one: Any, profile: Any) -> Any:
     """The tasks of training by these arguments."""
-    from ddlkit.formats.inputs import read_inputs
+    from ddlkit.formats.plans import read_inputs
     from ddlkit.papers import dag
     from ddlkit.papers.dag import training
 

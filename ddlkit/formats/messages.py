@@ -43,8 +43,8 @@ def read_bytes_seconds(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], dict[str, Any]]:
     """Return message sizes (n,) in bytes, times (n,) in seconds, and what is known of them.
 
-    Reads a recorded ``collectives`` table, a CSV with columns ``bytes`` and ``seconds``, or a log as nccl-tests
-    prints it (both times of a size, out of place and in place, as two rows).
+    Reads a recorded ``collectives`` table, a CSV with columns ``bytes`` and ``seconds``, or a log as
+    nccl-tests prints it (both times of a size, out of place and in place, as two rows).
 
     wanted : which rows, by collective, backend, algorithm, link, link_bits_per_s, ranks; taken as said where
         the file is silent. place="out_of_place" or "in_place" chooses between a log's two
@@ -82,8 +82,8 @@ def device_of(path: Path) -> str | None:
 def read_collectives(path: Path, *, ranks: int | None = None, link: str | None = None) -> DataFrame:
     """Return samples as a ``collectives`` table, whoever measured them.
 
-    A file without a stamp is a user's own CSV or an nccl-tests log, over a link whose rate is not shaped; what
-    it does not say of ``ranks`` and ``link`` is taken as given here.
+    A file without a stamp is a user's own CSV or an nccl-tests log, over a link whose rate is not shaped;
+    what it does not say of ``ranks`` and ``link`` is taken as given here.
 
     Raises UserError as `read_bytes_seconds`, and where the number of ranks is not known.
     """

@@ -65,8 +65,8 @@ def read_log(text: str, file: str, collective: str = "") -> Log:
 
     Rows of size 0 are left out: all_gather prints them where a message is too small to be divided among the
     ranks. Raises UserError naming file, row and column for a log that is cut, for a second table of the same
-    collective and ranks, for wrong values, for times that are not of the GPU, in other units, or that contradict
-    the bandwidths printed beside them.
+    collective and ranks, for wrong values, and for times that are not of the GPU, in other units, or
+    contradict the bandwidths printed beside them.
     """
     check_cells(text, "\n", file)
     scan = _Scan(file, collective)

@@ -44,7 +44,7 @@ def read(path: Path) -> str:
 
 def table(path: Path, **kinds: type) -> pd.DataFrame:
     """Return a CSV of others; ``kinds`` are types of columns that are not what they look like."""
-    return pd.read_csv(io.StringIO(read(path)), float_precision="round_trip", dtype=kinds)
+    return pd.read_csv(io.StringIO(read(path)), dtype=kinds)
 
 
 def pollux_iterations(path: Path) -> pd.DataFrame:

@@ -1,11 +1,11 @@
 """cs336: iterations of a GPT-2 XL sized model on two GPUs by bucket size, from those without buckets.
 
-As its programs' source says (damek/cs336-assignment2-systems, 749e968), buckets are filled with parameters
-from the last registered one on, and closed before they would exceed their size; one leaves when the last of
-its gradients is ready, copied together before. After backward each is waited for in turn, divided by the ranks
-and copied back; gradients that travel alone are only divided. The update is an AdamW of separate operations.
-That the GPUs are A100s of 80 GB on PCIe is inferred: kernels of compute capability 8.0, 51 GB in use, products
-of two tensors at 1.7 TB/s, all-reduces at 21 GB/s.
+By its programs' source (damek/cs336-assignment2-systems, 749e968) buckets are filled with parameters from
+the last registered one on, and closed before they would exceed their size; one leaves when the last of its
+gradients is ready, copied together before. After backward each is waited for, divided by the ranks and
+copied back; gradients that travel alone are only divided. The update is an AdamW of separate operations.
+That the GPUs are A100s of 80 GB on PCIe is inferred: kernels of compute capability 8.0, 51 GB in use,
+products of two tensors at 1.7 TB/s, all-reduces at 21 GB/s.
 """
 
 from __future__ import annotations
