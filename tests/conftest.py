@@ -7,10 +7,9 @@ import random
 import re
 import shutil
 import signal
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -59,13 +58,18 @@ def pytest_make_collect_report(
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, default=0, help="run tests in an order of chance")
+    parser.addoption("--long", action="store_true", help="run those marked long, too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files with a slow test come first: two workers that share the files then end together.
+    """Leave out what is marked long, and let files with a slow test come first: workers end together.
 
     With ``--shuffle SEED`` all tests are in an order of chance instead: none may need another before it.
     """
+    if not config.getoption("--long"):
+        left = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left)
     if seed := config.getoption("--shuffle"):
         random.Random(seed).shuffle(items)
         return
@@ -74,11 +78,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 TOGETHER = {
-    "searches": "book errata_osf figures_osf figures_osf_ranges planners_osf verdicts written",
+    "searches": "book errata_osf figures_osf planners_osf verdicts",
     "clusters": "clusters clusters_abci clusters_cs336 clusters_predicted clusters_vidur",
 }
 """Files that need the same searches, verdicts or predictions: what a process does once for all of them."""
-APART = {"notebooks"}
+APART: set[str] = set()
 """Files whose tests share nothing but files: workers may have a parameter each, with all tests of it."""
 
 
@@ -101,51 +105,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Together(config, log)
 
 
-class Executed(Protocol):
-    """Runs notebooks; returns where their executed copies lie and, in ``reports``, what they wrote."""
-
-    def __call__(self, chosen: Sequence[Path]) -> Path: ...
-
-
 @pytest.fixture(scope="session")
 def recording() -> str:
     """The recording that the committed report was made from."""
     from ddlkit import store
 
     return store.list_recorded()[0].name
-
-
-@pytest.fixture(scope="session")
-def executed(tmp_path_factory: pytest.TempPathFactory, recording: str) -> Executed:
-    """One place for all workers of a session, in which each notebook is run once: the book keeps it.
-
-    It is kept where ``ddlkit book --recorded`` looks, which then need not run what has been run here.
-    """
-    from ddlkit import store
-    from ddlkit.report import book
-    from ddlkit.store.files import writing_in
-
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "whole-book"
-    there: set[Path] = set()
-
-    def run(chosen: Sequence[Path]) -> Path:
-        new = [notebook for notebook in chosen if notebook not in there]
-        with ExitStack() as turns:
-            for notebook in new:
-                turns.enter_context(writing_in(folder / "turns" / notebook.stem))
-            book.run(
-                new,
-                recording,
-                executed=folder,
-                reports=folder / "reports",
-                shelf=store.BUILD / "executed" / "kept",
-                inputs=(store.DATA, store.BUILD / "measured"),
-            )
-        there.update(new)
-        return folder
-
-    return run
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +125,7 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def require_lab() -> None:
     """The shaped-network lab must be possible here (root, iproute2, tbf)."""
     from ddlkit.run.lab import network
@@ -170,7 +135,7 @@ def require_lab() -> None:
         _missing(reason)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def require_emulated(require_lab: None) -> None:
     """And TUN, for the emulated link."""
     from ddlkit.run.lab import emulated, tunnel

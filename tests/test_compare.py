@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from ddlkit import store
-from ddlkit.core.errors import UserError
 from ddlkit.report import compare, source
 from ddlkit.report.source import Source
 
@@ -93,12 +92,3 @@ def test_pairs_recover_a_ratio_under_drift(factor: float, verdict: str) -> None:
     assert row["pairs"] == 20 and row["verdict"] == verdict
     assert row["ratio"] == pytest.approx(factor, rel=0.005)
     assert row["lower"] <= row["ratio"] <= row["upper"]
-
-
-def test_machines_are_those_that_hold_the_kind(tmp_path: Path) -> None:
-    peak = {"device": ["cpu"], "precision": "fp32", "kernel": "product", "side": 8, "sample": 0}
-    save(tmp_path, "peaks", "cpu", pd.DataFrame({**peak, "seconds": 1.0}))
-    assert "here" in source.machines("peaks", str(tmp_path))
-    assert "here" not in source.machines("layers", str(tmp_path))
-    with pytest.raises(UserError, match="no table of nonsense anywhere"):
-        source.machines("nonsense", str(tmp_path))

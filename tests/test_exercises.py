@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.report import book, exercises
-from ddlkit.report.exercises import Judge, Key, numbers
+from ddlkit.report.exercises import Judge, Key, Malformed, numbers
 
 SOLVED = sorted(exercises.SOLUTIONS.glob("*.ipynb"))
 
@@ -54,14 +54,6 @@ def test_a_number_is_right_within_the_tolerance_and_the_hint_comes_second(
     for right in (0.5, "50%", "0.5", [0.501], np.float32(0.5)):
         judge(1, right)
         assert said() == "Exercise 1: right (0.5). so it is\n"
-
-
-def test_the_answer_of_a_notebook_changes_nothing_in_it(
-    tmp_path: Path, said: Callable[[], str]
-) -> None:
-    names: dict[str, Any] = {"x": 1}
-    Judge("nn", names, written(tmp_path, one_1="x = 7\nanswer_1 = x"))(1, 7)
-    assert names == {"x": 1} and "right" in said()
 
 
 def test_a_list_needs_all_its_numbers(tmp_path: Path, said: Callable[[], str]) -> None:
@@ -133,12 +125,10 @@ def test_a_number_is_read_however_it_is_written(value: float) -> None:
     assert numbers(f"{value}%") == pytest.approx(value / 100)
 
 
-@pytest.mark.parametrize(
-    "wrong", ["about 3", "1.2 s", True, {}, float("nan"), "1e999", [1, "x"], b"1"]
-)
-def test_what_is_no_number_is_refused_in_words(wrong: Any) -> None:
+@pytest.mark.parametrize("wrong", ["1.2 s", True, {}, float("nan"), "1e999", [1, "x"], b"1"])
+def test_what_is_no_number_is_refused_in_words_and_no_try(wrong: Any) -> None:
     fault = Key(1.0).fault(wrong)
-    assert fault and "\n" not in fault
+    assert isinstance(fault, Malformed) and "\n" not in fault
 
 
 def test_solutions_that_are_not_whole_are_refused(tmp_path: Path) -> None:
@@ -183,18 +173,6 @@ def test_where_the_workbook_is_run_a_checker_must_refuse_wrong_answers(
     monkeypatch.setenv(exercises.SOLVED_VARIABLE, "1")
     with pytest.raises(UserError, match=words):
         Judge("nn", {}, written(tmp_path, one_1=f"answer_1 = 2.0\n{wrong}"))(1, None)
-
-
-def test_what_is_no_answer_is_no_try(tmp_path: Path, said: Callable[[], str]) -> None:
-    judge = Judge("nn", {}, written(tmp_path, one_1="answer_1 = 2.0"))
-    answers: list[Any] = ["two", [1, 2], {}, "2 s"]
-    for no_answer in answers:
-        judge(1, no_answer)
-        assert "Hint" not in said()
-    judge(1, 3)
-    assert "Hint" not in said()
-    judge(1, 3)
-    assert "Hint" in said()
 
 
 @pytest.mark.parametrize("path", SOLVED, ids=lambda path: path.stem)

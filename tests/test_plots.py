@@ -40,8 +40,8 @@ from ddlkit.papers.dag import STRATEGIES, IterationTimes, tasks
 from ddlkit.papers.dag.training import Gpus, s_sgd
 from ddlkit.report import outputs, plots
 from ddlkit.report.panels import Panel
+from ddlkit.report.plots import speedups
 from ddlkit.report.plots import style as looks
-from ddlkit.run.measure.channels import BLOCKS
 
 WORKLOAD = Workload.from_arrays(0.2, [0.1, 0.05, 0.3, 0.1], [4000, 8_000_000, 400, 2_000_000], 0.01)
 COST = AlphaBeta(1e-3, 5e-8)
@@ -87,28 +87,6 @@ def test_every_span_kind_has_a_look_and_strangers_have_none() -> None:
         looks.look("guess")
 
 
-def test_series_look_like_their_role_or_plan_and_like_no_other_series() -> None:
-    names = ["measured", "adafusion", "adafusion:repaired", "a", "b", "c", "d", "e", "f"]
-    styles = looks.looks(names)
-    assert styles[0] == looks.FAMILIES["roles"]["measured"]
-    assert len({(style.color, style.line) for style in styles}) == len(names)
-
-
-def test_as_many_series_as_nccl_has_numbers_of_blocks_differ_without_colour(ax: Axes) -> None:
-    names = [f"blocks: {blocks}" for blocks in BLOCKS]
-    styles = looks.looks(names)
-    assert len({(style.marker, style.line) for style in styles}) == len(names)
-    assert len({style.color for style in styles}) == len(names)
-    plots.dots(ax, ["relu"], {name: [1.0] for name in names}, label="slowdown", legend="right")
-    plots.heading(
-        ax, "a machine with a long name, and what is said of it in the heading of a figure"
-    )
-    ax.figure.draw_without_rendering()  # type: ignore[union-attr]
-    legend = ax.get_legend()
-    assert legend is not None
-    assert not legend.get_window_extent().overlaps(ax.title.get_window_extent())
-
-
 def test_a_name_with_an_argument_may_have_a_look_of_its_own() -> None:
     names = ["alpha_beta:ends", "alpha_beta", "piecewise:BDP", "piecewise"]
     ends, line, given, found = looks.looks(names)
@@ -127,7 +105,6 @@ def test_the_theme_is_left_behind() -> None:
     assert dict(mpl.rcParams) == before
 
 
-PREDICTED = {"model": [0.51, 1.9], "no_overlap": [0.7, 3.0]}
 FITS = fit("alpha_beta", SIZES, SECONDS, draws=10), fit("table", SIZES, SECONDS, draws=0)
 SELECTED = fit(
     "scan", np.repeat([1e3, 1e4, 1e5], 3), np.full(9, 0.01), np.repeat([1e-6, 1e-5, 1e-4], 3)
@@ -135,11 +112,6 @@ SELECTED = fit(
 SAMPLES = pd.DataFrame({"bytes": SIZES, "seconds": SECONDS, "collective": "all_reduce"})
 TABLE = pd.DataFrame({"model": [0.2, 0.3], "measured": [0.1, np.nan]}, index=[1, 2])
 DRAWN: list[tuple[Callable[[Axes], None], str, str]] = [
-    (
-        lambda ax: plots.predicted_vs_measured(ax, [0.5, 2.0], PREDICTED),
-        r"measured iteration time \[s\]",
-        r"predicted iteration time \[s\]",
-    ),
     (lambda ax: plots.cost_fit(ax, *FITS), "message size", r"all-reduce time \[ms\]"),
     (lambda ax: plots.cost_fit(ax, SELECTED, density=0.01), "elements", r"selection time \[µs\]"),
     (
@@ -151,7 +123,6 @@ DRAWN: list[tuple[Callable[[Axes], None], str, str]] = [
     (lambda ax: plots.dots(ax, ["a", "b"], TABLE, label="error [%]"), r"error \[%\]", ""),
     (lambda ax: plots.gantt(ax, {"": timeline()}), r"time \[(ms|s)\]", ""),
     (lambda ax: plots.bars(ax, TABLE, label="time", seconds=True), "", r"time \[ms\]"),
-    (lambda ax: plots.layer_profile(ax, {"net": WORKLOAD}), r"\[ms\]", r"\[% of bytes\]"),
 ]
 
 
@@ -170,15 +141,6 @@ def drawn(ax: Axes, label: str) -> NDArray[np.float64]:
     """(n, 2) points of the line or markers with that label."""
     (line,) = (line for line in ax.get_lines() if line.get_label() == label)
     return np.array(line.get_data(), dtype=float).T
-
-
-def test_predictions_stand_where_they_should(ax: Axes) -> None:
-    measured, model = np.array([0.5, 2.0]), np.array([0.45, 2.1])
-    plots.predicted_vs_measured(ax, measured, {"model": model, "perfect_overlap": measured / 2})
-    assert np.allclose(drawn(ax, "model"), np.column_stack([measured, model]))
-    assert ax.get_xlim() == ax.get_ylim()
-    with pytest.raises(UserError, match="no iteration time above zero"):
-        plots.predicted_vs_measured(ax, [0.0], {"model": [0.0]})
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -208,15 +170,6 @@ def test_a_spread_reaches_from_the_least_to_the_most_in_the_unit_of_the_bars(ax:
     assert low == 0 and high >= 9
 
 
-def test_a_bar_that_is_cut_says_how_long_it_is(ax: Axes) -> None:
-    table = pd.DataFrame({"forward": [1.0, 2.0, 0.5]}, ["none", "single", "ddp"])
-    plots.bars(ax, table, label="iteration [s]")
-    plots.cut(ax, [1.0, 2.25, 0.5], 1.5)
-    assert ax.get_ylim() == (0, 1.5)
-    told = {text.get_text(): text.get_position() for text in ax.texts}
-    assert list(told) == ["2.25"] and told["2.25"][0] == 1 and told["2.25"][1] < 1.5
-
-
 def test_no_difference_is_in_the_middle_of_the_colours_and_only_what_occurs_beside_them() -> None:
     """Of gains that is 0, of ratios 1, which are coloured by their logarithms."""
     grid = pd.DataFrame([[1.0, 2.0, 4.0]], ["a"], ["x", "y", "z"])
@@ -228,7 +181,7 @@ def test_no_difference_is_in_the_middle_of_the_colours_and_only_what_occurs_besi
         figure = plots.heat_maps(
             {"": Panel(grid)}, label="over that alone", log=log, headings={"": "b"}
         )
-        (image,) = figure.axes[0].images
+        (image,) = figure.axes[0].collections
         found = np.asarray(image.norm(np.array([*wanted], dtype=float)), dtype=float)
         np.testing.assert_allclose(found, [*wanted.values()], atol=1e-12)
         assert figure.axes[-1].get_ylim() == (1, 4) and figure.axes[0].get_title(loc="left") == "b"
@@ -248,19 +201,6 @@ def test_pairs_of_bars_stand_in_panels_with_room_for_what_is_beside_them(wide: b
     plt.close(figure)
 
 
-def test_what_another_says_is_outlined_upon_a_timeline(ax: Axes) -> None:
-    plots.outlined(ax, [(0.0, 35.0), (10.0, 49.0)], "paper", label="printed")
-    corners = [path.get_extents() for one in ax.collections for path in one.get_paths()]
-    assert [(box.x0, box.x1) for box in corners] == [(0.0, 35.0), (10.0, 49.0)]
-    assert ax.get_legend_handles_labels()[1] == ["printed"]
-
-
-def test_two_plans_of_one_look_differ_in_grey() -> None:
-    first, second = looks.looks(["adafusion", "adafusion:repaired"])
-    assert (first.marker, first.hollow) != (second.marker, second.hollow)
-    assert first.line != second.line
-
-
 def test_two_bars_of_a_pair_stand_together_under_one_name(ax: Axes) -> None:
     table = pd.DataFrame({"WAIT": [1.0, 2.0, 3.0, 4.0]}, ["1 MB", "1 MB", "1 GB", "1 GB"])
     plots.bars(ax, table, label="time [s]", stacked=True, pairs="model, lab")
@@ -270,29 +210,6 @@ def test_two_bars_of_a_pair_stand_together_under_one_name(ax: Axes) -> None:
     assert middles[1] - middles[0] < middles[2] - middles[1]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["1 MB", "1 GB"]
     assert ax.get_xlabel() == "model, lab"
-
-
-@pytest.mark.parametrize(("word", "slant"), [("two words", 0.0), ("unbreakable" * 9, 30.0)])
-def test_names_of_bars_are_broken_between_words_or_stand_aslant(
-    ax: Axes, word: str, slant: float
-) -> None:
-    plots.bars(ax, pd.DataFrame({"model": 1.0}, [word] * 12), label="time [s]")
-    labels = ax.get_xticklabels()
-    assert {" ".join(label.get_text().split()) for label in labels} == {word}
-    assert {label.get_rotation() for label in labels} == {slant}
-
-
-def test_of_several_limits_the_legend_has_one(ax: Axes) -> None:
-    for steepness in (1.0, 2.0):
-        plots.limit(ax, [1.0, 2.0], [steepness, 2 * steepness], label="floor")
-    assert ax.get_legend_handles_labels()[1] == ["floor"]
-    assert np.allclose(drawn(ax, "floor"), [(1, 1), (2, 2)])
-
-
-def test_a_unit_that_is_asked_for_is_taken(ax: Axes) -> None:
-    plots.samples(ax, SAMPLES, x="bytes", series="collective", unit="ms")
-    seconds = SAMPLES.groupby("bytes")["seconds"].median()
-    assert np.allclose(drawn(ax, "all-reduce")[:, 1], 1e3 * seconds)
 
 
 def test_lines_and_their_samples_carry_the_numbers(ax: Axes) -> None:
@@ -329,55 +246,12 @@ def test_dots_stand_in_their_case_and_the_grey_bars_about_the_reference(ax: Axes
     assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b"]
 
 
-def test_dots_of_a_group_are_all_there_beside_their_median(ax: Axes) -> None:
-    values = [3.0, 1.0, 2.0, 7.0]
-    plots.dots_by_group(ax, ["b", "b", "b", "a"], values, label="%")
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "a"]
-    found = [np.asarray(line.get_xdata(), dtype=float).tolist() for line in ax.get_lines()[1:]]
-    assert found == [[1.0, 2.0, 3.0], [2.0, 2.0], [7.0], [7.0, 7.0]]
-
-
 def test_a_point_within_a_range_is_marked_and_its_ends_are_not(ax: Axes) -> None:
     plots.intervals(ax, ["a"], {"x": ([1.0], [3.0], [1.5]), "y": ([4.0], [5.0])}, label="")
     assert drawn(ax, "x")[:, 0].tolist() == [1.5] and drawn(ax, "y")[:, 0].tolist() == [4.0]
     (first, second) = (c for c in ax.collections if isinstance(c, LineCollection))
     ends = [np.asarray(one.get_segments()[0])[:, 0].tolist() for one in (first, second)]
     assert ends == [[1.0, 3.0], [4.0, 5.0]]
-
-
-def test_a_title_is_broken_into_lines_as_wide_as_its_figure() -> None:
-    figure, _ = plots.canvas()
-    plots.title(figure, "finding " * 20)
-    assert figure.get_suptitle().count("\n") == 1
-    plt.close(figure)
-
-
-@pytest.mark.parametrize(
-    ("name", "role"), [("CSF", "no_overlap"), ("OSF printed", "osf_table"), ("simulated", "model")]
-)
-def test_a_formula_has_the_colour_and_marker_of_the_role_it_plays(name: str, role: str) -> None:
-    """Also where it is one of others, in whatever place, and where a paper's range of it is shaded."""
-    (_, style), of_role = looks.looks(["anything", name]), looks.look(role)
-    assert (style.color, style.marker) == (of_role.color, of_role.marker)
-
-
-def test_a_papers_range_of_a_formula_is_shaded_in_its_colour(ax: Axes) -> None:
-    ends = {"CSF, lab": ([1.0], [2.0])}
-    plots.intervals(ax, ["one"], ends, label="x", printed={"CSF": (0.5, 3.0), "unheard of": (0, 1)})
-    colours = {one.get_label(): to_hex(one.get_facecolor()) for one in ax.patches}
-    assert colours["paper: CSF"] == looks.look("CSF").color
-    assert colours["paper: unheard of"] == looks.look("paper").color
-
-
-def test_rows_name_emulated_links_by_what_they_are(ax: Axes) -> None:
-    plots.dots_by_group(ax, ["4 x emulated:1gbit-delay1ms", "2 x 1gbit"], [1.0, 2.0], label="x")
-    assert [one.get_text() for one in ax.get_yticklabels()] == ["4 x 1gbit-delay1ms", "2 x 1gbit"]
-
-
-@pytest.mark.parametrize(("size", "rims"), [(8.0, 1), (1.5, 0)])
-def test_a_marker_has_a_rim_unless_it_is_one_of_very_many(ax: Axes, size: float, rims: int) -> None:
-    plots.points(ax, [1], [2], "paper", size=size)
-    assert len(ax.lines[-1].get_path_effects() or ()) == rims
 
 
 def test_a_gantt_chart_has_every_span_once_at_full_length(ax: Axes) -> None:
@@ -396,7 +270,7 @@ def test_a_gantt_chart_has_every_span_once_at_full_length(ax: Axes) -> None:
 def test_figure_1_has_36_tasks_in_two_colours_and_its_critical_path(ax: Axes) -> None:
     times = IterationTimes(0.5, 0.5, np.ones(3), np.full(3, 2.0), np.full(3, 1.5), 0.5)
     schedule = tasks.schedule(s_sgd(times, STRATEGIES["Caffe-MPI"], Gpus(1, 4)))
-    plots.task_graph(ax, schedule)
+    speedups.task_graph(ax, schedule)
     nodes = [one for one in ax.collections if isinstance(one, PathCollection)]
     assert [np.shape(one.get_offsets())[0] for one in nodes] == [
         25,
@@ -419,23 +293,6 @@ def test_figure_1_has_36_tasks_in_two_colours_and_its_critical_path(ax: Axes) ->
         "forward\nlayer 3",
         "GPU 3",
     }
-
-
-def test_stacked_gantt_charts_share_one_scale() -> None:
-    figure, axes = plots.canvas(rows=2)
-    plots.gantt(axes, {"none": timeline("none"), "single": timeline("single")})
-    assert axes[0].get_xlim() == axes[1].get_xlim()
-    assert [ax.get_title() or ax.get_title(loc="left") for ax in axes] == ["none", "single"]
-    plt.close(figure)
-
-
-def test_the_layer_profile_ends_at_all_bytes_when_backward_ends(ax: Axes) -> None:
-    plots.layer_profile(ax, {"net": WORKLOAD})
-    x, y = (np.asarray(values, dtype=float) for values in ax.get_lines()[0].get_data())
-    assert x[-1] == pytest.approx(1e3 * WORKLOAD.ready_s[-1])
-    assert y[-1] == 100
-    assert np.all(np.diff(y) >= 0)
-    assert y[1] == 0 and x[1] == pytest.approx(1e3 * WORKLOAD.forward_s)
 
 
 OLDER_PROCESSOR = {
@@ -563,28 +420,3 @@ def test_what_cannot_be_reported_is_refused(
     with pytest.raises(UserError, match=message):
         call(tmp_path)
     assert not list(tmp_path.rglob("*.*"))
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.1, "0.1"),
-        (1 / 3, "0.3333"),
-        (12345.6, "12346"),
-        (60965224.0, "60965224"),
-        (4, "4"),
-        ("x", "x"),
-    ],
-)
-def test_numbers_are_short(value: Any, text: str) -> None:
-    assert outputs.format_number(value) == text
-
-
-def test_intervals_keep_the_name_of_their_axis(ax: Axes) -> None:
-    plots.intervals(
-        ax, ["a", "b"], {"one": ([1, 2], [3, 4]), "two": ([0, 1], [2, 2])}, label="speedup"
-    )
-    assert ax.get_xlabel() == "speedup"
-    legend = ax.get_legend()
-    assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == ["one", "two"]

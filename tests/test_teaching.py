@@ -11,7 +11,7 @@ from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import Prediction, predict
 from ddlkit.core.workload import Workload
 from ddlkit.model.predictor import make_plan
-from ddlkit.report import book, minutes
+from ddlkit.report import book, catalog
 from ddlkit.report.site import Page, buckets, format_minutes
 
 TEXT = (store.ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def test_the_readme_states_the_same_time() -> None:
     readme = " ".join((store.ROOT / "README.md").read_text(encoding="utf-8").split())
     pages = [Page(path) for path in book.notebooks()]
     core = sum(page.minutes for page in pages if page.core)
-    read = sum(page.minutes for page in pages if page.number != minutes.REFERENCE)
+    read = sum(page.minutes for page in pages if page.number != catalog.REFERENCE)
     assert f"core path ({core} minutes)" in readme and f": all in {format_minutes(read)}." in readme
 
 

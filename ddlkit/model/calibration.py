@@ -93,7 +93,7 @@ class Calibration:
             name = collectives.loc[stepped, "algorithm"].iloc[0]
             raise UserError(f"no calibration of {name}: give it rows of the library's own messages")
         known = {}
-        for key, every in _by_link(undisturbed(collectives)):
+        for key, every in by_link(undisturbed(collectives)):
             rows = every[every["in_flight"] == 1]
             fitted = _fitted(rows, form, draws)
             forms = [name for name in also if name != UNFITTED or rows["link_bits_per_s"].all()]
@@ -117,9 +117,8 @@ class Calibration:
         key = (link, workers, collective)
         if key not in self.known:
             known = "; ".join(f"{what} over {where}, {n} ranks" for where, n, what in self.known)
-            raise UserError(
-                f"no calibration for {collective} over {link} with {workers} ranks: there is {known}"
-            )
+            asked = f"{collective} over {link} with {workers} ranks"
+            raise UserError(f"no calibration for {asked}: there is {known}")
         communication = self.known[key]
         return replace(communication, link=replace(communication.link, in_flight=in_flight))
 
@@ -136,9 +135,8 @@ def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
         rate_bits_per_s = float(rows["link_bits_per_s"].iloc[0])
         if not rate_bits_per_s:
             raise UserError(f"no rate is known of {rows['link'].iloc[0]}: {UNFITTED} needs one")
-        wire_s = wire_s_per_byte(
-            collective, workers, rate_bits_per_s, _framing(str(rows["link"].iloc[0]))
-        )
+        framing = _framing(str(rows["link"].iloc[0]))
+        wire_s = wire_s_per_byte(collective, workers, rate_bits_per_s, framing)
         form = f"alpha_beta:{wire_s!r}"
     per_sample = rows.groupby("bytes")["messages_per_sample"].first()
     return fit(
@@ -204,7 +202,7 @@ def pooled(calibration: Calibration, collectives: pd.DataFrame) -> Calibration:
     collectives : all rows of the recording, also of links that the calibration does not know
     """
     rows = undisturbed(collectives[collectives["in_flight"] == 1])
-    links = {key: Sessions.of(own) for key, own in _by_link(rows)}
+    links = {key: Sessions.of(own) for key, own in by_link(rows)}
     drift, known = Drift.of([*links.values()]), dict(calibration.known)
     for key, communication in known.items():
         if communication.noise is not None and key in links:
@@ -213,7 +211,7 @@ def pooled(calibration: Calibration, collectives: pd.DataFrame) -> Calibration:
     return Calibration(known)
 
 
-def _by_link(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, int, str], pd.DataFrame]]:
-    """Yield rows of each link, number of ranks and collective, behind these three."""
+def by_link(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, int, str], pd.DataFrame]]:
+    """Yield each link, number of ranks and collective, and the rows of these three."""
     for (link, ranks, collective), own in rows.groupby(LINK):
         yield (str(link), int(ranks), str(collective)), own

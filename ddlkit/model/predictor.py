@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from pandas import DataFrame
@@ -117,14 +117,9 @@ def forecast_case(
     workloads : by the hash of the profile that a case carries
     selections : selection times by the hash that a sparse case carries; the rest as for `forecast`
     """
-    return forecast(
-        computed(case, workloads, selections or {}),
-        plan_of(case),
-        calibration.of_case(case),
-        copy_s_per_byte=copy_s_per_byte,
-        compute_scatter=compute_scatter,
-        level=level,
-    )
+    how: Any = {"copy_s_per_byte": copy_s_per_byte, "compute_scatter": compute_scatter}
+    workload = computed(case, workloads, selections or {})
+    return forecast(workload, plan_of(case), calibration.of_case(case), level=level, **how)
 
 
 def plan_of(case: Case) -> FusionPlan:
@@ -140,9 +135,8 @@ def computed(
     Raises UserError when the layer profile, or the selection times of a sparse case, are not at hand.
     """
     if case.profile_sha256 not in workloads:
-        raise UserError(
-            f"case {case.key}: its layer profile {case.profile_sha256[:12]} is not at hand"
-        )
+        profile = case.profile_sha256[:12]
+        raise UserError(f"case {case.key}: its layer profile {profile} is not at hand")
     slower = case.dilation * case.straggler
     workload = workloads[case.profile_sha256].scaled(slower)
     if case.collective != "all_gather":

@@ -1,10 +1,8 @@
 """gloo's ring law (`ddlkit.core.gloo_ring`) fitted to labs: to one lab's own sizes, and for other labs.
 
 *Own law*: a table runs straight from one size to the next, gloo's ring does not. So the law is fitted to the
-lab's own medians, and what it misses there is kept: the logarithms of measured over predicted, smoothed over
-neighbouring sizes, as single medians scatter, and straight between them. How far it may be off between sizes
-is told by holding sizes out, and intervals hold that error, by Student's t. (Chosen on ``campaign-links``,
-which no longer judges it.)
+lab's own medians, and what it misses there is kept, smoothed over neighbouring sizes, as single medians
+scatter. How far it may be off between sizes is told by holding sizes out. (Chosen on ``campaign-links``.)
 
 *Transfer*: all labs of a machine fit one law together, and it predicts labs that were never measured. Over
 emulated links with a delay, echoes tell a term besides: a rank that has slept longer is slower to wake.
@@ -14,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -29,10 +27,10 @@ from ddlkit.core.schedule import STEPS
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import Floats
 from ddlkit.model.calibration import (
-    LINK,
     SAMPLED,
     Calibration,
     Communication,
+    by_link,
     named_link,
     software_at_once,
     undisturbed,
@@ -44,9 +42,6 @@ EQUAL = re.compile(r"lab:[\w.]+bit|emulated:[\w.]+bit-delay[\d.]+ms(-burst[\d.]+
 """Links that are all alike, have a rate and a delay, and lose nothing: what `Rings` transfers from and to."""
 SCATTER = 0.03
 """Relative error of a lab's median that is nothing special: beside it, what is believed beforehand counts."""
-BELIEVED_FAR = 1.0
-"""By how much, as a logarithm, the share of the cores may well differ from one core's: labs of one number of
-ranks do not tell it."""
 DELAYED = ("emulated", True)
 """Engine of a link, and whether it has a delay: those over which ranks sleep, and wake."""
 GRID: Floats = np.exp2(np.arange(8.0, 30.25, 0.25))
@@ -115,29 +110,20 @@ def fit_rings(labs: Sequence[RingLab], cores: int, waking: float | None = None) 
     sizes = np.concatenate([lab.bytes for lab in labs])
     seconds = np.concatenate([lab.seconds for lab in labs])
     alike = np.repeat([count**-0.5 for count in counts], counts) * np.sqrt(sizes.size / len(labs))
-    rings = [ring_of(np.zeros(3), lab.named, lab.workers, waking) for lab in labs]
-    workers, wire_s, delay_s, burst_s = (
-        np.repeat([getattr(ring, name) for ring in rings], counts)
-        for name in ("workers", "link_s_per_byte", "delay_s", "burst_s")
-    )
+    rings = [asdict(ring_of(np.zeros(3), lab.named, lab.workers, waking)) for lab in labs]
+    known = {name: np.repeat([ring[name] for ring in rings], counts) for name in rings[0]}
     first = labs[0]
     step_s = float(first.seconds[0]) / (2 * (first.workers - 1)) - 4 * first.named.delay_s
     software, share = np.log(max(2e-5, step_s)), -np.log(cores)
 
     def off(values: Floats) -> Floats:
         software_s, over, of_cores = np.moveaxis(np.exp(values), -1, 0)[..., None]
-        predicted_s = ring_s(
-            sizes,
-            workers,
-            software_s=software_s,
-            link_s_per_byte=over * wire_s,
-            core_share=of_cores * (waking is None),
-            delay_s=delay_s,
-            burst_s=burst_s,
-        )
-        believed = (values[..., 2:] - share) / BELIEVED_FAR
+        fitted = {"software_s": software_s, "core_share": of_cores * (waking is None)}
+        fitted["link_s_per_byte"] = over * known["link_s_per_byte"]
+        predicted_s = ring_s(sizes, **{**known, **fitted})
         misses = np.log(predicted_s / seconds) * alike / SCATTER
-        return np.concatenate([misses, believed], axis=-1)
+        # Labs of one number of ranks do not tell the share: it may well be off by a factor of e.
+        return np.concatenate([misses, values[..., 2:] - share], axis=-1)
 
     def slopes(values: Floats) -> Floats:
         step = 1e-5 * np.eye(3)
@@ -220,18 +206,14 @@ class OwnLaw:
         random = np.random.default_rng(0)
         off = student.ppf(random.uniform(size=medians.shape), degrees) * lack
         moved = np.log(medians / self.lab.seconds)
-        base = self.seconds(OWN_GRID)
         for lacking, resampled in zip(off, moved, strict=True):
             factor = np.exp(self._between(OWN_GRID, lacking + smoothed(resampled)))
-            yield self._table(base * factor, samples)
+            yield self.cost(samples, factor)
 
-    def cost(self, samples: Samples) -> Table:
-        """Return what a message costs, computed at OWN_GRID."""
-        return self._table(self.seconds(OWN_GRID), samples)
-
-    def _table(self, seconds: Floats, samples: Samples) -> Table:
+    def cost(self, samples: Samples, factor: Floats | float = 1.0) -> Table:
+        """Return what a message costs, computed at OWN_GRID, times a factor of each size there."""
         how: Any = {"workers": self.lab.workers, "algorithm": "ring", "samples": samples}
-        return Table(OWN_GRID, seconds, **how)
+        return Table(OWN_GRID, self.seconds(OWN_GRID) * factor, **how)
 
 
 def smoothed(values: Floats) -> Floats:
@@ -254,10 +236,9 @@ def by_law(calibration: Calibration, collectives: pd.DataFrame, cores: int) -> C
     """
     known = dict(calibration.known)
     rows = undisturbed(collectives[collectives["in_flight"] == 1])
-    for (link, ranks, collective), own in rows.groupby(LINK):
-        key = str(link), int(ranks), str(collective)
+    for key, own in by_link(rows):
         stepped = own["algorithm"].astype(str).str.startswith(STEPS).any()
-        ring = collective == "all_reduce" and not stepped and str(link).startswith("emulated:")
+        ring = key[2] == "all_reduce" and not stepped and key[0].startswith("emulated:")
         if key in known and ring and own["bytes"].nunique() >= LEAST_SIZES:
             known[key] = _by_own_law(known[key], own, cores)
     return Calibration(known)
@@ -268,7 +249,7 @@ def _by_own_law(table: Communication, rows: pd.DataFrame, cores: int) -> Communi
     groups = [(float(n), own["seconds"].to_numpy()) for n, own in rows.groupby("bytes")]
     sizes = np.array([n for n, _ in groups])
     seconds = np.array([np.median(own) for _, own in groups])
-    link, workers = str(rows["link"].iloc[0]), int(rows["ranks"].iloc[0])
+    link, workers = rows["link"].iloc[0], int(rows["ranks"].iloc[0])
     law = OwnLaw.of(RingLab(link, workers, sizes, seconds), cores)
     random, draws = np.random.default_rng(0), len(table.draws) and DRAWS
     medians = [np.median(random.choice(own, (draws, own.size)), axis=1) for _, own in groups]
@@ -307,10 +288,8 @@ class Rings:
         """
         labs = ring_labs(rows)
         if not labs:
-            raise UserError(
-                "no lab of equal links to extrapolate from: calibrate one at least, all_reduce, one "
-                "message in flight"
-            )
+            what = "calibrate one at least, all_reduce, one message in flight"
+            raise UserError(f"no lab of equal links to extrapolate from: {what}")
         kind = kind_of(link)
         kinds = [[lab for lab in labs if kind_of(lab.link)[:n] == kind[:n]] for n in (2, 1, 0)]
         several = [own for _, own in rows.groupby(["link", "ranks"])]
@@ -333,8 +312,7 @@ class Rings:
         return rings
 
     def at(self, link: str, workers: int) -> GlooRing:
-        """Return the cost over a link. Raises UserError for one that is not equal and lossless."""
-        kind_of(link)
+        """Return the cost over a link, by its name."""
         return ring_of(self.values, read_link(link), workers, self.waking)
 
     def between(self, link: str, workers: int) -> Communication:
@@ -358,11 +336,10 @@ class Rings:
         scatter as they do at the nearest.
         """
         places = [_places(self.at(lab.link, lab.workers), lab.bytes) for lab in self.labs]
-        errors = [
-            np.log(told(lab.bytes) / lab.seconds)
-            for lab, told in zip(self.labs, self.held_out, strict=True)
+        squares = [
+            np.log(ring(lab.bytes) / lab.seconds) ** 2 + lab.drift**2
+            for lab, ring in zip(self.labs, self.held_out, strict=True)
         ]
-        squares = [off**2 + lab.drift**2 for lab, off in zip(self.labs, errors, strict=True)]
         ratios, drift, degrees = [], [], []
         for place in _places(ring, NOISE_SIZES).T[:, :, None]:
             far = [((lab - place) ** 2).sum(axis=0) / np.log(NEIGHBOURS) ** 2 for lab in places]
@@ -388,11 +365,7 @@ def _places(ring: GlooRing, sizes: Floats) -> Floats:
 
 
 def transferred(
-    rows: pd.DataFrame,
-    labs: Iterable[tuple[str, int]],
-    *,
-    cores: int,
-    waking: float | None = None,
+    rows: pd.DataFrame, labs: Iterable[tuple[str, int]], cores: int, waking: float | None = None
 ) -> Calibration:
     """Return gloo's all-reduce in each (link, workers), from labs that were calibrated.
 
@@ -412,9 +385,7 @@ def transferred(
 def kind_of(link: str) -> tuple[str, bool]:
     """Return a link's engine, and whether it has a delay. Raises UserError for links that are not equal."""
     if not EQUAL.fullmatch(link):
-        raise UserError(
-            f"no cost can be transferred to {link}: only to equal links that lose nothing, as "
-            "emulated:500mbit-delay2ms"
-        )
+        kind = "equal links that lose nothing, as emulated:500mbit-delay2ms"
+        raise UserError(f"no cost can be transferred to {link}: only to {kind}")
     named = read_link(link)
     return named.engine, named.delay_s > 0

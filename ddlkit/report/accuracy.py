@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,16 +41,13 @@ from ddlkit.model.predictor import (
 from ddlkit.report.source import Source
 
 RESCALED = "rescaled"
-"""The overlap model once more, its compute stretched to what the same run measured without communication.
-
-Between a profile and a run the machine's speed drifts; what error remains here is communication's alone.
-"""
+"""Our model once more, its compute stretched to what the same run measured without communication: between
+a profile and a run the machine's speed drifts, and what error remains here is communication's alone."""
 PREDICTED = (*MODELS, MEASURED, CARRIED)
 """Every model that a campaign may have predicted its cases by, before they ran."""
 TAIL = 0.9
 """The quantile of errors that one case in ten exceeds."""
 WITHIN = 0.05
-TIMES = {"iteration": "iteration_s", "exposed": "exposed_s"}
 
 
 # -- what was measured, and what is predicted of it -----------------------------------------------
@@ -122,16 +120,10 @@ def validate(
     cases, scatter = measured(runs), compute_scatter or {}
     predicted = []
     for row in cases.to_dict("records"):
-        scattered = scatter if row["kind"] == "training" else {}
-        case = Case.from_row(row)
-        ours = forecast_case(
-            case,
-            workloads,
-            calibration,
-            selections,
-            row["copy_s_per_byte"],
-            scattered.get(row["profile_sha256"], STEADY),
-        )
+        case, copy_s_per_byte = Case.from_row(row), row["copy_s_per_byte"]
+        scattered = scatter.get(case.profile_sha256, STEADY) if case.kind == "training" else STEADY
+        known = workloads, calibration, selections
+        ours = forecast_case(case, *known, copy_s_per_byte, scattered)
         others = calibration.of_case(case).others
         predicted.append(by_every_model(ours, row["measured_compute_s"], others))
     return _with_errors(cases.join(pd.DataFrame(predicted)), (*MODELS, RESCALED))
@@ -181,17 +173,17 @@ def joined(campaign: Source) -> pd.DataFrame:
     Raises UserError for a run that this table did not predict.
     """
     predicted, runs = campaign.table("predicted"), campaign.table("runs")
-    digest = _digest(campaign, runs)
+    (path,) = store.list_tables(campaign.directories[0], "predicted-*.csv")
+    digest = str(store.load_stamp(path)["sha256"])[: int(runs["predicted"].str.len().max())]
     if others := set(runs["predicted"]) - {digest}:
         raise UserError(f"runs predicted by {sorted(others)}, not by the predictions {digest}")
     wide = predicted.pivot(index="case", columns=["model", "quantity"], values="seconds")
     cases = measured(runs).set_index("case")
     if missing := [*cases.index.difference(wide.index)]:
         raise UserError(f"case {missing[0]} was run, and nothing predicted")
-    for name in PREDICTED:
-        for quantity, column in TIMES.items():
-            known = (name, quantity) in wide.columns
-            cases[f"{name}_{column}"] = wide[name, quantity] if known else np.nan
+    for name, quantity in product(PREDICTED, ("iteration", "exposed")):
+        known = (name, quantity) in wide.columns
+        cases[f"{name}_{quantity}_s"] = wide[name, quantity] if known else np.nan
     cases["lower_s"], cases["upper_s"] = wide[OURS, "lower"], wide[OURS, "upper"]
     ends = (runs["case"].map(cases[end]) for end in ("lower_s", "upper_s"))
     inside = runs["iteration_s"].between(*ends)
@@ -199,17 +191,8 @@ def joined(campaign: Source) -> pd.DataFrame:
     return _with_errors(cases, PREDICTED).join(counted).reset_index()
 
 
-def _digest(campaign: Source, runs: pd.DataFrame) -> str:
-    """Return how the hash of the predictions begins, as runs carry it."""
-    (path,) = store.list_tables(campaign.directories[0], "predicted-*.csv")
-    return str(store.load_stamp(path)["sha256"])[: int(runs["predicted"].str.len().max())]
-
-
 class Preregistered(NamedTuple):
-    """A campaign judged by what was written before its runs.
-
-    cases : rows of `joined`, labelled, that the processor did not limit; goals : as of `judge_goals`
-    """
+    """Rows of `joined`, labelled, that the processor did not limit; and what of LINKS_GOALS they reach."""
 
     cases: pd.DataFrame
     goals: pd.DataFrame
@@ -219,7 +202,7 @@ def preregistered(campaign: Source) -> Preregistered:
     """Return the campaign, joined and judged by LINKS_GOALS; raises UserError as `joined` does."""
     everything = labelled(joined(campaign))
     cases = everything[~everything["processor_limited"]]
-    return Preregistered(cases, judge_goals(LINKS_GOALS, cases))
+    return Preregistered(cases, pd.DataFrame(goal.judged(cases) for goal in LINKS_GOALS))
 
 
 # -- scores ---------------------------------------------------------------------------------------
@@ -272,10 +255,8 @@ def scores(predicted: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     error = predicted["predicted_s"] / predicted["measured_s"] - 1
     inside = predicted["measured_s"].between(predicted["lower_s"], predicted["upper_s"])
     inside = inside.where(predicted["lower_s"].notna()).astype(float)
-    grouped = predicted.assign(error=error, size=error.abs(), inside=inside).groupby(
-        [*by], sort=False
-    )
-    table = grouped.agg(
+    rows = predicted.assign(error=error, size=error.abs(), inside=inside)
+    table = rows.groupby([*by], sort=False).agg(
         median_error=("size", "median"),
         error_90=("size", lambda size: size.quantile(TAIL)),
         bias=("error", "median"),
@@ -322,17 +303,14 @@ class Goal:
         if self.statistic not in STATISTICS or (self.at_most is None) == (self.at_least is None):
             raise ValueError(f"one of at_most and at_least, of {', '.join(STATISTICS)}")
 
-    @property
-    def wanted(self) -> str:
-        """Return the value in words, as frozen in reports/goals.csv."""
+    def judged(self, cases: pd.DataFrame) -> dict[str, Any]:
+        """Return goal, wanted (in words, as frozen in reports/goals.csv), reached, and if it holds."""
+        reached = float(STATISTICS[self.statistic](cases))
         if self.at_most is None:
-            return f"at least {self.at_least:g}"
-        return f"at most {self.at_most:g}"
-
-    def holds(self, reached: float) -> bool:
-        """Return whether what was reached is enough."""
-        low = self.at_least is None or reached >= self.at_least
-        return low and (self.at_most is None or reached <= self.at_most)
+            wanted, holds = f"at least {self.at_least:g}", reached >= (self.at_least or 0.0)
+        else:
+            wanted, holds = f"at most {self.at_most:g}", reached <= self.at_most
+        return {"goal": self.goal, "wanted": wanted, "reached": reached, "holds": holds}
 
 
 LINKS_GOALS = (
@@ -346,74 +324,39 @@ LINKS_GOALS = (
 """Stated on 2026-11-22, before the first run of ``campaign-links``."""
 
 
-def judge_goals(goals: Sequence[Goal], cases: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per goal: goal, wanted, reached by the cases, and whether it holds."""
-    rows = []
-    for goal in goals:
-        reached = float(STATISTICS[goal.statistic](cases))
-        held = goal.holds(reached)
-        rows.append({"goal": goal.goal, "wanted": goal.wanted, "reached": reached, "holds": held})
-    return pd.DataFrame(rows)
-
-
-@dataclass(frozen=True)
-class Change:
-    """Something that can move the numbers: ``of`` is "model", "statistic" or "cases"."""
-
-    at: datetime
-    of: str
-    what: str
-
-    def __post_init__(self) -> None:
-        if self.of not in ("model", "statistic", "cases"):
-            raise ValueError("of model, statistic or cases")
-
-
 class Goals(NamedTuple):
-    """All goals, and all changes in their order."""
+    """All goals; and when something changed that can move the numbers."""
 
     goals: tuple[Goal, ...]
-    changes: tuple[Change, ...]
-
-    def since(self, recorded: datetime) -> list[str]:
-        """Return why a recording begun then only explores, a line each; none where it confirms."""
-        late = [goal for goal in self.goals if goal.set_at is None or goal.set_at >= recorded]
-        reasons = [f"goals set since: {', '.join(goal.goal for goal in late)}"] if late else []
-        changed = [change for change in self.changes if change.at >= recorded]
-        return [*reasons, *(f"{change.of} changed since: {change.what}" for change in changed)]
+    changed_at: tuple[datetime, ...]
 
     def judged(self, cases: pd.DataFrame, recorded: datetime) -> pd.DataFrame:
-        """Return `judge_goals` of `labelled` cases, with their standing.
+        """Return one row per goal: goal, wanted, reached by `labelled` cases, holds, and its standing.
 
         It is *exploratory* where a goal was set, or the model, a statistic or the choice of cases changed,
         after the recording had begun: such numbers suggest, and only a new recording confirms.
         """
-        standing = "exploratory" if self.since(recorded) else "confirmatory"
-        return judge_goals(self.goals, cases).assign(standing=standing)
+        moments = (*self.changed_at, *(goal.set_at or recorded for goal in self.goals))
+        standing = "confirmatory" if max(moments) < recorded else "exploratory"
+        return pd.DataFrame(goal.judged(cases) for goal in self.goals).assign(standing=standing)
 
 
 def load_goals(file: Path = store.DATA / "goals.yml") -> Goals:
     """Return the goals and changes in ``file``. Raises UserError for an entry that is not one."""
     document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    goals = [_read(file, entry, _goal) for entry in document["goals"]]
-    changes = [_read(file, entry, _change) for entry in document["changes"]]
-    return Goals(tuple(goals), tuple(sorted(changes, key=lambda change: change.at)))
-
-
-def _read(file: Path, entry: dict[str, Any], make: Callable[..., Any]) -> Any:
-    try:
-        return make(**entry)
-    except (KeyError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"{file}: {entry}: not a goal or a change: {reason}") from None
-
-
-def _goal(**entry: Any) -> Goal:
-    return Goal(set_at=_moment(entry.pop("set")), **entry)
-
-
-def _change(at: str, **entry: str) -> Change:
-    return Change(_moment(at), **entry)
+    goals, changed_at = [], []
+    for entry in (*document["goals"], *document["changes"]):
+        try:
+            at = _moment(entry["set" if "statistic" in entry else "at"])
+            if "statistic" in entry:
+                known = {name: value for name, value in entry.items() if name != "set"}
+                goals.append(Goal(set_at=at, **known))
+            else:
+                changed_at.append(at)
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"{file}: {entry}: not a goal or a change: {reason}") from None
+    return Goals(tuple(goals), tuple(changed_at))
 
 
 def _moment(text: str) -> datetime:

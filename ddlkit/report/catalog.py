@@ -1,17 +1,19 @@
-"""The catalog: every figure and table of the papers and of this workbook, listed and checked."""
+"""The catalog: every figure and table of the papers and of this workbook, listed and checked.
+
+The check also reads the executed notebooks: how long they take to read, by what a reader sees of them.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import yaml
 
@@ -20,12 +22,14 @@ from ddlkit.core.errors import UserError
 from ddlkit.report import claims, outputs
 from ddlkit.store.files import own_yaml
 
-_STATISTICS: dict[str, Callable[[Any], Any]] = {"median": np.median, "max": np.max}
 _SCHEMA = own_yaml(Path(__file__).with_name("figures.schema.yml").read_text(encoding="utf-8"))
 _HEAD = Path(__file__).with_name("figures.head.md").read_text(encoding="utf-8")
-_PNG = b"\x89PNG\r\n\x1a\n"
 MOST_OWN = 18
 """Figures of the workbook's own, at most."""
+BEGIN, PACE = 3.0, {"words": 0.006, "figures": 1.9, "tables": 1.3, "sentences": 0.32}
+"""Minutes that every notebook takes, and that a word, figure, table and printed sentence take."""
+LIMIT, COURSE, REFERENCE = 30.0, 285.0, "14"
+"""Minutes of a notebook, of all that are read, and the one that is looked up, not read."""
 
 
 @dataclass(frozen=True)
@@ -50,100 +54,64 @@ class Entry:
 
     @property
     def paper(self) -> str:
-        """The key of the paper that it is of, else "workbook"."""
+        """Return the key of the paper that it is of, else "workbook"."""
         paper = self.id.partition("-")[0]
         return paper if paper in claims.PAPERS else "workbook"
 
 
 def load(path: Path | None = None) -> tuple[Entry, ...]:
-    """The entries of data/figures.yml (or ``path``), in its order. Raises UserError."""
+    """Return the entries of data/figures.yml (or ``path``), in its order. Raises UserError."""
     path = path or store.DATA / "figures.yml"
-    entries = [
-        _entry(item, f"{path}, entry {number}") for number, item in enumerate(_listed(path), 1)
-    ]
+    try:
+        listed = own_yaml(store.files.read_text(path))
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(listed, list) or not listed:
+        raise UserError(f"{path}: must be a list of entries")
+    entries = [_entry(item, f"{path}, entry {number}") for number, item in enumerate(listed, 1)]
     (twice, times), *_ = Counter(entry.id for entry in entries).most_common(1)
     if times > 1:
         raise UserError(f"catalog entry {twice}: id appears twice: give each its own")
     return tuple(entries)
 
 
-def captions() -> dict[str, tuple[str, str]]:
-    """Caption and grade of each entry of data/figures.yml, as they are written: `load` judges entries."""
-    listed = _listed(store.DATA / "figures.yml")
-    return {item["id"]: (item["caption"], item["grade"]) for item in listed}
-
-
-def _listed(path: Path) -> list[Any]:
-    """What YAML reads there. Raises UserError for anything but a list."""
-    try:
-        listed = own_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}: restore the file") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(listed, list) or not listed:
-        raise UserError(f"{path}: must be a list of entries")
-    return listed
-
-
-@cache
-def _validator() -> Any:
-    """Of entries, by the schema."""
+def _entry(item: Any, where: str) -> Entry:
+    """Return an entry of what YAML read. Raises UserError naming the field that is not as the schema says."""
     import jsonschema  # takes longer to import than all else here
 
-    return jsonschema.Draft202012Validator(_SCHEMA)
-
-
-def _entry(item: Any, where: str) -> Entry:
-    """An entry of what YAML read, held to the schema. Raises UserError naming the field that is wrong."""
     if not isinstance(item, dict) or not isinstance(item.get("id"), str):
         raise UserError(f"{where}: has no id")
-    for error in _validator().iter_errors(item):
-        what = error.message
-        if error.path:
-            field = error.path[0]
-            wanted = _SCHEMA["properties"][field]["description"]
-            what = f"{field} is {item[field]!r}: must be {wanted}"
+    for error in jsonschema.Draft202012Validator(_SCHEMA).iter_errors(item):
+        field = error.path[0] if error.path else ""
+        wanted = f"must be {_SCHEMA['properties'][field]['description']}" if field else ""
+        what = f"{field} is {item[field]!r}: {wanted}" if field else error.message
         raise UserError(f"catalog entry {item['id']}: {what}")
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}
     return Entry(**values)
 
 
 def find_problems(reports: Path, entries: Sequence[Entry]) -> list[str]:
-    """What is wrong, one line each; empty when all is well.
+    """Return what is wrong, one line each; empty when all is well.
 
     A ``done`` entry needs its inputs, its image, its CSV with at least one row, and every statistic of its
     tolerance within the limit.
     """
-    lines = []
-    for entry in entries:
-        if entry.status == "done":
-            lines += [f"{entry.id}: {line}" for line in _missing(entry, reports)]
-    own = sum(entry.paper == "workbook" and entry.status == "done" for entry in entries)
+    done = [entry for entry in entries if entry.status == "done"]
+    lines = [f"{entry.id}: {line}" for entry in done for line in _missing(entry, reports)]
+    own = sum(entry.paper == "workbook" for entry in done)
     if own > MOST_OWN:
         lines.append(f"{own} figures of the workbook's own, limit {MOST_OWN}")
     return lines
 
 
-def _reading(notebooks: Sequence[str]) -> tuple[list[str], str]:
-    """What is wrong with the minutes of executed notebooks, and why they could not be checked, if so."""
-    from ddlkit.report import minutes  # needs nbformat, as nothing else here
-
-    executed = [store.BUILD / "executed" / f"{name}.ipynb" for name in notebooks]
-    if missing := [path.stem for path in executed if not path.is_file()]:
-        run = "run ddlkit book --recorded"
-        return [], f"; minutes not checked, {len(missing)} notebooks are not executed: {run}"
-    return minutes.find_problems(executed), ""
-
-
 def _missing(entry: Entry, reports: Path) -> list[str]:
-    lines = [
-        f"input {i} matches no file" for i in entry.inputs if not store.list_tables(store.ROOT, i)
-    ]
+    """Return what a done entry lacks, one line each."""
+    inputs = [name for name in entry.inputs if not store.list_tables(store.ROOT, name)]
+    lines = [f"input {name} matches no file" for name in inputs]
     image, numbers = outputs.figure_files(entry.id, reports)
     if not image.is_file():
         lines.append(f"image {image} is missing")
-    elif image.read_bytes()[:8] != _PNG:
+    elif not image.read_bytes().startswith(b"\x89PNG\r\n\x1a\n"):
         lines.append(f"image {image} is not a PNG")
     if not numbers.is_file():
         return [*lines, f"CSV {numbers} is missing"]
@@ -157,26 +125,80 @@ def _missing(entry: Entry, reports: Path) -> list[str]:
 
 
 def deviations(entry: Entry, frame: pd.DataFrame) -> list[tuple[str, bool]]:
-    """(sentence, within its limit) for each statistic of the entry's tolerance, from its CSV.
+    """Return (sentence, within its limit) for each statistic of the entry's tolerance, from its CSV.
 
     A column that is missing or has a value that is not finite is out of tolerance.
     """
-    found = []
+    sentences = []
     for column, limits in (entry.tolerance or {}).items():
         if column not in frame:
-            found.append((f"column {column} of its tolerance is missing", False))
+            sentences.append((f"column {column} of its tolerance is missing", False))
             continue
-        values = np.abs(pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=float))
+        values = pd.to_numeric(frame[column], errors="coerce").abs()
         for statistic, limit in limits.items():
-            value = float(_STATISTICS[statistic](values)) if values.size else float("nan")
+            value = float(values.agg(statistic, skipna=False))
             shown = outputs.format_number(value) or "not finite"
             sentence = f"{statistic} of |{column}| is {shown}, limit {limit:g}"
-            found.append((sentence, bool(value <= limit)))
-    return found
+            sentences.append((sentence, value <= limit))
+    return sentences
+
+
+def count_shown(cells: Sequence[Any]) -> Counter[str]:
+    """Count words, figures, tables and printed sentences in executed cells, exercises left out.
+
+    A line that is printed is a sentence. Words of captions belong to their figure or table.
+    """
+    counts: Counter[str] = Counter()
+    exercises = False
+    for cell in cells:
+        text = cell.source if cell.cell_type == "markdown" else ""
+        exercises = (exercises or "## Exercises" in text) and not text.startswith("**Next:**")
+        if exercises:
+            continue
+        counts["words"] += len(text.split())
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            page = str(data.get("text/html", ""))
+            figure, tables = "<figure" in page or "image/png" in data, page.count("<table")
+            counts += Counter(figures=int(figure), tables=tables)
+            said = str(output.get("text", "") or data.get("text/markdown", ""))
+            if not said and not figure and not tables:
+                said = re.sub(r"<[^>]*>", "", page)
+            counts["words"] += len(said.split())
+            counts["sentences"] += sum(bool(line.strip()) for line in said.splitlines())
+    return counts
+
+
+def expected_minutes(cells: Sequence[Any]) -> float:
+    """Return the minutes that reading executed cells takes at the PACE of all notebooks."""
+    return BEGIN + sum(PACE[what] * count for what, count in count_shown(cells).items())
+
+
+def find_long(executed: Sequence[Path]) -> list[str]:
+    """Return where executed notebooks take longer to read than they may or say, one line each."""
+    import nbformat
+
+    minutes, problems = {}, []
+    for path in executed:
+        cells = nbformat.read(str(path), as_version=4).cells
+        minutes[path.stem] = takes = expected_minutes(cells)
+        said = re.search(r"^\* \*\*Time:\*\* (\d+) minutes", cells[0].source, re.MULTILINE)
+        if takes > LIMIT:
+            problems.append(f"{path.stem} takes {takes:.1f} minutes, limit {LIMIT:g}")
+        if said and takes > int(said[1]) + 0.5:  # it says so in whole minutes
+            problems.append(f"{path.stem} takes {takes:.1f} minutes, says {said[1]}")
+        if any(
+            output.get("name") == "stderr" for cell in cells for output in cell.get("outputs", ())
+        ):
+            problems.append(f"{path.stem} prints a warning")
+    course = sum(value for name, value in minutes.items() if name[:2] != REFERENCE)
+    if course > COURSE:
+        problems.append(f"the notebooks take {course:.0f} minutes, limit {COURSE:g}")
+    return problems
 
 
 def listing(entries: Sequence[Entry]) -> str:
-    """The catalog as lines for a terminal, and a last line of totals."""
+    """Return the catalog as lines for a terminal, and a last line of totals."""
     lines = [
         f"{e.id:<22} {e.status:<8} {e.grade:<12} {e.notebook:<18} {e.minutes:>3g} min  {e.hardware:<12} "
         + textwrap.shorten(e.caption, 60, placeholder=" …")
@@ -190,7 +212,7 @@ def listing(entries: Sequence[Entry]) -> str:
 
 
 def document(entries: Sequence[Entry]) -> str:
-    """reports/FIGURES.md: figure -> notebook -> hardware -> minutes -> grade of truth -> status."""
+    """Return reports/FIGURES.md: figure -> notebook -> hardware -> minutes -> grade of truth -> status."""
     lines = []
     for e in entries:
         done = e.status == "done"
@@ -201,32 +223,29 @@ def document(entries: Sequence[Entry]) -> str:
     return _HEAD + "".join(lines)
 
 
-def is_current(entries: Sequence[Entry]) -> bool:
-    """Whether reports/FIGURES.md is what the catalog says."""
-    path = store.REPORTS / "FIGURES.md"
-    return path.is_file() and path.read_text(encoding="utf-8") == document(entries)
-
-
 def command(*, check: bool = False, write: bool = False, reports: Path | None = None) -> int:
-    """``ddlkit figures``: list, check or write reports/FIGURES.md; the exit status.
+    """List, check or write reports/FIGURES.md, as ``ddlkit figures`` does; return the exit status.
 
     Problems go to stderr, one line each, and give status 1.
     """
-    entries = load()
+    entries, page = load(), store.REPORTS / "FIGURES.md"
     if write:
-        store.atomic_write_text(store.REPORTS / "FIGURES.md", document(entries))
-        print(store.REPORTS / "FIGURES.md")
-    if check:
-        problems = find_problems(reports or store.REPORTS, entries)
-        slow, unknown = _reading(sorted({entry.notebook for entry in entries}))
-        problems += slow
-        if not is_current(entries):
-            problems.append("FIGURES.md is not current: run ddlkit figures --write")
-        for line in problems:
-            print(f"ddlkit figures: {line}", file=sys.stderr)
-        done = sum(entry.status == "done" for entry in entries)
-        print(f"{len(entries)} entries, {done} done, {len(problems)} problems{unknown}")
-        return 1 if problems else 0
-    if not write:
-        print(listing(entries))
-    return 0
+        store.atomic_write_text(page, document(entries))
+        print(page)
+    if not check:
+        print("" if write else f"{listing(entries)}\n", end="")
+        return 0
+    problems = find_problems(reports or store.REPORTS, entries)
+    if not page.is_file() or page.read_text(encoding="utf-8") != document(entries):
+        problems.append("FIGURES.md is not current: run ddlkit figures --write")
+    notebooks = sorted({entry.notebook for entry in entries})
+    executed = [store.BUILD / "executed" / f"{name}.ipynb" for name in notebooks]
+    missing = sum(not path.is_file() for path in executed)
+    problems += [] if missing else find_long(executed)
+    for line in problems:
+        print(f"ddlkit figures: {line}", file=sys.stderr)
+    done = sum(entry.status == "done" for entry in entries)
+    why = f"{missing} notebooks are not executed: run ddlkit book --recorded"
+    unknown = f"; minutes not checked, {why}" if missing else ""
+    print(f"{len(entries)} entries, {done} done, {len(problems)} problems{unknown}")
+    return 1 if problems else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -37,17 +38,13 @@ def layer_speeds(sources: Mapping[str, Source], network: str) -> pd.DataFrame:
             device, batch, precision, _ = key
             compute_s = tensors["forward_s"].sum() + tensors["backward_s"].sum()
             achieved = 3 * tensors["flops"].sum() / compute_s
-            rows.append(
-                {
-                    **{"machine": machine, **dict(zip(keys, key, strict=True))},
-                    "samples_per_s": batch / (compute_s + tensors["update_s"].iloc[0]),
-                    "gflop_per_s": achieved / 1e9,
-                    "c": achieved / peak.get((device, precision), np.nan),
-                    "issue_share": issue.get(key, np.nan),
-                }
-            )
-    found = pd.DataFrame(rows)
-    return found if found["issue_share"].notna().any() else found.drop(columns="issue_share")
+            row = {"machine": machine, **dict(zip(keys, key, strict=True))}
+            row["samples_per_s"] = batch / (compute_s + tensors["update_s"].iloc[0])
+            row["gflop_per_s"] = achieved / 1e9
+            row["c"] = achieved / peak.get((device, precision), np.nan)
+            rows.append({**row, "issue_share": issue.get(key, np.nan)})
+    speeds = pd.DataFrame(rows)
+    return speeds if speeds["issue_share"].notna().any() else speeds.drop(columns="issue_share")
 
 
 def kernel_shares(sources: Mapping[str, Source], networks: Sequence[str]) -> pd.DataFrame:
@@ -65,26 +62,22 @@ def kernel_shares(sources: Mapping[str, Source], networks: Sequence[str]) -> pd.
         timed = pd.concat(_timed(source)).assign(machine=machine)
         fastest = timed.groupby(own)["rate"].max().rename("peak").reset_index()
         on_gpu = fastest["device"] == "cuda"
-        said = [_datasheet(source, *row) for row in fastest[["precision", "unit"]].to_numpy()]
-        fastest["peak"] = np.where(on_gpu & np.array(said, bool), said, fastest["peak"])
+        rates = fastest["precision"] + "_flops_per_s"
+        rates = rates.where(fastest["unit"] == "FLOP/s", "memory_bytes_per_s")
+        sheet = rates.map(partial(store.datasheet, source.gpu("peaks")))
+        fastest["peak"] = fastest["peak"].mask(on_gpu & (sheet > 0), sheet)
         steps = [_step_rates(source, name).assign(machine=machine) for name in networks]
         rates = pd.concat([*steps, timed]).groupby([*own, "kernel"], sort=False)["rate"].median()
         found.append(rates.reset_index().merge(fastest, on=own))
     return pd.concat(found, ignore_index=True).eval("share = rate / peak")
 
 
-def _datasheet(source: Source, precision: str, unit: str) -> float:
-    quantity = f"{precision}_flops_per_s" if unit == "FLOP/s" else "memory_bytes_per_s"
-    return store.datasheet(source.gpu("peaks"), quantity)
-
-
 def _timed(source: Source) -> list[pd.DataFrame]:
     """Return samples of products and of copies in memory: device, precision, unit, kernel, rate."""
     peaks = source.table("peaks")
     peaks["rate"] = 2.0 * peaks["side"].astype(float) ** 3 / peaks["seconds"]
-    tables = [
-        peaks.assign(unit="FLOP/s", kernel=peaks["kernel"] + " of " + peaks["side"].astype(str))
-    ]
+    names = peaks["kernel"] + " of " + peaks["side"].astype(str)
+    tables = [peaks.assign(unit="FLOP/s", kernel=names)]
     if source.has("copies"):
         rows = source.table("copies")
         rows = rows[rows["copy"].isin(["memcpy", "d2d"])].sort_values("bytes")
@@ -147,17 +140,9 @@ def paired(runs: pd.DataFrame, plan: str) -> pd.DataFrame:
             ratios = (table[other] / table[plan]).dropna().to_numpy()
             drawn = np.median(rng.choice(ratios, (DRAWS, ratios.size)), axis=1)
             lower, upper = interval(drawn).tolist()
-            rows.append(
-                {
-                    **dict(zip(place, key, strict=True)),
-                    "other": other,
-                    "pairs": ratios.size,
-                    "ratio": float(np.median(ratios)),
-                    "lower": lower,
-                    "upper": upper,
-                    "verdict": _verdict(lower, upper),
-                }
-            )
+            row = {**dict(zip(place, key, strict=True)), "other": other, "pairs": ratios.size}
+            row |= {"ratio": float(np.median(ratios)), "lower": lower, "upper": upper}
+            rows.append({**row, "verdict": _verdict(lower, upper)})
     return pd.DataFrame(rows)
 
 

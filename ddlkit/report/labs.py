@@ -1,14 +1,12 @@
 """Where a measured cost ends: between its sizes, in other labs, and under disturbances.
 
-Labs held out: stated before it was computed (2026-11-22). A lab is its link and its ranks; its sizes'
-medians, of samples that the host left alone, one message in flight, are the truth. The class of a size says
-what should decide there, of bytes at the link's rate less framing and the median of the smallest size:
-"start-up" where bytes take less than half of that, "bytes" where more than twice, "knee" between. A lab is
-well predicted where the median of |error| over all sizes is at most 3%.
+Labs held out, stated before it was computed (2026-11-22): a lab is its link and its ranks; medians of its
+sizes are the truth. What should decide at a size, of bytes at the link's rate less framing and the median of
+the smallest size: "start-up" where bytes take less than half of that, "bytes" where more than twice, else
+"knee". A lab is well predicted where the median of |error| over all sizes is at most 3%.
 
-Disturbances: the statistic was fixed before the recording. The error of a case is predicted median over
-measured, less 1; it is inside if the measured median lies in the interval of single iterations; and it fails
-if it is outside, or off by more than FAILS.
+Disturbances, fixed before the recording: a case fails if its measured median lies outside the interval of
+single iterations, or the predicted one is off from it by more than FAILS.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -38,8 +36,6 @@ from ddlkit.report.accuracy import mean_difference
 
 WELL = 0.03
 """Median |error| of a lab that counts as well predicted."""
-ROUNDED = 1.05
-"""By how much a size may be larger than what was asked, so that all ranks have as many numbers."""
 ECHO_BYTES = 28 + FRAMING_BYTES
 """Around the payload of an echo: IP, ICMP and what a wire counts."""
 
@@ -116,7 +112,8 @@ def held_out(collectives: pd.DataFrame, cores: int, woken: float) -> pd.DataFram
         rings = Rings(alike, cores, waking=law)
         for lab, ring in zip(alike, rings.held_out, strict=False):
             row = {"kind": engine, "link": lab.link, "ranks": lab.workers, "decides": _decides(lab)}
-            frames.append(pd.DataFrame({**row, **_errors(lab, ring(lab.bytes))}))
+            row |= {"bytes": lab.bytes, "measured_s": lab.seconds, "predicted_s": ring(lab.bytes)}
+            frames.append(pd.DataFrame({**row, "error": ring(lab.bytes) / lab.seconds - 1}))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -126,51 +123,6 @@ def _decides(lab: RingLab) -> np.ndarray:
     wire = wire_s_per_byte("all_reduce", lab.workers, named.rate_bits_per_s, named.framing)
     small, large = lab.bytes * wire < least_s / 2, lab.bytes * wire > 2 * least_s
     return np.select([small, large], ["start-up", "bytes"], "knee")
-
-
-def _errors(lab: RingLab, predicted_s: Floats) -> dict[str, Floats]:
-    times = {"bytes": lab.bytes, "measured_s": lab.seconds, "predicted_s": predicted_s}
-    return {**times, "error": predicted_s / lab.seconds - 1}
-
-
-def later_labs(
-    fresh: pd.DataFrame, known: pd.DataFrame, cores: int, woken: float
-) -> dict[tuple[str, int], float]:
-    """Return the median |error| of each lab that was measured later, from those that were known."""
-    medians = {}
-    for lab in ring_labs(fresh):
-        ring = Rings.of(known, lab.link, cores, woken).at(lab.link, lab.workers)
-        medians[lab.link, lab.workers] = float(np.median(np.abs(ring(lab.bytes) / lab.seconds - 1)))
-    return medians
-
-
-def preregistered_labs(
-    predicted: pd.DataFrame, fresh: pd.DataFrame, model: str = "woken"
-) -> dict[tuple[str, int], float]:
-    """Return the median |error| of each lab whose messages were predicted before it was measured.
-
-    predicted : a table whose cases are "ranks link bytes". What was measured is the next size that all ranks
-        share alike, at most ROUNDED above; sizes without one are held out
-    """
-    asked = predicted[(predicted["model"] == model) & (predicted["quantity"] == "message")]
-    said = asked["case"].str.split(" ", expand=True)
-    said = said.set_axis(["ranks", "link", "bytes"], axis=1).astype({"ranks": int, "bytes": float})
-    said["predicted_s"] = asked["seconds"].to_numpy()
-    medians = {}
-    for lab in ring_labs(fresh):
-        own = said[(said["link"] == lab.link) & (said["ranks"] == lab.workers)]
-        measured = pd.DataFrame({"sent": lab.bytes, "measured_s": lab.seconds})
-        both = pd.merge_asof(
-            own.sort_values("bytes"),
-            measured,
-            left_on="bytes",
-            right_on="sent",
-            direction="forward",
-        )
-        both = both[both["sent"] <= ROUNDED * both["bytes"]]
-        off = (both["predicted_s"] / both["measured_s"] - 1).abs()
-        medians[lab.link, lab.workers] = float(off.median())
-    return medians
 
 
 def algorithms(collectives: pd.DataFrame, link: str, ranks: int) -> pd.DataFrame:
@@ -264,22 +216,12 @@ def predicted_s(
     transfers = 2 * (ranks - 1) * ranks
     lost = np.random.default_rng(0).poisson(disturbance.loss * transfers, alone_s.shape)
     alone_s += lost * wait_s
-    bytes_s = np.minimum(alone_s, slope_s_per_byte(calm) * sizes)
+    large = calm.noise.bytes[calm.noise.bytes >= calm.noise.bytes[-1] / 16]
+    slope = np.polyfit(large, calm.cost(large), 1, w=1 / calm.cost(large))[0]  # where bytes decide
+    bytes_s = np.minimum(alone_s, slope * sizes)
     share = disturbance.of_rate(round_trip_s, case.link_bits_per_s)
     ends_s = group_ends(iteration.ready_s, alone_s + bytes_s * (1 / share - 1))
     return np.asarray(ends_s[:, -1] + workload.update_s)
-
-
-def slope_s_per_byte(communication: Communication) -> float:
-    """Return the seconds that a byte takes where bytes decide, by a line through the largest sizes.
-
-    Of least relative squares, from a sixteenth of the largest calibrated size on.
-    """
-    assert communication.noise is not None  # checked where it is used
-    sizes = communication.noise.bytes
-    large = sizes[sizes >= sizes[-1] / 16]
-    rows = np.stack([np.ones_like(large), large], axis=1) / communication.cost(large)[:, None]
-    return float(np.linalg.lstsq(rows, np.ones_like(large), rcond=None)[0][1])
 
 
 def disturbed(
@@ -300,8 +242,8 @@ def disturbed(
         single_s = predicted_s(case, workload, calibration.of_case(case), disturbance)
         took_s, (lower_s, upper_s) = own["iteration_s"], interval(single_s)
         measured_s, middle_s = float(took_s.median()), float(np.median(single_s))
-        row = {"disturbance": disturbance.name, "kind": disturbance.kind, "plan": case.plan}
-        row |= {"predicted_s": middle_s, "lower_s": lower_s, "upper_s": upper_s}
+        row: dict[str, Any] = {"disturbance": disturbance.name, "kind": disturbance.kind}
+        row |= {"plan": case.plan, "predicted_s": middle_s, "lower_s": lower_s, "upper_s": upper_s}
         row |= {"measured_s": measured_s, "relative_error": middle_s / measured_s - 1}
         row["inside"] = bool(lower_s <= measured_s <= upper_s)
         row["covered"] = float(took_s.between(lower_s, upper_s).mean())

@@ -3,7 +3,7 @@
     figures/<id>.png, figures/<id>.csv     one figure or table and the numbers in it
     summaries/<name>.json                  the key numbers of one notebook
 
-Nothing here carries a date or a duration, so the same recordings give the same bytes.
+Nothing in it carries a date or a duration, so the same recordings give the same bytes.
 """
 
 from __future__ import annotations
@@ -24,18 +24,12 @@ from ddlkit.core.errors import UserError
 
 REPORTS_VARIABLE = "DDLKIT_REPORTS"
 DIGITS = 6
-"""Significant digits of what is published: as many as every processor computes alike.
-
-Of the 4589 numbers of the report that an AVX-512 processor and one held to SSE4.2 computed otherwise, in all
-libraries, none is another one when rounded so; the farthest apart differ by 2.3e-9 of themselves.
-"""
+"""Significant digits of what is published: as many as every processor computes alike."""
 Number = int | float | str | bool
-
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
 def reports_dir() -> Path:
-    """Where to write: ``$DDLKIT_REPORTS`` (the book sets it), else build/reports.
+    """Return where to write: ``$DDLKIT_REPORTS`` (the book sets it), else build/reports.
 
     A notebook that somebody works in thus never changes the published reports/.
     """
@@ -43,21 +37,21 @@ def reports_dir() -> Path:
 
 
 def figure_files(figure: str, reports: Path | None = None) -> tuple[Path, Path]:
-    """The image of a figure and the numbers plotted in it; they need not exist.
+    """Return the paths of a figure's image and of its plotted numbers; they need not exist.
 
     Raises UserError for an id unfit for a file name.
     """
-    stem = (reports or reports_dir()) / "figures" / _checked(figure, "figure id")
+    stem = (reports or reports_dir()) / "figures" / _file_name(figure, "figure id")
     return stem.with_suffix(".png"), stem.with_suffix(".csv")
 
 
 def is_made(figure: str, reports: Path) -> bool:
-    """Whether both files of a figure are there."""
+    """Return whether both files of a figure are there."""
     return all(path.is_file() for path in figure_files(figure, reports))
 
 
 def write_numbers(figure: str, frame: pd.DataFrame, reports: Path | None = None) -> Path:
-    """The plotted numbers as CSV, rounded as `rounded` does."""
+    """Write the plotted numbers as CSV, rounded as `rounded` does. Returns its path."""
     if frame.empty:
         raise UserError(f"figure {figure}: its table of plotted numbers is empty")
     _, path = figure_files(figure, reports)
@@ -66,7 +60,7 @@ def write_numbers(figure: str, frame: pd.DataFrame, reports: Path | None = None)
 
 
 def rounded(value: Any) -> Any:
-    """A number with as many significant digits as are published; whole numbers, and all else, as they are.
+    """Return a number with the significant digits that are published; whole numbers and all else unchanged.
 
     >>> rounded(0.1 + 0.2), rounded(123456789.0), rounded("a")
     (0.3, 123456789.0, 'a')
@@ -82,23 +76,30 @@ def record_summary(
     """Keep the key numbers of a notebook; REPRODUCTION.md prints them. Returns what was kept.
 
     Keys carry their unit (``median_error_s``); values are numbers (NumPy's too, all as `rounded`), strings or
-    truth values.
-    Raises UserError for anything else, and for NaN and infinity.
+    truth values. Raises UserError for anything else, and for NaN and infinity.
     """
-    kept = {key: _plain(value, f"summary {name}, {key}") for key, value in numbers.items()}
-    path = (reports or reports_dir()) / "summaries" / f"{_checked(name, 'summary name')}.json"
+    kept: dict[str, Number] = {}
+    for key, value in numbers.items():
+        value = value.item() if isinstance(value, np.generic) else value
+        what = f"summary {name}, {key} is"
+        if not isinstance(value, Number):
+            raise UserError(f"{what} a {type(value).__name__}: give a number, text or truth value")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{what} {value}: only finite numbers can be reported")
+        kept[key] = rounded(value)
+    path = (reports or reports_dir()) / "summaries" / f"{_file_name(name, 'summary name')}.json"
     store.atomic_write_text(path, json.dumps(kept, indent=1) + "\n")
     return kept
 
 
 def read_summaries(reports: Path) -> dict[str, dict[str, Number]]:
-    """All summaries of a reports directory by name, in reading order."""
+    """Return all summaries of a reports directory by name, in reading order."""
     paths = sorted((reports / "summaries").glob("*.json"))
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def format_number(value: Any) -> str:
-    """A number for readers: up to four significant digits, no needless zeros or exponents.
+    """Return a number for readers: up to four significant digits, no needless zeros or exponents.
 
     >>> format_number(0.0220108), format_number(123456.7), format_number(3)
     ('0.02201', '123457', '3')
@@ -111,7 +112,7 @@ def format_number(value: Any) -> str:
 
 
 def format_quantity(value: float, unit: str) -> str:
-    """A number with its unit (none for "1"); empty for one that is not finite.
+    """Return a number with its unit (none for "1"); empty for one that is not finite.
 
     >>> format_quantity(2.5, "ms"), format_quantity(40.0, "%"), format_quantity(0.5, "1")
     ('2.5 ms', '40%', '0.5')
@@ -122,19 +123,8 @@ def format_quantity(value: float, unit: str) -> str:
     return f"{number}{unit}" if unit in ("%", "x") else f"{number} {unit}"
 
 
-def _checked(name: str, what: str) -> str:
-    if not _NAME.fullmatch(name):
+def _file_name(name: str, what: str) -> str:
+    """Return the name. Raises UserError for one that is unfit for a file."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
         raise UserError(f"{what} {name!r}: use lower-case letters, digits, '-' and '_' only")
     return name
-
-
-def _plain(value: Any, what: str) -> Number:
-    """A JSON scalar of ``value``, which may be NumPy's."""
-    value = value.item() if isinstance(value, np.generic) else value
-    if not isinstance(value, int | float | str | bool):
-        kind = type(value).__name__
-        raise UserError(f"{what} is a {kind}: give one number, string or truth value")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{what} is {value}: only finite numbers can be reported")
-    kept: Number = rounded(value)
-    return kept

@@ -188,11 +188,12 @@ def collectives(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
     limited = medians.dropna()
     if len(limited):
         for _, rows in limited[limited["bytes"] >= FLOOR_FROM].groupby("series"):
-            plots.limit(axes[0], rows["bytes"], 1e3 * rows["floor_s"], label="floor, with headers")
+            floor = {"color": SOFT, "linewidth": 0.8, "label": "floor, with headers"}
+            axes[0].plot(rows["bytes"], 1e3 * rows["floor_s"], **floor)
         shares = 100 * limited.pivot(index="bytes", columns="series", values="busbw_over_rate")
         label = "busbw over rate [%]"
         plots.lines(axes[1], shares, xlabel="message size", ylabel=label, log="b", legend="")
-        plots.limit(axes[1], shares.index, np.full(len(shares), 100 * FRAMING), label="floor")
+        axes[1].axhline(100 * FRAMING, color=SOFT, linewidth=0.8)
         largest = f"{format_bytes(shares.index[-1])} reach {shares.iloc[-1].min():.0f}%"
         plots.heading(axes[1], f"{largest} of the rate")
     plots.heading(axes[0], "A small message costs a start-up")
@@ -264,15 +265,15 @@ def omgs_fig02(
         for n in dict.fromkeys((nodes, NODES))
     }
     figure, axes = plots.canvas(columns=2, height=3.8)
-    plots.trace(axes[0], few, gamma_s, "paper", label="paper's γ, without ρ")
+    thin = {"color": look("paper").color, "linestyle": look("paper").line, "linewidth": 1.2}
+    axes[0].plot(few, gamma_s, label="paper's γ, without ρ", **thin)
     plots.points(
         axes[0], few[3:], DENSITY * gamma_s[3:], "paper", size=4, label="paper's γ, with ρ (Eq 10)"
     )
     plots.cost_fit(axes[0], *(one.fit for one in selecting.values()), density=DENSITY)
-    name = f"authors' code, {nodes} nodes"
-    plots.trace(axes[1], few, 1e3 * lines[f"code_{nodes}_s"], "paper", label=name)
-    of_paper = 1e3 * lines[f"code_{NODES}_s"]
-    plots.points(axes[1], few, of_paper, "paper", size=4, label=f"authors' code, {NODES} nodes")
+    axes[1].plot(few, 1e3 * lines[f"code_{nodes}_s"], label=f"code, {nodes} nodes", **thin)
+    shape = {"size": 4, "label": f"authors' code, {NODES} nodes"}
+    plots.points(axes[1], few, 1e3 * lines[f"code_{NODES}_s"], "paper", **shape)
     plots.cost_fit(axes[1], *gathering, names=[one.form for one in gathering])
     names = f"torch.topk at a density of {DENSITY:g}", f"all-gather among {known.cost.workers}"
     for ax, name in zip(axes, names, strict=True):

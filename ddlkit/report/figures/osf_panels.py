@@ -347,7 +347,8 @@ def draw09(frame: pd.DataFrame) -> Figure:
         value = {"x": "epoch", "y": "share_of_guess", "series": "network"}
         plots.samples(ax, rows, **value, center="mean", percent=100, legend="")
         for place, row in enumerate(printed.sort_values("paper").to_dict("records")):
-            plots.level(ax, row["paper"], "paper", label="_")
+            style = look("paper")
+            ax.axhline(row["paper"], color=style.color, linestyle=style.line, linewidth=1)
             said = f"paper, {NAMES[row['network']]}: {row['paper_loss']:g}"
             _say(ax, 1.05 * epochs, row["paper"], said, (0, 7 if place else -7), ha="left")
             ax.set_xlim(right=1.75 * epochs)

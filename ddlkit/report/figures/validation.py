@@ -23,15 +23,13 @@ def beside_trivial(kinds: Mapping[str, pd.DataFrame]) -> Figure:
     figure, axes = plots.canvas(
         len(kinds), 2, height=5.0, sharex="row", layout="constrained", squeeze=False
     )
+    whats = {"": "iteration", "_exposed": "exposed communication"}
     for column, (title, rows) in zip(axes.T, kinds.items(), strict=True):
-        for ax, kind, what in zip(
-            column, ("", "_exposed"), ("iteration", "exposed communication"), strict=True
-        ):
+        for ax, (kind, what) in zip(column, whats.items(), strict=True):
             errors = {role: 100 * rows[f"{role}{kind}_error"] for role in ROLES}
             band = ("repeatability", 100 * rows[f"repeatability{kind}"])
-            label = f"error, {what} [%]"
             names = [look(plan).label for plan in rows["plan"]]
-            plots.dots(ax, names, errors, band=band, legend="", label=label)
+            plots.dots(ax, names, errors, band=band, legend="", label=f"error, {what} [%]")
         whole, part, rescaled = (
             rows[f"{name}_error"].abs().median()
             for name in ("model", "model_exposed", "rescaled_exposed")
@@ -52,9 +50,8 @@ def by_startups(plain: pd.DataFrame, sets: Mapping[str, pd.DataFrame]) -> Figure
         for role, some in {"plain_links": plain, "links_with_delay": rows}.items():
             plots.points(ax, some["startup_share"], 100 * some["model_error"], role, size=3)
         beyond = (rows["model_error"].abs() > WITHIN).sum()
-        plots.heading(
-            ax, f"{name.capitalize()} set: {beyond} of {len(rows)} off by more than {WITHIN:.0%}"
-        )
+        share = f"{beyond} of {len(rows)} off by more than {WITHIN:.0%}"
+        plots.heading(ax, f"{name.capitalize()} set: {share}")
         ax.set(xscale="log", xlabel="start-ups of all messages / compute")
     axes[0].set_ylabel("error, iteration [%]")
     axes[0].legend(loc="lower left")
@@ -90,11 +87,11 @@ def by_disturbance(cases: pd.DataFrame, after: pd.DataFrame) -> Figure:
     cubic = failed.str.endswith("cubic").sum()
     plots.heading(left, f"{len(failed)} of {len(cases)} fail, {cubic} of them with cubic")
     ratio = after.pivot(index="after", columns="congestion", values="ratio")
-    words = {
-        "xlabel": "iterations since one with a loss of 1%",
-        "ylabel": "iteration, over those before any loss",
-    }
-    plots.lines(right, ratio, legend="", **words)
+    xlabel, ylabel = (
+        "iterations since one with a loss of 1%",
+        "iteration, over those before any loss",
+    )
+    plots.lines(right, ratio, legend="", xlabel=xlabel, ylabel=ylabel)
     right.legend(loc="upper right")
     plots.heading(right, f"After a loss: cubic {ratio['cubic'].iloc[0] - 1:+.0%}")
     return figure

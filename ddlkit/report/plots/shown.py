@@ -1,4 +1,4 @@
-"""What a notebook shows of figures and tables, in JupyterLab as on the site.
+"""The files of figures and typeset tables, and what a notebook shows of them, in JupyterLab and on the site.
 
 A figure has its caption, its grade of truth and its numbers under it, and its caption for those who cannot
 see it. A table says its units in its head and has up to four significant digits; a wide or long one is
@@ -7,55 +7,177 @@ folded.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
 import sys
+import textwrap
 from base64 import b64encode
-from collections.abc import Sequence
 from functools import cache, partial
-from html import escape, unescape
+from html import escape
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
+import PIL.Image
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from pandas.io.formats.style import Styler
 
 from ddlkit.report import catalog, outputs
-from ddlkit.report.plots.style import FAMILIES
+from ddlkit.report.plots.style import INK, WIDTH, known, theme
 from ddlkit.report.source import Source
-from ddlkit.store.files import own_yaml
+from ddlkit.store.files import atomic_write, own_yaml
 
-MOST_COLUMNS, MOST_ROWS = 10, 30
-"""A larger table is folded."""
+MOST_COLUMNS, MOST_ROWS = 10, 30  # a larger table is folded
+HEADER_WIDTH = 14  # letters in a line of a typeset table's head
+LINE = 0.19  # inches from line to line of it
+TITLE_LETTER = 0.074  # inches of a letter of a title
+MOST_NAMES = 6  # beside each other in a legend above a figure
+QUALIFIERS = ("computed", "difference", "least", "most")  # behind the unit in a column's name
 _COLUMNS = own_yaml(Path(__file__).with_name("columns.yml").read_text(encoding="utf-8"))
-_QUALIFIERS = ("computed", "difference", "least", "most")
-_PLAIN = re.compile(r"[+-]?[\d ,]*\.?\d*(?:e[+-]?\d+)?|nan|-?inf")
-_HEAD = re.compile(
-    r'(<th[^>]* class="(?:index_name|col_heading level\d+ col(\d+))[^>]*>)([^<]*)(</th>)'
-)
-_ROW = re.compile(r'(<th[^>]* class="row_heading level(\d+) row(\d+)[^>]*>)([^<]*)(</th>)')
-_CELL = re.compile(r'<td( id="[^"]*" class="data row(\d+) col(\d+)[^>]*)>([^<]*)</td>')
 
 
-_captions = cache(catalog.captions)
+@theme()
+def canvas(
+    columns: int = 1, rows: int = 1, width: float = WIDTH, height: float = 3.2, **options: Any
+) -> tuple[Figure, Any]:
+    """Return a themed figure and its axes (as ``plt.subplots`` gives them); sizes in inches."""
+    return plt.subplots(rows, columns, figsize=(width, height), **options)
+
+
+@theme()
+def heading(ax: Axes, text: str) -> None:
+    """Set the bold title of a panel, at its left."""
+    ax.set_title(text)
+
+
+@theme()
+def title(figure: Figure, text: str) -> None:
+    """Set what a figure of several panels shows, above them all, in lines as wide as it."""
+    lines = textwrap.fill(text, int(figure.get_figwidth() / TITLE_LETTER))
+    figure.suptitle(lines, x=0.01, ha="left", fontsize=9, fontweight="bold")
+
+
+@theme()
+def shared_legend(figure: Figure, *axes: Axes) -> None:
+    """Put one legend of some panels, by default the first, above all; the layout must be constrained."""
+    entries: dict[str, Any] = {}
+    for ax in axes or figure.axes[:1]:
+        handles, labels = ax.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles, strict=True))
+    ncols = min(MOST_NAMES, len(entries))
+    figure.legend(entries.values(), entries, loc="outside upper left", ncols=ncols)
+
+
+def save_figure(
+    figure: Figure, name: str, numbers: pd.DataFrame, reports: Path | None = None, **options: Any
+) -> Path:
+    """Write ``figures/<name>.png`` and beside it ``.csv``, the numbers plotted; show it in a notebook.
+
+    The bytes depend on nothing but the figure: no date, no version is written. Returns the PNG.
+    """
+    outputs.write_numbers(name, numbers, reports)
+    path = write_png(figure, outputs.figure_files(name, reports)[0], **options)
+    plt.close(figure)
+    if not options:
+        show(figure_html(path, round(100 * figure.get_figwidth())))
+    return path
+
+
+def write_png(figure: Figure, path: Path, **options: Any) -> Path:
+    """Write a figure as a file whose bytes depend on nothing but the figure. Returns the path.
+
+    An image that is there already, and that nobody could tell from it, stays: processors that differ in a
+    number's last digit shade a dozen pixels otherwise.
+    """
+    buffer = io.BytesIO()
+    with theme():
+        figure.savefig(buffer, format="png", metadata={"Software": None}, **options)
+    if _looks_like(path, buffer):
+        path.touch()
+    else:
+        atomic_write(path, buffer.getvalue())
+    return path
+
+
+def _looks_like(path: Path, image: io.BytesIO) -> bool:
+    """Return whether the PNG there differs from ``image`` in no pixel by more than one of 255 shades."""
+    try:
+        old, new = (np.asarray(PIL.Image.open(file), dtype=int) for file in (path, image))
+    except OSError:  # none there, or damaged
+        return False
+    return old.shape == new.shape and bool(np.abs(old - new).max() <= 1)
+
+
+def show(page: str) -> None:
+    """Display HTML where a notebook runs; nothing elsewhere."""
+    if "IPython" in sys.modules:
+        from IPython import get_ipython
+        from IPython.display import HTML, display
+
+        if get_ipython() is not None:
+            display(HTML(page))
+
+
+@theme()
+def table(
+    frame: pd.DataFrame, name: str, reports: Path | None = None, numbers: pd.DataFrame | None = None
+) -> Figure:
+    """Typeset a table as ``figures/<name>.png`` and ``.csv``; in a notebook show it, as text. Returns it.
+
+    Up to four significant digits stand in print, all of them in the CSV.
+    numbers : what the CSV has, where that is more than is shown
+    """
+    heads = [column(str(label)) for label in frame.columns]
+    names = [textwrap.fill(head, HEADER_WIDTH, break_long_words=False) for head, _ in heads]
+    cells = [
+        [number(value, unit) for value, (_, unit) in zip(row, heads, strict=True)]
+        for row in frame.to_numpy(object)
+    ]
+    figure, ax = plt.subplots(figsize=(1.0, 0.3), layout="none")  # the table's extent is kept
+    ax.axis("off")
+    drawn = ax.table(cells, colLabels=names, loc="center", edges="horizontal")
+    drawn.auto_set_font_size(False)
+    drawn.set_fontsize(7.5)
+    drawn.auto_set_column_width(range(frame.shape[1]))
+    lines = 1.5 + max(head.count("\n") for head in names)
+    line = LINE / (0.3 * ax.get_position().height)
+    for (row, place), cell in drawn.get_celld().items():
+        side = "right" if pd.api.types.is_numeric_dtype(frame.dtypes.iloc[place]) else "left"
+        cell.set_text_props(ha=side, weight="normal" if row else "bold", color=INK)
+        cell.set(height=line * (1 if row else lines), edgecolor=INK, linewidth=0.8)
+        cell.visible_edges = "TB" if row == 0 else "B" if row == len(frame) else "open"
+    kept = frame if numbers is None else numbers
+    path = save_figure(figure, name, kept, reports, bbox_inches="tight")
+    show(table_html(frame.style.hide(), name, path.with_suffix(".csv")))
+    return figure
+
+
+@cache
+def _entries() -> dict[str, catalog.Entry]:
+    """Return the catalog by id."""
+    return {entry.id: entry for entry in catalog.load()}
 
 
 def caption(name: str, numbers: Path) -> str:
-    """What stands under a figure or table: caption and grade as the catalog has them, a link to its numbers.
+    """Return what stands under a figure: caption and grade by the catalog, a link to its numbers.
 
     The link leads from where the notebook works. What is in no catalog has the link alone.
     """
-    entry = _captions().get(name)
-    told = f'{escape(entry[0])} <span class="grade">{entry[1]}</span> ' if entry else ""
+    entry = _entries().get(name)
+    words = f'{escape(entry.caption)} <span class="grade">{entry.grade}</span> ' if entry else ""
     link = escape(Path(os.path.relpath(numbers)).as_posix())
-    return f'{told}<a href="{link}">numbers</a>'
+    return f'{words}<a href="{link}">numbers</a>'
 
 
-def figure(image: Path, width: int) -> str:
-    """HTML of a figure so many pixels wide, from its PNG; its numbers lie beside it."""
-    entry = _captions().get(image.stem)
-    alt = escape(entry[0] if entry else f"figure {image.stem}")
+def figure_html(image: Path, width: int) -> str:
+    """Return HTML of a figure so many pixels wide, from its PNG; its numbers lie beside it."""
+    entry = _entries().get(image.stem)
+    alt = escape(entry.caption if entry else f"figure {image.stem}")
     data = b64encode(image.read_bytes()).decode()
     return (
         f'<figure style="margin: 0"><img alt="{alt}" width="{width}" src="data:image/png;base64,{data}">'
@@ -64,119 +186,85 @@ def figure(image: Path, width: int) -> str:
 
 
 def column(name: str) -> tuple[str, str]:
-    """What the head of a table calls a column, and its unit by its name.
+    """Return what the head of a table calls a column, and its unit by its name.
 
-    The unit is "share" of what is shown in per cent, "1" of a number without unit, "" where nothing is known.
+    The unit is "share" of what is shown in per cent, and "" where nothing is known.
 
     >>> column("iteration_s"), column("size_mb_computed"), column("size_mb_difference")
     (('iteration [s]', 's'), ('size computed [MB]', 'MB'), ('size difference', 'share'))
-    >>> column("exposed [s]"), column("mean_gap"), column("seconds")
-    (('exposed [s]', 's'), ('mean gap', 'share'), ('seconds', 's'))
-    >>> column("gflop_per_s"), column("link_bits_per_s")
-    (('rate [Gflop/s]', 'Gflop/s'), ('link [bit/s]', 'bit/s'))
+    >>> column("exposed [s]"), column("mean_gap"), column("gflop_per_s")
+    (('exposed [s]', 's'), ('mean gap', 'share'), ('rate [Gflop/s]', 'Gflop/s'))
     """
-    if said := re.search(r"\[(.+)\]", name):
-        return name.replace("_", " "), said[1]
-    if any(name.partition(":")[0] in family for family in FAMILIES.values()):
+    if bracketed := re.search(r"\[(.+)\]", name):
+        return name.replace("_", " "), bracketed[1]
+    if known(name):
         return name, ""
-    name = _COLUMNS["names"].get(name, name)
-    words = re.split(r"[_ ]", name)
-    qualifier = [words.pop()] if words[-1] in _QUALIFIERS and len(words) > 1 else []
-    found = ""
-    for end, one in _COLUMNS["units"].items():
-        if words[-len(end.split("_")) :] == end.split("_"):
-            found, words = one, words[: -len(end.split("_"))] or [end]
+    words = _COLUMNS["names"].get(name, name).replace("_", " ").split(" ")
+    qualifier = words.pop() if words[-1] in QUALIFIERS and len(words) > 1 else ""
+    plain, unit = " ".join(words), ""
+    for ending, spelled in _COLUMNS["units"].items():
+        if (" " + plain).endswith(" " + ending.replace("_", " ")):
+            plain, unit = plain[: -len(ending)].strip(), spelled
+            plain = plain or ("rate" if "_per_" in ending else ending)
             break
-    spoken = " ".join(words + qualifier)
-    if qualifier == ["difference"] or (not found and {*words} & {*_COLUMNS["shares"]}):
-        return spoken, "share"
-    if not found:
-        plain = {*words, *qualifier} & {*_COLUMNS["numbers"], *_COLUMNS["rows"]}
-        return spoken, "1" if plain else ""
-    if spoken in _COLUMNS["units"]:
-        return (f"rate [{found}]" if "_per_" in spoken else spoken), found
-    return f"{spoken} [{found}]", found
+    head = f"{plain} {qualifier}".strip()
+    if qualifier == "difference" or (not unit and {*words} & {*_COLUMNS["shares"]}):
+        return head, "share"
+    return (f"{head} [{unit}]" if unit and plain != "seconds" else head), unit
 
 
-def number(value: Any, text: str, unit: str = "") -> str:
-    """A cell: a number with up to four significant digits, in per cent for a share; ``text`` if it is none.
+def number(value: Any, unit: str = "") -> str:
+    """Return a cell's text: of a float up to four significant digits, in per cent where it is a share.
 
-    What the notebook has given a form of its own, as "+3.1%" or "95 to 98", stays.
-
-    >>> number(0.0022349, "0.002"), number(0.0022349, "0.002", "share"), number(2.5, "+2.500")
-    ('0.002235', '0.223%', '+2.5')
-    >>> number(45.512, "45.512", "share")
-    '4551%'
+    >>> number(0.0022349), number(0.0022349, "share"), number(45.512, "share"), number("a")
+    ('0.002235', '0.223%', '4551%', 'a')
     """
-    if text.endswith("%") and digits(text) > 4:
-        return f"{float(text[:-1]):.4g}%"
-    if not isinstance(value, float) or not _PLAIN.fullmatch(text.strip()):
-        return text
+    if value is None or not isinstance(value, float):
+        return "" if value is None else str(value)
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
     if unit == "share" and value == value:
         return f"{100 * value:.3g}%" if abs(value) < 10 else f"{100 * value:.0f}%"
-    sign = "+" if text.strip().startswith("+") and value > 0 else ""
-    return sign + outputs.format_number(float(value))
+    return outputs.format_number(float(value))
 
 
-def digits(text: str) -> int:
-    """Significant digits of a number with a fraction; 0 of a whole number, and of what is none.
+def table_html(frame: pd.DataFrame | Styler, name: str = "", numbers: Path | None = None) -> str:
+    """Return HTML of a table: units in its head, numbers right; folded if it is wide or long.
 
-    >>> digits("0.002235"), digits("12.50"), digits("123457"), digits("1.2e-05")
-    (4, 4, 0, 2)
-    """
-    found = re.fullmatch(r"[+-]?([\d ,]*\.\d+)(?:e[+-]?\d+)?%?", text)
-    return len(re.sub(r"[^\d]", "", found[1]).lstrip("0")) if found else 0
-
-
-def table(frame: pd.DataFrame | Styler, name: str = "", numbers: Path | None = None) -> str:
-    """HTML of a table: units in its head, numbers right, words left; folded if it is wide or long.
-
+    What the notebook has given a form of its own, as "+3.1%", stays.
     name : of the catalog, with the path of its numbers; its caption then stands above the table
     """
     styler = frame if isinstance(frame, Styler) else frame.style
-    page = styler.set_caption(caption(name, numbers)).to_html() if numbers else styler.to_html()
-    shares = {found[3] for found in _CELL.finditer(page) if found[4].endswith("%")}
-    page = _HEAD.sub(partial(_head, shares), page)
-    page = _ROW.sub(partial(_row, styler.data.index), page)
-    page = _CELL.sub(partial(_cell, styler.data, units(styler.data)), page)
-    page = page.replace('<style type="text/css">\n</style>\n', "")
-    rows, columns = styler.data.shape
+    data, formed = styler.data, {place for _, place in styler._display_funcs}
+    outer = [column(str(level))[1] for level in data.columns.names if level]
+    for place, label in enumerate(data.columns):
+        levels = label if isinstance(label, tuple) else (label,)
+        units = [column(str(level))[1] for level in reversed(levels)]
+        unit = next(filter(None, [*units, *outer]), "")
+        if place not in formed:
+            styler.format(partial(number, unit=unit), subset=(slice(None), [label]))
+    styler.format_index(lambda label: column(str(label))[0], axis="columns")
+    styler.format_index(number, axis="index")
+    numeric = data.select_dtypes("number").columns
+    if len(numeric):
+        styler.set_properties(subset=(slice(None), numeric), **{"text-align": "right"})
+    page = (styler.set_caption(caption(name, numbers)) if numbers else styler).to_html()
+    rows, columns = data.shape
     if rows <= MOST_ROWS and columns <= MOST_COLUMNS:
         return page
     summary = f"{name + ', ' if name else ''}a table of {rows} rows, {columns} columns"
     return f"<details><summary>{summary}</summary>{page}</details>"
 
 
-def _head(shares: set[str], found: re.Match[str]) -> str:
-    """The head of a column; none of ``shares``, their numbers as text, has the unit of what is shared."""
-    words, unit = column(unescape(found[3]))
-    if found[2] in shares:
-        words = words.removesuffix(f" [{unit}]")
-    return f"{found[1]}{escape(words, quote=False)}{found[4]}"
+def show_tables() -> None:
+    """Show from now on what a cell of a notebook ends with as `table_html` has it, if it is a table."""
+    if "IPython" in sys.modules:
+        from IPython import get_ipython
 
-
-def units(frame: pd.DataFrame) -> list[str]:
-    """Of each column, the unit that the innermost of its names says, or that of all columns."""
-    outer = [str(name) for name in frame.columns.names if name]
-    names = [
-        (*outer, *map(str, one)) if isinstance(one, tuple) else (*outer, str(one)) for one in frame
-    ]
-    return [next(filter(None, (column(name)[1] for name in each[::-1])), "") for each in names]
-
-
-def _row(index: pd.Index, found: re.Match[str]) -> str:
-    """The head of a row, its number as numbers are shown."""
-    value = index.get_level_values(int(found[2]))[int(found[3])]
-    return f"{found[1]}{number(value, found[4])}{found[5]}"
-
-
-def _cell(frame: pd.DataFrame, units: Sequence[str], found: re.Match[str]) -> str:
-    row, place = int(found[2]), int(found[3])
-    value = frame.iat[row, place]
-    side = ' style="text-align: right"' if pd.api.types.is_number(value) else ""
-    return f"<td{found[1]}{side}>{number(value, found[4], units[place])}</td>"
+        if (shell := get_ipython()) is not None:
+            html = shell.display_formatter.formatters["text/html"]
+            for kind in (pd.DataFrame, Styler):
+                html.for_type(kind, table_html)
 
 
 def live_box(source: Source, kind: str, sentence: str) -> None:
@@ -187,18 +275,5 @@ def live_box(source: Source, kind: str, sentence: str) -> None:
 
 def measured_here(sentence: str) -> None:
     """Show what was measured on this machine, in a marked box."""
-    from IPython.display import HTML, display
-
     words = f"<b>Measured on this machine.</b> {escape(sentence)}"
-    display(HTML(f'<div class="live" style="border: 2px solid; padding: 0.5em">{words}</div>'))
-
-
-def show_tables() -> None:
-    """From now on, what a cell of a notebook ends with is shown as `table` has it, if it is a table."""
-    if "IPython" in sys.modules:
-        from IPython import get_ipython
-
-        if (shell := get_ipython()) is not None:
-            html = shell.display_formatter.formatters["text/html"]
-            for kind in (pd.DataFrame, Styler):
-                html.for_type(kind, table)
+    show(f'<div class="live" style="border: 2px solid; padding: 0.5em">{words}</div>')

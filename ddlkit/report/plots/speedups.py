@@ -1,123 +1,154 @@
-"""dag's figures 2 to 4: speedups on its clusters and in the lab, and what the paper prints of them."""
+"""dag's figures: a graph of tasks and its critical path; speedups on its clusters and in the lab."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ddlkit.core.timeline import KINDS
+from ddlkit.papers.dag.tasks import Schedule, TaskGraph, levels
 from ddlkit.report.figures.dag_clusters import SPELLED, lab_errors, over_linear, printed_errors
-from ddlkit.report.plots import heading, intervals, points, ribbon, title
-from ddlkit.report.plots.pages import canvas
-from ddlkit.report.plots.style import INK, SOFT, look, theme
+from ddlkit.report.plots import intervals, lines, points, ribbon
+from ddlkit.report.plots.shown import canvas, heading, title
+from ddlkit.report.plots.style import INK, SOFT, theme
 
-ROLES = ("slow", "fast")
-"""Of clusters, the one with K80 first."""
+ROLES = ("slow", "fast")  # of clusters, the one with K80 first
+LOOKS = {
+    True: ("o", "#f7d154", "compute"),
+    False: ("s", "#e8833a", "communication"),
+}  # of tasks, by whether they compute: dag Fig 1's
+SIZE = 250  # of a node, points squared
+
+
+@theme()
+def task_graph(ax: Axes, schedule: Schedule) -> None:
+    """Draw a schedule's graph as dag Fig 1 does: a column a step, a row a rank, messages below.
+
+    Thick: the critical path; dashed where a task waits for a resource, not for an edge. Above a column stands
+    what its tasks do.
+    """
+    import networkx as nx
+
+    graph, path = schedule.graph, schedule.critical_path
+    place, drawn = _positions(graph), graph.to_networkx()
+    pairs = list(zip(path, path[1:], strict=False))
+    waits = {"resource": [pair for pair in pairs if not drawn.has_edge(*pair)]}
+    waits["task"] = [pair for pair in pairs if drawn.has_edge(*pair)]
+    common = {"ax": ax, "node_size": SIZE, "arrowsize": 6}
+    nx.draw_networkx_edges(drawn, place, edge_color=SOFT, width=0.5, **common)
+    for what, edges in waits.items():
+        shape = {"width": 1.8, "style": "-" if what == "task" else "--"}
+        nx.draw_networkx_edges(nx.DiGraph(edges), place, edge_color=INK, **shape, **common)
+        label = f"critical path: waits for a {what}"
+        ax.plot([], [], color=INK, linewidth=1.8, linestyle=shape["style"], label=label)
+    for computes, (marker, color, label) in LOOKS.items():
+        tasks = np.flatnonzero(graph.computes == computes).tolist()
+        shape = {"node_shape": marker, "node_color": color, "edgecolors": INK, "label": label}
+        widths = [1.8 if task in path else 0.5 for task in tasks]
+        nx.draw_networkx_nodes(drawn, place, tasks, SIZE, ax=ax, linewidths=widths, **shape)
+    names = {task: graph.name(task) for task in range(graph.n)}
+    nx.draw_networkx_labels(drawn, place, names, font_size=6, ax=ax)
+    _name_columns(ax, graph, place)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=4)
+
+
+def _positions(graph: TaskGraph) -> dict[int, tuple[float, float]]:
+    """Return where each task is drawn: its column is the most edges before it, its row its rank.
+
+    Messages stand below all ranks, under each other in one column; what else is of all ranks, in the middle.
+    """
+    column, ranks = levels(graph), int(graph.rank.max(initial=0)) + 1
+    rows = np.where(graph.rank >= 0, graph.rank, (ranks - 1) / 2).astype(float)
+    below = pd.Series(column)[(graph.rank < 0) & ~graph.computes]
+    rows[below.index] = ranks + below.groupby(below).cumcount()
+    return {task: (float(column[task]), -float(rows[task])) for task in range(graph.n)}
+
+
+def _name_columns(ax: Axes, graph: TaskGraph, place: dict[int, tuple[float, float]]) -> None:
+    """Say above a column what its tasks do, beside a row whose it is."""
+    ax.axis("off")
+    ax.margins(0.04, 0.1)
+    words = {"io": "read", "h2d": "copy", "all_reduce": "aggregate"}
+    for task, (x, y) in place.items():
+        kind, layer = KINDS[graph.kind[task]], int(graph.layer[task])
+        text = words.get(kind, kind) + (f"\nlayer {layer}" if layer >= 0 else "")
+        if graph.rank[task] == 0 or kind == "update":
+            ax.text(x, 0.55, text, ha="center", va="bottom", fontsize=6.5, color=SOFT)
+        elif kind == "all_reduce":
+            ax.text(x, y - 0.3, f"layer {layer}", ha="center", va="top", fontsize=6, color=SOFT)
+    for rank in range(int(graph.rank.max(initial=0)) + 1):
+        ax.text(-0.45, -rank, f"GPU {rank}", ha="right", va="center", fontsize=6.5, color=SOFT)
 
 
 @theme()
 def speedup_ranges(bars: pd.DataFrame) -> Figure:
-    """dag Fig 2 or 3, rows of `dag_clusters.figures`: a panel a cluster and network, a row a framework.
+    """Draw dag Fig 2 or 3, rows of `dag_clusters.figures`: a panel a cluster and network, a row a framework.
 
     A line is the range over all settings, a marker the most central one, a hollow square the paper's.
     """
     rows = bars[bars["gpus"] > bars["gpus"].min()].replace({"network": SPELLED})
-    clusters, networks = rows["cluster"].unique(), rows["network"].unique()
     names, most = list(rows["framework"].unique()), rows["gpus"].max()
-    server = most == 4
-    over, printed = ("one GPU", "up to") if server else ("one machine of 4 GPUs", "nearly")
-    figure, axes = canvas(len(networks), len(clusters), height=4.3, sharex=True, sharey=True)
+    over, printed = ("one GPU", "up to") if most == 4 else ("one machine of 4 GPUs", "nearly")
+    shape = rows["network"].nunique(), rows["cluster"].nunique()
+    figure, axes = canvas(*shape, height=4.3, sharex=True, sharey=True)
     panels = rows.groupby(["cluster", "network"], sort=False)
-    for ax, ((cluster, network), mine) in zip(axes.flat, panels, strict=True):
+    for ax, ((cluster, network), panel) in zip(axes.flat, panels, strict=True):
+        by_size = sorted(panel.groupby("gpus"), reverse=True)
         ends = ("model_low", "model_high", "model")
-        by_size = sorted(mine.groupby("gpus"), reverse=True)
-        ranges = {f"{n} GPUs": tuple(one[end] for end in ends) for n, one in by_size}
+        ranges = {f"{n} GPUs": tuple(sized[end] for end in ends) for n, sized in by_size}
         intervals(ax, names, ranges, label="", legend="")
-        paper = mine.loc[mine["gpus"] == most, "paper"]
+        paper = panel.loc[panel["gpus"] == most, "paper"]
         points(ax, paper, np.arange(len(names)) + 0.17, "paper", size=5, label=f"paper: {printed}")
         heading(ax, f"{network}, {cluster}")
         ax.set(xlim=(0, 4.3), xticks=range(5))
     which = "line: all compatible settings; marker: the most central one"
-    axes[-1][len(networks) // 2].set_xlabel(f"speedup over {over} ({which})")
+    axes[-1][shape[0] // 2].set_xlabel(f"speedup over {over} ({which})")
     handles, labels = axes.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    title(figure, _best_and_worst(rows[rows["gpus"] == most], server))
+    best = rows[rows["gpus"] == most].groupby("cluster")["model"].agg(["min", "max"])
+    spans = (f"{name} {row['min']:.2f} to {row['max']:.2f}" for name, row in best.iterrows())
+    paper = f"the paper: {printed} {rows['paper'].max():g}"
+    title(figure, f"Speedups of 4 in the most central setting: {', '.join(spans)}; {paper}")
     return figure
-
-
-def _best_and_worst(rows: pd.DataFrame, server: bool) -> str:
-    """What dag Fig 2 or 3 finds, beside what the paper's text has in numbers."""
-    best, by_cluster = rows["paper"].max(), rows.set_index("cluster")["model"]
-    if server:
-        slow = by_cluster["V100"][rows.set_index("cluster")["network"]["V100"] == "AlexNet"]
-        return (
-            f"The most central setting: K80 get {by_cluster['K80'].max() / 4:.0%} of linear at best (paper: "
-            f"up to {best / 4:.0%}), AlexNet on V100 at most {slow.max():.1f} of 4"
-        )
-    caffe = rows[rows["framework"] == "Caffe-MPI"].groupby("cluster")["model"].min()
-    return (
-        f"Most central setting: Caffe-MPI gets {caffe['K80']:.2f} of 4 or more with K80 (paper: nearly "
-        f"{best:g}), {caffe['V100']:.2f} or more with V100"
-    )
 
 
 @theme()
 def speedups_beside_lab(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
-    """dag Fig 4, a column a network: the paper's clusters by model; below, emulated ones, measured.
+    """Draw dag Fig 4, a column a network: the paper's clusters by model; below, emulated ones, measured.
 
-    model, lab : of `dag_clusters.fig04` and ``fig04_lab``. Shaded in the lab: the mean error that the paper
-    prints, about what the model says.
+    model, lab : of `dag_clusters.fig04` and ``fig04_lab``. In the lab a line is the mean error that the paper
+    prints about the prediction, a marker what was measured, but for cases that were left out.
     """
-    printed, off = (one.rename(SPELLED) for one in (printed_errors(), lab_errors(lab)))
-    upper, lower = (over_linear(one).replace({"network": SPELLED}) for one in (model, lab))
-    figure, axes = canvas(len(printed), 2, height=4.9, sharey=True)
+    printed, off = (errors.rename(SPELLED) for errors in (printed_errors(), lab_errors(lab)))
+    upper, lower = (over_linear(table).replace({"network": SPELLED}) for table in (model, lab))
+    figure, axes = canvas(len(printed), 2, height=5.4)
     for above, below, network in zip(*axes, printed.index, strict=True):
         clusters = upper.loc[upper["network"] == network].groupby("cluster", sort=False)
-        for (_, one), role in zip(clusters, ROLES, strict=True):
-            ribbon(above, one["gpus"], one["model_low"], one["model_high"], role, [role])
-            style = look(role)
-            shape = {"color": style.color, "linestyle": style.line, "marker": style.marker}
-            above.plot(one["gpus"], one["model"], markersize=4, **shape)
-        above.set(xscale="log", xlabel="GPUs of the paper's clusters")
+        for (_, rows), role in zip(clusters, ROLES, strict=True):
+            ribbon(above, rows["gpus"], rows["model_low"], rows["model_high"], role, [role])
+            line = rows.set_index("gpus")[["model"]].set_axis([role], axis=1)
+            lines(above, line, xlabel="GPUs of the paper's clusters", ylabel="", legend="")
+        above.set(xscale="log", ylim=(0, 112))
         above.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"], minor=False)
         above.minorticks_off()
         heading(above, f"{network}, model")
-        _measured(below, lower[lower["network"] == network], printed[network])
+        rows = lower[lower["network"] == network]
+        rows = rows.assign(case=rows["case"].str.partition(", ")[2].str.replace(" ", ""))
+        shapes, share = list(dict.fromkeys(rows["case"])), printed[network] / 100
+        ranges = {}
+        for role in (role for role in ROLES if role in {*rows["cluster"]}):
+            cases = rows[rows["cluster"] == role].set_index("case").reindex(shapes)
+            measured = cases["measured"].mask(cases["limited"].astype(bool))
+            ranges[role] = cases["model"] * (1 - share), cases["model"] * (1 + share), measured
+        label = "speedup over linear [%]"
+        intervals(below, shapes, ranges, label=label, reference=100, legend="")
         heading(below, f"lab {off.get(network, np.nan):.1f}% off, paper {printed[network]:g}%")
-    for ax in axes[:, 0]:
-        ax.set(ylabel="speedup over linear [%]", ylim=(0, 112))
-    handles, labels = axes[1][0].get_legend_handles_labels()
+    axes[0, 0].set_ylabel("speedup over linear [%]")
+    axes[1, 0].set_ylabel("lab: nodes x ranks of each")
+    handles, labels = axes[1, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     ends = (f"{errors.min():.1f} to {errors.max():.1f}%" for errors in (off, printed))
     title(figure, "Replayed in the lab: {} off in the mean; the paper prints {}".format(*ends))
     return figure
-
-
-def _measured(ax: Axes, lab: pd.DataFrame, printed: float) -> None:
-    """Predicted speedups as level strokes, measured ones as markers upon their repeats.
-
-    A measured one that was left out is not drawn.
-    """
-    lab = lab.assign(case=lab["case"].str.partition(", ")[2].str.replace(" ", ""))
-    shapes = list(dict.fromkeys(lab["case"]))
-    for number, role in enumerate(role for role in ROLES if role in {*lab["cluster"]}):
-        mine = lab[lab["cluster"] == role].set_index("case").reindex(shapes)
-        place, known = np.arange(len(shapes)), mine["model"].to_numpy()
-        names = [name if number == 0 else "_" for name in ("paper's mean error", "predicted")]
-        band: dict[str, Any] = {
-            "color": look("paper").color,
-            "alpha": 0.25,
-            "linewidth": 0,
-            "label": names[0],
-        }
-        ax.bar(place, printed / 50 * known, 0.8, (1 - printed / 100) * known, zorder=1, **band)
-        ax.hlines(known, place - 0.4, place + 0.4, color=INK, linewidth=1, label=names[1])
-        middle = mine["measured"].mask(mine["limited"].astype(bool)).to_numpy()
-        half = 50 * (mine["repeatability"] / mine["workers"]).to_numpy()
-        ax.vlines(place, middle - half, middle + half, color=SOFT, linewidth=3)
-        points(ax, place, middle, role, size=4.5)
-    ax.set_xticks(range(len(shapes)), shapes, fontsize=6.5, rotation=45)
-    ax.set_xlabel("lab: nodes x ranks of each")

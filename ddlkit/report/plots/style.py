@@ -5,6 +5,7 @@ Marker, line and hatch tell things apart without colour, too; ``looks.yml`` besi
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
 from matplotlib.colors import to_hex, to_rgb
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import ArrayLike
 
@@ -25,11 +27,14 @@ from ddlkit.core.link import COLLECTIVES
 from ddlkit.model.predictor import planners
 from ddlkit.store.files import own_yaml
 
-WIDTH = 7.2
+WIDTH = 7.2  # inches of a figure
 LABEL = 0.55  # inches from label to label of a logarithmic axis
+RIMMED = 3  # size of a marker that has a white rim; smaller ones are many
+LETTER = 0.06  # inches of a letter under bars
+EMULATED = "emulated:"  # before the names of links, which are known by their delay
 INK, SOFT, FAINT = "#1b1b1b", "#6f6f6f", "#e4e4e4"
-_HERE = Path(__file__).parent
-_RC = mpl.rc_params_from_file(_HERE / "theme.mplstyle", use_default_template=False)
+_FOLDER = Path(__file__).parent
+_RC = mpl.rc_params_from_file(_FOLDER / "theme.mplstyle", use_default_template=False)
 
 
 @dataclass(frozen=True)
@@ -45,43 +50,44 @@ class Style:
 
     @property
     def face(self) -> str:
-        """The colour inside its markers."""
+        """Return the colour inside its markers."""
         return "white" if self.hollow else self.color
 
 
-def _style(look: dict[str, Any]) -> Style:
-    """A style as the file lists it; matplotlib wants tuples for dashes."""
-    line = look.get("line", "-")
-    return Style(**{**look, "line": line if isinstance(line, str) else (line[0], tuple(line[1]))})
+def _style(listed: dict[str, Any]) -> Style:
+    """Return a style as looks.yml lists it; matplotlib wants tuples for dashes."""
+    line = listed.get("line", "-")
+    return Style(**{**listed, "line": line if isinstance(line, str) else (line[0], tuple(line[1]))})
 
 
-_LISTED = own_yaml((_HERE / "looks.yml").read_text(encoding="utf-8"))
+_LISTED = own_yaml((_FOLDER / "looks.yml").read_text(encoding="utf-8"))
 _SERIES = _LISTED.pop("series")
 FAMILIES = {family: {k: _style(v) for k, v in looks.items()} for family, looks in _LISTED.items()}
 FAMILIES["spans"] |= {
-    name: Style(one.label, one.color, hatch=one.hatch) for name, one in COLLECTIVES.items()
+    name: Style(kind.label, kind.color, hatch=kind.hatch) for name, kind in COLLECTIVES.items()
 }
-FAMILIES["plans"] = {name: Style(one.label, *one.look) for name, one in planners().items()}
+FAMILIES["plans"] = {
+    name: Style(planner.label, *planner.look) for name, planner in planners().items()
+}
 _LOOKS = {name: style for family in FAMILIES.values() for name, style in family.items()}
 
 
 @contextmanager
 def theme() -> Iterator[None]:
-    """The workbook's look, as a context (``with theme():``) or a decorator; restored on leaving."""
+    """Set the workbook's look, as a context (``with theme():``) or a decorator; restore it on leaving."""
     with mpl.rc_context(_RC):
         yield
 
 
 def known(name: str) -> bool:
-    """Whether a name has a look of its own, as `look` finds it."""
+    """Return whether a name has a look of its own, as `look` finds it."""
     return name in _LOOKS or name.partition(":")[0] in _LOOKS
 
 
 def look(name: str) -> Style:
-    """The style of a role, plan ("buffer:25MB" looks like "buffer"), cost form or span kind.
+    """Return the style of a role, plan ("buffer:25MB" looks like "buffer"), cost form or span kind.
 
     A name with its argument may have a look of its own ("alpha_beta:ends").
-
     Raises UserError for an unknown name.
 
     >>> look("buffer:25MB").label, look("buffer:25MB").color == look("buffer").color
@@ -97,34 +103,32 @@ def look(name: str) -> Style:
 
 
 def looks(names: Sequence[str]) -> list[Style]:
-    """The styles of series: known names in their own look, others by their place.
+    """Return the styles of series: those with a look in theirs, others by their place.
 
     Of two names with one look ("adafusion" and "adafusion:repaired") the second is darker and hollow.
     """
     styles: list[Style] = []
     heads = [name if name in _LOOKS else name.partition(":")[0] for name in names]
     for place, (name, head) in enumerate(zip(names, heads, strict=True)):
-        style = Style(name, *_SERIES[place % len(_SERIES)])
-        if head in _LOOKS:
-            style = look(name)
-            if head in heads[:place]:
-                red, green, blue = to_rgb(style.color)
-                darker = to_hex((0.55 * red, 0.55 * green, 0.55 * blue))
-                style = replace(style, color=darker, line=(0, (3, 1)), hatch="|||", hollow=True)
+        style = look(name) if known(name) else Style(name, *_SERIES[place % len(_SERIES)])
+        if known(name) and head in heads[:place]:
+            red, green, blue = to_rgb(style.color)
+            darker = to_hex((0.55 * red, 0.55 * green, 0.55 * blue))
+            style = replace(style, color=darker, line=(0, (3, 1)), hatch="|||", hollow=True)
         styles.append(style)
     return styles
 
 
-def time_unit(seconds: ArrayLike, asked: str = "") -> tuple[float, str]:
-    """Factor and name of the unit ``asked`` for, or of that in which the largest of ``seconds`` reads best.
+def time_unit(seconds: ArrayLike, target: str = "") -> tuple[float, str]:
+    """Return factor and name of the unit ``target``, or of that in which the largest time reads best.
 
     >>> time_unit([2e-3, 0.5e-3])
     (1000.0, 'ms')
     """
     largest = float(np.nanmax(np.abs(np.asarray(seconds, dtype=float))))
-    units_of = {"s": 1.0, "ms": 1e3, "µs": 1e6}
-    best = next((unit for unit, factor in units_of.items() if largest * factor >= 1), "µs")
-    return units_of[asked or best], asked or best
+    factors = {"s": 1.0, "ms": 1e3, "µs": 1e6}
+    best = next((unit for unit, factor in factors.items() if largest * factor >= 1), "µs")
+    return factors[target or best], target or best
 
 
 def set_log(ax: Axes, log: str) -> None:
@@ -138,7 +142,7 @@ def set_log(ax: Axes, log: str) -> None:
 
 
 def plain_log_ticks(axis: Axis) -> None:
-    """Ticks of a logarithmic axis as plain numbers: evenly spaced if it is short, else 1, 2, 5, 10 ...
+    """Label a logarithmic axis with plain numbers: evenly spaced if it is short, else 1, 2, 5, 10 ...
 
     Over more than three decades only one tick per decade fits.
     """
@@ -150,29 +154,17 @@ def plain_log_ticks(axis: Axis) -> None:
     many = LogLocator(numticks=fitting) if long else LogLocator(subs=(1.0, 2.0, 5.0), numticks=12)
     axis.set_major_locator(MaxNLocator(6) if short else many)
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
-
-
-def _plain(value: float) -> str:
-    r"""A number at a tick; a power of ten where it would have an exponent.
-
-    >>> _plain(0.001), _plain(1e5), _plain(2e-5)
-    ('0.001', '100000', '$2\\cdot10^{-5}$')
-    """
-    mantissa, exponential, exponent = f"{value:g}".partition("e")
-    if not exponential:
-        return mantissa
-    times = "" if mantissa == "1" else rf"{mantissa}\cdot"
-    return f"${times}10^{{{int(exponent)}}}$"
+    axis.set_major_formatter("{x:g}")
 
 
 def _byte_axis(ax: Axes) -> None:
-    """At most six ticks at powers of two."""
+    """Label at most six powers of two."""
     ax.set_xscale("log", base=2)
     low, high = (int(np.round(np.log2(limit))) for limit in ax.get_xlim())
     step = next((step for step in (1, 2, 5) if (high - low) / step <= 6), 10)
-    ticks = [2.0**k for k in range(-(-low // step) * step, high + 1, step)]
-    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_major_locator(
+        FixedLocator([2.0**k for k in range(-(-low // step) * step, high + 1, step)])
+    )
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: units.format_bytes(size)))
 
@@ -187,3 +179,38 @@ def add_legend(ax: Axes, place: str) -> None:
     }
     if place:
         ax.legend(**places[place])
+
+
+def draw_markers(
+    ax: Axes, x: ArrayLike, y: ArrayLike, style: Style, size: float, label: str = ""
+) -> None:
+    """Draw markers at (n,) places, in a white rim that tells them from bars of their colour."""
+    ax.plot(
+        np.asarray(x, dtype=float),
+        np.asarray(y, dtype=float),
+        style.marker,
+        color=style.color,
+        markerfacecolor=style.face,
+        markersize=size,
+        label=label or style.label,
+        path_effects=[withStroke(linewidth=2.5, foreground="white")] if size > RIMMED else None,
+    )
+
+
+def case_rows(ax: Axes, names: Sequence[str], reference: float) -> None:
+    """Name one row per case, the first on top, and draw a line where values are as the reference."""
+    ax.axvline(reference, color=SOFT, linewidth=0.8)
+    ax.set_yticks(range(len(names)), [name.replace(EMULATED, "") for name in names])
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(True, axis="both")
+
+
+def name_bars(ax: Axes, names: Sequence[str], share: float) -> None:
+    """Name groups of bars: in lines as long as a group is wide, or aslant if a word is longer."""
+    inches = share * ax.bbox.width / ax.figure.dpi
+    letters = max(1, int(inches / len(names) / LETTER))
+    if any(len(word) > letters for name in names for word in name.split()):
+        ax.set_xticklabels(names, rotation=30, ha="right", rotation_mode="anchor")
+    else:
+        ax.set_xticklabels([textwrap.fill(name, letters) for name in names])

@@ -1,7 +1,7 @@
 """What readers see: the site, and REPRODUCTION.md.
 
-The site has a start page, a gallery of figures, the executed notebooks, each as slides too, the papers'
-equations and the verdict on every claim.
+The site has a start page, a gallery of figures, the executed notebooks, the papers' equations and the verdict
+on every claim.
 Nothing is loaded from a network: images are embedded or copied beside the pages, formulas are MathML,
 styles are one file, and only the page of buckets has a script, its own. The pages work from file://.
 Templates lie beside this module.
@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import jinja2
 import nbformat
@@ -26,9 +25,9 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import catalog, equations, exercises, folds, outputs, papers
+from ddlkit.report import catalog, equations, exercises, outputs, papers
 from ddlkit.report.plots.style import look
-from ddlkit.report.site import buckets, slides
+from ddlkit.report.site import buckets
 from ddlkit.store.files import atomic_write
 
 TEMPLATES = jinja2.FileSystemLoader(Path(__file__).parent)
@@ -47,11 +46,6 @@ _NUMBERS = re.compile(r'(<a href=")[^"]*(figures/[a-z0-9_-]+\.csv">)')
 """A link from where a notebook works to what was plotted, which lies beside the pages too."""
 
 FOLD = '<details class="answer"><summary>Your prediction is written down? What came out</summary>'
-SLIDE = '<section class="slide">'
-
-_LIMITS = {"∑", "∏", "max", "min"}
-_STACKED = {"msub": "munder", "msup": "mover", "msubsup": "munderover"}
-"""Limits of a displayed sum stand below and above it; latex2mathml sets them beside it."""
 
 
 def write(
@@ -90,28 +84,26 @@ def write(
     texts |= {"buckets.html": bucket_page(), "glossary.html": glossary_page()}
     for before, page, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
         around = {"before": before, "after": after, "title": page.title}
-        shown = f"slides-{page.file}"
-        texts[page.file] = _render("page.html", body=page.body(), slides=shown, **around)
-        texts[shown] = _render("slides.html", body=page.slides(), page=page, title=page.title)
+        texts[page.file] = _render("page.html", body=page.body(), **around)
     for name, text in texts.items():
         store.atomic_write_text(folder / name, text)
     return folder / "index.html"
 
 
 def bucket_page() -> str:
-    """The page of buckets: one file, with its styles, its script and what it is given."""
+    """Return the page of buckets: one file, with its styles, its script and what it is given."""
     colours = {name: look(name).color for name in buckets.COLOURED}
     return _render("buckets.html", cases=buckets.cases(), colours=colours)
 
 
 def glossary_page() -> str:
-    """docs/GLOSSARY.md as a page, with a place to link to at each of its headings."""
+    """Return docs/GLOSSARY.md as a page, with a place to link to at each of its headings."""
     body = _to_html(GLOSSARY.read_text(encoding="utf-8"))
     return _render("page.html", title="Glossary", body=body)
 
 
 def reproduction(reports: Path) -> str:
-    """REPRODUCTION.md: verdicts by evidence, key numbers by notebook, the figures, every claim."""
+    """Return REPRODUCTION.md: verdicts by evidence, key numbers by notebook, the figures, every claim."""
     evaluated = papers.evaluate()
     return _render(
         "reproduction.md",
@@ -127,7 +119,7 @@ def reproduction(reports: Path) -> str:
 
 
 def cited_papers() -> list[dict[str, Any]]:
-    """The papers that CITATION.cff lists: abbreviation, title, year, names, venue, doi."""
+    """Return the papers that CITATION.cff lists: abbreviation, title, year, names, venue, doi."""
     text = (store.ROOT / "CITATION.cff").read_text(encoding="utf-8")
     listed = yaml.safe_load(text)["references"]
     for paper in listed:
@@ -140,7 +132,7 @@ def cited_papers() -> list[dict[str, Any]]:
 
 
 def _render(template: str, **values: Any) -> str:
-    """A template; in a page every value is escaped that it does not mark safe."""
+    """Return a rendered template; in a page every value is escaped that it does not mark safe."""
     environment = jinja2.Environment(
         loader=TEMPLATES, autoescape=template.endswith(".html"), undefined=jinja2.StrictUndefined
     )
@@ -152,12 +144,12 @@ def _render(template: str, **values: Any) -> str:
         "duration": format_minutes,
     }
     return environment.get_template(template).render(
-        {"before": None, "after": None, "slides": None, "body": "", **values}
+        {"before": None, "after": None, "body": "", **values}
     )
 
 
 def format_minutes(minutes: int) -> str:
-    """Minutes for readers.
+    """Return minutes for readers.
 
     >>> format_minutes(45), format_minutes(150), format_minutes(180)
     ('45 min', '2 h 30', '3 h')
@@ -186,31 +178,19 @@ class Page:
         self.working = int(_first(r"^\* \*\*Time:\*\* \d+ minutes; (\d+) with", prose) or 0)
 
     def body(self) -> str:
-        """The cells; in place of an exercise's cell stand its hint and its solution. These are folded,
-        and what answers a prediction.
+        """Return the cells; in place of an exercise's cell stand its hint and its solution. These are folded,
+        and what answers a prediction, which JupyterLab hides by the same metadata.
 
         Raises UserError for a formula that cannot be shown offline and for what would load from a network.
         """
-        for number, cell in enumerate(self.notebook.cells, 1):
-            cell.metadata.setdefault("alt", f"output of cell {number} of {self.title}")
+        folded = [bool(cell.metadata.get("jupyter")) for cell in self.notebook.cells]
+        around = zip([False, *folded], folded, [*folded[1:], False], strict=False)
+        for cell, (before, inside, after) in zip(self.notebook.cells, around, strict=True):
+            cell.metadata["before"] = FOLD if inside and not before else ""
+            cell.metadata["after"] = "</details>" if inside and not after else ""
             cell.metadata["exercise"] = self._exercise(cell)
-            cell.metadata["code"] = True
             cell.metadata["algorithm"] = "def " in cell.source
-        for opened in (parts := folds.folded(self.notebook.cells)):
-            opened.metadata["before"] = FOLD if opened.metadata["opens"] else ""
-            opened.metadata["after"] = "</details>" if opened.metadata["closes"] else ""
-        return self._html(parts)
-
-    def slides(self) -> str:
-        """The slides, behind `body`."""
-        cells = []
-        for slide in slides.of(self.notebook.cells):
-            slide[0].metadata["before"], slide[-1].metadata["after"] = SLIDE, "</section>"
-            cells += slide
-        return self._html(cells)
-
-    def _html(self, cells: Sequence[Any]) -> str:
-        """Cells as they are shown, each between its metadata's "before" and "after"."""
+            cell.metadata.setdefault("alt", f"output of a cell of {self.title}")
         exporter = HTMLExporter(
             template_name="basic",
             template_file="cells.html.j2",
@@ -220,21 +200,20 @@ class Page:
         )
         exporter.register_filter("first_comment", _first_comment)
         exporter.register_filter("markdown2html", self._markdown)
-        notebook = nbformat.v4.new_notebook(cells=cells, metadata=self.notebook.metadata)
-        body = _NUMBERS.sub(r"\1\2", str(exporter.from_notebook_node(notebook)[0]))
+        body = _NUMBERS.sub(r"\1\2", str(exporter.from_notebook_node(self.notebook)[0]))
         if remote := _REMOTE.search(body):
             what = f"would load {remote[0][:80]!r}: pages must work offline"
             raise UserError(f"notebook {self.name} {what}")
         return body
 
     def _exercise(self, cell: Any) -> dict[str, str] | None:
-        """Hint, solution and explanation for a cell tagged "exercise-1"."""
-        tags = [tag for tag in cell.metadata.get("tags", ()) if re.fullmatch(r"exercise-\d+", tag)]
-        if not tags:
-            return None
-        found = exercises.read(self.name)[int(tags[0].rpartition("-")[2])]
-        prose = {kind: self._markdown(getattr(found, kind)) for kind in ("hint", "explanation")}
-        return {"name": tags[0].replace("-", " "), **prose, "solution": found.solution}
+        """Return hint, solution and explanation for a cell tagged "exercise-1"."""
+        for tag in cell.metadata.get("tags", ()):
+            if number := re.fullmatch(r"exercise-(\d+)", tag):
+                solution = exercises.read(self.name)[int(number[1])]
+                prose = {kind: self._markdown(getattr(solution, kind)) for kind in exercises.PROSE}
+                return {"name": tag.replace("-", " "), **prose, "solution": solution.solution}
+        return None
 
     def _markdown(self, source: str) -> str:
         try:
@@ -244,7 +223,7 @@ class Page:
 
 
 def _to_html(source: str) -> str:
-    """HTML of Markdown, its formulas MathML, links to the glossary to its page.
+    """Return HTML of Markdown, its formulas MathML, links to the glossary to its page.
 
     Raises ValueError for a formula that cannot be shown offline.
     """
@@ -253,14 +232,14 @@ def _to_html(source: str) -> str:
 
 
 def _first(pattern: str, text: str) -> str:
-    found = re.search(pattern, text, re.MULTILINE)
-    return found[1].strip() if found else ""
+    """Return the first match's group, "" where there is none."""
+    match = re.search(pattern, text, re.MULTILINE)
+    return match[1].strip() if match else ""
 
 
 def _first_comment(source: str) -> str:
-    """What a folded cell is called: its leading comment, else "code"."""
-    first = source.lstrip().partition("\n")[0]
-    return escape(first.lstrip("# ").strip() or "code") if first.startswith("#") else "code"
+    """Return what a folded cell is called: its leading comment, else "code"."""
+    return escape(_first(r"\A\s*#+ *(.+)$", source) or "code")
 
 
 class _MathML(IPythonRenderer):
@@ -270,9 +249,7 @@ class _MathML(IPythonRenderer):
     """
 
     def heading(self, text: str, level: int, **_: Any) -> str:
-        words = (
-            re.sub(r"[^\w -]", "", re.sub(r"<[^>]*>", "", text)).strip().lower().replace(" ", "-")
-        )
+        words = re.sub(r"<[^>]*>|[^\w -]", "", text).strip().lower().replace(" ", "-")
         return f'<h{level} id="{words}">{text}</h{level}>\n'
 
     def block_math(self, body: str) -> str:
@@ -286,15 +263,13 @@ class _MathML(IPythonRenderer):
 
 
 def _mathml(formula: str, display: str) -> str:
+    """Return a formula as MathML. Raises ValueError for what the converter does not know."""
     text = " ".join(formula.split())
     try:
-        math = ElementTree.fromstring(latex2mathml.convert(text, xmlns="", display=display))
+        math = latex2mathml.convert(text, xmlns="", display=display)
     except Exception as error:  # its many exceptions have no common base
         raise ValueError(f"{text!r} ({type(error).__name__})") from error
-    for element in math.iter():
-        # What the converter does not know it passes on as a name.
-        if element.tag == "mi" and (element.text or "").startswith(("\\", "{", "}", "&")):
-            raise ValueError(f"{text!r} (unknown: {element.text})")
-        if display == "block" and len(element) and (element[0].text or "") in _LIMITS:
-            element.tag = _STACKED.get(element.tag, element.tag)
-    return ElementTree.tostring(math, encoding="unicode")
+    # What it does not know it passes on as a name.
+    if unknown := re.search(r"<mi>([\\{}&](?!#)[^<]*)", math):
+        raise ValueError(f"{text!r} (unknown: {unknown[1]})")
+    return str(math)
