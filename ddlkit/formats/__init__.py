@@ -222,10 +222,8 @@ def _by_count(
     elif peak is None or share is None or options.compute_s is not None:
         rates = "--peak (FLOP/s) and --utilisation (0..1) together, or --compute-s alone"
         raise UserError(f"{source}: counts become times by a rate: say {rates}")
-    rate = {"peak_flops_per_s": peak, "utilisation": share}
-    profile = LayerProfile.from_flops(
-        network, batch, tensor, np.asarray(parameters), sample_flops, layer=layer, **rate
-    )
+    of = (network, batch, tensor, np.asarray(parameters), sample_flops)
+    profile = LayerProfile.from_flops(*of, layer=layer, peak_flops_per_s=peak, utilisation=share)
     text = f"{total:.4g} forward FLOP a sample at {share:g} of {peak:.4g} FLOP/s, three times that with"
     finding = Finding("flops", (), f"{text} backward; update takes no time")
     return Imported(kind, profile, (), (finding,))

@@ -109,9 +109,12 @@ def _is_count(value: Any) -> bool:
 
 def _is_lists(value: Any) -> bool:
     """Whether it is a list, of lengths of at most so many elements together where it tells those."""
-    shapes = [shape for shape in value if isinstance(shape, list)] if isinstance(value, list) else 0
-    lengths = [[n for n in shape if not isinstance(n, list)] for shape in shapes or ()]
-    return shapes != 0 and all(all(map(_is_count, n)) and _is_count(math.prod(n)) for n in lengths)
+    shapes = (
+        [shape for shape in value if isinstance(shape, list)] if isinstance(value, list) else []
+    )
+    lengths = [[n for n in shape if not isinstance(n, list)] for shape in shapes]
+    counted = all(all(map(_is_count, n)) and _is_count(math.prod(n)) for n in lengths)
+    return isinstance(value, list) and counted
 
 
 _CAN_BE: Mapping[str, Callable[[Any], bool]] = {
@@ -180,14 +183,16 @@ def spans(document: Any, source: str = "trace") -> list[Event]:
 
 def _check(event: dict[str, Any], where: str) -> None:
     """Raise a UserError for a span that the profiler does not write so."""
-    name, ts, dur = (event.get(key) for key in ("name", "ts", "dur"))
+    name: Any = event.get("name")
+    ts, dur = (event.get(key) for key in ("ts", "dur"))
     where += f" ({name if isinstance(name, str) else shown(name)})"
     timed = all(isinstance(t, int | float) and abs(t) <= MOST_US for t in (ts, dur))
     if not (timed and dur is not None and dur >= 0 and isinstance(name, str)):
         times = f"ts {shown(ts)} and dur {shown(dur)} must be microseconds"
         raise UserError(f"{where}: {times}: export the trace again")
     args = event.get("args")
-    for remark, can_be in _CAN_BE.items() if isinstance(args, dict) else ():
+    args = args if isinstance(args, dict) else {}
+    for remark, can_be in _CAN_BE.items():
         if remark in args and not can_be(args[remark]):
             raise UserError(f"{where}: {remark} is {shown(args[remark])}: export the trace again")
 
@@ -204,10 +209,13 @@ def parse_kineto(text: str, source: str) -> KinetoTrace:
     trace = KinetoTrace(source, tuple(spans(document, source)))
     if not trace.events:
         raise trace.missing("no span at all")
-    info, devices = document.get("distributedInfo"), document.get("deviceProperties")
-    rank = info.get("rank", 0) if isinstance(info, dict) else 0
-    device = devices[0] if isinstance(devices, list) and devices else None
-    name = device.get("name", "cuda") if isinstance(device, dict) else "cuda"
+    rank, name = 0, "cuda"
+    match document.get("distributedInfo"):
+        case {"rank": rank}:
+            pass
+    match document.get("deviceProperties"):
+        case [{"name": name}, *_]:
+            pass
     if not (_is_count(rank) and isinstance(name, str)):
         raise UserError(f"{source}: rank {shown(rank)} of device {shown(name)}: export it again")
     return replace(trace, rank=rank, device=name if trace.kernels else "cpu")

@@ -86,15 +86,22 @@ class LayerTrace:
         rows = self.learnable
         owner = np.maximum(np.searchsorted(rows, np.arange(len(self.name)), "right") - 1, 0)
         first = 0 if with_input else int(rows[0])
-        folded = [
+        forward_s, backward_s = (
             np.bincount(owner[first:], times_s[first:], len(rows)).astype(float)
             for times_s in self.mean_s[:2]
-        ]
+        )
         names, n_bytes = tuple(self.name[row] for row in rows), self.n_bytes[rows]
-        elements = np.maximum(n_bytes // BYTES_PER_PARAMETER, 1)
-        no_flops = np.zeros(len(rows))
         return LayerProfile(
-            network, "unnamed", 1, names, names, elements, n_bytes, *folded, no_flops
+            network=network,
+            device="unnamed",
+            batch=1,
+            tensor=names,
+            layer=names,
+            parameters=np.maximum(n_bytes // BYTES_PER_PARAMETER, 1),
+            gradient_bytes=n_bytes,
+            forward_s=forward_s,
+            backward_s=backward_s,
+            flops=np.zeros(len(rows)),
         )
 
     def training(self) -> tuple[IterationTimes, FusionPlan]:

@@ -261,11 +261,15 @@ def fitted(predicted_s: Callable[[float], Floats], measured_s: Floats, most: flo
 
     if bias(0.0) >= 0:
         return 0.0
-    return most if bias(most) <= 0 else root(bias, 0.0, most, xtol=1e-12, rtol=1e-9)
+    return most if bias(most) <= 0 else _root(bias, 0.0, most, xtol=1e-12, rtol=1e-9)
 
 
-def root(of: Callable[[float], float], low: float, high: float, **exactness: float) -> float:
-    """Return where a function is nought that has another sign at ``low`` than at ``high`` (brentq)."""
+def inverted_s(model_s: Callable[[float], float], measured_s: float) -> float:
+    """Return the compute with which a model's iteration takes as long as was measured."""
+    return _root(lambda compute_s: model_s(compute_s) - measured_s, 1e-6, measured_s, xtol=1e-9)
+
+
+def _root(of: Callable[[float], float], low: float, high: float, **exact: float) -> float:
     from scipy.optimize import brentq  # takes as long to import as pandas
 
-    return float(brentq(of, low, high, **exactness))
+    return float(brentq(of, low, high, **exact))

@@ -14,7 +14,16 @@ from ddlkit.core.cost import Table
 from ddlkit.core.iteration import Iteration, no_overlap
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.formats import nccl_tests
-from ddlkit.report.clusters import EXTERNAL, Rows, fitted, read, resnet50, root, rows, workbook_s
+from ddlkit.report.clusters import (
+    EXTERNAL,
+    Rows,
+    fitted,
+    inverted_s,
+    read,
+    resnet50,
+    rows,
+    workbook_s,
+)
 
 STEPS = ("abci-step-fp32", "abci-step-amp")
 """Rules of steps that calibrate one constant."""
@@ -99,22 +108,20 @@ def longer(predicted: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
 class Step(NamedTuple):
     """What a constant a step explains.
 
-    constant_s : fitted to one configuration; slowdown : of compute beside messages, fitted to the same
+    constant_s : fitted to one configuration
     errors : of that constant, by each other configuration; trainings : of whole ones, without it
     """
 
     constant_s: float
-    slowdown: float
     errors: pd.Series
     trainings: pd.Series
 
 
 def step(predicted: pd.DataFrame) -> Step:
     """Return, of `predictions`, median signed errors of "workbook_step", and those of `trainings`."""
-    free = predicted[predicted["rule"] == STEPS[0]].groupby("model")["free"].first()
     own = predicted[predicted["model"] == "workbook_step"]
     errors = (own["predicted_s"] / own["measured_s"] - 1).groupby(_configuration(own)).median()
-    return Step(free["workbook_step"], free["workbook_slowed"], errors, trainings())
+    return Step(float(own["free"].iloc[0]), errors, trainings())
 
 
 def trainings() -> pd.Series:
@@ -124,23 +131,21 @@ def trainings() -> pd.Series:
     """
     known = rows("abci-trainings")
 
-    def iteration_s(compute_s: float, device: str, ranks: int) -> float:
+    def iteration_s(device: str, ranks: int, compute_s: float) -> float:
         work = _taking(compute_s)
         sent = plan.buffer(work, FUSED_BYTES, "buffer:64MiB")
         return workbook_s(work, sent, costs()[device, ranks])
 
-    compute_s = {}
-    for row in known.calibrate.itertuples():
-        shown_s = row.training_s * row.ranks * row.batch / (EPOCHS * IMAGES)
-        compute_s[row.device] = root(
-            lambda alone_s, row=row, shown_s=shown_s: (
-                iteration_s(alone_s, row.device, row.ranks) - shown_s
-            ),
-            shown_s / 10,
-            shown_s,
+    images = EPOCHS * IMAGES
+    compute_s = {
+        row.device: inverted_s(
+            partial(iteration_s, row.device, row.ranks),
+            row.training_s * row.ranks * row.batch / images,
         )
+        for row in known.calibrate.itertuples()
+    }
     predicted_s = [
-        EPOCHS * IMAGES / (row.ranks * row.batch) * iteration_s(compute_s[row.device], *row[2:4])
-        for row in known.test[["nodes", "device", "ranks", "batch"]].itertuples()
+        images / (row.ranks * row.batch) * iteration_s(row.device, row.ranks, compute_s[row.device])
+        for row in known.test.itertuples()
     ]
     return predicted_s / known.test["training_s"] - 1

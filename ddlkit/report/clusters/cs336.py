@@ -27,7 +27,7 @@ from ddlkit.core.workload import Floats, Workload
 from ddlkit.formats import ImportOptions, import_file
 from ddlkit.papers.dag import IterationTimes, wait_free_iteration_s
 from ddlkit.papers.osf import predict_osf
-from ddlkit.report.clusters import EXTERNAL, Rows, fitted, root, rows, table
+from ddlkit.report.clusters import EXTERNAL, Rows, fitted, inverted_s, rows, table
 from ddlkit.store import DATA, datasheet
 
 RULES = ("cs336", "cs336-serial")
@@ -147,18 +147,17 @@ def computing(known: Rows, name: str, free: float) -> dict[tuple[int, int], floa
             (row.batch, row.sequence): row.iteration_s - after_backward_s(row.sequence)
             for row in known.compute.itertuples()
         }
-    return {
-        (row.batch, row.sequence): root(
-            lambda compute_s, row=row: (
-                iteration(name, row.sequence, row.bucket_bytes, compute_s, free)[0]
-                - row.iteration_s
-            ),
-            1e-6,
-            row.iteration_s,
-            xtol=1e-9,
-        )
-        for row in known.calibrate.itertuples()
-    }
+    inverted = {}
+    for row in known.calibrate.itertuples():
+        model = partial(_with_compute, name, row.sequence, row.bucket_bytes, free)
+        inverted[row.batch, row.sequence] = inverted_s(model, row.iteration_s)
+    return inverted
+
+
+def _with_compute(
+    name: str, sequence: int, bucket_bytes: int, free: float, compute_s: float
+) -> float:
+    return iteration(name, sequence, bucket_bytes, compute_s, free)[0]
 
 
 def predicted_s(known: Rows, target: pd.DataFrame, name: str, free: float) -> Floats:

@@ -14,7 +14,6 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core import plan
-from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import LinearScenarios
 from ddlkit.core.link import one_by_one
 from ddlkit.core.workload import Floats, Workload
@@ -158,20 +157,10 @@ PLACE = ["placement", "nodes", "ranks"]
 
 
 def known_of(known: clusters.Rows, part: pd.DataFrame) -> Floats:
-    """Return (3, n) seconds that a model is told of n rows: C, and C and iteration of the row to calibrate.
-
-    Raises UserError for a batch that is not computed alone, and a placement that is not calibrated.
-    """
+    """Return (3, n) seconds that a model knows of n rows: C, and C and iteration of that to calibrate."""
     alone = known.compute.set_index("batch")["iteration_s"]
     shown = known.calibrate.set_index(PLACE)
-    each = pd.MultiIndex.from_frame(part[PLACE])
-    lacking = {*part["batch"], *shown["batch"]} - {*alone.index}
-    if lacking or not each.isin(shown.index).all():
-        raise UserError(
-            f"batches without a row to compute: {sorted(lacking)}, or placements without one "
-            "to calibrate: give the rule such rows"
-        )
-    shown = shown.loc[each]
+    shown = shown.loc[pd.MultiIndex.from_frame(part[PLACE])]
     told = alone[part["batch"]], alone[shown["batch"]], shown["iteration_s"]
     return np.array([column.to_numpy() for column in told])
 
