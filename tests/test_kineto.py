@@ -83,12 +83,6 @@ def test_kernels_belong_to_the_phase_they_run_in_when_nothing_says_who_launched_
     assert found.exposed_communication_s() == pytest.approx(1.0)
 
 
-def test_messages_that_do_not_match_the_buckets_belong_to_none() -> None:
-    found = timeline(profile_of(*PHASES, Event("gloo:all_reduce", 12.0, 13.0)), [4, 8])
-    messages = found.select(found.kind == "all_reduce")
-    assert messages.group.tolist() == [-1] and messages.bytes.tolist() == [0]
-
-
 @pytest.mark.parametrize(
     ("name", "on_gpu", "collective"),
     [
