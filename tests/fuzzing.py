@@ -91,8 +91,8 @@ COSTS: tuple[dict[str, Any], ...] = (
         "fit": {
             **{"from_bytes": 1e3, "to_bytes": 1e7, "between": "processors"},
             "held_out": {
-                **{"at_bytes": [1e3, 1e7], "log_errors": [0.01, 0.02]},
-                **{"below": 0.1, "above": 0.1, "apart": 1.0},
+                **{"at_bytes": [1e4, 1e6], "log_errors": [0.01, 0.02]},
+                **{"below": 0.1, "above": 0.1, "apart": 2},
             },
         },
     },
