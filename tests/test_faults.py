@@ -75,7 +75,7 @@ def as_command(body: str, main: str = 'sys.exit(cli.main(["machine"]))') -> list
         "def begun(arguments):",
         '    (here / "begun").touch()',
         "    command(arguments)",
-        'cli.COMMANDS["machine"] = cli.Command(begun, "", ())',
+        'cli.COMMANDS["machine"] = cli.COMMANDS["machine"]._replace(run=begun)',
         main,
     ]
     return [sys.executable, "-c", "\n".join(parts)]
