@@ -286,6 +286,9 @@ COLLECTIVES: dict[str, Collective] = {
 }
 """Every collective that can be timed, fitted, predicted and drawn, by name."""
 
+STEPS = "steps:"
+"""Before an algorithm's name, in a table: its steps were sent one by one, not by a library's collective."""
+
 BURST_S = 128 * 1024 / 1e9  # bytes per (bit/s); a smaller burst breaks the rate by 2x
 MIN_BURST_BYTES = 16 * 1024
 TBF_FRAMING_BYTES = 14

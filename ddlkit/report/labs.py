@@ -25,8 +25,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.gloo_ring import GlooRing
 from ddlkit.core.iteration import Iteration, group_ends
 from ddlkit.core.lablink import FRAMING_BYTES, read_link
-from ddlkit.core.link import wire_s_per_byte
-from ddlkit.core.schedule import ALGORITHMS, STEPS, Schedule
+from ddlkit.core.link import STEPS, wire_s_per_byte
 from ddlkit.core.units import parse_bits_per_s
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.model.calibration import Calibration, Communication, undisturbed
@@ -133,10 +132,29 @@ def algorithms(collectives: pd.DataFrame, link: str, ranks: int) -> pd.DataFrame
     rows = collectives[collectives["algorithm"].str.startswith(STEPS)]
     rows = rows[(rows["link"] == link) & (rows["ranks"] == ranks) & (rows["in_flight"] == 1)]
     names = undisturbed(rows)["algorithm"].str.removeprefix(STEPS)
-    seconds = rows.pivot_table("seconds", names, "bytes", "median").reindex([*ALGORITHMS]).dropna()
-    counts = {name: Schedule.of(name, ranks).counts[::2] for name in seconds.index}
-    table = pd.DataFrame(counts, ["steps", "bytes"]).T
-    return table.join(seconds / seconds.min())
+    counts = pd.DataFrame(textbook(ranks), ["steps", "bytes"]).T
+    seconds = rows.pivot_table("seconds", names, "bytes", "median")
+    return counts.join(seconds / seconds.min(), how="inner")
+
+
+def textbook(ranks: int) -> dict[str, tuple[int, float]]:
+    """Return of each algorithm its steps, and the bytes on the busiest link over the message's.
+
+    As Thakur, Rabenseifner and Gropp print them ("Optimization of Collective Communication Operations in
+    MPICH", 2005, sections 4.1 to 4.5), with a fold where ranks are no power of two. Hierarchical: rings
+    within nodes of 4 ranks, or of the next number that divides the ranks, and between nodes.
+    """
+    bits, share = ranks.bit_length() - 1, 2 * (ranks - 1) / ranks
+    core, rounds = 1 << bits, (ranks - 1).bit_length()
+    fold = 2 * (core < ranks)
+    node = max(size for size in range(1, 5) if ranks % size == 0)
+    return {
+        "ring": (2 * (ranks - 1), share),
+        "halving_doubling": (2 * bits + fold, 2 * (core - 1) / core + fold),
+        "tree": (2 * rounds, 2 * rounds),
+        "hierarchical": (2 * (node - 1) + 2 * (ranks // node - 1), share),
+        "direct": (2, share),
+    }
 
 
 # -- disturbances ---------------------------------------------------------------------------------
