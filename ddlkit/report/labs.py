@@ -268,23 +268,3 @@ def disturbed(
         row["repeatability"] = mean_difference(took_s) / measured_s
         rows.append({**row, "fails": not row["inside"] or abs(row["relative_error"]) > FAILS})
     return pd.DataFrame(rows)
-
-
-def after_loss(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per iteration without loss that followed one with it, over the same connections.
-
-    Columns: congestion; plan; after : how many iterations, from 1; measured_s; usual_s : the median of the
-    plan's iterations before any loss; ratio : of the two. Raises UserError where none followed.
-    """
-    lossy = runs["changes"].astype(str).str.contains("loss=")
-    seen = lossy.groupby(runs["link"]).cumsum() > 0
-    usual_s = runs[~seen].groupby(["link", "plan"])["iteration_s"].median().rename("usual_s")
-    follows = runs[seen & ~lossy].join(usual_s, on=["link", "plan"])
-    if follows.empty:
-        raise UserError("no iteration without loss follows one with it: record campaign_calm.yml")
-    control = follows["link"].str.extract(rf"-({'|'.join(CONTROLS)})\b")[0].fillna(CONTROLS[0])
-    after = follows.groupby("link").cumcount() + 1
-    follows = follows.assign(congestion=control, after=after, measured_s=follows["iteration_s"])
-    follows["ratio"] = follows["measured_s"] / follows["usual_s"]
-    columns = ["congestion", "plan", "after", "measured_s", "usual_s", "ratio"]
-    return follows[columns].reset_index(drop=True)
