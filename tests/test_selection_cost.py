@@ -41,10 +41,6 @@ def samples(form: str, noise: float) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return *GRID, TRUTHS[form](*GRID) * factors
 
 
-def test_every_form_is_tried() -> None:
-    assert TRUTHS.keys() == SELECTION_FORMS.keys()
-
-
 @given(a=counts, b=counts, density=densities)
 def test_larger_tensors_cost_more_and_merging_saves_a_start_or_nothing(
     a: int, b: int, density: float
