@@ -320,9 +320,9 @@ LINKS_GOALS = (
 def judge_goals(
     cases: pd.DataFrame, recorded: datetime, file: Path = store.DATA / "goals.yml"
 ) -> pd.DataFrame:
-    """Return one row per goal of ``file``: goal, wanted, reached by `labelled` cases, holds, and its standing.
+    """Return one row per goal of ``file``: goal, wanted, reached by `labelled` cases, holds, standing.
 
-    It is *exploratory* where a goal was set, or the model, a statistic or the choice of cases changed, after
+    The standing is *exploratory* where a goal was set, or the model, a statistic or the choice of cases changed, after
     the recording had begun: such numbers suggest, and only a new recording confirms.
     """
     document = yaml.safe_load(file.read_text(encoding="utf-8"))
