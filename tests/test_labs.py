@@ -19,7 +19,7 @@ from ddlkit.core.doubt import interval
 from ddlkit.core.errors import UserError
 from ddlkit.core.gloo_ring import GlooRing
 from ddlkit.core.iteration import group_ends
-from ddlkit.core.lablink import read_link
+from ddlkit.core.link import read_link
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.model import Calibration
 from ddlkit.model.calibration import Communication

@@ -322,8 +322,8 @@ def judge_goals(
 ) -> pd.DataFrame:
     """Return one row per goal of ``file``: goal, wanted, reached by `labelled` cases, holds, standing.
 
-    The standing is *exploratory* where a goal was set, or the model, a statistic or the choice of cases changed, after
-    the recording had begun: such numbers suggest, and only a new recording confirms.
+    The standing is *exploratory* where a goal was set, or the model, a statistic or the choice of cases
+    changed, after the recording had begun: such numbers suggest, and only a new recording confirms.
     """
     document = yaml.safe_load(file.read_text(encoding="utf-8"))
     goals = [Goal(**entry) for entry in document["goals"]]

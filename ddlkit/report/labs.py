@@ -24,8 +24,7 @@ from ddlkit.core.doubt import interval
 from ddlkit.core.errors import UserError
 from ddlkit.core.gloo_ring import GlooRing
 from ddlkit.core.iteration import Iteration, group_ends
-from ddlkit.core.lablink import FRAMING_BYTES, read_link
-from ddlkit.core.link import STEPS, wire_s_per_byte
+from ddlkit.core.link import FRAMING_BYTES, STEPS, read_link, wire_s_per_byte
 from ddlkit.core.units import parse_bits_per_s
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.model.calibration import Calibration, Communication, undisturbed
