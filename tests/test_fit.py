@@ -89,23 +89,6 @@ def test_lines_are_what_their_names_say() -> None:
     assert bare.to_dict() == costs["relative"].to_dict()
 
 
-@pytest.mark.parametrize("how", ["least_squares", "medians", "ends"])
-def test_no_line_starts_below_zero(how: str) -> None:
-    sizes, seconds = samples(AlphaBeta(-1e-6, 8e-9), 0.0)
-    cost = fit(f"alpha_beta:{how}", sizes, seconds, draws=0).cost
-    assert cost.alpha_s == 0
-    assert cost(SIZES[-1]) == pytest.approx(seconds.max(), rel=1e-3)
-
-
-def test_held_out_error_prefers_the_true_form() -> None:
-    data = samples(TRUTHS["piecewise"], 0.02)
-    straight, broken = (
-        np.abs(held_out_errors(form, *data)[1]) for form in ("alpha_beta", "piecewise")
-    )
-    assert np.median(broken) < np.median(straight)
-    assert held_out_errors("alpha_beta", *data)[0].tolist() == SIZES[1:-1].tolist()
-
-
 def test_a_given_threshold_is_kept_and_the_found_one_is_no_worse() -> None:
     data = samples(TRUTHS["piecewise"], 0.05)
     found, right, wrong = (fit(f"piecewise{at}", *data, draws=0) for at in ("", ":3e5", ":8KiB"))

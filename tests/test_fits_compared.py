@@ -12,7 +12,6 @@ from PIL import Image
 
 from ddlkit import cli, store
 from ddlkit.core.cost import AlphaBeta
-from ddlkit.core.errors import UserError
 from ddlkit.core.fit import SIMPLE_FIRST, fit, held_out_errors
 from ddlkit.core.units import MIB
 from ddlkit.formats import messages
@@ -56,16 +55,6 @@ def test_a_comparison_holds_what_the_fits_say(
         assert row["median_below_25_mib"] == np.median(off[at < 25 * MIB])
         assert row["median_from_1_mib"] == np.median(off[at >= MIB])
         assert (compared.fits[str(form)].draws != ()) == (form == compared.chosen)
-
-
-def test_a_comparison_of_few_sizes_leaves_open_what_they_do_not_tell() -> None:
-    sizes = np.array([1e3, 1e4, 1e5, 1e6])
-    compared = fits.compare(sizes, COST(sizes))
-    assert set(compared.fits) == {"alpha_beta", "segments", "table", "chords"}
-    assert compared.table.loc["piecewise", ["sizes"]].item() == 0
-    assert np.isnan(compared.table.loc["piecewise", "median"])
-    with pytest.raises(UserError, match="at least 5 distinct sizes"):
-        fits.compare(sizes, COST(sizes), "piecewise:8KiB")
 
 
 def test_the_command_compares_prints_and_draws(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit.core.cost import SMALL, AlphaBeta, Samples, Table
+from ddlkit.core.cost import AlphaBeta, Samples
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, group_ends
 from ddlkit.core.link import COLLECTIVES, Link, Parts, bus_factor
@@ -62,21 +62,6 @@ def test_each_message_takes_from_computing_what_is_its_own(
     beside = (starts[:, None] < middle) & (middle < ends[:, None])
     pace = 1 / (1 + np.where(beside, slowdown[:, None], 0.0).max(axis=0))
     assert pace @ np.diff(edges) == pytest.approx(ready[-1], abs=1e-6)
-
-
-@given(MESSAGES, st.floats(0, 3), st.floats(0, 3), st.floats(0, 3))
-def test_messages_slowed_beside_computing_lose_what_lies_beside_it(
-    messages: list, slowdown: float, one: float, other: float
-) -> None:
-    """Until the last is ready, a message's time counts 1 / (1 + m); a larger m is never faster."""
-    ready, parts = columns(messages)
-    less, more = (Link(1, slowdown=slowdown, message_slowdown=m) for m in sorted((one, other)))
-    starts, ends = less.play(ready, parts)
-    computed = less.computed_s(ready[-1:], starts, ends)[0]
-    beside = np.clip(np.minimum(ends, computed) - starts, 0.0, None)
-    alone = ends - starts - beside + beside / (1 + less.message_slowdown)
-    np.testing.assert_allclose(alone, sum(parts), rtol=1e-6, atol=1e-6)
-    assert np.all(more.ends(ready, parts) >= ends - 1e-9)
 
 
 def test_two_messages_beside_computing_share_what_is_left_of_the_link() -> None:
@@ -144,27 +129,6 @@ def test_a_row_of_equals_costs_what_was_calibrated(
     parts = link.parts(cost, np.full(per_sample, float(size)))
     end = link.ends(np.zeros(per_sample), parts)[-1]
     assert end == pytest.approx(per_sample * cost(size))
-
-
-SIZES = st.lists(st.integers(1, 10**9), min_size=2, max_size=8, unique=True).map(sorted)
-
-
-@given(SIZES, st.floats(1e-6, 1e-2), st.floats(1e-11, 1e-7), st.integers(1, 4))
-def test_a_table_of_a_line_is_that_line_wherever_its_sizes_begin(
-    sizes: list[int], alpha: float, beta: float, lanes: int
-) -> None:
-    """Up to SMALL the bytes of the first size are taken for software; beyond, nothing is."""
-    line, at = AlphaBeta(alpha, beta), np.array(sizes, dtype=float)
-    table, link = Table(at, line(at)), Link(lanes)
-    of_table, of_line = link.parts(table, at), link.parts(line, at)
-    np.testing.assert_allclose(sum(of_table), line(at), rtol=1e-9)
-    known = beta * (
-        at[0] - 1 if at[0] <= SMALL else -1
-    )  # a line's own start-up is that of one byte
-    apart_s = of_table.software_s - of_line.software_s
-    np.testing.assert_allclose(apart_s, known, rtol=1e-6, atol=1e-9 * line(at[-1]))
-    ends = [link.ends(np.zeros(at.size), parts)[-1] for parts in (of_table, of_line)]
-    assert abs(ends[0] - ends[1]) <= abs(known) * at.size + 1e-6 * ends[1]
 
 
 def test_no_lane_is_refused() -> None:

@@ -22,7 +22,6 @@ import pandas as pd
 from ddlkit.core.case import Case
 from ddlkit.core.doubt import interval
 from ddlkit.core.errors import UserError
-from ddlkit.core.gloo_ring import GlooRing
 from ddlkit.core.iteration import Iteration, group_ends
 from ddlkit.core.link import FRAMING_BYTES, STEPS, read_link, wire_s_per_byte
 from ddlkit.core.units import parse_bits_per_s
@@ -55,26 +54,6 @@ def startup_share(cases: pd.DataFrame, collectives: pd.DataFrame) -> pd.Series:
     messages = cases["ends"].astype(str).str.count(";") + 1
     share = messages.to_numpy() * startup_s.reindex(labs).to_numpy() / cases["measured_compute_s"]
     return share.rename("startup_share")
-
-
-def between_sizes(collectives: pd.DataFrame, n_bytes: float) -> pd.DataFrame:
-    """Return what a table and gloo's law make of a size that neither knows: a row per lab of equal links.
-
-    Columns: link, ranks, and relative errors at the first size from ``n_bytes`` on. ``table_error``: straight
-    in logarithms from the size before it to the one after. ``law_error``: rate and delay as the link's name
-    has them, software as the smallest message takes it, nothing fitted.
-    """
-    rows = []
-    for lab in ring_labs(collectives):
-        named, at = lab.named, int(np.searchsorted(lab.bytes, n_bytes))
-        software_s = lab.seconds[0] / (2 * (lab.workers - 1)) - 4 * named.delay_s
-        slope = 8 / (named.rate_bits_per_s * named.framing)
-        law = GlooRing(software_s, slope, workers=lab.workers, delay_s=named.delay_s)
-        sizes, seconds = (np.log(np.delete(each, at)) for each in (lab.bytes, lab.seconds))
-        table_s = np.exp(np.interp(np.log(lab.bytes[at]), sizes, seconds))
-        row = {"link": lab.link, "ranks": lab.workers, "table_error": table_s / lab.seconds[at] - 1}
-        rows.append({**row, "law_error": law(lab.bytes[at]) / lab.seconds[at] - 1})
-    return pd.DataFrame(rows)
 
 
 # -- labs that were not measured ------------------------------------------------------------------
