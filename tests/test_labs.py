@@ -19,7 +19,7 @@ from ddlkit.core.doubt import interval
 from ddlkit.core.errors import UserError
 from ddlkit.core.gloo_ring import GlooRing
 from ddlkit.core.iteration import group_ends
-from ddlkit.core.link import read_link
+from ddlkit.core.link import bus_factor, read_link
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.model import Calibration
 from ddlkit.model.calibration import Communication
@@ -239,6 +239,17 @@ def test_labs_are_predicted_as_they_were_before_they_were_recorded() -> None:
             low, high = interval(there.noise.factors(sizes, 2000))
             now = now * (low if quantity == "lower" else high)
         np.testing.assert_allclose(own["seconds"], now, rtol=1e-6)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 6, 8, 16])
+def test_no_algorithm_sends_less_than_a_link_must_carry(ranks: int) -> None:
+    counts = labs.textbook(ranks)
+    assert min(carried for _, carried in counts.values()) >= bus_factor("all_reduce", ranks) - 1e-12
+    assert counts["ring"] == (2 * (ranks - 1), bus_factor("all_reduce", ranks))
+    assert counts["direct"][0] == 2 <= counts["tree"][0] == 2 * math.ceil(math.log2(ranks))
+    of_eight = {"halving_doubling": (6, 1.75), "tree": (6, 6), "hierarchical": (8, 1.75)}
+    assert of_eight.items() <= labs.textbook(8).items()
+    assert labs.textbook(6)["halving_doubling"] == (6, 3.5), "two of the six fold"
 
 
 # -- disturbances ---------------------------------------------------------------------------------
