@@ -117,7 +117,8 @@ class HeldOut:
         here = np.exp(weight @ logs / weight.sum(axis=1))
         everywhere = np.exp(logs.mean())
         mean = MEAN * ((1 - ALIKE) * here + ALIKE * everywhere)
-        return cls(at_bytes, mean, *ends, apart)
+        below, above = ends
+        return cls(at_bytes, mean, below, above, apart)
 
     def log_error(self, sizes: ArrayLike, cost: MessageCost) -> Floats:
         """Return the mean size of the logarithm of measured over predicted at sizes (any shape)."""
