@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.lablink import read_link
+from ddlkit.core.link import read_link
 from ddlkit.run.lab import conditions, tunnel
 from ddlkit.run.lab.conditions import Conditions
 from ddlkit.run.lab.network import LabShape

@@ -1,6 +1,6 @@
 """What a lab is asked to be: its ranks and rates, and what emulated links do to packets besides.
 
-Read from the command line or a campaign, written into the link's name, from which `core.lablink` reads
+Read from the command line or a campaign, written into the link's name, from which `core.link` reads
 them back: "emulated:500mbit-delay2ms-loss0.001".
 """
 
