@@ -85,9 +85,10 @@ def _entry(item: Any, where: str) -> Entry:
     if not isinstance(item, dict) or not isinstance(item.get("id"), str):
         raise UserError(f"{where}: has no id")
     for error in jsonschema.Draft202012Validator(_SCHEMA).iter_errors(item):
-        field = error.path[0] if error.path else ""
-        wanted = f"must be {_SCHEMA['properties'][field]['description']}" if field else ""
-        what = f"{field} is {item[field]!r}: {wanted}" if field else error.message
+        what, path = error.message, error.path
+        if path:
+            wanted = _SCHEMA["properties"][path[0]]["description"]
+            what = f"{path[0]} is {item[path[0]]!r}: must be {wanted}"
         raise UserError(f"catalog entry {item['id']}: {what}")
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}
     return Entry(**values)
@@ -135,8 +136,8 @@ def deviations(entry: Entry, frame: pd.DataFrame) -> list[tuple[str, bool]]:
         for statistic, limit in limits.items():
             value = float(values.agg(statistic, skipna=False))
             shown = outputs.format_number(value) or "not finite"
-            sentence = f"{statistic} of |{column}| is {shown}, limit {limit:g}"
-            sentences.append((sentence, value <= limit))
+            words = f"{statistic} of |{column}| is {shown}, limit {limit:g}"
+            sentences.append((words, value <= limit))
     return sentences
 
 
@@ -219,9 +220,10 @@ def document(entries: Sequence[Entry]) -> str:
     """Return reports/FIGURES.md: figure -> notebook -> hardware -> minutes -> grade of truth -> status."""
     lines = []
     for e in entries:
-        done = e.status == "done"
-        figure = f"[{e.id}](figures/{e.id}.png)" if done else e.id
-        notebook = f"[{e.notebook}](../notebooks/{e.notebook}.ipynb)" if done else e.notebook
+        figure, notebook = e.id, e.notebook
+        if e.status == "done":
+            figure = f"[{figure}](figures/{figure}.png)"
+            notebook = f"[{notebook}](../notebooks/{notebook}.ipynb)"
         cells = (figure, e.caption, notebook, e.hardware, f"{e.minutes:g}", e.grade, e.status)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
     return _HEAD + "".join(lines)
@@ -242,14 +244,14 @@ def command(*, check: bool = False, write: bool = False, reports: Path | None = 
     problems = find_problems(reports or store.REPORTS, entries)
     if not page.is_file() or page.read_text(encoding="utf-8") != document(entries):
         problems.append("FIGURES.md is not current: run ddlkit figures --write")
-    notebooks = sorted({entry.notebook for entry in entries})
-    executed = [store.BUILD / "executed" / f"{name}.ipynb" for name in notebooks]
-    missing = sum(not path.is_file() for path in executed)
-    problems += [] if missing else find_long(executed)
+    executed = {store.BUILD / "executed" / f"{entry.notebook}.ipynb" for entry in entries}
+    missing, unknown = sum(not path.is_file() for path in executed), ""
+    if missing:
+        unknown = f"; minutes not checked, {missing} notebooks are not executed: run ddlkit book --recorded"
+    else:
+        problems += find_long(sorted(executed))
     for line in problems:
         print(f"ddlkit figures: {line}", file=sys.stderr)
     done = sum(entry.status == "done" for entry in entries)
-    why = f"{missing} notebooks are not executed: run ddlkit book --recorded"
-    unknown = f"; minutes not checked, {why}" if missing else ""
     print(f"{len(entries)} entries, {done} done, {len(problems)} problems{unknown}")
-    return 1 if problems else 0
+    return int(bool(problems))
