@@ -8,6 +8,7 @@ notebooks up to it, its parameters, the package and the data.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -267,12 +268,14 @@ def execute(notebook: str, data: str) -> str:
     """
     import papermill
     from jupyter_client.kernelspec import KernelSpecManager
-    from jupyter_client.manager import KernelManager
+    from jupyter_client.manager import AsyncKernelManager
 
     # By TCP, ipykernel 7 writes a notice about encryption into the first cell. A kernel named python3
     # elsewhere on the search path may belong to another Python.
     how: dict[str, Any] = {"kernel_spec_manager": KernelSpecManager(kernel_dirs=[])}
-    kernel = KernelManager(connection_file=os.path.abspath("kernel.json"), transport="ipc", **how)
+    kernel = AsyncKernelManager(
+        connection_file=os.path.abspath("kernel.json"), transport="ipc", **how
+    )
     content, died = nbformat.read(notebook, as_version=4), ""
     given = {"data": data} if data and "data" in papermill.inspect_notebook(content) else None
     how = {"cwd": str(Path(notebook).parent), "kernel_name": "python3", "progress_bar": False}
@@ -284,10 +287,10 @@ def execute(notebook: str, data: str) -> str:
         process = getattr(kernel.provisioner, "process", None)
         died = f"{' '.join(str(error).split())}; it {_ending(process.poll() if process else None)}"
     finally:
-        kernel.shutdown_kernel(now=True)
+        asyncio.run(kernel.shutdown_kernel(now=True))
     copied = nbformat.read(COPY, as_version=4).cells
     cells = [cell for cell in copied if not INSERTED & {*cell.metadata.tags}]
-    begun = [n for n, cell in enumerate(cells, 1) if cell.metadata.papermill.status != "pending"]
+    begun = [n for n, cell in enumerate(cells, 1) if cell.metadata.papermill.start_time]
     if not begun:
         return f"its kernel did not start: {died}"
     errors = [out for out in cells[begun[-1] - 1].get("outputs", ()) if out.output_type == "error"]
@@ -327,4 +330,6 @@ def _ends_with_its_parent() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_ends_with_its_parent, daemon=True).start()
-    sys.exit(execute(*sys.argv[1:]) or 0)
+    reason = execute(*sys.argv[1:])
+    print(reason, file=sys.stderr, flush=True)
+    os._exit(bool(reason))  # sockets to a kernel that was killed are not waited for
