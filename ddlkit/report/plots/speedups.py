@@ -64,7 +64,7 @@ def task_graph(ax: Axes, schedule: Schedule) -> None:
         ax.text(-0.45, -gpu, f"GPU {gpu}", ha="right", va="center", fontsize=6.5, color=SOFT)
     ax.axis("off")
     ax.margins(0.04, 0.1)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=4)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.03), ncols=4)
 
 
 @theme()
