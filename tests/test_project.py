@@ -100,7 +100,7 @@ def test_reading_on_a_binder_needs_no_torch() -> None:
 def test_the_pins_are_the_packages_own_requirements() -> None:
     """Each thing ddlkit asks for is pinned, within the range it asks for; nothing else is.
 
-    NCCL's own package and the CUDA compiler, which few need, are in no environment, and pinned where asked for.
+    NCCL's own package and the CUDA compiler, which few need, are in no environment, but pinned where named.
     """
     extras = dict(project()["optional-dependencies"])
     for extra in ("nccl", "nvrtc"):
