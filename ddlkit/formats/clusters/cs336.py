@@ -22,7 +22,7 @@ _ITERATIONS = (
     Column("bucket_mb", "int", "non_negative"),
     Column("iteration_s", "float", "positive"),
     Column("wait_s", "float", "positive"),
-    Column("overlap", "bool", default="True", later=True),
+    Column("overlap", "bool", default="True"),
 )
 _ALL_REDUCE = (
     Column("ranks", "int", "positive"),
