@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 
-from ddlkit.run.jobs.protocol import FORK
 from ddlkit.run.lab import network
 from places import alive
 
@@ -22,6 +21,8 @@ TAG = "DDLKIT_TESTED_BY"
 """In the environment of whatever a test starts: by it even an orphan is known as the test's."""
 KEPT = "torchinductor_"
 """A folder that torch makes once it has loaded its compiler, and keeps for whoever comes next."""
+SERVES = "from multiprocessing."
+"""In the command line of what forks the ranks of all tests, and of what tracks its resources."""
 HALF = ("*.tmp", "*.pending", ".room", "ddlkit-run-*")
 
 
@@ -86,7 +87,7 @@ def _below() -> set[psutil.Process]:
     found = set()
     for one in alive(psutil.Process().children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
-            if FORK not in one.cmdline():
+            if not any(SERVES in word for word in one.cmdline()):
                 found.add(one)
     return found
 
@@ -103,7 +104,7 @@ def _processes(tag: str, known: set[psutil.Process]) -> list[psutil.Process]:
 
 
 def _forks_for_us(process: psutil.Process) -> bool:
-    return process.ppid() == os.getpid() and FORK in process.cmdline()
+    return process.ppid() == os.getpid() and any(SERVES in word for word in process.cmdline())
 
 
 def _environ(pid: int) -> bytes:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from itertools import cycle, repeat
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddlkit.core.doubt import median_interval
 from ddlkit.core.errors import UserError
@@ -65,25 +61,9 @@ def test_interval_covers_the_median_as_often_as_asked_and_no_narrower_one_does(
     assert 1 - 2 * binom.cdf(low - 1, n, 0.5) >= level > 1 - 2 * binom.cdf(low, n, 0.5)
 
 
-@pytest.mark.parametrize("n", range(6))
-def test_fewer_than_six_samples_bound_nothing(n: int) -> None:
-    assert median_interval([1.0] * n) == (-np.inf, np.inf)
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=6, max_size=60))
-def test_interval_holds_the_sample_median(samples: list[float]) -> None:
-    low, high = median_interval(samples)
-    assert low <= np.median(samples) <= high
-
-
 def test_steady_times_stop_as_soon_as_an_interval_exists(simulated: Simulated) -> None:
     action = simulated.taking(repeat(0.5))
     assert measure(action, Budget(min_repeats=1, max_s=ENDLESS)).tolist() == [0.5] * 6
-
-
-def test_restless_times_use_all_repeats(simulated: Simulated) -> None:
-    action = simulated.taking(cycle([1.0, 2.0]))
-    assert len(measure(action, Budget(max_repeats=40, max_s=ENDLESS))) == 40
 
 
 @pytest.mark.parametrize("share", [0.3, 0.1, 0.03])
@@ -161,11 +141,6 @@ def test_ranks_decide_together(simulated: Simulated) -> None:
     assert wishes == [False] + [True] * 9  # five samples have no interval
 
 
-def test_real_time_is_real() -> None:
-    samples = measure(lambda: time.sleep(0.005), Budget(warmup=0, max_s=0.1))
-    assert samples.min() >= 0.005
-
-
 def test_an_action_that_returns_marks_is_timed_by_them(simulated: Simulated) -> None:
     def action() -> Marks:
         simulated.now += 0.03  # what the host does before and after does not count
@@ -177,48 +152,10 @@ def test_an_action_that_returns_marks_is_timed_by_them(simulated: Simulated) -> 
     assert samples == pytest.approx(np.full(3, 0.005))
 
 
-def test_marks_count_from_the_first() -> None:
-    marks = Marks("cpu")
-    for pause in (0.0, 0.01, 0.02):
-        time.sleep(pause)
-        marks.mark()
-    seconds = marks.seconds()
-    assert seconds[0] == 0.0
-    assert (np.diff(seconds) >= [0.01, 0.02]).all()
-
-
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"warmup": -1},
-        {"min_repeats": 0},
-        {"min_repeats": 9, "max_repeats": 8},
-        {"max_s": 0.0},
-        {"max_s": float("nan")},
-        {"relative_halfwidth": -0.1},
-    ],
+    [{"warmup": -1}, {"min_repeats": 9, "max_repeats": 8}, {"max_s": float("nan")}],
 )
 def test_contradictory_budget_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError, match="budget"):
         Budget(**wrong)  # type: ignore[arg-type]
-
-
-class Touched(TorchDispatchMode):
-    """Bytes that operations read, and that they change in place."""
-
-    read = changed = 0
-
-    def __torch_dispatch__(
-        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        size = sum(one.nbytes for one in args if isinstance(one, torch.Tensor))
-        self.read += size
-        self.changed += size * operation._schema.is_mutable
-        return operation(*args, **(kwargs or {}))
-
-
-def test_flushing_reads_more_than_a_cache_and_leaves_nothing_to_write_back() -> None:
-    flush = clock.flusher(torch.device("cpu"))
-    with Touched() as touched:
-        flush()
-    assert (touched.read, touched.changed) == (clock.FLUSH_BYTES["cpu"], 0)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
 from random import Random
 
 import numpy as np
@@ -16,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit.core.case import Case
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.papers.osf.breakdown import of_timeline
-from ddlkit.run.jobs.launch import Loopback, Place
+from ddlkit.run.jobs.launch import Place
 from ddlkit.run.lab import negotiate, replay
 from ddlkit.run.lab.negotiate import Negotiator, coordinate
 from ddlkit.run.lab.network import Lab, LabShape
@@ -78,22 +75,6 @@ def test_a_group_is_answered_once_when_the_last_rank_has_reported_it(
             assert answered == groups
 
 
-@given(
-    st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20),
-    st.lists(st.integers(1, 7), min_size=1),
-)
-def test_reports_survive_however_they_are_cut(groups: list[int], cuts: list[int]) -> None:
-    """One rank alone is answered at once, group by group."""
-    with coordinated(1) as (near,):
-        text = rest = b"".join(negotiate._GROUP.pack(group) for group in groups)
-        while rest:
-            cut = cuts[len(rest) % len(cuts)]
-            near.sendall(rest[:cut])
-            rest = rest[cut:]
-        near.shutdown(socket.SHUT_WR)
-        assert near.recv(len(text), socket.MSG_WAITALL) == text
-
-
 def test_every_rank_posts_all_groups_in_one_order_and_computing_is_not_held_up() -> None:
     groups = 50
     with negotiators(3) as ranks:
@@ -101,9 +82,7 @@ def test_every_rank_posts_all_groups_in_one_order_and_computing_is_not_held_up()
         for rank, seen in zip(ranks, posted, strict=True):
             rank.begin(seen.append)
         for rank in ranks[:-1]:
-            for group in range(
-                groups
-            ):  # returns at once, though the last rank has reported nothing
+            for group in range(groups):  # returns at once, though the last rank has reported none
                 rank.report(group)
         assert not any(posted)
         for group in range(groups):
@@ -179,18 +158,6 @@ def check_laws(found: Replayed, ranks: int) -> None:
             slowest_s = TINY.forward_s + SLOWER * TINY.backward_s.sum()
             assert agreed.end_s.max() >= slowest_s
             assert phases["NEGOTIATE"] > 0
-
-
-def test_on_loopback_nothing_leaves_before_all_are_ready() -> None:
-    check_laws(replayed(Loopback(), 2), 2)
-
-
-def test_a_negotiated_case_is_another_case_that_its_row_gives_back() -> None:
-    case = planned("none", Loopback(), negotiated=True).case
-    assert replace(case, negotiated=False).key != case.key
-    text = pd.DataFrame([asdict(case)]).to_csv(index=False)
-    (row,) = pd.read_csv(io.StringIO(text), keep_default_na=False).to_dict("records")
-    assert Case.from_row(row) == case
 
 
 @pytest.mark.lab

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import FRAMING, wire_s_per_byte
+from ddlkit.core.link import FRAMING
 from ddlkit.core.plan import make_plan
-from ddlkit.core.units import KIB, MIB
+from ddlkit.core.units import MIB
 from ddlkit.core.workload import Workload
-from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.instruments.usage import Usage
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.lab import network, replay
@@ -39,7 +37,7 @@ from ddlkit.run.lab.script import (
     make_timeline,
     read_replayed,
 )
-from places import PATIENCE_S, ROOT, TINY, alive, planned, ranks_below, sent_by, wait_for
+from places import ROOT, TINY, alive, planned, ranks_below, sent_by, wait_for
 from strategies import plans, workloads
 
 
@@ -86,22 +84,6 @@ class TestScript:
         with pytest.raises(UserError, match="has ends"):
             replace(one, plan=make_plan("single", TINY))
 
-    @pytest.mark.parametrize("wrong", [{"workers": 3}, {"link": "lab:1gbit"}, {"kind": "training"}])
-    def test_a_case_of_another_place_is_refused(self, wrong: dict) -> None:
-        with pytest.raises(UserError, match=r"not a replay of 2 over loopback"):
-            replay.replay(Loopback(), 2, [planned("none", Loopback(), **wrong)])
-
-    def test_nothing_to_replay_and_the_same_twice_are_refused(self) -> None:
-        with pytest.raises(UserError, match="at least 1"):
-            replay.replay(Loopback(), 2, [])
-        with pytest.raises(UserError, match="twice"):
-            replay.replay(Loopback(), 2, [planned("none", Loopback())] * 2)
-
-    def test_cases_with_different_numbers_in_flight_need_launches_of_their_own(self) -> None:
-        cases = [planned("none", Loopback()), planned("single", Loopback(), in_flight=2)]
-        with pytest.raises(UserError, match="one number of messages in flight"):
-            replay.replay(Loopback(), 2, cases)
-
     def test_only_the_last_rank_straggles_and_selection_stretches_with_it(self) -> None:
         more: dict[str, Any] = {"density": 0.01, "selection_sha256": "abc", "straggler": 1.5}
         case = planned("buffer:512KiB", Loopback(), workers=3, dilation=2.0, **more)
@@ -117,26 +99,34 @@ class TestScript:
     @pytest.mark.parametrize(
         ("wrong", "reason"),
         [
-            ({"straggler": 0.5}, "at least 1"),
-            ({"density": 0.0}, "dense gradients"),
-            ({"density": 0.5, "collective": "all_reduce"}, "dense gradients"),
-            ({"density": 0.5, "selection_sha256": "abc"}, "of unknown times"),
+            ([{"workers": 3}], "not a replay of 2 over loopback"),
+            ([{"link": "lab:1gbit"}], "not a replay of 2 over loopback"),
+            ([{"kind": "training"}], "not a replay of 2 over loopback"),
+            ([{"straggler": 0.5}], "at least 1"),
+            ([{"straggler": 1.5, "straggler_spread": 0.5}], "alike in all iterations"),
+            ([{"density": 0.0}], "dense gradients"),
+            ([{"density": 0.5, "collective": "all_reduce"}], "dense gradients"),
+            ([{"density": 0.5, "selection_sha256": "abc"}], "of unknown times"),
+            ([{"changes": "0s:rate=1gbit"}], "links no longer change"),
+            ([], "at least 1"),
+            ([{}, {}], "twice"),
+            ([{"in_flight": 2}], "one at a time"),
         ],
     )
-    def test_impossible_cases_are_refused(self, wrong: dict, reason: str) -> None:
+    def test_impossible_cases_are_refused(self, wrong: list[dict[str, Any]], reason: str) -> None:
         with pytest.raises(UserError, match=reason):
-            replay.replay(Loopback(), 2, [planned("single", Loopback(), **wrong)])
+            replay.replay(Loopback(), 2, [planned("single", Loopback(), **one) for one in wrong])
 
 
 class TestTimeline:
-    @given(st.data(), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**32))
-    def test_no_more_messages_overlap_than_are_in_flight_and_no_byte_is_lost(
-        self, data: st.DataObject, ranks: int, lanes: int, seed: int
+    @given(st.data(), st.integers(1, 4), st.integers(0, 2**32))
+    def test_no_messages_overlap_and_no_byte_is_lost(
+        self, data: st.DataObject, ranks: int, seed: int
     ) -> None:
         workload = data.draw(workloads(max_tensors=6))
         plan = data.draw(plans(workload.n))
         spec = f"cuts:{','.join(map(str, plan.ends))}"
-        script = Script.from_case(planned(spec, Loopback(), workload, in_flight=lanes))
+        script = Script.from_case(planned(spec, Loopback(), workload))
         rng = np.random.default_rng(seed)
         everyone = [random_recording(script, rng) for _ in range(ranks)]
         spans = make_timeline(script, everyone)
@@ -144,7 +134,7 @@ class TestTimeline:
         for rank, recording in enumerate(everyone):
             mine = spans.select(spans.rank == rank)
             messages = mine.select(mine.kind == "all_reduce")
-            assert np.all(messages.start_s[lanes:] >= messages.end_s[:-lanes])
+            assert np.all(messages.start_s[1:] >= messages.end_s[:-1])
             assert np.all(messages.start_s >= script.ready_s)
             assert messages.bytes.sum() == workload.bytes.sum()
             assert mine.end_s.max() == recording.end_s
@@ -152,19 +142,11 @@ class TestTimeline:
             idle_s = mine.duration_s - mine.busy_s(("forward", "backward", "update"))
             assert mine.exposed_communication_s() <= idle_s + 1e-9
 
-    @given(st.integers(1, 5), st.integers(0, 2**32))
-    def test_a_recording_survives_the_exchange(self, groups: int, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        recording = Recording(*rng.uniform(size=(5, groups)), *rng.uniform(size=4).tolist())
-        again = Recording.from_array(np.hstack(astuple(recording)))
-        for name, value in vars(recording).items():
-            assert np.array_equal(getattr(again, name), value)
-
 
 class TestLoopback:
     """Replay needs no root where the link need not be shaped."""
 
-    def test_replays_are_never_shorter_than_compute(self, tmp_path: Path) -> None:
+    def test_replays_are_never_shorter_than_compute(self) -> None:
         place = Loopback()
         cases = [
             planned("none", place),
@@ -192,26 +174,9 @@ class TestLoopback:
         assert set(spans["repeat"]) == {0} and set(spans["rank"]) == {0, 1}
         sent = spans[spans["kind"] == "all_reduce"].groupby(["case", "rank"])["bytes"].sum()
         assert len(sent) == 6 and (sent == TINY.bytes.sum()).all()
-        # And both tables can be recorded as they are.
-        for schema, frame in (("runs", runs), ("timeline", spans)):
-            path = store.save_table(frame, tmp_path, schema, schema=schema, command=["test"])
-            pd.testing.assert_frame_equal(
-                store.load_table(path, schema)[list(frame)], frame, check_dtype=False
-            )
-
-    def test_two_in_flight_are_carried_at_once(self) -> None:
-        """A small message need not wait for the large one that was posted before it."""
-        place = Loopback()
-        sizes = Workload.from_arrays(0.01, [0.001] * 2, [64 * 1024 * KIB, 4 * KIB])
-        cases = [planned("none", place, sizes, in_flight=2)]
-        runs, spans = replay.replay(place, 2, cases, 3, spans=3)
-        assert (runs["in_flight"] == 2).all()
-        large, small = (part for _, part in spans[spans["kind"] == "all_reduce"].groupby("group"))
-        # One after the other they never are; on a busy machine it need not be each time.
-        assert (small["start_s"].to_numpy() < large["end_s"].to_numpy()).any()
 
     def test_sparse_gradients_are_selected_and_gathered(self, tmp_path: Path) -> None:
-        """Waited out or real, beside a straggler; and what is done is not played again."""
+        """Waited out, beside a straggler; and what is done is not played again."""
         place = Loopback()
 
         def waited(elements: Any, density: float) -> Any:
@@ -220,7 +185,6 @@ class TestLoopback:
         slow: dict[str, Any] = {"density": 0.01, "selection_sha256": "abc", "straggler": 2.0}
         cases = [
             planned("none", place, density=0.01, selection_sha256="abc"),
-            planned("none", place, density=0.01),
             planned("single", place, straggler=2.0),
             planned("none", place, **slow),
         ]
@@ -230,16 +194,15 @@ class TestLoopback:
             cases,
             rounds=2,
             selection=waited,
-            done=[(cases[2].case.key, 1)],
+            done=[(cases[1].case.key, 1)],
             out=tmp_path,
         )
-        first, real, straggling, both = (runs[runs["case"] == one.case.key] for one in cases)
-        assert [len(rows) for rows in (first, real, straggling, both)] == [2, 2, 1, 2]
+        first, straggling, both = (runs[runs["case"] == one.case.key] for one in cases)
+        assert [len(rows) for rows in (first, straggling, both)] == [2, 1, 2]
         selection_s = float(waited(TINY.bytes.sum() / 4, 0.01))
         assert np.allclose(first["compute_s"], TINY.compute_s + selection_s, rtol=1e-3)
         assert np.allclose(straggling["compute_s"], 2 * TINY.compute_s)
         assert np.allclose(both["compute_s"], 2 * (TINY.compute_s + selection_s), rtol=1e-3)
-        assert (real["compute_s"] > TINY.compute_s).all()
         assert (runs["iteration_s"] >= runs["compute_s"]).all()
         kinds = spans[spans["case"] == cases[0].case.key].groupby("kind")["bytes"].sum()
         script = Script.from_case(cases[0], waited)
@@ -247,8 +210,8 @@ class TestLoopback:
         assert kinds["sparsify"] == 2 * TINY.bytes.sum()
         assert "all_reduce" not in kinds
         again = replay.replay(place, 2, cases, 2, selection=waited, out=tmp_path)
-        assert len(again.runs) == 8 and len(again.timeline) > len(spans) - 1
-        pd.testing.assert_frame_equal(again.runs.head(7), runs)
+        assert len(again.runs) == 6 and len(again.timeline) > len(spans) - 1
+        pd.testing.assert_frame_equal(again.runs.head(5), runs)
 
 
 @pytest.mark.fault(
@@ -397,15 +360,3 @@ class TestLab:
         payload = 2 * 4 * (2 * 15 / 16) * int(TINY.bytes.sum())  # rounds x nodes x a rank's share
         assert 0.95 * payload < carried["bytes"] < 1.5 * payload  # and what the ranks say besides
         assert carried["drops"] == 0
-
-    @pytest.mark.alone
-    def test_no_message_is_faster_than_the_wire(self) -> None:
-        """Four ranks; framing leaves 95.6%, and the shaper's burst lends a little to 4 MiB."""
-        brief = Budget(warmup=1, min_repeats=3, max_repeats=9, max_s=0.5)
-        with Lab(LabShape(4, 1e9)) as lab:
-            samples = replay.calibrate(lab, [4 * MIB, 16 * MIB], budget=brief, timeout_s=PATIENCE_S)
-        fastest_s = samples.groupby("bytes")["seconds"].min()
-        wire_s = fastest_s.index * wire_s_per_byte("all_reduce", 4, 1e9) * FRAMING
-        efficiency = wire_s / fastest_s
-        assert 0 < efficiency[4 * MIB] <= FRAMING + 0.03
-        assert 0 < efficiency[16 * MIB] <= FRAMING + 0.01

@@ -15,13 +15,11 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 import faulty_job
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs import launch, protocol, worker
-from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.launch import Loopback, Place
 from ddlkit.store.files import scratch
 from places import PATIENCE_S, ROOT, alive, family, free_port, listening, ranks_below, wait_for
@@ -37,68 +35,42 @@ def run(config: dict[str, Any], place: Place, timeout_s: float = 2 * PATIENCE_S)
     launch.run_ranks("collectives", config, ranks=2, place=place, timeout_s=timeout_s)
 
 
-def workers() -> list[psutil.Process]:
-    """All ranks of this process, however they came to be."""
-    started = []
-    for process in family(os.getpid()):
-        with suppress(psutil.NoSuchProcess):  # it has just ended
-            if "collectives" in process.cmdline():
-                started.append(process)
-    return ranks_below(os.getpid()) or started
-
-
-def check_a_killed_rank(out: Path, begun: Callable[[], bool]) -> None:
-    """Kill rank 1 once ``begun``; the job, which has no end, must end with one line, and with it rank 0."""
+@pytest.mark.parametrize("at_work", [False, True])
+@pytest.mark.fault(
+    fault="a rank is killed while it starts, or in the middle of a job",
+    injected="SIGKILL to rank 1 of 2 at its first sign, and at work",
+    holds="the other rank ends within seconds; one line names rank, signal and job; its "
+    "last words are kept",
+)
+def test_a_rank_killed_in_the_middle_ends_the_job_with_one_line(
+    at_work: bool, tmp_path: Path
+) -> None:
     started: list[psutil.Process] = []  # in the order of their ranks
 
     def kill() -> None:
-        assert wait_for(begun)
-        started.extend(workers())
+        assert wait_for(lambda: len(ranks_below(os.getpid())) == 2)
+        assert not at_work or wait_for((tmp_path / "job.json").exists)
+        started.extend(ranks_below(os.getpid()))
         started[1].kill()
 
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(UserError) as caught:
-        run({"out": str(out), **ENDLESS}, Loopback())
+        run({"out": str(tmp_path), **ENDLESS}, Loopback())
     killer.join()
     line = str(caught.value)
     assert line.startswith("rank 1 of 2 was killed by SIGKILL in job collectives; last line: ")
     assert "\n" not in line
     assert len(started) == 2 and not alive(started)
-    assert any((out / launch.LOGS).rglob("*.log")), "what a failed job said is kept"
-
-
-@pytest.mark.fault(
-    fault="a rank is killed in the middle of a job",
-    injected="SIGKILL to rank 1 of 2 at work",
-    holds="the other rank ends within seconds; one line names rank, signal and job; its "
-    "last words are kept",
-)
-def test_a_rank_killed_in_the_middle_ends_the_job_with_one_line(tmp_path: Path) -> None:
-    check_a_killed_rank(tmp_path, (tmp_path / "job.json").exists)
-
-
-@pytest.mark.fault(
-    fault="a rank is killed while it starts",
-    injected="SIGKILL to rank 1 of 2 while it imports torch",
-    holds="as in the middle of a job",
-)
-def test_so_does_one_that_was_not_forked_killed_at_its_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ranks as any system can start them; these take seconds until they have imported torch."""
-    monkeypatch.setattr(launch, "CAN_FORK", False)
-    check_a_killed_rank(tmp_path, lambda: len(workers()) == 2)
+    assert any((tmp_path / launch.LOGS).rglob("*.log")), "what a failed job said is kept"
 
 
 SCRIPT = """
-import signal, sys
+import signal
 from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.launch import Loopback
 from test_launch import ENDLESS
 signal.signal(signal.SIGINT, signal.default_int_handler)
-if sys.argv[1] == "started":
-    launch.CAN_FORK = False
 def run():
     with launch.workspace(None) as out:
         config = {"out": str(out), **ENDLESS}
@@ -111,11 +83,11 @@ except KeyboardInterrupt:
 
 
 @contextmanager
-def a_parent(kind: str, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+def a_parent(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that runs SCRIPT, with its temporary files in ``directory``."""
     packages = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     environment = {**os.environ, "TMPDIR": str(directory), "PYTHONPATH": packages}
-    command = [sys.executable, "-c", SCRIPT, kind]
+    command = [sys.executable, "-c", SCRIPT]
     with subprocess.Popen(command, env=environment, cwd=directory) as parent:
         try:
             yield parent
@@ -128,24 +100,26 @@ def joined(directory: Path) -> bool:
     return any(directory.glob("ddlkit-*/files/job.json"))
 
 
-@pytest.mark.parametrize(
-    "kind, at_work",
-    # At the first sign of a rank: it may not have asked yet to die with its parent.
-    [("forked", False), ("started", True)],
-)
+@pytest.mark.parametrize("moment", ["at once", "started", "at work"])
 @pytest.mark.fault(
     fault="the launcher is killed",
-    injected="SIGKILL to the process that launched two ranks, at their first sign and at work",
-    holds="every rank dies with it; the next launch sweeps its temporary directory",
+    injected="SIGKILL to the process that launches two ranks: while the server imports torch, at their first "
+    "sign, and at work with one rank stopped",
+    holds="every rank dies with it, within a second; the next launch sweeps its temporary directory",
 )
-def test_no_rank_outlives_a_parent_that_is_killed(kind: str, at_work: bool, tmp_path: Path) -> None:
-    with a_parent(kind, tmp_path) as parent:
-        begun = (lambda: joined(tmp_path)) if at_work else lambda: ranks_below(parent.pid) != []
-        assert wait_for(begun)
+def test_no_rank_outlives_a_parent_that_is_killed(moment: str, tmp_path: Path) -> None:
+    begun: dict[str, Callable[[int], bool]] = {
+        "at once": lambda pid: len(family(pid)) >= 2,
+        "started": lambda pid: ranks_below(pid) != [],
+        "at work": lambda pid: joined(tmp_path),
+    }
+    with a_parent(tmp_path) as parent:
+        assert wait_for(lambda: begun[moment](parent.pid))
         children = family(parent.pid)
-        assert len(children) >= 2
+        if moment == "at work":
+            ranks_below(parent.pid)[1].suspend()
         parent.kill()
-        assert wait_for(lambda: not alive(children)), "a rank outlived its parent"
+        assert wait_for(lambda: not alive(children), 1.0), "a rank outlived its parent"
     with scratch(tmp_path):
         assert len([*tmp_path.glob("ddlkit-run-*")]) == 1, "the next launch sweeps what is nobody's"
 
@@ -157,7 +131,7 @@ def test_no_rank_outlives_a_parent_that_is_killed(kind: str, at_work: bool, tmp_
 )
 def test_no_rank_and_no_file_outlives_a_signal(tmp_path: Path) -> None:
     """Ctrl-C, which the parent survives and then launches again, and SIGTERM, which it does not."""
-    with a_parent("forked", tmp_path) as parent:
+    with a_parent(tmp_path) as parent:
         assert wait_for(lambda: joined(tmp_path))
         first = ranks_below(parent.pid)
         (directory,) = tmp_path.iterdir()
@@ -165,7 +139,7 @@ def test_no_rank_and_no_file_outlives_a_signal(tmp_path: Path) -> None:
         assert wait_for(lambda: not directory.exists() and not alive(first))
         assert wait_for(lambda: joined(tmp_path))
         children = family(parent.pid)
-        assert len(first) == 2 and len(children) == 3, "two ranks, and what forks them"
+        assert len(first) == 2 and len(children) == 4, "two ranks, and two of what forks them"
         parent.terminate()
         assert parent.wait(PATIENCE_S) == 128 + signal.SIGTERM
         assert wait_for(lambda: not alive(children)), "a rank outlived its parent"
@@ -202,17 +176,18 @@ def test_torchrun_starts_the_same_worker_over_nodes(tmp_path: Path) -> None:
     assert set(table["ranks"]) == {2} and set(table["link"]) == {"cluster"}
 
 
-def test_forked_ranks_live_where_and_as_they_were_asked_to(tmp_path: Path) -> None:
-    """A zygote outlives a job, and what one rank does to itself does not reach the next."""
-    first, second = launch.zygote(), launch.zygote()
-    assert first is second and first.usable
+def test_what_a_rank_changes_of_itself_does_not_reach_the_next(tmp_path: Path) -> None:
+    launch.start_server()
     environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
-    rank = first.start(["dance", "none.json"], environment, tmp_path / "log", None)
-    assert rank.wait(PATIENCE_S) == protocol.MISTAKE and rank.poll() == protocol.MISTAKE
-    assert "none.json: [Errno 2]" in (tmp_path / "log").read_text()
-    lost = first.start(["dance", "none.json"], environment, tmp_path / "log", tmp_path / "nowhere")
-    assert lost.wait(PATIENCE_S) == 1
-    assert "nowhere" in (tmp_path / "log").read_text()
+    log = tmp_path / "log"
+    for namespace, status, told in (
+        (None, protocol.MISTAKE, "none.json: [Errno 2]"),
+        (tmp_path / "nowhere", 1, "nowhere"),
+    ):
+        rank = launch.RankProcess(["dance", "none.json"], environment, log, namespace)
+        rank.start()
+        assert rank.wait(PATIENCE_S) == status == rank.poll()
+        assert told in log.read_text()
 
 
 def test_a_mistake_found_in_a_rank_is_told_as_it_is(tmp_path: Path) -> None:
@@ -239,12 +214,13 @@ def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 def test_a_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="was not done after 0.5 s and was ended"):
         run({"out": str(tmp_path), **ENDLESS}, Loopback(), timeout_s=0.5)
-    assert not workers()
+    assert not ranks_below(os.getpid())
 
 
 BARE = """
 from ddlkit.run.jobs import launch
-launch.run_ranks("collectives", {"out": "."}, ranks=1, place=launch.Loopback(), timeout_s=60)
+few = {"sizes": [1024], "budget": {"max_repeats": 5}, "join": {"gloo_threads": 1}}
+launch.run_ranks("collectives", {"out": ".", **few}, ranks=1, place=launch.Loopback(), timeout_s=60)
 """
 
 
@@ -280,56 +256,24 @@ def test_ranks_look_for_no_network_on_one_machine() -> None:
     injected="rank 1 of 2 sleeps for ever before a collective",
     holds="the other gives up after its timeout, both are ended, one line",
 )
-def test_a_rank_that_hangs_ends_the_job_with_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where one sleeps at a collective, the other gives up after its timeout, and both are ended."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
-    monkeypatch.setattr(launch, "_current", None)
+def test_a_rank_that_hangs_ends_the_job_with_one_line() -> None:
     hanging = faulty_job.faulty_job, faulty_job.FaultySettings("")
-    with pytest.raises(UserError, match="^rank 0 of 2 ended with exit status 3 in job") as caught:
-        launch.launch(*hanging, ranks=2, place=Loopback(), join={"timeout_s": 10.0})
-    assert "Timed out waiting 10000ms" in str(caught.value) and "\n" not in str(caught.value)
-    assert not workers()
+    with pytest.raises(UserError, match="^rank 1 of 2 does not answer in job faulty_job") as caught:
+        launch.launch(*hanging, ranks=2, place=Loopback(), join={"timeout_s": 2.0})
+    said = str(caught.value)
+    assert "rank 0 gave up; its last line: " in said and "Timed out waiting 2000ms" in said
+    assert "\n" not in said and not ranks_below(os.getpid())
 
 
-def test_a_rank_that_dies_in_cuda_says_of_what_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_dies_in_cuda_says_of_what_in_one_line() -> None:
     """As CUDA says it: the reason first, and then three lines of advice."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
-    monkeypatch.setattr(launch, "_current", None)
     failing = faulty_job.faulty_job, faulty_job.FaultySettings(faulty_job.ILLEGAL_ADDRESS)
     with pytest.raises(UserError) as caught:
         launch.launch(*failing, ranks=2, place=Loopback())
     line = str(caught.value)
-    assert line.startswith(
-        "rank 1 of 2 ended with exit status 1 in job faulty_job; last line: Runtime"
-    )
-    assert (
-        "Error: CUDA error: an illegal memory access was encountered" in line and "\n" not in line
-    )
-
-
-def test_a_rank_of_a_process_that_used_a_gpu_refuses_to_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
-    with pytest.raises(UserError, match="^this rank was forked from a process that had used a GPU"):
-        peers._choose("gloo", None, 0, 1)
-
-
-@pytest.mark.parametrize("error", [OSError(38, "Function not implemented"), AttributeError("os")])
-def test_a_kernel_that_only_names_pidfd_open_cannot_fork_ranks(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert launch._can_fork() == launch.CAN_FORK
-
-    def refuse(_: int) -> int:
-        raise error
-
-    monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
-    assert not launch._can_fork()
+    said = "rank 1 of 2 ended with exit status 1 in job faulty_job; last line: RuntimeError: "
+    assert line.startswith(f"{said}CUDA error: an illegal memory access was encountered")
+    assert "\n" not in line
 
 
 def test_a_rank_whose_parent_is_gone_does_not_start() -> None:
@@ -360,29 +304,6 @@ def test_wrong_settings_files_are_one_line(
         worker.read_config(path)
 
 
-def test_unknown_jobs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="unknown job 'dance': name the module"):
-        worker.run("dance", {"out": str(tmp_path)})
-
-
-def test_progress_is_shown_line_by_line_and_errors_are_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = tmp_path / "log"
-    log.write_text("noise\nddlkit: one\nddlkit: tw")
-    shown = launch._show_progress(log, 0)
-    assert capsys.readouterr().err == "ddlkit: one\n"
-    log.write_text(log.read_text() + "o\nddlkit: error: no\n")
-    assert launch._show_progress(log, shown) == log.stat().st_size
-    assert capsys.readouterr().err == "ddlkit: two\n"
-
-
-def test_settings_travel_as_json(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"out": str(tmp_path), **ENDLESS}))
-    assert worker.read_config(path) == {"out": str(tmp_path), **ENDLESS}
-
-
 def job_modules() -> list[str]:
     """Modules that declare a job."""
     paths = [p for p in (ROOT / "ddlkit").rglob("*.py") if "\n@job(" in p.read_text()]
@@ -407,10 +328,23 @@ def refuse(*_):
     raise AssertionError("a GPU was asked for")
 for name in ("is_available", "device_count", "get_device_properties", "current_device"):
     setattr(torch.cuda, name, refuse)
-from ddlkit.run.jobs import worker
+from ddlkit.run.jobs import server, worker
 for job in sys.argv[1:]:
-    worker.preload(job)
-    assert job in sys.modules
+    worker.find(job)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code, *job_modules()], env=environment, check=True)
+
+
+def test_a_script_that_launches_is_not_run_again_by_its_ranks(tmp_path: Path) -> None:
+    """Although nothing in it asks whether it is the main module."""
+    script = tmp_path / "script.py"
+    script.write_text(f"print('once', flush=True){BARE}")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.returncode) == ("once\n", 0), done.stderr

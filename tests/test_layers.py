@@ -6,20 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.core.workload import LayerProfile
-from ddlkit.model.predictor import issue_share
 from ddlkit.run import instruments
 from ddlkit.run.instruments.clock import Budget, Marks
 from ddlkit.run.jobs.launch import Loopback, launch
@@ -164,39 +159,6 @@ def test_ready_order_is_the_one_that_ddp_fills_its_buckets_in(tmp_path: Path) ->
     assert [int(size) for size in sizes.split(",")] == workload.bytes.tolist()
 
 
-class Counting(TorchDispatchMode):
-    """Every operation takes as long as it has elements to write."""
-
-    def __init__(self, clock: Simulated) -> None:
-        super().__init__()
-        self.clock = clock
-
-    def __torch_dispatch__(
-        self, operation: Any, types: Any, given: Any = (), named: Any = None
-    ) -> Any:
-        found = operation(*given, **(named or {}))
-        written = [one.numel() for one in tree_leaves(found) if isinstance(one, Tensor)]
-        self.clock.now += 1e-9 * sum(written)
-        return found
-
-
-def test_a_profile_repeats(clock: Simulated) -> None:
-    with Counting(clock):
-        first, second = (profile_layers("lenet5", 64, threads=1, budget=FEW)[0] for _ in range(2))
-    assert second.tensor == first.tensor and (first.backward_s > 0).all()
-    assert second.forward_s == pytest.approx(first.forward_s)
-    assert second.backward_s == pytest.approx(first.backward_s)
-
-
-def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = _enter(monkeypatch, nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    before = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
-    profile_layers("mine", 2, threads=before[0] + 1, budget=ONCE)
-    assert (torch.get_num_threads(), torch.backends.cudnn.allow_tf32) == before
-    assert not any(module._forward_pre_hooks for module in model.modules())
-    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
-
-
 def test_bf16_really_computes_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     model = _enter(monkeypatch, nn.Linear(4, 3))
@@ -234,9 +196,7 @@ def test_two_ranks_profile_at_the_same_time(tmp_path: Path) -> None:
         ({"network": "lenet"}, "unknown network 'lenet': did you mean 'lenet5'"),
         ({"batch": 0}, "batch 0 of lenet5"),
         ({"batch": 10**12}, "out of memory: lenet5 at batch 1000000000000 on cpu"),
-        ({"batch": 10**17}, "out of memory: lenet5"),
         ({"device": "tpu9000"}, "unknown device 'tpu9000'"),
-        ({"device": "meta"}, "unknown device 'meta'"),
         ({"device": "cuda:99"}, "device 'cuda:99' is not there"),
         ({"precision": "fp8"}, "unknown precision 'fp8'"),
         ({"precision": "tf32"}, "precision 'tf32' needs a CUDA device"),
@@ -258,33 +218,6 @@ def test_cuda_profile_sums_to_its_samples(precision: str) -> None:
     median = samples.groupby("quantity")["seconds"].median()
     assert profile.backward_s.sum() == pytest.approx(median["backward"], rel=1e-9)
     assert (profile.backward_s >= 0).all() and median["hooked_iteration"] > 0
-
-
-def test_issuing_is_timed_within_each_iteration() -> None:
-    training = layers.Training("lenet5", 2, torch.device("cpu"), "fp32")
-    layers._Order(training)
-    plain, watched, issue_s = layers._measure(training, FEW, None)
-    # Nobody waits on a processor: it has issued an iteration when that is over.
-    assert len(plain) == len(watched) == len(issue_s)
-    assert (issue_s >= plain[:, -1]).all()
-
-
-def test_a_profile_that_shows_the_host_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    real = layers.profile_layers
-
-    def bound(*network: Any, **how: Any) -> tuple[LayerProfile, pd.DataFrame]:
-        profile, samples = real(*network, **how)
-        issue = samples[samples["quantity"] == "unhooked_iteration"].assign(quantity="issue")
-        return profile, pd.concat([samples, issue.assign(seconds=issue["seconds"] * share)])
-
-    monkeypatch.setattr(layers, "profile_layers", bound)
-    for share, line in ((0.95, "lenet5, batch 2, fp32: asking for it is 95% of"), (0.85, "")):
-        tables = layers.layer_tables("lenet5", 2, "cpu", "fp32", ONCE, 1)
-        assert issue_share(tables["samples"]) == pytest.approx(share)
-        assert line in capsys.readouterr().err
-    assert "asking" not in capsys.readouterr().err
 
 
 def test_an_iteration_that_cannot_be_a_graph_costs_only_that(

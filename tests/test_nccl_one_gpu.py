@@ -25,13 +25,15 @@ from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.job import Job
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.jobs.rank import Rank
-from ddlkit.run.measure import contention
-from ddlkit.run.measure.contention import ContentionSettings
+from ddlkit.run.measure import contention, nccl_one_gpu
 from ddlkit.run.measure.nccl_one_gpu import (
     Nccl,
+    OneGpuSettings,
     TwoRanks,
     library,
     measure_on_one_gpu,
+    one_gpu_job,
+    read_trace,
     unavailable,
 )
 from ddlkit.run.sessions.kinds import Here, two_ranks_on_one_gpu
@@ -39,7 +41,7 @@ from ddlkit.run.sessions.session import Partial, Unavailable
 
 CPU = torch.device("cpu")
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
-TINY = ContentionSettings(0, contention.TINY, TWICE, ["relu"], 64 * KIB)
+TINY = OneGpuSettings(contention.TINY, TWICE, ["relu"], 64 * KIB)
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
 
@@ -85,12 +87,6 @@ def test_an_old_library_is_refused_with_its_version(version: int, play: Play) ->
         measure_on_one_gpu([(1, 64)], TINY)
 
 
-@pytest.mark.parametrize("version", [23003, 23100, 30000])
-def test_a_new_one_is_not(version: int, play: Play) -> None:
-    play(f"version={version}")
-    assert unavailable() == ""
-
-
 def test_a_file_that_is_no_nccl_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, reason in (("missing.so", "cannot open"), ("libm.so.6", "undefined symbol")):
         monkeypatch.setenv("DDLKIT_NCCL", name)
@@ -108,6 +104,49 @@ def test_a_point_that_would_be_refused_takes_no_time(play: Play, tmp_path: Path)
         estimates.append(point.estimate_s)
         assert point.schemas == ["contention"]
     assert estimates[0] == 0 < estimates[1]
+
+
+# -- what the profiler saw ----------------------------------------------------------------------
+
+
+def _event(name: str, start: float, end: float, cat: str = "kernel", **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "cat": cat, "ts": start, "dur": end - start, "args": args}
+
+
+def test_trace_of_gpu_kernels_shows_overlap_and_footprint() -> None:
+    ring = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    how: dict[str, Any] = {"grid": [8, 1, 1], "block": [288, 1, 1]}
+    how |= {"registers per thread": 96, "shared memory": 9}
+    events = [
+        _event("nccl:all_reduce", 0, 99, "gpu_user_annotation"),
+        _event(ring, 10, 30, **how),
+        _event(ring, 32, 52, **how),
+        _event("void at::cuda::spin_kernel(long)", 0, 20),
+        _event("implicit_gemm", 20, 40),
+    ]
+    seen = read_trace({"traceEvents": events})
+    assert seen.pop("overlap_share") == pytest.approx((10 + 8) / 20)
+    assert seen.pop("messages_s") == pytest.approx(42e-6)
+    assert seen == {"taken_blocks": 8, "taken_threads": 288, "registers": 96, "shared_bytes": 9}
+
+
+def test_kernels_that_took_turns_with_messages_leave_no_row(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others do, and the reason names each that did."""
+    play("version=23003")
+    shares = {"relu": 0.05, "attention": 0.9, "linear": 0.0}
+
+    def rows(_: object, name: str, *__: object) -> pd.DataFrame:
+        pair = {"communication": ["none", "nccl_one_gpu"], "seconds": [1.0, 2.0]}
+        return pd.DataFrame({"kernel": name, **pair, "overlap_share": [0, shares[name]]})
+
+    monkeypatch.setattr(nccl_one_gpu, "beside", rows)
+    me, found = Rank(0, 1, 0, CPU, "gloo", 0, 1), []
+    with pytest.raises(UserError, match="two ranks relu took 2 s, alone 1 s.*two ranks linear"):
+        for part in one_gpu_job.part(me, replace(TINY, names=[*shares])):
+            found += part["contention"]["kernel"].unique().tolist()
+    assert found == ["attention"]
 
 
 # -- what is called ----------------------------------------------------------------------------
@@ -207,7 +246,7 @@ def test_what_was_measured_before_a_failure_is_kept(
     play("version=23003")
     row = pd.DataFrame({"kernel": ["relu"]})
 
-    def start(_: object, settings: ContentionSettings, **__: object) -> dict[str, pd.DataFrame]:
+    def start(_: object, settings: OneGpuSettings, **__: object) -> dict[str, pd.DataFrame]:
         if settings.blocks == 4:
             raise UserError("it hangs")
         return {"contention": row.assign(blocks=settings.blocks)}

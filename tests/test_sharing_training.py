@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,24 +28,60 @@ from ddlkit.run.measure.sharing_training import (
     SendingTraining,
     Setting,
     chunks_of_messages,
+    measure_sending,
     measure_sharing,
-    settings,
 )
-from ddlkit.run.measure.standin import CpuStandIn, Footprint, read_message
+from ddlkit.run.measure.standin import Footprint, read_message
 from ddlkit.run.nets import registry as networks
 from ddlkit.run.sessions.kinds import Here, training_beside_messages
-from places import PATIENCE_S
+from ddlkit.run.sessions.session import Unavailable
 
 CPU = torch.device("cpu")
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
 SLOW = Setting(Footprint(1, 1, 20e6))  # a few milliseconds for a small network
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the smallest of networks is many chunks, each of which comes, whoever holds the processor."""
-    monkeypatch.setattr(CpuStandIn, "chunk_elements", KIB)
-    monkeypatch.setattr(standin, "LONGEST_S", PATIENCE_S)
+CHUNK_BYTES = 4 * KIB
+
+
+class PlayedStandIn:
+    """Sends as `standin.GpuStandIn` does, at 20 MB/s, one message after the other, by a thread of its own.
+
+    most : chunks of each block, after which a message ends even if it is not whole
+    """
+
+    def __init__(self, most: int = 10**9) -> None:
+        self.most, self._stream = most, ThreadPoolExecutor(1)
+        self._sent: list[Future[None]] = []
+
+    def chunk_bytes(self, threads: int) -> int:
+        return CHUNK_BYTES
+
+    def columns(self, footprint: Footprint) -> dict[str, Any]:
+        return {"taken_threads": footprint.threads}
+
+    def record(self, blocks: int) -> Tensor:
+        return torch.zeros(standin._HEAD + 3 * blocks, dtype=torch.int64)
+
+    def send(self, footprint: Footprint, chunks: int, record: Tensor) -> None:
+        self._sent.append(self._stream.submit(self._message, footprint, chunks, record))
+
+    def _message(self, footprint: Footprint, chunks: int, record: Tensor) -> None:
+        blocks, sent = footprint.blocks, min(chunks, self.most)
+        begin = time.perf_counter_ns()
+        time.sleep(sent * blocks * CHUNK_BYTES / 20e6)
+        times = [begin] * blocks + [time.perf_counter_ns()] * blocks
+        record[standin._HEAD :] = torch.tensor([*times, *[sent] * blocks])
+
+    def join(self) -> None:
+        for message in self._sent:
+            message.result()
+        self._sent = []
+
+
+def sending_of(training: Training, most: int = 10**9) -> SendingTraining:
+    played: Any = PlayedStandIn(most)
+    return SendingTraining(training, played)
 
 
 class Tied(nn.Module):
@@ -100,18 +138,17 @@ def test_an_iteration_sends_all_gradients_by_its_records(
 ) -> None:
     training = training_of(network, monkeypatch)
     expected = bus_factor("all_reduce", ranks) * gradient_bytes(training)
-    sending = SendingTraining(training, CpuStandIn(MIB))
-    chunk_bytes = 4 * KIB
+    sending = sending_of(training)
     with sending.hooked():
         for footprint in (Footprint(1, 1), Footprint(3, 1)):
             run = sending.iterate(Setting(footprint, ranks=ranks))
-            sent_bytes = chunk_bytes * sum(read_message(record)[1] for record in run.records)
-            assert expected <= sent_bytes < expected + footprint.blocks * chunk_bytes
+            sent_bytes = CHUNK_BYTES * sum(read_message(record)[1] for record in run.records)
+            assert expected <= sent_bytes < expected + footprint.blocks * CHUNK_BYTES
 
 
 def test_buckets_are_those_of_ddp() -> None:
     training = Training("resnet18", 1, CPU, "fp32")
-    sending = SendingTraining(training, CpuStandIn(MIB))
+    sending = sending_of(training)
     sizes = sending.sizes
     assert sum(sizes) == sum(p.nbytes for p in training.model.parameters())
     assert MIB <= sizes[0] < sizes[1] and sizes[1] >= 25 * MIB and len(sizes) == 3
@@ -131,7 +168,7 @@ def test_the_update_waits_and_messages_leave_one_after_the_other_when_they_are_r
 ) -> None:
     monkeypatch.setattr(sharing_training, "ddp", plan.none)
     training = training_of("lenet5", monkeypatch)
-    sending = SendingTraining(training, CpuStandIn(MIB))
+    sending = sending_of(training)
     assert len(sending.sizes) == 10
     began_s: list[float] = []
     training.optimizer.register_step_post_hook(lambda *_: began_s.append(time.perf_counter()))
@@ -154,7 +191,7 @@ def test_without_messages_and_with_them_an_iteration_computes_what_it_does_anywa
 ) -> None:
     def momenta(sends: Setting | None, *, plain: bool = False) -> list[Tensor]:
         training = training_of("lenet5", monkeypatch)
-        sending = SendingTraining(training, CpuStandIn(MIB))
+        sending = sending_of(training)
         if plain:
             training.iterate(lambda: None)
         else:
@@ -172,15 +209,6 @@ def test_without_messages_and_with_them_an_iteration_computes_what_it_does_anywa
         assert plain and all(same)
 
 
-def test_nothing_stays_hooked(monkeypatch: pytest.MonkeyPatch) -> None:
-    training = training_of("lenet5", monkeypatch)
-    sending = SendingTraining(training, CpuStandIn(MIB))
-    with sending.hooked():
-        assert training.optimizer._optimizer_step_pre_hooks
-    assert not training.optimizer._optimizer_step_pre_hooks
-    assert not any(p._post_accumulate_grad_hooks for p in training.model.parameters())
-
-
 # -- policies and rows -------------------------------------------------------------------------
 
 
@@ -191,18 +219,12 @@ def test_the_policy_gives_more_to_the_last_message_only() -> None:
     assert Setting(least).footprints(2) == [least, least]
 
 
-def test_settings_of_a_gpu_are_distinct_and_span_the_papers_corners() -> None:
-    found = settings(True, brief=False)
-    assert len(found) == len(set(found))
-    pairs = {(one.footprint.blocks, one.footprint.threads) for one in found}
-    assert set(itertools.product((1, 4), (64, 512))) <= pairs
-    assert {one.policy for one in settings(True, brief=True)} == {one.policy for one in found}
-    assert {one.ranks for one in found} == {2, 8}
-
-
-def test_the_table_can_be_saved_and_agrees_with_itself(tmp_path: Path) -> None:
+def test_the_table_can_be_saved_and_agrees_with_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compared = [SLOW, Setting(Footprint(1, 1, 20e6), Footprint(2, 1, 20e6), ranks=8)]
-    table = measure_sharing("lenet5", 2, compared, TWICE)
+    sending = sending_of(training_of("lenet5", monkeypatch))
+    table = measure_sending(sending, "lenet5", compared, TWICE)
     path = store.save_table(table, tmp_path, "sharing-x", schema="sharing", command=[])
     rows = store.load_table(path, "sharing")
     assert rows.groupby("quantity").size().to_dict() == {
@@ -222,9 +244,14 @@ def test_the_table_can_be_saved_and_agrees_with_itself(tmp_path: Path) -> None:
 
 
 def test_a_message_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standin, "LONGEST_S", 0.01)
+    sending = sending_of(training_of("lenet5", monkeypatch), most=1)
     with pytest.raises(UserError, match=r"sent \d+ of \d+ chunks in the time"):
-        measure_sharing("lenet5", 2, [Setting(Footprint(1, 1, 1e6))], TWICE)
+        measure_sending(sending, "lenet5", [SLOW], TWICE)
+
+
+def test_a_processor_has_no_stand_in() -> None:
+    with pytest.raises(Unavailable, match="needs a GPU"):
+        measure_sharing("lenet5", 2, [SLOW], TWICE)
 
 
 def test_a_point_has_a_budget_for_each_setting(tmp_path: Path) -> None:

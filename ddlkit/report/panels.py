@@ -1,8 +1,8 @@
-"""What a heat map shows: a grid of numbers, how sure each is, and which of them is the default."""
+"""What a heat map shows: a grid of numbers, their intervals, and which of them is the default."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,36 +28,24 @@ class Panel(NamedTuple):
     neutral: float = 0.0
 
     def unsure(self) -> NDArray[np.bool_]:
-        """Whether the interval of each cell holds ``neutral`` inside."""
+        """Return whether each number's interval holds ``neutral`` inside."""
         if self.lower is None or self.upper is None:
             return np.zeros(self.grid.shape, dtype=bool)
-        lower, upper = (one.to_numpy(dtype=float) for one in (self.lower, self.upper))
+        lower, upper = (end.to_numpy(dtype=float) for end in (self.lower, self.upper))
         return np.asarray((lower < self.neutral) & (self.neutral < upper))
 
 
-def judged(panels: Mapping[str, Panel]) -> dict[str, tuple[int, int, int]]:
-    """Of each panel with intervals: numbers surely below neutral, surely above, and unsure."""
-    found = {}
-    for name, panel in panels.items():
-        if panel.lower is not None and panel.upper is not None:
-            below, above = panel.upper < panel.neutral, panel.lower > panel.neutral
-            counts = below.to_numpy().sum(), above.to_numpy().sum(), panel.unsure().sum()
-            found[name] = (int(counts[0]), int(counts[1]), int(counts[2]))
-    return found
-
-
 def numbers(panels: Mapping[str, Panel]) -> pd.DataFrame:
-    """What heat maps show, a row a cell: panel, row, column, value; lower, upper where a panel has them."""
+    """Return what heat maps show, a row a number: panel, row, column, value; lower, upper where known."""
     tables = []
     for name, panel in panels.items():
         grids = {"value": panel.grid, "lower": panel.lower, "upper": panel.upper}
-        long = {what: _long(grid) for what, grid in grids.items() if grid is not None}
+        long = {
+            what: grid.rename_axis(index="row", columns="column").stack()
+            for what, grid in grids.items()
+            if grid is not None
+        }
         table = pd.concat(long, axis=1).dropna(subset="value").reset_index()
         tables.append(table.assign(panel=name).astype({"row": str, "column": str}))
     found = pd.concat(tables, ignore_index=True)
-    columns: Sequence[str] = ["panel", "row", "column", "value", *ENDS]
-    return found[[name for name in columns if name in found]]
-
-
-def _long(grid: pd.DataFrame) -> pd.Series:
-    return grid.rename_axis(index="row", columns="column").stack()
+    return found[[n for n in ("panel", "row", "column", "value", *ENDS) if n in found]]

@@ -1,40 +1,43 @@
-"""What `ddlkit record --suite gpu` found on GPUs of one's own, as panels: of what a recording has tables for.
+"""What `ddlkit record --suite gpu` measured on a GPU of one's own: panels of its own, and as sharing figures.
 
-A machine may have been taken away early: what is missing leaves its panel out.
+A machine may have been taken away early: what is missing leaves its panel out. Training and kernels beside a
+stand-in for messages (`ddlkit.run.measure.standin`) are shown as the sharing paper's figures: it takes of a
+GPU what NCCL would take, and nobody is waited for. Kernels beside NCCL on one GPU, and beside the copy
+engine, are shown with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from pathlib import Path
 
 import pandas as pd
 
 from ddlkit import store
-from ddlkit.core.iteration import Iteration, no_overlap
-from ddlkit.core.plan import ddp
-from ddlkit.model.calibration import Calibration
 from ddlkit.report import compare
+from ddlkit.report.figures.sharing_measured import Recording
+from ddlkit.report.papers.sharing import DEFAULT
 from ddlkit.report.source import Source, machine_of
 
 Panels = dict[str, tuple[str, pd.DataFrame]]
 """By heading, which says what is found, the label of an axis and a table: a row a case, a column a series."""
+WHO = {
+    "standin": "stand-in",
+    "nccl_one_gpu": "two ranks of NCCL on one GPU",
+    "copy_engine": "copy engine",
+}
+_WAY = r"_(h2d|d2h|both)$"  # which way a copy engine copies, after its name
 
 
 def recorded() -> dict[str, Panels]:
-    """By machine the `panels` of each recording under data/recorded that has any."""
+    """Return by machine the `panels` of each recording under data/recorded that has any."""
     found = {path.name: panels(Source((path,))) for path in store.list_recorded()}
-    return {name: one for name, one in found.items() if one}
+    return {name: drawn for name, drawn in found.items() if drawn}
 
 
 def panels(source: Source) -> Panels:
-    """Steps of several GPUs, kernels beside messages, and the share of a GPU that training reaches."""
+    """Return kernels beside messages, and the share of a GPU that training reaches."""
     where = machine_of(source.directories[0])
     found: Panels = {}
-    if source.has("runs") and source.has("collectives") and len(rows := trained(source)):
-        rest = (rows["measured"] - rows["workbook"]).median()
-        says = f": {rest:+.2g} ms beyond the model" if rest == rest else ""
-        known = rows.dropna(axis=1, how="all")
-        found[f"{where}, a step of several GPUs{says}"] = "longer than its compute [ms]", known
     if source.has("contention") and len(times := _slowdowns(source)):
         says = f"kernels beside messages: up to {times.max().max():.0f}% longer"
         found[f"{where}, {says}"] = "longer than alone [%]", times
@@ -46,18 +49,18 @@ def panels(source: Source) -> Panels:
 
 
 def _slowdowns(source: Source) -> pd.DataFrame:
-    """By kernel and who communicates, by how many per cent it takes longer; medians over what that takes."""
+    """Return by kernel and who communicates by how many per cent it takes longer; medians over settings."""
     slow = compare.slowdowns(source.table("contention"))
     slow = slow[(slow["device"] == "cuda") & (slow["kernel"] != "idle")]
-    columns = [slow[one].str.replace("_", " ") for one in ("kernel", "communication")]
+    columns = [slow[name].str.replace("_", " ") for name in ("kernel", "communication")]
     times = slow.pivot_table("slowdown", *columns, aggfunc="median")
     return 100 * (times.rename(columns={"standin": "stand-in"}) - 1)
 
 
 def _shares(source: Source) -> pd.DataFrame:
-    """By network, at its largest batch on one GPU, and precision, `compare.layer_speeds`'s c in per cent."""
-    tables: Mapping[str, Source] = {"": source}
-    speeds = [compare.layer_speeds(tables, name).assign(network=name) for name in source.networks()]
+    """Return `compare.layer_speeds`'s c in per cent, by network, at its largest batch, and precision."""
+    networks = source.networks()
+    speeds = [compare.layer_speeds({"": source}, name).assign(network=name) for name in networks]
     if not speeds:
         return pd.DataFrame()
     rows = pd.concat(speeds).query("device == 'cuda' and ranks == 1").dropna(subset="c")
@@ -65,44 +68,73 @@ def _shares(source: Source) -> pd.DataFrame:
     return 100 * largest.pivot_table("c", largest["network"].map(store.network_title), "precision")
 
 
-def trained(source: Source) -> pd.DataFrame:
-    """By network, batch and ranks, milliseconds that a step of several GPUs takes longer than its compute.
-
-    Columns: measured; no_overlap and workbook, from layers stretched to that compute and all-reduces on
-    their own; NaN where either was not recorded.
-    """
-    runs = source.table("runs")
-    runs = runs[(runs["device"] == "cuda") & (runs["kind"] == "training") & (runs["plan"] == "ddp")]
-    known = Calibration.of(source.table("collectives"), draws=0).known
-    profiles = {path: store.load_table(path, "layers").iloc[0] for path in source.profiles()}
-    alone = {
-        (one["network"], one["batch"]): store.read_profile(path)
-        for path, one in profiles.items()
-        if (one["ranks"], one["precision"]) == (1, "fp32")
-    }
-    rows = {}
-    for key, own in runs.groupby(["network", "batch", "workers", "link"]):
-        network, batch, ranks, link = key
-        compute_s, layers = own["compute_s"].median(), alone.get((network, batch))
-        longer = {"measured": own["iteration_s"].median() - compute_s}
-        messages = known.get((link, ranks, "all_reduce"))
-        if layers is not None and messages is not None:
-            work = layers.workload()
-            work = work.scaled(compute_s / work.compute_s)
-            one = Iteration(work, ddp(work), messages.cost, messages.link)
-            longer["no_overlap"] = no_overlap(one).iteration_s - compute_s
-            longer["workbook"] = one.prediction.iteration_s - compute_s
-        name = f"{store.network_title(str(network))}, batch {batch}, {ranks} GPUs"
-        rows[name] = {model: 1e3 * seconds for model, seconds in longer.items()}
-    return pd.DataFrame.from_dict(
-        rows, orient="index", columns=["measured", "no_overlap", "workbook"]
-    )
-
-
 def numbers(drawn: Panels) -> pd.DataFrame:
-    """What `panels` show, a row a number: axis, case, series, value."""
+    """Return what `panels` show, a row a number: axis, case, series, value."""
     tables = []
     for label, rows in drawn.values():
         long = rows.rename_axis(index="case", columns="series").stack().rename("value")
         tables.append(long.reset_index().assign(axis=label))
     return pd.concat(tables, ignore_index=True)[["axis", "case", "series", "value"]]
+
+
+# -- as the sharing paper's figures --------------------------------------------------------------
+
+
+def one_gpu(data: str = "") -> Recording | None:
+    """Return what a GPU recorded beside the stand-in, as tables of `sharing_measured`; None without any.
+
+    data : its name, or directory; else the first recording that has such training
+    """
+    named = store.RECORDED / data if data and "/" not in data else Path(data)
+    for path in [*([named] if data else []), *store.list_recorded()]:
+        source = Source((path,))
+        if not source.has("sharing") or "cuda" not in set(source.table("sharing")["device"]):
+            continue
+        tables = {"iterations": iterations(source.table("sharing"))}
+        if DEFAULT not in set(tables["iterations"]["configuration"]):
+            tables = {}
+        if source.has("contention"):
+            tables["kernels"] = kernels(source.table("contention"))
+        return Recording(source, tables)
+    return None
+
+
+def iterations(sharing: pd.DataFrame) -> pd.DataFrame:
+    """Return a ``sharing`` table as one of iterations: `sharing_measured.CELL`, configuration, repeat, times.
+
+    Of two emulated ranks and single precision; the link is the stand-in and its rate, a round a sample.
+    """
+    rows = sharing[(sharing["precision"] == "fp32") & (sharing["ranks"] <= 2)]
+    rows = rows.rename(columns={"sample": "repeat", "seconds": "iteration_s"})
+    rows = rows[rows["quantity"] == "iteration"].reset_index(drop=True)
+    last = rows["policy"].str.partition("_")[2]
+    name = rows["blocks"].astype(str) + "x" + rows["threads"].astype(str)
+    return rows.assign(
+        plan="ddp",
+        openmp=1,
+        link=[_at("stand-in", rate) for rate in rows["bytes_per_s_asked"]],
+        configuration=name.where(last == "", name + "+" + last),
+        overlap_s=(rows["communication_s"] - rows["exposed_communication_s"]).clip(lower=0),
+    )
+
+
+def kernels(contention: pd.DataFrame) -> pd.DataFrame:
+    """Return a ``contention`` table as one of kernels: link (who communicates, at which rate), times."""
+    rows = contention.query("kernel != 'idle' and fifo_bytes == 0")
+    by = ["kernel", "ranks"]
+    alone_s = rows[rows["communication"] == "none"].groupby(by)["seconds"].median()
+    way = rows["communication"].str.extract(_WAY, expand=False)
+    who = rows["communication"].str.replace(_WAY, "", regex=True).map(WHO)
+    shape = rows["blocks"].astype(str) + "x" + rows["threads"].astype(str)
+    rates = zip(who, rows["bytes_per_s_asked"], strict=True)
+    rows = rows.join(alone_s.rename("kernel_alone_s"), on=by).rename(
+        columns={"seconds": "kernel_beside_s"}
+    )
+    links = [_at(name, rate) if isinstance(name, str) else None for name, rate in rates]
+    return rows.assign(configuration=way.fillna(shape), link=links).dropna(subset="link")
+
+
+def _at(who: str, rate: float) -> str:
+    if who != WHO["standin"]:
+        return who
+    return f"{who}, {rate / 1e9:g} GB/s" if rate else f"{who}, full speed"

@@ -1,37 +1,91 @@
-"""Sharing, measured: messages, kernels and training under configurations of what carries the messages.
+"""The sharing paper's eight figures: what it prints or its model says, and what a machine measured.
 
-The tables are those of one machine, whatever carried messages there: threads of gloo on a processor, blocks
-of NCCL on GPUs. A configuration is compared with the default of the same round, so that what drifts from
-round to round cancels; the median over rounds is shown, with its interval.
+A figure has panels of what is there. Tables are those of one machine, whatever carried messages: threads of
+gloo on a processor, blocks of NCCL between GPUs, a stand-in on one (`gpu_own.one_gpu`). A configuration is
+compared with the default of the same round, so that what drifts from round to round cancels; the median over
+rounds is shown, with its 95% interval.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from ddlkit.core.doubt import median_interval
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import bus_factor
 from ddlkit.core.timeline import COLUMNS, Timeline
+from ddlkit.report.claims import paper_table
+from ddlkit.report.figures import sharing_paper
+from ddlkit.report.panels import ENDS, Panel
+from ddlkit.report.papers.sharing import BATCHES, DEFAULT, throughput
+from ddlkit.report.source import SHARING, Source, machine_of, open_sharing
 
-DEFAULTS = ("t2-free-normal", "b0", "2x256")
+DEFAULTS = ("t2-free-normal", "b0", DEFAULT)
 """What a library takes by itself: two threads of gloo; as many blocks as NCCL likes, two in the paper."""
 LEAST_FIRST = (
     *("t1-free-idle", "t1-free-nice10", "t1-free-normal", "t2-free-normal", "t4-free-normal"),
     "t2-free-raised",
 )
-"""Configurations of the grid by what they take from computing, the least first."""
+"""Configurations of the grid by what they take from compute, the least first."""
 CELL = ["network", "batch", "plan", "link"]
 LARGE_BYTES = 25_000_000
 """Of figure 2's message, which is sent in parts so that every thread has some."""
+OURS = ("resnet18", "resnet18_64")
+"""The network of figures 4 to 6 on a GPU, and its small pictures on a processor."""
+KINDS = ("control", "messages", "kernels", "copies", "iterations", "spans")
+Panels = dict[str, Panel]
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """What one machine measured: tables by their kind."""
+
+    source: Source
+    tables: Mapping[str, pd.DataFrame]
+
+    @classmethod
+    def of(cls, source: Source) -> Recording:
+        """Return all that is there of KINDS, whose tables are called sharing_<kind>, and of two more."""
+        names = {"controls": "controls", "channels": "channels"}
+        names |= {kind: f"sharing_{kind}" for kind in KINDS}
+        there = {kind: name for kind, name in names.items() if source.has(name)}
+        tables = {
+            kind: source.rounds(name) if kind == "iterations" else source.table(name)
+            for kind, name in there.items()
+        }
+        return cls(source, tables)
+
+    @property
+    def machine(self) -> str:
+        """Return its name."""
+        return machine_of(self.source.directories[0])
+
+    def has(self, *kinds: str) -> bool:
+        """Return whether all of these were recorded."""
+        return all(kind in self.tables for kind in kinds)
+
+    def beside(self, name: str) -> Source | None:
+        """Return what was recorded beside it later, under that name; None where nothing was."""
+        directory = self.source.directories[0].with_name(f"{SHARING}-{name}")
+        source = Source((directory,))
+        return source if source.has("sharing_iterations") else None
+
+
+def recorded(data: str = "") -> Recording | None:
+    """Return a machine's recording, by its name or directory; the first there is, or None."""
+    source = open_sharing(data)
+    return Recording.of(source) if source else None
+
+
+# -- rounds --------------------------------------------------------------------------------------
 
 
 def default_of(rows: pd.DataFrame) -> str:
-    """The default configuration among rows with a column ``configuration``. Raises UserError without one."""
+    """Return the default among rows with a column ``configuration``. Raises UserError without one."""
     there = set(rows["configuration"])
     for name in DEFAULTS:
         if name in there:
@@ -40,183 +94,96 @@ def default_of(rows: pd.DataFrame) -> str:
 
 
 def has_default(rows: pd.DataFrame) -> bool:
-    """Whether `default_of` finds one: a recording may have ended before."""
+    """Return whether `default_of` finds one: a recording may have ended before."""
     return not set(DEFAULTS).isdisjoint(rows["configuration"])
 
 
-def least_first(names: Sequence[str]) -> list[str]:
-    """Configurations of one group by what they take: of gloo as LEAST_FIRST, of NCCL by their blocks.
+def least_first(names: Iterable[str]) -> list[str]:
+    """Return configurations of one group by what they take: of gloo as LEAST_FIRST, of NCCL by their size.
 
-    Those whose threads are limited too are left out; b0, as many blocks as NCCL likes, is the last.
+    Of NCCL those whose threads are limited for their process are left out; b0, as many blocks as it likes,
+    is the last.
     """
+    names = list(names)
     blocks = [name for name in names if name[:1] == "b" and name[1:].isdigit()]
+    shapes = [name for name in names if name[:1].isdigit() and "+" not in name and "x" in name]
     ordered = sorted(blocks, key=lambda name: int(name[1:]) or sys.maxsize)
+    ordered += sorted(shapes, key=lambda name: tuple(map(int, name.split("x"))))
     return ordered or [name for name in LEAST_FIRST if name in names]
 
 
-def over_default(rows: pd.DataFrame, value: str, within: Sequence[str]) -> pd.DataFrame:
-    """``value`` over the default's of the same round: one row for each of ``within`` and configuration.
-
-    Columns: ratio (median over rounds), lower, upper (its 95% interval), rounds.
-    """
-    return summed(rounds_over_default(rows, value, within), [*within, "configuration"], "ratio")
-
-
 def rounds_over_default(rows: pd.DataFrame, value: str, within: Sequence[str]) -> pd.DataFrame:
-    """The same before the median: one row a round (``repeat``), with its ``ratio``.
+    """Return ``value`` over the default's of the same round (``repeat``) as ``ratio``: a row a round.
 
     What was in no round with the default (NCCL's threads are told by the environment, so they need a process
     of their own) is compared with the median of its rounds; whose own scatter no interval holds then.
     """
     keys, default = [*within, "repeat"], default_of(rows)
     each = rows.groupby([*keys, "configuration"], sort=False)[value].mean().reset_index()
-    own = each[each["configuration"] == default]
-    ratios = each.join(own.set_index(keys)[value].rename("default"), on=keys)
-    median = each[[*within]].join(own.groupby([*within])[value].median(), on=[*within])[value]
+    of_default = each[each["configuration"] == default]
+    ratios = each.join(of_default.set_index(keys)[value].rename("default"), on=keys)
+    median = each[[*within]].join(of_default.groupby([*within])[value].median(), on=[*within])
     cells = [ratios[key] for key in (*within, "configuration")]
     apart = ratios["default"].isna().groupby(cells).transform("all")
-    ratio = ratios[value] / ratios["default"].where(~apart, median)
+    ratio = ratios[value] / ratios["default"].where(~apart, median[value])
     return ratios.assign(ratio=ratio).dropna(subset="ratio")
 
 
 def summed(rows: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
-    """Median of ``value`` for each of ``keys``, its interval over rows, and how many rows there are."""
+    """Return the median of ``value`` for each of ``keys``, its interval over rows, and how many rows."""
     found = []
-    for key, own in rows.groupby(list(keys), sort=False):
-        lower, upper = median_interval(own[value].to_numpy())
-        found.append((*key, float(own[value].median()), lower, upper, len(own)))
+    for key, group in rows.groupby(list(keys), sort=False):
+        lower, upper = median_interval(group[value].to_numpy())
+        found.append((*key, float(group[value].median()), lower, upper, len(group)))
     return pd.DataFrame(found, columns=[*keys, value, "lower", "upper", "rounds"])
 
 
-def figure2(messages: pd.DataFrame) -> pd.DataFrame:
-    """Time of an all-reduce of LARGE_BYTES over the default's, by link and configuration (sharing Fig 2)."""
-    large = messages[messages["bytes"] == LARGE_BYTES]
-    return over_default(large, "seconds", ["link"]) if has_default(large) else large[:0]
-
-
-def beside(kernels: pd.DataFrame) -> pd.DataFrame:
-    """A row of a kernels table each: how much longer computing took beside messages, and they beside it.
-
-    slowdown : of what was computed while messages were under way, all that the kernel lost being lost then
-    message_slowdown : likewise of all messages; both as shares, 0.1 for a tenth longer
-    """
-    took_s, alone_s = kernels["kernel_beside_s"], kernels["kernel_alone_s"]
-    overlap_s = kernels["overlap_share"] * took_s
-    kept_s = (overlap_s - (took_s - alone_s)).clip(lower=0)
-    slowdown = overlap_s / kept_s.where(overlap_s > 0) - 1
-    of_messages = kernels["messages_beside_s"] / kernels["messages_alone_s"] - 1
-    return kernels.assign(slowdown=slowdown, message_slowdown=of_messages)
-
-
-def beside_nccl(contention: pd.DataFrame, messages: pd.DataFrame) -> pd.DataFrame:
-    """Kernels beside NCCL, as a kernels table, from a ``contention`` table and messages with nothing beside.
-
-    Of messages rates are compared, of the largest alone with those beside the kernel: their "times" are of a
-    byte. Columns: those that `beside` and `figure3` read.
-    """
-    own = contention[contention["ranks"] > 1]
-    alone_s = own[own["communication"] == "none"].groupby("kernel")["seconds"].median()
-    largest = messages[messages["bytes"] == messages["bytes"].max()]
-    sent = largest["ranks"].map(lambda ranks: bus_factor("all_reduce", ranks)) * largest["bytes"]
-    each_s = (largest["seconds"] / sent).groupby([largest["link"], largest["configuration"]])
-    rows = own[own["communication"] == "nccl"]
-    threads = ("-t" + rows["threads"].astype(str)).where(rows["threads"] > 0, "")
-    rows = rows.assign(
-        configuration="b" + rows["blocks"].astype(str) + threads,
-        kernel_alone_s=rows["kernel"].map(alone_s),
-        messages_beside_s=1 / rows["bytes_per_s"].replace(0, np.nan),
-    )
-    rows = rows.rename(columns={"seconds": "kernel_beside_s", "sample": "repeat"})
-    return rows.merge(each_s.median().rename("messages_alone_s").reset_index(), on="configuration")
-
-
-def figure3(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Time of each kernel beside messages over its time alone, by link and configuration (sharing Fig 3)."""
-    ratio = kernels["kernel_beside_s"] / kernels["kernel_alone_s"]
-    keys = ["link", "kernel", "configuration"]
-    return summed(kernels.assign(ratio=ratio), keys, "ratio")
-
-
 def throughputs(iterations: pd.DataFrame) -> pd.DataFrame:
-    """Training by cell and configuration: gain over the default of the same round (sharing Figs 4 and 8).
+    """Return training's gain over the default of the same round (sharing Figs 4 and 8), in per cent.
 
-    Columns: those of CELL, configuration, gain, lower, upper (shares), rounds, and images_per_s of one rank.
+    Columns: those of CELL, configuration, gain, lower, upper, rounds.
     """
     each = rounds_over_default(iterations, "iteration_s", CELL)
     gains = summed(each.assign(gain=1 / each["ratio"] - 1), [*CELL, "configuration"], "gain")
-    keys = [*CELL, "configuration"]
-    took_s = each.groupby(keys)["iteration_s"].median().rename("iteration_s")
-    gains = gains.join(took_s, on=keys)
-    return gains.assign(images_per_s=gains["batch"] / gains["iteration_s"])
-
-
-def breakdown(iterations: pd.DataFrame) -> pd.DataFrame:
-    """Computation only, overlap and communication only, by cell and configuration (sharing Figs 6 and 7).
-
-    Means of the slowest rank's, in seconds, whose differences over the same rounds are those of each round;
-    what is neither, waiting among it, counts as computation.
-    """
-    keys = [*CELL, "configuration"]
-    parts = iterations.assign(
-        computation_only_s=iterations["iteration_s"] - iterations["communication_s"],
-        communication_only_s=iterations["exposed_communication_s"],
-    )
-    columns = ["computation_only_s", "overlap_s", "communication_only_s", "iteration_s"]
-    return parts.groupby(keys, sort=False)[columns].mean().reset_index()
-
-
-def best_of(gains: pd.DataFrame, *, groups: bool = False) -> pd.DataFrame:
-    """The row of each cell with the largest gain, by `throughputs`; ``groups``: also policies of two."""
-    rows = gains if groups else gains[~gains["configuration"].str.contains("+", regex=False)]
-    return rows.loc[rows.groupby(CELL, sort=False)["gain"].idxmax()]
+    return gains.assign(**{name: 100 * gains[name] for name in ("gain", *ENDS)})
 
 
 def halves(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Odd rounds and even ones: what is chosen in the first is not judged by its own luck in the second."""
+    """Return odd rounds and even ones: what is chosen in the first is not judged by its own luck."""
     odd = rows["repeat"] % 2 == 1
     return rows[odd], rows[~odd]
 
 
-def first_of(spans: pd.DataFrame) -> pd.DataFrame:
-    """Spans of one iteration of each cell: the first one, where several sessions recorded it."""
-    return spans[spans.groupby([*CELL, "configuration", "task", "rank"]).cumcount() == 0]
+def _one_group(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[~rows["configuration"].str.contains("+", regex=False)]
 
 
-def timelines(
-    spans: pd.DataFrame, cell: Sequence[object], names: Sequence[str]
-) -> dict[str, Timeline]:
-    """The measured timeline of a cell under each of the configurations that were kept (sharing Fig 5)."""
-    rows = first_of(spans[(spans[CELL] == list(cell)).all(axis=1)])
-    found = {}
-    for name in names:
-        own = rows[rows["configuration"] == name]
-        if len(own):
-            found[name] = Timeline(**{column: own[column].to_numpy() for column in COLUMNS})
-    return found
+# -- grids ---------------------------------------------------------------------------------------
 
 
 def as_grid(rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Configurations of one group as rows (threads or blocks) and columns (where and how urgently they run).
+    """Return configurations of one group as rows (threads or blocks) and columns (all else).
 
-    "t2-free-normal" stands in row "t2", column "free-normal"; what was not measured is NaN.
+    "t2-free-normal" stands in row "t2", column "free-normal", "2x256" in row 2, column 256.
     """
-    one = rows[~rows["configuration"].str.contains("+", regex=False)]
-    parts = one["configuration"].str.partition("-")
-    table = one.assign(row=parts[0], column=parts[2]).pivot(
-        index="row", columns="column", values=value
-    )
-    columns = sorted(table.columns, key=_urgency)
-    rows = sorted(table.index, key=lambda name: int(name[1:]))
-    what = "blocks" if rows[0][0] == "b" else "threads"
-    return table.reindex(index=rows, columns=columns).rename_axis(index=what, columns="")
+    rows = _one_group(rows)
+    if rows["configuration"].str.fullmatch(r"\d+x\d+").all():
+        shape = rows["configuration"].str.split("x", expand=True).astype(int)
+        return paper_grid(rows.assign(blocks=shape[0], threads=shape[1]), value)
+    parts = rows["configuration"].str.partition("-")
+    table = rows.assign(row=parts[0], column=parts[2])
+    grid = table.pivot(index="row", columns="column", values=value)
+    columns = sorted(grid.columns, key=_urgency)
+    index = sorted(grid.index, key=lambda name: int(name[1:]))
+    grid = grid.reindex(index=index, columns=columns)
+    return grid.rename_axis(index="blocks" if index[0][0] == "b" else "threads", columns="").T
 
 
 def _urgency(column: str) -> tuple[int, ...]:
-    """Order of columns: unpinned before pinned, one computing thread before two, the least urgent first."""
-    order = ("idle", "nice10", "normal", "raised")
+    """Order columns: unpinned before pinned, one computing thread before two, the least urgent first."""
+    order, places = ("idle", "nice10", "normal", "raised"), ("free", "own", "one")
     cores, _, rest = column.partition("-")
     priority, _, openmp = rest.partition("-")
-    places = ("free", "own", "one")
     return (
         int(bool(openmp)),
         places.index(cores) if cores in places else len(places),
@@ -225,36 +192,270 @@ def _urgency(column: str) -> tuple[int, ...]:
 
 
 def paper_grid(rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Blocks x threads, of a transcribed figure with columns blocks, threads and ``value``."""
+    """Return blocks x threads of a transcribed figure with columns blocks, threads and ``value``."""
     return rows.pivot(index="blocks", columns="threads", values=value)
 
 
-def share_of_communication(iterations: pd.DataFrame) -> pd.Series:
-    """By CELL: messages under way under the default, over what computing takes without them."""
-    own = iterations[iterations["configuration"] == default_of(iterations)]
-    medians = own.groupby(CELL)[["communication_s", "compute_s"]].median()
-    return medians["communication_s"] / medians["compute_s"]
+def _by_shape(rows: pd.DataFrame, value: str, neutral: float = 0.0) -> Panel:
+    grid, lower, upper = (as_grid(rows, name) for name in (value, *ENDS))
+    default = default_of(rows)
+    column, _, row = default.partition("-")
+    framed: tuple[Any, Any] = (row, column)
+    if default == DEFAULT:
+        framed = (2, 256)
+    return Panel(grid, framed, lower, upper, neutral)
 
 
-def intensities(layers: pd.DataFrame) -> pd.Series:
-    """By network: forward FLOP of an image over parameters, I = C / D (sharing 4.4.1)."""
-    sums = layers.groupby(["network", "batch"])[["flops", "parameters"]].sum().reset_index()
-    per_image = sums["flops"] / sums["batch"] / sums["parameters"]
-    return per_image.groupby(sums["network"]).median()
+def _by_configuration(rows: pd.DataFrame, index: str, value: str, neutral: float = 0.0) -> Panel:
+    """A row each of ``index``, a column a configuration: those of one group first, the least first."""
+    names = set(rows["configuration"])
+    first = least_first(sorted(names))
+    ordered = [*first, *sorted(names - set(first), key=lambda name: ("+" in name, name))]
+    grids = (
+        rows.pivot(index=index, columns="configuration", values=name)[ordered]
+        for name in (value, *ENDS)
+    )
+    grid, lower, upper = (grid.rename_axis(index="", columns="") for grid in grids)
+    framed = (None, default_of(rows)) if has_default(rows) else None
+    return Panel(grid, framed, lower, upper, neutral)
 
 
-def hidden(spans: pd.DataFrame) -> pd.Series:
-    """By CELL and configuration: whether all messages but the last had arrived when computing was done."""
-    keys = [*CELL, "configuration"]
-    rows = first_of(spans[spans["rank"] == 0])
-    done_s = rows[rows["kind"] == "backward"].groupby(keys)["end_s"].max().rename("done_s")
-    messages = rows[rows["kind"] == "all_reduce"].join(done_s, on=keys)
-    late = (messages["end_s"] > messages["done_s"]).groupby([messages[key] for key in keys]).sum()
-    return late <= 1
+# -- the figures ---------------------------------------------------------------------------------
+
+SEEN = {
+    "gloo threads": ("taken_threads",),
+    "cores": ("taken_cores",),
+    "priority": ("taken_policy", "taken_nice"),
+    "min_ctas, max_ctas": ("blocks",),
+}
+"""Columns of a control table in which a setting shows once it has taken effect."""
+ASKED = {"NCCL_MIN_CTAS": "blocks", "NCCL_MAX_CTAS": "blocks", "NCCL_NTHREADS": "threads"}
+"""What a variable of the environment asks for: each value was tried in a process of its own."""
 
 
-def bootstrap(values: np.ndarray, draws: int = 2000, level: float = 0.95) -> tuple[float, float]:
-    """Interval, as sure as ``level``, of the median of ``values`` (n,), each drawn anew with equal chance."""
-    drawn = np.random.default_rng(0).choice(values, (draws, len(values)))
-    lower, upper = np.quantile(np.median(drawn, axis=1), [(1 - level) / 2, (1 + level) / 2])
-    return float(lower), float(upper)
+def figure1(here: Recording | None) -> pd.DataFrame:
+    """Return what limits a collective, at which level, whether it is offered, and what was read back."""
+    columns = ["level", "control", "outcome", "reason"]
+    if here is None or not here.has("control", "controls"):
+        return pd.DataFrame([["", "nothing", "not recorded", "none"]], columns=columns)
+    table = here.tables["controls"][columns]
+    rows = here.tables["control"].query("outcome == 'applied'")
+    said = {}
+    for control, seen_in in SEEN.items():
+        values = rows[list(seen_in)].astype(str).agg(" ".join, axis=1)
+        said[control] = "; ".join(sorted(set(values) - {"0"}))
+    for name, what in ASKED.items() if here.has("channels") else ():
+        channels = here.tables["channels"]
+        seen = channels[(channels[f"asked_{what}"] > 0) & (channels[f"taken_{what}"] > 0)]
+        taken = seen.groupby(f"asked_{what}")[f"taken_{what}"].unique()
+        said[name] = "; ".join(
+            f"{asked} asked: {', '.join(map(str, sorted(found)))}" for asked, found in taken.items()
+        )
+    read_back = [
+        next((said[key] for key in said if key.split()[-1] in name), "")
+        for name in table["control"]
+    ]
+    return table.assign(read_back=read_back)
+
+
+Here = Recording | None
+"""A figure's panels are the paper's, and those of each recording that there is."""
+
+
+def _tables(here: Sequence[Here], kind: str) -> list[pd.DataFrame]:
+    return [one.tables[kind] for one in here if one is not None and one.has(kind)]
+
+
+def figure2(*here: Here) -> Panels:
+    """Return time of an all-reduce over the default's: the paper's, and by link what was measured."""
+    grid = paper_grid(paper_table("sharing", "fig02"), "relative_time")
+    panels = {"paper, 25 MB": Panel(grid, (2, 256))}
+    for rows in _tables(here, "messages"):
+        rows = rows[rows["bytes"] == LARGE_BYTES]
+        if has_default(rows):
+            ratios = rounds_over_default(rows, "seconds", ["link"])
+            for link, group in summed(ratios, ["link", "configuration"], "ratio").groupby("link"):
+                panels[str(link)] = _by_shape(group, "ratio", 1.0)
+    return panels
+
+
+def figure3(*here: Here) -> tuple[Panels, Panels]:
+    """Return time of kernels beside messages over that alone: the paper's, and by link what was measured."""
+    paper = {
+        str(kernel).replace("_", " "): Panel(paper_grid(group, "slowdown"), (2, 256))
+        for kernel, group in paper_table("sharing", "fig03").groupby("kernel", sort=False)
+    }
+    ours = {}
+    for kernels in _tables(here, "kernels"):
+        ratio = kernels["kernel_beside_s"] / kernels["kernel_alone_s"]
+        rows = summed(kernels.assign(ratio=ratio), ["link", "kernel", "configuration"], "ratio")
+        for link, group in rows.groupby("link"):
+            ours[str(link)] = _by_configuration(group, "kernel", "ratio", 1.0)
+    return paper, ours
+
+
+def figure4(*here: Here) -> Panels:
+    """Return gain in training throughput of ResNet-18 over the default, in per cent."""
+    grid = paper_grid(paper_table("sharing", "fig04"), "gain_percent")
+    row = throughput().loc[sharing_paper.RESNET]
+    again = (100 * (row / row[DEFAULT] - 1)).rename("gain").rename_axis("configuration")
+    panels = {
+        "paper, fig 4": Panel(grid, (2, 256)),
+        "paper, fig 8": Panel(as_grid(again.reset_index(), "gain"), (2, 256)),
+    }
+    for iterations in _tables(here, "iterations"):
+        for link, group in _middle(throughputs(iterations)).groupby("link"):
+            panels[str(link)] = _by_shape(group, "gain")
+    return panels
+
+
+def _middle(gains: pd.DataFrame) -> pd.DataFrame:
+    """Return ResNet-18's rows at the batch with most configurations, under DDP's own plan.
+
+    Of one computing thread a rank: what more take from each other is not a message's doing.
+    """
+    rows = gains[gains["network"].isin(OURS) & (gains["plan"] == "ddp")]
+    rows = rows[~rows["configuration"].str.contains("-omp", regex=False)]
+    counts = rows["batch"].value_counts()
+    return rows[rows["batch"] == counts.idxmax()] if len(rows) else rows
+
+
+def figure5(here: Recording | None) -> dict[str, dict[str, Timeline]]:
+    """Return timelines of ResNet-18, default, best and starved: of the paper by its model, and measured.
+
+    Here the best is that of the odd rounds; the iteration that is shown is of an even one.
+    """
+    grid = sharing_paper.fitted("both")
+    roles = {"default": DEFAULT, "best": "1x256", "starved": "1x64"}
+    found = {
+        "V100S": {
+            f"V100S, {role}: {name}": grid.iteration(*sharing_paper.RESNET, name).timeline()
+            for role, name in roles.items()
+        }
+    }
+    if here is None or not here.has("iterations", "spans"):
+        return found
+    choosing, _ = halves(here.tables["iterations"])
+    if not has_default(choosing):
+        return found
+    rows = _one_group(_middle(throughputs(choosing)))
+    for link, group in rows[~rows["link"].str.startswith("emulated")].groupby("link"):
+        best = group.loc[group["gain"].idxmax(), "configuration"]
+        least = least_first(group["configuration"])[0]
+        roles = {"default": default_of(group), "best": best, "starved": least}
+        spans = _timelines(here.tables["spans"], group.iloc[0][CELL].tolist(), roles.values())
+        if len(spans) == len(set(roles.values())):
+            found[f"{here.machine}, {link}"] = {
+                f"{link}, {role}: {name}": spans[name] for role, name in roles.items()
+            }
+    return found
+
+
+def _timelines(
+    spans: pd.DataFrame, cell: Sequence[object], names: Iterable[str]
+) -> dict[str, Timeline]:
+    """Return the measured timeline under each configuration, the first of several sessions."""
+    rows = spans[(spans[CELL] == list(cell)).all(axis=1)]
+    rows = rows[rows.groupby([*CELL, "configuration", "task", "rank"]).cumcount() == 0]
+    groups = {name: rows[rows["configuration"] == name] for name in names}
+    return {
+        name: Timeline(**{column: group[column].to_numpy() for column in COLUMNS})
+        for name, group in groups.items()
+        if len(group)
+    }
+
+
+def spans(groups: Mapping[str, Mapping[str, Timeline]]) -> pd.DataFrame:
+    """Return what figure 5 is drawn of: every link's timelines, and what the text prints."""
+    each = [
+        timeline.to_frame().assign(case=name)
+        for group in groups.values()
+        for name, timeline in group.items()
+    ]
+    return pd.concat([*each, sharing_paper.printed_parts()])
+
+
+def figure6(*here: Here) -> dict[str, pd.DataFrame]:
+    """Return parts of an iteration of ResNet-18 by batch, default and best: simulated, and measured."""
+    networks = {str(batch): (sharing_paper.RESNET[0], batch) for batch in BATCHES}
+    found = {"V100S, simulated": sharing_paper.with_best(networks)}
+    for rows in _tables(here, "iterations"):
+        found |= parts(rows[rows["network"].isin(OURS)], "batch")
+    return found
+
+
+def figure7(*here: Here) -> dict[str, pd.DataFrame]:
+    """Return parts of an iteration of each network: batch 64 by the model, the middle one as measured."""
+    networks = dict.fromkeys(throughput().index.get_level_values("network"))
+    simulated = sharing_paper.with_best({network: (network, 64) for network in networks})
+    found = {"V100S, simulated": simulated}
+    for rows in _tables(here, "iterations"):
+        batches = rows.groupby("network")["batch"]
+        middle = batches.agg(lambda every: sorted(set(every))[len(set(every)) // 2])
+        found |= parts(rows[rows["batch"] == rows["network"].map(middle)], "network")
+    return found
+
+
+def parts(iterations: pd.DataFrame, by: str) -> dict[str, pd.DataFrame]:
+    """Return by link with several of them, default and best of one group of each, under DDP's own plan.
+
+    Computation only, overlap and communication only, in seconds: means of the slowest rank's; waiting counts
+    as computation. The best is that of the odd rounds; shown are the even rounds in which both were trained,
+    or all even rounds where they never were in one. What was not trained in even rounds is left out.
+    """
+    rows = iterations[(iterations["plan"] == "ddp") & (iterations["openmp"] == 1)]
+    choosing, showing = halves(rows)
+    if not has_default(choosing):
+        return {}
+    gains = _one_group(throughputs(choosing))
+    best = gains.loc[gains.groupby(CELL, sort=False)["gain"].idxmax()].sort_values(["link", by])
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in best.itertuples():
+        cell = [row.network, row.batch, row.plan, row.link]
+        bars = _bars(
+            showing[(showing[CELL] == cell).all(axis=1)], default_of(rows), str(row.configuration)
+        )
+        labels = {f"{getattr(row, by)}, {what}": bar for what, bar in bars.items()}
+        found.setdefault(f"here, {row.link}", {}).update(labels)
+    names = ["computation only", "overlap", "communication only"]
+    return {
+        link: pd.DataFrame.from_dict(bars, orient="index", columns=names)
+        for link, bars in found.items()
+        if len(bars) > 2
+    }
+
+
+def _bars(rows: pd.DataFrame, default: str, best: str) -> dict[str, list[float]]:
+    rounds = [set(rows.loc[rows["configuration"] == name, "repeat"]) for name in (default, best)]
+    if not all(rounds):
+        return {}
+    rows = rows[rows["repeat"].isin(set.intersection(*rounds) or set.union(*rounds))]
+    columns = {
+        "computation": rows["iteration_s"] - rows["communication_s"],
+        "overlap": rows["overlap_s"],
+        "communication": rows["exposed_communication_s"],
+    }
+    means = pd.DataFrame(columns).groupby(rows["configuration"], sort=False).mean()
+    label = f"best: {'default' if best == default else best}"
+    return {"default": means.loc[default].tolist(), label: means.loc[best].tolist()}
+
+
+def figure8(*here: Here) -> Panels:
+    """Return gain over the default of every network and batch under every configuration, in per cent.
+
+    Measured ones by link with several networks, under DDP's own plan, of configurations that were measured
+    in at least half of the cases.
+    """
+    grid = throughput()
+    printed = 100 * (grid.div(grid[DEFAULT], axis=0) - 1)
+    printed.index = [f"{network}, {batch}" for network, batch in printed.index]
+    panels = {"paper": Panel(printed, (None, DEFAULT))}
+    for rows in _tables(here, "iterations"):
+        gains = throughputs(rows[(rows["plan"] == "ddp") & (rows["openmp"] == 1)])
+        gains = gains.assign(case=gains["network"] + ", " + gains["batch"].astype(str))
+        for link, group in gains.groupby("link"):
+            shares = group.groupby("configuration")["case"].nunique() / group["case"].nunique()
+            often = group[group["configuration"].map(shares) >= 0.5]
+            if group["network"].nunique() > 1:
+                panels[str(link)] = _by_configuration(often, "case", "gain")
+    return panels

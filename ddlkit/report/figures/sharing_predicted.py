@@ -1,319 +1,305 @@
-"""Real training foretold from messages alone, kernels beside messages, and layers alone.
+"""Real training predicted from messages alone, kernels beside messages, and layers alone.
 
 Each configuration has a cost of messages (figure 2's table), and what kernels and messages take from each
 other while both run (figure 3's). A network has its layers, timed without any message, and scaled to what an
-iteration without exchange took in the same rounds. Nothing of the iterations with messages is used: but for
-two numbers of the model "fitted" and for "mean", which are learned on the networks of FITTED_ON and judged
-on the others. Both lists were written down before any iteration was recorded (22 November 2026). The model
-"copied" was added when all iterations were known and before what it needs was measured: iterations of DDP
-whose buckets nobody sends.
+iteration without messages took in the same rounds. Nothing of the iterations with messages is used.
 
-"paced" was the third thing tried once joint plans were found longer than foretold (`sharing_buckets`; neither
-a bucket by itself nor small messages' slowdowns explain them), and is judged as examples/sharing_buckets.yml
-asks: a message measured alone finds what a rested link has saved, which one behind another does not find. So
-none is taken to be faster than the link's rate. Nothing of it is fitted.
+Two recordings are judged, the first and the final grid (examples/sharing_steady.yml), on networks that were
+held out before anything was recorded (22 November 2026). In the final grid DDP's copies into buckets count,
+no message is faster than its link's rate (one timed alone finds what a rested link has saved), and each round
+is predicted from iterations just before and after whose messages are empty. What lay between is in
+docs/studies.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pandas as pd
 
+from ddlkit import store
+from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.cost import Table
-from ddlkit.core.errors import UserError
-from ddlkit.core.iteration import Iteration, no_overlap, perfect_overlap
+from ddlkit.core.doubt import median_interval
+from ddlkit.core.iteration import Iteration, no_overlap
 from ddlkit.core.link import wire_s_per_byte
-from ddlkit.core.resources import Resources, Shared, jointly, last_apart, of_each, uniform
+from ddlkit.core.resources import Resources, Shared
 from ddlkit.core.workload import Workload
-from ddlkit.model.predictor import make_plan
-from ddlkit.report.figures.sharing_measured import CELL, beside, default_of, least_first
-from ddlkit.report.figures.sharing_sure import Rounds
+from ddlkit.model.predictor import forecast_case, make_plan
+from ddlkit.report import accuracy
+from ddlkit.report.figures.sharing_measured import CELL, Recording, default_of
 from ddlkit.report.source import Source
 
-FITTED_ON = ("resnet18_64", "vgg16_cifar")
-"""Networks on which "fitted" and "mean" are learned; all others are held out."""
-MODELS = {
-    "term": "slowdowns as measured with kernels",
-    "copied": "the same, and what DDP's buckets take when nobody sends them",
-    "paced": "as copied, and no message faster than the link's rate",
-    "none": "no slowdown",
-    "fitted": "slowdowns times two numbers, learned on two networks",
-    "mean": "iteration over computing, the mean of two networks",
-    "no_overlap": "computing, then communication",
-    "perfect_overlap": "the longer of the two",
-}
-WIDTH = 24
-"""Ways that the joint planner keeps of each prefix: twice or half as many give the same plans here."""
-SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
-"""By which "fitted" may multiply each slowdown."""
-_SPEEDS = np.linspace(0.4, 2.5, 8)
-"""Of computing, at which iterations are played for rounds that are drawn anew."""
+NOT_HELD_OUT = ("resnet18_64", "vgg16_cifar")
+MODELS = ("none", "term", "no_overlap")
+"""No slowdown; slowdowns as measured with kernels; messages begin when compute is done."""
+KEYS = [*CELL, "configuration"]
 Known = Mapping[tuple[str, str], Resources]
+"""What each configuration costs, takes and loses, by link and name."""
 
 
 def known_resources(
-    messages: pd.DataFrame, kernels: pd.DataFrame, paced: bool = False
-) -> dict[tuple[str, str], Resources]:
-    """What each configuration costs, takes and loses, by link and name: medians over rounds and kernels.
+    messages: pd.DataFrame, kernels: pd.DataFrame, line_rate: bool = False
+) -> Known:
+    """Return resources of every configuration of which both were measured: medians over rounds and kernels.
 
-    paced : whether no message is faster than the link's rate; a link without one paces nothing
-
-    Configurations whose messages or kernels were not measured are left out.
+    slowdown : of what is computed while messages are under way, all that the kernel lost being lost then
+    message_slowdown : likewise of all messages; both as shares, 0.1 for a tenth longer
+    line_rate : whether no message is faster than its link; one without a rate limits nothing
     """
-    terms = beside(kernels).replace([np.inf, -np.inf], np.nan)
-    columns = ["slowdown", "message_slowdown"]
-    slowed = terms.groupby(["link", "configuration"])[columns].median().clip(lower=0).dropna()
-    whole = messages[messages["parts"] == 1]
+    took_s, alone_s = kernels["kernel_beside_s"], kernels["kernel_alone_s"]
+    overlap_s = kernels["overlap_share"] * took_s
+    kept_s = (overlap_s - (took_s - alone_s)).clip(lower=0)
+    terms = pd.DataFrame(
+        {
+            "slowdown": overlap_s / kept_s.where(overlap_s > 0) - 1,
+            "message_slowdown": kernels["messages_beside_s"] / kernels["messages_alone_s"] - 1,
+        }
+    ).replace([np.inf, -np.inf], np.nan)
+    by = [kernels["link"], kernels["configuration"]]
+    slowed = terms.groupby(by).median().clip(lower=0).dropna()
     found = {}
-    for key, own in whole.groupby(["link", "configuration"]):
-        medians = own.groupby("bytes")["seconds"].median()
+    whole = messages[messages["parts"] == 1]
+    for key, rows in whole.groupby(["link", "configuration"]):
+        medians = rows.groupby("bytes")["seconds"].median()
         if key in slowed.index and len(medians) > 1:
             sizes, seconds = medians.index.to_numpy(float), medians.to_numpy()
-            cost = Table(sizes, np.maximum(seconds, _least_s(own) * sizes) if paced else seconds)
-            of_computing, of_messages = slowed.loc[key].tolist()
-            found[key] = Resources(key[1], cost, of_computing, of_messages)
+            ranks, bits_per_s = rows[["ranks", "link_bits_per_s"]].iloc[0]
+            if line_rate and bits_per_s:
+                least_s = wire_s_per_byte("all_reduce", int(ranks), bits_per_s) * sizes
+                seconds = np.maximum(seconds, least_s)
+            found[key] = Resources(key[1], Table(sizes, seconds), *slowed.loc[key].tolist())
     return found
 
 
-def _least_s(messages: pd.DataFrame) -> float:
-    """Of a byte of an all-reduce, at the rate of the one link of these messages; 0 without a rate."""
-    ranks, bits_per_s = messages[["ranks", "link_bits_per_s"]].iloc[0]
-    return wire_s_per_byte("all_reduce", int(ranks), bits_per_s) if bits_per_s else 0.0
+def copies(table: pd.DataFrame) -> dict[str, float]:
+    """Return by network what DDP takes for each byte of a gradient on its way into a bucket, and out, in s.
+
+    table : iterations with buckets that nobody sends, and without; half of their difference is each way
+    """
+    each = (table["bucketed_s"] - table["alone_s"]) / table["bytes"] / 2
+    medians = each.groupby(table["network"]).median().clip(lower=0)
+    return {str(network): float(seconds) for network, seconds in medians.items()}
 
 
 def workloads(source: Source) -> dict[tuple[str, int], Workload]:
-    """Layers alone, by network and batch, of as many ranks at once as trained."""
-    found = source.profiles().values()
-    return {(one.network, one.batch): one.workload() for one in found}
-
-
-def copies(table: pd.DataFrame | None) -> dict[str, float]:
-    """By network, what DDP takes for each byte of a gradient on its way into a bucket, and out again, in s.
-
-    table : iterations with buckets that nobody sends, and without buckets; None where there is none. Half of
-    what they differ by is each way; medians over rounds and batches.
-    """
-    if table is None:
-        return {}
-    each = (table["bucketed_s"] - table["alone_s"]) / table["bytes"] / 2
-    found = each.groupby(table["network"]).median().clip(lower=0)
-    return {str(network): float(seconds) for network, seconds in found.items()}
-
-
-def lanes(configuration: str) -> int:
-    """Messages that a configuration has under way at once: one for each thread of gloo, one by NCCL."""
-    return int(configuration[1 : configuration.index("-")]) if configuration[0] == "t" else 1
-
-
-def base(configuration: str) -> str:
-    """The configuration of messages in one that names how many threads compute, too."""
-    return configuration.partition("-omp")[0]
+    """Return layers alone, by network and batch, of as many ranks at once as trained."""
+    profiles = source.profiles().values()
+    return {(profile.network, profile.batch): profile.workload() for profile in profiles}
 
 
 def shared(
     workload: Workload, plan: str, configuration: str, link: str, known: Known
 ) -> Shared | None:
-    """The iteration under a configuration, or a policy of two ("hidden+last"); None where one is unknown."""
+    """Return the iteration under a policy, of one configuration or "hidden+last"; None if one is unknown."""
     hidden, _, last = configuration.partition("+")
-    names = [(link, base(one)) for one in (hidden, last) if one]
+    names = [(link, name.partition("-omp")[0]) for name in (hidden, last) if name]
     if any(name not in known for name in names):
         return None
     sent = make_plan(plan, workload)
-    count, given = len(sent.ends), known[names[0]]
-    at_once = np.full(count, lanes(hidden))
-    each = [given] * count
+    count = len(sent.ends)
+    # Messages under way at once: one for each thread of gloo, one by NCCL.
+    lanes = int(hidden[1 : hidden.index("-")]) if hidden[0] == "t" else 1
+    given, at_once = [known[names[0]]] * count, np.full(count, lanes)
     if last:
-        each[-1], at_once[-1] = known[names[1]], at_once[-1] + 1
-    return Shared(workload, sent, tuple(each), at_once)
+        given[-1], at_once[-1] = known[names[1]], at_once[-1] + 1
+    return Shared(workload, sent, tuple(given), at_once)
 
 
-def scaled(one: Shared, of_computing: float, of_messages: float) -> Shared:
-    """The same iteration whose slowdowns are multiplied."""
-    given = tuple(
-        replace(
-            way,
-            slowdown=of_computing * way.slowdown,
-            message_slowdown=of_messages * way.message_slowdown,
-        )
-        for way in one.given
-    )
-    return replace(one, given=given)
+def without_slowdowns(iteration: Shared) -> Shared:
+    """Return the same iteration in which nothing takes from anything."""
+    given = (replace(way, slowdown=0.0, message_slowdown=0.0) for way in iteration.given)
+    return replace(iteration, given=tuple(given))
 
 
-def cells(
-    iterations: pd.DataFrame,
-    source: Source,
-    known: Known,
-    copied: Mapping[str, float],
-    paced: Known | None = None,
-) -> pd.DataFrame:
-    """Every measured cell with what each of MODELS says of it, in seconds; those that can be said.
-
-    copied : of `copies`; of networks that are not there nothing; paced : as ``known``, which it is without
-
-    Columns: CELL, configuration, measured_s, measured_exposed_s, compute_s, held_out, one a model, and what
-    the models with and without the term say of exposed communication.
-    """
-    layers = workloads(source)
-    keys = [*CELL, "configuration"]
-    columns = ["iteration_s", "exposed_communication_s", "compute_s"]
-    medians = iterations.groupby([*keys, "repeat"])[columns].mean()
-    medians = medians.groupby(keys, sort=False).median().reset_index()
-    rows, played = [], []
-    for one in medians.itertuples(index=False):
-        alone = layers.get((one.network, one.batch))
-        if alone is None:
-            continue
-        work = alone.scaled(one.compute_s / alone.compute_s)
-        told = shared(work, one.plan, one.configuration, one.link, known)
-        if told is None:
-            continue
-        played.append(told)
-        rows.append({**one._asdict(), **_trivial(told)})
-    if not rows:
-        raise UserError("sharing: measure messages, kernels and layers of what was trained, too")
-    measured = {"iteration_s": "measured_s", "exposed_communication_s": "measured_exposed_s"}
-    table = pd.DataFrame(rows).rename(columns=measured)
-    table["held_out"] = ~table["network"].isin(FITTED_ON)
-    table["term"] = [one.iteration_s for one in played]
-    bare = [scaled(one, 0.0, 0.0) for one in played]
-    table["none"] = [one.iteration_s for one in bare]
-    into = table["network"].map(lambda name: copied.get(name, 0.0))
-    packing = [replace(one, copy_s_per_byte=each) for one, each in zip(played, into, strict=True)]
-    table["copied"] = [one.iteration_s for one in packing]
-    table["paced"] = _given(packing, table["link"], known if paced is None else paced)
-    table["term_exposed_s"] = [one.exposed_s for one in played]
-    table["none_exposed_s"] = [one.exposed_s for one in bare]
-    table["mean"] = _mean(table)
-    factors = fitted_scales(table, played)
-    table["fitted"] = [scaled(one, *factors).iteration_s for one in played]
-    return table
-
-
-def _given(played: list[Shared], links: pd.Series, known: Known) -> list[float]:
-    """Iterations, in seconds, whose messages have what is known of the same configurations instead."""
-    given = [
-        replace(one, given=tuple(known[link, way.name] for way in one.given))
-        for one, link in zip(played, links, strict=True)
-    ]
-    return [one.iteration_s for one in given]
-
-
-def drawn(
-    iterations: pd.DataFrame,
-    cells: pd.DataFrame,
-    layers: Mapping[tuple[str, int], Workload],
-    known: Known,
-    copied: Mapping[str, float],
-) -> list[list[Rounds]]:
-    """By block, the rounds of these ``cells`` with what "copied" says of them, or "paced" if ``known`` is."""
-    keys, columns = [*CELL, "configuration"], ["iteration_s", "compute_s"]
-    rounds = iterations.groupby([*keys, "repeat"])[columns].mean()
-    blocks: dict[tuple[str, int, str], list[Rounds]] = {}
-    for key in cells[keys].itertuples(index=False, name=None):
-        network, batch, plan, link, configuration = key
-        told = shared(layers[network, batch], plan, configuration, link, known)
-        if told is not None:
-            told = replace(told, copy_s_per_byte=copied.get(network, 0.0))
-            at_speeds = [replace(told, workload=told.workload.scaled(one)) for one in _SPEEDS]
-            measured_s, compute_s = rounds.loc[key].to_numpy(float).T
-            at_s = _SPEEDS * told.workload.compute_s
-            said_s = np.array([one.iteration_s for one in at_speeds])
-            one = Rounds(measured_s, compute_s[:, None], at_s, said_s)
-            blocks.setdefault((network, batch, link), []).append(one)
-    return list(blocks.values())
-
-
-def two_groups(table: pd.DataFrame) -> pd.DataFrame:
-    """Cells in which the last message had a group of its own: gain over the default, measured and foretold.
-
-    Columns: CELL, configuration, measured, term, none; of `cells` whose default was measured too.
-    """
-    default = table[table["configuration"] == default_of(table)].set_index(CELL)
-    names = {"measured": "measured_s", "term": "term", "none": "none"}
-    rows = table[table["configuration"].str.contains("+", regex=False)]
-    both = rows.join(default[list(names.values())].add_suffix("_default"), on=CELL)
-    gains = {name: both[f"{column}_default"] / both[column] - 1 for name, column in names.items()}
-    return both[[*CELL, "configuration"]].assign(**gains).dropna()
-
-
-def _trivial(one: Shared) -> dict[str, float]:
-    bare = Iteration(one.workload, one.plan, one.given[0].cost)
-    return {
-        "no_overlap": no_overlap(bare).iteration_s,
-        "perfect_overlap": perfect_overlap(bare).iteration_s,
-    }
-
-
-def _mean(table: pd.DataFrame) -> pd.Series:
-    """Computing times the mean ratio of the networks of FITTED_ON, by plan, link and configuration."""
-    keys = ["plan", "link", "configuration"]
-    learned = table[~table["held_out"]]
-    ratios = (
-        (learned["measured_s"] / learned["compute_s"])
-        .groupby([learned[key] for key in keys])
-        .mean()
-    )
-    return table["compute_s"] * table.join(ratios.rename("ratio"), on=keys)["ratio"]
-
-
-def fitted_scales(table: pd.DataFrame, played: list[Shared]) -> tuple[float, float]:
-    """By which both slowdowns are multiplied: of SCALES those with the least squares on FITTED_ON."""
-    learned = [
-        (one, seconds)
-        for one, seconds, out in zip(played, table["measured_s"], table["held_out"], strict=True)
-        if not out
-    ]
-    if not learned:
-        return 1.0, 1.0
-
-    def squares(factors: tuple[float, float]) -> float:
-        logs = [np.log(scaled(one, *factors).iteration_s / seconds) for one, seconds in learned]
-        return float(np.square(logs).sum())
-
-    return min(product(SCALES, SCALES), key=squares)
-
-
-def errors(table: pd.DataFrame) -> pd.DataFrame:
-    """One row a model of `cells`, over those that all models have: signed mean and median absolute error."""
-    whole = table.dropna(subset=list(MODELS))
-    found = []
-    for name, says in MODELS.items():
-        off = whole[name] / whole["measured_s"] - 1
-        found.append((name, says, len(whole), off.mean(), off.abs().median(), off.abs().max()))
-    return pd.DataFrame(found, columns=["model", "what", "cells", "mean", "median", "largest"])
-
-
-def _length(one: Shared) -> float:
-    return one.iteration_s
-
-
-def plans(layers: Mapping[tuple[str, int], Workload], known: Known, link: str) -> pd.DataFrame:
-    """What planning resources and buckets could gain over the default, by network and batch; simulated.
-
-    Columns: network, batch, default_s, and as shares of it saved: the best one for all messages; another for
-    the last; of each message its own; and these jointly with fusion, with its number of messages. One
-    message under way at a time.
-    """
-    there = [name for at, name in known if at == link]
-    choices = [known[link, name] for name in least_first(there) or there]
-    default = known[link, default_of(pd.DataFrame({"configuration": there}))]
+def first_errors(here: Recording) -> pd.DataFrame:
+    """Return of the first recording, a row each held-out configuration, each of MODELS: relative error."""
+    known = known_resources(here.tables["messages"], here.tables["kernels"])
+    layers = workloads(here.source)
+    rounds = here.tables["iterations"].groupby([*KEYS, "repeat"])[["iteration_s", "compute_s"]]
+    medians = rounds.mean().groupby(KEYS, sort=False).median()
     rows = []
-    for (network, batch), work in layers.items():
-        sent = make_plan("ddp", work)
-        now_s = Shared(work, sent, (default,) * len(sent.ends)).iteration_s
-        joint = min(jointly(work, choices, WIDTH), of_each(work, sent, choices), key=_length)
-        ways = {
-            "one for all": uniform(work, sent, choices),
-            "another for the last": last_apart(work, sent, choices),
-            "each its own": of_each(work, sent, choices),
-            "with buckets": joint,
-        }
-        saved = {name: 1 - way.iteration_s / now_s for name, way in ways.items()}
-        more = {"buckets": len(joint.given), "last": joint.names[-1]}
-        rows.append({"network": network, "batch": batch, "default_s": now_s, **saved, **more})
-    return pd.DataFrame(rows)
+    for key, measured_s, compute_s in medians.itertuples(name=None):
+        network, batch, plan, link, configuration = key
+        work = layers.get((network, batch))
+        if work is None or network in NOT_HELD_OUT:
+            continue
+        work = work.scaled(compute_s / work.compute_s)
+        term = shared(work, plan, configuration, link, known)
+        if term is not None:
+            apart = no_overlap(Iteration(work, term.plan, term.given[0].cost))
+            says = without_slowdowns(term).iteration_s, term.iteration_s, apart.iteration_s
+            rows.append([seconds / measured_s - 1 for seconds in says])
+    return pd.DataFrame(rows, columns=[*MODELS])
+
+
+class Predictor:
+    """What one session knows of messages, kernels, copies and layers.
+
+    known : resources by link and configuration; copied : s a byte, by network; layers : by network and batch
+    """
+
+    def __init__(self, source: Source) -> None:
+        messages, kernels = source.table("sharing_messages"), source.table("sharing_kernels")
+        self.known = known_resources(messages, kernels, line_rate=True)
+        has = source.has("sharing_copies")
+        self.copied = copies(source.table("sharing_copies")) if has else {}
+        self.layers = workloads(source)
+
+    def seconds(self, key: tuple[str, int, str, str, str], base_s: float) -> list[float]:
+        """Return iterations by each of MODELS from the no-communication baseline; [] where one is unknown."""
+        network, batch, plan, link, configuration = key
+        each_s, work = self.copied.get(network, 0.0), self.layers[network, batch]
+        work = work.scaled((base_s - 2 * each_s * float(work.bytes.sum())) / work.compute_s)
+        term = shared(work, plan, configuration, link, self.known)
+        if term is None:
+            return []
+        sizes = term.plan.group_bytes(work).tolist()
+        sent_s = sum(float(way.cost(n)) for way, n in zip(term.given, sizes, strict=True))
+        term = replace(term, copy_s_per_byte=each_s)
+        return [without_slowdowns(term).iteration_s, term.iteration_s, base_s + sent_s]
+
+
+def final_errors(source: Source) -> pd.DataFrame:
+    """Return of the final grid, a row each held-out configuration, each of MODELS: median error of rounds.
+
+    A round's baseline is the mean of its iterations with empty messages just before, and of those before the
+    configuration that follows; the last one of a round has only its own.
+    """
+    predictor, periods = Predictor(source), source.rounds("sharing_periods")
+    after = periods.groupby([*CELL, "repeat"], sort=False)["empty_s"].shift(-1)
+    base_s = (periods["empty_s"] + after.fillna(periods["empty_s"])) / 2
+    periods = periods.assign(base_s=base_s)[~periods["network"].isin(NOT_HELD_OUT)]
+    rows = []
+    for key, rounds in periods.groupby(KEYS, sort=False):
+        says = [predictor.seconds(key, base) for base in rounds["base_s"]]
+        if says[0]:
+            ratios = np.array(says) / rounds["iteration_s"].to_numpy()[:, None]
+            rows.append(np.median(ratios, axis=0) - 1)
+    return pd.DataFrame(rows, columns=[*MODELS])
+
+
+def training(here: Recording | None) -> pd.DataFrame:
+    """Return real training of held-out networks, predicted: a row a recording (first, final) and model.
+
+    Columns: configurations; mean, median and largest error. Empty where no training was recorded with all
+    that a prediction needs.
+    """
+    tables = {}
+    if here is not None and here.has("messages", "kernels", "iterations"):
+        tables["first"] = first_errors(here)
+        if (final := here.beside("steady")) is not None:
+            tables["final"] = final_errors(final)
+    rows = [
+        (name, model.replace("_", " "), len(off), off.mean(), off.abs().median(), off.abs().max())
+        for name, table in tables.items()
+        for model, off in table.items()
+    ]
+    columns = ["recording", "model", "cases", "mean error", "median error", "largest error"]
+    return pd.DataFrame(rows, columns=columns).set_index(["recording", "model"])
+
+
+# -- plans that were predicted, and then trained with -------------------------------------------
+
+CASE = ["network", "batch", "link", "plan", "configuration"]
+TAKEN = {"buckets": (1, 0), "configurations: hidden, last": (0, 1), "both": (1, 1)}
+"""What of a joint plan is taken: its buckets, its configurations."""
+UNEVEN, EQUAL = ("resnet18_64", 8), "cuts:5,13,19,62"
+ORDERS = {"large buckets first": "cuts:13,17,29,62", "small buckets first": "cuts:2,5,11,62"}
+PLANS = ["planned", "predicted gain", "measured gain", "gains", "as predicted"]
+
+
+def joint(source: Source) -> pd.DataFrame:
+    """Return gains over DDP's default of plans whose buckets and configurations were planned together.
+
+    A row each network, rate, and what of the plan is taken; columns PLANS. Predicted is what was committed
+    before training; it gains, or is as predicted, where the interval over rounds says so.
+    """
+    said = source.table("predicted").query("model == 'copied'")
+    cases = said["case"].str.split(" ", expand=True).set_axis(CASE, axis=1).astype({"batch": int})
+    cases = cases.assign(seconds=said["seconds"])
+    iterations = source.rounds("sharing_iterations")
+    measured = iterations.groupby([*CASE, "repeat"])["iteration_s"].mean().unstack("repeat")
+    rows = []
+    for key, group in cases.groupby(["network", "batch", "link"], sort=False):
+        plans, names = (group[column].unique().tolist() for column in ("plan", "configuration"))
+        predicted = group.set_index(["plan", "configuration"])["seconds"]
+        default = plans[0], names[0]
+        for label, (of_plans, of_names) in TAKEN.items():
+            way = plans[min(of_plans, len(plans) - 1)], names[min(of_names, len(names) - 1)]
+            ratio = (measured.loc[(*key, *default)] / measured.loc[(*key, *way)] - 1).dropna()
+            gain = float(predicted[default] / predicted[way] - 1)
+            rows.append(_gain(label, gain, ratio))
+    return pd.DataFrame(rows, columns=PLANS)
+
+
+def _gain(label: str, predicted: float, ratios: pd.Series) -> tuple[str, float, float, bool, bool]:
+    lower, upper = median_interval(ratios.to_numpy())
+    return label, predicted, float(ratios.median()), lower > 0, lower <= predicted <= upper
+
+
+def uneven(iterations: pd.DataFrame, layers: Workload, predictor: Predictor) -> pd.DataFrame:
+    """Return gains over equal buckets of the two ORDERS of uneven ones, under the default; columns PLANS.
+
+    layers : of the network that was trained, alone; scaled to what an iteration without exchange took
+    """
+    name = default_of(iterations)
+    rounds = iterations[iterations["configuration"] == name]
+    seconds = rounds.pivot_table("iteration_s", "repeat", "plan")
+    work = layers.scaled(float(iterations["compute_s"].median()) / layers.compute_s)
+    each_s = predictor.copied.get(UNEVEN[0], 0.0)
+    predicted_s = {}
+    for plan in (EQUAL, *ORDERS.values()):
+        told = shared(work, plan, name, iterations["link"].iloc[0], predictor.known)
+        predicted_s[plan] = replace(told, copy_s_per_byte=each_s).iteration_s if told else np.nan
+    rows = [
+        _gain(
+            order,
+            predicted_s[EQUAL] / predicted_s[plan] - 1,
+            (seconds[EQUAL] / seconds[plan] - 1).dropna(),
+        )
+        for order, plan in ORDERS.items()
+    ]
+    return pd.DataFrame(rows, columns=PLANS)
+
+
+def plans(here: Recording | None) -> pd.DataFrame:
+    """Return what was planned and then trained: medians of gains, and how many gain and are as predicted."""
+    tables = []
+    if here is not None and (planned := here.beside("joint")) is not None:
+        tables.append(joint(planned))
+    if here is not None and (orders := here.beside("uneven")) is not None:
+        final, layers = here.beside("steady"), workloads(orders)
+        if final is not None:
+            rounds = orders.rounds("sharing_iterations")
+            tables.append(uneven(rounds, layers[UNEVEN], Predictor(final)))
+    every = pd.concat(tables) if tables else pd.DataFrame(columns=PLANS)
+    by = every.groupby("planned", sort=False)
+    gains = by[["predicted gain", "measured gain"]].median()
+    counts = by[["gains", "as predicted"]].sum().rename(columns={"gains": "cases that gain"})
+    return pd.concat([by.size().rename("cases"), gains, counts], axis=1)
+
+
+# -- training that was recorded before sharing was looked at ------------------------------------
+
+
+def recorded_training(machine: str = "cpu-2x-amd-epyc") -> pd.DataFrame:
+    """Return ResNet-18's measured_s and the validated model's none, without slowdowns, in s: a row a plan.
+
+    On two ranks over 500 Mbit/s; compute is scaled to what the same run took without communication.
+    """
+    source, rows = Source((store.RECORDED / machine,)), []
+    calibration = accuracy.calibrated(source.table("collectives"), draws=0)
+    runs = source.table("runs").query("kind == 'training'")
+    for case in accuracy.measured(runs).to_dict("records"):
+        named = Case(**{name: case[name] for name in CASE_COLUMNS})
+        copied = case["copy_s_per_byte"]
+        said = forecast_case(
+            named, source.workloads(), calibration, copy_s_per_byte=copied
+        ).iteration
+        work = said.workload.scaled(case["measured_compute_s"] / said.workload.compute_s)
+        told_s = replace(said, workload=work).prediction.iteration_s
+        rows.append((case["measured_iteration_s"], told_s))
+    return pd.DataFrame(rows, columns=["measured_s", "none"])

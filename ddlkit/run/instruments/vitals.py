@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -24,7 +23,6 @@ from ddlkit.run.jobs.launch import end
 from ddlkit.run.jobs.protocol import child_environment
 
 PERIOD_S = 1.0
-PACKAGES = ("torch", "torchvision", "triton", "numpy", "pandas", "scipy", "psutil", "tqdm")
 BUSY = 0.1  # an idle GPU's utilisation is 0; somebody who measures or trains is far above this
 COMPANY_BYTES = GIB  # a driver that starts takes less, somebody who measures or trains more
 LOOK_PERIOD_S, PATIENCE_S = 0.4, 10.0
@@ -44,22 +42,10 @@ _BECOME = (
     "import os, sys; from ddlkit.run.jobs.protocol import die_with_parent; "
     "die_with_parent(); os.execvp(sys.argv[1], sys.argv[1:])"
 )
-_FACTS = (
-    *("name", "driver_version", "vbios_version", "memory.total", "compute_cap", "pstate"),
-    *("power.limit", "power.max_limit", "clocks.max.sm", "clocks.max.mem", "clocks.sm"),
-    *("clocks.mem", "temperature.gpu", "power.draw", "pcie.link.gen.max", "pcie.link.width.max"),
-    *("ecc.mode.current", "mig.mode.current", "persistence_mode", "compute_mode"),
-)
-_TORCH_FACTS = (
-    *("multi_processor_count", "L2_cache_size", "shared_memory_per_multiprocessor"),
-    *("shared_memory_per_block_optin", "regs_per_multiprocessor", "warp_size", "total_memory"),
-    *("max_threads_per_multi_processor", "clock_rate", "memory_clock_rate", "memory_bus_width"),
-)
-_CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "hypervisor")
 
 
 class Sampler:
-    """Samples in threads from entry to exit, once in ``period_s``; ``gpu``: nvidia-smi is heard, too."""
+    """A sampler in threads from entry to exit, once in ``period_s``; ``gpu``: nvidia-smi is heard, too."""
 
     def __init__(self, *, gpu: bool, period_s: float = PERIOD_S) -> None:
         self._period_s = period_s
@@ -85,7 +71,7 @@ class Sampler:
             thread.join()
 
     def frame(self) -> pd.DataFrame:
-        """Table ``vitals`` of what was sampled so far; no rows before the first sample."""
+        """Return table ``vitals`` of what was sampled so far; no rows before the first sample."""
         rows = sorted(list(self._rows), key=lambda row: row[0])
         return pd.DataFrame(rows, columns=["time_s", "device", "quantity", "value"])
 
@@ -106,7 +92,7 @@ class Sampler:
 
 @contextlib.contextmanager
 def _resident_smi(period_s: float) -> Iterator[Iterable[str]]:
-    """The lines of one nvidia-smi that prints `_SAMPLED` of each GPU once in a period; none without it.
+    """Give the lines of one nvidia-smi that prints `_SAMPLED` of each GPU once in a period; none without it.
 
     It holds the driver open. Where nobody does (no persistence mode), each question starts the driver
     anew: that takes seconds, in which an idle GPU looks busy. It does not outlive the block, or us.
@@ -128,31 +114,31 @@ def _resident_smi(period_s: float) -> Iterator[Iterable[str]]:
 
 
 def host_vitals() -> list[tuple[str, str, float]]:
-    """(device, quantity, value): load of all cores since the last call (0..1), free memory, clock.
+    """Return (device, quantity, value): load of all cores since the last call (0..1), free memory, clock.
 
     Virtual machines often hide the clock and temperatures: what is hidden is left out.
     """
-    found = [
+    vitals = [
         ("cpu", "load", psutil.cpu_percent() / 100),
         ("cpu", "available_bytes", float(psutil.virtual_memory().available)),
     ]
     clock = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
     if clock is not None and clock.current > 0:
-        found.append(("cpu", "clock_hz", clock.current * 1e6))
+        vitals.append(("cpu", "clock_hz", clock.current * 1e6))
     sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
     warmest = [reading.current for chip in sensors.values() for reading in chip]
     if warmest:
-        found.append(("cpu", "temperature_c", max(warmest)))
-    return found
+        vitals.append(("cpu", "temperature_c", max(warmest)))
+    return vitals
 
 
 def gpu_vitals() -> list[tuple[str, str, float]]:
-    """(device, quantity, value) of every GPU; nothing where nvidia-smi is not there."""
+    """Return (device, quantity, value) of every GPU; nothing where nvidia-smi is not there."""
     return parse_vitals(_ask_visible(_FIELDS), {})
 
 
 def parse_vitals(text: str, numbers: dict[str, int]) -> list[tuple[str, str, float]]:
-    """(device, quantity, value) from what nvidia-smi prints; what a GPU does not say is left out.
+    """Read (device, quantity, value) from what nvidia-smi prints; what a GPU does not say is left out.
 
     numbers : of the GPUs met so far, by their indexes: those that CUDA sees are counted from 0
     """
@@ -168,7 +154,7 @@ def parse_vitals(text: str, numbers: dict[str, int]) -> list[tuple[str, str, flo
 
 
 def gpu_in_use() -> str:
-    """Which GPU somebody else computes on, in a few words; "" if none. To be asked while we do not.
+    """Say which GPU somebody else computes on, in a few words; "" if none. To be asked while we do not.
 
     A GPU is used if it is busy, and somebody has memory or a process on it, at every look in PATIENCE_S:
     right after a program's end, or while the driver starts, utilisation may be high with nobody there.
@@ -186,7 +172,7 @@ def gpu_in_use() -> str:
 
 
 def _computing_gpus() -> dict[str, float]:
-    """Utilisation of each GPU that is busy and on which others have memory or a process."""
+    """Return the utilisation of each GPU that is busy and on which others have memory or a process."""
     found = {(gpu, quantity): value for gpu, quantity, value in gpu_vitals()}
     busy = {gpu: x for (gpu, what), x in found.items() if what == "utilisation" and x >= BUSY}
     if not busy:
@@ -196,7 +182,7 @@ def _computing_gpus() -> dict[str, float]:
 
 
 def _gpus_with_processes() -> set[str]:
-    """GPUs on which a process computes that is neither this one nor of its family."""
+    """Name GPUs on which a process computes that is neither this one nor of its family."""
     us = psutil.Process()
     ours = {str(one.pid) for one in (us, *us.parents(), *us.children(recursive=True))}
     uuids = [cells[0] for cells in machine.cells(_ask_visible(["uuid"]))]
@@ -205,82 +191,12 @@ def _gpus_with_processes() -> set[str]:
     return {f"gpu{number}" for number, uuid in enumerate(uuids) if uuid in used}
 
 
-def facts() -> pd.DataFrame:
-    """Table ``facts``: what hardware and software this is, beyond what a stamp says.
-
-    No name or number that only one board or host of its kind has.
-    """
-    import torch
-
-    found = {**_host_facts(), **_torch_facts(torch)}
-    rows = [(*key, str(value)) for key, value in found.items()]
-    for number in range(torch.cuda.device_count()):  # CUDA first: it holds the driver open
-        properties = torch.cuda.get_device_properties(number)
-        known = [name for name in _TORCH_FACTS if getattr(properties, name, None) is not None]
-        rows += [(f"gpu{number}", name, str(getattr(properties, name))) for name in known]
-    table = pd.DataFrame(rows + _nvidia_facts(), columns=["subject", "fact", "value"])
-    return table.drop_duplicates(["subject", "fact"])
-
-
-def _host_facts() -> dict[tuple[str, str], object]:
-    found: dict[tuple[str, str], object] = {
-        ("cpu", "physical_cores"): psutil.cpu_count(logical=False),
-        ("cpu", "logical_cores"): psutil.cpu_count(),
-        ("memory", "total_bytes"): psutil.virtual_memory().total,
-        ("memory", "available_bytes"): psutil.virtual_memory().available,
-    }
-    for cache in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        kind, level, size = (machine.content(cache / name) for name in ("type", "level", "size"))
-        found["cpu", f"L{level}_{kind.lower()}"] = size
-    lines = machine.content(Path("/proc/cpuinfo")).splitlines()
-    flags = next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
-    found |= {("cpu", flag): "yes" for flag in _CPU_FLAGS if flag in flags}
-    return found | {("library", name): machine.installed(name) for name in PACKAGES}
-
-
-def _torch_facts(torch: Any) -> dict[tuple[str, str], object]:
-    found = {
-        "threads": torch.get_num_threads(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "mkldnn": torch.backends.mkldnn.is_available(),
-    }
-    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return {("torch", name): value for name, value in found.items()}
-
-
-def _nvidia_facts() -> list[tuple[str, str, str]]:
-    if not _ask_visible(["index"]):  # no nvidia-smi, or it hangs: no reason to ask bit by bit
-        return []
-    return [
-        (f"gpu{number}", fact, cell)
-        for fact, column in _columns(_FACTS).items()
-        for number, cell in enumerate(column)
-        if cell and not cell.startswith("[")
-    ]
-
-
-def _columns(fields: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Field -> its cell of each GPU, in one question, which takes long.
-
-    nvidia-smi answers nothing at all if it does not know one of several: then it is asked by halves.
-    """
-    rows = machine.cells(_ask_visible(fields))
-    if rows and all(len(row) == len(fields) for row in rows):
-        return dict(zip(fields, zip(*rows, strict=True), strict=True))
-    half = len(fields) // 2
-    return _columns(fields[:half]) | _columns(fields[half:]) if half else {}
-
-
 def _ask_visible(fields: Sequence[str], about: str = "gpu") -> str:
-    """What nvidia-smi prints of the GPUs that CUDA may see."""
+    """Return what nvidia-smi prints of the GPUs that CUDA may see."""
     return machine.ask_gpus(fields, *_visible(), about=about)
 
 
 def _visible() -> list[str]:
-    """nvidia-smi's words for the GPUs that CUDA may see."""
+    """Return nvidia-smi's words for the GPUs that CUDA may see."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return ["-i", visible] if visible else []

@@ -2,39 +2,44 @@
 
 Everything measured between ranks is a `Job`: ``ddlkit.run.jobs.worker JOB CONFIG.json`` in every rank, with
 torchrun's variables in its environment, so that torchrun itself, or Slurm, starts the very same over
-several nodes. Here one process that has imported torch, the zygote, forks them. No torch here.
+several nodes. Here multiprocessing's fork server, which has imported torch, forks them. No torch here.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import functools
 import json
 import os
-import selectors
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.util import Finalize, get_temp_dir
 from pathlib import Path
 from typing import Any, Protocol
 
 import pandas as pd
+import psutil
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs.job import Job, S
 from ddlkit.run.jobs.protocol import (
     ERROR,
-    FORK,
     LOST_PEER,
     MISTAKE,
     PROGRESS,
     child_environment,
+    deferring,
     ending,
     rank_environment,
     unwinding,
@@ -43,13 +48,14 @@ from ddlkit.store.files import scratch
 
 LOCALHOST = "127.0.0.1"
 LOGS = "rank-logs"
-# -u: the last words of a rank that is killed must have left its buffers.
-WORKER = [sys.executable, "-u", "-m", "ddlkit.run.jobs.worker"]
+SOCKETS = "/tmp"  # the name of a socket has at most 104 letters, of which TMPDIR may take all
+SERVER = "ddlkit.run.jobs.server"  # not imported here: it is for the fork server alone
 POLL_S = 0.05
 SETTLE_S = 0.3  # ranks that die of one cause do so within this time
 MEETING_S = 20.0  # two ranks of one machine that do not hear of one another for so long never will
 GRACE_S = 3.0  # what a process has to end by itself before it is killed
 FOR_EVER_S = 1e6
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Ranks of one machine talk by NVLink, PCIe or shared memory, but NCCL looks for a network all the same: it
 # prefers any interface to loopback, tries one without a route 34 times, for a minute, and loads what plug-ins
@@ -95,7 +101,7 @@ class Loopback:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self, rank: int, ranks: int) -> dict[str, str]:
-        """torchrun's variables, the interface of gloo and NCCL, and ``variables``."""
+        """Return torchrun's variables, the interface of gloo and NCCL, and ``variables``."""
         interface = "lo0" if sys.platform == "darwin" else "lo"
         numbers = rank_environment(rank, ranks, LOCALHOST, self.port)
         # "=": this interface alone, not all whose names begin so.
@@ -103,11 +109,11 @@ class Loopback:
         return {**numbers, **only, **ON_ONE_MACHINE, **self.variables}
 
     def namespace(self, rank: int) -> Path | None:
-        """Our own."""
+        """Return None: ranks live in our own."""
         return None
 
     def lost(self) -> str:
-        """Loopback stays."""
+        """Return nothing: loopback stays."""
         return ""
 
 
@@ -144,7 +150,7 @@ def launch(
 
 @contextlib.contextmanager
 def workspace(out: Path | None) -> Iterator[Path]:
-    """``out``, or a directory that lasts as long as the block."""
+    """Give ``out``, or a directory that lasts as long as the block."""
     with contextlib.nullcontext(out) if out else scratch() as directory:
         yield Path(directory)
 
@@ -184,137 +190,98 @@ def run_ranks(
 
 # -- ranks that are forked -----------------------------------------------------------------------
 
-# Importing torch costs seconds of processor time, in every rank anew: sixteen ranks on two cores would
-# spend half a minute on it before the first message. So one process imports it once, and every rank of
-# every launch is its child. It ends when our end of the pipe closes, however we end, and its ranks with it.
 
+class RankProcess(ForkServerProcess):
+    """A rank that the fork server forks, as `subprocess.Popen` would show it.
 
-def _can_fork() -> bool:
-    """Whether ended children can be waited for by file descriptor; some kernels only have the name."""
-    try:
-        with open(os.pidfd_open(os.getpid())) as us, selectors.DefaultSelector() as selector:
-            selector.register(us, selectors.EVENT_READ)
-    except (AttributeError, OSError):
-        return False
-    return True
+    Importing torch costs seconds of processor time: the server does it once, for every rank of every launch.
+    """
 
+    def __init__(
+        self, argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
+    ) -> None:
+        super().__init__(daemon=False)  # ranks may have children: workers that load data
+        self._asked = (argv, dict(environment), str(log), str(namespace or ""))
 
-CAN_FORK = _can_fork()
-"""Whether this system can do it; elsewhere each rank is a process that imports torch itself."""
+    def start(self) -> None:
+        """Have it forked. A signal waits until this process knows of it, or nobody would end it."""
+        with deferring(*ENDING), _without_main():
+            super().start()
 
+    def run(self) -> None:
+        """Be the rank, in its own process."""
+        from ddlkit.run.jobs.worker import main_forked
 
-class ForkedRank:
-    """A forked rank, as `subprocess.Popen` would show it."""
-
-    def __init__(self, zygote: Zygote, pid: int) -> None:
-        self._zygote, self.pid = zygote, pid
-        self.returncode: int | None = None
+        main_forked(*self._asked)
 
     def poll(self) -> int | None:
-        """The exit status, negative for a signal; None while it runs."""
-        self._zygote.hear(0.0)
-        return self.returncode
+        """Return the exit status, negative for a signal; None while it runs."""
+        return self.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status once it is there. Raises subprocess.TimeoutExpired."""
-        while self.returncode is None:
-            if not self._zygote.hear(timeout):
-                raise subprocess.TimeoutExpired(f"rank {self.pid}", timeout or 0.0)
-        return self.returncode
+        """Return the exit status once it is there. Raises subprocess.TimeoutExpired."""
+        self.join(timeout)
+        if self.exitcode is None:
+            raise subprocess.TimeoutExpired(f"rank {self.pid}", timeout or 0.0)
+        return self.exitcode
 
 
-class Zygote:
-    """The process, and what it has reported of its ranks."""
+def start_server() -> None:
+    """Start the fork server where there is none, and wait until it has imported torch.
 
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self._ranks: dict[int, ForkedRank] = {}  # those that run
-        self._heard = b""
-        # A session of its own: Ctrl-C in the terminal reaches only the owner.
-        self._process = subprocess.Popen(
-            [*WORKER, FORK],
-            # Read when torch is loaded; each rank sets its own number.
-            env={**child_environment(), "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert self._process.stdin and self._process.stdout
-        self._requests, self._reports = self._process.stdin, self._process.stdout
-
-    @property
-    def usable(self) -> bool:
-        """Whether it lives and is ours: a fork of the owner must not talk to it."""
-        return self.owner == os.getpid() and self._process.poll() is None
-
-    def start(
-        self, argv: list[str], environment: dict[str, str], log: Path, namespace: Path | None
-    ) -> ForkedRank:
-        """Fork a worker whose output goes to ``log``. Raises UserError when the zygote died."""
-        request = {"argv": argv, "environment": environment, "directory": os.getcwd()}
-        request |= {"log": str(log), "namespace": str(namespace or "")}
-        self._newest: ForkedRank | None = None
-        try:
-            with contextlib.suppress(BrokenPipeError):
-                self._requests.write(json.dumps(request).encode() + b"\n")
-                self._requests.flush()
-            while self._newest is None:
-                if self._process.poll() is not None:
-                    raise UserError(
-                        "ranks cannot be started: importing torch failed in their zygote"
-                    )
-                self.hear(1.0)
-        except BaseException:  # the rank may be on its way, and nobody would know it
-            self._process.kill()
-            self._process.wait()
-            raise
-        return self._newest
-
-    def hear(self, timeout_s: float | None) -> bool:
-        """Take in what the zygote reports within the time; False if that is nothing."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._reports, selectors.EVENT_READ)
-            if not selector.select(timeout_s):
-                return False
-        heard = os.read(self._reports.fileno(), 65536)
-        if not heard:
-            for rank in self._ranks.values():  # they died with their parent
-                rank.returncode = -signal.SIGKILL
-            self._ranks.clear()
-            self._process.wait()
-        *lines, self._heard = (self._heard + heard).split(b"\n")
-        for pid, status in map(json.loads, lines):
-            if status is None:
-                self._newest = self._ranks[pid] = ForkedRank(self, pid)
-            else:
-                self._ranks.pop(pid).returncode = status
-        return True
-
-    def close(self) -> None:
-        """End it, and every rank that still runs."""
-        if self.owner == os.getpid():
-            with contextlib.suppress(BrokenPipeError):
-                self._requests.close()
-            self._process.wait()
-            self._reports.close()
+    It dies with the thread that started it, as the kernel counts parents, and is started anew by the next.
+    Raises UserError where it cannot be started.
+    """
+    _keep_sockets()
+    forkserver.set_forkserver_preload([SERVER])
+    # One thread each: read when torch is loaded; each rank sets its own number.
+    changed = {**child_environment(), "OMP_NUM_THREADS": "1"}
+    before = dict(os.environ)
+    try:
+        with deferring(*ENDING), _without_main():
+            masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            os.environ.clear()
+            os.environ.update(changed)
+            try:
+                forkserver.ensure_running()
+            finally:
+                os.environ.clear()
+                os.environ.update(before)
+                signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+            probe = ForkServerProcess()
+        with _without_main():
+            probe.start()  # does nothing, but only once the imports are done: here signals do not wait
+        probe.join()
+    except (OSError, EOFError) as error:
+        why = str(error) or "importing torch failed in the fork server"
+        raise UserError(f"ranks cannot be started: {why}") from error
 
 
-_current: Zygote | None = None
+@functools.cache
+def _keep_sockets() -> None:
+    """Have multiprocessing's sockets under a short name that the next launch sweeps if we are killed."""
+    place = contextlib.ExitStack()
+    directory = place.enter_context(scratch(SOCKETS if os.access(SOCKETS, os.W_OK) else None))
+    Finalize(None, place.close, exitpriority=-200)  # after multiprocessing's own at -100
+    before, tempfile.tempdir = tempfile.tempdir, str(directory)
+    try:
+        get_temp_dir()
+    finally:
+        tempfile.tempdir = before
 
 
-def zygote() -> Zygote:
-    """This process's zygote, started at the first call."""
-    global _current
-    if _current is None or not _current.usable:
-        _current = Zygote()
-        atexit.register(_current.close)
-    return _current
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the main module: multiprocessing would run a user's script again in every rank."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 # -- ranks as a group of processes -------------------------------------------------------------
-
-Process = subprocess.Popen[bytes] | ForkedRank
-"""A process that carries a rank."""
 
 
 @dataclass
@@ -325,7 +292,7 @@ class _Group:
     ranks: int
     place: Place
     logs: Path
-    processes: list[Process] = field(default_factory=list)
+    processes: list[RankProcess] = field(default_factory=list)
 
     @property
     def job(self) -> str:
@@ -333,33 +300,21 @@ class _Group:
         return self.worker[0].rpartition(".")[2]
 
     def log(self, rank: int) -> Path:
-        """Where the standard error of a rank goes."""
+        """Return where the standard error of a rank goes."""
         return self.logs / f"rank{rank}.log"
 
     def start(self) -> None:
         """Start every rank; call `end` even if this fails half-way."""
         port = str(free_port())
+        start_server()
         for rank in range(self.ranks):
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            environment = {**child_environment(), "OMP_NUM_THREADS": "1"}
             environment |= self.place.environment(rank, self.ranks)
             if environment["MASTER_PORT"] == "0":
                 environment["MASTER_PORT"] = port
-            self.processes.append(self._start(rank, environment))
-
-    def _start(self, rank: int, environment: dict[str, str]) -> Process:
-        """A rank in a session of its own: Ctrl-C in the terminal reaches only us."""
-        if CAN_FORK:
-            namespace = self.place.namespace(rank)
-            return zygote().start(self.worker, environment, self.log(rank), namespace)
-        with open(self.log(rank), "wb") as stream:
-            return subprocess.Popen(
-                [*WORKER, *self.worker],
-                env=child_environment(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,
-            )
+            where = (self.log(rank), self.place.namespace(rank))
+            self.processes.append(RankProcess(self.worker, environment, *where))
+            self.processes[-1].start()
 
     def watch(self, timeout_s: float) -> None:
         """Return when all ranks are done; raise UserError when one dies or time is up."""
@@ -380,20 +335,26 @@ class _Group:
         _show_progress(self.log(0), shown)
 
     def _verdict(self) -> str:
-        """One line on the rank that died first of all, as far as can be known."""
-        polled = enumerate(process.poll() for process in self.processes)
-        deaths = {rank: status for rank, status in polled if status}
+        """Say in one line which rank died first of all, or was waited for in vain, as far as can be known."""
+        polled = [process.poll() for process in self.processes]
+        deaths = {rank: status for rank, status in enumerate(polled) if status}
         # Ranks follow one another within milliseconds: those that lost a peer are not the cause.
         first = min(deaths, key=lambda rank: (deaths[rank] == LOST_PEER, deaths[rank] >= 0))
-        line = _last_line(self.log(first))
+        line, job = _last_line(self.log(first)), f"job {self.job}"
+        silent = [rank for rank, status in enumerate(polled) if status is None]
+        if deaths[first] == LOST_PEER and silent:
+            stopped = [rank for rank in silent if _is_stopped(self.processes[rank].pid)]
+            late, how = (stopped or silent)[0], "is stopped" if stopped else "does not answer"
+            where = f"rank {late} of {self.ranks} {how} in {job}"
+            return f"{where}: rank {first} gave up; its last line: {line}"
         where = f"rank {first} of {self.ranks}"
         if deaths[first] == MISTAKE and line.startswith(ERROR):
-            return f"{line.removeprefix(ERROR)} ({where}, job {self.job})"
-        return f"{where} {ending(deaths[first])} in job {self.job}; last line: {line}"
+            return f"{line.removeprefix(ERROR)} ({where}, {job})"
+        return f"{where} {ending(deaths[first])} in {job}; last line: {line}"
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on; raises UserError where it cannot reach itself."""
+    """Return a port of this machine that nobody listens on; UserError where it cannot reach itself."""
     try:
         with socket.create_server((LOCALHOST, 0)) as server:
             port: int = server.getsockname()[1]
@@ -404,17 +365,31 @@ def free_port() -> int:
     return port
 
 
-def end(processes: Sequence[Process]) -> None:
+def end(processes: Sequence[subprocess.Popen[Any] | RankProcess]) -> None:
     """End every process that still runs, and its group, kindly first; wait until it has."""
+    started = [process for process in processes if process.pid is not None]
     for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, FOR_EVER_S)):
-        running = [process for process in processes if process.poll() is None]
+        running = [process for process in started if process.poll() is None]
         for process in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+            _signal(int(process.pid or 0), number)
         give_up = time.monotonic() + patience_s
         for process in running:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, give_up - time.monotonic()))
+
+
+def _signal(pid: int, number: int) -> None:
+    """Send a signal to the group of a process, or to it alone where it leads none yet."""
+    for send in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError):
+            send(pid, number)
+            return
+
+
+def _is_stopped(pid: int | None) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    return False
 
 
 def _last_line(log: Path) -> str:

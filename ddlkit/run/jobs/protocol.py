@@ -16,7 +16,6 @@ from typing import NoReturn
 PROGRESS = "ddlkit: "  # a line of rank 0 that begins so is shown to the user
 ERROR = "ddlkit: error: "
 MISTAKE, LOST_PEER = 2, 3  # exit statuses: a user's mistake; another rank went first
-FORK = "--fork"  # the only argument of the worker that forks the others
 PARENT = "DDLKIT_PARENT"  # pid without which a process must not live
 PACKAGES = Path(__file__).resolve().parents[3]
 # What has a GPU run one kernel after the other, beside which nothing can be measured.
@@ -25,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def ending(status: int) -> str:
-    """How a process came to an end with that exit status; negative: the signal that killed it.
+    """Say how a process came to an end with that exit status; negative: the signal that killed it.
 
     >>> ending(-9)
     'was killed by SIGKILL'
@@ -36,7 +35,7 @@ def ending(status: int) -> str:
 
 
 def rank_environment(rank: int, ranks: int, address: str, port: int) -> dict[str, str]:
-    """torchrun's variables for a rank on a machine that holds them all.
+    """Return torchrun's variables for a rank on a machine that holds them all.
 
     >>> rank_environment(1, 2, "127.0.0.1", 29500)["WORLD_SIZE"]
     '2'
@@ -47,7 +46,7 @@ def rank_environment(rank: int, ranks: int, address: str, port: int) -> dict[str
 
 
 def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """``environment`` for a process that imports this very ddlkit, dies with us, and leaves GPUs free.
+    """Return ``environment`` for a process that imports this ddlkit, dies with us, and leaves GPUs free.
 
     >>> "CUDA_LAUNCH_BLOCKING" in child_environment({"CUDA_LAUNCH_BLOCKING": "1"})
     False
@@ -72,7 +71,7 @@ def die_with_parent(parent: int = 0) -> None:
         os._exit(1)
 
 
-# -- signals that unwind -----------------------------------------------------------------------
+# -- signals -----------------------------------------------------------------------------------
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
@@ -95,7 +94,7 @@ def trap(*numbers: int) -> list[int]:
 
 @contextmanager
 def unwinding(*numbers: int) -> Iterator[None]:
-    """Within the block signals unwind, as by `trap`; those that others take over meanwhile stay theirs."""
+    """Unwind on signals within the block, as by `trap`; those that others take over meanwhile stay theirs."""
     trapped = trap(*numbers)
     try:
         yield
@@ -104,3 +103,22 @@ def unwinding(*numbers: int) -> Iterator[None]:
             for number in trapped:
                 if signal.getsignal(number) is _leave:
                     signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def deferring(*numbers: int) -> Iterator[None]:
+    """Keep signals waiting until the block is over; in the main thread, which alone is ever cut short."""
+    main = threading.current_thread() is threading.main_thread()
+    held: list[int] = []
+    before = {
+        number: signal.signal(number, lambda which, frame: held.append(which))
+        for number in numbers
+        if main and signal.getsignal(number) not in (None, signal.SIG_IGN)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for arrived in dict.fromkeys(held):
+            signal.raise_signal(arrived)

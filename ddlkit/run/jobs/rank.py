@@ -10,8 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -297,24 +296,6 @@ def hasten(
         return True
     _schedule(threads, os.SCHED_OTHER, 0)
     return False
-
-
-@contextmanager
-def carrying_messages(me: Rank) -> Iterator[None]:
-    """Let this thread keep up with gloo's where they are raised: it sends and receives messages itself.
-
-    gloo's thread at the sockets polls at once while another holds a connection. One of lower priority that
-    does so may never run again to let go of it: a small message then took half a second.
-    """
-    if not me.raised_threads:
-        yield
-        return
-    before = os.sched_getscheduler(0), os.sched_getparam(0)
-    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    try:
-        yield
-    finally:
-        os.sched_setscheduler(0, *before)
 
 
 def threads_here(at_least: int = 0) -> list[int]:

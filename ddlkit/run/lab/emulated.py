@@ -1,4 +1,4 @@
-"""An emulated link as its lab sees it: started, asked what has crossed it, judged by that, and changed."""
+"""An emulated link as its lab sees it: started, asked what has crossed it, and judged by that."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import select
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ddlkit.core.errors import UserError
@@ -26,7 +26,6 @@ from ddlkit.run.instruments.usage import (
 )
 from ddlkit.run.jobs.protocol import child_environment
 from ddlkit.run.lab import tunnel
-from ddlkit.run.lab.conditions import Change, check_order
 
 MISSING = (
     f"the emulated link needs {tunnel.DEVICE}, which is not here; the tbf lab works without it"
@@ -74,40 +73,23 @@ def start(config: Mapping[str, Any]) -> subprocess.Popen[str]:
     return process
 
 
-def ask(path: Path, **request: Any) -> dict[str, Any]:
-    """What the process behind a socket answers. Raises UserError when it is gone or says no."""
+def ask(path: Path) -> dict[str, Any]:
+    """Return what has crossed the link behind a socket, by its process. Raises UserError when it is gone."""
     try:
         with socket.socket(socket.AF_UNIX) as line:
             line.settimeout(ANSWER_S)
             line.connect(os.fspath(path))
-            line.sendall(json.dumps(request).encode() + b"\n")
             with line.makefile("rb") as answer:
-                found: dict[str, Any] = json.loads(answer.readline())
+                crossed: dict[str, Any] = json.loads(answer.readline())
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"emulated link {path.stem}: its process does not answer ({error})"
-        ) from error
-    if "error" in found:
-        raise UserError(f"emulated link {path.stem}: {found['error']}")
-    return found
+        gone = f"emulated link {path.stem}: its process does not answer ({error})"
+        raise UserError(gone) from error
+    return crossed
 
 
-def change(path: Path, changes: Sequence[Change]) -> None:
-    """Have a link change at times from now. Raises UserError for changes out of order."""
-    check_order(tuple(changes))
-    ask(path, changes=[asdict(one) for one in changes])
-
-
-def ask_mine(**request: Any) -> dict[str, Any]:
-    """What has crossed the emulated link that this rank uses; empty where it uses none."""
-    return ask(Path(os.environ[LINK]), **request) if LINK in os.environ else {}
-
-
-def change_mine(changes: Sequence[Change], since_s: float) -> None:
-    """Have the link that this rank uses change, counted from a time of the performance counter."""
-    rest_s = since_s - time.perf_counter()
-    later = [replace(one, at_s=max(0.0, one.at_s + rest_s)) for one in changes]
-    ask_mine(changes=[asdict(one) for one in later])
+def ask_mine() -> dict[str, Any]:
+    """Return what has crossed the emulated link that this rank uses; empty where it uses none."""
+    return ask(Path(os.environ[LINK])) if LINK in os.environ else {}
 
 
 class Watch:
@@ -118,21 +100,15 @@ class Watch:
         self._begun = processor_times()
 
     def usage(self) -> Usage:
-        """Until now, as this rank sees it: marks are of the rank that saw worst."""
-        here = processor_usage(self._begun, processor_times())
-        late = late_share(self._crossed, ask_mine()) if self._crossed else 0.0
-        return replace(here, late=late)
+        """Return the usage until now, as this rank sees it: marks are of the rank that saw worst.
 
-
-def late_share(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
-    """Share of packets that were late between two answers of the link's process; 0 for none.
-
-    All of them where the process had no time to spare: then those that it had not read yet waited unseen.
-    """
-    if not (before and after):
-        return 0.0
-    crossing = Crossing.between(before, after)
-    return 1.0 if crossing.full else 1.0 - crossing.in_time
+        All packets count as late where the link's process had no time to spare: some waited unread.
+        """
+        used = processor_usage(self._begun, processor_times())
+        if not self._crossed:
+            return used
+        crossing = Crossing.between(self._crossed, ask_mine())
+        return replace(used, late=1.0 if crossing.full else 1.0 - crossing.in_time)
 
 
 @dataclass(frozen=True)
@@ -142,8 +118,7 @@ class Crossing:
     seconds : between them; processor_s : of the link's process meanwhile
     late : packets by `tunnel.BINS` of lateness
     stray, refused : packets for nobody, and such as a namespace did not take
-    ranks : one row each: bytes and frames on the wire, packets, frames lost and dropped, sent and received;
-        what waited at the second moment, and the most that ever did
+    ranks : one row each: bytes and frames on the wire, packets, and frames lost, sent and received
     """
 
     seconds: float
@@ -155,25 +130,23 @@ class Crossing:
 
     @classmethod
     def between(cls, before: Mapping[str, Any], after: Mapping[str, Any]) -> Crossing:
-        """From two answers of the link's process."""
-        table = pd.DataFrame(after["ranks"]).set_index("rank")
-        counted = [f"{way}_{name}" for way in ("sent", "received") for name in tunnel.COUNTED]
-        earlier = pd.DataFrame(before["ranks"]).set_index("rank")
-        table[counted] -= earlier[counted]
-        whole = {k: after[k] - before[k] for k in ("seconds", "processor_s", "stray", "refused")}
-        late = [a - b for a, b in zip(after["late"], before["late"], strict=True)]
-        return cls(**whole, late=late, ranks=table.reset_index())
-
-    @classmethod
-    def since_up(cls, answer: Mapping[str, Any]) -> Crossing:
-        """All of it, from one answer."""
-        nothing = [{k: v if k == "rank" else 0 for k, v in row.items()} for row in answer["ranks"]]
-        zero = dict.fromkeys(("seconds", "processor_s", "stray", "refused"), 0)
-        return cls.between({**zero, "late": [0] * len(answer["late"]), "ranks": nothing}, answer)
+        """Make it from two answers of the link's process; without the first, since the link is up."""
+        earlier = {row["rank"]: row for row in before.get("ranks", [])}
+        ranks = [
+            {
+                k: v - earlier.get(row["rank"], {}).get(k, 0) if k != "rank" else v
+                for k, v in row.items()
+            }
+            for row in after["ranks"]
+        ]
+        counted = ("seconds", "processor_s", "stray", "refused")
+        whole = {name: after[name] - before.get(name, 0) for name in counted}
+        late = np.subtract(after["late"], before.get("late", 0)).tolist()
+        return cls(**whole, late=late, ranks=pd.DataFrame(ranks))
 
     @property
     def packets(self) -> int:
-        """Written to their receivers."""
+        """Count what was written to its receivers."""
         return sum(self.late)
 
     @property
@@ -190,12 +163,7 @@ class Crossing:
     @property
     def full(self) -> bool:
         """Whether the process had no time to spare: it was asked for more than the machine can carry."""
-        return self.processor_load >= BUSY_LIMIT
-
-    @property
-    def processor_load(self) -> float:
-        """Of one core."""
-        return self.processor_s / self.seconds if self.seconds else 0.0
+        return self.processor_s >= BUSY_LIMIT * max(self.seconds, 1e-9)
 
     def judged(self) -> dict[str, Any]:
         """How well the link did, by name, as a person wants to read it."""
@@ -203,7 +171,7 @@ class Crossing:
             "seconds": self.seconds,
             "packets": self.packets,
             "in time": self.in_time,
-            "processor_load": self.processor_load,
+            "processor_load": self.processor_s / max(self.seconds, 1e-9),
             "refused": self.refused,
             "verdict": "as asked" if self.held else "late: the machine cannot carry this",
         }

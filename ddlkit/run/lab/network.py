@@ -7,7 +7,7 @@ labs of different labels never meet. Needs Linux, root and iproute2. There are t
 tbf : veth pairs and a bridge, each end shaped by the kernel's token bucket: a rate and nothing else. Ranks
     may share nodes: a node is a bridge of its own, joined to the main one by the link that its ranks share
 emulated : a process of ours, through which every packet passes (`ddlkit.run.lab.tunnel`): delay, jitter,
-    loss, background traffic and change. It ends with the lab
+    loss and background traffic. It ends with the lab
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import burst_bytes
 from ddlkit.run.jobs import protocol
 from ddlkit.run.lab import emulated
-from ddlkit.run.lab.conditions import Change, Conditions, check_rate, rate_text
-from ddlkit.run.lab.emulated import Crossing
+from ddlkit.run.lab.conditions import Conditions
+from ddlkit.run.lab.conditions import LabShape as LabShape  # by this name others know it
 from ddlkit.run.lab.tunnel import INTERFACE
 from ddlkit.store.files import atomic_write_text
 
@@ -44,7 +43,6 @@ NAMESPACES = Path("/run/netns")  # of iproute2
 STATE = Path("/run/ddlkit")
 """One JSON file per lab: its shape and which process owns it."""
 
-MAX_RANKS = 64
 MAX_PACKET_BYTES = 65536  # Linux hands TCP data down in packets of this size, to be cut on the wire
 QUEUE_BYTES = 256 * 1024**2  # far above what TCP keeps in flight, so that nothing is dropped
 UP = "addrgenmode none up"
@@ -57,85 +55,6 @@ VETH_PACKETS, TUN_PACKETS = 1000, 10000
 PORT = 29500  # free in any namespace that runs one job at a time
 DEADLINE_S = 30.0
 NEEDS_ROOT = "the lab needs root, for network namespaces and traffic shaping"
-
-
-@dataclass(frozen=True)
-class LabShape:
-    """A lab that is not up yet: ``workers`` links of ``rate_bits_per_s`` both ways.
-
-    ranks_per_node : with more than one, that many ranks in a row form a node and share one link of
-        that rate; inside the node each rank's own is shaped to ``intra_rate_bits_per_s``
-    conditions : of emulated links; None: those of tbf, which have a rate and nothing else
-
-    Raises UserError for a rate or a number of ranks out of range.
-    """
-
-    workers: int
-    rate_bits_per_s: float
-    ranks_per_node: int = 1
-    intra_rate_bits_per_s: float = 0.0
-    conditions: Conditions | None = None
-
-    def __post_init__(self) -> None:
-        per_node, intra = self.ranks_per_node, self.intra_rate_bits_per_s
-        if not 1 <= self.workers <= MAX_RANKS:
-            raise UserError(f"a lab of {self.workers} ranks is not possible: 1 to {MAX_RANKS} are")
-        if per_node < 1 or self.workers % per_node:
-            complaint = f"nodes of {per_node} ranks cannot hold {self.workers}"
-            raise UserError(f"{complaint}: choose a number that divides it")
-        if (per_node > 1) != bool(intra):
-            complaint = f"nodes of {per_node} ranks with an intra rate of {intra:g} bit/s"
-            raise UserError(f"{complaint}: several need one, for example 10gbit, one has none")
-        for rate in (self.rate_bits_per_s, self.own_rate_bits_per_s):
-            check_rate(rate)
-        if self.conditions:
-            self.conditions.check_ranks(self.workers)
-            if self.nodes and (self.conditions.changes or self.conditions.rates):
-                raise UserError("links of nodes do not change: have a link for each rank")
-
-    @classmethod
-    def from_dict(cls, described: dict[str, Any]) -> LabShape:
-        """What `dataclasses.asdict` and JSON have made of one."""
-        conditions = described.get("conditions")
-        found = Conditions.from_dict(conditions) if conditions else None
-        return cls(**{**described, "conditions": found})
-
-    @property
-    def engine(self) -> str:
-        """What limits the links: one of `conditions.ENGINES`."""
-        return "emulated" if self.conditions else "tbf"
-
-    @property
-    def own_rate_bits_per_s(self) -> float:
-        """Rate of each rank's own link."""
-        return self.intra_rate_bits_per_s or self.rate_bits_per_s
-
-    @property
-    def link(self) -> str:
-        """The link as it appears in tables: "lab:1gbit", "emulated:1gbit-delay2ms"."""
-        if not self.conditions:
-            return f"lab:{self.name.partition('-')[2]}"
-        return self.name.partition("-")[2].replace("-", ":", 1)
-
-    @property
-    def name(self) -> str:
-        """As it appears in file names.
-
-        >>> LabShape(16, 1e9, ranks_per_node=4, intra_rate_bits_per_s=1e10).name
-        'p16-1gbit-g4-10gbit'
-        >>> LabShape(4, 5e8, conditions=Conditions(delay_s=2e-3)).name
-        'p4-emulated-500mbit-delay2ms'
-        """
-        names = [f"p{self.workers}", *(["emulated"] if self.conditions else [])]
-        names.append(rate_text(self.rate_bits_per_s))
-        if self.nodes:
-            names += [f"g{self.ranks_per_node}", rate_text(self.intra_rate_bits_per_s)]
-        return "-".join([*names, *([self.conditions.name] if self.conditions else [])])
-
-    @property
-    def nodes(self) -> range:
-        """Numbers of the nodes that ranks share; none where each rank has a link of its own."""
-        return range(self.workers // self.ranks_per_node if self.ranks_per_node > 1 else 0)
 
 
 class Lab:
@@ -156,12 +75,10 @@ class Lab:
         # Of each link in each direction, framing included; with nodes that of a node's.
         self.link_bits_per_s = shape.rate_bits_per_s
         self._holder = 0  # the process whose ``down`` counts; 0 while the lab is not up
-        self._process: subprocess.Popen[str] | None = (
-            None  # of an emulated link, if it is our child
-        )
+        self._process: subprocess.Popen[str] | None = None  # of an emulated link, if our child
 
     def environment(self, rank: int, ranks: int) -> dict[str, str]:
-        """What a rank of a job of ``ranks`` must find in its environment."""
+        """Return what a rank of a job of ``ranks`` must find in its environment."""
         if ranks > self.ranks:
             raise UserError(f"{ranks} ranks do not fit into lab {self.label} of {self.ranks}")
         numbers = protocol.rank_environment(rank, ranks, _address(0), PORT)
@@ -169,7 +86,7 @@ class Lab:
         return {**numbers, "GLOO_SOCKET_IFNAME": INTERFACE, **link}
 
     def namespace(self, rank: int) -> Path:
-        """File of the namespace of ``rank``. Raises UserError for a rank that the lab does not have."""
+        """Return the file of the namespace of ``rank``. Raises UserError for a rank that is not there."""
         if not 0 <= rank < self.ranks:
             raise UserError(f"lab {self.label} has ranks 0 to {self.ranks - 1}, but no rank {rank}")
         return NAMESPACES / self.namespaces[rank]
@@ -181,6 +98,8 @@ class Lab:
                 _remove_dead()
                 self._take_label()
                 self._build()
+                if self.persistent:  # only now: while it is built, it dies with who builds it
+                    self._save({})
             if not self.persistent:
                 _ours[self.label] = self
                 _trapped.enter_context(protocol.unwinding(*_TRAPPED))
@@ -214,42 +133,21 @@ class Lab:
         self.down()
 
     def lost(self) -> str:
-        """Why ranks no longer reach one another, in one line; empty as long as they can."""
+        """Say why ranks no longer reach one another, in one line; empty as long as they can."""
         link = _states().get(self.label, {}).get("link")
         if not link or _alive(link):
             return ""
         return f"the process of the emulated link of lab {self.label} is gone: take the lab down"
 
     def crossed(self) -> dict[str, Any]:
-        """What has crossed an emulated link so far; two of them are what `Crossing.between` takes.
+        """Say what has crossed an emulated link so far; `Crossing.between` takes two of these.
 
         Raises UserError for a lab of tbf, and when the link's process is gone.
         """
         return emulated.ask(self._socket())
 
-    def change(self, changes: Sequence[Change]) -> None:
-        """Have the links of a running lab change at times from now; tables know them by the old name.
-
-        Raises UserError for a lab of tbf, changes out of order and ranks that are not there.
-        """
-        Conditions(changes=tuple(changes)).check_ranks(self.ranks)
-        emulated.change(self._socket(), changes)
-
-    def restore(self) -> None:
-        """Have the links of a running lab be as it was made. Raises UserError as `change`."""
-        emulated.ask(self._socket(), restore=True)
-
-    @contextmanager
-    def watched(self) -> Iterator[list[Crossing]]:
-        """A list that holds what crossed the link within the block, once that is over; none with tbf."""
-        found: list[Crossing] = []
-        before = self.crossed() if self.shape.conditions else None
-        yield found
-        if before:
-            found.append(Crossing.between(before, self.crossed()))
-
     def _socket(self) -> Path:
-        """By which the process of the link is asked."""
+        """Return the socket by which the process of the link is asked."""
         if not self.shape.conditions:
             raise UserError(f"lab {self.label} is shaped by tbf: only emulated links can do this")
         return STATE / f"{self.label}.link"
@@ -266,17 +164,17 @@ class Lab:
             self.label = next(name for n in count() if (name := f"ddl{n}") not in taken)
         elif self.label in taken:
             raise UserError(f"a lab or namespace named {self.label} exists: choose another label")
-        self._save({})
+        self._save(_identity(os.getpid()))
         self._holder = os.getpid()
 
-    def _save(self, link: dict[str, int | None]) -> None:
+    def _save(self, owner: dict[str, int | None]) -> None:
         """Write the state file: who owns the lab, and which process is its link."""
-        owner = {} if self.persistent else _identity(os.getpid())
+        link = _identity(self._process.pid) if self._process else {}
         state = {"shape": asdict(self.shape), "owner": owner, "link": link}
         atomic_write_text(STATE / f"{self.label}.json", json.dumps(state) + "\n")
 
     def _build(self) -> None:
-        """Namespaces, the links between them, and addresses."""
+        """Make namespaces, the links between them, and addresses."""
         _ip([f"netns add {name}" for name in self.namespaces])
         if conditions := self.shape.conditions:
             self._emulate(conditions)
@@ -306,10 +204,10 @@ class Lab:
             "owned": not self.persistent,
         }
         self._process = emulated.start(config)
-        self._save(_identity(self._process.pid))
+        self._save(_identity(os.getpid()))
 
     def _shape(self) -> int:
-        """Bridges, the links between them and to the ranks, and their rates; each end sends shaped.
+        """Make bridges, the links between them and to the ranks, and their rates; each end sends shaped.
 
         Returns how large a packet may be.
         """
@@ -346,7 +244,7 @@ class Lab:
 
 
 def attach(label: str) -> Lab:
-    """The lab of that label that is up, to run in or to take down. Raises UserError if none is."""
+    """Return the lab of that label that is up, to run in or to take down. Raises UserError if none is."""
     states = _states()
     if label not in states:
         names = ", ".join(states) or "none"
@@ -360,7 +258,7 @@ def attach(label: str) -> Lab:
 
 
 def status() -> list[dict[str, Any]]:
-    """One row per lab on this machine: label, ranks, link, owner, alive."""
+    """List the labs on this machine: label, ranks, link, owner, alive."""
     rows = []
     for label, state in _states().items():
         owner, row = state["owner"], {"label": label, "ranks": 0, "link": "an unknown link"}
@@ -381,7 +279,7 @@ def clean() -> list[str]:
 
 @functools.lru_cache(maxsize=1)
 def available() -> str:
-    """Why no lab is possible here, in one line; empty if one is (a small one is tried)."""
+    """Say why no lab is possible here, in one line; empty if one is (a small one is tried)."""
     if sys.platform != "linux":
         return "the lab needs Linux network namespaces"
     if os.geteuid() != 0:
@@ -401,7 +299,7 @@ def _address(rank: int) -> str:
 
 
 def _run(argv: list[str], script: str = "") -> str:
-    """Output of an iproute2 call. In a session of its own, so that Ctrl-C does not reach it."""
+    """Return the output of an iproute2 call. In a session of its own, so that Ctrl-C does not reach it."""
     how: dict[str, Any] = {"start_new_session": True, "timeout": DEADLINE_S}
     try:
         done = subprocess.run(argv, input=script, capture_output=True, text=True, **how)
@@ -417,20 +315,20 @@ def _run(argv: list[str], script: str = "") -> str:
 
 
 def _ip(commands: Sequence[str], namespace: str = "", *, tool: str = "ip") -> None:
-    """Commands of ``tool``, one by one, in that namespace."""
+    """Run commands of ``tool``, one by one, in that namespace."""
     if commands:
         inside = ["-n", namespace] if namespace else []
         _run([tool, *inside, "-batch", "-"], "".join(f"{command}\n" for command in commands))
 
 
 def _shape(device: str, rate_bits_per_s: float) -> str:
-    """What limits what leaves by a device."""
+    """Say what limits what leaves by a device."""
     rate, burst = round(rate_bits_per_s), burst_bytes(rate_bits_per_s)
     return f"qdisc add dev {device} root tbf rate {rate}bit burst {burst} limit {QUEUE_BYTES}"
 
 
 def _listed() -> list[str]:
-    """Names of all network namespaces of this machine."""
+    """List the names of all network namespaces of this machine."""
     return [line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line]
 
 
@@ -467,26 +365,14 @@ def _registry() -> Iterator[None]:
     if os.geteuid() != 0:
         raise UserError(NEEDS_ROOT)
     STATE.mkdir(parents=True, exist_ok=True)
-    main = threading.current_thread() is threading.main_thread()
-    held: list[int] = []
     with open(STATE / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        before = {
-            number: signal.signal(number, lambda which, frame: held.append(which))
-            for number in (signal.SIGINT, *_TRAPPED)
-            if main and signal.getsignal(number) not in (None, signal.SIG_IGN)
-        }
-        try:
+        with protocol.deferring(signal.SIGINT, *_TRAPPED):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            for arrived in dict.fromkeys(held):
-                signal.raise_signal(arrived)
 
 
 def _states() -> dict[str, dict[str, Any]]:
-    """State of each lab by its label."""
+    """Read the state of each lab, by its label."""
     found = {}
     for path in sorted(STATE.glob("[a-z]*.json")):
         with suppress(FileNotFoundError):  # it came down meanwhile
@@ -499,7 +385,7 @@ NOBODY: dict[str, int | None] = {"pid": 0, "start": None}
 
 
 def _state(text: str) -> dict[str, Any]:
-    """What a state file says; without a shape, and NOBODY's, where that is not what a lab writes."""
+    """Read a state file; without a shape, and NOBODY's, where that is not what a lab writes."""
     try:
         state: dict[str, Any] = json.loads(text)
         LabShape.from_dict(state["shape"])
@@ -511,7 +397,7 @@ def _state(text: str) -> dict[str, Any]:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks after boot; None where it is dead or a zombie."""
+    """Say when a process started, in clock ticks after boot; None where it is dead or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -521,7 +407,7 @@ def _start_ticks(pid: int) -> int | None:
 
 
 def _identity(pid: int) -> dict[str, int | None]:
-    """By what a running process is known again."""
+    """Return by what a running process is known again."""
     return {"pid": pid, "start": _start_ticks(pid)}
 
 
@@ -534,7 +420,7 @@ def _alive(owner: dict[str, Any]) -> bool:
 
 
 def _remove_dead() -> list[str]:
-    """Those whose owner is dead, and persistent ones without their link: what runs there has an end."""
+    """Remove labs whose owner is dead, and persistent ones without their link; returns their labels."""
     dead = [
         label for label, row in _states().items() if not _alive(row["owner"] or row.get("link", {}))
     ]

@@ -1,10 +1,10 @@
 """Replay of recorded compute with real collectives: what training would take on this network.
 
 Each rank waits out the recorded compute by absolute deadlines and posts the real collective of a group
-when its last gradient would be ready: an all-reduce, or where gradients are sparsified, after selection,
-one all-gather of the values that are kept and one of their indices. Where a case is negotiated, a
-coordinator must first say that all ranks are ready (`ddlkit.run.lab.negotiate`). All ranks must run on one
-machine: they share its clock.
+when its last gradient would be ready: an all-reduce, or where gradients are sparsified, after the recorded
+time of selecting, one all-gather of the values that are kept and one of their indices. Where a case is
+negotiated, a coordinator must first say that all ranks are ready (`ddlkit.run.lab.negotiate`). All ranks must
+run on one machine: they share its clock.
 
 Waiting is sleeping. A spinning rank would be on time to the microsecond, but with more ranks than
 cores it would take the processor from gloo's threads. What a message costs is measured (`calibrate`) with
@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.launch import Place, launch, workspace
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.lab import emulated
-from ddlkit.run.lab.conditions import parse_changes
 from ddlkit.run.lab.negotiate import Negotiator, meet
 from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.script import (
@@ -58,12 +57,12 @@ SAY_S = 10.0  # between two lines of progress
 MESSAGES_PER_SAMPLE = 16  # of a calibration: posted together, as a replay posts its groups
 
 
-def choose_join(in_flight: int = 1) -> dict[str, Any]:
-    """How ranks join for a replay in the lab, and must for a calibration that is to predict one.
+def choose_join() -> dict[str, Any]:
+    """Return how ranks join for a replay in the lab, and must for a calibration that is to predict one.
 
     One gloo thread carries the collectives one after the other, as NCCL would; torch's default is 2.
     """
-    return {"backend": "gloo", "gloo_threads": in_flight, "raise_priority": True}
+    return {"backend": "gloo", "gloo_threads": 1, "raise_priority": True}
 
 
 def calibrate(
@@ -71,19 +70,16 @@ def calibrate(
     sizes: Sequence[int] = SIZES,
     collectives: Sequence[str] = ("all_reduce",),
     *,
-    in_flight: int = 1,
     timeout_s: float = 600.0,
     **measured: Any,
 ) -> pd.DataFrame:
-    """Table ``collectives`` of all ranks of the lab.
-
-    in_flight : messages carried at once; measured : ``budget`` and ``tries`` of `CollectivesSettings`
+    """Measure table ``collectives`` of all ranks of the lab; ``measured``: see `CollectivesSettings`.
 
     Raises UserError when a value comes out wrong or a rank dies.
     """
     grouped: Any = {"messages_per_sample": MESSAGES_PER_SAMPLE, **measured}
     settings = CollectivesSettings(collectives, sizes, **grouped)
-    how: Any = {"join": choose_join(in_flight), "timeout_s": timeout_s}
+    how: Any = {"join": choose_join(), "timeout_s": timeout_s}
     return launch(collectives_job, settings, ranks=lab.ranks, place=lab, **how)["collectives"]
 
 
@@ -91,15 +87,12 @@ def calibrate(
 class ReplaySettings:
     """What CONFIG.json of the job "replay" holds.
 
-    turns : (repeat, number of the script) of each iteration
-    tries, afterwards_s, spans : as for `replay`
+    turns : (repeat, number of the script) of each iteration; tries : as for `replay`
     """
 
     scripts: Sequence[Script]
     turns: Sequence[tuple[int, int]]
     tries: int
-    afterwards_s: float
-    spans: int = 1
 
 
 def replay(
@@ -111,21 +104,17 @@ def replay(
     selection: Selecting | None = None,
     done: Collection[tuple[str, int]] = (),
     tries: int = 1,
-    afterwards_s: float = 0.0,
     out: Path | None = None,
-    spans: int = 1,
 ) -> Replayed:
     """Replay every case once per round, all in one launch, so that drift meets all cases alike.
 
     The result of every collective is checked. With ``out``, rows are appended to files there as they
     come; what an interrupted replay left there is kept, and not played again. Spans are kept of the first
-    ``spans`` rounds, and of all rounds where a case is negotiated: how long that takes is read off them.
-    An emulated link that a case changes is as before in the next iteration.
+    round, and of all rounds where a case is negotiated: how long that takes is read off them.
 
-    selection : recorded times of it, needed for cases with a ``selection_sha256``
+    selection : recorded times of it, needed for cases that gather
     done : (case's key, repeat) of further iterations that need not be played
     tries : how often an iteration is played, at most, while the machine's host disturbs it
-    afterwards_s : what is still to come after this replay, for the progress lines
 
     Raises UserError for cases that do not fit the place, and when a rank dies.
     """
@@ -135,19 +124,15 @@ def replay(
     check_cases(asked, ranks, place)
     scripts = [Script.from_case(planned, selection) for planned in cases]
     how: dict[str, Any] = {
-        "join": {**choose_join(asked[0].in_flight), "raise_priority": isinstance(place, Lab)},
+        "join": {**choose_join(), "raise_priority": isinstance(place, Lab)},
         "timeout_s": 60 + 3 * tries * rounds * sum(script.expected_s for script in scripts),
     }
     with workspace(out) as directory:
         there = {*keep_complete(directory), *done}
         numbers = range(len(asked))
         turns = [(r, n) for r in range(rounds) for n in numbers if (asked[n].key, r) not in there]
-        settings = ReplaySettings(scripts, turns, tries, afterwards_s, spans)
-        try:
-            launch(replay_job, settings, ranks=ranks, place=place, out=directory, **how)
-        finally:  # a rank that died has left the link as its case had changed it
-            if isinstance(place, Lab) and any(case.changes for case in asked) and not place.lost():
-                place.restore()
+        settings = ReplaySettings(scripts, turns, tries)
+        launch(replay_job, settings, ranks=ranks, place=place, out=directory, **how)
         return read_replayed(directory, asked)
 
 
@@ -161,11 +146,10 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
     messages = _Messages(me, scripts)
     negotiator = meet(me) if any(script.case.negotiated for script in scripts) else None
     turns = deque((repeat, scripts[n], settings.tries) for repeat, n in settings.turns)
-    progress = _progress(me, [script.expected_s for _, script, _ in turns], settings.afterwards_s)
-    next(progress)  # its clock starts
+    begun_s = said_s = time.monotonic()
+    all_s = sum(script.expected_s for _, script, _ in turns)
     while turns:
         repeat, script, tries = turns.popleft()
-        script = script.drawn(repeat)
         line = negotiator if script.case.negotiated else None
         seen_s, used = _iterate(me, script, messages, line)
         if used.disturbed and tries > 1:
@@ -173,26 +157,15 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
             continue
         everyone = [Recording.from_array(row) for row in peers.everyones(seen_s)]
         if me.rank == 0:
-            shown = repeat < settings.spans or negotiator is not None
+            shown = repeat == 0 or negotiator is not None
             append_iteration(me.out, script, repeat, everyone, used, shown)
-        next(progress)
-    return ()
-
-
-def _progress(me: Rank, expected_s: Sequence[float], afterwards_s: float) -> Iterator[None]:
-    """Each step but the first is one more iteration done; says now and then how long the rest will take."""
-    begun_s = said_s = time.monotonic()
-    yield
-    for done in range(1, len(expected_s) + 1):
-        now_s = time.monotonic()
-        if done == len(expected_s) or now_s - said_s >= SAY_S:
+        now_s, to_come_s = time.monotonic(), sum(script.expected_s for _, script, _ in turns)
+        if not turns or now_s - said_s >= SAY_S:
             said_s = now_s
             # The guess is generous, so what remains is scaled by how it went so far.
-            pace = (now_s - begun_s) / sum(expected_s[:done])
-            rest_s = pace * sum(expected_s[done:]) + afterwards_s
-            count = f"{done} of {len(expected_s)} iterations"
-            me.say(f"replay: {count} done, about {rest_s:.0f} s left")
-        yield
+            pace = (now_s - begun_s) / max(all_s - to_come_s, 1e-9)
+            me.say(f"replay: {len(turns)} iterations to come, about {pace * to_come_s:.0f} s left")
+    return ()
 
 
 class _Messages:
@@ -209,9 +182,6 @@ class _Messages:
         kept = max(sum(s.kept) for s in scripts)
         self._kept = [torch.empty(kept, dtype=kind) for kind in (torch.float32, torch.int32)]
         self._gathered = [one.new_empty(kept * me.world_size) for one in self._kept]
-        selecting = [max(s.elements) for s in scripts if s.kept and not s.selection_s]
-        chance = torch.Generator().manual_seed(0)  # so that each knows what the others select
-        self._magnitudes = torch.rand(max(selecting, default=0), generator=chance)
         self._last: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
         self._complete_s: queue.SimpleQueue[float] = queue.SimpleQueue()
         threading.Thread(target=self._note, daemon=True).start()
@@ -231,12 +201,6 @@ class _Messages:
             torch.arange(len(indices), out=indices)
             for gathered in everyone:
                 gathered.fill_(-1)
-
-    def select(self, group: int) -> None:
-        """Find the largest elements of a group."""
-        indices = self._mine[group][1]
-        magnitudes = self._magnitudes[: self.script.elements[group]]
-        indices.copy_(torch.topk(magnitudes, len(indices), sorted=False).indices)
 
     def post(self, group: int) -> None:
         """Send a group; the groups are posted in their order, maybe by the negotiator's thread."""
@@ -297,17 +261,10 @@ def _iterate(
     """
     messages.begin(script.played_by(me.rank))
     watch = emulated.Watch(me.rank)
-    changes = parse_changes(script.case.changes) if me.rank == 0 else ()
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
-    if changes:
-        emulated.change_mine(changes, start_s)
     seen_s, sending = _play(messages, start_s, negotiator)
     used = Usage(*peers.slowest(astuple(replace(watch.usage(), busy=sending.busy))).tolist())
     messages.check()
-    if (
-        changes
-    ):  # no sooner than all ranks are done: they have just exchanged how the cores were used
-        emulated.ask_mine(restore=True)
     return seen_s, used
 
 
@@ -328,10 +285,6 @@ def _play(
         if script.selection_s:
             spent_s += script.selection_s[group]
             selected_s[group] = _sleep_until(ready_s + script.selection_s[group])
-        elif script.kept:
-            messages.select(group)
-            selected_s[group] = time.perf_counter()
-            spent_s += selected_s[group] - awake_s[group]
         if group == 0:
             before = processor_times()
         hand_over(group)

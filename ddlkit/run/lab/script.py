@@ -20,7 +20,6 @@ from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.lablink import way_s
-from ddlkit.core.link import turn_s
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,
@@ -32,17 +31,15 @@ from ddlkit.core.sparse import (
 )
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
-from ddlkit.core.workload import LayerProfile, Workload, straggler_factors
+from ddlkit.core.workload import LayerProfile, Workload
 from ddlkit.run.instruments.usage import Usage
 from ddlkit.run.jobs.launch import Place
-from ddlkit.run.lab.conditions import Conditions, parse_changes
 from ddlkit.store.files import append_text
 
 Floats = NDArray[np.float64]
 
 ITERATIONS, TIMELINE = "replay.csv", "timeline.csv"
 KEY = ["case", "repeat"]
-REAL_SELECTION_S = 2e-8  # per element, generously, on a core
 SETTLE_S = 0.1  # around an iteration: checks, and the exchange of what was seen
 
 
@@ -72,14 +69,14 @@ def plan_case(
     compute_s: float | None = None,
     **axes: Any,
 ) -> PlannedCase:
-    """The profile under the plan ``spec``, computing as long as one message of everything takes.
+    """Plan the profile by ``spec``, computing as long as one message of everything takes.
 
     Time is dilated so that communication and compute weigh alike, where a model of their overlap has
     most to lose; or so that an iteration computes for ``compute_s``, whatever it sends.
 
     cost : of a group by its dense size; that of `ddlkit.core.sparse.SparseGather` at a density below 1. What
         it knows of selecting is dilated, too, as a replay waits it out
-    axes : further fields of the Case, such as density, straggler, negotiated, in_flight
+    axes : further fields of the Case, such as density, straggler, negotiated
 
     Raises UserError for a plan that cannot be made for this profile.
     """
@@ -106,7 +103,7 @@ def plan_case(
 
 
 def _dilated(cost: MessageCost, dilation: float) -> MessageCost:
-    """The cost with selections that take so many times as long; messages stay as they are."""
+    """Return the cost with selections that take so many times as long; messages stay as they are."""
     if not isinstance(cost, SparseGather) or cost.selecting is None:
         return cost
     selecting = cost.selecting
@@ -121,23 +118,20 @@ def check_cases(cases: Sequence[Case], ranks: int, place: Place) -> None:
             raise UserError(f"{named} ({case.plan}) is asked for twice")
         densities = {"all_reduce": case.density == 1, "all_gather": 0 < case.density <= 1}
         if not densities.get(case.collective):
+            asked = f"{named} is an {case.collective} of density {case.density}"
+            raise UserError(f"{asked}: dense gradients are all_reduced, sparse ones all_gathered")
+        if case.in_flight != 1:
             raise UserError(
-                f"{named} is an {case.collective} of density {case.density}: dense gradients "
-                "(density 1) are all_reduced, sparsified ones all_gathered"
+                f"{named} has {case.in_flight} messages in flight: one at a time is sent"
             )
-        if case.in_flight != cases[0].in_flight:
-            raise UserError("replay: all cases of a launch need one number of messages in flight")
-        if changes := parse_changes(case.changes):
-            if not place.name.startswith("emulated:"):
-                raise UserError(f"{named} has changes: only emulated links change")
-            Conditions(changes=changes).check_ranks(ranks)
-        if case.straggler < 1:
-            raise UserError(f"{named} has straggler {case.straggler}: at least 1")
+        if case.changes:
+            raise UserError(f"{named} has changes: links no longer change, replay it over two labs")
+        if case.straggler < 1 or case.straggler_spread:
+            what = f"{named} has straggler {case.straggler}, spread {case.straggler_spread}"
+            raise UserError(f"{what}: at least 1, and alike in all iterations")
         if (case.kind, case.workers, case.link) != ("replay", ranks, place.name):
-            raise UserError(
-                f"{named} is a {case.kind} of {case.workers} ranks over {case.link}, "
-                f"not a replay of {ranks} over {place.name}"
-            )
+            other = f"{named} is a {case.kind} of {case.workers} ranks over {case.link}"
+            raise UserError(f"{other}, not a replay of {ranks} over {place.name}")
 
 
 @dataclass(frozen=True)
@@ -148,10 +142,7 @@ class Script:
     buffered_s : how long the first gradient of each group waits in the buffer for the last
     bytes, elements : size of each group, and its float32 elements
     kept : how many elements of each group are sent, () where all are
-    selection_s : how long each selection takes, () where selection is real
-    slowest : factor on the compute of the last rank, in this iteration
-
-    Raises UserError for a change of the link that might come after the iteration.
+    selection_s : how long each selection takes, () where there is none
     """
 
     case: Case
@@ -163,29 +154,24 @@ class Script:
     update_s: float
     kept: Sequence[int] = ()
     selection_s: Sequence[float] = ()
-    slowest: float = 1.0
-
-    def __post_init__(self) -> None:
-        last_s = max((one.at_s for one in parse_changes(self.case.changes)), default=0.0)
-        if last_s > self.compute_s:
-            late = f"a change at {last_s:g} s, but computes {self.compute_s:.3g} s"
-            raise UserError(f"replay: case {self.case.key} has {late}: have it change before")
 
     @classmethod
     def from_case(cls, planned: PlannedCase, selection: Selecting | None = None) -> Script:
-        """The script of a case, and for one that waits selection out the recorded times of it.
+        """Make the script of a case, and for one that waits selection out the recorded times of it.
 
         Raises UserError where these are not given.
         """
         case, plan = planned.case, planned.plan
         slow = planned.workload.scaled(case.dilation)
         elements = group_elements(slow, plan)
-        sparse = case.collective == "all_gather"
-        selection_s = np.empty(0)
-        if sparse and case.selection_sha256:
-            if selection is None:
+        kept: list[int] = []
+        selection_s: list[float] = []
+        if case.collective == "all_gather":
+            if selection is None or not case.selection_sha256:
                 raise UserError(f"replay: case {case.key} waits out selections of unknown times")
-            selection_s = case.dilation * group_selection_s(slow, plan, case.density, selection)
+            kept = [selected(size, case.density) for size in elements]
+            waited_s = case.dilation * group_selection_s(slow, plan, case.density, selection)
+            selection_s = waited_s.tolist()
         ready_s = plan.group_ready_s(slow)
         return cls(
             case=case,
@@ -195,20 +181,13 @@ class Script:
             bytes=plan.group_bytes(slow).tolist(),
             elements=elements,
             update_s=slow.update_s,
-            kept=[selected(size, case.density) for size in elements] if sparse else [],
-            selection_s=selection_s.tolist(),
-            slowest=case.straggler,
+            kept=kept,
+            selection_s=selection_s,
         )
-
-    def drawn(self, repeat: int) -> Script:
-        """The script of one iteration: how slow its straggler is, is drawn anew for each."""
-        case = self.case
-        factors = straggler_factors(case.straggler, case.straggler_spread, case.seed, [repeat])
-        return replace(self, slowest=float(factors[0]))
 
     @property
     def compute_s(self) -> float:
-        """The iteration without communication, and without selections that are real."""
+        """The iteration without communication."""
         return self.ready_s[-1] + sum(self.selection_s) + self.update_s
 
     @property
@@ -219,20 +198,17 @@ class Script:
     @property
     def expected_s(self) -> float:
         """A generous guess of the iteration: no overlap, and twice the bytes in each direction."""
-        case, compute_s = self.case, self.compute_s
-        wire_s = sum(self.sent_bytes) * (
-            16 / case.link_bits_per_s if case.link_bits_per_s else 1e-8
-        )
+        case = self.case
+        byte_s = 16 / case.link_bits_per_s if case.link_bits_per_s else 1e-8
+        wire_s = sum(self.sent_bytes) * byte_s
         if self.kept:
             wire_s *= case.workers
         wire_s += len(self.bytes) * 4 * case.workers * way_s(case.link)  # a step asks first
-        if self.kept and not self.selection_s:
-            compute_s += case.workers * sum(self.elements) * REAL_SELECTION_S
-        return compute_s * case.straggler + wire_s + SETTLE_S
+        return self.compute_s * case.straggler + wire_s + SETTLE_S
 
     def played_by(self, rank: int) -> Script:
-        """The script of that rank: the last one is the straggler, if there is one."""
-        slower = self.slowest if rank == self.case.workers - 1 else 1.0
+        """Return the script of that rank: the last one is the straggler, if there is one."""
+        slower = self.case.straggler if rank == self.case.workers - 1 else 1.0
         times = ("forward_s", "ready_s", "buffered_s", "selection_s", "update_s")
         slow: Any = {name: np.multiply(slower, getattr(self, name)).tolist() for name in times}
         return replace(self, **slow)
@@ -263,7 +239,7 @@ class Recording:
 
     @classmethod
     def from_array(cls, values: Floats) -> Recording:
-        """The recording whose fields follow one another in an array (5 G + 4,): so ranks exchange them."""
+        """Make the recording whose fields follow one another in an array (5 G + 4,), as ranks exchange it."""
         return cls(*values[:-4].reshape(5, -1), *values[-4:].tolist())
 
 
@@ -279,11 +255,11 @@ class Replayed(NamedTuple):
 
 
 def make_timeline(script: Script, everyone: Sequence[Recording]) -> Timeline:
-    """Spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
+    """Make spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
 
-    A collective begins when it may be posted and those before it leave room: if one is in flight at a
-    time, when its predecessor ends. "wait" is from the last post to the end of the last collective. The
-    backward pass of several gradients is two spans: until the first is ready, and until the last.
+    A collective begins when it may be posted and its predecessor has ended. "wait" is from the last post to
+    the end of the last collective. The backward pass of several gradients is two spans: until the first is
+    ready, and until the last.
     """
     return Timeline.from_rows(
         {**span, "rank": rank, "origin": "replayed"}
@@ -300,7 +276,7 @@ def _spans(script: Script, seen: Recording) -> Iterable[dict[str, Any]]:
 
     yield span("forward", -1, 0.0, seen.forward_end_s)
     begin_s = seen.forward_end_s
-    free_s = turn_s(seen.done_s, script.case.in_flight)
+    free_s = np.hstack([0.0, seen.done_s[:-1]])
     for group, n_bytes in enumerate(script.bytes):
         times = (seen.awake_s, seen.selected_s, seen.agreed_s, seen.done_s)
         awake_s, selected_s, agreed_s, done_s = (float(one[group]) for one in times)
@@ -322,14 +298,9 @@ def _spans(script: Script, seen: Recording) -> Iterable[dict[str, Any]]:
 
 
 def _row(script: Script, everyone: Sequence[Recording], used: Usage) -> dict[str, Any]:
-    """What the runs table says of one iteration: that of the slowest rank."""
+    """Return what the runs table says of one iteration: that of the slowest rank."""
     iteration_s = max(seen.end_s for seen in everyone)
-    compute_s = 0.0
-    for rank, seen in enumerate(everyone):
-        played = script.played_by(rank)
-        # Selections count as planned or, where they are real, as they passed.
-        real_s = 0.0 if played.selection_s else float((seen.selected_s - seen.awake_s).sum())
-        compute_s = max(compute_s, played.compute_s + real_s)
+    compute_s = max(script.played_by(rank).compute_s for rank in range(len(everyone)))
     return {
         "iteration": 0,
         "iteration_s": iteration_s,
@@ -360,7 +331,7 @@ def append_iteration(
 
 
 def keep_complete(out: Path) -> list[tuple[str, int]]:
-    """(case's key, repeat) of the complete iterations in ``out``; the rest of the files is removed."""
+    """Return (case's key, repeat) of complete iterations in ``out``; the rest of the files is removed."""
     rows, spans = _read_complete(out)
     for name, frame in ((ITERATIONS, rows), (TIMELINE, spans)):
         if frame.empty:
@@ -371,7 +342,7 @@ def keep_complete(out: Path) -> list[tuple[str, int]]:
 
 
 def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
-    """The iterations of ``cases`` that a replay into ``out`` has completed, whether it still runs or not.
+    """Read the iterations of ``cases`` that a replay into ``out`` has completed, be it still running or not.
 
     Raises UserError where there is none.
     """
@@ -385,13 +356,13 @@ def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
 
 
 def _read_complete(out: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Rows and spans of the iterations that have both, of files that may have been cut anywhere."""
+    """Read rows and spans of the iterations that have both, of files that may have been cut anywhere."""
     rows, spans = _read(out / ITERATIONS, KEY), _read(out / TIMELINE, [*KEY, *TIMELINE_COLUMNS])
     return rows, spans.merge(rows[KEY], on=KEY)
 
 
 def _read(path: Path, columns: list[str]) -> pd.DataFrame:
-    """The complete lines of a CSV file; without any, a frame with these columns and no row."""
+    """Read the complete lines of a CSV file; without any, a frame with these columns and no row."""
     text = path.read_text() if path.exists() else ""
     complete = text[: text.rfind("\n") + 1]
     if not complete:

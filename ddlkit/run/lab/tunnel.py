@@ -23,10 +23,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ddlkit.core.errors import UserError
-from ddlkit.core.lablink import FRAMING_BYTES
-from ddlkit.run.lab.conditions import Conditions, read_change
-from ddlkit.run.lab.shaper import NEVER_S, Line, Piece, Shaper, Size, size_of
+from ddlkit.run.lab.conditions import Conditions
+from ddlkit.run.lab.shaper import NEVER_S, Piece, Shaper, Size, size_of
 
 DEVICE = "/dev/net/tun"
 READY = "ready"
@@ -35,7 +33,7 @@ LATE_S = 2e-4
 """A packet that is written later than so much behind its due time is late."""
 BINS = (2e-5, 5e-5, 1e-4, LATE_S, 5e-4, 1e-3, 1e-2)
 """Upper edges, in seconds, by which lateness is counted; one bin more is for all beyond."""
-COUNTED = ("bytes", "packets", "frames", "lost", "dropped")
+COUNTED = ("bytes", "packets", "frames", "lost")
 """What is known of each link, in each direction, as a sum since it is up."""
 PRIORITY = 2  # above gloo's threads: a link does not wait for those who use it
 WINDOW_BYTES = (4096, 16 * 1024**2, 64 * 1024**2)
@@ -60,18 +58,18 @@ _FIN_PSH, _CWR = 0x09, 0x80
 # -- packets -----------------------------------------------------------------------------------
 
 
-def measured(packet: bytes, framing_bytes: int = FRAMING_BYTES) -> Size:
-    """What a packet, as a device gives it, is on the wire."""
+def measured(packet: bytes) -> Size:
+    """Return what a packet, as a device gives it, is on the wire."""
     _, kind, _, segment_bytes, start, _ = _HEADER.unpack_from(packet)
     ip_bytes = len(packet) - _HEADER.size
     if not kind:
-        return size_of(ip_bytes, framing_bytes=framing_bytes)
+        return size_of(ip_bytes)
     header_bytes = start + (packet[_HEADER.size + start + 12] >> 4) * 4
-    return size_of(ip_bytes, header_bytes, segment_bytes, framing_bytes)
+    return size_of(ip_bytes, header_bytes, segment_bytes)
 
 
 def cut(packet: bytes, start: int, stop: int) -> bytes:
-    """The packet of the frames from ``start`` up to ``stop`` of one that stands for several.
+    """Make the packet of the frames from ``start`` up to ``stop`` of one that stands for several.
 
     Sequence number, lengths, flags and check sums are as if these frames alone had been sent.
     """
@@ -96,7 +94,7 @@ def cut(packet: bytes, start: int, stop: int) -> bytes:
 
 
 def folded(octets: bytes | bytearray) -> int:
-    """Sum of 16-bit words with the carries added in (RFC 1071), of an even number of bytes."""
+    """Sum up 16-bit words with the carries added in (RFC 1071), of an even number of bytes."""
     total = sum(struct.unpack(f"!{len(octets) // 2}H", octets))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
@@ -115,7 +113,7 @@ def enter(namespace: str) -> None:
 
 
 def open_device(namespace: str, back: str) -> int:
-    """A new device in ``namespace``, while this process lives in ``back``; windows there are open at once.
+    """Open a device in ``namespace``, while this process lives in ``back``; windows there are open at once.
 
     Raises OSError.
     """
@@ -157,18 +155,18 @@ class Tunnel:
         self.heard_s = 0.0
 
     def now_s(self) -> float:
-        """Since it began."""
+        """Return the seconds since it began."""
         return time.perf_counter() - self.begun_s
 
     def wait(self, others: Sequence[int]) -> list[int]:
-        """The descriptors among devices and ``others`` that can be read, at the latest when one is due."""
+        """Return the descriptors among devices and ``others`` that can be read, until one is due."""
         next_s = self.shaper.next_s
         rest_s = None if next_s == NEVER_S else next_s - self.now_s()
         if rest_s is not None and rest_s < SPIN_S:
             rest_s = 0.0
-        found = select.select([*self.devices, *others], (), (), rest_s)[0]
+        ready = select.select([*self.devices, *others], (), (), rest_s)[0]
         self.heard_s = self.now_s()
-        return found
+        return ready
 
     def read(self, device: int) -> None:
         """Take a packet from a device: it was there when `wait` ended, and counts from then."""
@@ -179,8 +177,7 @@ class Tunnel:
         target = packet[29] - 1 if packet[10] >> 4 == 4 and packet[26:29] == self._prefix else -1
         if 0 <= target < len(self.devices):
             source = self._ranks[device]
-            size = measured(packet, self.shaper.framing_bytes)
-            self.shaper.send(self.heard_s, source, target, size, packet)
+            self.shaper.send(self.heard_s, source, target, measured(packet), packet)
         else:
             self.stray += 1
 
@@ -199,59 +196,32 @@ class Tunnel:
             self.refused += 1
 
     def crossed(self) -> dict[str, Any]:
-        """What has crossed until now, what waits now, and the most that ever waited."""
-        now_s = self.now_s()
+        """Say what has crossed until now."""
         rows = [
-            {"rank": rank, **_said("sent", up, now_s), **_said("received", down, now_s)}
+            {"rank": rank}
+            | {f"sent_{name}": getattr(up, name) for name in COUNTED}
+            | {f"received_{name}": getattr(down, name) for name in COUNTED}
             for rank, (up, down) in enumerate(zip(self.shaper.up, self.shaper.down, strict=True))
         ]
-        whole = {"seconds": now_s, "processor_s": time.process_time(), "late": self.late}
+        whole = {"seconds": self.now_s(), "processor_s": time.process_time(), "late": self.late}
         return {**whole, "stray": self.stray, "refused": self.refused, "ranks": rows}
 
 
-def _said(way: str, line: Line, now_s: float) -> dict[str, Any]:
-    counted = {name: getattr(line, name) for name in COUNTED}
-    queued = {"queued_bytes": line.queued_bytes(now_s), "most_queued_bytes": line.most_queued_bytes}
-    return {f"{way}_{name}": value for name, value in {**counted, **queued}.items()}
-
-
-def answer(tunnel: Tunnel, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What the process says to one request."""
-    try:
-        if asked.get("restore"):
-            tunnel.shaper.restore(tunnel.now_s())
-        if changes := asked.get("changes"):
-            tunnel.shaper.change(tuple(map(read_change, changes)), tunnel.now_s())
-    except UserError as error:
-        return {"error": str(error)}
-    return tunnel.crossed()
-
-
 def serve(tunnel: Tunnel, door: socket.socket, owner: int | None) -> None:
-    """Carry packets and answer requests until ``owner``, a pipe that nobody writes to, closes."""
+    """Carry packets, and say to all who come what has crossed, until ``owner``, a pipe, closes."""
     others = [door.fileno(), *([] if owner is None else [owner])]
-    asking: dict[int, socket.socket] = {}  # those who have come, and may take their time to ask
     while True:
-        for ready in tunnel.wait([*others, *asking]):
+        for ready in tunnel.wait(others):
             if ready == owner:
                 return
             if ready == door.fileno():
-                line = door.accept()[0]
-                asking[line.fileno()] = line
-            elif ready in asking:
-                _attend(tunnel, asking.pop(ready))
+                with suppress(OSError), door.accept()[0] as line:
+                    line.setblocking(False)
+                    line.sendall(json.dumps(tunnel.crossed()).encode() + b"\n")
             else:
                 tunnel.read(ready)
                 tunnel.write()  # a packet that is due does not wait for those that come
         tunnel.write()
-
-
-def _attend(tunnel: Tunnel, line: socket.socket) -> None:
-    """Answer a request, a line of JSON that is there; both are small enough to go at once."""
-    with suppress(OSError, ValueError), line:
-        line.setblocking(False)
-        said = answer(tunnel, json.loads(line.recv(_LARGEST)))
-        line.sendall(json.dumps(said).encode() + b"\n")
 
 
 def main(config: Mapping[str, Any]) -> None:
@@ -266,7 +236,7 @@ def main(config: Mapping[str, Any]) -> None:
     devices = [open_device(rank, switch) for rank in ranks]
     shaper = Shaper(
         config["rates_bits_per_s"],
-        Conditions.from_dict(config["conditions"]),
+        Conditions(**config["conditions"]),
         config["ranks_per_node"],
         config["node_rate_bits_per_s"],
     )

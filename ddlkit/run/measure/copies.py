@@ -45,16 +45,14 @@ Pool = torch.Tensor  # (bytes,) uint8: copies go from places in one to places in
 def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.DataFrame:
     """Table ``copies``: seconds of one copy by kind and size, the mean of several in a row.
 
-    CUDA: h2d_pinned, h2d_pageable, d2h_pinned, d2h_pageable, d2d within the first GPU, and p2p from it
-    to the second where there is one; by the GPU's own clock, issued one after the other as a program
-    does, d2d replayed as a graph. CPU: memcpy, with torch's threads. Source and target move through
-    pools as large as the largest size, so that small copies find nothing in the caches; the data are
-    random.
+    CUDA: h2d_pinned, h2d_pageable, d2h_pinned, d2h_pageable, d2d within the first GPU, p2p to the second;
+    by the GPU's own clock, d2d replayed as a graph. CPU: memcpy, with torch's threads. Source and target
+    move through pools as large as the largest size, so that small copies find nothing in the caches.
 
     budget : for each kind and size
 
-    Raises Partial where sizes had to be left out, those above an eighth of the host's free memory, or
-    where a later copy fails, with those before it; UserError for an unknown device, and where nothing fits.
+    Raises Partial where sizes above an eighth of the host's free memory are left out, or where a later copy
+    fails, with those before it; UserError for an unknown device, and where nothing fits.
     """
     most = psutil.virtual_memory().available // _MEMORY_SHARE
     fitting = [size for size in sizes if size <= most]

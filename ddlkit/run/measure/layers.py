@@ -62,7 +62,7 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0, momentum=0.9)
 
     def iterate(self, mark: Callable[[], object]) -> None:
-        """One iteration; ``mark`` is called at its start and after forward, backward and update."""
+        """Do an iteration; ``mark`` is called at its start and after forward, backward and update."""
         mark()
         with self.autocast:
             loss = nn.functional.cross_entropy(self.model(self.inputs), self.labels)
@@ -121,21 +121,21 @@ class _Order:
         self.flops = np.diff([*flops, borders[1]]).astype(float)
 
     def spans(self, seconds: Floats) -> Floats:
-        """(s + n,) time from each layer's start to the next, then from each gradient to the next.
+        """Return (s + n,) times from each layer's start to the next, then from each gradient to the next.
 
         seconds : the marks of a watched iteration. The first layer starts with the iteration.
         """
         return np.diff(np.delete(seconds[: len(self.starts) + len(self.ready) + 2], 1))
 
     def by_tensor(self, by_start: Floats) -> Floats:
-        """(n,) in forward order from (s,): all of a layer goes to its first tensor."""
+        """Return (n,) in forward order from (s,): all of a layer goes to its first tensor."""
         shares = np.zeros(len(self.ready))
         np.add.at(shares, [-1 - self.ready.index(tensor) for tensor in self.starts], by_start)
         return shares
 
 
 def device_named(name: str | torch.device) -> torch.device:
-    """cpu or a CUDA device that is there. Raises UserError for any other name."""
+    """Return cpu or a CUDA device that is there. Raises UserError for any other name."""
     if not re.fullmatch(r"(cpu|cuda)(:\d+)?", str(name)):
         raise UserError(f"unknown device {name!r}: use cpu or cuda")
     device = torch.device(name)
@@ -177,7 +177,7 @@ def computing(
 
 
 def _slowest_line(spans: Floats, slowest: Callable[[Floats], Floats]) -> Floats:
-    """(..., k) consecutive spans of the time line on which each point is that of the last rank to reach it.
+    """Return (..., k) spans of the time line on which each point is that of the last rank to reach it.
 
     A synchronous step waits for whoever comes last, at every point anew; the slowest time of each span
     by itself would add up to more than any rank takes.
@@ -225,13 +225,8 @@ def profile_layers(
         **dict(zip(("forward", "backward", "update"), phases.T, strict=True)),
         **{name: slowest(seconds) for name, seconds in on_gpu.items()},
     }
-    labels = {
-        "network": network,
-        "device": place.type,
-        "batch": batch,
-        "precision": precision,
-        "ranks": me.world_size if me else 1,
-    }
+    labels = {"network": network, "device": place.type, "batch": batch, "precision": precision}
+    labels["ranks"] = me.world_size if me else 1
     return profile, rows_by("quantity", quantities, labels)
 
 
@@ -244,7 +239,7 @@ def layer_tables(
     threads: int | None,
     me: Rank | None = None,
 ) -> Tables:
-    """Tables ``layers`` and ``samples`` of `profile_layers`."""
+    """Return tables ``layers`` and ``samples`` of `profile_layers`."""
     how: dict[str, Any] = {"device": device, "precision": precision, "budget": budget, "me": me}
     profile, samples = profile_layers(network, batch, threads=threads, **how)
     if (share := issue_share(samples)) > HOST_BOUND:
@@ -256,7 +251,7 @@ def layer_tables(
 def _profile(
     network: str, batch: int, training: Training, order: _Order, phases: Floats, spans: Floats
 ) -> LayerProfile:
-    """Medians of (repeats, 3) phases without hooks, shared out by those of (repeats, s + n) spans."""
+    """Share out medians of (repeats, 3) phases without hooks by those of (repeats, s + n) spans."""
     forward_s, backward_s, update_s = np.median(phases, axis=0)
     forward, backward = np.split(np.median(spans, axis=0), [len(order.starts)])
     named = dict(training.model.named_parameters())
@@ -278,7 +273,7 @@ def _profile(
 
 
 def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Floats, Floats, Floats]:
-    """(repeats, 4) marks of iterations without hooks, (repeats, 4 + s + n) marks of those with.
+    """Return (repeats, 4) marks of iterations without hooks, (repeats, 4 + s + n) marks of those with.
 
     And (repeats,) seconds in which those without were issued: on a GPU nobody waits for them.
     """
@@ -308,7 +303,7 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Float
 
 
 def _on_gpu(training: Training, issue: Floats, alone: bool) -> dict[str, Floats]:
-    """What there is only on a GPU: seconds of issuing, and of a graph where one can be made."""
+    """Return what there is only on a GPU: seconds of issuing, and of a graph where one can be made."""
     if not alone:
         return {"issue": issue}
     try:
@@ -319,16 +314,14 @@ def _on_gpu(training: Training, issue: Floats, alone: bool) -> dict[str, Floats]
 
 
 def replay(training: Training) -> Floats:
-    """Seconds of whole iterations as one CUDA graph: what the GPU needs where no host has to ask for it.
+    """Time whole iterations as one CUDA graph: what the GPU needs where no host has to ask for it, seconds.
 
     Raises RuntimeError for a network that waits for the GPU within an iteration, and out of memory: a
     graph keeps its own.
     """
     device, stream = training.labels.device, torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(
-        stream
-    ):  # libraries make themselves at home in each stream that they meet
+    with torch.cuda.stream(stream):  # libraries make themselves at home in each stream they meet
         training.iterate(lambda: None)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -355,7 +348,7 @@ class LayersSettings:
 
 @job(LayersSettings, "layers", "samples")
 def layers_job(me: Rank, settings: LayersSettings) -> Iterator[Tables]:
-    """One network after the other, each on all ranks at the same time, as they train."""
+    """Profile one network after the other, each on all ranks at the same time, as they train."""
     how = settings.precision, settings.budget, settings.threads or me.torch_threads, me
     for network, batch in settings.networks.items():
         tables = layer_tables(network, batch, str(me.device), *how)

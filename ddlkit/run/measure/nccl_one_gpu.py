@@ -1,8 +1,8 @@
 """Kernels beside NCCL itself where there is one GPU: two ranks in one process, both on it.
 
 What one GPU can show of the real thing, and a check of the stand-in: the same kernels beside the same blocks
-and threads, in the same table ``contention``. Each of the two ranks runs a kernel of its own, so twice the
-blocks are taken. Nothing crosses a link: messages pass through the GPU's memory.
+and threads, in the same table ``contention``. Each rank runs a kernel of its own, so twice the blocks are
+taken. Nothing crosses a link: messages pass through the GPU's memory.
 
 NCCL allows it from 2.30.3 on, as an experiment (NCCL_MULTI_RANK_GPU_ENABLE); where both kernels do not find
 room at the same time, it hangs. So every setting has a process of its own, which is ended when its time is
@@ -13,23 +13,34 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import json
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.link import bus_factor
+from ddlkit.core.timeline import merge
 from ddlkit.core.units import MIB
-from ddlkit.run.instruments.clock import Budget, synchronizer
+from ddlkit.formats import kineto
+from ddlkit.run.instruments import clock
+from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure_interleaved
 from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.jobs.rank import Rank
-from ddlkit.run.measure import channels, contention
-from ddlkit.run.measure.contention import ContentionSettings, Exchange
+from ddlkit.run.measure import contention
+from ddlkit.run.measure.channels import environment
+from ddlkit.run.measure.contention import Scale, kernel_rows, taking_turns
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.standin import Compute
 from ddlkit.run.sessions.session import Unavailable, all_or_partial
@@ -44,14 +55,16 @@ VARIABLES = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_SOCKET_IFNAME": "lo",
 }
+AS_LONG = 4.0  # how long messages beside a kernel last, over its time alone
+LEAST_OVERLAP = 0.1  # of a kernel: less is the end of one beside the begin of the other
+HOLD_CYCLES = 2_000_000  # of the GPU, 1 ms: until the first message's kernel has started
 
 _FLOAT32, _SUM = 7, 0  # ncclDataType_t, ncclRedOp_t
-_TEXT = c_char_p
 # As in nccl.h: the type that is returned (a status, or words), then those of the arguments.
 _FUNCTIONS: dict[str, tuple[type, ...]] = {
     "ncclGetVersion": (c_int, POINTER(c_int)),
-    "ncclGetErrorString": (_TEXT, c_int),
-    "ncclGetLastError": (_TEXT, c_void_p),
+    "ncclGetErrorString": (c_char_p, c_int),
+    "ncclGetLastError": (c_char_p, c_void_p),
     "ncclCommInitAll": (c_int, POINTER(c_void_p), c_int, POINTER(c_int)),
     "ncclGroupStart": (c_int,),
     "ncclGroupEnd": (c_int,),
@@ -88,14 +101,14 @@ class Nccl:
 
     @property
     def version(self) -> int:
-        """As NCCL counts: 23003 is 2.30.3."""
-        found = c_int()
-        self.call("ncclGetVersion", byref(found))
-        return found.value
+        """Return it as NCCL counts: 23003 is 2.30.3."""
+        number = c_int()
+        self.call("ncclGetVersion", byref(number))
+        return number.value
 
 
 def library() -> str:
-    """Path of the library that DDLKIT_NCCL names, or else of the one in torch's wheels, or its plain name."""
+    """Return the library that DDLKIT_NCCL names, or else the one in torch's wheels, or its plain name."""
     wheels = importlib.util.find_spec("nvidia")
     places = (wheels.submodule_search_locations if wheels else None) or ()
     brought = [path for place in places for path in Path(place).glob("nccl/lib/libnccl.so.2")]
@@ -103,7 +116,7 @@ def library() -> str:
 
 
 def unavailable() -> str:
-    """Why NCCL cannot have two ranks on one GPU here; "" if it may."""
+    """Return why NCCL cannot have two ranks on one GPU here; "" if it may."""
     try:
         version = Nccl(library()).version
     except UserError as error:
@@ -125,7 +138,8 @@ class TwoRanks:
     def __init__(self, nccl: Nccl, device: torch.device, message_bytes: int) -> None:
         self._nccl, self._device = nccl, device
         on_gpu = device.type == "cuda"
-        synchronizer(device)()  # makes torch's context, which NCCL then finds
+        self.wait = clock.synchronizer(device)
+        self.wait()  # makes torch's context, which NCCL then finds
         self._streams = [torch.cuda.Stream(device) for _ in range(RANKS)] if on_gpu else []
         self.messages = [
             torch.full((message_bytes // 4,), float(rank + 1), device=device)
@@ -135,12 +149,12 @@ class TwoRanks:
         devices = (c_int * RANKS)(*[device.index or 0] * RANKS)
         nccl.call("ncclCommInitAll", self._communicators, RANKS, devices)
         self.post()()
-        synchronizer(device)()
+        self.wait()
         if not all(bool((message == 1 + RANKS).all()) for message in self.messages):
             raise UserError("two ranks of NCCL on one GPU: their sums are wrong")
 
     def post(self) -> Compute:
-        """Put an all-reduce on its way, in both ranks' streams; returns what makes the current one wait."""
+        """Put an all-reduce on its way, in both ranks' streams; return what makes the current one wait."""
         handles = [stream.cuda_stream for stream in self._streams] or [0] * RANKS
         for stream in self._streams:
             stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -155,23 +169,39 @@ class TwoRanks:
         return self._join
 
     def reset(self) -> None:
-        """Sums of sums grow: begin anew."""
+        """Begin anew: sums of sums grow."""
         for message in self.messages:
             message.fill_(1.0)
+        self.wait()
 
     def _join(self) -> None:
         for stream in self._streams:
             torch.cuda.current_stream(self._device).wait_stream(stream)
 
 
+@dataclass(frozen=True)
+class OneGpuSettings:
+    """What CONFIG.json of the job ``one_gpu`` may hold.
+
+    blocks, threads : what NCCL is asked for; names : of `contention.kernels`; budget : for each of them
+    """
+
+    scale: Scale
+    budget: Budget
+    names: Sequence[str]
+    message_bytes: int
+    blocks: int = 0
+    threads: int = 0
+
+
 def measure_on_one_gpu(
     pairs: Sequence[tuple[int, int]],
-    settings: ContentionSettings,
+    settings: OneGpuSettings,
     *,
     on_gpu: bool = True,
     limit_s: float = LIMIT_S,
 ) -> Tables:
-    """Table ``contention``: kernels alone and beside all-reduces of two ranks of NCCL on the same GPU.
+    """Measure table ``contention``: kernels alone and beside all-reduces of two ranks on the same GPU.
 
     pairs : (blocks, threads) that NCCL is asked for, instead of those in ``settings``; each has a process
         of its own, which is ended after ``limit_s``
@@ -182,9 +212,9 @@ def measure_on_one_gpu(
     if reason := unavailable():
         raise Unavailable(reason)
 
-    def one(blocks: int, threads: int) -> Tables:
-        with launch.workspace(None) as out, contention.keeping(out):
-            variables = {**channels.environment(blocks, threads, out), **VARIABLES}
+    def under(blocks: int, threads: int) -> pd.DataFrame:
+        with launch.workspace(None) as out:
+            variables = {**environment(blocks, threads, out), **VARIABLES}
             return launch.launch(
                 one_gpu_job,
                 replace(settings, blocks=blocks, threads=threads),
@@ -193,27 +223,108 @@ def measure_on_one_gpu(
                 join={"backend": "gloo", "on_gpu": on_gpu},
                 timeout_s=limit_s,
                 out=out,
-            )
+            )["contention"]
 
-    frames = (one(*pair)["contention"] for pair in pairs)
-    return {"contention": all_or_partial("contention", frames)}
+    return {"contention": all_or_partial("contention", (under(*pair) for pair in pairs))}
 
 
-@job(ContentionSettings, "contention")
-def one_gpu_job(me: Rank, settings: ContentionSettings) -> Iterator[Tables]:
-    """One kernel after the other, in the one process that is both ranks."""
+@job(OneGpuSettings, "contention")
+def one_gpu_job(me: Rank, settings: OneGpuSettings) -> Iterator[Tables]:
+    """Yield one kernel after the other, in the one process that is both ranks.
+
+    Raises UserError, at the end, for kernels that did not run at the same time as the messages.
+    """
+    turns = []
     with computing("two ranks of NCCL", me.device), torch.no_grad():
         ranks = TwoRanks(Nccl(library()), me.device, settings.message_bytes)
-    exchange = Exchange("nccl_one_gpu", RANKS, ranks.post, ranks.reset)
-    return contention.beside_each(me, settings, lambda: exchange)
+        for name in settings.names:
+            rows = beside(me.device, name, settings, ranks)
+            alone_s, beside_s = rows.groupby("communication", sort=False)["seconds"].median()
+            share = float(rows["overlap_share"].max())
+            if share < LEAST_OVERLAP:
+                turns.append(taking_turns(name, "two ranks", beside_s, alone_s, share))
+                continue
+            yield {"contention": rows}
+    if turns:
+        raise UserError("; ".join(map(str, turns)))
 
 
-def case(brief: bool) -> tuple[Sequence[tuple[int, int]], ContentionSettings]:
-    """Arguments of `measure_on_one_gpu`: kernels at the paper's sizes, as beside the stand-in."""
+def beside(
+    device: torch.device, name: str, settings: OneGpuSettings, ranks: TwoRanks
+) -> pd.DataFrame:
+    """Measure rows of one kernel, alone and beside all-reduces that outlast it.
+
+    ``overlap_share`` and ``bytes_per_s`` (what each rank sends while messages are under way), and what NCCL
+    took, are seen once a kernel, by profiling one more repeat.
+    """
+    kernel = contention.kernels(settings.scale)[name]
+    compute = kernel.on(device)
+    compute()
+    alone = clock.timed(compute, device)
+    measure = partial(measure_interleaved, synchronize=ranks.wait, setup=ranks.reset)
+    once = {"kernel": alone, "message": lambda: ranks.post()()}
+    few = measure(once, Budget(warmup=1, min_repeats=3, max_repeats=3))
+    kernel_s, message_s = (float(np.median(seconds)) for seconds in few.values())
+    count = 1 + math.ceil(AS_LONG * kernel_s / message_s)
+
+    def both() -> Marks:
+        waits = [ranks.post() for _ in range(count)]
+        if device.type == "cuda":
+            torch.cuda._sleep(HOLD_CYCLES)
+        marks = alone()
+        for wait in waits:
+            wait()
+        return marks
+
+    samples = measure({"none": alone, "both": both}, settings.budget)
+    ranks.reset()
+    seen = read_trace(json.loads(clock.chrome_trace(both, device)))
+    sent_bytes = count * settings.message_bytes * bus_factor("all_reduce", RANKS)
+    seen |= {"communication": "nccl_one_gpu", "bytes_per_s": sent_bytes / seen.pop("messages_s")}
+    asked = {"ranks": RANKS, "blocks": settings.blocks, "threads": settings.threads}
+    frames = [
+        kernel_rows(name, kernel, device, asked | more, samples[who])
+        for who, more in (("none", {}), ("both", seen))
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def read_trace(trace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns of ``contention`` from a Chrome trace of a computation and NCCL's kernels beside it.
+
+    Also messages_s, from the first message's start to the last one's end. overlap_share is of the time of
+    all other kernels but the one that only waits. Raises UserError when there is nothing of either.
+    """
+    seen = [event for event in kineto.spans(trace) if event.category == "kernel"]
+    messages = [event for event in seen if event.collective]
+    computed = [event for event in seen if not event.collective and "spin_kernel" not in event.name]
+    if not (messages and computed):
+        raise UserError(
+            f"the profiler saw {len(messages)} messages and {len(computed)} computations: "
+            "that they ran together is not proven, so no time is recorded"
+        )
+    message, compute = (np.array([event.at_s for event in of]) for of in (messages, computed))
+    both_s = _length(message) + _length(compute) - _length(np.concatenate([message, compute]))
+    how = messages[0].args
+    return {
+        "overlap_share": max(0.0, both_s / _length(compute)),
+        "messages_s": float(message[:, 1].max() - message[:, 0].min()),
+        "taken_blocks": math.prod(how.get("grid", [0])),
+        "taken_threads": math.prod(how.get("block", [0])),
+        "registers": int(how.get("registers per thread", 0)),
+        "shared_bytes": int(how.get("shared memory", 0)),
+    }
+
+
+def _length(spans: Floats) -> float:
+    """Return the length of the union of (n, 2) starts and ends."""
+    return float(np.sum(np.diff(merge(spans))))
+
+
+def case(brief: bool) -> tuple[Sequence[tuple[int, int]], OneGpuSettings]:
+    """Return arguments of `measure_on_one_gpu`: kernels at the paper's sizes, as beside the stand-in."""
     scale = contention.TINY if brief else contention.PAPER
-    names = ("convolution", "attention") if brief else tuple(contention.kernels(scale))
-    most_s = 0.1 if brief else 1.0
-    budget = Budget(warmup=1, min_repeats=3, max_repeats=15, max_s=most_s)
-    message_bytes = 4 * MIB if brief else contention.MESSAGE_BYTES
-    settings = ContentionSettings(0, scale, budget, names, message_bytes)
+    names = contention.FEW if brief else tuple(contention.kernels(scale))
+    budget = Budget(warmup=1, min_repeats=3, max_repeats=15, max_s=0.1 if brief else 1.0)
+    settings = OneGpuSettings(scale, budget, names, (4 if brief else 256) * MIB)
     return SETTINGS[: 1 if brief else None], settings

@@ -2,8 +2,7 @@
 
 Both are timed, alone and together: what a kernel loses beside messages, and what these lose beside it. So
 many messages are posted that they outlast the kernel, and it is called again and again while they are under
-way. All ranks do so at once, as in training. A kernel may be a whole network: its iterations, whose gradients
-stay where they are.
+way. All ranks do so at once, as in training.
 """
 
 from __future__ import annotations
@@ -22,12 +21,10 @@ from ddlkit.core.errors import UserError
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Rank, slowest
 from ddlkit.run.measure.contention import Scale, kernels
-from ddlkit.run.measure.layers import Training, computing
-from ddlkit.run.measure.shared_messages import Volume, once
+from ddlkit.run.measure.layers import computing
+from ddlkit.run.measure.shared_messages import Volume, once, one_group_each, turned
 from ddlkit.run.measure.shares import Groups, Policy, computing_with, place_columns
 from ddlkit.run.measure.standin import Compute
-from ddlkit.run.measure.training import PRECISION
-from ddlkit.run.nets import registry as networks
 
 AS_LONG = 2.5  # how long messages last by themselves, over the kernel by itself
 LEAST_S = 0.05  # of a kernel, in one call or several: a few slices of the scheduler
@@ -37,7 +34,7 @@ LEAST_S = 0.05  # of a kernel, in one call or several: a few slices of the sched
 class SharedKernelsSettings:
     """Kernels of `contention.kernels` beside all-reduces under each policy in turn.
 
-    names : of kernels; "resnet18_64:8" is an iteration of that network at that batch
+    names : of kernels
     message_bytes, parts : of what is sent again and again, so many equal messages of it at once
     repeats : rounds over all; the order of the policies moves on by one each round
 
@@ -52,15 +49,10 @@ class SharedKernelsSettings:
     repeats: int = 6
 
     def __post_init__(self) -> None:
-        if two := [name for name in self.policies if Policy.parse(name).two]:
-            raise UserError(f"policy {two[0]!r}: messages beside a kernel have one group: name one")
+        one_group_each(self.policies)
         known = kernels(self.scale)
-        if unknown := [name for name in self.names if name not in known and ":" not in name]:
-            choices = f"one of {', '.join(known)}, or a network and its batch, resnet18_64:8"
-            raise UserError(f"unknown kernel {unknown[0]!r}: use {choices}")
-        for name in self.names:
-            if ":" in name:
-                _network(name)
+        if unknown := [name for name in self.names if name not in known]:
+            raise UserError(f"unknown kernel {unknown[0]!r}: use one of {', '.join(known)}")
         if self.repeats < 1 or not (self.policies and self.names):
             raise UserError("shared kernels: needs a policy, a kernel and a round at least")
 
@@ -81,39 +73,12 @@ def shared_kernels_job(me: Rank, settings: SharedKernelsSettings) -> Iterator[Ta
         raise UserError(f"shared kernels: {next(iter(groups.why.values()))}")
     for name in settings.names:
         with computing(f"{name} beside all-reduces", me.device), torch.no_grad():
-            pair = _Pair(me, settings, name, groups, policies)
+            pair = _Pair(groups, settings, name, policies)
             for repeat in range(settings.repeats):
-                shift = repeat % len(policies)
-                rows = [pair.row(policy) for policy in [*policies[shift:], *policies[:shift]]]
+                rows = [pair.row(policy) for policy in turned(policies, repeat)]
                 frame = pd.DataFrame(rows).assign(**place_columns(me), repeat=repeat)
                 yield {"sharing_kernels": frame}
         me.say(f"{name}: {settings.repeats} rounds beside {len(policies)} configurations")
-
-
-def _network(name: str) -> tuple[str, int]:
-    """Of "resnet18_64:8"; raises UserError for an unknown network and a batch that is none."""
-    network, _, batch = name.partition(":")
-    networks.find(network)
-    if not (batch.isdecimal() and int(batch)):
-        raise UserError(f"kernel {name!r}: the batch is a number above 0, resnet18_64:8")
-    return network, int(batch)
-
-
-def _computing(name: str, scale: Scale, device: torch.device) -> tuple[Compute, dict[str, Any]]:
-    """What computes once, and its columns."""
-    if ":" not in name:
-        kernel = kernels(scale)[name]
-        shape = "x".join(map(str, kernel.shape))
-        dtype = str(kernel.dtype).removeprefix("torch.")
-        return kernel.on(device), {"kernel": name, "shape": shape, "dtype": dtype}
-    training = Training(*_network(name), device, PRECISION)
-    shape = "x".join(map(str, training.inputs.shape))
-
-    def iterate() -> None:
-        with torch.enable_grad():
-            training.iterate(lambda: None)
-
-    return iterate, {"kernel": name, "shape": shape, "dtype": "float32"}
 
 
 class Together(NamedTuple):
@@ -148,15 +113,14 @@ class _Pair:
     """A kernel and messages on this rank; every rank must call every method alike."""
 
     def __init__(
-        self,
-        me: Rank,
-        settings: SharedKernelsSettings,
-        name: str,
-        groups: Groups,
-        policies: Sequence[Policy],
+        self, groups: Groups, settings: SharedKernelsSettings, name: str, policies: Sequence[Policy]
     ) -> None:
-        self._me, self._groups = me, groups
-        self._once, self.labels = _computing(name, settings.scale, me.device)
+        me = self._me = groups.me
+        self._groups = groups
+        kernel = kernels(settings.scale)[name]
+        dtype = str(kernel.dtype).removeprefix("torch.")
+        self.labels = {"kernel": name, "shape": "x".join(map(str, kernel.shape)), "dtype": dtype}
+        self._once: Compute = kernel.on(me.device)
         self._once()
         n_bytes, parts = settings.message_bytes, settings.parts
         volume = Volume(me, n_bytes, parts)

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 import torch.distributed as dist
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.units import format_bytes, format_seconds
 from ddlkit.run.instruments.clock import synchronizer
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Rank, slowest
@@ -43,8 +41,19 @@ class SharedMessagesSettings:
         for n_bytes, parts in self.messages:
             if parts < 1 or n_bytes < parts * ELEMENT_BYTES:
                 raise UserError(f"shared messages: {n_bytes} bytes do not make {parts} messages")
-        if two := [name for name in self.policies if Policy.parse(name).two]:
-            raise UserError(f"policy {two[0]!r}: a message alone is carried by one group: name one")
+        one_group_each(self.policies)
+
+
+def one_group_each(policies: Sequence[str]) -> None:
+    """Raise UserError for a policy that is none, or has two groups."""
+    if two := [name for name in policies if Policy.parse(name).two]:
+        raise UserError(f"policy {two[0]!r}: such a message is carried by one group: name one")
+
+
+def turned(policies: Sequence[Policy], repeat: int) -> list[Policy]:
+    """Return the policies in the order of that round, which moves on by one from round to round."""
+    shift = repeat % len(policies)
+    return [*policies[shift:], *policies[:shift]]
 
 
 class Volume:
@@ -90,20 +99,16 @@ def shared_messages_job(me: Rank, settings: SharedMessagesSettings) -> Iterator[
         for volume in volumes.values():
             once(me, volume, groups.of(policy.hidden))
     for repeat in range(settings.repeats):
-        shift = repeat % len(policies)
-        turned = policies[shift:] + policies[:shift]
+        order = turned(policies, repeat)
         rows: list[dict[str, Any]] = []
         for (_, parts), volume in volumes.items():
-            seconds = [once(me, volume, groups.of(policy.hidden)) for policy in turned]
-            for policy, taken_s in zip(turned, slowest(seconds), strict=True):
+            seconds = [once(me, volume, groups.of(policy.hidden)) for policy in order]
+            for policy, taken_s in zip(order, slowest(seconds), strict=True):
                 labels = {**place_columns(me), **policy.columns()}
                 size = {"bytes": volume.bytes, "parts": parts}
                 rows.append({**labels, **size, "repeat": repeat, "seconds": taken_s})
-        frame = pd.DataFrame(rows)
-        yield {"sharing_messages": frame}
-        median_s = float(np.median(frame["seconds"]))
-        largest = format_bytes(max(volume.bytes for volume in volumes.values()))
-        me.say(f"round {repeat + 1}: up to {largest}, half within {format_seconds(median_s)}")
+        yield {"sharing_messages": pd.DataFrame(rows)}
+    me.say(f"messages: {settings.repeats} rounds of {len(policies)} configurations")
 
 
 def once(me: Rank, volume: Volume, group: dist.ProcessGroup) -> float:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -37,15 +36,13 @@ from ddlkit.run.instruments.usage import processor_times, processor_usage
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank, agree_all, everyones, slowest
 from ddlkit.run.measure.layers import computing
+from ddlkit.run.measure.shared_messages import turned
 from ddlkit.run.measure.shares import Groups, Policy, computing_with, place_columns
 from ddlkit.run.measure.training import OWN_PLAN, PRECISION, WARMUP, check_equal_gradients
 from ddlkit.run.nets import registry as networks
-from ddlkit.run.sessions.session import OUT_OF_MEMORY, ran_out_of_memory
+from ddlkit.run.sessions.session import ran_out_of_memory
 
-MEASURED, REFUSED, OTHER_BUCKETS = "measured", "refused", "other buckets"
-SPANS, UNSENT, PERIODS = "sharing_spans", "sharing_unsent", "sharing_periods"
-WHOLE, EMPTY, NOTHING = "whole", "empty", "nothing"
-"""What `Router` sends of a bucket: all of it, one number that ranks meet for, or nothing."""
+SPANS, PERIODS = "sharing_spans", "sharing_periods"
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -57,8 +54,7 @@ class SharedTrainingSettings:
     plans : spec -> bytes of each bucket in the order in which gradients become ready; nothing is imposed
         for "ddp", whose bytes may be empty
     repeats, iterations : rounds over all, and timed iterations of each in a round, after one that is not
-    unsent : timed iterations before each policy whose buckets nobody sends, after one that is not
-    empty : likewise of iterations that send one number for each bucket, over torch's own group
+    empty : timed iterations before each policy that send one number for each bucket, after one that is not
 
     Raises UserError where there is nothing to measure, and for a policy that is none.
     """
@@ -69,38 +65,35 @@ class SharedTrainingSettings:
     plans: Mapping[str, Sequence[int]] = field(default_factory=lambda: {OWN_PLAN: []})
     repeats: int = 6
     iterations: int = 2
-    unsent: int = 0
     empty: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not (self.batches and self.policies and self.plans) or self.repeats < 1:
             raise UserError("shared training: needs a batch, a policy, a plan and a round at least")
-        if self.iterations < 1:
+        if self.iterations < 1 or self.empty < 0:
             raise UserError("shared training: needs an iteration in each round at least")
-        if min(self.unsent, self.empty) < 0:
-            raise UserError("shared training: no fewer than 0 iterations can be without messages")
         for policy in self.policies:
             Policy.parse(policy)
 
 
 @job(
     SharedTrainingSettings,
-    *("sharing_control", "sharing_cells", "sharing_iterations", SPANS, UNSENT, PERIODS),
+    *("sharing_control", "sharing_iterations", SPANS, PERIODS),
 )
 def shared_training_job(me: Rank, settings: SharedTrainingSettings) -> Iterator[Tables]:
     """Every batch, plan and policy once in a round; the order of the policies moves on by one each round.
 
-    sharing_control : what became of each configuration; sharing_cells : of each batch, plan and policy
+    sharing_control : what became of each configuration
     sharing_iterations : an iteration of the rank that was slowest in it. ``backward_s`` ends with the last
         bucket's post, ``compute_s`` is the median iteration of the round without exchange
     sharing_spans : the first timed iteration of each, of all ranks
-    sharing_unsent : iterations whose buckets nobody sends, by the later rank, which begin together
     sharing_periods : seconds from one iteration to the next, mean of all ranks: with empty messages just
         before, and with whole ones. The slowest rank's own is longer: who begins late waits less.
         ``first_post_s`` ends, among empty ones, when the last rank has posted its first bucket
 
-    Raises UserError where nothing at all can be measured, and for ranks that hold different gradients.
+    What does not fit into memory, and plans of which DDP makes other buckets, are said and left out. Raises
+    UserError where nothing at all can be measured, and for ranks that hold different gradients.
     """
     with computing(f"shared training of {settings.network}", me.device, PRECISION):
         yield from _Trial(me, settings).run()
@@ -131,7 +124,7 @@ class Clock:
 class Router:
     """DDP's communication hook: it sends each bucket over the group that the policy has for it.
 
-    sends : WHOLE, EMPTY or NOTHING; then it only says that all is done
+    empty : whether it sends one number instead, that ranks meet for; it then only says that all is done
     posted, done : points in time, by the bucket's number; sizes : bytes
     """
 
@@ -139,7 +132,7 @@ class Router:
         self._clock, self._ranks = clock, ranks
         self.hidden: dist.ProcessGroup | None = None
         self.last: dist.ProcessGroup | None = None
-        self.sends = WHOLE
+        self.empty = False
         self.clear()
 
     def clear(self) -> None:
@@ -157,11 +150,7 @@ class Router:
         self.sizes.append(buffer.nbytes)
         buffer.div_(self._ranks)
         self.posted.append(self._clock.now())
-        if self.sends == NOTHING:
-            unsent: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-            unsent.set_result(buffer)
-            return unsent
-        if self.sends == EMPTY:
+        if self.empty:
             met = dist.all_reduce(buffer.new_zeros(1), async_op=True)
             return met.get_future().then(lambda _: buffer)
         group = self.last if bucket.is_last() else self.hidden
@@ -275,49 +264,34 @@ class Wrapped:
         points += [*self.router.posted, *done]
         return np.array([self.clock.seconds(start, point) for point in points])
 
-    def alone(self, batch: Batch, iterations: int, bucketed: bool = False) -> float:
-        """Median seconds of an iteration without exchange; ``bucketed``: with buckets that nobody sends."""
-        return float(np.median(self.unsent(batch, iterations, bucketed)[:, -1]))
+    def alone(self, batch: Batch, iterations: int) -> float:
+        """Return median seconds of an iteration without exchange and buckets, after one that is not timed."""
+        with self.model.no_sync():
+            rows = [self._ends(batch)[1] for _ in range(1 + iterations)]
+        self._forget()
+        return float(np.median(rows[1:]))
 
     def met(self, batch: Batch, iterations: int) -> Floats:
-        """(iterations, 2) seconds until the first bucket's post, and the end, of one number for each bucket.
+        """Return (iterations, 2) seconds until the first bucket's post, and the end.
 
-        After one that is not timed.
+        One number is sent for each bucket, after one iteration that is not timed.
         """
-        self.router.sends = EMPTY
-        rows = []
-        for _ in range(1 + iterations):
-            start, *_, end = self.iterate(batch)
-            self._settle()
-            rows.append([self.clock.seconds(start, one) for one in (self.router.posted[0], end)])
-        self._send_again()
+        self.router.empty = True
+        rows = [self._ends(batch) for _ in range(1 + iterations)]
+        self.router.empty = False
+        self._forget()
         return np.array(rows[1:])
 
-    def unsent(
-        self, batch: Batch, iterations: int, bucketed: bool, together: bool = False
-    ) -> Floats:
-        """(iterations, 3) seconds until the last bucket's post, the end of backward, and that of the update.
+    def _ends(self, batch: Batch) -> list[float]:
+        start, *_, end = self.iterate(batch)
+        self._settle()
+        first = self.router.posted[0] if self.router.posted else end
+        return [self.clock.seconds(start, point) for point in (first, end)]
 
-        Nothing is exchanged. Without buckets the last post is the end of backward. ``together``: all ranks
-        begin each iteration at once, as they do where they have waited for one another's gradients.
-        """
-        self.router.sends = NOTHING
-        with nullcontext() if bucketed else self.model.no_sync():
-            rows = []
-            for _ in range(1 + iterations):
-                if together:
-                    dist.barrier()
-                start, _, backward, end = self.iterate(batch)
-                self._settle()
-                posted = self.router.posted[-1] if self.router.posted else backward
-                rows.append([self.clock.seconds(start, one) for one in (posted, backward, end)])
-        self._send_again()
-        return np.array(rows[1:])
-
-    def _send_again(self) -> None:
-        self.router.sends = WHOLE
+    def _forget(self) -> None:
+        """Set momenta to zero, which are of gradients that are this rank's own."""
         for state in self.optimizer.state.values():
-            state["momentum_buffer"].zero_()  # of gradients that are this rank's own
+            state["momentum_buffer"].zero_()
 
 
 # -- all of them in turn -----------------------------------------------------------------------
@@ -332,70 +306,56 @@ class _Trial:
         self.policies = self.groups.made(settings.policies)
         self.wrapped: dict[str, Wrapped] = {}
         self.batches: dict[int, Batch] = {}
-        self.cells: list[dict[str, Any]] = []
 
     def run(self) -> Iterator[Tables]:
-        """Tables of all rounds, each cell's as soon as it is measured."""
+        """Yield tables of all rounds, each cell's as soon as it is measured."""
         yield {"sharing_control": self.groups.control()}
-        self._prepare()
-        yield {"sharing_cells": pd.DataFrame(self.cells)}
-        if not (self.policies and self.wrapped and self.batches):
-            reasons = {cell["reason"] for cell in self.cells}
-            raise UserError(f"shared training of {self.settings.network}: {'; '.join(reasons)}")
         settings = self.settings
+        if not self.policies:
+            raise UserError(f"shared training: {next(iter(self.groups.why.values()))}")
+        self._prepare()
+        if not (self.wrapped and self.batches):
+            raise UserError(f"shared training of {settings.network}: no batch and plan is possible")
         for repeat in range(settings.repeats):
-            shift = repeat % len(self.policies)
-            turned = self.policies[shift:] + self.policies[:shift]
             for (plan, wrapped), batch in itertools.product(self.wrapped.items(), self.batches):
                 alone_s = self._alone(wrapped, batch)
-                for policy in turned:
-                    if settings.unsent:
-                        yield {UNSENT: self._unsent(plan, batch, policy, repeat)}
+                for policy in turned(self.policies, repeat):
                     yield self._block(plan, batch, policy, repeat, alone_s[policy.hidden.openmp])
                 check_equal_gradients(wrapped.optimizer)
             self.me.say(f"{settings.network}: round {repeat + 1} of {settings.repeats}")
 
     def _prepare(self) -> None:
-        """Build, wrap and warm up what fits, and note what became of every cell."""
+        """Build, wrap and warm up what fits."""
         settings, me = self.settings, self.me
         torch.manual_seed(settings.seed)
         network = networks.build(settings.network).to(me.device)
-        why = {batch: self._fits(network, batch) for batch in settings.batches}
-        for plan, asked in settings.plans.items() if self.batches and self.policies else ():
+        for batch in settings.batches:
+            if not self._fits(network, batch):
+                me.say(f"{settings.network}: out of memory at batch {batch}, which is left out")
+        for plan, asked in settings.plans.items() if self.batches else ():
             wrapped = Wrapped(me, network, asked)
             self._take(wrapped, self.policies[0])
             wrapped.warm_up(next(iter(self.batches.values())))
             if not asked or list(asked) == wrapped.buckets:
                 self.wrapped[plan] = wrapped
-        cells = itertools.product(settings.batches, settings.plans, settings.policies)
-        for batch, plan, name in cells:
-            outcome = MEASURED
-            reason = self.groups.reason(Policy.parse(name))
-            if reason:
-                outcome = REFUSED
-            elif reason := why[batch]:
-                outcome = OUT_OF_MEMORY
-            elif self.policies and plan not in self.wrapped:
-                outcome, reason = OTHER_BUCKETS, "DDP made other buckets than asked for"
-            labels = {**self._labels(plan, batch), "configuration": name}
-            self.cells.append({**labels, "outcome": outcome, "reason": reason or "none"})
+            else:
+                me.say(f"{settings.network}: DDP made other buckets than {plan}, which is left out")
 
-    def _fits(self, network: nn.Module, batch: int) -> str:
-        """Why a batch cannot be trained on, on any rank; "" if it can, and then it is kept."""
-        me, reason = self.me, ""
+    def _fits(self, network: nn.Module, batch: int) -> bool:
+        """Return whether a batch can be trained on, on every rank; then it is kept."""
+        fits = True
         try:
-            inputs, labels = networks.sample_batch(self.settings.network, batch, me.device)
-            inputs = inputs.roll(me.rank, dims=-1)  # other data on every rank
+            inputs, labels = networks.sample_batch(self.settings.network, batch, self.me.device)
+            inputs = inputs.roll(self.me.rank, dims=-1)  # other data on every rank
             nn.functional.cross_entropy(network(inputs), labels).backward()
         except (MemoryError, RuntimeError) as error:
             if not ran_out_of_memory(error):
                 raise
-            reason = f"out of memory at batch {batch}"
+            fits = False
         network.zero_grad()
-        if agree_all(not reason):
+        if fits := agree_all(fits):
             self.batches[batch] = (inputs, labels)
-            return ""
-        return reason or f"out of memory on another rank at batch {batch}"
+        return fits
 
     def _labels(self, plan: str, batch: int) -> dict[str, Any]:
         return {
@@ -419,18 +379,6 @@ class _Trial:
                 found.append(wrapped.alone(self.batches[batch], self.settings.iterations))
         return dict(zip(counts, slowest(found).tolist(), strict=True))
 
-    def _unsent(self, plan: str, batch: int, policy: Policy, repeat: int) -> pd.DataFrame:
-        """Iterations whose buckets nobody sends, just before those of a policy."""
-        wrapped = self.wrapped[plan]
-        with computing_with(policy.hidden.openmp):
-            own = wrapped.unsent(self.batches[batch], self.settings.unsent, True, together=True)
-        posted, backward, end = everyones(own).transpose(2, 0, 1)  # each (ranks, iterations)
-        labels = {**self._labels(plan, batch), "configuration": policy.name, "repeat": repeat}
-        labels |= {"buckets": len(wrapped.buckets), "bytes": sum(wrapped.buckets)}
-        times = {"posted_s": posted.max(axis=0), "first_posted_s": posted.min(axis=0)}
-        times |= {"backward_s": backward.max(axis=0), "bucketed_s": end.max(axis=0)}
-        return pd.DataFrame({**labels, "iteration": range(len(end[0])), **times})
-
     def _block(
         self, plan: str, batch: int, policy: Policy, repeat: int, alone_s: float
     ) -> dict[str, pd.DataFrame]:
@@ -447,22 +395,22 @@ class _Trial:
         everybody = everyones(np.array(seen))  # (ranks, iterations, 3 + 2 buckets)
         busy, stolen = slowest([used.busy, used.stolen]).tolist()
         labels = self._labels(plan, batch) | policy.columns()
-        labels |= {"buckets": len(wrapped.buckets), "bytes": sum(wrapped.buckets)}
+        labels |= {"buckets": len(wrapped.buckets), "bytes": sum(wrapped.buckets), "repeat": repeat}
         usage = {"processor_load": busy, "stolen": stolen, "compute_s": alone_s}
-        carried = self._carried(policy)
+        hidden, last = (1 if way.on_gpu else way.threads for way in (policy.hidden, policy.last))
+        carried = (hidden if policy.two else 0, last)
         rows = []
         for number, ranks in enumerate(everybody.transpose(1, 0, 2)):
             rank = int(ranks[:, 2].argmax())
             passage = Passage.from_array(ranks[rank])
             times = breakdown(passage, passage.timeline(rank, wrapped.buckets, carried))
-            rows.append({**labels, "repeat": repeat, "iteration": number, **times, **usage})
+            rows.append({**labels, "iteration": number, **times, **usage})
         tables = {"sharing_iterations": pd.DataFrame(rows)}
         if empty is not None:
             first_s, empty_s = everyones(empty).transpose(2, 0, 1)  # each (ranks, iterations)
-            once = {**labels, "repeat": repeat, "empty_s": empty_s.mean()}
-            once |= {"first_post_s": first_s.max(axis=0).mean()}
-            once |= {"iteration_s": everybody[:, :, 2].mean()}
-            tables[PERIODS] = pd.DataFrame([once])
+            means = {"first_post_s": first_s.max(axis=0).mean(), "empty_s": empty_s.mean()}
+            means |= {"iteration_s": everybody[:, :, 2].mean()}
+            tables[PERIODS] = pd.DataFrame([labels | means])
         if repeat == 0:
             spans = [
                 Passage.from_array(one).timeline(rank, wrapped.buckets, carried).to_frame()
@@ -472,12 +420,6 @@ class _Trial:
             cells = pd.DataFrame([named])
             tables[SPANS] = cells.merge(pd.concat(spans, ignore_index=True), how="cross")
         return tables
-
-    def _carried(self, policy: Policy) -> tuple[int, int]:
-        """How many messages at once: see `Passage.timeline`."""
-        both = (policy.hidden, policy.last)
-        hidden, last = (1 if one.on_gpu else one.threads for one in both)
-        return (hidden, last) if policy.two else (0, last)
 
 
 def breakdown(passage: Passage, spans: Timeline) -> dict[str, float]:

@@ -3,16 +3,14 @@
 The paper gives NCCL's kernels so many blocks and threads (sharing 3). On a processor the same conflict is
 about gloo's threads: how many carry messages, on which cores, and who goes first where a core is wanted
 twice. Between GPUs it is the blocks of a communicator. A configuration is one answer to that, and a group
-of ranks is made for each, so that one process can change between them from message to message.
-
-A policy says which configuration carries what: one for all, or one for the messages that computation hides
-and another for the last, which nothing hides (sharing 5, Future work).
+of ranks is made for each, so that one process can change between them from message to message. A policy
+says which configuration carries what: one for all, or one for the messages that computation hides and
+another for the last, which nothing hides (sharing 5, Future work).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -39,7 +37,6 @@ FREE, OWN, ONE = CORES = ("free", "own", "one")
 GPU = "gpu"  # in place of cores, where kernels of NCCL communicate
 PRIORITIES = ("idle", "nice10", "normal", "raised")
 """Of communication's threads, from those that wait for everybody to those that wait for nobody."""
-THREADS = (1, 2, 4)
 DEFAULT = "t2-free-normal"
 """What torch gives gloo: two threads, which run where and when the system lets them."""
 APPLIED, REFUSED = "applied", "refused"
@@ -263,36 +260,24 @@ def apply(
     Every rank must call it alike. Of what was refused in the middle nothing needs to be taken back: nobody
     sends over such a group.
     """
+    what, reason = "pinning", ""
     try:
-        if one.cores != FREE:
-            _pin(threads, core_of(one.cores, local_rank))
-        if one.priority == "idle":
-            for thread in threads:
+        for thread in threads if one.cores != FREE else ():
+            os.sched_setaffinity(thread, core_of(one.cores, local_rank))
+        what = f"priority {one.priority}"
+        for thread in threads:
+            if one.priority == "idle":
                 os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
-        elif one.priority == "nice10":
-            for thread in threads:
+            elif one.priority == "nice10":
                 os.setpriority(os.PRIO_PROCESS, thread, _NICE)
-        reason = ""
     except AttributeError:
         reason = f"{one.name}: this system cannot give threads cores or priorities of their own"
     except OSError as error:
-        reason = f"{_what(error, one)} not permitted: {error.strerror}"
+        reason = f"{what} not permitted: {error.strerror}"
     if one.priority == "raised" and agree_all(not reason):
         hastened = hasten(threads, group)
         reason = "" if hastened else "raising priorities not permitted, or the ranks stood still"
     return reason
-
-
-def _pin(threads: Sequence[int], cores: set[int]) -> None:
-    try:
-        for thread in threads:
-            os.sched_setaffinity(thread, cores)
-    except OSError as error:
-        raise OSError(error.errno or errno.EPERM, error.strerror, "pinning") from error
-
-
-def _what(error: OSError, one: Configuration) -> str:
-    return "pinning" if error.filename == "pinning" else f"priority {one.priority}"
 
 
 def witness(threads: Sequence[int], one: Configuration) -> dict[str, Any]:

@@ -5,14 +5,12 @@ is ready and all before it have left, one after the other in a stream of their o
 them. What travels is the stand-in's kernel: for every bucket it moves what each rank of an all-reduce
 sends, bucket bytes x 2 (n - 1) / n of n ranks that are not there.
 
-Faithful: when messages start and in which order, how much they move, the multiprocessors that they take
-from the computation, and the memory's bandwidth. Not faithful: there is one GPU, no link and no peer, so
-nothing waits for anyone else, and nothing is copied into buckets. At a paced rate the stand-in is a fair
-neighbour; at full speed it only bounds what sharing can cost from above, and is faster than a link.
+Faithful: when messages start and in which order, how much they move, and what they take of the GPU. Not
+faithful: nothing waits for a peer, and nothing is copied into buckets. At a paced rate the stand-in is a
+fair neighbour; at full speed it only bounds what sharing can cost from above.
 
-The paper's proposal, to give the last message more, since no computation is left to suffer from it
-(5 Future work), is a policy here. Which message that is, is known when it leaves: the one with the gradient
-that is ready last. Those that wait behind another when backward ends keep what they left with.
+The paper's proposal, to give the last message more (5 Future work), is a policy here: the last is the one
+with the gradient that is ready last. Those that wait behind another keep what they left with.
 """
 
 from __future__ import annotations
@@ -34,16 +32,9 @@ from ddlkit.core.plan import ddp
 from ddlkit.core.workload import Workload
 from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure_interleaved, sample_rows
-from ddlkit.run.measure.layers import Training, computing
-from ddlkit.run.measure.standin import (
-    TICK_S,
-    CpuStandIn,
-    Footprint,
-    GpuStandIn,
-    read_message,
-)
-
-StandIn = GpuStandIn | CpuStandIn
+from ddlkit.run.measure.layers import Training, computing, device_named
+from ddlkit.run.measure.standin import TICK_S, Footprint, GpuStandIn, read_message
+from ddlkit.run.sessions.session import Unavailable
 
 COMPUTE, ITERATION, COMMUNICATION = "compute", "iteration", "communication"
 """Quantities of the table: training with empty messages, with whole ones, and these without training."""
@@ -72,20 +63,18 @@ class Setting:
 
 NOTHING = Setting(Footprint(1, 64))
 """How messages of no chunks leave: what the host spends on each is not what sharing costs."""
-RATES, CPU_RATES = (0.0, 10e9), (0.0, 1e9)
+RATES = (0.0, 10e9)
 # (blocks, threads): corners of the paper's grid, its default of NCCL, and what NCCL takes today.
 GRID = ((1, 64), (1, 512), (2, 256), (4, 64), (4, 512), (16, 512))
-CPU_GRID = ((1, 1), (2, 1))
 
 
-def settings(on_gpu: bool, brief: bool) -> list[Setting]:
-    """What is compared at full speed and paced; ``brief``: one of each sort.
+def settings(brief: bool) -> list[Setting]:
+    """Return what is compared at full speed and paced; ``brief``: one of each sort.
 
     Equal footprints, then the least for all messages with the most for the last, then more ranks, paced.
     """
-    rates, grid = (RATES, GRID) if on_gpu else (CPU_RATES, CPU_GRID)
-    least, most = ([Footprint(*shape, rate) for rate in rates] for shape in (grid[0], grid[-1]))
-    equal = itertools.product(rates, grid[: 1 if brief else None])
+    least, most = ([Footprint(*shape, rate) for rate in RATES] for shape in (GRID[0], GRID[-1]))
+    equal = itertools.product(RATES, GRID[: 1 if brief else None])
     return [
         *(Setting(Footprint(*shape, rate)) for rate, shape in equal),
         *map(Setting, least, most),
@@ -128,9 +117,9 @@ class SendingTraining:
     sizes : (buckets,) bytes, in the order in which they leave
     """
 
-    def __init__(self, training: Training, stand_in: StandIn) -> None:
-        self._training, self._stand_in = training, stand_in
-        self._device = training.labels.device
+    def __init__(self, training: Training, stand_in: GpuStandIn) -> None:
+        self.training, self._stand_in = training, stand_in
+        self.device = training.labels.device
         ready: list[str] = []
         with training.watched(lambda _: None, ready.append):
             training.iterate(lambda: None)
@@ -147,15 +136,15 @@ class SendingTraining:
     def hooked(self) -> Iterator[None]:
         """Have gradients leave when they are ready, and the update wait for them."""
         with ExitStack() as hooks:
-            hooks.enter_context(self._training.watched(lambda _: None, self._ready))
-            handle = self._training.optimizer.register_step_pre_hook(self._wait)
+            hooks.enter_context(self.training.watched(lambda _: None, self._ready))
+            handle = self.training.optimizer.register_step_pre_hook(self._wait)
             hooks.callback(handle.remove)
             yield
 
     def iterate(self, setting: Setting | None) -> Run:
         """One iteration, within `hooked`; without a setting its messages are empty."""
         run = self._start(setting)
-        self._training.iterate(run.marks.mark)
+        self.training.iterate(run.marks.mark)
         return run
 
     def send_all(self, setting: Setting | None) -> Run:
@@ -185,7 +174,7 @@ class SendingTraining:
         self._footprints = (setting or NOTHING).footprints(count)
         self._chunks = self.chunks(setting)[0] if setting else [0] * count
         records = [self._stand_in.record(one.blocks) for one in self._footprints]
-        self._run = Run(Marks(self._device), records)
+        self._run = Run(Marks(self.device), records)
         return self._run
 
     def _ready(self, tensor: str) -> None:
@@ -226,28 +215,41 @@ def measure_sharing(
     Raises UserError as `profile_layers` does, for a stand-in that does not compile, and for a message that
     did not end.
     """
+    if device_named(device).type != "cuda":
+        raise Unavailable("no stand-in: needs a GPU; on processors training_by_share")
     with computing(f"{network} at batch {batch} beside the stand-in", device, precision) as place:
-        stand_in = GpuStandIn() if place.type == "cuda" else CpuStandIn()
-        sending = SendingTraining(Training(network, batch, place, precision), stand_in)
-        runs: dict[tuple[str, Setting | None], list[Run]] = {(COMPUTE, None): []}
-        runs |= {(what, one): [] for one in compared for what in (ITERATION, COMMUNICATION)}
+        sending = SendingTraining(Training(network, batch, place, precision), GpuStandIn())
+        return measure_sending(sending, network, compared, budget, precision)
 
-        def once(what: str, setting: Setting | None) -> Marks:
-            send = sending.send_all if what == COMMUNICATION else sending.iterate
-            run = send(setting)
-            runs[what, setting].append(run)
-            return run.marks
 
-        with sending.hooked():
-            actions = {key: partial(once, *key) for key in runs}
-            wait = clock.synchronizer(place)
-            samples = measure_interleaved(actions, budget, synchronize=wait)
-        labels = {"network": network, "device": place.type, "batch": batch, "precision": precision}
-        frames = []
-        for (what, setting), seconds in samples.items():
-            kept = runs[what, setting][-len(seconds) :]
-            seen = _columns(sending, setting, kept)
-            frames.append(sample_rows({**labels, "quantity": what, **seen}, seconds))
+def measure_sending(
+    sending: SendingTraining,
+    network: str,
+    compared: Sequence[Setting],
+    budget: Budget,
+    precision: str = "fp32",
+) -> pd.DataFrame:
+    """Measure the same of a training that is ready."""
+    runs: dict[tuple[str, Setting | None], list[Run]] = {(COMPUTE, None): []}
+    runs |= {(what, way): [] for way in compared for what in (ITERATION, COMMUNICATION)}
+
+    def once(what: str, setting: Setting | None) -> Marks:
+        send = sending.send_all if what == COMMUNICATION else sending.iterate
+        run = send(setting)
+        runs[what, setting].append(run)
+        return run.marks
+
+    with sending.hooked():
+        actions = {key: partial(once, *key) for key in runs}
+        wait = clock.synchronizer(sending.device)
+        samples = measure_interleaved(actions, budget, synchronize=wait)
+    place, batch = sending.device.type, len(sending.training.labels)
+    labels = {"network": network, "device": place, "batch": batch, "precision": precision}
+    frames = []
+    for (what, setting), seconds in samples.items():
+        kept = runs[what, setting][-len(seconds) :]
+        seen = _columns(sending, setting, kept)
+        frames.append(sample_rows({**labels, "quantity": what, **seen}, seconds))
     return pd.concat(frames, ignore_index=True)
 
 

@@ -1,19 +1,17 @@
-"""A kernel that loads the machine as a communication kernel does, for where there is no one to talk to.
+"""A kernel that loads a GPU as a communication kernel does, for where there is no one to talk to.
 
 One GPU cannot exchange messages, yet what NCCL's kernel does to a computation beside it can be had there:
 the stand-in occupies what NCCL's occupies (as its version 2.28 does on Hopper: a block a channel, 96
 registers a thread, about 102 KiB of dynamic shared memory a block, clusters of 4 blocks where that divides
-their number) and does what a ring's step does, reading two buffers and writing their sum to a third. It
-does not cross a link, nor wait for a peer. On a CPU, a block is a thread that does the same with NumPy.
+their number) and does what a ring's step does, reading two buffers and writing their sum to a third.
 
-Four knobs: blocks, threads, bytes per second, and the size of the buffers. The rate counts the sums
-written, as a message's bytes would be; memory moves three times as many. Threads are asked for as of NCCL,
-which launches more (`nccl_threads`).
+The rate counts the sums written, as a message's bytes would be; memory moves three times as many. Threads
+are asked for as of NCCL, which launches more (`nccl_threads`).
 
-What is not faithful: NCCL reads and writes a peer's buffer that lives largely in the L2 cache, while here
-all three stream from and to the GPU's memory (unless ``fifo_bytes`` keeps them small); and NCCL polls and
-waits for its peers, while nobody waits here. So at full speed the stand-in is an upper bound of what a
-communication kernel can do to its neighbour, and at the rate of a link it is a fair one.
+What is not faithful: NCCL's buffers live largely in the L2 cache, while these stream from and to the GPU's
+memory (unless ``fifo_bytes`` keeps them small); and nobody polls or waits for a peer here. So at full speed
+the stand-in is an upper bound of what a communication kernel can do to its neighbour, and at the rate of a
+link it is a fair one. `CopyEngine` is the other extreme: it takes bandwidth, and no multiprocessor.
 """
 
 from __future__ import annotations
@@ -22,18 +20,12 @@ import ctypes
 import ctypes.util
 import functools
 import importlib.util
-import itertools
 import os
-import sys
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import byref, c_char, c_char_p, c_double, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,6 +58,9 @@ TICK_S = 1e-6  # the GPU's timer may not see what is shorter
 _OPENED, _CLOSED, _HEAD = 2, 4, 6  # as in the source
 _NS = 1e9
 
+BLOCKS, THREADS = (1, 2, 3, 4, 8, 16, 32), (64, 128, 256, 512)
+"""What NCCL is asked for, wherever a grid of both is measured."""
+
 
 def nccl_threads(asked: int) -> int:
     """How many threads a block has where NCCL is asked for ``asked``: it adds a warp of its own.
@@ -97,20 +92,6 @@ class Footprint:
                 f"{self}: a communication kernel needs at least one block, 1 to {MOST_THREADS} threads, "
                 "and a rate, or 0 for any"
             )
-
-    def chunk_s(self, chunk_bytes: int) -> float:
-        """How long each block may take for a chunk; 0 if it need not wait."""
-        return chunk_bytes * self.blocks / self.bytes_per_s if self.bytes_per_s else 0.0
-
-    def columns(self) -> dict[str, Any]:
-        """Of table ``contention``, where all is taken as asked."""
-        return {
-            "communication": "standin",
-            **dict.fromkeys(("blocks", "taken_blocks"), self.blocks),
-            **dict.fromkeys(("threads", "taken_threads"), self.threads),
-            "bytes_per_s_asked": self.bytes_per_s,
-            "fifo_bytes": self.fifo_bytes,
-        }
 
 
 @dataclass(frozen=True)
@@ -150,40 +131,12 @@ class Passage:
     traffic: Callable[[], Traffic]
 
 
-Asked = TypeVar("Asked", contravariant=True)
-
-
-class Neighbour(Protocol[Asked]):
-    """What communicates beside a computation, as much as is asked for.
-
-    least_s : a computation that takes less does not share fairly: repeat it
-    least_overlap : share of a computation's time in which the neighbour must have run
-    most_extra_s : that a computation may take beside it, over its time alone
-    chances : how often the first computation beside it may be tried
-    """
-
-    chances: int
-    least_s: float
-    least_overlap: float
-    most_extra_s: float
-
-    def beside(self, asked: Asked | None, compute: Compute) -> Passage:
-        """Compute while it runs; alone, if nothing is asked for."""
-
-    def idle(self) -> None:
-        """Compute nothing for a while, to see the communication by itself."""
-
-    def columns(self, asked: Asked) -> dict[str, Any]:
-        """What it takes, as columns of table ``contention``."""
-
-
 class GpuStandIn:
     """The CUDA C++ kernel of standin.cu, on torch's current GPU and in a stream of its own.
 
     registers : of each thread; shared_bytes : of each block
     """
 
-    least_s = 0.0
     # Kernels that are given to the GPU together run together, unless something has it take turns.
     chances, least_overlap, most_extra_s = 1, 0.98, 0.2
 
@@ -206,9 +159,15 @@ class GpuStandIn:
         return CLUSTER if self._clusters and blocks % CLUSTER == 0 else 1
 
     def columns(self, footprint: Footprint) -> dict[str, Any]:
-        """What the kernel takes, as columns of table ``contention``."""
-        return footprint.columns() | {
+        """Return what the kernel takes, as columns of table ``contention``."""
+        return {
+            "communication": "standin",
+            "blocks": footprint.blocks,
+            "threads": footprint.threads,
+            "taken_blocks": footprint.blocks,
             "taken_threads": nccl_threads(footprint.threads),
+            "bytes_per_s_asked": footprint.bytes_per_s,
+            "fifo_bytes": footprint.fifo_bytes,
             "registers": self.registers,
             "shared_bytes": self.shared_bytes,
             "cluster": self.cluster(footprint.blocks),
@@ -230,7 +189,8 @@ class GpuStandIn:
             raise UserError(
                 f"stand-in of {footprint.blocks} blocks: its buffers hold {in_buffer} chunks"
             )
-        chunk_ns = footprint.chunk_s(chunk_bytes) * _NS
+        rate = footprint.bytes_per_s
+        chunk_ns = _NS * chunk_bytes * footprint.blocks / rate if rate else 0.0
         limits = (in_buffer, chunks, chunk_ns, int(LONGEST_S * _NS))
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -292,118 +252,10 @@ def read_message(record: torch.Tensor) -> tuple[float, int]:
     return int(ends_ns.max() - begins_ns.min()) / _NS, int(chunks.sum())
 
 
-class CpuStandIn:
-    """As many threads as blocks, each summing its own parts of buffers; NumPy lets go of the interpreter.
-
-    With more threads than cores nothing runs at the same time all the time: what the stand-in got is to
-    be seen from the bytes that it moved.
-    """
-
-    least_s = 0.02  # several of the scheduler's slices: threads that share a core take turns
-    # So its threads are there all the time, from before the computation until after it, unless that goes
-    # on for longer than a stand-in does; and how much longer it takes is what sharing a core costs.
-    chances, least_overlap, most_extra_s = 1, 0.5, float("inf")
-    chunk_elements = 256 * KIB  # long enough for another thread to wake up and get the interpreter
-
-    def __init__(self, buffer_bytes: int = 64 * MIB) -> None:
-        elements = max(buffer_bytes // 4, self.chunk_elements)
-        self.a, self.b = np.random.default_rng(0).random((2, elements), dtype=np.float32)
-        self.c = np.empty_like(self.a)
-        self._stream, self._sent = ThreadPoolExecutor(1), deque[Future[None]]()
-
-    def chunk_bytes(self, threads: int) -> int:
-        """What a block sums at a time."""
-        return 4 * self.chunk_elements
-
-    def send(self, footprint: Footprint, chunks: int, record: torch.Tensor) -> None:
-        """As `GpuStandIn.send`, after ``chunks``: a thread of its own is the stream."""
-        self._sent.append(self._stream.submit(self._message, footprint, chunks, record))
-
-    def join(self) -> None:
-        """Wait until all that was sent has ended."""
-        while self._sent:
-            self._sent.popleft().result()
-
-    def record(self, blocks: int) -> torch.Tensor:
-        """As `GpuStandIn.record`; times are those of `time.perf_counter`."""
-        return torch.zeros(_HEAD + 3 * blocks, dtype=torch.int64)
-
-    def _message(self, footprint: Footprint, chunks: int, record: torch.Tensor) -> None:
-        sent = [0] * footprint.blocks
-        how = footprint, threading.Event(), threading.Semaphore(0), sent
-        with ThreadPoolExecutor(footprint.blocks) as pool:
-            spans = list(pool.map(lambda block: self._send(*how, block, chunks), range(len(sent))))
-        times_ns = (_NS * np.transpose(spans)).astype(np.int64)
-        record[_HEAD:] = torch.from_numpy(np.concatenate([*times_ns, sent]))
-
-    def columns(self, footprint: Footprint) -> dict[str, Any]:
-        """As `GpuStandIn.columns`; threads are not tied together."""
-        return footprint.columns() | {"cluster": 1}
-
-    def idle(self) -> None:
-        """As `GpuStandIn.idle`."""
-        time.sleep(0.02)
-
-    def beside(self, footprint: Footprint | None, compute: Compute) -> Passage:
-        """As `GpuStandIn.beside`, but over when it returns."""
-        blocks = footprint.blocks if footprint else 0
-        flag, begun, sent = threading.Event(), threading.Semaphore(0), [0] * blocks
-        marks = Marks("cpu")
-        with ThreadPoolExecutor(max(1, blocks)) as pool:
-            try:
-                spans = [
-                    pool.submit(self._send, footprint, flag, begun, sent, number)
-                    for number in range(blocks)
-                    if footprint
-                ]
-                for _ in spans:
-                    begun.acquire(timeout=LONGEST_S / 2)  # others may have the cores
-                opened_s, sent_before = time.perf_counter(), sum(sent)
-                marks.mark()
-                compute()
-                marks.mark()
-                closed_s, sent_after = time.perf_counter(), sum(sent)
-            finally:
-                flag.set()
-        begins_s, ends_s = np.reshape([span.result() for span in spans], (-1, 2)).T.tolist()
-        sent_bytes = float(sent_after - sent_before) * self.chunk_elements * 4
-        traffic = Traffic(tuple(begins_s), tuple(ends_s), opened_s, closed_s, sent_bytes)
-        return Passage(marks, lambda: traffic)
-
-    def _send(
-        self,
-        footprint: Footprint,
-        flag: threading.Event,
-        begun: threading.Semaphore,
-        sent: list[int],
-        number: int,
-        most: int = sys.maxsize,
-    ) -> tuple[float, float]:
-        """One block; when it began and ended."""
-        chunk_s = footprint.chunk_s(4 * self.chunk_elements)
-        elements = min(len(self.c), footprint.fifo_bytes // 4 or len(self.c))
-        starts = range(0, elements - self.chunk_elements + 1, self.chunk_elements) or range(1)
-        own = starts[number :: footprint.blocks] or starts[:1]
-        begin_s = time.perf_counter()
-        begun.release()
-        for done in itertools.count():
-            sent[number] = done
-            now_s = time.perf_counter()
-            early_s = begin_s + done * chunk_s - now_s
-            halt = flag.wait(early_s) if early_s > 0 else flag.is_set()
-            if halt or done >= most or now_s - begin_s > LONGEST_S:
-                break
-            start = own[done % len(own)]
-            part = slice(start, start + self.chunk_elements)
-            np.add(self.a[part], self.b[part], out=self.c[part])
-        return begin_s, time.perf_counter()
-
-
 # -- CUDA compiled while the program runs, launched through the driver ---------------------------
 #
-# It needs what every CUDA build of torch brings along (NVRTC) and the driver, no toolkit and no headers.
-# torch's own ``torch.cuda._compile_kernel`` (2.9 and later) insists on a toolkit, passes whole numbers
-# as 32 bits, and cannot ask for a cluster.
+# It needs NVRTC, which every CUDA build of torch brings along, and the driver. torch's own
+# ``torch.cuda._compile_kernel`` insists on a toolkit, and cannot ask for a cluster.
 
 _REGISTERS, _DYNAMIC_SHARED_BYTES = 4, 8  # CUfunction_attribute
 _CLUSTER, _CLUSTER_POLICY, _SPREAD = 4, 5, 1  # CUlaunchAttributeID, CUclusterSchedulingPolicy
@@ -484,17 +336,12 @@ def _c_value(argument: torch.Tensor | int | float) -> c_void_p | c_uint64 | c_do
 
 @functools.cache
 def cubin(architecture: str) -> bytes:
-    """The source's machine code for an architecture such as "sm_90"; no GPU is needed to make it.
+    """Compile the source for an architecture such as "sm_90"; no GPU is needed.
 
     Raises UserError where there is no compiler, and with its first complaint.
     """
-    return compiled(architecture)[0]
-
-
-def compiled(architecture: str, *more: str) -> tuple[bytes, str]:
-    """Machine code as of `cubin`, and what the compiler said; ``more``: options for it."""
     nvrtc = _nvrtc()
-    words = [f"--gpu-architecture={architecture}", *OPTIONS, *more]
+    words = [f"--gpu-architecture={architecture}", *OPTIONS]
     program, size = c_void_p(), c_size_t()
     named = c_char_p(SOURCE.encode()), c_char_p(b"ddlkit.cu")
     _check_nvrtc(nvrtc.nvrtcCreateProgram(byref(program), *named, 0, None, None))
@@ -504,14 +351,13 @@ def compiled(architecture: str, *more: str) -> tuple[bytes, str]:
         nvrtc.nvrtcGetProgramLogSize(program, byref(size))
         log = (c_char * size.value)()
         nvrtc.nvrtcGetProgramLog(program, log)
-        said = log.value.decode(errors="replace")
-        _check_nvrtc(failed, said)
+        _check_nvrtc(failed, log.value.decode(errors="replace"))
         _check_nvrtc(nvrtc.nvrtcGetCUBINSize(program, byref(size)))
         image = (c_char * size.value)()
         _check_nvrtc(nvrtc.nvrtcGetCUBIN(program, image))
     finally:
         nvrtc.nvrtcDestroyProgram(byref(program))
-    return image.raw, said
+    return image.raw
 
 
 def _check_nvrtc(status: int, log: str = "") -> None:

@@ -1,27 +1,21 @@
-"""How fast a device multiplies matrices, how much of that networks reach, and images per second."""
+"""How fast a device multiplies matrices, and whether it drifts."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ddlkit import store
 from ddlkit.core.units import MIB
-from ddlkit.papers import osf
 from ddlkit.run.instruments.clock import Budget, Floats, measure_on, rows_by, sample_rows
-from ddlkit.run.measure.layers import Training, computing, device_named
-from ddlkit.run.sessions.session import all_or_partial
+from ddlkit.run.measure.layers import computing, device_named
 
 CACHE_BYTES = 256 * MIB  # more than the caches of a device hold: operands in turn come from memory
 MOST_SETS = 16
 DRIFT_BUDGET = Budget(warmup=3, min_repeats=10, max_repeats=20, max_s=2.0)
-INPUTS = 4  # batches that take turns in whole iterations
 KERNELS = {"cpu": ("product", "convolution"), "cuda": ("product",)}
 
 
@@ -97,91 +91,3 @@ def measure_drift(moment: str, device: str, side: int, copy_bytes: int) -> pd.Da
         f"copy {copy_bytes} bytes": measure_on(place, lambda: target.copy_(source), DRIFT_BUDGET),
     }
     return rows_by("work", work, {"moment": moment, "device": place.type})
-
-
-def efficiency(directory: Path) -> pd.DataFrame:
-    """Table ``efficiency`` of every layer profile in ``directory``: c = achieved / peak (osf Eq 5).
-
-    The peak is once that of the fastest product in that precision on that kind of device, once the
-    maker's datasheet (0, and c 0, where there is none). Iterations in tf32 and bf16 compute in part in
-    fp32, so their c is a lower bound of what their products reach.
-
-    Raises UserError for a damaged table.
-    """
-    tables = [
-        store.load_table(path, "peaks") for path in store.list_tables(directory, "peaks-*.csv*")
-    ]
-    measured = store.measured_peaks(pd.concat(tables)) if tables else {}
-    keys = ["network", "device", "batch", "precision", "ranks"]
-    rows = []
-    for path in store.list_tables(directory, "layers-*.csv*"):
-        gpus = store.load_stamp(path)["machine"].get("gpus", [])
-        for names, layers in store.load_table(path, "layers").groupby(keys, sort=False):
-            case = dict(zip(keys, names, strict=True))
-            flops = float(layers["flops"].sum())
-            compute_s = float(layers["forward_s"].sum() + layers["backward_s"].sum())
-            quantity = f"{case['precision']}_flops_per_s"
-            on_gpu = case["device"] == "cuda" and gpus
-            peaks = {
-                "measured": measured.get((case["device"], case["precision"]), 0.0),
-                "datasheet": store.datasheet(gpus[0]["model"], quantity) if on_gpu else 0.0,
-            }
-            case |= {"forward_flops": flops, "compute_s": compute_s}
-            case["achieved_flops_per_s"] = 3 * flops / compute_s
-            for kind, peak in peaks.items():
-                case[f"{kind}_flops_per_s"] = peak
-                case[f"{kind}_c"] = osf.utilisation(flops, compute_s, peak) if peak else 0.0
-            rows.append(case)
-    return pd.DataFrame(rows)
-
-
-# -- whole iterations ------------------------------------------------------------------------
-
-
-def measure_throughput(
-    network: str,
-    batches: Sequence[int],
-    *,
-    device: str,
-    precision: str,
-    iterations: int,
-    budget: Budget,
-) -> pd.DataFrame:
-    """Table ``throughput``: seconds of one iteration, each sample the mean of ``iterations`` in a row.
-
-    Nobody waits for the device between the iterations of a sample, as in training; on CUDA its own
-    clock is read before the first and after the last. Images per second are batch / seconds. The data
-    lie on the device, a few batches taking turns; reading and copying them is not in it.
-
-    budget : for each batch size
-
-    Raises UserError as `profile_layers` does, and Partial when memory ran out at a batch size: with
-    the smaller ones, if there are any.
-    """
-    measure = partial(_one_batch, network, device, precision, iterations, budget)
-    return all_or_partial("throughput", map(measure, sorted(batches)))
-
-
-def _one_batch(
-    network: str, device: str, precision: str, iterations: int, budget: Budget, batch: int
-) -> pd.DataFrame:
-    what = f"{network} at batch {batch} in {precision} on {device}"
-    with computing(what, device, precision) as place:
-        training = Training(network, batch, place, precision)
-        inputs = itertools.cycle([training.inputs.roll(n, dims=-1) for n in range(INPUTS)])
-
-        def train() -> None:
-            for _ in range(iterations):
-                training.inputs = next(inputs)
-                training.iterate(lambda: None)
-
-        seconds = measure_on(place, train, budget) / iterations
-    labels = {
-        "network": network,
-        "device": place.type,
-        "batch": batch,
-        "precision": precision,
-        "ranks": 1,
-        "iterations": iterations,
-    }
-    return sample_rows(labels, seconds)

@@ -19,31 +19,13 @@ from numpy.typing import NDArray
 
 TOPICS, NOUNS, VERBS = 8, 8, 4
 STAYS = 0.9  # that the next sentence has the same topic
-DESCRIBED, CLAUSE, OBJECT = (
-    0.4,
-    0.2,
-    0.7,
-)  # that a noun has an adjective, a clause; a verb an object
+DESCRIBED, CLAUSE, OBJECT = 0.4, 0.2, 0.7  # a noun has an adjective, a clause; a verb an object
 PREFERRED = 0.7  # that a verb is the one that its noun prefers
 
 DETERMINERS = (("the", "a", "this"), ("the", "some", "these"))  # of one, of several
 ADJECTIVES = [
-    "old",
-    "new",
-    "big",
-    "small",
-    "red",
-    "blue",
-    "fast",
-    "slow",
-    "warm",
-    "cold",
-    "high",
-    "low",
-    "soft",
-    "hard",
-    "near",
-    "far",
+    *("old", "new", "big", "small", "red", "blue", "fast", "slow"),
+    *("warm", "cold", "high", "low", "soft", "hard", "near", "far"),
 ]
 
 

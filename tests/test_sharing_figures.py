@@ -1,0 +1,495 @@
+"""The sharing paper's figures and its term: laws of machines that are the model, and what recordings say."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ddlkit import store
+from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.errors import UserError
+from ddlkit.core.iteration import packed
+from ddlkit.core.link import wire_s_per_byte
+from ddlkit.core.resources import Resources
+from ddlkit.core.workload import LayerProfile
+from ddlkit.report.claims import paper_table, prose
+from ddlkit.report.figures import (
+    gpu_own,
+    sharing_measured,
+    sharing_paper,
+    sharing_predicted,
+    sharing_shown,
+)
+from ddlkit.report.figures.sharing_measured import Recording
+from ddlkit.report.panels import Panel
+from ddlkit.report.panels import numbers as heat_map_numbers
+from ddlkit.report.papers.sharing import DEFAULT, throughput
+from ddlkit.report.source import Source
+
+LINK = "lab:4gbit"
+WAYS = {
+    "t1-free-idle": (3e-9, 0.0, 1.0),
+    "t1-free-nice10": (2e-9, 0.1, 0.5),
+    "t2-free-normal": (1.5e-9, 0.6, 0.2),
+    "t2-free-raised": (1e-9, 1.0, 0.0),
+}
+"""Seconds a byte, slowdown of computing and of messages."""
+TRAINED = (*WAYS, "t1-free-nice10+t2-free-raised")
+NETWORKS = {"resnet18_64": 4, "vgg16_cifar": 6, "squeezenet1_1": 5}
+BATCHES = (2, 4, 8)
+ROUNDS = range(6)
+
+
+def profile(network: str, batch: int) -> LayerProfile:
+    n = NETWORKS[network]
+    sizes = np.arange(1, n + 1) * 1_000_000
+    return LayerProfile.from_flops(
+        network, batch, [f"t{i}" for i in range(n)], sizes, np.full(n, 1e6 * n),
+        peak_flops_per_s=1e9, utilisation=0.5,
+    )  # fmt: skip
+
+
+def ways() -> dict[tuple[str, str], Resources]:
+    return {
+        (LINK, name): Resources(name, AlphaBeta(1e-4, per_byte), s, m)
+        for name, (per_byte, s, m) in WAYS.items()
+    }
+
+
+def messages() -> pd.DataFrame:
+    rows = [
+        {"link": LINK, "configuration": name, "bytes": size, "parts": parts, "repeat": repeat,
+         "seconds": float(way.cost(size)) * (1 + 0.01 * repeat)}
+        for (_, name), way in ways().items()
+        for size, parts in ((4e6, 1), (25e6, 4), (64e6, 1))
+        for repeat in ROUNDS
+    ]  # fmt: skip
+    return pd.DataFrame(rows).astype({"bytes": int}).assign(ranks=2, link_bits_per_s=0.0)
+
+
+def kernels() -> pd.DataFrame:
+    rows = [
+        {"link": LINK, "kernel": kernel, "configuration": name, "repeat": repeat, "overlap_share": 1.0,
+         "kernel_alone_s": 0.01, "kernel_beside_s": 0.01 * (1 + s),
+         "messages_alone_s": 0.1, "messages_beside_s": 0.1 * (1 + m)}
+        for name, (_, s, m) in WAYS.items()
+        for kernel in ("relu", "linear")
+        for repeat in ROUNDS
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+COPY_S_PER_BYTE = 5e-10
+
+
+@dataclass
+class Session:
+    """A session on a machine that is the model, but for a share by which training lasts longer.
+
+    sway : by which baselines are too long and too short in turn
+    """
+
+    share: float = 0.0
+    sway: float = 0.0
+
+    def has(self, name: str) -> bool:
+        return True
+
+    def profiles(self) -> dict[tuple[str, int], LayerProfile]:
+        return {(name, batch): profile(name, batch) for name in NETWORKS for batch in BATCHES}
+
+    def table(self, name: str) -> pd.DataFrame:
+        if name == "sharing_messages":
+            return messages()
+        if name == "sharing_kernels":
+            return kernels()
+        if name == "sharing_copies":
+            rows = [(name, 10**6, 0.1, 0.1 + 2e6 * COPY_S_PER_BYTE) for name in NETWORKS]
+            return pd.DataFrame(rows, columns=["network", "bytes", "alone_s", "bucketed_s"])
+        return self.trained
+
+    rounds = table
+
+    @cached_property
+    def trained(self) -> pd.DataFrame:
+        """Iterations, each with its baseline; rounds compute at other speeds."""
+        rows = []
+        known = sharing_predicted.known_resources(messages(), kernels())
+        speeds = enumerate((1.0, 1.02, 0.97, 1.0, 1.1))
+        profiles = self.profiles().values()
+        for one, (repeat, slower), name in itertools.product(profiles, [*speeds], TRAINED):
+            work = one.workload().scaled(slower)
+            told = sharing_predicted.shared(work, "ddp", name, LINK, known)
+            assert told is not None
+            told = replace(told, copy_s_per_byte=COPY_S_PER_BYTE)
+            swaying = 1 + self.sway * (1 - 2 * (TRAINED.index(name) % 2))
+            both_s = 2 * COPY_S_PER_BYTE * float(work.bytes.sum())
+            begins, ends = told.played_s
+            sent_s, exposed_s = float((ends - begins).sum()), 0.1 * work.compute_s
+            rows.append(
+                {"network": one.network, "batch": one.batch, "plan": "ddp", "link": LINK,
+                 "configuration": name, "repeat": repeat, "iteration": 0, "openmp": 1,
+                 "compute_s": work.compute_s, "empty_s": swaying * (work.compute_s + both_s),
+                 "iteration_s": (1 + self.share) * told.iteration_s, "communication_s": sent_s,
+                 "exposed_communication_s": exposed_s, "overlap_s": sent_s - exposed_s}
+            )  # fmt: skip
+        return pd.DataFrame(rows)
+
+
+# -- prediction ----------------------------------------------------------------------------------
+
+
+def test_what_messages_and_kernels_show_is_what_a_configuration_takes() -> None:
+    known = sharing_predicted.known_resources(messages(), kernels())
+    for key, way in ways().items():
+        assert known[key].slowdown == pytest.approx(way.slowdown)
+        assert known[key].message_slowdown == pytest.approx(way.message_slowdown)
+        assert known[key].cost(4e6) == pytest.approx(float(way.cost(4e6)) * 1.025)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.03])
+def test_a_session_that_is_the_model_is_predicted_without_error(share: float) -> None:
+    """Whatever the rounds' speeds; without slowdowns predictions are too short."""
+    off = sharing_predicted.final_errors(cast(Source, Session(share)))
+    held_out = len(NETWORKS) - len(sharing_predicted.NOT_HELD_OUT)
+    assert len(off) == held_out * len(BATCHES) * len(TRAINED)
+    np.testing.assert_allclose(off["term"], 1 / (1 + share) - 1, atol=2e-4)
+    assert (off["none"] <= off["term"] + 1e-12).all()
+    assert (off["no_overlap"] > off["none"]).all()
+
+
+def test_baselines_on_both_sides_make_up_for_a_machine_that_sways() -> None:
+    """But for the last configuration of a round, which has none after it."""
+    off = sharing_predicted.final_errors(cast(Source, Session(sway=0.05)))["term"].abs()
+    last = np.arange(len(off)) % len(TRAINED) == len(TRAINED) - 1
+    assert off[~last].max() < 1e-3 < off[last].min()
+
+
+@pytest.mark.parametrize("bits_per_s", [0.0, 1e9])
+def test_no_message_is_faster_than_its_link(bits_per_s: float) -> None:
+    rows = messages().assign(link_bits_per_s=bits_per_s)
+    known = sharing_predicted.known_resources(rows, kernels())
+    limited = sharing_predicted.known_resources(rows, kernels(), line_rate=True)
+    for key, way in known.items():
+        for size in (4e6, 64e6):
+            least_s = wire_s_per_byte("all_reduce", 2, bits_per_s) * size if bits_per_s else 0.0
+            assert limited[key].cost(size) == pytest.approx(max(least_s, float(way.cost(size))))
+        assert limited[key].slowdown == way.slowdown
+
+
+def test_what_is_not_known_is_not_predicted() -> None:
+    work = profile("vgg16_cifar", 2).workload()
+    assert sharing_predicted.shared(work, "ddp", "t4-one-idle", LINK, ways()) is None
+    assert sharing_predicted.shared(work, "ddp", "t1-free-idle+t4-one-idle", LINK, ways()) is None
+    told = sharing_predicted.shared(work, "none", "t1-free-nice10+t2-free-raised", LINK, ways())
+    assert told is not None and set(told.names[:-1]) == {"t1-free-nice10"}
+    assert told.names[-1] == "t2-free-raised"
+    copied = replace(told, copy_s_per_byte=1e-9)
+    assert (
+        packed(work, 1e-9).compute_s - work.compute_s <= copied.iteration_s - told.iteration_s + 1
+    )
+
+
+def in_orders(later: float) -> pd.DataFrame:
+    """Iterations under three orders of buckets; odd rounds are ``later`` times as long."""
+    took_s = {sharing_predicted.EQUAL: 1.0} | dict(
+        zip(sharing_predicted.ORDERS.values(), (0.9, 1.2), strict=True)
+    )
+    rows = [
+        {"network": "n", "batch": 1, "plan": plan, "link": LINK, "configuration": name, "repeat": repeat,
+         "compute_s": 0.1, "iteration_s": (later if repeat % 2 else 1.0) * seconds}
+        for plan, seconds in took_s.items()
+        for name in ("t1-free-idle", "t2-free-normal")
+        for repeat in range(16)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("later", [1.0, 1.7])
+def test_orders_of_buckets_are_compared_within_rounds(later: float) -> None:
+    """Where messages take no time their order is predicted to matter to nobody."""
+    predictor = sharing_predicted.Predictor(cast(Source, Session()))
+    free = Resources("t2-free-normal", AlphaBeta(0.0, 1e-15), 0.0, 0.0)
+    predictor.known, predictor.copied = {(LINK, "t2-free-normal"): free}, {}
+    work = LayerProfile.from_flops(
+        "n", 1, [f"t{k}" for k in range(62)], np.full(62, 1000), np.full(62, 1e6),
+        peak_flops_per_s=1e9, utilisation=0.5,
+    ).workload()  # fmt: skip
+    found = sharing_predicted.uneven(in_orders(later), work, predictor)
+    assert found["measured gain"].tolist() == pytest.approx([1 / 0.9 - 1, 1 / 1.2 - 1])
+    assert found["gains"].tolist() == [True, False]
+    assert found["predicted gain"].tolist() == pytest.approx([0.0, 0.0], abs=1e-9)
+
+
+def test_recorded_plans_and_training_are_judged() -> None:
+    here = sharing_measured.recorded()
+    plans = sharing_predicted.plans(here)
+    assert plans.loc["both", ["cases", "cases that gain", "as predicted"]].tolist() == [6, 5, 3]
+    alone = plans.drop(index=["both"])["measured gain"]
+    assert plans.loc["both", "measured gain"] > alone.max()
+    trained = sharing_predicted.training(here)
+    final = trained.loc["final"]
+    assert (
+        abs(final.loc["term", "mean error"]) <= 0.01 and final.loc["term", "median error"] <= 0.02
+    )
+    assert (trained["largest error"] >= trained["median error"]).all()
+    short = sharing_predicted.recorded_training().eval("1 - none / measured_s")
+    assert (short > 0).all() and len(short) == 5
+
+
+# -- rounds and grids ----------------------------------------------------------------------------
+
+
+def test_a_round_s_drift_cancels_and_the_default_gains_nothing() -> None:
+    rows = Session().trained
+    slower = rows.assign(iteration_s=rows["iteration_s"] * (1 + 0.1 * rows["repeat"]))
+    for first, second in zip(
+        sharing_measured.throughputs(rows).itertuples(),
+        sharing_measured.throughputs(slower).itertuples(),
+        strict=True,
+    ):
+        assert first.gain == pytest.approx(second.gain) and first.lower <= first.gain
+        assert first.configuration != "t2-free-normal" or first.gain == 0
+
+
+def test_grids_keep_every_number() -> None:
+    printed = paper_table("sharing", "fig02")
+    grid = sharing_measured.paper_grid(printed, "relative_time")
+    for row in printed.itertuples():
+        assert grid.loc[row.blocks, row.threads] == row.relative_time
+    rows = pd.DataFrame({"configuration": [*WAYS], "ratio": range(len(WAYS))})
+    table = sharing_measured.as_grid(rows, "ratio")
+    assert table.notna().to_numpy().sum() == len(WAYS)
+    for row in rows.itertuples():
+        threads, _, rest = str(row.configuration).partition("-")
+        assert table.loc[rest, threads] == row.ratio
+
+
+def test_without_a_default_there_is_nothing_to_compare_with() -> None:
+    with pytest.raises(UserError, match="measure a default"):
+        sharing_measured.default_of(pd.DataFrame({"configuration": ["t1-free-idle"]}))
+
+
+def test_parts_are_shown_of_what_needed_a_process_of_its_own_and_of_what_ended_early() -> None:
+    """NCCL's threads are told by the environment; a recording may end between an odd round and an even."""
+    took_s = {"b0": (1.0, range(6)), "b1-t64": (0.8, range(6, 12)), "b2": (0.5, [1])}
+    rows = [
+        {"network": network, "batch": batch, "plan": "ddp", "link": "nvlink", "openmp": 1, "repeat": repeat,
+         "configuration": name, "iteration_s": seconds, "communication_s": 0.3, "overlap_s": 0.2,
+         "exposed_communication_s": 0.1}
+        for network, batch in (("resnet18", 16), ("resnet18", 32))
+        for name, (seconds, rounds) in took_s.items()
+        for repeat in rounds
+    ]  # fmt: skip
+    table = pd.DataFrame(rows)
+    assert sharing_measured.parts(table, "batch") == {}, "the best of odd rounds is in no even one"
+    (bars,) = sharing_measured.parts(table[table["configuration"] != "b2"], "batch").values()
+    assert bars.loc["16, default"].sum() == pytest.approx(1.0)
+    assert bars.loc["16, best: b1-t64"].sum() == pytest.approx(0.8)
+
+
+def test_numbers_of_panels_say_which_hold_no_difference() -> None:
+    grid, off = pd.DataFrame([[1.0, 2.0]], ["a"], ["x", "y"]), 0.5
+    panel = Panel(grid, None, grid - off, grid + off, neutral=1.0)
+    assert panel.unsure().tolist() == [[True, False]] and not Panel(grid).unsure().any()
+    found = heat_map_numbers({"here": panel, "paper": Panel(grid)})
+    table = found.set_index(["panel", "column"])
+    assert table.loc["here", ["lower", "upper"]].to_numpy().tolist() == [[0.5, 1.5], [1.5, 2.5]]
+    assert table.loc["paper", "lower"].isna().all() and table["value"].tolist() == [1, 2] * 2
+
+
+# -- the paper's ---------------------------------------------------------------------------------
+
+
+def test_the_paper_s_figures_are_drawn_without_any_recording() -> None:
+    for figure in (sharing_measured.figure2, sharing_measured.figure4, sharing_measured.figure8):
+        panels = figure(None)
+        numbers = heat_map_numbers(panels)
+        assert set(numbers["panel"]) == set(panels) and numbers["value"].notna().all()
+    assert len(sharing_measured.figure3(None)[0]) == 5
+    again = sharing_measured.figure8(None)["paper"].grid
+    assert again[DEFAULT].eq(0).all() and again.shape == throughput().shape
+
+
+def test_what_is_learned_on_two_batches_is_judged_on_the_others() -> None:
+    """Slowdowns explain what is fitted better; every model is judged on the same configurations."""
+    rows = sharing_paper.judged()
+    assert set(rows.loc[rows["fitted"], "batch"]) == set(sharing_paper.FITTED)
+    assert len(rows) <= int(throughput().notna().to_numpy().sum())
+    for fitted in (True, False):
+        found = sharing_paper.errors(rows[rows["fitted"] == fitted]).set_index("model")
+        assert found["cells"].nunique() == 1
+        assert (
+            found.loc["both", "regret"] < found.loc["none", "regret"] < found.loc["mean", "regret"]
+        )
+        assert found.loc["both", "median"] < found.loc["none", "median"]
+
+
+def test_a_model_s_timeline_is_as_long_as_its_grid_says() -> None:
+    grid = sharing_paper.fitted("both")
+    names = list(sharing_paper.relative_times().index)
+    all_s = grid.iteration_s("ResNet-18", np.array([32.0]))[0]
+    for name, seconds in zip(names, all_s, strict=True):
+        told = grid.iteration("ResNet-18", 32, name)
+        assert told.prediction.iteration_s == pytest.approx(seconds)
+        assert told.timeline().duration_s == pytest.approx(seconds)
+
+
+def test_every_time_that_the_text_prints_stands_beside_the_model_in_figures_5_to_7() -> None:
+    printed = {key: value for key, value in prose("sharing").items() if key.startswith("fig0")}
+    told = sharing_paper.printed()
+    kept = sharing_shown.with_printed(sharing_measured.figure7(None), told)
+    columns = [name for name in kept if name.startswith("printed ")]
+    values = sorted(kept[columns].stack().dropna())
+    wanted = [value for key, value in printed.items() if re.match(r"fig07-.+-(default|best)$", key)]
+    assert values == sorted([*wanted, *2 * [printed["fig07-alexnet-computation-only"]]])
+    saved = sharing_paper.saved()
+    kept = sharing_shown.with_saved(sharing_measured.figure6(None), saved)
+    assert kept["saved printed [ms]"].dropna().tolist() == [3.97, 6.92]
+    assert saved.loc[16, "model"] == pytest.approx(
+        1e3 * (kept.iloc[0, 2:5].sum() - kept.iloc[1, 2:5].sum()), rel=1e-6
+    )
+    parts = sharing_paper.printed_parts().set_index("task")["printed_s"]
+    assert {f"fig05c-{name}": 1e3 * value for name, value in parts.items()} == pytest.approx(
+        {
+            key: value
+            for key, value in printed.items()
+            if key in {f"fig05c-{name}" for name in parts.index}
+        }
+    )
+
+
+def test_headings_say_what_is_found() -> None:
+    grid = pd.DataFrame(
+        [[1.0, -2.0, 0.0]], ["resnet18_64, 8"], ["t1-free-idle", "t4-free-normal", "t2-free-normal"]
+    )
+    sure = Panel(grid, (None, "t2-free-normal"), grid - 0.5, grid + 0.5)
+    named = sharing_shown.named({"lab:4gbit": sure._replace(lower=grid, upper=grid)})
+    assert named["lab:4gbit"].grid.index.tolist() == ["ResNet-18, 64 px, 8"]
+    assert named["lab:4gbit"].default == (None, "t2 normal")
+    assert sharing_shown.gains({"lab:4gbit": sure}, between=" ") == {
+        "lab:4gbit": "Processor, 4 Gbit/s 1 of 3 better, 1 worse"
+    }
+    bars = pd.DataFrame({"overlap": [3.0, 2.0, 1.0, 1.0, 1.0, 2.0]}, [
+        "vgg16_cifar, default", "vgg16_cifar, best: t1-free-idle",
+        "8, default", "8, best: default", "16, default", "16, best: b2",
+    ])  # fmt: skip
+    ((heading, (shown, said)),) = sharing_shown.pairs({"here, nvlink": bars}).items()
+    assert (
+        heading == "Nvlink: best wins 1 of 2"
+        and said == "left: default; right: best of other rounds"
+    )
+    assert shown.index[::2].tolist() == ["VGG-16 t1 idle", "batch 8 default", "batch 16 b2"]
+
+
+# -- one GPU -------------------------------------------------------------------------------------
+
+SHAPES = ((1, 64), (2, 256), (4, 512))
+RATES = (0.0, 10e9)
+GPU_NETWORKS = (("resnet18", 16), ("resnet18", 32), ("vgg16", 32))
+GPU_ROUNDS = 6
+
+
+def took_s(batch: int, shape: tuple[int, int], rate: float) -> tuple[float, float]:
+    """Of an iteration, and of its messages alone: more threads take more of one, less of the other."""
+    return batch / 1000 * (1 + shape[0] / 10), 0.002 / shape[0] * (1 if rate else 0.5)
+
+
+def beside_stand_in() -> pd.DataFrame:
+    """A ``sharing`` table of two networks; later rounds are slower, all alike."""
+    rows = []
+    for (network, batch), k in itertools.product(GPU_NETWORKS, range(GPU_ROUNDS)):
+        slower = 1 + 0.05 * k
+        cell = {
+            "network": network,
+            "device": "cuda",
+            "batch": batch,
+            "precision": "fp32",
+            "sample": k,
+        }
+        cell |= {
+            "taken_threads": 0,
+            "buckets": 2,
+            "bytes": 10**6,
+            "bytes_per_s": 1e9,
+            "overlap_share": 0.5,
+        }
+        none = {"ranks": 1, "policy": "none", "blocks": 0, "threads": 0, "bytes_per_s_asked": 0.0}
+        times = {"communication_s": 0.0, "exposed_communication_s": 0.0}
+        rows.append(cell | none | times | {"quantity": "compute", "seconds": slower * batch / 1000})
+        for shape, rate in itertools.product(SHAPES, RATES):
+            whole_s, sent_s = (slower * one for one in took_s(batch, shape, rate))
+            way = {"ranks": 2, "policy": "same", "blocks": shape[0], "threads": shape[1]}
+            way |= {"bytes_per_s_asked": rate, "communication_s": sent_s}
+            for what, seconds in (("iteration", whole_s), ("communication", sent_s)):
+                exposed = {"exposed_communication_s": sent_s / 4}
+                rows.append(cell | way | exposed | {"quantity": what, "seconds": seconds})
+    return pd.DataFrame(rows)
+
+
+def kernels_beside(company: str, ranks: int, threads: int) -> pd.DataFrame:
+    """A ``contention`` table: a block more of company makes a kernel a tenth longer."""
+    rows = []
+    for kernel, blocks, k in itertools.product(("relu", "linear"), (0, 1, 2), range(GPU_ROUNDS)):
+        alone = {
+            "kernel": kernel,
+            "shape": "1",
+            "dtype": "float32",
+            "device": "cuda",
+            "ranks": ranks,
+        }
+        alone |= {"registers": 0, "shared_bytes": 0, "cluster": 0, "fifo_bytes": 0, "sample": k}
+        beside = {"communication": company if blocks else "none", "blocks": blocks}
+        beside |= {"threads": threads if blocks else 0, "taken_blocks": blocks, "taken_threads": 0}
+        beside |= {"bytes_per_s_asked": 0.0, "bytes_per_s": 1e9 * blocks}
+        seconds = {"overlap_share": min(1.0, float(blocks)), "seconds": 0.01 * (1 + blocks / 10)}
+        rows.append(alone | beside | seconds)
+    return pd.DataFrame(rows)
+
+
+@pytest.fixture
+def one_gpu(tmp_path: Path) -> Recording:
+    how: dict[str, Any] = {"command": ["made up"]}
+    store.save_table(beside_stand_in(), tmp_path, "sharing-made-up", schema="sharing", **how)
+    copies = kernels_beside("copy_engine_h2d", 1, 0).query("blocks > 0").assign(blocks=0)
+    copies = copies.drop_duplicates(["kernel", "sample"])
+    both = pd.concat([kernels_beside("standin", 1, 64), kernels_beside("nccl", 2, 64), copies])
+    store.save_table(both, tmp_path, "contention-made-up", schema="contention", **how)
+    found = gpu_own.one_gpu(str(tmp_path))
+    assert found is not None
+    return found
+
+
+def test_one_gpu_fills_the_figures_with_the_times_that_it_recorded(one_gpu: Recording) -> None:
+    rates = ["stand-in, full speed", "stand-in, 10 GB/s"]
+    gains, grid = sharing_measured.figure4(one_gpu), sharing_measured.figure8(one_gpu)
+    assert set(gains) - set(sharing_measured.figure4(None)) == set(rates)
+    for name, rate in zip(rates, RATES, strict=True):
+        whole_s, _ = took_s(32, (2, 256), rate)
+        for shape in SHAPES:
+            gain = 100 * (whole_s / took_s(32, shape, rate)[0] - 1)
+            assert gains[name].grid.loc[shape] == pytest.approx(gain)
+            assert grid[name].grid.loc["vgg16, 32", f"{shape[0]}x{shape[1]}"] == pytest.approx(gain)
+        assert gains[name].default == (2, 256) and not gains[name].unsure().any()
+    for figure in (sharing_measured.figure6, sharing_measured.figure7):
+        bars = {name: parts for name, parts in figure(one_gpu).items() if name.startswith("here")}
+        assert set(bars) == {f"here, {name}" for name in rates}
+        assert all(len(parts) == 4 and (parts.to_numpy() >= 0).all() for parts in bars.values())
+
+
+def test_kernels_beside_a_stand_in_and_the_copy_engine_are_shown(one_gpu: Recording) -> None:
+    """Those beside NCCL between GPUs are not: nobody measures these."""
+    panels = sharing_measured.figure3(one_gpu)[1]
+    assert set(panels) == {"stand-in, full speed", "copy engine"}
+    np.testing.assert_allclose(panels["copy engine"].grid["h2d"], 1.1)
+    panel = panels["stand-in, full speed"]
+    assert panel.grid.columns.tolist() == ["1x64", "2x64"] and panel.default is None
+    np.testing.assert_allclose(panel.grid, [[1.1, 1.2]] * 2)
