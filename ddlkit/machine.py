@@ -176,7 +176,9 @@ def _gpus() -> tuple[dict[str, Any], ...]:
         listed = sorted(_DRIVER_FILES.glob("gpus/*/information"))
         models = (re.search(r"^Model:\s*(.+)$", content(path), re.MULTILINE) for path in listed)
         version = re.search(r"\d+\.[\d.]+", content(_DRIVER_FILES / "version"))
-        return tuple(_gpu(model[1], version[0] if version else "", 0, "") for model in models if model)
+        return tuple(
+            _gpu(model[1], version[0] if version else "", 0, "") for model in models if model
+        )
     properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return tuple(_gpu(p.name, "", p.total_memory, f"{p.major}.{p.minor}") for p in properties)
 

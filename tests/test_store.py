@@ -196,7 +196,7 @@ def test_the_stamp_says_where_the_rows_come_from(tmp_path: Path) -> None:
     assert stamp["benchmark_version"] == store.BENCHMARK_VERSION
     assert stamp["command"] == COMMAND
     assert stamp["machine"] == machine.describe()
-    assert {"cpu", "gpus", "links", "memory_bytes"} <= stamp["machine"].keys()
+    assert {"cpu", "gpus", "memory_bytes"} <= stamp["machine"].keys()
     assert (
         stamp["versions"] == machine.versions()
         and {"torch", "cuda", "nccl"} <= stamp["versions"].keys()

@@ -36,6 +36,7 @@ def pack(folder: Path) -> list[Path]:
     if len(names := tables.machines_in(folder)) > 1:
         raise UserError(f"{folder}: tables of {' and '.join(sorted(names))}: give each its folder")
     with files.writing_in(folder):
+        _remove_unlisted(folder, tables.packed(folder))
         _remove_packed(folder)
         loose = {}
         for path in tables.list_tables(folder):
@@ -80,7 +81,6 @@ def write_packs(folder: Path, parts: dict[str, Member], kinds: set[str]) -> None
     before or after that leaves packs that are not listed, which go when the next are written.
     """
     there = tables.packed(folder)
-    _remove_unlisted(folder, there)
     listed = {name: part for name, part in there.items() if part.stamp["schema"] not in kinds}
     for file, held in _bins(parts, {path.name for path in folder.iterdir()}).items():
         data = gzip.compress(_text(held).encode(), mtime=0)

@@ -331,7 +331,9 @@ def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
     defaults = shared["later"] | table.get("later", {})
     columns = _CASE if table.get("starts_with_case") else []
     columns = columns + [
-        Column(column, *kinds[column], defaults.get(column), shared["renamed_values"].get(column, {}))
+        Column(
+            column, *kinds[column], defaults.get(column), shared["renamed_values"].get(column, {})
+        )
         for column in table["columns"].split()
     ]
     names = {column.name for column in columns}

@@ -185,7 +185,9 @@ def expand_tables(paths: list[Path]) -> list[Path]:
     """Return the paths, of which patterns that no shell could expand, packed tables, give what they match."""
     expanded = []
     for path in paths:
-        expanded += (re.search(r"[*?[]", path.name) and list_tables(path.parent, path.name)) or [path]
+        expanded += (re.search(r"[*?[]", path.name) and list_tables(path.parent, path.name)) or [
+            path
+        ]
     return expanded
 
 
@@ -352,7 +354,9 @@ def pack_bytes(part: Part) -> bytes:
     try:
         state = part.pack.stat()
     except OSError:
-        raise UserError(f"{part.pack} is missing, of which {STAMPS} has the stamps: restore it") from None
+        raise UserError(
+            f"{part.pack} is missing, of which {STAMPS} has the stamps: restore it"
+        ) from None
     return _read_pack(part.pack, part.pack_sha256, state.st_mtime_ns, state.st_size, state.st_ino)
 
 
@@ -375,10 +379,11 @@ def _rows(pack: Path, data: bytes, kind: str) -> tuple[DataFrame, dict[str, slic
     schema = schema_named(kind)
     schema = replace(schema, columns=(PART, *schema.columns), key=())
     frame = schema.read(files.text_of(data, pack), str(pack))
-    names = frame.pop("part").to_numpy(object)
+    names = frame["part"].to_numpy(object)
     starts = np.flatnonzero(np.r_[True, names[1:] != names[:-1]])
     ends = [*starts[1:], len(names)]
-    return frame, {names[at]: slice(at, end) for at, end in zip(starts, ends, strict=True)}
+    slices = {names[at]: slice(at, end) for at, end in zip(starts, ends, strict=True)}
+    return frame.iloc[:, 1:], slices
 
 
 def _rows_in(part: Part, name: str) -> DataFrame:
