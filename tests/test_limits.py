@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit import cli, store
-from ddlkit.cli import command
+from ddlkit.cli.command import show
 from ddlkit.core import plan
 from ddlkit.core.cost import AlphaBeta, Table
 from ddlkit.core.errors import MOST_CHARACTERS, UserError, one_line
@@ -93,7 +93,7 @@ def test_no_number_that_is_none_is_printed(
 ) -> None:
     for as_json in (True, False):
         with pytest.raises(UserError, match="taken comes out as"):
-            command.show({"fine": 1.0, "taken": value}, as_json)
+            show({"fine": 1.0, "taken": value}, as_json)
     assert capsys.readouterr().out == ""
 
 

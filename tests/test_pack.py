@@ -19,7 +19,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.store import files, pack, tables
 
 MACHINE = {"name": "cpu-made-up", "cpu": {"cores": 2}}
-MOST_FILES, MOST_FILES_A_FOLDER = 240, 13
+MOST_FILES, MOST_FILES_A_FOLDER = 200, 13
 PARTS = store.list_tables(store.RECORDED, "**/*.csv*")
 FOLDERS = sorted({path.parent for path in PARTS})
 

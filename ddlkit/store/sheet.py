@@ -318,7 +318,7 @@ _CASE = [
 
 def _kinds(groups: dict[str, str]) -> dict[str, tuple[Any, Any]]:
     """Return kind and check of columns by name, from names by "kind check"."""
-    kinds = {}
+    kinds: dict[str, tuple[Any, Any]] = {}
     for group, names in groups.items():
         kind, _, check = group.partition(" ")
         kinds |= dict.fromkeys(names.split(), (kind, check))

@@ -316,12 +316,17 @@ class Part(NamedTuple):
 
 def packed(folder: Path) -> dict[str, Part]:
     """Return what is packed in a folder by the tables' names. Raises UserError for damaged stamps."""
-    path = folder / STAMPS
+    state = _state(folder / STAMPS)
+    return _read_index(folder / STAMPS, *state) if state else {}
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """Return what differs when a file is another one, () where there is none."""
     try:
         state = path.stat()
     except OSError:
-        return {}
-    return _read_index(path, state.st_mtime_ns, state.st_size, state.st_ino)
+        return ()
+    return state.st_mtime_ns, state.st_size, state.st_ino
 
 
 @functools.lru_cache(maxsize=256)
@@ -351,17 +356,13 @@ def _part_of(path: Path) -> Part | None:
 
 def pack_bytes(part: Part) -> bytes:
     """Return the content of the part's pack, verified. Raises UserError for another hash."""
-    try:
-        state = part.pack.stat()
-    except OSError:
-        raise UserError(
-            f"{part.pack} is missing, of which {STAMPS} has the stamps: restore it"
-        ) from None
-    return _read_pack(part.pack, part.pack_sha256, state.st_mtime_ns, state.st_size, state.st_ino)
+    return _read_pack(part.pack, part.pack_sha256, *_state(part.pack))
 
 
 @functools.lru_cache(maxsize=64)
-def _read_pack(path: Path, sha256: str, *_state: int) -> bytes:
+def _read_pack(path: Path, sha256: str, *state: int) -> bytes:
+    if not state:
+        raise UserError(f"{path} is missing, of which {STAMPS} has the stamps: restore it")
     data = files.read(path)
     digest = hashlib.sha256(data).hexdigest()
     if digest != sha256:
@@ -370,15 +371,15 @@ def _read_pack(path: Path, sha256: str, *_state: int) -> bytes:
     return data
 
 
-@functools.lru_cache(maxsize=64)
-def _rows(pack: Path, data: bytes, kind: str) -> tuple[DataFrame, dict[str, slice]]:
+@functools.lru_cache(maxsize=256)
+def _rows(pack: Path, sha256: str, kind: str, *state: int) -> tuple[DataFrame, dict[str, slice]]:
     """Return all rows of a pack, their values checked, and which of them are each part's, by name.
 
     That no two agree in their key was checked when they were saved: they are the same, says the hash.
     """
     schema = schema_named(kind)
     schema = replace(schema, columns=(PART, *schema.columns), key=())
-    frame = schema.read(files.text_of(data, pack), str(pack))
+    frame = schema.read(files.text_of(_read_pack(pack, sha256, *state), pack), str(pack))
     names = frame["part"].to_numpy(object)
     starts = np.flatnonzero(np.r_[True, names[1:] != names[:-1]])
     ends = [*starts[1:], len(names)]
@@ -387,7 +388,8 @@ def _rows(pack: Path, data: bytes, kind: str) -> tuple[DataFrame, dict[str, slic
 
 
 def _rows_in(part: Part, name: str) -> DataFrame:
-    frame, slices = _rows(part.pack, pack_bytes(part), part.stamp["schema"])
+    state = _state(part.pack)
+    frame, slices = _rows(part.pack, part.pack_sha256, part.stamp["schema"], *state)
     if name not in slices:
         raise UserError(f"{part.pack}: has no rows of {name}, which {STAMPS} lists: restore it")
     rows = frame.iloc[slices[name]]
