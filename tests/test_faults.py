@@ -71,12 +71,13 @@ def as_command(body: str, main: str = 'sys.exit(cli.main(["machine"]))') -> list
         "import sys",
         "from pathlib import Path",
         "from ddlkit import cli",
+        "from ddlkit.cli.command import COMMANDS, Command",
         "here = Path(sys.argv[1])",
         body,
         "def begun(arguments):",
         '    (here / "begun").touch()',
         "    command(arguments)",
-        'cli.COMMANDS["machine"] = cli.Command(begun, "", ())',
+        'COMMANDS["machine"] = Command(begun, "", ())',
         main,
     ]
     return [sys.executable, "-c", "\n".join(parts)]
