@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from ddlkit.papers.dag import STRATEGIES
 from ddlkit.papers.dag import cluster as clusters
-from ddlkit.papers.dag.cluster import CLUSTERS, NETWORKS, Grid, Setting
-from ddlkit.papers.dag.effects import quantities
+from ddlkit.papers.dag.cluster import CLUSTERS, NETWORKS, Grid, Setting, quantities
 from ddlkit.papers.dag.tasks import schedule
 from ddlkit.papers.dag.training import Gpus, period_s, s_sgd
 from ddlkit.papers.search import Stated, settle

@@ -15,13 +15,16 @@ from ddlkit.papers.dag import STRATEGIES, IterationTimes, speedup
 from ddlkit.papers.dag.cluster import (
     BATCH,
     CLUSTERS,
+    DECODERS,
     MACHINES,
     NETWORKS,
     PER_MACHINE,
+    SMALL_BATCHES,
     Grid,
     Setting,
+    bars,
+    quantities,
 )
-from ddlkit.papers.dag.effects import DECODERS, SMALL_BATCHES, bars, quantities
 from ddlkit.papers.dag.training import Gpus, period_s
 from ddlkit.papers.search import SettingSearch, Stated, settle
 from ddlkit.report.claims import claimed, load_claims
