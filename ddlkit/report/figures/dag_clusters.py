@@ -28,7 +28,7 @@ from ddlkit.papers.dag.cluster import (
 from ddlkit.papers.dag.training import Gpus, period_s
 from ddlkit.papers.search import SettingSearch, Stated, settle
 from ddlkit.report.claims import claimed, load_claims
-from ddlkit.report.figures.osf_scaling import Lab
+from ddlkit.report.figures.osf_lab import Lab
 
 STATEMENTS = {
     "K80 server: best efficiency is 95%": "dag-fig02-efficiency",

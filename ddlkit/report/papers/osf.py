@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ddlkit.core.units import GB, MIB
 from ddlkit.papers import networks, osf
-from ddlkit.papers.osf import cluster, gains
+from ddlkit.papers.osf import cluster
 from ddlkit.report import source
 from ddlkit.report.claims import (
     Evidence,
@@ -28,8 +28,8 @@ from ddlkit.report.claims import (
     prose,
     recomputed,
 )
-from ddlkit.report.figures import osf_measured, osf_overhead, osf_ranges, osf_scaling
-from ddlkit.report.figures.osf_overhead import KEYS
+from ddlkit.report.figures import osf_lab, osf_measured, osf_scaling
+from ddlkit.report.figures.osf_lab import KEYS, Lab
 from ddlkit.store import network_named
 
 
@@ -164,9 +164,9 @@ def _compatible_note() -> str:
 
 @lru_cache(maxsize=1)
 def fusion_gains() -> pd.DataFrame:
-    """``gains.over`` all settings that agree with the most of osf's statements on its cluster."""
+    """``gains_over`` all settings that agree with the most of osf's statements on its cluster."""
     found = osf_scaling.setting_search()
-    return gains.over(found.grid, found.most())
+    return cluster.gains_over(found.grid, found.most())
 
 
 @check("osf-fig11-constant-min", "over_constant", "min")
@@ -199,7 +199,7 @@ def _resnet101_grows() -> Result:
 def _vgg_layer_share() -> Result:
     found = osf_scaling.setting_search()
     units, overheads = np.nonzero(found.most().any(axis=(1, 3, 4)))
-    delta_s = found.grid.times["overhead_s"][overheads]
+    delta_s = found.grid.free["overhead_s"][overheads]
     sizes = np.array([sum(layer.tensors) for layer in networks.layers("VGG16")])
     sent_s = osf.update_s(4.0 * sizes, cluster.WORKERS, cluster.NETWORK_BYTES_PER_S)
     messages = np.where(np.array(cluster.UNITS)[units] == "tensor", 2, 1)
@@ -232,14 +232,9 @@ LAB = "in the lab at 1 Gbit/s, recorded layer times waited out, every message ne
 
 
 @lru_cache(maxsize=1)
-def _lab() -> osf_scaling.Lab:
-    return osf_scaling.Lab.load()
-
-
-@lru_cache(maxsize=1)
 def _equal_workers() -> pd.DataFrame:
     """The lab's communication times by phase, of workers that are equally fast."""
-    rows = osf_overhead.phases(_lab())
+    rows = osf_lab.phases(Lab.load())
     return rows[rows["slowest"] == 1]
 
 
@@ -274,7 +269,7 @@ def _busier_link() -> Result:
 
 @check("osf-fig06-falls")
 def _too_long_a_wait() -> Result:
-    runs = _lab().runs[lambda r: r["network"] == "resnet101"]
+    runs = Lab.load().runs[lambda r: r["network"] == "resnet101"]
     factors = (runs["compute_s"] / runs["iteration_s"]).groupby([runs["straggler"], runs["plan"]])
     wide = factors.mean().unstack()
     ratios = wide["buffer:100MB"] / wide["buffer:1GB"]
@@ -285,8 +280,8 @@ def _too_long_a_wait() -> Result:
 def _one_message() -> Result:
     """Where start-ups weigh as much as on the cluster; where they do not the lab loses by it."""
     factors = []
-    for lab in (osf_ranges.regime(), _lab()):
-        found = osf_ranges.fused_in_lab(lab, 4).set_index(["network", "buffer_bytes"])["measured"]
+    for campaign in (source.REGIMES, osf_lab.LAB):
+        found = osf_lab.fused(Lab.load(campaign)).set_index(osf_lab.BUFFERED)["measured"]
         factors.append(percent(found["ResNet101", GB] / found["ResNet101", 0] - 1))
     note = (
         "4 workers over an emulated link, start-ups and bytes over computation as in the setting that fits "
@@ -299,8 +294,7 @@ def _one_message() -> Result:
 @lru_cache(maxsize=1)
 def _errors_in_lab() -> pd.DataFrame:
     """Per case of the lab: errors of osf and csf in %, both with Eq 7, without sign; what osf takes off."""
-    labs = [osf_scaling.Lab.load(name) for name in ("campaign", "campaign-osf")]
-    found = osf_ranges.unfused_in_lab(labs, ring=True).set_index("network")
+    found = osf_lab.unfused([Lab.load("campaign"), Lab.load()]).set_index("network")
     sizes = 100 * found[["OSF printed", "CSF"]].abs().set_axis(["osf", "csf"], axis=1)
     return sizes.assign(reduction=100 * (1 - sizes["osf"] / sizes["csf"]))
 
