@@ -116,7 +116,7 @@ def gaps(audit: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 
 def printed_gains() -> dict[str, tuple[float, float]]:
-    """Return the least and largest gain of adaFusion in % that osf states (Section 4.2), by what it is over."""
+    """Return the least and largest gain of adaFusion in % that osf states, by what it is over."""
     names = {osf_scaling.CONSTANT: "osf-fig11-constant", osf_scaling.RIVAL: "osf-fig11-mgwfbp"}
     return {over: (claimed(f"{name}-min"), claimed(f"{name}-max")) for over, name in names.items()}
 

@@ -9,7 +9,6 @@ from functools import lru_cache
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from ddlkit.core.units import GB, MIB
 from ddlkit.papers import networks, osf
@@ -19,9 +18,11 @@ from ddlkit.report.claims import (
     Evidence,
     Result,
     at_most,
+    by_model,
     check,
     counted,
     measured,
+    over_compatible,
     own,
     paper_table,
     percent,
@@ -66,10 +67,6 @@ def table3() -> pd.DataFrame:
 def _mib(tensors: Sequence[int]) -> float:
     """Size in float32; osf's MB are MiB."""
     return 4 * sum(tensors) / MIB
-
-
-Floats = NDArray[np.float64]
-BDP_BYTES = 45e3
 
 
 @check("osf-sf-example")
@@ -133,33 +130,20 @@ def _size(layers: slice) -> Result:
 @check("osf-fig08-after", "VGG-16 replaced: scaling factor")
 @check("osf-fig08-intro", "VGG-16 replaced: scaling factor")
 def _by_model(statement: str, scale: float = 1, offset: float = 0) -> Result:
-    """The statement's values over all settings that agree with the most *other* statements."""
-    found = osf_scaling.setting_search().without(statement)
-    note = (
-        f"over {found.settings:,} settings, which agree with {found.most} of the {found.others} other "
-        f"statements; those that agree with this one too reach {found.with_it} of them"
-    )
-    low, high = (offset + scale * one for one in (found.low, found.high))
-    return Result(Evidence.MODEL, low, high, note)
+    return by_model(osf_scaling.setting_search(), statement, scale, offset)
 
 
 @check("osf-fig05-allreduce")
 def _allreduce_share() -> Result:
     """Eqs 7 to 16 know neither negotiation nor copies, which can only lower the share."""
-    found = _by_model("ResNet-101: ALLREDUCE share", 100)
-    note = f"at most, as the model has neither negotiation nor copies in memory; {found.note}"
-    return replace(found, low=-math.inf, note=note)
-
-
-LEFT_OPEN = "batch size, c, delta and timeout are not stated"
+    share = _by_model("ResNet-101: ALLREDUCE share", 100)
+    note = f"at most, as the model has neither negotiation nor copies in memory; {share.note}"
+    return replace(share, low=-math.inf, note=note)
 
 
 def _compatible_note() -> str:
-    found = osf_scaling.setting_search()
-    return (
-        f"over {int(found.most().sum()):,} settings, which agree with {found.count.max()} of the "
-        f"{len(found.stated)} statements; {LEFT_OPEN}"
-    )
+    open_ = "batch size, c, delta and timeout are not stated"
+    return f"{over_compatible(osf_scaling.setting_search())}; {open_}"
 
 
 @lru_cache(maxsize=1)
@@ -216,7 +200,7 @@ def _below_bdp() -> Result:
     for capacity in (0, *cluster.BUFFERS):
         sent = [cluster.fused(n, 1.0, capacity, math.inf, "tensor") for n in cluster.FIVE]
         sizes = np.concatenate([plan.group_bytes(work) for work, plan, _ in sent])
-        shares.append(percent(float(np.mean(sizes < BDP_BYTES))))
+        shares.append(percent(float(np.mean(sizes < 45e3))))
     note = (
         "of all five networks' messages, over buffers from none to 1 GB: which buffers and networks are "
         "meant is not stated. Without fusion VGG-16 alone has 17/32 = 53.1%"
