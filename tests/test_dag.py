@@ -18,7 +18,7 @@ from ddlkit.core.link import Link
 from ddlkit.core.plan import make_plan
 from ddlkit.core.timeline import KINDS
 from ddlkit.core.workload import Workload
-from ddlkit.papers import dag, networks, osf
+from ddlkit.papers import dag
 from ddlkit.papers.dag.tasks import TaskGraph, schedule
 from ddlkit.papers.dag.training import (
     ONE_AFTER_THE_OTHER,
@@ -84,19 +84,6 @@ def test_slack_is_what_a_task_may_be_late(graph: TaskGraph, data: st.DataObject)
     assert replace(graph, duration_s=late).longest_path_s == pytest.approx(longest, rel=1e-9)
     late[task] += 1.0
     assert replace(graph, duration_s=late).longest_path_s == pytest.approx(longest + 1, rel=1e-9)
-
-
-@given(graphs(), st.data())
-def test_less_work_and_fewer_edges_never_lengthen_the_longest_path(
-    graph: TaskGraph, data: st.DataObject
-) -> None:
-    shorter = graph.duration_s * data.draw(
-        st.lists(st.floats(0, 1), min_size=graph.n, max_size=graph.n).map(np.array)
-    )
-    assert replace(graph, duration_s=shorter).longest_path_s <= graph.longest_path_s
-    kept = np.array(data.draw(st.lists(st.booleans(), min_size=40, max_size=40)))
-    fewer = graph.edges[kept[: len(graph.edges)]]
-    assert replace(graph, edges=fewer).longest_path_s <= graph.longest_path_s
 
 
 # ---------------------------------------------------------------- schedules
@@ -239,29 +226,6 @@ def test_eq_5_repaired_is_the_schedule_of_equal_gpus(
     assert np.all(ends >= lower * (1 - 1e-12)) and np.all(ends <= lower + started + 1e-9)
 
 
-def test_eq_3_is_not_reached_by_figure_1_nor_by_a_shared_disk() -> None:
-    """Disk and copy work side by side: of the same GPU (errata 3), or of another one."""
-    slow = replace(FIGURE_1, io_s=20.0, h2d_s=20.0)
-    assert dag.wait_free_iteration_s(updated(slow)) == 40
-    assert schedule(s_sgd(slow, EQ_5, iterations=4)).period_s == 40
-    assert schedule(s_sgd(slow, CAFFE, iterations=4)).period_s == 20
-    assert dag.wait_free_iteration_s(updated(replace(slow, io_s=40.0))) == 60
-    assert schedule(s_sgd(slow, EQ_5, Gpus(1, 2), iterations=9)).period_s == 40
-
-
-def test_ten_iterations_of_resnet_152_on_64_gpus_take_what_the_closed_form_says() -> None:
-    n_bytes = 4.0 * np.array(networks.parameters("ResNet152"))
-    layers, rate = len(n_bytes), 12.5e9
-    sent_s = np.asarray(osf.update_s(n_bytes, 64, rate, overhead_s=2e-5))
-    layer_s = np.full(layers, 0.05 / layers)
-    times = dag.IterationTimes(1e-3, 1e-3, layer_s, 2 * layer_s, sent_s, 1e-3)
-    graph = s_sgd(times, CAFFE, Gpus(8, 8), iterations=10)
-    assert graph.n == 10 * sum(dag.iteration_tasks(layers, 64).values())
-    found = schedule(graph)
-    assert found.period_s == pytest.approx(dag.iteration_s(updated(times), CAFFE))
-    assert found.order.size == graph.n
-
-
 # ---------------------------------------------------------------- what if
 
 
@@ -275,21 +239,6 @@ def test_what_limits_follows_the_change() -> None:
     limits = found.after.limits()
     assert list(limits) == ["gpu", "link"] and limits["link"] == pytest.approx(1.5 / 11)
     assert sum(limits.values()) == pytest.approx(1)
-
-
-@given(iterations(), st.sampled_from(sorted(ALL)), st.integers(1, 3), st.integers(3, 5))
-def test_the_stretches_of_a_critical_path_are_an_iteration_of_it(
-    times: dag.IterationTimes, name: str, gpus: int, count: int
-) -> None:
-    """All of it for one iteration; of several, the last but one alone."""
-    once = schedule(s_sgd(times, ALL[name], Gpus(1, gpus)))
-    assert sum(once.stretches().values()) == pytest.approx(once.duration_s, rel=1e-9)
-    found = schedule(s_sgd(times, ALL[name], Gpus(1, gpus), iterations=count))
-    path, graph = np.array(found.critical_path), found.graph
-    mine = path[graph.iteration[path] == count - 2]
-    assert sum(found.stretches().values()) == pytest.approx(graph.duration_s[mine].sum(), rel=1e-9)
-    told = {stretch.partition(" ")[0] for stretch in found.stretches()}
-    assert told == {KINDS[kind] for kind in graph.kind[mine]}
 
 
 def test_a_straggler_delays_all_and_a_message_hides_a_shorter_layer() -> None:
@@ -319,18 +268,6 @@ def test_a_task_off_the_critical_path_may_take_its_slack_longer(
     assert within == pytest.approx(found.duration_s, rel=1e-9)
     late[task] += 1.0 + 0.001 * slack_s
     assert schedule(replace(graph, duration_s=late)).duration_s > found.duration_s + 0.99
-
-
-@settings(deadline=None, max_examples=30)
-@given(iterations(), st.floats(1, 10), st.integers(0, 3), st.sampled_from(sorted(ALL)))
-def test_a_straggler_is_never_faster(
-    times: dag.IterationTimes, factor: float, rank: int, name: str
-) -> None:
-    if ALL[name].one_buffer:  # there a later task can let others pass (Graham's anomaly)
-        return
-    graph = s_sgd(times, ALL[name], Gpus(1, 4), iterations=3)
-    found = what_if(graph, [(f"rank:{rank}", factor)])
-    assert found.after.duration_s >= found.before.duration_s * (1 - 1e-12)
 
 
 @settings(deadline=None, max_examples=30)

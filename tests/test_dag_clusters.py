@@ -83,17 +83,6 @@ def test_the_clusters_are_those_of_table_2_and_of_the_text() -> None:
     assert backward_us / 1e6 == pytest.approx(clusters.ALEXNET_BACKWARD_S, rel=1e-9)
 
 
-def test_eleven_of_fourteen_effects_go_together() -> None:
-    found = dag_clusters.setting_search()
-    assert len(found.stated) == 14 and not found.fits_all()
-    assert all(holds.any() for holds in found.holds)  # though each is met somewhere
-    assert (found.count.max(), found.most().sum()) == (11, 4174)
-    pairs = {frozenset(pair) for pair in found.conflicts().to_numpy().tolist()}
-    decoding, messages = "K80 server: decoding spoils AlexNet", "V100 server: messages limit"
-    assert {frozenset((decoding, messages))} < pairs
-    assert {frozenset((decoding, "K80 cluster: none scales AlexNet well"))} < pairs
-
-
 @pytest.mark.parametrize("campaign", ["campaign", dag_clusters.LAB])
 def test_in_the_lab_the_dag_gives_the_speedups_of_three_networks(campaign: str) -> None:
     """Beside the paper's average errors: 9.4, 4.7 and 4.6%."""

@@ -85,13 +85,6 @@ def test_a_measurement_made_by_the_model_has_its_phases() -> None:
         assert np.allclose(part["measured"], part["model"], atol=1e-4)
 
 
-def test_scaling_factors_made_by_the_model_have_no_error() -> None:
-    found = osf_lab.replaced(made())
-    assert list(found["network"]) == ["VGG16", "VGG16 replaced"]
-    assert found["error"].abs().max() < 1e-9 and found["repeatability"].max() == 0
-    assert (found["csf"] <= found["model"] + 1e-12).all()
-
-
 def test_twins_are_what_was_replayed_both_ways() -> None:
     found = osf_lab.twins(made())
     assert list(found["negotiated"]) == [False, True]
@@ -115,15 +108,6 @@ def test_compatible_settings_are_those_with_the_most_statements_best_first() -> 
     assert all(
         one.unit == unit for unit, own in zip(cluster.UNITS, by_unit, strict=True) for one in own
     )
-
-
-def test_a_range_holds_every_compatible_setting() -> None:
-    frame = osf_scaling.over(osf_scaling.fig04, KEYS).set_index(KEYS)
-    assert (frame["model_low"] <= frame["model"]).all()
-    assert (frame["model"] <= frame["model_high"]).all()
-    for one in osf_scaling.compatible()[::37]:
-        own = osf_scaling.fig04(one).set_index(KEYS)["model"]
-        assert (own >= frame["model_low"]).all() and (own <= frame["model_high"]).all()
 
 
 def test_formulas_are_exact_where_they_hold() -> None:

@@ -37,16 +37,6 @@ def recorded() -> list[figures.Parts]:
     return list(figures.parts().values())
 
 
-def test_a_jpeg_is_near_the_picture_that_it_is_of(tmp_path: Path) -> None:
-    """At its full size nothing is shrunk; chroma is coarser in a JPEG, so greys are compared."""
-    shape = inputs.Shape(48, 48, quality=95)
-    (path,) = inputs.stored(tmp_path, shape, 1)
-    jpeg = inputs.prepared(path.read_bytes(), 48).numpy()
-    picture = inputs.drawn(shape, 1)[0].transpose(2, 0, 1).astype(np.float32) / 64 - 2
-    assert jpeg.shape == picture.shape
-    assert np.corrcoef(picture.mean(axis=0).ravel(), jpeg.mean(axis=0).ravel())[0, 1] > 0.98
-
-
 def test_cold_reads_come_from_the_disk_and_times_are_of_a_batch(measured: Path) -> None:
     table = store.load_table(measured, "inputs")
     assert set(zip(table["quantity"], table["how"], strict=True)) == {

@@ -33,18 +33,6 @@ def mergings(draw: st.DrawFn) -> tuple[omgs.Instance, np.ndarray]:
     return instance, np.array([False, *flags[1:]])
 
 
-def test_eq_1_is_a_step_against_the_gradient() -> None:
-    assert omgs.sgd_step([1.0, 2.0], [0.5, -1.0], 0.1) == pytest.approx([0.95, 2.1])
-
-
-@given(instances())
-def test_eqs_2_and_3_end_backward_together(instance: omgs.Instance) -> None:
-    begun = omgs.backward_start_s(instance.forward_s, instance.backward_s)
-    assert begun[-1] == pytest.approx(instance.forward_s, abs=1e-12)
-    whole = omgs.sgd_iteration_s(instance.forward_s, instance.backward_s)
-    assert begun[0] + instance.backward_s[0] == pytest.approx(whole)
-
-
 @given(instances())
 def test_merging_all_layers_is_topk_sgd(instance: omgs.Instance) -> None:
     everything = np.arange(instance.layers) > 0
@@ -147,14 +135,3 @@ def test_the_audit_is_reproducible_and_nothing_beats_the_optimum() -> None:
         table = audit.summary(first)
         assert table["planner"].tolist() == [*audit.SPARSE]
         assert (table["worst_gap"] >= table["mean_gap"]).all()
-
-
-@pytest.mark.parametrize(
-    ("selection", "holds"), [("density_log", True), ("log", True), ("scan", False)]
-)
-def test_two_layers_are_merged_optimally_where_the_premise_holds(
-    selection: str, holds: bool
-) -> None:
-    draw = audit.sparse_draw(selection, range(2, 3))
-    drawn = audit.random_audit(draw, ("omgs", "omgs:theorem"), 60, seed=1)
-    assert (drawn["gap"].max() <= audit.OPTIMAL) == holds

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ddlkit.report.claims import paper_table, recomputed, symbols
+from ddlkit.report.claims import paper_table, symbols
 from ddlkit.report.papers import dag, omgs, osf, sharing
 
 
@@ -40,12 +40,6 @@ def test_a_rendered_table_holds_all_that_was_printed(paper: str, number: int) ->
         pd.testing.assert_series_equal(
             shown[f"{column}_difference"], expected, check_names=False, obj=column
         )
-
-
-def test_what_was_computed_stands_after_what_was_printed() -> None:
-    frame = recomputed(pd.DataFrame({"a": [2.0, 4.0], "b": [1, 1]}), a=[3.0, 4.0])
-    assert list(frame) == ["a", "a_computed", "a_difference", "b"]
-    assert frame["a_difference"].tolist() == [0.5, 0.0]
 
 
 @pytest.mark.parametrize(("paper", "name"), SYMBOLS)
