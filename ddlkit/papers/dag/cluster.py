@@ -290,7 +290,7 @@ def _most(values: Iterable[Any]) -> Any:
 def _ratios(found: Bars, networks: Iterable[str]) -> Any:
     """Least efficiency of Fig 2 with K80 over that with V100, of four frameworks."""
     cases = product(networks, STRATEGIES)
-    return _least(found[2, "K80", *case] / found[2, "V100", *case] for case in cases)
+    return _least(found[(2, "K80", *case)] / found[(2, "V100", *case)] for case in cases)
 
 
 def _one_server(found: Bars) -> dict[str, Any]:

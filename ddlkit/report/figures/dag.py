@@ -1,4 +1,4 @@
-"""dag's figure 1 as numbers, its trace and what changes it; and its graph beside training that reads pictures.
+"""dag's figure 1 as numbers, its trace and what changes it; and its graph beside training on pictures.
 
 Of the latter this was fixed before anything was recorded: a prediction is the time between updates in the
 middle of the schedule, where loaders are as far ahead as they will be; the parts are medians; a case's error
@@ -33,7 +33,7 @@ FIXED = 10.0
 FOLDER = "input"
 """Where a session leaves what it measures of the input, in its directory."""
 MOST = 0.094
-"""What a network's mean error should not exceed, AlexNet's of dag V-D; set on 2026-11-22, before recording."""
+"""What a network's mean error should not exceed, AlexNet's of dag V-D; set before it was recorded."""
 ENDS, ITERATIONS = 5, 20
 CASE = ["network", "batch", "ranks", "link", "stored", "ahead", "sends"]
 

@@ -42,9 +42,10 @@ TEXT_FROM = 5
 def fig03(trained: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return held-out scores by epoch of each network, method and seed; of several lengths the longest.
 
-    trained : table ``sparse_convergence``, of every machine that has one by default. A training that serves several methods, whose plans are the same,
-    stands here once for each; one with a schedule is omgs's. ``value`` is what is drawn; ``sends``: how
-    often, so far, each element would have been sent if all were sent equally often; NaN with a schedule.
+    trained : table ``sparse_convergence``, of every machine that has one by default. A training that serves
+    several methods, whose plans are the same, stands here once for each; one with a schedule is omgs's.
+    ``value`` is what is drawn; ``sends``: how often, so far, each element would have been sent if all were
+    sent equally often; NaN with a schedule.
     """
     if trained is None:
         machines = source.recordings("sparse_convergence").values()

@@ -180,12 +180,16 @@ for _statement, _claim in dag_clusters.STATEMENTS.items():
     check(_claim, _statement, _claim)(_by_model)
 
 
+def _compatible_note() -> str:
+    return over_compatible(dag_clusters.setting_search())
+
+
 @check("dag-v100-speed")
 def _v100_over_k80() -> Result:
     alexnet = dag_clusters.compatible().alexnet_speedup
     note = (
         f"of ResNet-50 {LIKE_RESNET:.3g}, by the printed backward times; of AlexNet {alexnet.min():.3g} to "
-        f"{alexnet.max():.3g}, {over_compatible(dag_clusters.setting_search())}; which network is meant is not stated"
+        f"{alexnet.max():.3g}, {_compatible_note()}; which network is meant is not stated"
     )
     return Result(Evidence.MODEL, LIKE_RESNET, float(alexnet.max()), note)
 
@@ -197,7 +201,7 @@ def _merged() -> Result:
     start_s, per_byte = dag_clusters.compatible().message("V100", "Caffe-MPI", whole)
     sizes = layer_bytes("ResNet-50")
     ratio = (len(sizes) * start_s + sizes.sum() * per_byte) / (start_s + sizes.sum() * per_byte)
-    note = f"ResNet-50 in one message over one a layer, {over_compatible(dag_clusters.setting_search())}"
+    note = f"ResNet-50 in one message over one a layer, {_compatible_note()}"
     return Result(Evidence.MODEL, float(ratio.min()), float(ratio.max()), note)
 
 
