@@ -159,7 +159,7 @@ def fig11(campaign: Source) -> tuple[Figure, pd.DataFrame]:
     drawn = {ADAFUSION: (np.full(len(cases), np.nan),) * 2, **_gains(lab, cases)}
     plots.intervals(axes[1, 1], labels, drawn, label="gain over that buffer [%]", legend="")
     plots.heading(axes[1, 1], "replayed")
-    plots.shared_legend(figure, *figure.axes)
+    osf_panels.legend(figure, figure.axes)
     own = gains[(gains["planner"] == ADAFUSION) & (gains["over"] == osf_scaling.CONSTANT)]
     most, least = 100 * own["gain_high"].max(), printed[osf_scaling.CONSTANT][0]
     said = f"adaFusion gains {most:.0f}% over 100 MB at most; the paper prints {least:g}% at least"
@@ -267,8 +267,8 @@ def omgs_fig02(
     )
     plots.cost_fit(axes[0], *(one.fit for one in selecting.values()), density=DENSITY)
     axes[1].plot(few, 1e3 * lines[f"code_{nodes}_s"], label=f"code, {nodes} nodes", **thin)
-    shape = {"size": 4, "label": f"authors' code, {NODES} nodes"}
-    plots.points(axes[1], few, 1e3 * lines[f"code_{NODES}_s"], "paper", **shape)
+    label, of_16_s = f"authors' code, {NODES} nodes", 1e3 * lines[f"code_{NODES}_s"]
+    plots.points(axes[1], few, of_16_s, "paper", size=4, label=label)
     plots.cost_fit(axes[1], *gathering, names=[one.form for one in gathering])
     names = f"torch.topk at a density of {DENSITY:g}", f"all-gather among {known.cost.workers}"
     for ax, name in zip(axes, names, strict=True):

@@ -72,7 +72,7 @@ def stated() -> tuple[Stated, ...]:
 
 
 @lru_cache(maxsize=1)
-def setting_search() -> SettingSearch[Grid]:
+def setting_search() -> SettingSearch:
     """All settings of the grid against ``stated()``."""
     grid = Grid()
     return settle(stated(), grid, quantities(grid.settings()))

@@ -20,7 +20,7 @@ from ddlkit.model.calibration import undisturbed
 from ddlkit.papers import networks, osf
 from ddlkit.report import plots
 from ddlkit.report.claims import claimed, prose
-from ddlkit.report.figures.osf_panels import say
+from ddlkit.report.figures.osf_panels import legend, say
 from ddlkit.report.plots.style import look, theme
 
 Floats = NDArray[np.float64]
@@ -97,7 +97,7 @@ def draw09(frame: pd.DataFrame) -> Figure:
             ax.set_xticks([tick for tick in ax.get_xticks() if 0 <= tick <= epochs])
         plots.heading(ax, title)
         ax.set_ylabel("loss / ln(classes)" if ax is axes[0] else "")
-    plots.shared_legend(figure, *axes)
+    legend(figure, axes)
     last = frame[(frame["epoch"] == epochs) & (frame["measured_on"] == "running")]
     means = last.groupby("network", sort=False)["share_of_guess"].mean()
     said = ", ".join(f"{name} {f'{m:.2g}' if m > LEAST else '~0'}" for name, m in means.items())

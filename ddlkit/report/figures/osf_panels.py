@@ -6,7 +6,7 @@ names that begin so are columns of printed values. Titles state what the numbers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,14 @@ def say(ax: Axes, x: float, y: float, text: str, points: tuple[float, float], **
     ax.annotate(text, (x, y), points, textcoords="offset points", **{"ha": "center"} | words | side)
 
 
+def legend(figure: Figure, axes: Iterable[Axes], columns: int = 4) -> None:
+    """Name what stands on any of the axes, once, below all panels: above them stands the title."""
+    named: dict[str, Any] = {}
+    for ax in axes:
+        named |= dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True))
+    figure.legend(named.values(), named, loc="outside lower left", ncols=columns)
+
+
 # -- scaling factors ---------------------------------------------------------------------------------
 
 
@@ -117,10 +125,13 @@ def draw03(frame: pd.DataFrame) -> Figure:
     drawn = {name: (spread[name, "min"], spread[name, "max"]) for name in printed}
     cases, label = [spelled(name) for name in order], "error against the measured factor [%]"
     plots.intervals(axes[2], cases, drawn, label=label, printed=printed, legend="")
+    for ax, name in ((axes[1], "CSF"), (axes[2], "CSF"), (axes[2], "OSF printed")):
+        low, high = printed[name]  # sizes, of either sign
+        ax.axvspan(-high, -low, color=look(name).color, alpha=0.16, linewidth=0, zorder=0)
     plots.heading(axes[0], "(a) cluster, all settings that fit")
     plots.heading(axes[1], "(b) CSF there; shaded: size of the errors that the paper prints")
     plots.heading(axes[2], f"(c) lab, {len(lab)} replayed cases")
-    plots.shared_legend(figure, *axes)
+    legend(figure, axes)
     there = lab["network"].str.endswith(EXPENSIVE)
     dear, cheap = (
         f"{errors.min():+.0%} to {errors.max():+.0%}"
@@ -155,16 +166,16 @@ def draw04(frame: pd.DataFrame, formulas: Sequence[str]) -> Figure:
         gains[network] = wide["model"].max() / wide["model"].iloc[0] - 1
         if wide["paper_low"].notna().any(axis=None):
             label = f"paper: SF off CSF by {model['paper_error'].max():.1%} at most"
-            ends = (wide[f"paper_{end}"]["CSF"] for end in ("low", "high"))
-            plots.ribbon(ax, wide.index, *ends, "paper", ["paper"], label=label)
-        ends, label = (wide[f"model_{end}"]["simulated"] for end in ("low", "high")), "all that fit"
-        plots.ribbon(ax, wide.index, *ends, "simulated", shown, label=f"simulated, {label}")
+            low, high = (wide[f"paper_{end}"]["CSF"] for end in ("low", "high"))
+            plots.ribbon(ax, wide.index, low, high, "paper", ["paper"], label=label)
+        low, high = (wide[f"model_{end}"]["simulated"] for end in ("low", "high"))
+        plots.ribbon(ax, wide.index, low, high, "simulated", shown, label="simulated, all that fit")
         plots.lines(ax, wide["model"][shown], xlabel="buffer [MB]", ylabel="", log="x", legend="")
         _marked(ax, rows[rows["buffer_bytes"] > 0])
         plots.heading(ax, spelled(network))
         ax.set_ylim(0, 1.05)
     axes[0].set_ylabel("scaling factor")
-    plots.shared_legend(figure, *axes)
+    legend(figure, axes)
     simulated, printed = (gains["ResNet101"][name] for name in ("simulated", "OSF printed"))
     found = f"the best buffer gains {simulated:.0%} as simulated, {printed:.0%} by the printed"
     plots.title(figure, f"{spelled('ResNet101')}: {found} equations")
@@ -237,7 +248,7 @@ def draw06(frame: pd.DataFrame) -> Figure:
         names = ["none", "0.01", "1", "100", "1000"]
         bottom.set_xticks([NO_FUSION_MB, 0.01, 1, 100, 1000], names)
         plots.heading(top, spelled(network))
-    plots.shared_legend(figure, *axes[1])
+    legend(figure, axes[1])
     gained = {name: f"{change:+.0%}" for name, change in changes(frame, "ResNet101").items()}
     plots.title(
         figure,
@@ -284,7 +295,7 @@ def draw08(frame: pd.DataFrame) -> Figure:
         ax.set_ylim(0, 1.05)
         plots.heading(ax, name)
     axes[0].set_ylabel("scaling factor")
-    plots.shared_legend(figure, *axes)
+    legend(figure, axes)
     end = frame[(frame["network"] == REPLACED) & frame["paper"].notna()].set_index("quantity")
     ours = f"{end['model']['OSF']:.2f} with overlap, {end['model']['CSF']:.2f} by CSF"
     paper = f"paper {end['paper'].iloc[0]:g} and {end['paper_section_1'].iloc[0]:g}"
@@ -347,13 +358,13 @@ def draw05(frame: pd.DataFrame) -> Figure:
         plots.heading(ax, f"{spelled(network)}, {PLACES['measured']}")
     for ax in axes[:, 0]:
         ax.set_ylabel("share of communication [%]")
-    plots.shared_legend(figure, *axes[0])
+    legend(figure, axes[0])
     shares = _of(model, network="ResNet101", slowest=slow, phase="NEGOTIATE")
     first, *_, last = shares.set_index("workers")["model"].items()
     plots.title(
         figure,
-        f"{spelled('ResNet101')} by model, one worker takes {slow:g} times as long: NEGOTIATE is "
-        f"{first[1]:.0%} of communication among {first[0]} workers, {last[1]:.0%} among {last[0]}",
+        f"One worker takes {slow:g} times as long: NEGOTIATE is {first[1]:.0%} of "
+        f"{spelled('ResNet101')}'s communication among {first[0]}, {last[1]:.0%} among {last[0]} (model)",
     )
     return figure
 
@@ -402,7 +413,7 @@ def draw07(frame: pd.DataFrame) -> Figure:
                 plots.points(ax, [ax.get_xticks()[-1]], [100 * rows[paper].max()], "paper", size=6)
     for ax in axes[:, 0]:
         ax.set_ylabel("communication [% of unfused]")
-    plots.shared_legend(figure, *axes[0])
+    legend(figure, axes[0])
     plots.title(
         figure,
         f"A buffer exchanges ALLREDUCE for WAIT: 1 GB changes communication on the cluster by "
