@@ -78,11 +78,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 TOGETHER = {
-    "searches": "book errata_osf figures_osf figures_osf_ranges planners_osf verdicts",
+    "searches": "book errata_osf figures_osf planners_osf verdicts",
     "clusters": "clusters clusters_abci clusters_cs336 clusters_predicted clusters_vidur",
 }
 """Files that need the same searches, verdicts or predictions: what a process does once for all of them."""
-APART = {"notebooks"}
+APART: set[str] = set()
 """Files whose tests share nothing but files: workers may have a parameter each, with all tests of it."""
 
 

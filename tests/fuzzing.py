@@ -114,7 +114,6 @@ CAMPAIGN: dict[str, Any] = {
     **{"rates": "1gbit", "plans": ["none", "ddp"], "compute_s": [0.2]},
 }
 YAML = """rounds: 1
-repeat: {cases: 2, rounds: 3}
 calibration: quick
 plans: &plans [none, "buffer:4MB"]
 grids:
