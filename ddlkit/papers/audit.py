@@ -138,8 +138,6 @@ def sweep() -> pd.DataFrame:
 
 # -- sparsified messages (omgs) ------------------------------------------------------------------
 
-SPARSE = ("single", "none", "mgs:8192", "omgs", "omgs:theorem", "omgs:code")
-"""TopK-SGD, LAGS-SGD, MGS-SGD, Algorithm 1, Eq 25 for all layers at once, and the published code's rule."""
 WORKERS, DENSITY = 16, 0.001
 BANDWIDTH_BYTES_PER_S = 320e9
 """Of a GPU's memory, as a card with GDDR5X of 2017 has it: what a scan of the tensor is limited by."""

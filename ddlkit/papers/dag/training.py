@@ -11,13 +11,11 @@ a copy engine of its own. Decoding is a task only where it takes time: Fig 1 has
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration
@@ -87,25 +85,6 @@ class Gpus:
         return (*names, "link", "gpu all"), {"cpu": numbers["gpu"], **numbers}
 
 
-class _Numbers(NamedTuple):
-    """Numbers of the tasks of one iteration: those of a rank (R,), of its layers (L, R), messages (G,)."""
-
-    io: Ints
-    decode: Ints
-    h2d: Ints
-    forward: Ints
-    backward: Ints
-    sent: Ints
-    update: Ints
-
-    @classmethod
-    def of(cls, layers: int, messages: int, gpus: int, decodes: bool) -> _Numbers:
-        sizes = [gpus, decodes * gpus, gpus, layers * gpus, layers * gpus, messages, 1]
-        parts = cls(*np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]))
-        forward, backward = (one.reshape(layers, gpus) for one in (parts.forward, parts.backward))
-        return parts._replace(forward=forward, backward=backward)
-
-
 def s_sgd(
     times: IterationTimes,
     strategy: Strategy,
@@ -137,81 +116,76 @@ def s_sgd(
             f"a plan of {ends[-1]} layers in {len(ends)} messages does not fit {layers} layers with "
             f"{messages} times of communication"
         )
-    decode_s = decode_s if strategy.decodes_on_cpu else 0.0
-    numbers = _Numbers.of(layers, messages, gpus.n, decode_s > 0)
-    n = int(numbers.update[0]) + 1
-    offsets = n * np.arange(iterations)[:, None, None]
-    within = _edges(numbers, ends, strategy) + offsets
-    lag = 1 + strategy.batches_ahead
-    fetched = [_pairs(numbers.update, numbers.io) + [0, lag * n] + offsets[:-lag]] * (lag > 1)
-    between = [_edges_between(numbers, strategy) + [0, n] + offsets[:-1], *fetched]
     names, held = gpus.resources()
-    columns = _columns(times, decode_s, numbers, held, layers - ends + 1)
-    tiled: dict[str, Any] = {name: np.tile(one, iterations) for name, one in columns.items()}
+    decode_s = decode_s if strategy.decodes_on_cpu else 0.0
+    rows, within, between, fetched = _one_iteration(times, strategy, ends.tolist(), held, decode_s)
+    lag, n = 1 + strategy.batches_ahead, len(rows)
+    offsets = n * np.arange(iterations)[:, None, None]
+    edges = (
+        within + offsets,
+        between + [0, n] + offsets[:-1],
+        fetched + [0, lag * n] + offsets[:-lag],
+    )
+    kind, resource, duration_s, rank, layer = np.tile(rows, (iterations, 1)).T
     return TaskGraph(
-        resources=names,
+        names,
+        kind,
+        resource,
+        duration_s,
+        rank,
+        layer,
         iteration=np.repeat(np.arange(iterations), n),
-        edges=np.concatenate([one.reshape(-1, 2) for one in (within, *between)]),
-        **tiled,
+        edges=np.concatenate([each.reshape(-1, 2) for each in edges]),
     )
 
 
-def _columns(
+def _one_iteration(
     times: IterationTimes,
-    decode_s: float,
-    numbers: _Numbers,
+    strategy: Strategy,
+    ends: Sequence[int],
     held: Mapping[str, Ints],
-    sent_layer: Ints,
-) -> dict[str, NDArray[Any]]:
-    """kind, resource, duration_s, rank and layer of the tasks of one iteration."""
-    layers, ranks = np.arange(1, len(times.backward_s) + 1)[:, None], np.arange(len(numbers.io))
-    rows: dict[str, tuple[Ints, Any, Any]] = {
-        "io": (held["disk"], times.io_s, 0),
-        "decode": (held["cpu"], decode_s, 0),
-        "h2d": (held["copy"], times.h2d_s, 0),
-        "forward": (held["gpu"], times.forward_s[:, None], layers),
-        "backward": (held["gpu"], times.backward_s[::-1, None], layers[::-1]),
-        "all_reduce": (held["link"], times.communication_s[::-1], sent_layer),
-        "update": (held["all"], times.update_s, 0),
-    }
-    names = ("kind", "resource", "duration_s", "rank", "layer")
-    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
-    for task, (kind, (resource, seconds, layer)) in zip(numbers, rows.items(), strict=True):
-        of_rank = -1 if kind in ("all_reduce", "update") else ranks
-        values = (KINDS.index(kind), resource, seconds, of_rank, np.where(layer, layer, -1))
-        for name, value in zip(names, values, strict=True) if task.size else ():
-            columns[name].append(np.broadcast_to(value, task.shape).ravel())
-    return {name: np.concatenate(parts) for name, parts in columns.items()}
+    decode_s: float,
+) -> tuple[Floats, Ints, Ints, Ints]:
+    """(n, 5) kind, resource, duration_s, rank and layer of its tasks, and three times (m, 2) edges.
 
+    Those within it; to the next, where a strategy waits; and to that before which a batch is fetched.
+    """
+    rows: list[tuple[float, ...]] = []
+    edges: list[tuple[int, int]] = []
+    layers = range(len(times.backward_s))
 
-def _pairs(before: Ints, after: Ints) -> Ints:
-    """(m, 2) edges between tasks, of which one of either may belong to many of the other."""
-    return np.column_stack([side.ravel() for side in np.broadcast_arrays(before, after)])
+    def add(kind: str, resource: str, seconds: float, layer: int, before: Sequence[int]) -> Any:
+        """A task a rank, after that rank's one of ``before``."""
+        numbers = range(len(rows), len(rows) + len(held["gpu"]))
+        place, code = held[resource], KINDS.index(kind)
+        rows.extend((code, place[rank], seconds, rank, layer) for rank in range(len(numbers)))
+        edges.extend(zip(before, numbers, strict=False))
+        return numbers
 
-
-def _edges(numbers: _Numbers, ends: Ints, strategy: Strategy) -> Ints:
-    """(m, 2) edges within an iteration; a message waits for its last layer, or for all of backward."""
-    fetched = [one for one in numbers[:3] if one.size]
-    lines = [*fetched, *numbers.forward, *numbers.backward]
-    ready = numbers.backward[ends - 1 if strategy.sends_during_backward else np.full_like(ends, -1)]
-    return np.concatenate(
-        [
-            *[_pairs(one, next_) for one, next_ in itertools.pairwise(lines)],
-            _pairs(ready, numbers.sent[:, None]),
-            _pairs(numbers.sent, numbers.update),
-        ]
-    )
-
-
-def _edges_between(numbers: _Numbers, strategy: Strategy) -> Ints:
-    """(m, 2) edges from an iteration to the next, numbered as within one: where a strategy waits."""
-    waits = [(numbers.io, numbers.io, True), (numbers.update, numbers.forward[0], True)]
-    waits += [
-        (numbers.update, numbers.io, not strategy.reads_ahead),
-        (numbers.update, numbers.h2d, not strategy.copies_ahead),
-        (numbers.h2d, numbers.io, strategy.one_buffer),
-    ]
-    return np.concatenate([_pairs(before, after) for before, after, there in waits if there])
+    io = fetched = add("io", "disk", times.io_s, -1, ())
+    if decode_s:
+        fetched = add("decode", "cpu", decode_s, -1, io)
+    h2d = add("h2d", "copy", times.h2d_s, -1, fetched)
+    lines = [h2d]
+    for k in layers:
+        lines.append(add("forward", "gpu", times.forward_s[k], k + 1, lines[-1]))
+    for k in reversed(layers):
+        lines.append(add("backward", "gpu", times.backward_s[k], k + 1, lines[-1]))
+    update = len(rows) + len(ends)
+    for end, seconds in zip(ends, times.communication_s[::-1], strict=True):
+        ready = lines[len(layers) + end if strategy.sends_during_backward else -1]
+        edges += [*((task, len(rows)) for task in ready), (len(rows), update)]
+        rows.append(
+            (KINDS.index("all_reduce"), held["link"][0], seconds, -1, len(layers) - end + 1)
+        )
+    rows.append((KINDS.index("update"), held["all"][0], times.update_s, -1, -1))
+    waits = [*zip(io, io, strict=True), *((update, task) for task in lines[1])]
+    waits += [(update, task) for task in io if not strategy.reads_ahead]
+    waits += [(update, task) for task in h2d if not strategy.copies_ahead]
+    waits += [*zip(h2d, io, strict=True)] if strategy.one_buffer else []
+    ahead = [(update, task) for task in io if strategy.batches_ahead]
+    within, between, last = (np.array(e, np.int64).reshape(-1, 2) for e in (edges, waits, ahead))
+    return np.array(rows), within, between, last
 
 
 def period_s(
