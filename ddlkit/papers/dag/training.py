@@ -126,12 +126,9 @@ def s_sgd(
         between + [0, n] + offsets[:-1],
         fetched + [0, lag * n] + offsets[:-lag],
     )
-    return TaskGraph(
-        names,
-        *np.tile(rows, (iterations, 1)).T,  # kind, resource, duration_s, rank, layer
-        iteration=np.repeat(np.arange(iterations), n),
-        edges=np.concatenate([each.reshape(-1, 2) for each in edges]),
-    )
+    numbers = np.repeat(np.arange(iterations), n), np.concatenate([e.reshape(-1, 2) for e in edges])
+    kind, resource, duration_s, rank, layer = np.tile(rows, (iterations, 1)).T
+    return TaskGraph(names, kind, resource, duration_s, rank, layer, *numbers)
 
 
 def _one_iteration(
