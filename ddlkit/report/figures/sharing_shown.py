@@ -178,7 +178,7 @@ def controls(here: Recording | None) -> pd.DataFrame:
         columns=["level", "control", "outcome", "reason", "read_back"], fill_value=""
     )
     names = table["control"]
-    asked = "|".join(sharing_measured.ASKED)
+    asked = "NCCL_MIN_CTAS|NCCL_MAX_CTAS|NCCL_NTHREADS"
     table = table[~names.str.startswith("NCCL_") | names.str.contains(asked)]
     rows = []
     for (level, outcome, reason, back), group in table.groupby(

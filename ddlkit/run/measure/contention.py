@@ -65,6 +65,11 @@ class Kernel:
     dtype: torch.dtype
     build: Callable[[torch.Tensor], Compute]
 
+    def columns(self) -> dict[str, str]:
+        """Return its input's shape and type, as columns of tables."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return {"shape": "x".join(map(str, self.shape)), "dtype": dtype}
+
     def on(self, device: torch.device) -> Compute:
         """Return the kernel on fresh random input there; forward only."""
         return self.build(torch.randn(self.shape, device=device).to(self.dtype))
@@ -116,8 +121,7 @@ def kernel_rows(
     """Return rows of one kernel in one company; ``beside``: columns that are not as of a kernel alone."""
     labels: dict[str, Any] = {
         "kernel": name,
-        "shape": "x".join(map(str, kernel.shape)) if kernel else "none",
-        "dtype": str(kernel.dtype).removeprefix("torch.") if kernel else "none",
+        **(kernel.columns() if kernel else {"shape": "none", "dtype": "none"}),
         "device": device.type,
         "communication": "none",
         **dict.fromkeys((*_COUNTS, "cluster", "fifo_bytes"), 0),

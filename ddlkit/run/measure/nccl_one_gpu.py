@@ -39,7 +39,6 @@ from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure import contention
-from ddlkit.run.measure.channels import environment
 from ddlkit.run.measure.contention import Scale, kernel_rows, taking_turns
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.standin import Compute
@@ -54,6 +53,8 @@ VARIABLES = {
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_ALGO": "Ring",  # threads count for its ring and Simple protocol only
+    "NCCL_PROTO": "Simple",
 }
 AS_LONG = 4.0  # how long messages beside a kernel last, over its time alone
 LEAST_OVERLAP = 0.1  # of a kernel: less is the end of one beside the begin of the other
@@ -214,7 +215,8 @@ def measure_on_one_gpu(
 
     def under(blocks: int, threads: int) -> pd.DataFrame:
         with launch.workspace(None) as out:
-            variables = {**environment(blocks, threads, out), **VARIABLES}
+            asked = {"NCCL_MIN_CTAS": blocks, "NCCL_MAX_CTAS": blocks, "NCCL_NTHREADS": threads}
+            variables = VARIABLES | {name: str(count) for name, count in asked.items()}
             return launch.launch(
                 one_gpu_job,
                 replace(settings, blocks=blocks, threads=threads),

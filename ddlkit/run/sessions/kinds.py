@@ -35,24 +35,22 @@ from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, choose_join, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure import (
-    channels,
     contention,
     controls,
-    copies,
     inputs,
     nccl_one_gpu,
     selection,
     sharing_training,
     sparse_convergence,
+    speed,
 )
-from ddlkit.run.measure import throughput as speed
 from ddlkit.run.measure.collectives import SIZES, CollectivesSettings, collectives_job
 from ddlkit.run.measure.convergence import NETWORKS, Recipe, train
 from ddlkit.run.measure.layers import PRECISIONS, LayersSettings, layer_tables, layers_job
 from ddlkit.run.measure.shared_kernels import SharedKernelsSettings, shared_kernels_job
 from ddlkit.run.measure.shared_messages import SharedMessagesSettings, shared_messages_job
 from ddlkit.run.measure.shared_training import PERIODS, SharedTrainingSettings, shared_training_job
-from ddlkit.run.measure.shares import IN_ORDER, NCCL_THREADS, Policy
+from ddlkit.run.measure.shares import Policy
 from ddlkit.run.measure.sparse_convergence import TASKS
 from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
 from ddlkit.run.sessions import reader
@@ -243,16 +241,10 @@ def matrix_products(here: Here, sides: Sides, budget: Budget) -> Iterator[Point]
 
 
 @kind("copies")
-def memory_copies(here: Here, budget: Budget, sizes: Sizes = copies.SIZES) -> Iterator[Point]:
-    measure = partial(copies.measure_copies, here.device, sizes, budget)
+def memory_copies(here: Here, budget: Budget, sizes: Sizes = speed.SIZES) -> Iterator[Point]:
+    measure = partial(speed.measure_copies, here.device, sizes, budget)
     ways = 5 if here.device == "cuda" else 1
     yield Point("copies", here.device, measure, 3 + ways * len(sizes) * budget.max_s)
-
-
-@kind("copies")
-def disk_copies(here: Here, budget: Budget, sizes: Sizes = copies.DISK_SIZES) -> Iterator[Point]:
-    measure = partial(copies.measure_disk, here.out, sizes, budget)
-    yield Point("copies", "disk", measure, 3 + 2 * len(sizes) * budget.max_s)
 
 
 INPUT = "input"
@@ -469,32 +461,13 @@ def trainings(here: Here, networks: Batched, repeats: int, iterations: int) -> I
             yield _on_gpus(ranks if here.device == "cuda" else 0, point)
 
 
-@kind("channels")
-def nccl_channels(
-    here: Here, blocks: Numbers, budget: Budget, sizes: Sizes = channels.SIZES
-) -> Iterator[Point]:
-    """NCCL by blocks and threads; 0 blocks leave both to NCCL."""
-    for ranks in _rank_counts(here.device):
-        for n in map(int, blocks):
-            settings = [(n, threads) for threads in channels.THREADS] if n else [channels.DEFAULT]
-            each_s = LAUNCH_S + len(sizes) * budget.max_s
-            how: dict[str, Any] = {"sizes": sizes, "budget": budget, "timeout_s": PATIENCE * each_s}
-            measure = partial(channels.measure_channels, settings, ranks, **how)
-            name = f"p{ranks}-{f'{n}-blocks' if n else 'default'}"
-            yield _on_gpus(ranks, Point("channels", name, measure, len(settings) * each_s))
-
-
 # -- sharing resources ---------------------------------------------------------------------------
 
 
 @kind("controls")
-def controls_of_communication(here: Here, sizes: Sizes = (controls.SIZE,)) -> Iterator[Point]:
-    """By what communication can be given more or less, and between GPUs whether that takes effect."""
+def controls_of_communication(here: Here) -> Iterator[Point]:
+    """By what communication can be given more or less."""
     yield Point("controls", here.device, controls.offered, 2.0)
-    if here.device == "cuda":
-        settings = controls.ControlsSettings(size=max(sizes))
-        measure = _launched(controls.controls_job, settings, 20.0, ranks=2, join=_join("cuda"))
-        yield _on_gpus(2, Point("controls", "nccl-p2", measure, 20.0))
 
 
 def _sharing(
@@ -504,43 +477,27 @@ def _sharing(
     make: Callable[[], S],
     each: tuple[str, str],
     work_s: float,
-    threads: int = 0,
     without: Sequence[str] = (),
 ) -> Point:
-    """A point of ranks that share a machine's cores, or its GPUs, with what they send.
+    """A point of two ranks that share a machine's cores with what they send.
 
     each : rate and delay of the link; without a rate, ranks talk as the devices are joined
     make : the settings, once what they need is measured; work_s : without starting anything
-    threads : of each block of NCCL, which takes them from its environment; without : tables that these
-        settings leave out
+    without : tables that these settings leave out
     """
     rate, delay = each
-    on_gpu, ranks = here.device == "cuda", _rank_counts(here.device)[-1]
-    link = f"lab-p{ranks}-{rate}" if rate else f"{'nccl' if on_gpu else 'loopback'}-p{ranks}"
+    link = f"lab-p2-{rate}" if rate else "loopback-p2"
     estimate_s = LAUNCH_S + work_s
 
     def measure() -> Tables:
         settings = make()
-        asked = {NCCL_THREADS: str(threads), "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
-        here_alone = Loopback(variables=IN_ORDER | (asked if threads else {}))
-        with _lab(ranks, rate, delay) if rate else nullcontext(here_alone) as place:
-            join = _join(here.device) | ({} if on_gpu else {"torch_threads": 1})
-            how: dict[str, Any] = {"place": place, "join": join}
-            return launch(job, settings, ranks=ranks, timeout_s=60 + 4 * estimate_s, **how)
+        with _lab(2, rate, delay) if rate else nullcontext(Loopback()) as place:
+            how: dict[str, Any] = {"place": place, "join": _join("cpu") | {"torch_threads": 1}}
+            return launch(job, settings, ranks=2, timeout_s=60 + 4 * estimate_s, **how)
 
-    words = (name, link, delay and f"delay{delay}", f"t{threads}" if threads else "")
-    named = "-".join(filter(None, words))
+    named = "-".join(filter(None, (name, link, delay and f"delay{delay}")))
     tables = [name for name in job.tables if name not in without]
-    return _on_gpus(ranks * on_gpu, Point("sharing", named, measure, estimate_s, tables))
-
-
-def _by_process(policies: Sequence[str]) -> dict[int, list[str]]:
-    """Policies that one process can try, by the threads of NCCL that its environment must say."""
-    found: dict[int, list[str]] = {}
-    for name in policies:
-        one = Policy.parse(name).hidden
-        found.setdefault(one.threads if one.on_gpu else 0, []).append(name)
-    return found
+    return Point("sharing", named, measure, estimate_s, tables)
 
 
 _STARVED = 50
@@ -563,11 +520,11 @@ def messages_by_share(
     rate: Rates = ("",),
 ) -> Iterator[Point]:
     """All-reduces alone, by what communication may take."""
-    for bits, (threads, names) in itertools.product(rate, _by_process(policies).items()):
-        make = partial(SharedMessagesSettings, names, messages, repeats)
+    for bits in rate:
+        make = partial(SharedMessagesSettings, policies, messages, repeats)
         all_s = sum(_send_s(n_bytes, bits) for n_bytes, _ in messages)
-        work_s = 2.0 + 1.3 * repeats * len(names) * all_s
-        yield _sharing(here, name, shared_messages_job, make, (bits, ""), work_s, threads)
+        work_s = 2.0 + 1.3 * repeats * len(policies) * all_s
+        yield _sharing(here, name, shared_messages_job, make, (bits, ""), work_s)
 
 
 @kind("sharing")
@@ -609,30 +566,25 @@ def training_by_share(
     for network, batch in networks:
         batches.setdefault(network, []).append(batch)
 
-    def settings(network: str, names: Sequence[str]) -> SharedTrainingSettings:
+    def settings(network: str) -> SharedTrainingSettings:
         sizes: dict[str, Sequence[int]] = {spec: [] for spec in plans}
         if set(plans) - {OWN_PLAN}:
             workload = _profile(here.out, network, batches[network][0], 2).workload()
             made = {spec: make_plan(spec, workload) for spec in plans if spec != OWN_PLAN}
             sizes |= {spec: plan.group_bytes(workload).tolist() for spec, plan in made.items()}
         counts = repeats, iterations, empty
-        return SharedTrainingSettings(network, batches[network], names, sizes, *counts)
+        return SharedTrainingSettings(network, batches[network], policies, sizes, *counts)
 
-    ranks = 1 if here.device == "cuda" else 2  # that share what one could compute with
-    everything = itertools.product(batches, rate, _by_process(policies).items())
-    for network, bits, (threads, names) in everything:
-        computing_s = [
-            ranks * _iteration_s(network, n, "fp32", here.device) for n in batches[network]
-        ]
+    for network, bits in itertools.product(batches, rate):
+        computing_s = [2 * _iteration_s(network, n, "fp32", "cpu") for n in batches[network]]
         sending_s = len(computing_s) * _send_s(_USUAL_BYTES, bits)
-        each = repeats * len(plans) * (len(names) + 1)
+        each = repeats * len(plans) * (len(policies) + 1)
         alone_s = (1 + empty) * bool(empty) * sum(computing_s)
         work_s = 3.0 + each * ((1 + iterations) * (sum(computing_s) + sending_s) + alone_s)
-        make = partial(settings, network, names)
+        make = partial(settings, network)
         named = "-".join(filter(None, (network, name)))
         lacks = [] if empty else [PERIODS]
-        how = (shared_training_job, make, (bits, delay), work_s, threads, lacks)
-        yield _sharing(here, named, *how)
+        yield _sharing(here, named, shared_training_job, make, (bits, delay), work_s, lacks)
 
 
 # -- the lab -------------------------------------------------------------------------------------
