@@ -12,12 +12,13 @@ cd -- "$(dirname -- "$self")"
 usage() {
   cat <<'TEXT'
 usage: ./reproduce.sh [--recorded | --full] [--only NN,NN]
-       ./reproduce.sh test
+       ./reproduce.sh test [--long]
 
 Sets up what is needed, measures this machine, runs all notebooks and builds the report.
 An interrupted run goes on where it stopped. Logs of the stages are in build/logs.
 
-  test          set up if needed, then run all tests (pytest, with ruff and mypy among them)
+  test          set up if needed, then run the tests (pytest, with ruff and mypy among them)
+  test --long   and those that take minutes: the long fuzz, every random moment
   --recorded    measure nothing: take every number from data/recorded
   --full        measure with the long profile, into build/measured-full
   --only NN,NN  run only the notebooks with these numbers
@@ -146,6 +147,11 @@ has_ddlkit() {  # BIN: whether the environment there runs the ddlkit of this ver
     [[ $(cd / && "$1/python" -c 'import ddlkit; print(*ddlkit.__path__)' 2>/dev/null) -ef ddlkit ]]
 }
 
+is_whole() {  # BIN: whether what was sealed is still there: a package may have been lost since, or our link
+  local unmet
+  unmet=$(unmet_pins "$1/python" 2>/dev/null) && [[ -z $unmet ]] && has_ddlkit "$1"
+}
+
 own_temporary() {  # of a set-up that is ended, pip leaves files: here, where the next one removes them
   rm -rf build/tmp
   mkdir build/tmp
@@ -189,7 +195,7 @@ set_up() {  # BASE: choose the environment, make it if needed, put it first on t
   fi
   if [[ $bin == "$PWD/.venv/bin" ]]; then
     key=$(seal "$1")
-    if [[ ! -f .venv/ready || $(<.venv/ready) != "$key" ]]; then
+    if [[ ! -f .venv/ready || $(<.venv/ready) != "$key" ]] || ! is_whole "$bin"; then
       "$1" -c 'import ensurepip, venv' 2>/dev/null ||
         die 1 "$1 lacks venv or ensurepip: install them (python3-venv on Debian and Ubuntu)"
       stage 01-set-up make_venv "$1" "$key"
@@ -234,12 +240,13 @@ take_lock() {  # PYTHON: one run at a time; the kernel frees the lock however th
 }
 
 main() {
-  local command=report profile=quick data=build/measured book=(book) base
+  local command=report profile=quick data=build/measured book=(book) base long=()
   local recorded="" full="" only=""
   while (($#)); do
     case $1 in
       test) command=test ;;
       --recorded) recorded=yes ;;
+      --long) long=(--long) ;;
       --full) full=yes profile=full data=build/measured-full ;;
       --only)
         only=${2-}
@@ -253,7 +260,8 @@ main() {
     shift
   done
   if [[ -n $recorded && -n $full ]]; then die 2 "--recorded and --full exclude each other"; fi
-  if [[ $command == test && -n $recorded$full$only ]]; then die 2 "test takes no flags"; fi
+  if [[ $command == test && -n $recorded$full$only ]]; then die 2 "test takes --long alone"; fi
+  if [[ $command != test && ${#long[@]} -gt 0 ]]; then die 2 "--long belongs to test"; fi
 
   trap 'die 130 "interrupted; the same command goes on from here"' INT
   trap 'die 143 "terminated; the same command goes on from here"' TERM HUP
@@ -266,7 +274,7 @@ main() {
   set_up "$base"
   if [[ $command == test ]]; then
     # Three at a time on two cores: a third of a worker's time is waiting, for sleeps and for others.
-    stage 04-test python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not alone"
+    stage 04-test python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not alone" ${long[@]+"${long[@]}"}
     stage 05-alone measuring_tests
   else
     if [[ -n $recorded ]]; then

@@ -58,13 +58,18 @@ def pytest_make_collect_report(
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, default=0, help="run tests in an order of chance")
+    parser.addoption("--long", action="store_true", help="run those marked long, too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files with a slow test come first: two workers that share the files then end together.
+    """Leave out what is marked long, and let files with a slow test come first: workers end together.
 
     With ``--shuffle SEED`` all tests are in an order of chance instead: none may need another before it.
     """
+    if not config.getoption("--long"):
+        left = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left)
     if seed := config.getoption("--shuffle"):
         random.Random(seed).shuffle(items)
         return
@@ -73,11 +78,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 TOGETHER = {
-    "searches": "book errata_osf figures_osf figures_osf_ranges planners_osf verdicts",
+    "searches": "book errata_osf figures_osf planners_osf verdicts",
     "clusters": "clusters clusters_abci clusters_cs336 clusters_predicted clusters_vidur",
 }
 """Files that need the same searches, verdicts or predictions: what a process does once for all of them."""
-APART = {"notebooks"}
+APART: set[str] = set()
 """Files whose tests share nothing but files: workers may have a parameter each, with all tests of it."""
 
 

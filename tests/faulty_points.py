@@ -124,22 +124,6 @@ def long(out: Path, session: int) -> PointList:
     return PointList([fine("first"), point("slow", _slow, LONG_S), fine("last")])
 
 
-def step_clock(step_s: float) -> None:
-    """From now on the wall clock of this process goes wrong by that much."""
-    true = time.clock_gettime
-    time.time = lambda: true(time.CLOCK_REALTIME) + step_s
-
-
-def stepping(out: Path, session: int, step_s: float) -> PointList:
-    """A point during which the wall clock is set, one that has time enough, and one that has not."""
-
-    def step() -> Tables:
-        step_clock(step_s)
-        return drift("step")
-
-    return PointList([point("step", step), fine("after", 5.0), fine("far", 500.0)])
-
-
 def pair(out: Path, session: int) -> PointList:
     """Two points that nothing is wrong with."""
     return PointList([fine("a"), fine("b")])
@@ -178,12 +162,6 @@ def recovering(out: Path, session: int) -> PointList:
     if (out / "starts").stat().st_size not in (1, 4):
         raise UserError("the GPU is not back yet")
     return PointList([point("killed", _killed), fine("next")])
-
-
-def mute(out: Path, session: int) -> PointList:
-    """A process that hangs before it has any points."""
-    time.sleep(60)
-    raise AssertionError("nobody ended it")
 
 
 def stillborn(out: Path, session: int) -> PointList:

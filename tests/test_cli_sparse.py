@@ -123,3 +123,16 @@ def test_a_cost_of_an_all_reduce_cannot_gather(
     (tmp_path / "gather.json").write_text(json.dumps(GATHER))
     assert cli.main(["plan", *inputs, *sparse(tmp_path)]) == 2
     assert "needs the cost of an all_gather" in capsys.readouterr().err
+
+
+def test_sparse_messages_are_calibrated_by_the_all_gathers_of_a_table(
+    profile: Path, inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are gathered, whatever else the table holds."""
+    table = RECORDED / "cpu-2x-amd-epyc" / "collectives-lab-p4-1gbit.csv"
+    argv = ["predict", "--profile", profile, "--collectives", table, "--ranks", 4, "--json"]
+    found = run(capsys, *argv, *sparse(tmp_path, 0.01))
+    low, high = found["interval_s"]
+    assert 0.15 < low <= found["iteration_s"] <= high
+    dense = run(capsys, *argv)
+    assert found["communication_s"] < dense["communication_s"]

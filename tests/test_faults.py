@@ -156,7 +156,7 @@ def test_a_full_disk_is_one_line_and_damages_nothing(tmp_path: Path, require_lab
     holds="reproduce.sh says in one line that it is full, and where",
 )
 @pytest.mark.lab
-@pytest.mark.parametrize("when", ["before", "meanwhile"])
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.long), "meanwhile"])
 def test_a_full_build_is_one_line(clone: Clone, require_lab: None, when: str) -> None:
     build = clone.path / "build"
     build.mkdir()
@@ -201,14 +201,10 @@ def restamp(path: Path, **changes: object) -> None:
 
 DAMAGES: dict[str, Callable[[Path, Path], object]] = {
     "truncated": lambda a, b: a.write_bytes(a.read_bytes()[:-5]),
-    "empty": lambda a, b: a.write_bytes(b""),
     "swapped": swap,
-    "stamps swapped": lambda a, b: swap(a.with_suffix(".json"), b.with_suffix(".json")),
     "stamp truncated": lambda a, b: a.with_suffix(".json").write_text('{"schema": '),
     "packed": lambda a, b: a.write_bytes(gzip.compress(a.read_bytes())),
     "wrong hash": lambda a, b: restamp(a, sha256="0" * 64),
-    "no hash": lambda a, b: restamp(a, sha256=None),
-    "a number for a hash": lambda a, b: restamp(a, sha256=12),
     "a list for a schema": lambda a, b: restamp(a, schema=[]),
     "more rows": lambda a, b: restamp(a, rows=77),
 }
@@ -297,6 +293,7 @@ def command(arguments):
     book.run([here / "10_a.ipynb"], executed=here / "e", reports=here / "r", inputs=())
 """,
 }
+SLOW_STAGES = ("01-set-up", "04-test", "05-alone")
 BACKEND = """
 import os, zipfile
 def build_editable(directory, config_settings=None, metadata_directory=None):
@@ -377,7 +374,9 @@ def started(clone: Clone, *arguments: str) -> subprocess.Popen[str]:
     "half an environment does not count as one",
 )
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("stage", ["01-set-up", *STAGES, "04-test", "05-alone"])
+@pytest.mark.parametrize(
+    "stage", [*STAGES, *(pytest.param(name, marks=pytest.mark.long) for name in SLOW_STAGES)]
+)
 def test_a_stage_can_be_ended_at_any_moment(stage: str, clone: Clone) -> None:
     chance, arguments = random.Random(stage), staged(clone, stage)
     log = clone.path / f"build/logs/{stage}.log"
@@ -411,7 +410,7 @@ def test_a_stage_can_be_ended_at_any_moment(stage: str, clone: Clone) -> None:
 )
 def test_a_stopped_rank_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "GRACE_S", 0.2)
-    config = {"out": str(tmp_path), "join": {"timeout_s": 10.0}, **ENDLESS}
+    config = {"out": str(tmp_path), "join": {"timeout_s": 4.0}, **ENDLESS}
     stopped: list[psutil.Process] = []
 
     class Stopping(Loopback):
@@ -553,13 +552,13 @@ def test_without_root_a_lab_is_one_line(require_lab: None, tmp_path: Path) -> No
     [
         ("ip", "^the lab needs ip "),
         ("tc", "^the lab needs tc "),
-        ("hangs", "tc -n .*did not end within 10 s"),
+        ("hangs", "tc -n .*did not end within 4 s"),
     ],
 )
 def test_a_lab_without_its_tools_is_one_line(
     missing: str, told: str, tmp_path: Path, require_lab: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network, "DEADLINE_S", 10.0)
+    monkeypatch.setattr(network, "DEADLINE_S", 4.0)
     there = {} if missing == "ip" else {"ip": f'exec {shutil.which("ip")} "$@"'}
     there |= {"tc": f"exec {shutil.which('sleep')} 60"} if missing == "hangs" else {}
     with tools(tmp_path / "bin", **there), pytest.raises(UserError, match=told) as caught:
@@ -567,15 +566,7 @@ def test_a_lab_without_its_tools_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-DAMAGED = [
-    "",
-    "{}",
-    "[]",
-    "null",
-    '{"shape": {}, "owner": {}}',
-    '{"owner": {"pid": 1}}',
-    '{"shape":',
-]
+DAMAGED = ["", "[]", '{"owner": {"pid": 1}}']
 
 
 @pytest.mark.fault(
@@ -644,7 +635,7 @@ def test_odd_environments_change_nothing(odd: str, tmp_path: Path) -> None:
     assert any(line.startswith("alpha_s") for line in lines)
 
 
-FOLDERS = ["two  spaces, ünïcode Ελλ 数, quote'\"$x;*" + 40 * "/deeper" + "/-dash", "link"]
+ODD_FOLDER = "two  spaces, ünïcode Ελλ 数, quote'\"$x;*" + 40 * "/deeper" + "/-dash"
 
 
 @pytest.mark.fault(
@@ -652,14 +643,12 @@ FOLDERS = ["two  spaces, ünïcode Ελλ 数, quote'\"$x;*" + 40 * "/deeper" + 
     injected="spaces, Unicode, quotes, wild cards, a dash, hundreds of letters in its path; symbolic links",
     holds="ranks start, tables are written and read, reproduce.sh builds beside itself, not beside a link",
 )
-@pytest.mark.parametrize("name", FOLDERS, ids=["all at once", "link"])
-def test_odd_folders_change_nothing(name: str, tmp_path: Path, clone: Clone) -> None:
-    folder, away = tmp_path / name, tmp_path / "elsewhere"
-    for made in (tmp_path / "real", away):
-        made.mkdir()
-    if name == "link":
-        folder.symlink_to(tmp_path / "real")
-    folder.mkdir(parents=True, exist_ok=True)
+def test_odd_folders_change_nothing(tmp_path: Path, clone: Clone) -> None:
+    real, away = tmp_path / "real", tmp_path / "elsewhere"
+    for directory in (real / ODD_FOLDER, away):
+        directory.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(real)
+    folder = tmp_path / "link" / ODD_FOLDER
     Origin(machine={}).save(folder / "drift-a.csv", faulty_points.drift()["drift"], "drift")
     assert len(store.load_table(folder / "drift-a.csv")) == 1
     with pytest.raises(UserError, match="unknown job 'dance'"):
@@ -671,8 +660,7 @@ def test_odd_folders_change_nothing(name: str, tmp_path: Path, clone: Clone) -> 
     (paths,) = clone.environment.rglob("clone.pth")
     paths.write_text(paths.read_text().replace(str(clone.path), str(moved)))
     (away / "go.sh").symlink_to(os.path.relpath(moved / "reproduce.sh", away.resolve()))
-    (tmp_path / "again.sh").symlink_to(away / "go.sh")
-    done = run(["bash", str(tmp_path / "again.sh"), "--recorded"], clone.variables(), away)
+    done = run(["bash", str(away / "go.sh"), "--recorded"], clone.variables(), away)
     assert (done.returncode, done.stderr) == (0, "")
     assert (moved / "build/logs/03-book.log").exists()
     assert [path.name for path in away.iterdir()] == ["go.sh"]
@@ -713,23 +701,6 @@ def test_no_planted_link_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     umask = os.umask(0o022)
     os.umask(umask)
     assert (shared / "y.csv").stat().st_mode & 0o777 == 0o666 & ~umask
-
-
-def test_names_of_temporary_files_cannot_be_foreseen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, made = os.open, {}
-
-    def noting(path: Any, flags: int, *how: Any) -> int:
-        if str(path).endswith(".tmp"):
-            made[str(path)] = flags
-        return real(path, flags, *how)
-
-    monkeypatch.setattr(os, "open", noting)
-    for _ in range(50):
-        files.atomic_write_text(tmp_path / "x", "y")
-    assert len(made) == 50
-    assert all(how & os.O_EXCL and how & os.O_NOFOLLOW for how in made.values())
 
 
 def listening_at(process: psutil.Process) -> list[str]:

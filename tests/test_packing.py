@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 import random
 import shutil
@@ -14,24 +12,19 @@ import tarfile
 import threading
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import faulty_points
 from ddlkit import cli, store
 from ddlkit.core.errors import UserError
 from ddlkit.run.sessions import engine, packing
-from ddlkit.run.sessions.engine import run_session
 from ddlkit.run.sessions.packing import pack, restore
-from ddlkit.run.sessions.session import Origin, Source
+from ddlkit.run.sessions.session import Origin
 from places import PATIENCE_S, ROOT, alive, family, wait_for
 
 TESTS = Path(__file__).parent
-FACTS = {"measure": "facts"}
 PATH = os.pathsep.join([str(ROOT), str(TESTS)])
 SCRIPT = """
 import signal, sys
@@ -108,31 +101,6 @@ def test_a_file_that_cannot_be_gone_on_from_is_one_line(out: Path, tmp_path: Pat
     assert not contents(other)
 
 
-def test_a_table_that_is_being_written_is_packed_with_its_own_stamp(tmp_path: Path) -> None:
-    out, over = tmp_path / "rec", threading.Event()
-
-    def write() -> None:
-        number = 0
-        while not over.is_set():
-            number += 1
-            frame = faulty_points.drift(f"moment {number}")["drift"]
-            Origin().save(out / "drift-a.csv", frame, "drift")
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        assert wait_for((out / "drift-a.json").exists)
-        seen: set[bytes] = set()
-        for number in itertools.count():
-            pack(out, file := tmp_path / f"{number}.tgz")
-            seen.add((unpacked(file, tmp_path / f"of{number}") / "drift-a.csv").read_bytes())
-            if number >= 20 and len(seen) > 1:  # the lock is not fair: the writer may have to wait
-                break
-    finally:
-        over.set()
-        writer.join()
-
-
 @pytest.mark.fault(
     fault="the packed file cannot be written",
     injected="a directory in its place, in the middle of a session",
@@ -161,34 +129,6 @@ def test_a_disk_that_refuses_ends_no_session_before_its_end(
 
 def all_gone(processes: list[psutil.Process]) -> bool:
     return not alive(processes)
-
-
-class Clock:
-    """What `packing` asks for the time."""
-
-    now_s = 0.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
-@settings(max_examples=10, deadline=None)
-@given(st.lists(st.floats(0.0, 30.0), min_size=1, max_size=10))
-def test_the_file_is_never_older_than_it_may_be_and_seldom_written(steps_s: list[float]) -> None:
-    clock, writes, packed_s = Clock(), 0, 0.0
-    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        out, file = Path(directory) / "rec", Path(directory) / "rec.tgz"
-        out.mkdir()
-        patch.setattr(packing, "time", clock)
-        with packing.packing(out, file) as keep:
-            before = file.stat().st_ino
-            for step_s in steps_s:
-                clock.now_s += step_s
-                keep()
-                if (now := file.stat().st_ino) != before:
-                    before, packed_s, writes = now, clock.now_s, writes + 1
-                assert clock.now_s - packed_s < packing.EVERY_S
-    assert writes <= clock.now_s / packing.EVERY_S
 
 
 def start(out: Path, file: Path, stderr: int | None = None) -> subprocess.Popen[bytes]:
@@ -267,57 +207,6 @@ def test_a_recording_that_is_ended_packs_all_it_leaves(
     finally:
         parent.kill()
     assert contents(unpacked(file, tmp_path / "found")) == contents(out)
-
-
-@pytest.mark.fault(
-    fault="nobody reads the log any more",
-    injected="the reading end of standard error is closed",
-    holds="the recording goes on to its end",
-)
-def test_a_log_that_nobody_writes_any_more_ends_no_recording(tmp_path: Path) -> None:
-    out, file = tmp_path / "rec", tmp_path / "rec.tgz"
-    reading, writing = os.pipe()
-    parent = start(out, file, stderr=writing)
-    os.close(writing)
-    assert wait_for(partial(holds, out, 1))
-    os.close(reading)
-    parent.wait(PATIENCE_S)
-    assert points_in(unpacked(file, tmp_path / "found")) == 20
-
-
-def test_points_in_this_process_are_packed_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(TESTS))
-    out, file = tmp_path / "rec", tmp_path / "rec.tgz"
-    run_session(Source("faulty_points:pair"), out, pack=file)
-    assert contents(unpacked(file, tmp_path / "found")) == contents(out)
-
-
-def test_a_copied_tree_without_git_records_and_packs_nothing_of_this_place(tmp_path: Path) -> None:
-    tree, suite, file = tmp_path / "tree", tmp_path / "mine.json", tmp_path / "rec.tgz"
-    shutil.copytree(ROOT / "ddlkit", tree / "ddlkit")
-    described = {"isolate": True, "device": "cpu", "out": "recorded", "points": [FACTS]}
-    suite.write_text(json.dumps(described))
-    asked = [str(suite), "--budget=1m30s", "--pack", str(file)]
-    environment = {name: text for name, text in os.environ.items() if "DDLKIT" not in name}
-    said = subprocess.run(
-        [sys.executable, "-m", "ddlkit", "measure", *asked],
-        cwd=tree,
-        env={**environment, "PYTHONPATH": str(tree)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    out = Path(said.stdout.strip())
-    assert out.parent == tree / "data" / "recorded"
-    found = unpacked(file, tmp_path / "found", out.name)
-    assert contents(found) == contents(out)
-    told = ["ddlkit/__main__.py", "measure", "mine.json", "--budget=1m30s", "--pack", "rec.tgz"]
-    stamps = [store.load_stamp(path) for path in found.glob("*.csv*")]
-    assert [stamp["command"] for stamp in stamps] == [told] * len(stamps)
-    assert {stamp["commit"] for stamp in stamps} == {"unknown"}
-    assert not [name for name, data in contents(found).items() if str(tmp_path).encode() in data]
 
 
 @pytest.mark.parametrize(

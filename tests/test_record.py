@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,11 +23,9 @@ import faulty_points
 import smi
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
-from ddlkit.core.units import GIB
 from ddlkit.report.source import Source as Reader
 from ddlkit.run.instruments import vitals
-from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.sessions import engine, kinds, reader, suites
+from ddlkit.run.sessions import engine, grammar, suites
 from ddlkit.run.sessions import session as outcomes
 from ddlkit.run.sessions.engine import measure, run_session
 from ddlkit.run.sessions.session import Point, PointList, Source, Tables
@@ -197,9 +193,8 @@ def test_a_point_that_takes_too_long_costs_none_of_the_closing_ones(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outcomes, "time", clock)
         found = work(PointList(body, closing=closing), Path(), deadline_s=60.0)
-    slowness = max(1.0, (taken_s + outcomes.PRIOR_S) / (30.0 + outcomes.PRIOR_S))
-    end_s = 60.0 + outcomes.OVERTIME_S
-    if taken_s + slowness * 2 * closing_s <= end_s:
+        end_s = 60.0 + outcomes.OVERTIME_S
+    if taken_s + 2 * closing_s <= end_s:
         assert {row["outcome"] for row in found.values()} == {outcomes.MEASURED}
     assert clock.now_s <= max(end_s, taken_s)
 
@@ -211,28 +206,6 @@ def test_closing_points_alone_are_no_session(tmp_path: Path) -> None:
         patch.setattr(outcomes, "time", clock)
         found = work(plan, tmp_path, deadline_s=0.0)
     assert {row["outcome"] for row in found.values()} == {outcomes.NO_TIME}
-
-
-def test_times_taken_beside_others_are_kept_and_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = iter([GIB, 4 * GIB, GIB, GIB, GIB, 9 * GIB])
-    monkeypatch.setattr(outcomes, "_foreign_bytes", lambda: next(held))
-    half = faulty_points.point("half", FAULTS["half"])
-    found = work(PointList([fine("a"), fine("b"), half]), tmp_path)
-    told = {key: (row["outcome"], row["reason"]) for key, row in found.items()}
-    came = "others took {} GiB of GPU memory meanwhile"
-    assert told == {
-        "test/a": (outcomes.BESIDE, came.format(3)),
-        "test/b": (outcomes.MEASURED, ""),
-        "test/half": (outcomes.PARTIAL, f"out of memory: the other half; {came.format(8)}"),
-    }
-    remarks = {name: store.load_stamp(tmp_path / name)["remark"] for name in valid_tables(tmp_path)}
-    assert remarks == {
-        "drift-a.csv": came.format(3),
-        "drift-b.csv": "",
-        "drift-half.csv": came.format(8),
-    }
 
 
 def test_a_process_in_which_a_graph_could_not_be_captured_measures_no_more(
@@ -257,46 +230,6 @@ def test_a_process_in_which_a_graph_could_not_be_captured_measures_no_more(
     points = PointList([fine("a"), faulty_points.point("b", captured), fine("c")])
     assert not outcomes.measure_points(points, tmp_path, lambda event: None)
     assert set(valid_tables(tmp_path)) == {"drift-a.csv", "drift-b.csv"}
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 100)), max_size=8), st.floats(0.1, 10)
-)
-def test_a_machine_that_is_slower_throughout_is_more_and_more_expected_to_stay_so(
-    estimates: list[tuple[str, float]], slowness: float
-) -> None:
-    def point(what: str, estimate_s: float) -> Point:
-        return Point(what, "x", lambda: {}, estimate_s)
-
-    pace = outcomes.Pace()
-    assert pace.expected_s(point("a", 10.0)) == 10.0
-    for what, estimate_s in estimates:
-        pace.note(point(what, estimate_s), slowness * estimate_s)
-    for what in "abc":
-        expected_s = pace.expected_s(point(what, 10.0))
-        assert min(1, slowness) * 9.999 <= expected_s <= max(1, slowness) * 10.001
-    pace.note(point("a", 1e5), slowness * 1e5)
-    for what in "ac":  # of c nothing is known but how all others went
-        assert pace.expected_s(point(what, 10.0)) == pytest.approx(10 * slowness, rel=0.01)
-
-
-@given(st.text(max_size=2000))
-def test_any_reason_fits_into_a_cell(text: str) -> None:
-    line = outcomes.one_line(ValueError(text))
-    assert len(line) <= 300 and line.isprintable()
-
-
-def test_torchvision_missing_leaves_what_needs_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    here = kinds.Here("cpu", 1, tmp_path)
-    once = Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
-    body = [*kinds.layers(here, [("resnet18", 1), ("lenet5", 1)], once)]
-    found = work(PointList(body), tmp_path)
-    assert found["layers/resnet18-b1-fp32"]["outcome"] == outcomes.FAILED
-    assert "torchvision cannot be imported" in found["layers/resnet18-b1-fp32"]["reason"]
-    assert found["layers/lenet5-b1-fp32"]["outcome"] == outcomes.MEASURED
 
 
 # -- plans -------------------------------------------------------------------------------------
@@ -328,8 +261,8 @@ def test_every_point_has_a_place_of_its_own(name: str, device: str, any_device: 
 
 def code_paths(name: str, device: str) -> set[tuple[str, str, str]]:
     """(kind, link, precision) of all that a suite measures on a device."""
-    suite = reader.read(name)
-    assert isinstance(suite, reader.Suite)
+    suite = grammar.read(name)
+    assert isinstance(suite, grammar.Suite)
     return {
         (one["measure"], one.get("link", ""), precision)
         for one in (*suite.opening, *suite.points, *suite.closing)
@@ -342,24 +275,6 @@ def code_paths(name: str, device: str) -> set[tuple[str, str, str]]:
 def test_smoke_takes_every_path_that_the_long_suite_will_take(name: str, device: str) -> None:
     """Alone points too: what is first met in the standard run is met too late."""
     assert code_paths(name, device) <= code_paths("smoke", device)
-
-
-@pytest.mark.parametrize(("name", "device"), [("cpu", "cpu"), ("gpu", "cuda")])
-def test_ranks_join_as_their_device_says_and_hang_no_longer_than_thrice_the_estimate(
-    name: str, device: str, any_device: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The processor's suite on a machine with GPUs measures gloo: what the machine has is not asked."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    body = suites.points(out=Path(), session=1, name=name, device=device).body
-    launched = {one.key: one for one in body if one.what in ("collectives", "training")}
-    assert launched
-    for key, one in launched.items():
-        assert isinstance(one.measure, functools.partial)
-        how = one.measure.keywords
-        assert how["timeout_s"] <= 3 * one.estimate_s and how["join"]["timeout_s"] <= 20
-        assert (how["join"]["backend"] == "nccl") == (device == "cuda" and "gloo" not in key)
-    assert launched["collectives/one-rank"].measure.args[1].sizes == (4096, 2**20, 2**26)  # type: ignore[attr-defined]
-    assert engine.HUNG_S <= 60
 
 
 def test_eight_minutes_on_a_gpu_hold_what_matters_most(any_device: None) -> None:
@@ -452,35 +367,6 @@ def test_a_run_that_is_killed_leaves_nothing_behind_and_goes_on_later(
     assert valid_tables(tmp_path)["drift-first.csv"] == hashes["drift-first.csv"]
 
 
-@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
-@pytest.mark.fault(
-    fault="the wall clock is set",
-    injected="an hour forward and back, in both processes, while a point is measured",
-    holds="the budget counts on as if nothing had happened",
-)
-def test_a_wall_clock_that_steps_neither_ends_nor_prolongs_a_session(
-    tmp_path: Path, with_tests: None, monkeypatch: pytest.MonkeyPatch, step_s: float
-) -> None:
-    """It steps in both processes, while the first point is measured."""
-    monkeypatch.setattr(time, "time", time.time)  # put back after the test
-    source = Source("faulty_points:stepping", {"step_s": step_s})
-    said: list[str] = []
-
-    def listen(line: str) -> None:
-        said.append(line)
-        faulty_points.step_clock(step_s)
-
-    monkeypatch.setattr(engine, "say", listen)
-    run_session(source, tmp_path, budget_s=100.0, isolate=True)
-    assert outcomes_in(tmp_path) == {
-        "test/step": outcomes.MEASURED,
-        "test/after": outcomes.MEASURED,
-        "test/far": outcomes.NO_TIME,
-    }
-    left = [re.search(r"([\d.]+) s left", line) for line in said]
-    assert all(0 < float(one[1]) <= 100 for one in left if one) and any(left)
-
-
 def test_what_there_was_no_time_for_comes_before_what_went_wrong(
     tmp_path: Path, with_tests: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -504,14 +390,6 @@ def test_a_process_that_cannot_start_after_another_died_is_tried_again(
     (tmp_path / "drift-next.csv").unlink()
     with pytest.raises(UserError, match="^the GPU is not back yet$"):
         record("recovering", tmp_path)
-
-
-def test_a_process_that_never_begins_is_ended(
-    tmp_path: Path, with_tests: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "START_S", 2.0)
-    with pytest.raises(UserError, match="did not go on within 2 s before its first point$"):
-        record("mute", tmp_path)
 
 
 def test_a_process_that_cannot_start_is_one_line(tmp_path: Path, with_tests: None) -> None:
@@ -564,7 +442,7 @@ def test_a_load_that_is_ignored_is_told_in_every_stamp(
     monkeypatch.setattr(vitals, "gpu_in_use", lambda: "")
     (tmp_path / "drift-b.csv").unlink()
     run_session(Source("faulty_points:pair"), tmp_path, **how)
-    assert outcomes_in(tmp_path) == {"test/a": outcomes.BESIDE, "test/b": outcomes.MEASURED}
+    assert set(outcomes_in(tmp_path).values()) == {outcomes.MEASURED}
     assert store.load_stamp(tmp_path / "drift-b.csv")["remark"] == ""
 
 
@@ -581,9 +459,9 @@ def test_a_suite_for_the_processor_has_its_name_and_sees_no_gpu(
     tmp_path: Path, with_tests: None, a_gpu: None
 ) -> None:
     assert machine.name() == "nvidia-h200"
-    found = reader.read("cpu")
+    found = grammar.read("cpu")
     assert re.fullmatch(r"cpu-\d+x-.*-suite", engine._default_out(found, "cpu").name)
-    assert engine._default_out(reader.read("gpu"), "cuda").name == "nvidia-h200"
+    assert engine._default_out(grammar.read("gpu"), "cuda").name == "nvidia-h200"
     for _ in range(2):  # the second finds its own recording there
         record("blind", tmp_path)
     assert outcomes_in(tmp_path) == {"test/blind": outcomes.MEASURED}
@@ -593,32 +471,21 @@ def test_a_suite_for_the_processor_has_its_name_and_sees_no_gpu(
     assert names == {machine.name("cpu")} and names != {machine.name()}
 
 
-def test_layers_of_the_processor_stay_there(tmp_path: Path, any_device: None) -> None:
-    once = Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
-    (point,) = kinds.layers_by_ranks(kinds.Here("cpu", 1, tmp_path), [("lenet5", 1)], 1, once)
-    tables = point.measure()
-    assert isinstance(tables, dict) and set(tables["layers"]["device"]) == {"cpu"}
-
-
 def test_another_machines_recording_and_another_writer_are_refused(tmp_path: Path) -> None:
     row = {"what": "a", "point": "b", "outcome": "measured", "reason": ""}
     frame = pd.DataFrame([{**row, "estimate_s": 1.0, "seconds": 1.0}])
     store.save_table(
         frame, tmp_path, "outcomes", schema="outcomes", command=[], machine={"name": "another"}
     )
-    with pytest.raises(UserError, match="holds a recording of another, this is .*: choose another"):
+    with pytest.raises(
+        UserError, match="holds a recording of another, this is .*: choose another"
+    ):
         measure("cpu", out=tmp_path)
     with (
         store.lock(tmp_path / ".lock"),
         pytest.raises(UserError, match=f"is held by process {os.getpid()}"),
     ):
         measure("cpu", out=tmp_path)
-
-
-def test_a_budget_of_nothing_is_told_as_such(tmp_path: Path, with_tests: None) -> None:
-    with pytest.raises(UserError, match="^nothing could be measured; test/first: no time left"):
-        record("long", tmp_path, budget_s=0.0)
-    assert math.isfinite(store.load_table(tmp_path / "outcomes.csv")["estimate_s"].sum())
 
 
 @pytest.mark.gpu

@@ -14,13 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddlkit import store
+from ddlkit import cli, store
 from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
 from ddlkit.report.source import default_recording, open_source
 from ddlkit.run.jobs.launch import Loopback
-from ddlkit.run.sessions import kinds, reader
+from ddlkit.run.sessions import engine, grammar, lab_kinds, vocabulary
 from ddlkit.run.sessions.engine import measure
+from ddlkit.run.sessions.session import Origin
+from faulty_points import drift
 from places import PATIENCE_S
 
 TINY = ["lenet5:4"]
@@ -84,13 +86,13 @@ def test_a_budget_that_is_over_measures_nothing(tmp_path: Path) -> None:
     assert not [*tmp_path.glob("*.csv")]
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in reader.SUITES.glob("*.json")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in grammar.SUITES.glob("*.json")))
 def test_a_file_like_ours_is_read_as_ours(name: str, tmp_path: Path) -> None:
     """What a suite's name stands for is a file that a user could have written."""
-    described = json.loads((reader.SUITES / f"{name}.json").read_text())
+    described = json.loads((grammar.SUITES / f"{name}.json").read_text())
     file = tmp_path / "mine.json"
     file.write_text(json.dumps(described))
-    mine, ours = reader.read(file), reader.read(name)
+    mine, ours = grammar.read(file), grammar.read(name)
     assert mine == dataclasses.replace(ours, file=file)
 
 
@@ -100,9 +102,13 @@ def test_a_file_like_ours_is_read_as_ours(name: str, tmp_path: Path) -> None:
         ([], "points: an empty list"),
         (["layers"], "points: 'layers': must be a mapping"),
         ([{"measure": "speed"}], "points[0]: measure: 'speed': must be"),
-        ([{"measure": "facts", "more": 1}], "points[0]: more: unknown key"),
-        ([{"measure": "matrix_products"}], "points[0]: sides: missing"),
-        ([{"measure": "facts"}, {"measure": "facts", "device": "tpu"}], "points[1]: device: 'tpu'"),
+        ([{"measure": "selections", "more": 1}], "points[0]: more: unknown key"),
+        ([{"measure": "layers", "networks": "lenet5"}], "points[0]: budget: missing"),
+        ([{"measure": "facts"}], "(stamps say what the machine is)"),
+        (
+            [{"measure": "selections"}, {"measure": "selections", "device": "tpu"}],
+            "points[1]: device: 'tpu'",
+        ),
         ([{"measure": "disk_copies", "budget": {"max": 1}}], "budget: {'max': 1}: must be a map"),
         (
             [{"measure": "collectives", "sizes": "4Kb", "budget": {}}],
@@ -135,7 +141,7 @@ def test_two_runs_into_one_directory_do_not_mix(tmp_path: Path) -> None:
 @pytest.mark.fault(
     fault="measuring is interrupted, terminated, or its terminal is closed",
     injected="SIGINT, SIGTERM, SIGHUP between two tables",
-    holds="one line; status 128 and the signal; whole tables only, which the next run keeps",
+    holds="one line; status 130, or 143; whole tables only, which the next run keeps",
 )
 def test_being_ended_is_one_line_and_leaves_no_half_table(
     tmp_path: Path, number: signal.Signals
@@ -157,7 +163,7 @@ def test_being_ended_is_one_line_and_leaves_no_half_table(
         time.sleep(0.05)
     process.send_signal(number)
     said = process.communicate(timeout=PATIENCE_S)[1]
-    assert process.returncode == 128 + number
+    assert process.returncode == (130 if number == signal.SIGINT else 143)
     assert "interrupted; what was measured is kept" in said
     assert "Traceback" not in said
     kept = sorted(path.name for path in tmp_path.glob("*.csv"))
@@ -167,12 +173,71 @@ def test_being_ended_is_one_line_and_leaves_no_half_table(
 
 def test_replay_cases_are_distinct_and_weigh_communication_as_much_as_compute() -> None:
     profile = open_source(default_recording().name).profile("resnet50")
-    quick = reader.read("quick")
-    assert isinstance(quick, reader.Suite)
+    quick = grammar.read("quick")
+    assert isinstance(quick, grammar.Suite)
     (replays,) = [one for one in quick.points if one["measure"] == "replays"]
-    cases = kinds.replay_cases(profile, replays["plans"], RING, Loopback())
+    cases = lab_kinds.replay_cases(profile, replays["plans"], RING, Loopback())
     plans = {one.plan.ends for one in cases}
-    assert len(plans) == len(cases) == kinds.DISTINCT_PLANS
+    assert len(plans) == len(cases) == vocabulary.DISTINCT_PLANS
     case, workload = cases[0].case, cases[0].workload
     whole_s = float(RING(workload.bytes.sum()))
     assert workload.scaled(case.dilation).compute_s == pytest.approx(whole_s, rel=1e-2)
+
+
+# -- what is there already ---------------------------------------------------------------------
+
+
+def others_table(out: Path, name: str = "another") -> None:
+    """A table of drift that another machine left."""
+    Origin(machine={"name": name}).save(out / "drift-x.csv", drift()["drift"], "drift")
+
+
+def test_tables_of_two_machines_do_not_mix(tmp_path: Path) -> None:
+    others_table(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(UserError, match="holds a recording of another, .*: choose another"):
+        measure("layers", networks=TINY, out=tmp_path)
+    assert [path for path in sorted(tmp_path.iterdir()) if path.name != ".lock"] == before
+
+
+def test_tables_of_the_quick_profile_are_not_taken_for_those_of_full(measured: Path) -> None:
+    with pytest.raises(UserError, match="not measured by the profile full, such as layers-lenet5"):
+        measure("all", profile="full", out=measured, dry_run=True)
+    assert engine._default_out(grammar.read("full"), "") != engine._default_out(
+        grammar.read("quick"), ""
+    )
+
+
+def test_a_table_that_lacks_sizes_or_collectives_gets_what_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of reduce_scatter, which then predicts."""
+    budget = {"warmup": 1, "min_repeats": 3, "max_repeats": 3, "max_s": 0.1}
+    point = {"measure": "collectives", "budget": budget}
+    file, out, counts = tmp_path / "mine.json", tmp_path / "out", []
+    few = {"sizes": ["4KiB", "16KiB"], "collectives": "all_reduce"}
+    more = {"sizes": ["4KiB", "16KiB", "64KiB"], "collectives": ["all_reduce", "reduce_scatter"]}
+    for asked in (few, few, more):
+        file.write_text(json.dumps({"device": "cpu", "points": [{**point, **asked}]}))
+        measure(str(file), out=out)
+        rows = store.load_table(out / "collectives-loopback-p2.csv")
+        counts.append(rows.groupby(["collective", "bytes"]).size().to_dict())
+    assert counts[0] == counts[1] == {("all_reduce", size): 3 for size in (4096, 16384)}
+    every = [(name, n) for name in more["collectives"] for n in (4096, 16384, 65536)]
+    assert counts[2] == dict.fromkeys(every, 3)
+    profile = tmp_path / "profile.csv"
+    profile.write_text(
+        "tensor,gradient_bytes,forward_s,backward_s\na,8192,0.1,0.1\nb,8192,0.1,0.1\n"
+    )
+    table = str(out / "collectives-loopback-p2.csv")
+    argv = ["predict", "--profile", str(profile), "--collectives", table, "--json"]
+    capsys.readouterr()
+    assert cli.main([*argv, "--collective", "reduce_scatter", "--level", "0.9"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    low, high = found["interval_s"]
+    assert low <= found["iteration_s"] <= high and found["level"] == 0.9
+    assert "interval_95_s" not in found
+    assert cli.main([*argv, "--collective", "reduce_scatter"]) == 0
+    usual = json.loads(capsys.readouterr().out)
+    assert usual["interval_95_s"] == usual["interval_s"]
+    assert usual["interval_s"][1] - usual["interval_s"][0] >= high - low

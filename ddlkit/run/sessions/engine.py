@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -34,10 +34,12 @@ from ddlkit.run.jobs.launch import end
 from ddlkit.run.jobs.protocol import MISTAKE, child_environment, die_with_parent, ending, trap
 from ddlkit.run.lab import network
 from ddlkit.run.sessions import session as outcomes
+from ddlkit.run.sessions.grammar import Suite, read
 from ddlkit.run.sessions.packing import packing
-from ddlkit.run.sessions.reader import Campaign, Suite, read
 from ddlkit.run.sessions.session import Origin, Row, Source, measure_points, one_line, say
 from ddlkit.store.files import remove_unfinished
+from ddlkit.store.pack import pack as pack_tables
+from ddlkit.store.tables import is_stamped, machines_in
 
 POINTS = "ddlkit.run.sessions.suites:points"
 PARTS = (
@@ -49,9 +51,10 @@ PARTS = (
     "convergence",
     "tensors",
     "input",
-    "all",
 )
-"""What can be asked for by itself, of the suites quick and full."""
+"""What can be asked for by itself, of the suites quick and full; or "all"."""
+LONG = "profile full"
+"""Remark of tables of the suite full: they may stand for those of quick, but not the other way round."""
 
 HUNG_FACTOR = 5.0  # a point that takes this many times what was expected hangs,
 HUNG_S = 60.0  # but not before this long: CUDA, NCCL and a first kernel need seconds, not a minute
@@ -69,57 +72,78 @@ def measure(
     *,
     profile: str = "quick",
     device: str = "",
-    networks: Sequence[str] = (),
-    algorithm: str = "",
-    predict: bool = False,
     budget_s: float = math.inf,
     out: Path | None = None,
     dry_run: bool = False,
-    **how: Any,
+    pack: Path | None = None,
+    ignore_load: bool = False,
+    **chosen: Any,
 ) -> Path | str:
-    """Measure a suite, a campaign, or a part of a suite; returns the directory.
+    """Measure a suite, or a part of one; returns the directory.
 
-    what : name of a suite, file of a suite or a campaign, or one of PARTS of the suite ``profile``
-    device, networks, algorithm : in place of the suite's own: see `ddlkit.run.sessions.suites.points`
-    predict : of a campaign, foretell its cases instead of replaying them
+    what : name or file of a suite, or one of PARTS, or "all", of the suite ``profile``
+    device, chosen : in place of the suite's own: ``networks`` and ``predict`` of `suites.points`
     dry_run : only return what is missing, and about how long it will take
-    how : ``pack`` and ``ignore_load`` of `run_session`
 
     Raises UserError as `run_session` does, for a wrong file, and where there is no lab or GPU for what
     needs one.
     """
     start_s = time.monotonic()
-    name, part = (profile, what) if what in PARTS else (what, "all")
-    found = read(name)
-    suite = found if isinstance(found, Suite) else None
+    name, part = (profile, what) if what in (*PARTS, "all") else (what, "all")
+    suite = read(name)
     gpus = bool(machine.describe()["gpus"])
-    if suite and suite.isolate:
+    if suite.isolate:
         device = device or suite.device or ("cuda" if gpus else "cpu")
     if device == "cuda" and not gpus:
         raise UserError("no GPU here: nvidia-smi lists none; use --suite cpu")
-    described = {"name": str(found.file), "part": part, "device": device, "networks": networks}
-    chosen = {
-        name: value for name, value in (("algorithm", algorithm), ("predict", predict)) if value
-    }
-    source = Source(POINTS, {**described, **chosen})
-    out = out or _default_out(found, device)
+    out = out or _default_out(suite, device)
+    arguments = {"name": str(suite.file), "part": part, "device": device, **chosen}
+    source = Source(POINTS, {key: value for key, value in arguments.items() if value})
+    if suite.file == read("full").file:
+        _refuse_short(out)
     if dry_run:
         return estimate(source, out)
-    if (not suite or part == "campaign") and (reason := network.available()):
+    if (suite.is_campaign or part == "campaign") and (reason := network.available()):
         raise UserError(f"no campaign here: {reason}")
-    isolate, gpu = bool(suite and suite.isolate), device == "cuda"
-    left_s = budget_s - (time.monotonic() - start_s)
-    return run_session(source, out, budget_s=left_s, isolate=isolate, gpu=gpu, **how)
+    return run_session(
+        source,
+        out,
+        budget_s=budget_s - (time.monotonic() - start_s),
+        isolate=suite.isolate,
+        gpu=device == "cuda",
+        ignore_load=ignore_load,
+        pack=pack,
+        remark=LONG if suite.file == read("full").file else "",
+    )
 
 
-def _default_out(found: Suite | Campaign, device: str) -> Path:
-    """By default a recording has its GPU's name or, since the lab's has the processor's, one of its own."""
-    if isinstance(found, Campaign):
-        return store.recorded_dir() / found.folder
+def _default_out(suite: Suite, device: str) -> Path:
+    """Return where a suite measures: a recording has its GPU's name or, of processors, one of its own."""
+    if suite.is_campaign and not suite.out:
+        return store.recorded_dir() / suite.folder
     name = machine.name() if device == "cuda" else f"{machine.name('cpu')}-suite"
-    if found.out == "recorded":
+    if suite.out == "recorded":
         return store.recorded_dir(name)
-    return store.BUILD / found.out / (name if found.isolate else "")
+    return store.BUILD / (suite.out or "measured") / (name if suite.isolate else "")
+
+
+def _refuse_short(out: Path) -> None:
+    """Raise UserError where tables of another profile than full would be taken for its own."""
+    for path in store.list_tables(out):
+        if is_stamped(path) and LONG not in store.load_stamp(path).get("remark", ""):
+            raise UserError(
+                f"{out} holds tables that were not measured by the profile full, such as {path.name}: "
+                "choose another directory by --out, or remove them"
+            )
+
+
+def _refuse_others(out: Path, name: str) -> None:
+    """Raise UserError where the directory holds another machine's tables."""
+    if others := machines_in(out) - {name}:
+        theirs = " and ".join(sorted(others))
+        raise UserError(
+            f"{out} holds a recording of {theirs}, this is {name}: choose another directory"
+        )
 
 
 def run_session(
@@ -131,6 +155,7 @@ def run_session(
     gpu: bool = False,
     ignore_load: bool = False,
     pack: Path | None = None,
+    remark: str = "",
 ) -> Path:
     """Measure what of the points is not in ``out`` yet; returns the directory.
 
@@ -141,10 +166,11 @@ def run_session(
         first point that fails ends the session
     gpu : whether the GPU is measured, which nobody else may use meanwhile; isolated points without it see
         none, and their tables have the processor's name
-    ignore_load : measure although others use the GPU; outcomes and stamps say so
+    ignore_load : measure although others use the GPU; stamps say so, as they do the ``remark``
     pack : file that holds the whole recording at any time, and from which it goes on; see `packing`
 
-    Tables are saved point by point: whatever ends this call, what was measured stays.
+    Tables are saved point by point: whatever ends this call, what was measured stays. At the end those
+    of a recording are packed.
 
     Raises UserError when others use the GPU, when a point fails that is not isolated, when nothing at all
     could be measured, when the directory holds another machine's recording or is being written
@@ -160,14 +186,19 @@ def run_session(
         if in_use:
             say(f"{in_use}; measured all the same, and every stamp says so")
         name = machine.name("" if gpu or not isolate else "cpu")
-        origin = Origin(machine={**outcomes.this_machine(), "name": name}, remark=in_use)
+        remark = "; ".join(filter(None, (remark, in_use)))
+        origin = Origin(machine={**outcomes.this_machine(), "name": name}, remark=remark)
+        _refuse_others(out, name)
         with packing(out.resolve(), pack) as keep:
+            _refuse_others(out, name)
             _Session(source, out.resolve(), deadline_s, isolate, gpu, origin, keep).run()
+            if out.resolve().is_relative_to(store.RECORDED.resolve()):
+                pack_tables(out.resolve())
     return out
 
 
 def estimate(source: Source, out: Path) -> str:
-    """What is not in ``out`` yet, point by point, and about how long each will take.
+    """Return what is not in ``out`` yet, point by point, and about how long each will take.
 
     Raises UserError for a table there that is damaged.
     """
@@ -190,7 +221,7 @@ class _Session:
     keep : called now and then, to pack what there is
     rows : of every point; tried : keys of those that this call has come to an end with
     stillborn : processes in a row that came to an end before a point
-    running : the one being measured, and how long it may take; heard_s : when anything was last reported
+    running : the one being measured; heard_s : when anything was last reported
     """
 
     source: Source
@@ -202,16 +233,21 @@ class _Session:
     keep: Callable[[], None]
     rows: dict[str, Row] = field(default_factory=dict)
     tried: list[str] = field(default_factory=list)
-    running: tuple[Row, float] | None = None
+    running: Row | None = None
     heard_s: float = 0.0
     stillborn: int = 0
 
     def __post_init__(self) -> None:
-        self.earlier = _earlier_rows(self.out, self.origin.machine["name"])
+        path = self.out / "outcomes.csv"
+        frame = store.load_table(path, "outcomes") if store.has_table(path) else pd.DataFrame()
+        rows = [Row(**cells) for cells in frame.to_dict("records")]
+        self.earlier = {row.key: row for row in rows}
         # Calls number the tables of their own.
-        paths = store.list_tables(self.out, "*-s*.csv*")
-        found = (re.search(r"-s(\d+)[-.]", path.name) for path in paths)
-        self.number = 1 + max((int(one[1]) for one in found if one), default=0)
+        numbered = (
+            re.search(r"-s(\d+)[-.]", path.name)
+            for path in store.list_tables(self.out, "*-s*.csv*")
+        )
+        self.number = 1 + max((int(match[1]) for match in numbered if match), default=0)
 
     def run(self) -> None:
         """Measure, in one process after the other, until nothing is left to do or time is over."""
@@ -222,11 +258,10 @@ class _Session:
                     while self._in_child(sampler):
                         say("a new process goes on with the rest")
                 finally:
-                    if (
-                        self.running
-                    ):  # we are ended, through no fault of it: it need not wait next time
-                        row = self.running[0]
-                        self.rows[row.key] = replace(row, outcome=outcomes.PENDING)
+                    if self.running:  # we are ended, through no fault of it
+                        self.rows[self.running.key] = replace(
+                            self.running, outcome=outcomes.PENDING
+                        )
                     self._save_vitals(sampler)
                     self._save()
         else:
@@ -239,7 +274,16 @@ class _Session:
         """Let a process measure until it ends; returns whether there may be more for another one."""
         tried, saved_s, overdue, failure = len(self.tried), time.monotonic(), "", ""
         self.heard_s = saved_s
-        with _child(self._config(), gpu=self.gpu) as (process, events):
+        config = {
+            "source": asdict(self.source),
+            "session": self.number,
+            "out": str(self.out),
+            "deadline_s": self.deadline_s,
+            "origin": asdict(self.origin),
+            "skip": self.tried,
+            "last": [row.key for row in self.earlier.values() if row.outcome in outcomes.FAULTS],
+        }
+        with _child(config, gpu=self.gpu) as (process, events):
             for event in events:
                 if failure := event.get("failure", ""):
                     break
@@ -256,7 +300,7 @@ class _Session:
         how = overdue or f"the process that measured it {ending(process.wait())}"
         if self.running:
             outcome = outcomes.NO_TIME if self._late() else outcomes.KILLED
-            self._close(replace(self.running[0], outcome=outcome, reason=how))
+            self._close(replace(self.running, outcome=outcome, reason=how))
         elif len(self.tried) > tried:
             say(failure or how)
         else:
@@ -271,21 +315,10 @@ class _Session:
         say(reason)
         time.sleep(PAUSE_S)
 
-    def _config(self) -> dict[str, Any]:
-        return {
-            "source": asdict(self.source),
-            "session": self.number,
-            "out": str(self.out),
-            "deadline_s": self.deadline_s,
-            "origin": asdict(self.origin),
-            "skip": self.tried,
-            "last": [row.key for row in self.earlier.values() if row.outcome in outcomes.FAULTS],
-        }
-
     # -- what is reported ------------------------------------------------------------------
 
-    def _note(self, event: dict[str, Any]) -> None:
-        """What the loop reports, if it reports anything."""
+    def _note(self, event: Mapping[str, Any]) -> None:
+        """Take in what the loop reports, if it reports anything."""
         self.keep()
         if event:
             self.heard_s = time.monotonic()
@@ -296,19 +329,18 @@ class _Session:
             if row.outcome != outcomes.STARTED:
                 self._close(row)
                 return
-            self.rows[row.key] = row
-            self.running = row, max(HUNG_S, HUNG_FACTOR * event["expected_s"])
+            self.rows[row.key] = self.running = row
             self._save()  # whatever happens to us, this point was begun
 
-    def _begin(self, rows: list[Row]) -> None:
-        """All points are known, and what an earlier call left of them."""
+    def _begin(self, rows: Sequence[Row]) -> None:
+        """Take in that all points are known, and what an earlier call left of them."""
         first = not self.rows
         there = [row for row in rows if row.outcome in outcomes.THERE]
         for row in rows:
             self.rows.setdefault(row.key, replace(row, outcome=outcomes.PENDING))
         for row in there:
-            known = self.earlier.get(row.key, row)
-            kept = known if known.outcome in outcomes.THERE else row
+            was = self.earlier.get(row.key, row)
+            kept = was if was.outcome in outcomes.THERE else row
             self.rows[row.key] = replace(kept, estimate_s=row.estimate_s)
         self._save()
         if first and there:
@@ -321,7 +353,7 @@ class _Session:
                 self._close(row)
 
     def _close(self, row: Row) -> None:
-        """A point has come to an end."""
+        """Take in that a point has come to an end."""
         self.rows[row.key] = row
         self.tried.append(row.key)
         self.stillborn = 0
@@ -342,14 +374,14 @@ class _Session:
         return time.monotonic() > self.deadline_s + outcomes.OVERTIME_S
 
     def _overdue(self) -> str:
-        """Why the other process must not go on; "" if it may."""
+        """Return why the other process must not go on; "" if it may."""
         if self._late():
             return "still ran when the budget was over"
-        allowed_s = self.running[1] if self.running else START_S
+        allowed_s, what = START_S, "go on"
+        if self.running:
+            allowed_s, what = max(HUNG_S, HUNG_FACTOR * self.running.estimate_s), "end"
         if time.monotonic() - self.heard_s > allowed_s:
-            return (
-                f"did not {'end' if self.running else 'go on'} within {format_seconds(allowed_s)}"
-            )
+            return f"did not {what} within {format_seconds(allowed_s)}"
         return ""
 
     # -- what is kept ----------------------------------------------------------------------
@@ -365,7 +397,7 @@ class _Session:
             self.origin.save(self.out / f"vitals-s{self.number}.csv.gz", frame, "vitals")
 
     def _report(self, seconds: float) -> None:
-        """What is there and what is missing, on standard error."""
+        """Say what is there and what is missing. Raises UserError where nothing is."""
         missing: dict[str, list[Row]] = {}
         for row in self.rows.values():
             if row.outcome not in outcomes.THERE:
@@ -380,7 +412,7 @@ class _Session:
 
 
 def _listed(rows: Iterable[Row]) -> str:
-    """Which points, or if they are many, how many of each kind."""
+    """Return which points, or if they are many, how many of each kind."""
     listed = list(rows)
     if len(listed) <= LISTED:
         return ", ".join(row.key for row in listed)
@@ -388,28 +420,14 @@ def _listed(rows: Iterable[Row]) -> str:
     return ", ".join(f"{count} of {what}" for what, count in kinds.items())
 
 
-def _earlier_rows(out: Path, name: str) -> dict[str, Row]:
-    """What the last call left as outcomes. Raises UserError for another machine's recording."""
-    path = out / "outcomes.csv"
-    if not store.has_table(path):
-        return {}
-    recorded_on = store.load_stamp(path)["machine"]["name"]
-    if recorded_on != name:
-        raise UserError(
-            f"{out} holds a recording of {recorded_on}, this is {name}: choose another directory"
-        )
-    found = [Row(**cells) for cells in store.load_table(path, "outcomes").to_dict("records")]
-    return {row.key: row for row in found}
-
-
 # -- the process that measures: both ends of it ------------------------------------------------
 
 
 @contextmanager
 def _child(
-    config: dict[str, Any], *, gpu: bool
+    config: Mapping[str, Any], *, gpu: bool
 ) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[dict[str, Any]]]]:
-    """The process, which sees GPUs only if they are measured, and what it reports.
+    """Give the process, which sees GPUs only if they are measured, and what it reports.
 
     It does not outlive the block.
     """
@@ -433,7 +451,7 @@ def _child(
 
 
 def _events(process: subprocess.Popen[bytes], reading: int) -> Iterator[dict[str, Any]]:
-    """What the process reports; {} now and then while it reports nothing. Ends when it does."""
+    """Yield what the process reports; {} now and then while it reports nothing. Ends when it does."""
     started = b""  # a line of which the rest is to come; never, if it died while it wrote
     while True:
         if select.select([reading], [], [], POLL_S)[0]:
@@ -449,7 +467,7 @@ def _events(process: subprocess.Popen[bytes], reading: int) -> Iterator[dict[str
 
 
 def main(argv: Sequence[str]) -> int:
-    """The process itself. Exit status: 0, SPENT, or MISTAKE with the reason reported to the parent."""
+    """Measure in the process itself; returns 0, SPENT, or MISTAKE with the reason reported to the parent."""
     die_with_parent()
     trap(signal.SIGTERM)
     config = json.loads(argv[0])

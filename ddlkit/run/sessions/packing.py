@@ -16,10 +16,9 @@ from pathlib import Path
 
 from ddlkit.core.errors import UserError
 from ddlkit.run.sessions.session import say
-from ddlkit.store import files
+from ddlkit.store import files, has_table
 
 EVERY_S = 20.0
-LEVEL = 6  # of gzip: 0.13 s for 335 files of 4 MB
 
 
 @contextmanager
@@ -59,15 +58,15 @@ def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
 def pack(out: Path, file: Path) -> None:
     """Write every table and stamp below ``out`` into ``file``. Raises UserError where it is refused."""
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=LEVEL) as archive:
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
         for directory in (out, *sorted(path for path in out.rglob("*") if path.is_dir())):
             with files.writing_in(directory):  # a table with its own stamp, not with the next one
-                paths = sorted(filter(_kept, directory.iterdir()))
-                found = [(path, path.stat().st_mtime, path.read_bytes()) for path in paths]
-            for path, changed_s, data in found:
-                member = tarfile.TarInfo(str(path.relative_to(out.parent)))
-                member.size, member.mtime = len(data), changed_s
-                archive.addfile(member, io.BytesIO(data))
+                for path in sorted(filter(_kept, directory.iterdir())):
+                    member = archive.gettarinfo(path, str(path.relative_to(out.parent)))
+                    member.uid = member.gid = 0
+                    member.uname = member.gname = ""
+                    with path.open("rb") as data:
+                        archive.addfile(member, data)
     files.atomic_write(file, packed.getvalue())
 
 
@@ -83,16 +82,16 @@ def restore(out: Path, file: Path) -> None:
         with tarfile.open(file, "r:gz") as archive:
             members = [Path(name) for name in archive.getnames()]
             if names := {path.parts[0] for path in members} - {out.name}:
+                theirs = ", ".join(sorted(names))
                 raise UserError(
-                    f"{file} holds a recording of {', '.join(sorted(names))}, not of {out.name}: "
-                    "name another file"
+                    f"{file} holds a recording of {theirs}, not of {out.name}: name another file"
                 )
-            if not any(_kept(path) for path in out.iterdir()):
+            if not any(map(_kept, out.iterdir())):
                 archive.extractall(out.parent, filter="data")
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise UserError(f"{file}: no whole archive ({error}): name another file") from error
     tables = [path for path in members if ".csv" in path.name]
-    if lost := [path for path in tables if not (out.parent / path).exists()]:
+    if lost := [path for path in tables if not has_table(out.parent / path)]:
         raise UserError(
             f"{file} holds {len(lost)} tables that {out} lacks, such as {lost[0].name}: "
             "unpack it, or name another file"
@@ -100,5 +99,5 @@ def restore(out: Path, file: Path) -> None:
 
 
 def _kept(path: Path) -> bool:
-    """Whether it is a table or a stamp, and not a lock or half a file."""
+    """Return whether it is a table or a stamp, and not a lock or half a file."""
     return path.is_file() and path.name.endswith((".csv", ".csv.gz", ".json", ".jsonl", ".pending"))

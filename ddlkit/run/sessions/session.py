@@ -12,7 +12,6 @@ import math
 import sys
 import time
 import traceback
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -23,35 +22,23 @@ import pandas as pd
 
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
-from ddlkit.core.units import GIB, format_bytes
 
 Tables = Mapping[str, pd.DataFrame]
 """Schema -> rows."""
 
 # What can become of a point, in the words of the table of outcomes.
-MEASURED, PARTIAL, BESIDE = "measured", "measured in part", "measured beside others"
+MEASURED, PARTIAL = "measured", "measured in part"
 STARTED, PENDING = "started", "not reached"
 OUT_OF_MEMORY, UNAVAILABLE = "out of memory", "unavailable"
 FAILED, KILLED, NO_TIME = "failed", "killed", "no time left"
-THERE = (MEASURED, PARTIAL, BESIDE)
-FAULTS = (
-    FAILED,
-    KILLED,
-    OUT_OF_MEMORY,
-    UNAVAILABLE,
-    STARTED,
-)  # the last: all ended while it was measured
+THERE = (MEASURED, PARTIAL)
+FAULTS = (FAILED, KILLED, OUT_OF_MEMORY, UNAVAILABLE, STARTED)
+"""Of points that come last when they are tried again; the last: all ended while it was measured."""
 
-PACKED = (
-    "contention",
-    "selection",
-    "timeline",
-    "sharing_spans",
-)  # schemas whose tables are written as .csv.gz
-PRIOR_S = 30.0
+PACKED = ("contention", "selection", "timeline", "sharing_spans")
+"""Schemas whose tables are written as .csv.gz."""
 OVERTIME_S = 20.0  # what points may run over the budget
 RESERVE = 2.0  # times what the closing points are expected to take is kept free for them
-COMPANY_BYTES = 2 * GIB  # others that take more GPU memory than this are at work, not just there
 
 
 class Partial(UserError):
@@ -67,7 +54,7 @@ class Unavailable(UserError):
 
 
 def all_or_partial(table: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """The frames as they are measured, below each other.
+    """Return the frames as they are measured, below each other.
 
     Raises what the first frame does as it is, and what a later one does as Partial with those before, and
     with what there is of itself.
@@ -86,28 +73,34 @@ def all_or_partial(table: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether this is how Python, torch on the CPU or CUDA say that memory is used up."""
+    """Return whether this is how Python, torch on the CPU or CUDA say that memory is used up."""
     signs = ("out of memory", "can't allocate memory", "size calculation overflowed")
     return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
 
 
 def say(line: str) -> None:
-    """One line of progress, on standard error; that nobody can read it there ends no measurement."""
+    """Print a line of progress on standard error; that nobody can read it there ends no measurement."""
     with suppress(OSError):
         print(f"ddlkit: {line}", file=sys.stderr, flush=True)
+
+
+def one_line(error: BaseException, most: int = 300) -> str:
+    """Return what an exception says, fit for a cell of a table."""
+    text = " ".join(str(error).split())
+    return "".join(letter for letter in text if letter.isprintable())[:most]
 
 
 # -- points ------------------------------------------------------------------------------------
 
 
 def table_path(directory: Path, schema: str, name: str) -> Path:
-    """Where a table of that schema and name lies."""
+    """Return where a table of that schema and name lies."""
     return directory / f"{schema}-{name}.csv{'.gz' if schema in PACKED else ''}"
 
 
 @functools.cache
 def this_machine() -> dict[str, Any]:
-    """The machine, described once: it takes a while, and a lab that is up would be among its links."""
+    """Return the machine, described once: it takes a while, and a lab that is up would be among its links."""
     return machine.describe()
 
 
@@ -126,6 +119,23 @@ class Origin:
         """Write and stamp a table. Raises UserError like `store.save_table`."""
         how: dict[str, Any] = {**vars(self), "schema": schema, "append": append}
         store.save_table(frame, path.parent, path.name, **how)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of a point: a row of the table of outcomes."""
+
+    what: str
+    point: str
+    outcome: str = PENDING
+    reason: str = ""
+    estimate_s: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """The point's name among all of a session."""
+        return f"{self.what}/{self.point}"
 
 
 @dataclass(frozen=True)
@@ -158,21 +168,21 @@ class Point:
         return self.row().key
 
     def row(self) -> Row:
-        """Its row in the table of outcomes, before it is measured."""
+        """Return its row in the table of outcomes, before it is measured."""
         words = filter(None, (self.folder, self.name, self.moment))
         return Row(self.what, " ".join(words), estimate_s=self.estimate_s)
-
-    def paths(self, out: Path) -> list[Path]:
-        """Where its tables lie."""
-        return [table_path(out / self.folder, schema, self.name) for schema in self.schemas]
 
     @property
     def schemas(self) -> Sequence[str]:
         """Those of its tables."""
         return self.tables or (self.what,)
 
+    def paths(self, out: Path) -> list[Path]:
+        """Return where its tables lie."""
+        return [table_path(out / self.folder, schema, self.name) for schema in self.schemas]
+
     def done(self, out: Path) -> bool:
-        """Whether it need not be measured: all tables are there, whole, and of this benchmark version.
+        """Return whether it need not be measured: all tables are there, whole, and of this version.
 
         Raises UserError for a table that is damaged: it is not measured over in silence.
         """
@@ -189,23 +199,6 @@ class Point:
         for schema, frame in measured.items():
             path = table_path(out / self.folder, schema, self.name)
             origin.save(path, frame, schema, append=self.is_done is not None)
-
-
-@dataclass(frozen=True)
-class Row:
-    """What is known of a point: a row of the table of outcomes."""
-
-    what: str
-    point: str
-    outcome: str = PENDING
-    reason: str = ""
-    estimate_s: float = 0.0
-    seconds: float = 0.0
-
-    @property
-    def key(self) -> str:
-        """The point's name among all of a session."""
-        return f"{self.what}/{self.point}"
 
 
 @dataclass(frozen=True)
@@ -231,39 +224,16 @@ class Source:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def points(self, out: Path, session: int) -> PointList:
-        """The points of the session of that number, which measures into ``out``."""
+        """Return the points of the session of that number, which measures into ``out``."""
         module, _, function = self.function.partition(":")
         make = getattr(importlib.import_module(module), function)
-        found: PointList = make(out=out, session=session, **self.arguments)
-        return found
+        points: PointList = make(out=out, session=session, **self.arguments)
+        return points
 
 
 # -- the loop ----------------------------------------------------------------------------------
 
 Emit = Callable[[dict[str, Any]], None]
-
-
-class Pace:
-    """How much longer points have taken than estimated, by what they belong to.
-
-    Estimates count as if they had held for PRIOR_S seconds: one point proves little.
-    """
-
-    def __init__(self) -> None:
-        self._estimated_s: dict[str, float] = defaultdict(float)
-        self._taken_s: dict[str, float] = defaultdict(float)
-
-    def note(self, point: Point, seconds: float) -> None:
-        """A point took that long."""
-        for what in (point.what, ""):
-            self._estimated_s[what] += point.estimate_s
-            self._taken_s[what] += seconds
-
-    def expected_s(self, point: Point) -> float:
-        """How long it will take if it differs from its estimate as those of its kind did so far."""
-        known = point.what if self._estimated_s[point.what] else ""
-        slowness = (self._taken_s[known] + PRIOR_S) / (self._estimated_s[known] + PRIOR_S)
-        return point.estimate_s * slowness
 
 
 def measure_points(
@@ -278,8 +248,7 @@ def measure_points(
 ) -> bool:
     """Measure what is not there yet; returns whether this process can still use the GPU.
 
-    emit : called with the ``rows`` of all points, then with the ``row`` of each that is started, and with
-        the seconds that it is expected to take, or at its end
+    emit : called with the ``rows`` of all points, then with the ``row`` of each that starts or ends
     deadline_s : by `time.monotonic`, which all processes share and nobody sets; a point that will probably
         not end before it is left out, and so are all but the shorter ones after it. The closing ones have
         RESERVE times their time before it and, if a point before them took too long, OVERTIME_S after it
@@ -294,7 +263,7 @@ def measure_points(
     opening, closing = (points.opening, points.closing) if session else ((), ())
     rows = [*(point.row() for point in opening), *rows, *(point.row() for point in closing)]
     emit({"rows": [asdict(row) for row in rows]})
-    pace = Pace()
+    reserved_s = RESERVE * sum(point.estimate_s for point in closing)
     # After a first point, closing ones are worth the overtime: what lies before them is told by their times.
     begun = bool(skip)
     for point, row in zip((*opening, *body, *closing), rows, strict=True):
@@ -304,36 +273,37 @@ def measure_points(
             if row.outcome != MEASURED:
                 emit({"row": asdict(replace(row, outcome=MEASURED))})
             continue
-        if point in closing:
-            until_s = deadline_s + OVERTIME_S * begun
-        else:
-            until_s = deadline_s - RESERVE * sum(map(pace.expected_s, closing))
-        begun |= _take(point, out, emit, pace, until_s, origin)
+        spare_s = OVERTIME_S * begun if point in closing else -reserved_s
+        begun |= _take(point, out, emit, deadline_s + spare_s, origin)
         if not _gpu_is_usable():
             return False
     return True
 
 
-def _take(point: Point, out: Path, emit: Emit, pace: Pace, until_s: float, origin: Origin) -> bool:
+def _take(point: Point, out: Path, emit: Emit, until_s: float, origin: Origin) -> bool:
     """Measure one point, if it will probably end in time; returns whether it was begun."""
-    row, left_s, expected_s = point.row(), until_s - time.monotonic(), pace.expected_s(point)
-    if expected_s > left_s:
-        reason = f"would take about {expected_s:.0f} s, {max(0.0, left_s):.0f} s were left"
+    row, left_s = point.row(), until_s - time.monotonic()
+    if point.estimate_s > left_s:
+        reason = f"would take about {point.estimate_s:.0f} s, {max(0.0, left_s):.0f} s were left"
         emit({"row": asdict(replace(row, outcome=NO_TIME, reason=reason))})
         return False
-    emit({"row": asdict(replace(row, outcome=STARTED)), "expected_s": expected_s})
+    emit({"row": asdict(replace(row, outcome=STARTED))})
     start_s = time.monotonic()
-    outcome, reason = _attempt(point, out, origin)
+    outcome, reason, tables = _measured(point)
+    gc.collect()
+    if (cuda := _cuda()) and _gpu_is_usable():
+        cuda.empty_cache()
+    try:
+        point.save(out, tables, origin)
+    except UserError as error:
+        outcome, reason = FAILED, one_line(error)
     seconds = time.monotonic() - start_s
-    if outcome in THERE:
-        pace.note(point, seconds)
-    ended = replace(row, outcome=outcome, reason=reason, seconds=seconds)
-    emit({"row": asdict(ended)})
+    emit({"row": asdict(replace(row, outcome=outcome, reason=reason, seconds=seconds))})
     return True
 
 
 def _looked(point: Point, out: Path) -> Row:
-    """The row of a point that may be there, or whose table may be damaged and must be looked at first."""
+    """Return the row of a point that may be there, or whose table may be damaged."""
     row = point.row()
     try:
         return replace(row, outcome=MEASURED) if point.done(out) else row
@@ -341,36 +311,11 @@ def _looked(point: Point, out: Path) -> Row:
         return replace(row, outcome=FAILED, reason=one_line(error))
 
 
-def _attempt(point: Point, out: Path, origin: Origin) -> tuple[str, str]:
-    """Measure and save one point: its outcome, and why if it is not simply measured.
-
-    Times that were taken while others came to the GPU are kept, since minutes on one are dear and memory
-    grows for other reasons, too; outcome and stamps say so, and who wants others deletes the tables.
-    """
-    company = _foreign_bytes()
-    outcome, reason, tables = _measured(point)
-    gc.collect()
-    if (cuda := _cuda()) and _gpu_is_usable():
-        cuda.empty_cache()
-    grown = _foreign_bytes() - company if company else 0
-    if grown > COMPANY_BYTES:
-        came = f"others took {format_bytes(grown)} of GPU memory meanwhile"
-        origin = replace(origin, remark="; ".join(filter(None, (origin.remark, came))))
-    try:
-        point.save(out, tables, origin)
-    except UserError as error:
-        return FAILED, one_line(error)
-    if outcome in THERE and origin.remark:
-        outcome = BESIDE if outcome == MEASURED else outcome
-        reason = "; ".join(filter(None, (reason, origin.remark)))
-    return outcome, reason
-
-
 def _measured(point: Point) -> tuple[str, str, Tables]:
-    """Outcome, reason, and what there is of the point's tables."""
+    """Return outcome, reason, and what there is of the point's tables."""
     try:
-        found = point.measure()
-        tables = {point.what: found} if isinstance(found, pd.DataFrame) else found
+        given = point.measure()
+        tables = {point.schemas[0]: given} if isinstance(given, pd.DataFrame) else given
         missing = [] if point.is_done else sorted(set(point.schemas) - set(tables))
         if missing:  # the next call would take it for one that was never measured
             return FAILED, f"it left no table {', '.join(map(repr, missing))}", tables
@@ -388,20 +333,14 @@ def _measured(point: Point) -> tuple[str, str, Tables]:
         return FAILED, f"{type(error).__name__}: {one_line(error)}", {}
 
 
-def one_line(error: BaseException, most: int = 300) -> str:
-    """What an exception says, fit for a cell of a table."""
-    text = " ".join(str(error).split())
-    return "".join(letter for letter in text if letter.isprintable())[:most]
-
-
 def _cuda() -> Any:
-    """torch.cuda once this process uses a GPU, else None: no point here may have needed torch at all."""
+    """Return torch.cuda once this process uses a GPU, else None: no point may have needed torch at all."""
     torch = sys.modules.get("torch")
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
 def _gpu_is_usable() -> bool:
-    """False after a fault such as an illegal address: CUDA then refuses all further work.
+    """Return False after a fault such as an illegal address: CUDA then refuses all further work.
 
     And after the capture of a graph that failed: torch then leaves its stream the current one, and random
     numbers and memory as they are within a capture.
@@ -413,11 +352,3 @@ def _gpu_is_usable() -> bool:
         return bool(cuda.current_stream() == cuda.default_stream())
     except RuntimeError:
         return False
-
-
-def _foreign_bytes() -> int:
-    """GPU memory that is neither free nor torch's own here; 0 while this process uses no GPU."""
-    if not (cuda := _cuda()) or not _gpu_is_usable():
-        return 0
-    free, total = cuda.mem_get_info()
-    return int(total - free - cuda.memory_reserved())

@@ -1,69 +1,66 @@
-"""The points of a suite or a campaign: what its file says, made into what measures."""
+"""The points of a suite: what its file says, made into what measures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.run.lab import network as lab
 from ddlkit.run.nets import registry
-from ddlkit.run.sessions import reader
-from ddlkit.run.sessions.campaign import campaign_points
-from ddlkit.run.sessions.kinds import KINDS, Here, best_device, kind
-from ddlkit.run.sessions.reader import Campaign, Key, one_of, read_keys
+from ddlkit.run.sessions import kinds, lab_kinds
+from ddlkit.run.sessions.grammar import (
+    DEVICES,
+    KINDS,
+    Key,
+    Suite,
+    checked,
+    network,
+    one_of,
+    read,
+    read_keys,
+    truth,
+)
 from ddlkit.run.sessions.session import Point, PointList, say
+from ddlkit.run.sessions.vocabulary import Here, best_device
 
-
-@kind("campaign", lab=True)
-def campaign(here: Here, file: str) -> Iterator[Point]:
-    """A campaign, in a folder of its own; its file as seen from the project's root."""
-    found = reader.read_campaign(store.ROOT / file)
-    yield from campaign_points(found, here.out, found.folder)
-
+assert lab_kinds and kinds  # whose import registers them
 
 # What every description of points may say besides what is the kind's own.
 _COMMON = {
     "measure": Key(one_of(list(KINDS))),
     "about": Key(str, ""),  # why, for who reads the file
-    "device": Key(
-        one_of(("", *reader.DEVICES)), ""
-    ),  # where it is measured: everywhere, if it is ""
-    "by_name": Key(reader.truth, False),  # not part of "all"
+    "device": Key(one_of(("", *DEVICES)), ""),  # where it is measured: everywhere, if it is ""
+    "by_name": Key(truth, False),  # not part of "all"
 }
 
 
 def points(
     *,
-    out: Path,
+    out: Any,
     session: int,
     name: str,
     part: str = "all",
     device: str = "",
     networks: Sequence[str] = (),
-    algorithm: str = "",
     predict: bool = False,
 ) -> PointList:
-    """The points of the suite or campaign of that name, or in that file.
+    """Return the points of the suite of that name, or in that file.
 
-    part : what of a suite, "all" or what points belong to, as "layers"
+    part : what of it, "all" or what points belong to, as "layers"
     device : in place of the suite's own; networks : in place of its own, of layers only, as "resnet50:32"
-    predict : of a campaign: calibrate its labs and predict its cases, and replay none
+    predict : of campaigns: calibrate their labs and predict their cases, and replay none
 
     Raises UserError for a wrong file or network, and when a GPU is wanted and torch sees none.
     """
     instead: dict[str, Any] = {}
     if networks:
         instead["networks"] = [_batched(text, part) for text in networks]
-    if algorithm:
-        raise UserError(f"--algorithm {algorithm}: collectives are the library's own, leave it out")
-    suite = reader.read(name)
-    if isinstance(suite, Campaign):
-        return PointList(campaign_points(suite, out, predict=predict))
+    suite = read(name)
+    if predict and not suite.is_campaign:
+        raise UserError(f"--predict: {suite.file} is no campaign: only its cases are predicted")
     device = device or suite.device or best_device()
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError(
@@ -72,56 +69,56 @@ def points(
         )
     here = Here(device, session, out)
     lists = []
-    for key in ("points", "opening", "closing"):
-        found: dict[str, Point] = {}
-        for position, described in enumerate(getattr(suite, key)):
-            where = f"{suite.file}: {key}[{position}]"
-            for point in _made(described, where, here, part, instead):
-                found.setdefault(point.key, point)
-        lists.append(list(found.values()))
+    for section in ("points", "opening", "closing"):
+        made: dict[str, Point] = {}
+        for point in _made(suite, section, here, part, instead, predict):
+            made.setdefault(point.key, point)
+        lists.append(list(made.values()))
     return PointList(*lists)
 
 
 def _batched(text: str, part: str) -> tuple[str, int]:
-    """Name and batch size of a network that the user wants instead of the suite's."""
+    """Return name and batch size of a network that the user wants instead of the suite's."""
     if part != "layers":
         raise UserError(f"networks can be chosen for layers only, not for {part}")
     if ":" not in text:
         raise UserError(f"networks {text!r}: write batch sizes, too, as in resnet50:32,vgg16:16")
-    found: tuple[str, int] = reader.checked(text, reader.network, "networks")
-    registry.find(found[0])
-    return found
+    named: tuple[str, int] = checked(text, network, "networks")
+    registry.find(named[0])
+    return named
 
 
 def _made(
-    described: Mapping[str, Any],
-    where: str,
+    suite: Suite,
+    section: str,
     here: Here,
     part: str,
     instead: Mapping[str, Any],
+    predict: bool,
 ) -> Iterator[Point]:
-    """The points of one description; none if others are wanted, or if they need a lab and there is none.
-
-    instead : arguments in place of those that the description says
-    """
-    common = {key: value for key, value in described.items() if key in _COMMON}
-    chosen = read_keys(common, _COMMON, where)
-    what, needs_lab, keys, make = KINDS[chosen["measure"]]
-    own = {key: value for key, value in described.items() if key not in _COMMON}
-    arguments = read_keys(own, keys, where)
-    wanted = not chosen["by_name"] if part == "all" else part == what
-    if not wanted or chosen["device"] not in ("", here.device):
-        return
-    needs_lab = needs_lab or any(arguments.get("rate", ""))
-    if needs_lab and (reason := lab.available()):
-        say(f"no lab, so no {chosen['measure'].replace('_', ' ')}: {reason}")
-        return
-    if "networks" in instead and arguments.get("ranks", 1) > 1:
-        return
-    # Where a description may name several, one that is wanted instead is a list of one.
-    several = {name for name, value in arguments.items() if isinstance(value, (list, tuple))}
-    wanted_instead = {
-        name: [value] if name in several and isinstance(value, str) else value
-        for name, value in instead.items()
-    }
-    yield from make(here, **{**arguments, **wanted_instead})
+    """Yield the points of a section of the suite that are wanted, and possible here."""
+    gathered: dict[str, list[Any]] = {}
+    for position, described in enumerate(getattr(suite, section)):
+        where = f"{suite.file}: {section}[{position}]"
+        common = read_keys({k: v for k, v in described.items() if k in _COMMON}, _COMMON, where)
+        kind = KINDS[common["measure"]]
+        own = {key: value for key, value in described.items() if key not in _COMMON}
+        arguments = {**read_keys(own, kind.keys, where), **instead}
+        wanted = not common["by_name"] if part == "all" else part == kind.what
+        if not wanted or common["device"] not in ("", here.device):
+            continue
+        if "networks" in instead and arguments.get("ranks", 1) > 1:
+            continue
+        needs_lab = (kind.lab and not kind.gathered) or any(arguments.get("rate", ""))
+        if needs_lab and (reason := lab.available()):
+            say(f"no lab, so no {common['measure'].replace('_', ' ')}: {reason}")
+        elif kind.gathered:
+            try:
+                grid = kind.gathered(**arguments)
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from None
+            gathered.setdefault(common["measure"], []).append(grid)
+        else:
+            yield from kind.make(here, **arguments)
+    for name, grids in gathered.items():
+        yield from KINDS[name].make(here, grids, str(suite.file), predict)

@@ -1,0 +1,208 @@
+"""``ddlkit ...``: one thin command for each station of the spine."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ddlkit import __version__
+from ddlkit.cli import measuring, predicting
+from ddlkit.cli.command import COMMANDS, arg, command, flag
+from ddlkit.core.errors import UserError, one_line
+
+assert measuring and predicting  # whose import registers them
+
+_LINKS = "links no longer change: make a lab of each kind"
+GONE: dict[tuple[str, ...], str] = {
+    ("bench",): "time ddlkit.predict and ddlkit.make_plan by python -m timeit",
+    (
+        "measure",
+        "--algorithm",
+    ): "the library's own is measured; ddlkit.core.schedule computes others",
+    ("lab", "campaign"): "write ddlkit measure FILE.yml, with --predict to write predictions first",
+    **{("lab", word): _LINKS for word in ("change", "--change", "--rank-rate", "--rank-delay")},
+    **{("lab", word): "leave it out" for word in ("--queue", "--burst", "--framing")},
+}
+"""Commands, their options and words of earlier versions, and what to do instead."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; a user's mistake, or a machine's limit, is one line on stderr and exit status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may know ASCII only
+    # What arithmetic makes of numbers beyond its range is looked for in the result, see `_check_finite`.
+    warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
+    if threading.current_thread() is threading.main_thread():
+        _end_as_ctrl_c_does()
+    try:
+        _refuse_gone(sys.argv[1:] if argv is None else argv)
+        arguments = _parser().parse_args(argv)
+        return arguments.run(arguments) or 0
+    except UserError as error:
+        print(f"ddlkit: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as interrupt:
+        # Who measured says so: elsewhere there is nothing that could be kept.
+        with contextlib.suppress(OSError):
+            print("; ".join(["ddlkit: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
+        exec(
+            ""
+        )  # an extension may have left word for Python that it end by SIGINT, whatever it was
+        number = (_ended_by or [signal.SIGINT])[0]
+        return 128 + (signal.SIGTERM if number == signal.SIGHUP else number)
+    except BrokenPipeError:
+        # The reader of our output has gone (``| head``): not an error, but flushing again would be.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (OSError, MemoryError) as error:
+        if isinstance(error, OSError) and error.errno not in LIMITS:
+            raise
+        print(f"ddlkit: error: {_limit(error)}", file=sys.stderr)
+        return 2
+    finally:
+        _ended_by.clear()
+        while _reminders:
+            _reminders.pop().cancel()
+
+
+ROOM, FEWER = "make room there, or choose another directory", "end other programs, or allow more"
+LIMITS = {
+    **{errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EROFS: "choose another directory"},
+    **{errno.EFBIG: f"{FEWER}: ulimit -f", errno.EMFILE: f"{FEWER}: ulimit -n"},
+    **{errno.ENFILE: "end other programs: too many files are open on this machine"},
+    **{errno.EAGAIN: f"{FEWER}: ulimit -u", errno.ENOMEM: "free memory, or ask for less"},
+}
+"""What a machine may be short of, wherever that is found, and what to do."""
+
+
+def _limit(error: OSError | MemoryError) -> str:
+    """Return what is used up, and where if that is known, in one line."""
+    if isinstance(error, MemoryError):
+        return f"memory is used up: {LIMITS[errno.ENOMEM]}"
+    words = (error.strerror, error.filename, LIMITS[error.errno or errno.ENOMEM])
+    return ": ".join(str(word) for word in words if word)
+
+
+def _refuse_gone(words: Sequence[str]) -> None:
+    """Raise UserError for a command, or an option of one, of an earlier version."""
+    options = {word.partition("=")[0] for word in words[1:]}
+    for (name, *rest), advice in GONE.items():
+        if list(words[:1]) == [name] and options.issuperset(rest):
+            raise UserError(f"{' '.join([name, *rest])} is gone: {advice}")
+
+
+def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
+    """Return what ``ddlkit COMMAND FILES --OPTION VALUE --json`` prints, for notebooks and programs.
+
+    Raises UserError for what the command would refuse. Its warnings are in the result.
+    """
+    given = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items())
+    words = [*command.split(), *map(str, files), *(word for pair in given for word in pair)]
+    page, wrong = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(page), contextlib.redirect_stderr(wrong):
+        try:
+            arguments = _parser().parse_args([*words, "--json"])
+        except SystemExit:
+            raise UserError(wrong.getvalue().splitlines()[-1]) from None
+        arguments.run(arguments)
+    answer: dict[str, Any] = json.loads(page.getvalue())
+    return answer
+
+
+AGAIN_S, AGAIN = 0.5, signal.SIGUSR2
+"""So long after an interrupt it comes again, by that signal, if nothing is dealing with it."""
+_reminders: list[threading.Timer] = []
+_ended_by: list[int] = []
+"""The signals that came, first the one that tells the exit status."""
+
+
+def _end_as_ctrl_c_does() -> None:
+    """Let SIGTERM and SIGHUP interrupt as Ctrl-C does, also where SIGINT is ignored; lose no interrupt."""
+    for number in (signal.SIGTERM, AGAIN):
+        signal.signal(number, _interrupt)
+    # SIGINT is ignored in the background of a script; SIGHUP, as the terminal is gone, under nohup.
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    for number, handler in usual.items():
+        if signal.getsignal(number) == handler:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, _: object) -> None:
+    """Raise; Python drops what is raised in a finaliser, and extensions what is beneath them; not this."""
+    reminder = threading.Timer(AGAIN_S, os.kill, (os.getpid(), AGAIN))
+    reminder.daemon = True
+    reminder.start()
+    _reminders.append(reminder)
+    if number != AGAIN:
+        _ended_by.append(number)
+    if number != AGAIN or not isinstance(sys.exception(), KeyboardInterrupt):
+        raise KeyboardInterrupt
+
+
+class _Parser(argparse.ArgumentParser):
+    """One whose complaint is one line after the usage, and which takes no "--" for an option's value."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(one_line(message))
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = sys.argv[1:] if args is None else list(args)
+        for word in words:
+            if word.startswith("--") and word.endswith("=--"):
+                self.error(f"argument {word[:-3]}: -- is no value")
+        return super().parse_known_args(words, namespace)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="ddlkit", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"ddlkit {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name, told in COMMANDS.items():
+        added = commands.add_parser(name, help=told.text, description=told.text)
+        added.set_defaults(run=told.run)
+        for names, options in told.arguments:
+            added.add_argument(*names, **options)
+    return parser
+
+
+# ---------------------------------------------------------------- book, figures
+
+
+@command(
+    "run the notebooks and build the report",
+    flag("--recorded", "only from data/recorded"),
+    arg("--data", type=Path, help="measured tables [build/measured]"),
+    arg("--reports", type=Path, help="for figures [reports with --recorded, else build/reports]"),
+    arg("--only", default="", help="notebooks by number: 20,40"),
+)
+def book(arguments: argparse.Namespace) -> None:
+    from ddlkit.report.book import build
+
+    chosen = {name: getattr(arguments, name) for name in ("recorded", "data", "reports")}
+    print(build(**chosen, only=[n for n in arguments.only.split(",") if n]))
+
+
+@command(
+    "list or check the catalog of figures and tables",
+    flag("--check", "fail on a missing image, CSV or tolerance"),
+    flag("--write", "write reports/FIGURES.md and docs/commands.md"),
+    arg("--reports", type=Path, help="directory that holds figures/ [reports]"),
+)
+def figures(arguments: argparse.Namespace) -> int:
+    from ddlkit import store
+    from ddlkit.report import catalog, manual
+
+    if arguments.write:
+        store.atomic_write_text(manual.PAGE, manual.page(_parser()))
+    return catalog.command(check=arguments.check, write=arguments.write, reports=arguments.reports)

@@ -1,0 +1,188 @@
+"""Commands that measure, and that make the links to measure over."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from ddlkit.cli.command import JSON, arg, command, flag, show
+from ddlkit.core import units
+from ddlkit.core.errors import UserError
+
+# ---------------------------------------------------------------- measure
+
+_MEASURE = """a suite (quick, full, cpu, gpu, smoke, sharing), a file of one, or a part of the suite quick:
+layers, collectives, training, replay, campaign, convergence, tensors, input, all (without the last three,
+which take minutes and say more of single networks)"""
+_PACK = """keep the whole recording in this file, too, every 20 s: a kill at any time leaves it whole, and
+the next run goes on from it where the directory is empty; by hand: tar xzf FILE.tgz -C data/recorded"""
+_SESSION = (
+    arg("--budget", help="when to end, as in 8m30s or 90s [when all is measured]"),
+    flag("--dry-run", "only say what and how long"),
+    arg("--out", type=Path, help="directory for the tables [build/measured, or data/recorded/...]"),
+    arg("--pack", type=Path, metavar="FILE.tgz", help=_PACK),
+    flag("--ignore-load", "measure although others use the GPU; every stamp says so"),
+)
+
+
+def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> None:
+    from ddlkit.run.sessions import engine
+
+    budget_s = units.parse_seconds(arguments.budget) if arguments.budget else math.inf
+    chosen = {name: getattr(arguments, name) for name in ("out", "dry_run", "pack", "ignore_load")}
+    try:
+        print(engine.measure(what, budget_s=budget_s, **chosen, **how))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("what was measured is kept") from None
+
+
+@command(
+    "measure this machine and record what it shows; goes on where it stopped",
+    arg("what", metavar="NAME|FILE", help=_MEASURE),
+    arg("--profile", choices=("quick", "full"), default="quick", help="whose part it is [quick]"),
+    arg("--networks", help="for layers, with batch sizes: resnet50:32,vgg16:16"),
+    flag("--predict", "of a campaign: calibrate its labs, write down what models say; no runs"),
+    *_SESSION,
+)
+def measure(arguments: argparse.Namespace) -> None:
+    networks = arguments.networks.split(",") if arguments.networks else ()
+    chosen = {"networks": networks, "predict": arguments.predict}
+    _measured(arguments, arguments.what, profile=arguments.profile, **chosen)
+
+
+@command(
+    "record all that this machine can show: ddlkit measure cpu, gpu or smoke",
+    arg("--suite", choices=("gpu", "cpu"), required=True, help="on which device"),
+    arg("--profile", choices=("standard", "smoke"), default="standard", help="how much [standard]"),
+    flag("--preflight", "measure nothing: check in half a minute that all it needs works"),
+    *_SESSION,
+)
+def record(arguments: argparse.Namespace) -> int | None:
+    device = "cuda" if arguments.suite == "gpu" else "cpu"
+    if arguments.preflight:
+        from ddlkit.run.sessions.preflight import preflight
+
+        return preflight(device, arguments.out)
+    name = arguments.suite if arguments.profile == "standard" else arguments.profile
+    _measured(arguments, name, device=device)
+    return None
+
+
+@command(
+    "pack recorded tables: one file of each kind, each table's own hash kept and verified",
+    arg("folder", type=Path, nargs="?", help="of recorded tables [all of data/recorded]"),
+)
+def pack(arguments: argparse.Namespace) -> None:
+    from ddlkit import store
+    from ddlkit.store.pack import pack as pack_folder
+
+    folder = arguments.folder or store.RECORDED
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such directory")
+    pack_folder(folder)
+    print(folder)
+
+
+# ---------------------------------------------------------------- machine, lab
+
+
+@command("what this machine is", JSON)
+def machine(arguments: argparse.Namespace) -> None:
+    from ddlkit.machine import describe, versions
+
+    show({**describe(), **versions()}, arguments.json)
+
+
+# Each of an emulated link alone, by the field of the parsed arguments.
+_EMULATED = {
+    "delay": "of each link: a round trip passes four [0s]",
+    "jitter": "by how much a packet's delay may differ, in order [0s]",
+    "loss": "share of frames that are lost on their way: 0.1%% [0]",
+    "background": "load by others, as 40%%",
+    "congestion": "control of TCP's: reno, cubic or bbr [reno]",
+    "seed": "of loss and jitter [0]",
+}
+_ACTIONS = {
+    "up": "make links",
+    "status": "list labs",
+    "crossed": "count what crossed",
+    "down": "take a lab down",
+    "clean": "remove dead ones",
+}
+
+
+@command(
+    "a rate-limited network of namespaces (root, Linux)",
+    arg("action", choices=tuple(_ACTIONS), help=", ".join(_ACTIONS.values())),
+    arg("--ranks", type=int, default=4, help="namespaces, one per rank [4]"),
+    arg("--rate", default="1gbit", help="rate of each link, both ways [1gbit]"),
+    arg("--ranks-per-node", type=int, default=1, help="that share a link [1]"),
+    arg("--intra-rate", help="rate of each rank's link inside a node: 10gbit"),
+    arg("--engine", choices=("tbf", "emulated"), default="tbf", help="what limits the links [tbf]"),
+    *(
+        arg(f"--{name}", type=int if name == "seed" else str, help=text)
+        for name, text in _EMULATED.items()
+    ),
+    arg("--label", default="", help="name of the lab [the first free ddlN]"),
+    JSON,
+)
+def lab(arguments: argparse.Namespace) -> None:
+    from ddlkit.run.lab import network
+
+    everyone = [] if arguments.action == "up" else [row["label"] for row in network.status()]
+    if arguments.action == "up":
+        made = network.Lab(_lab_shape(arguments), arguments.label, persistent=True).up()
+        namespaces = " ".join(made.namespaces)
+        print(f"{made.label}: {made.ranks} ranks over {made.name}; namespaces {namespaces}")
+    elif arguments.action == "status":
+        for row in network.status():
+            state = "up" if row["alive"] else "dead: run ddlkit lab clean"
+            print("{label}: {ranks} ranks over {link}, {owner}".format_map(row) + f", {state}")
+    elif arguments.action == "crossed":
+        if not arguments.label and len(everyone) != 1:
+            up = ", ".join(everyone) or "none"
+            raise UserError(f"which lab? labs that are up: {up}; use --label")
+        crossed = network.attach(arguments.label or everyone[0]).crossed()
+        _show_crossed(crossed, arguments.json)
+    elif arguments.action == "down":
+        for label in [arguments.label] if arguments.label else everyone:
+            network.attach(label).down()
+            print(f"{label}: down")
+    else:
+        for label in network.clean():
+            print(f"{label}: removed")
+
+
+def _lab_shape(arguments: argparse.Namespace) -> Any:
+    """Return the lab that the arguments of ``lab up`` describe."""
+    from ddlkit.run.lab import conditions
+    from ddlkit.run.lab.network import LabShape
+
+    given = {name: getattr(arguments, name) for name in _EMULATED}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and arguments.engine != "emulated":
+        option = next(iter(given))
+        raise UserError(f"--{option} needs --engine emulated: links of tbf have a rate, no more")
+    emulated = arguments.engine == "emulated"
+    return LabShape(
+        arguments.ranks,
+        units.parse_bits_per_s(arguments.rate),
+        arguments.ranks_per_node,
+        units.parse_bits_per_s(arguments.intra_rate) if arguments.intra_rate else 0.0,
+        conditions.parse(given) if emulated else None,
+    )
+
+
+def _show_crossed(answer: dict[str, Any], as_json: bool) -> None:
+    """Print what has crossed a link since it is up: a table of the ranks, and how well the link did."""
+    from ddlkit.run.lab.emulated import Crossing
+
+    if as_json:
+        print(json.dumps(answer))
+        return
+    crossed = Crossing.between({}, answer)
+    print(crossed.ranks.set_index("rank").T.map("{:.0f}".format).to_string())
+    show(crossed.judged(), False)

@@ -1,0 +1,427 @@
+"""Commands that read, fit and predict: none of them measures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ddlkit.cli.command import JSON, arg, command, flag, is_numbers, many, show
+from ddlkit.core import units
+from ddlkit.core.errors import UserError, one_line
+
+# ---------------------------------------------------------------- import, timeline
+
+ELEMENT = arg("--gradient-bytes", help="of a gradient's number: 2, fp16, bf16 [as the file says]")
+
+
+@command(
+    "make a layer profile of a layer-wise trace, a torch.profiler file, FLOP counts or a transformer's shape",
+    arg("file", type=Path, help="the trace, Chrome trace (also .gz) or CSV"),
+    arg("--kind", help="trace, kineto, flops or transformer [by content]"),
+    arg("--out", type=Path, required=True, help="the layer profile (CSV)"),
+    arg("--messages", type=Path, help="also bytes and seconds of messages (CSV)"),
+    arg("--network", help="its name [the file's]; of transformers: which one"),
+    arg("--batch", type=int, help="samples an iteration [1]"),
+    arg("--device", help="what it ran on [as the file says]"),
+    arg("--peak", type=float, help="of counts: peak rate in FLOP/s"),
+    arg("--utilisation", type=float, help="of counts: share of it, 0 to 1"),
+    arg("--compute-s", type=float, help="of counts: forward and backward, in place of a rate"),
+    arg("--sequence", type=int, help="of a transformer: tokens of a sample"),
+    ELEMENT,
+    flag("--without-input", "of a trace: leave out all before the first layer with parameters"),
+    JSON,
+)
+def import_(arguments: argparse.Namespace) -> None:
+    from ddlkit import formats
+
+    names = ("network", "batch", "device", "utilisation", "compute_s", "sequence")
+    options = formats.ImportOptions(
+        **{name: getattr(arguments, name) for name in names},
+        peak_flops_per_s=arguments.peak,
+        with_input=not arguments.without_input,
+        element_bytes=_element_bytes(arguments),
+    )
+    imported = formats.import_file(arguments.file, arguments.kind, options)
+    profile, workload = imported.profile, imported.profile.workload()
+    formats.save_profile(profile, arguments.out, arguments.file)
+    if arguments.messages:
+        formats.save_messages(imported.messages, arguments.messages, arguments.file, arguments.out)
+    result = {
+        **{"kind": imported.kind, "network": profile.network, "device": profile.device},
+        **{"batch": profile.batch, "tensors": workload.n},
+        **{"parameters": int(workload.parameters.sum()), "forward_s": workload.forward_s},
+        **{"backward_s": float(workload.backward_s.sum()), "update_s": workload.update_s},
+        "messages": len(imported.messages),
+    }
+    if arguments.json:
+        result["findings"] = [finding._asdict() for finding in imported.findings]
+    show(result, arguments.json)
+    for finding in () if arguments.json else imported.findings:
+        where = f" ({', '.join(finding.layers)})" if finding.layers else ""
+        print(f"  {finding.what}{where}: {finding.text}")
+
+
+@command(
+    "export a recorded timeline as a Chrome trace, which Perfetto opens",
+    arg("file", type=Path, help="timeline table (CSV, also .gz)"),
+    arg("--case", help="key of the case, when it holds several"),
+    arg("--repeat", type=int, help="which repeat, when it holds several"),
+    arg("--out", type=Path, required=True, help="the Chrome trace (JSON)"),
+)
+def timeline(arguments: argparse.Namespace) -> None:
+    from ddlkit import store
+
+    line = store.read_timeline(arguments.file, arguments.case, arguments.repeat)
+    text = json.dumps(line.to_chrome_trace(), allow_nan=False) + "\n"
+    store.atomic_write_text(store.own_output(arguments.out, arguments.file), text)
+    counts = {"ranks": len(set(line.rank)), "iterations": len(set(line.iteration))}
+    show({"spans": line.n, **counts, "out": arguments.out}, False)
+
+
+# ---------------------------------------------------------------- fit, predict, plan
+
+RANKS = arg(
+    "--ranks",
+    type=int,
+    help="between how many ranks messages were measured: chosen, or said if the file is silent [the file's]",
+)
+COLLECTIVE = arg("--collective", help="of a recorded table: all_reduce, all_gather, reduce_scatter")
+_FORM_HELP = (
+    "auto, alpha_beta, piecewise, segments, chords, table, or variants as piecewise:45KB [auto]"
+)
+
+
+@command(
+    "fit a message cost to measured times",
+    arg("file", type=Path, help="collectives table, CSV of bytes and seconds, or nccl-tests log"),
+    arg("--form", default="auto", help=_FORM_HELP),
+    COLLECTIVE,
+    arg("--link", help="of a recorded table: which link, as in lab:1gbit"),
+    RANKS,
+    arg("--place", choices=("in_place", "out_of_place"), help="of a log: which times [both]"),
+    flag("--compare", "all forms side by side, with their errors at sizes left out, and a drawing"),
+    arg("--draw", type=Path, help="the drawing of --compare (PNG) [FILE-fits.png, here]"),
+    JSON,
+)
+def fit(arguments: argparse.Namespace) -> None:
+    import numpy as np
+
+    from ddlkit.core import fit as fitting
+    from ddlkit.formats import messages
+    from ddlkit.report.doubts import Measured
+
+    wanted = {name: getattr(arguments, name) for name in ("collective", "link", "ranks", "place")}
+    sizes, seconds, said = messages.read_bytes_seconds(arguments.file, **wanted)
+    of: dict[str, Any] = {"collective": said.get("collective") or "all_reduce"}
+    of |= {"workers": said.get("ranks"), "algorithm": said.get("algorithm")}
+    if arguments.compare:
+        return _compare(arguments, sizes, seconds, of)
+    if arguments.draw:
+        raise UserError(f"--draw {arguments.draw}: draws what --compare compares: give both")
+    fitted = fitting.fit(arguments.form, sizes, seconds, **of)
+    description = fitted.to_dict()
+    measured = Measured.of(sizes, said.get("backend"), said["source"])
+    measured = measured._replace(on_device=messages.device_of(arguments.file))
+    if "median_abs_held_out_error" not in description["fit"]:
+        _, errors = fitting.held_out_errors(fitted.form, sizes, seconds)
+        median = float(np.median(abs(errors))) if errors.size else None
+        description["fit"]["median_abs_held_out_error"] = median
+    description["fit"] |= measured._asdict()
+    if not arguments.json:
+        whole = {**description, **description["fit"]}
+        # What is nested is for programs.
+        nested = [k for k, v in whole.items() if isinstance(v, (list, dict)) and not is_numbers(v)]
+        description = {name: value for name, value in whole.items() if name not in nested}
+    show(description, arguments.json)
+
+
+def _compare(arguments: argparse.Namespace, sizes: Any, seconds: Any, of: dict[str, Any]) -> None:
+    """Print how well each form does, and draw them."""
+    from ddlkit.report import fits, plots
+    from ddlkit.store import own_output
+
+    forms = [] if arguments.form == "auto" else [arguments.form]
+    compared = fits.compare(sizes, seconds, *forms, **of)
+    to = arguments.draw or Path(f"{arguments.file.name.partition('.')[0]}-fits.png")
+    own_output(to, arguments.file)
+    off = {form: (unseen.sizes, unseen.errors()) for form, unseen in compared.unseen.items()}
+    plots.write_png(plots.cost_forms(compared.fits, off, compared.chosen), to)
+    said = {"chosen": compared.chosen, "why": compared.why, "drawn": str(to)}
+    if arguments.json:
+        said["forms"] = json.loads(compared.table.to_json(orient="index"))
+    else:
+        print(fits.page(compared.table))
+    show(said, arguments.json)
+
+
+_PLANS = "none, single, ddp, buffer:25MB, mg_wfbp, cuts:3,40 or exact; a wrong one lists all"
+_PLAN_HELP = f"as {_PLANS}; or a file of ddlkit plan --json"
+_INPUTS = (
+    arg("--profile", type=Path, required=True, help="layer profile (CSV)"),
+    arg("--network", help="which network, when the profile holds several"),
+    arg("--batch", type=int, help="which batch size, when the profile holds several"),
+    arg("--profile-ranks", type=int, help="measured by how many ranks, when it holds several"),
+    arg("--forward-s", type=float, help="forward pass, for a profile without the column forward_s"),
+    arg("--dilation", type=float, default=1.0, help="compute this many times slower [1]"),
+    ELEMENT,
+    arg("--accumulate", type=int, default=1, help="gradients over so many batches, sent once [1]"),
+    arg("--collectives", type=Path, nargs="+", metavar="TABLE", help="to calibrate from"),
+    arg("--collective", help="that sends gradients [all_reduce; with --density all_gather]"),
+    RANKS,
+    arg("--link", help="over which link, as in lab:1gbit [the table's, if it has but one]"),
+    arg("--cost", type=Path, help="in place of --collectives: message cost (JSON of ddlkit fit)"),
+    arg("--in-flight", type=int, default=1, help="collectives under way at once [1]"),
+    arg("--copy-s-per-byte", type=float, default=0.0, help="into and out of messages [0]"),
+    arg("--samples", type=Path, help="of real training: the profile's iterations, which scatter"),
+    arg("--density", type=float, help="share of gradients sent, with --selection: by all_gather"),
+    arg("--selection", type=Path, nargs="+", metavar="TABLE", help="its times, or cost (JSON)"),
+    arg("--selection-form", default="table", help="of their cost; auto: the best of all [table]"),
+    arg("--level", type=float, default=0.95, help="of the interval of one iteration [0.95]"),
+    JSON,
+)
+
+
+def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str], Any]:
+    """Return the forecast of the files under the plan ``spec``, what is doubtful of it, the layer profile.
+
+    Both what is doubtful and what a profile left open is said on standard error.
+    """
+    from ddlkit import store
+    from ddlkit.formats import plans
+    from ddlkit.model import forecast, make_plan
+    from ddlkit.model.predictor import STEADY, scatter_of
+    from ddlkit.report.doubts import doubts
+
+    if bool(arguments.cost) == bool(arguments.collectives):
+        raise UserError("give --collectives TABLE to calibrate from, or --cost COST.json")
+    assumed: list[str] = []
+    names = ("network", "batch", "forward_s")
+    chosen = {name: getattr(arguments, name) for name in names}
+    chosen |= {"ranks": arguments.profile_ranks, "assumed": assumed}
+    profile = store.read_profile(arguments.profile, **chosen)
+    if (element_bytes := _element_bytes(arguments)) is not None:
+        profile = profile.sent_as(element_bytes)
+    workload = profile.workload().scaled(arguments.dilation).accumulated(arguments.accumulate)
+    communication, measured = (_given if arguments.cost else _calibrated)(arguments)
+    communication = _sparse(arguments, communication, workload)
+    cost = communication.cost
+    if plans.is_file(spec):
+        plan = plans.read_plan(Path(spec))
+    else:
+        plan = make_plan(plans.with_unit(spec), workload, cost)
+    samples = store.load_table(arguments.samples, "samples") if arguments.samples else None
+    how = {"copy_s_per_byte": arguments.copy_s_per_byte, "level": arguments.level}
+    how["compute_scatter"] = STEADY if samples is None else scatter_of(samples)
+    predicted = forecast(workload, plan, communication, **how)
+    if assumed:
+        text = one_line(f"{arguments.profile}: assumed {', '.join(assumed)}")
+        print(f"ddlkit: {text}", file=sys.stderr)
+    n_bytes = cost.collective_bytes(predicted.iteration.group_bytes)
+    doubtful = list(doubts(profile.device, cost, measured, n_bytes))
+    for line in doubtful:
+        print(f"ddlkit: warning: {one_line(line)}", file=sys.stderr)
+    return predicted, doubtful, profile
+
+
+def _element_bytes(arguments: argparse.Namespace) -> int | None:
+    """Return bytes of a number of a gradient, if said."""
+    said = arguments.gradient_bytes
+    return None if said is None else units.parse_element_bytes(said)
+
+
+def _sparse(arguments: argparse.Namespace, dense: Any, workload: Any) -> Any:
+    """Return the same communication for messages of which a share is selected and gathered, where asked."""
+    from ddlkit.core.sparse import ELEMENT_BYTES
+    from ddlkit.store.readers import read_selection
+
+    if (arguments.density is None) != (arguments.selection is None):
+        raise UserError("give --density and --selection TABLE together")
+    if arguments.density is None:
+        return dense
+    if (workload.bytes != ELEMENT_BYTES * workload.parameters).any():
+        raise UserError("--density: needs a profile whose gradients have 4 bytes a parameter")
+    selecting = read_selection(arguments.selection, arguments.density, arguments.selection_form)
+    return dense.sparse(arguments.density, selecting)
+
+
+def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Return communication at a cost that is given as JSON, and how that was measured."""
+    from ddlkit.core.fit import costs_from_dict
+    from ddlkit.core.link import Link
+    from ddlkit.model import Communication
+    from ddlkit.report.doubts import Measured
+    from ddlkit.store.files import read_json
+
+    advice = "write it by ddlkit fit FILE --json, or give FILE to --collectives"
+    described = read_json(arguments.cost, advice)
+    try:
+        cost, draws = costs_from_dict(described)
+        measured = Measured.read(described, cost)
+    except UserError as error:
+        raise UserError(f"{arguments.cost}: {error}") from error
+    if arguments.collective not in (None, cost.collective):
+        raise UserError(f"{arguments.cost}: of {cost.collective}, not of {arguments.collective}")
+    if cost.workers is None:
+        cost = replace(cost, workers=arguments.ranks)
+    elif arguments.ranks not in (None, cost.workers):
+        raise UserError(
+            f"{arguments.cost}: a cost of {cost.workers} workers, not {arguments.ranks}: --ranks "
+            "does not carry a cost to other numbers, measure with that many"
+        )
+    return Communication(cost, draws, Link(in_flight=arguments.in_flight)), measured
+
+
+def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Return communication as it was measured: the validated model's; and what is known of the messages."""
+    import pandas as pd
+
+    from ddlkit import store
+    from ddlkit.formats.messages import device_of, read_collectives
+    from ddlkit.model import Calibration
+    from ddlkit.report.doubts import Measured
+    from ddlkit.store.readers import choose
+
+    how = {"ranks": arguments.ranks, "link": arguments.link}
+    usual = "all_reduce" if arguments.density is None else "all_gather"
+    wanted = {"collective": arguments.collective or usual, **how}
+    paths = store.expand_tables(arguments.collectives)
+    rows = pd.concat([read_collectives(path, **how) for path in paths])
+    rows, chosen = choose(rows.reset_index(drop=True), tuple(wanted), wanted, Path("--collectives"))
+    lab = str(chosen["link"]), int(chosen["ranks"]), wanted["collective"]
+    calibrated = Calibration.of(rows).between(*lab, in_flight=arguments.in_flight)
+    devices = {device_of(path) for path in paths}
+    measured = Measured.of(rows["bytes"], *rows["backend"].unique())
+    on_device = devices.pop() if len(devices) == 1 else None
+    return calibrated, measured._replace(on_device=on_device)
+
+
+@command(
+    "predict an iteration from a profile and measured collectives, or a cost",
+    *_INPUTS,
+    arg("--plan", default="ddp", help=f"{_PLAN_HELP} [ddp]"),
+)
+def predict(arguments: argparse.Namespace) -> None:
+    predicted, doubtful, _ = _forecast(arguments, arguments.plan)
+    iteration, interval_s = predicted.iteration, predicted.interval_s
+    names = ("iteration_s", "compute_s", "communication_s", "exposed_communication_s")
+    result = {name: getattr(predicted.prediction, name) for name in (*names, "scaling_factor")}
+    result["interval_s"] = list(interval_s) if interval_s else None
+    result["level"] = arguments.level
+    if arguments.level == 0.95:  # the name that it had when there was one level
+        result["interval_95_s"] = result["interval_s"]
+    result |= {"plan": arguments.plan, "messages": len(iteration.plan.ends)}
+    result["workers"] = iteration.cost.workers
+    if arguments.density:
+        result["selection_s"] = float(iteration.cost.selection_s(iteration.group_bytes).sum())
+        result["selection_form"] = iteration.cost.selecting.form
+    show({**result, "warnings": doubtful} if arguments.json else result, arguments.json)
+
+
+@command(
+    "choose which gradients to fuse; planned for messages one after the other",
+    *_INPUTS,
+    arg("--planner", default="exact", help=f"as {_PLANS} [exact]"),
+)
+def plan(arguments: argparse.Namespace) -> None:
+    predicted, doubtful, _ = _forecast(arguments, arguments.planner)
+    iteration_s, chosen = predicted.prediction.iteration_s, predicted.iteration.plan
+    proof = {} if chosen.least_s is None else {"no_plan_below_s": chosen.least_s}
+    if arguments.json:
+        show({**chosen.to_dict(iteration_s), **proof, "warnings": doubtful}, True)
+        return
+    sizes, tensor = predicted.iteration.group_bytes, predicted.iteration.workload.tensor
+    result = {"planner": chosen.planner, "messages": len(sizes), "iteration_s": iteration_s}
+    show({**result, **proof}, False)
+    for group, members in enumerate(chosen.slices):
+        first, last = tensor[members.start], tensor[members.stop - 1]
+        print(f"  {group:>3}  {units.format_bytes(sizes[group]):>10}  {first} .. {last}")
+
+
+# ---------------------------------------------------------------- what-if
+
+_NOT_IN_THE_GRAPH = {"accumulate": 1, "copy_s_per_byte": 0.0, "in_flight": 1, "density": None}
+"""Inputs of a forecast that training's graph does not know, and what they are where nothing is said."""
+
+
+@command(
+    "change tasks of training's graph (dag Fig 1), and see what limits afterwards",
+    *_INPUTS,
+    arg("--plan", default="ddp", help=f"{_PLAN_HELP} [ddp]"),
+    many("--scale", "WHAT=FACTOR", "a kind, resource, layer:3 or rank:2 as in all_reduce=0.5"),
+    many("--straggler", "RANK:FACTOR", "a rank computes so many times as long"),
+    many("--layer", "NAME=FACTOR", "a layer so many times as large, in time and bytes"),
+    arg("--strategy", default="Caffe-MPI", help="or CNTK, MXNet, TensorFlow [Caffe-MPI]"),
+    arg("--gpus", type=int, help="so many GPUs afterwards, by a cost that can be carried there"),
+    arg("--gpus-per-machine", type=int, default=1, help="that share a disk [1]"),
+    arg("--inputs", type=Path, help="table of ddlkit measure input: to read, decode, copy"),
+    arg("--io-s", type=float, help="to read one GPU's batch [as --inputs, else 0]"),
+    arg("--decode-s", type=float, help="to decode it, where the strategy does [likewise]"),
+    arg("--h2d-s", type=float, help="to copy it to the GPU [likewise]"),
+    flag("--shared-disk", "all machines read from one"),
+    arg("--iterations", type=int, default=10, help="that follow one another [10]"),
+)
+def what_if(arguments: argparse.Namespace) -> None:
+    from ddlkit.core.iteration import Iteration
+    from ddlkit.papers.dag import training
+    from ddlkit.papers.dag.tasks import schedule
+
+    for name, left_out in _NOT_IN_THE_GRAPH.items():
+        if getattr(arguments, name) != left_out:
+            option = name.replace("_", "-")
+            raise UserError(f"--{option}: the graph has no task for it: leave it out")
+    changes = [_change(text, "=") for text in arguments.scale]
+    changes += [_change(text, ":", "rank:") for text in arguments.straggler]
+    predicted, doubtful, profile = _forecast(arguments, arguments.plan)
+    plan, cost = predicted.iteration.plan, predicted.iteration.cost
+    before = Iteration(predicted.iteration.workload, plan, cost)
+    other = training.resized(profile, dict(_change(text, "=") for text in arguments.layer))
+    there = cost.workers or 1
+    gpus = there if arguments.gpus is None else arguments.gpus
+    if gpus < 1:
+        raise UserError(f"--gpus {gpus}: there must be at least one")
+    carried = cost if gpus == there else cost.at_workers(gpus)
+    after = Iteration(other.workload().scaled(arguments.dilation), plan, carried)
+    graph, grown = _graph(arguments, before, profile), _graph(arguments, after, other)
+    compared = training.WhatIf(schedule(graph), schedule(training.changed(grown, changes)))
+    result = {"tasks": graph.n, "longest_path_s": graph.longest_path_s, **compared.described()}
+    for when, n in (("", there), ("_after", gpus)):
+        rate = n * profile.batch / result[f"iteration_s{when}"]
+        result |= {f"gpus{when}": n, f"samples_per_s{when}": rate}
+    if arguments.json:
+        show({**result, "warnings": doubtful}, True)
+        return
+    for name in ("critical_path_s", "critical_path_s_after"):
+        result[name] = ", then ".join(f"{s:.4g} {task}" for task, s in result[name].items())
+    show(result, False)
+
+
+def _graph(arguments: argparse.Namespace, iteration: Any, profile: Any) -> Any:
+    """Return the tasks of training by these arguments."""
+    from ddlkit.formats.inputs import read_inputs
+    from ddlkit.papers import dag
+    from ddlkit.papers.dag import training
+
+    timed = read_inputs(arguments.inputs, profile.batch) if arguments.inputs else {}
+    said = {name: getattr(arguments, name) for name in ("io_s", "decode_s", "h2d_s")}
+    workers, machine_gpus = iteration.cost.workers or 1, arguments.gpus_per_machine
+    return training.of_iteration(
+        iteration,
+        dag.strategy(arguments.strategy),
+        training.Gpus.of(workers, machine_gpus, arguments.shared_disk),
+        iterations=arguments.iterations,
+        forward_s=profile.forward_s * arguments.dilation,
+        **{name: timed.get(name, 0.0) if s is None else s for name, s in said.items()},
+    )
+
+
+def _change(text: str, parted_by: str, of: str = "") -> tuple[str, float]:
+    """Return what is changed, and how many times as long it takes."""
+    what, parted, factor = text.rpartition(parted_by)
+    try:
+        return of + what, float(factor if parted else "")
+    except ValueError:
+        raise UserError(f"{text!r}: write all_reduce=0.5 to scale, 3:1.2 for a straggler") from None
