@@ -62,7 +62,7 @@ def test_what_is_sent_and_kept_are_the_gradients_and_the_mean_is_that_of_what_wa
             before = [group.residual.clone() for group in groups]
             model(torch.randn(5, 9)).square().sum().backward()
             gradients = [
-                torch.cat([p.grad.flatten() for p in group.parameters if p.grad is not None])
+                torch.cat([p.grad.flatten() for p in group.parameters.values() if p.grad is not None])
                 for group in groups
             ]
             exchange.take(rank)
@@ -76,7 +76,7 @@ def test_what_is_sent_and_kept_are_the_gradients_and_the_mean_is_that_of_what_wa
         exchange.finish()
         for place, group in enumerate(exchange.ranks[0]):
             mean = sum(each[place] for each in sent) / RANKS
-            given = torch.cat([p.grad.flatten() for p in group.parameters if p.grad is not None])
+            given = torch.cat([p.grad.flatten() for p in group.parameters.values() if p.grad is not None])
             torch.testing.assert_close(given, mean, rtol=1e-6, atol=1e-8)
         model.zero_grad()
 
