@@ -31,18 +31,16 @@ from ddlkit.run.measure.shared_training import (
     shared_training_job,
 )
 from ddlkit.run.measure.shares import (
-    CORES,
     PRIORITIES,
     REFUSED,
     Configuration,
     Policy,
-    core_of,
     witness,
 )
 from two_groups_job import TwoGroupsSettings, two_groups_job
 
 TWO = "t1-free-nice10+t2-free-raised"
-POLICIES = ["t2-free-normal", "t1-one-idle", "t1-own-nice10", "t4-free-raised-omp2", TWO]
+POLICIES = ["t2-free-normal", "t1-free-idle", "t4-free-raised", TWO]
 # Beside other tests, threads that wait for everybody may wait for minutes.
 idle_threads = pytest.mark.alone
 GLOO: dict[str, Any] = {"ranks": 2, "place": Loopback(), "timeout_s": 110}
@@ -51,27 +49,20 @@ GLOO |= {"join": {"backend": "gloo", "torch_threads": 1}}
 
 # -- names -------------------------------------------------------------------------------------
 
-configurations = st.builds(
-    Configuration,
-    st.integers(1, 8),
-    st.sampled_from(CORES),
-    st.sampled_from(PRIORITIES),
-    st.integers(1, 4),
-)
+configurations = st.builds(Configuration, st.integers(1, 64), st.sampled_from(PRIORITIES))
 
 
 @given(configurations, configurations)
 def test_a_name_says_all_of_a_configuration(one: Configuration, other: Configuration) -> None:
     assert Configuration.parse(one.name) == one
-    again = Policy(one, Configuration(other.threads, other.cores, other.priority, one.openmp))
-    assert Policy.parse(again.name) == again
-    assert again.two == (again.last != one) == bool(again.columns()["last"])
+    both = Policy(one, other)
+    assert Policy.parse(both.name) == both
+    assert both.two == (one != other) == bool(both.columns()["last"])
 
 
 @pytest.mark.parametrize(
     "name",
-    ["", "t2", "t0-free-normal", "t65-free-normal", "t1-left-normal", "t1-free-high", "b2"]
-    + ["t1-free-normal-omp0", "t1-free-normal+t1-free-normal-omp2"],
+    ["", "t2", "t0-free-normal", "t65-free-normal", "t1-own-normal", "t1-free-high", "b2"],
 )
 def test_what_is_no_configuration_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(UserError) as refused:
@@ -127,27 +118,24 @@ def another_thread() -> Iterator[int]:
 
 
 def test_what_was_applied_is_what_the_system_says(another_thread: int) -> None:
-    one = Configuration.parse("t1-own-nice10")
-    why = shares.apply(one, [another_thread], 1, None)
-    found = witness([another_thread], one)
-    assert why or found["taken_nice"] >= 10
-    assert why or found["taken_cores"] == ",".join(map(str, core_of("own", 1)))
-    assert os.getpriority(os.PRIO_PROCESS, 0) == witness([os.getpid()], one)["taken_nice"]
+    why = shares.apply(Configuration.parse("t1-free-nice10"), [another_thread], None)
+    assert why or witness([another_thread])["taken_nice"] >= 10
+    assert os.getpriority(os.PRIO_PROCESS, 0) == witness([os.getpid()])["taken_nice"]
 
 
-def test_pinning_that_is_not_permitted_is_said(
+def test_a_priority_that_is_not_permitted_is_said(
     monkeypatch: pytest.MonkeyPatch, another_thread: int
 ) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(os, "sched_setaffinity", refuse, raising=False)
-    pinned, free = (Configuration.parse(f"t1-{cores}-normal") for cores in ("one", "free"))
-    said = shares.apply(pinned, [another_thread], 0, None)
-    assert said == "pinning not permitted: Operation not permitted"
-    assert not shares.apply(free, [another_thread], 0, None)
-    monkeypatch.delattr(os, "sched_setaffinity")
-    assert "this system" in shares.apply(pinned, [another_thread], 0, None)
+    monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
+    idle, normal = (Configuration.parse(f"t1-free-{order}") for order in ("idle", "normal"))
+    said = shares.apply(idle, [another_thread], None)
+    assert said == "priority idle not permitted: Operation not permitted"
+    assert not shares.apply(normal, [another_thread], None)
+    monkeypatch.delattr(os, "sched_setscheduler")
+    assert "this system" in shares.apply(idle, [another_thread], None)
 
 
 # -- messages over two groups ------------------------------------------------------------------
@@ -217,9 +205,6 @@ def test_each_configuration_took_effect_or_says_why_not(trained: dict[str, pd.Da
             assert row.reason != "none"
             continue
         assert row.taken_threads == 2 * one.threads
-        assert row.taken_openmp == one.openmp
-        taken = set(map(int, str(row.taken_cores).split(",")))
-        assert taken == core_of(one.cores, int(str(row.rank)))
         expected = {"raised": "SCHED_RR", "idle": "SCHED_IDLE"}.get(one.priority)
         assert expected in (None, row.taken_policy)
 

@@ -156,13 +156,12 @@ class TwoRanks:
 
     def post(self) -> Compute:
         """Put an all-reduce on its way, in both ranks' streams; return what makes the current one wait."""
-        handles = [stream.cuda_stream for stream in self._streams] or [0] * RANKS
         for stream in self._streams:
             stream.wait_stream(torch.cuda.current_stream(self._device))
+        handles = [stream.cuda_stream for stream in self._streams] or [0] * RANKS
+        each = zip(self.messages, self._communicators, handles, strict=True)
         self._nccl.call("ncclGroupStart")
-        for message, communicator, handle in zip(
-            self.messages, self._communicators, handles, strict=True
-        ):
+        for message, communicator, handle in each:
             place = message.data_ptr()
             how = message.numel(), _FLOAT32, _SUM, communicator, handle
             self._nccl.call("ncclAllReduce", place, place, *how)

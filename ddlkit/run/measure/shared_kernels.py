@@ -23,7 +23,7 @@ from ddlkit.run.jobs.rank import Rank, slowest
 from ddlkit.run.measure.contention import Scale, kernels
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.shared_messages import Volume, one_group_each, turned
-from ddlkit.run.measure.shares import Groups, Policy, computing_with, place_columns
+from ddlkit.run.measure.shares import Groups, Policy, place_columns
 
 AS_LONG = 2.5  # how long messages last by themselves, over the kernel by itself
 LEAST_S = 0.05  # of a kernel, in one call or several: a few slices of the scheduler
@@ -127,11 +127,10 @@ class _Pair:
     def row(self, policy: Policy) -> dict[str, Any]:
         """Return what one round has of a policy, as columns."""
         group = self._groups.of(policy.hidden)
-        with computing_with(policy.hidden.openmp):
-            dist.barrier()
-            alone_s = self._timed(self._calls) / self._calls
-            messages_s = self._volume.once(group)
-            both = self._together(group)
+        dist.barrier()
+        alone_s = self._timed(self._calls) / self._calls
+        messages_s = self._volume.once(group)
+        both = self._together(group)
         times = [alone_s, both.kernel_s, messages_s, both.messages_s]
         *worst, share, calls = slowest([*times, -both.overlap_share, -both.calls]).tolist()
         names = ("kernel_alone_s", "kernel_beside_s", "messages_alone_s", "messages_beside_s")

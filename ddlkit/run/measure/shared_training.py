@@ -32,7 +32,7 @@ from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank, everyones, slowest
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.shared_messages import turned
-from ddlkit.run.measure.shares import Groups, Policy, computing_with, place_columns
+from ddlkit.run.measure.shares import Groups, Policy, place_columns
 from ddlkit.run.measure.training import OWN_PLAN, PRECISION, WARMUP, check_equal_gradients, wrap
 from ddlkit.run.nets import registry as networks
 
@@ -283,16 +283,12 @@ class _Trial:
 
     def rounds(self, plan: str, wrapped: Wrapped, batch: int, repeat: int) -> Iterator[Tables]:
         """Yield the tables of one plan and batch in one round, policy by policy."""
-        alone_s = {}
-        for openmp in sorted({policy.hidden.openmp for policy in self.policies}):
-            dist.barrier()
-            with computing_with(openmp):
-                mine_s = wrapped.alone(self.batches[batch], self.settings.iterations)
-            alone_s[openmp] = float(slowest([mine_s])[0])
+        dist.barrier()
+        alone_s = wrapped.alone(self.batches[batch], self.settings.iterations)
+        columns = {"repeat": repeat, "compute_s": float(slowest([alone_s])[0])}
         place = place_columns(self.me)
         cell = {"network": self.settings.network, "batch": batch, **place, "plan": plan}
         for policy in turned(self.policies, repeat):
-            columns = {"repeat": repeat, "compute_s": alone_s[policy.hidden.openmp]}
             yield self._block(wrapped, self.batches[batch], policy, cell, columns)
         check_equal_gradients(wrapped.optimizer)
 
@@ -310,15 +306,12 @@ class _Trial:
     ) -> dict[str, pd.DataFrame]:
         """Return the tables of one policy in one round; ``columns``: its ``repeat`` and ``compute_s``."""
         self._take(wrapped, policy)
-        empty = None
-        with computing_with(policy.hidden.openmp):
-            dist.barrier()
-            if self.settings.empty:
-                empty = wrapped.met(data, self.settings.empty)
-            wrapped.passage(data)  # threads and caches as this policy leaves them
-            before = processor_times()
-            seen = [wrapped.passage(data) for _ in range(self.settings.iterations)]
-            used = processor_usage(before, processor_times())
+        dist.barrier()
+        empty = wrapped.met(data, self.settings.empty) if self.settings.empty else None
+        wrapped.passage(data)  # threads and caches as this policy leaves them
+        before = processor_times()
+        seen = [wrapped.passage(data) for _ in range(self.settings.iterations)]
+        used = processor_usage(before, processor_times())
         everybody = everyones(np.array(seen))  # (ranks, iterations, 3 + 2 buckets)
         busy, stolen = slowest([used.busy, used.stolen]).tolist()
         labels = {**cell, **policy.columns(), "repeat": columns["repeat"]}

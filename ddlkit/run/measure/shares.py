@@ -1,8 +1,7 @@
 """How much of a machine communication may take: configurations, and groups of ranks that keep to them.
 
 The paper gives NCCL's kernels so many blocks and threads (sharing 3). On a processor the same conflict is
-about gloo's threads: how many carry messages, on which cores, and who goes first where a core is wanted
-twice. A configuration is one answer to that, and a group of ranks is made for each, so that one process can
+about gloo's threads: how many carry messages, and who goes first where a core is wanted twice. A configuration is one answer to that, and a group of ranks is made for each, so that one process can
 change between them from message to message. A policy says which configuration carries what: one for all, or
 one for the messages that computation hides and another for the last, which nothing hides (sharing 5).
 """
@@ -13,7 +12,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,54 +30,39 @@ from ddlkit.run.jobs.rank import (
     threads_here,
 )
 
-FREE, OWN, ONE = CORES = ("free", "own", "one")
-"""Cores of communication's threads: any, that of the rank's own number, or one for all ranks."""
 PRIORITIES = ("idle", "nice10", "normal", "raised")
 """Of communication's threads, from those that wait for everybody to those that wait for nobody."""
 APPLIED, REFUSED = "applied", "refused"
-_NAME = re.compile(
-    rf"t([1-9]|[1-5]\d|6[0-4])-({'|'.join(CORES)})-({'|'.join(PRIORITIES)})(?:-omp([1-9]\d*))?"
-)
+_NAME = re.compile(rf"t([1-9]|[1-5]\d|6[0-4])-free-({'|'.join(PRIORITIES)})")
 _NICE = 10
 _ORDER = ("SCHED_OTHER", "SCHED_FIFO", "SCHED_RR", "SCHED_BATCH", "", "SCHED_IDLE")
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What communication may take.
-
-    threads : of gloo, that carry messages; cores : of all these, one of CORES; priority : one of PRIORITIES
-    openmp : computing threads of each rank
-    """
+    """What communication may take: threads of gloo that carry messages on any core, one of PRIORITIES."""
 
     threads: int = 2
-    cores: str = FREE
     priority: str = "normal"
-    openmp: int = 1
 
     @classmethod
     def parse(cls, text: str) -> Configuration:
         """Return that of a name. Raises UserError for one that is none.
 
-        >>> Configuration.parse("t1-own-nice10").cores
-        'own'
+        >>> Configuration.parse("t1-free-nice10").priority
+        'nice10'
         """
         if not (words := _NAME.fullmatch(text)):
             raise UserError(
-                f"configuration {text!r}: write t2-free-normal or t1-own-nice10-omp2; cores are "
-                f"{', '.join(CORES)}, priorities {', '.join(PRIORITIES)}, threads 1 to 64"
+                f"configuration {text!r}: write t2-free-normal: 1 to 64 threads on any core, and a "
+                f"priority, {', '.join(PRIORITIES)}"
             )
-        return cls(int(words[1]), words[2], words[3], int(words[4] or 1))
+        return cls(int(words[1]), words[2])
 
     @property
     def name(self) -> str:
-        """Return it as it is written.
-
-        >>> Configuration(4, "one", "raised", openmp=2).name
-        't4-one-raised-omp2'
-        """
-        more = f"-omp{self.openmp}" if self.openmp > 1 else ""
-        return f"t{self.threads}-{self.cores}-{self.priority}{more}"
+        """Return it as it is written."""
+        return f"t{self.threads}-free-{self.priority}"
 
 
 @dataclass(frozen=True)
@@ -94,12 +78,9 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str) -> Policy:
-        """Return that of a name. Raises UserError for none, and for two that compute differently."""
+        """Return that of a name. Raises UserError for one that is none."""
         first, _, second = text.partition("+")
-        hidden, last = Configuration.parse(first), Configuration.parse(second or first)
-        if hidden.openmp != last.openmp:
-            raise UserError(f"policy {text!r}: both its groups need the same number after omp")
-        return cls(hidden, last)
+        return cls(Configuration.parse(first), Configuration.parse(second or first))
 
     @property
     def name(self) -> str:
@@ -113,8 +94,9 @@ class Policy:
 
     def columns(self) -> dict[str, Any]:
         """Return its name, then what the hidden messages may take, as columns of tables."""
+        same = {"cores": "free", "openmp": 1, "blocks": 0}
         last = self.last.name if self.two else ""
-        return {"configuration": self.name, **vars(self.hidden), "blocks": 0, "last": last}
+        return {"configuration": self.name, **vars(self.hidden), **same, "last": last}
 
 
 def place_columns(me: Rank) -> dict[str, Any]:
@@ -171,13 +153,12 @@ class Groups:
         before = set(threads_here())
         backend = register_gloo(configuration.threads, self.me.device)
         group: dist.ProcessGroup = dist.new_group(backend=backend)
-        # Before they are pinned: a new thread starts on the cores of the one that makes it.
         wanted = len(before) + 2 * configuration.threads
         threads = sorted(set(threads_here(at_least=wanted)) - before)
         dist.barrier(group=group)
-        refused = apply(configuration, threads, self.me.local_rank, group)
+        refused = apply(configuration, threads, group)
         self._groups[configuration] = group
-        everybody = everyones_texts(json.dumps([refused, witness(threads, configuration)]))
+        everybody = everyones_texts(json.dumps([refused, witness(threads)]))
         ranks = [json.loads(text) for text in everybody]
         self.why[configuration] = next((reason for reason, _ in ranks if reason), "")
         named = {**place_columns(self.me), **Policy(configuration, configuration).columns()}
@@ -186,42 +167,32 @@ class Groups:
             self._rows.append({**named, "rank": rank, **outcome, **taken})
 
 
-def core_of(cores: str, local_rank: int) -> set[int]:
-    """Return the cores that are meant by one of CORES, of those that this process may use."""
-    there = sorted(os.sched_getaffinity(0))
-    chosen = {FREE: there, OWN: [there[local_rank % len(there)]], ONE: there[:1]}
-    return set(chosen[cores])
-
-
 def apply(
-    one: Configuration, threads: Sequence[int], local_rank: int, group: dist.ProcessGroup | None
+    configuration: Configuration, threads: Sequence[int], group: dist.ProcessGroup | None
 ) -> str:
     """Have threads of this process keep to a configuration; returns why they may not, "" if they do.
 
     Every rank must call it alike. Of what was refused in the middle nothing needs to be taken back: nobody
     sends over such a group.
     """
-    what, reason = "pinning", ""
+    reason, priority = "", configuration.priority
     try:
-        for thread in threads if one.cores != FREE else ():
-            os.sched_setaffinity(thread, core_of(one.cores, local_rank))
-        what = f"priority {one.priority}"
         for thread in threads:
-            if one.priority == "idle":
+            if priority == "idle":
                 os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
-            elif one.priority == "nice10":
+            elif priority == "nice10":
                 os.setpriority(os.PRIO_PROCESS, thread, _NICE)
     except AttributeError:
-        reason = f"{one.name}: this system cannot give threads cores or priorities of their own"
+        reason = f"{configuration.name}: this system cannot give threads priorities of their own"
     except OSError as error:
-        reason = f"{what} not permitted: {error.strerror}"
-    if one.priority == "raised" and agree_all(not reason):
+        reason = f"priority {priority} not permitted: {error.strerror}"
+    if priority == "raised" and agree_all(not reason):
         hastened = hasten(threads, group)
         reason = "" if hastened else "raising priorities not permitted, or the ranks stood still"
     return reason
 
 
-def witness(threads: Sequence[int], one: Configuration) -> dict[str, Any]:
+def witness(threads: Sequence[int]) -> dict[str, Any]:
     """Return what the system says that these threads have, as columns."""
     cores, policies, nice = set(), set(), set()
     with contextlib.suppress(AttributeError, OSError):
@@ -234,16 +205,5 @@ def witness(threads: Sequence[int], one: Configuration) -> dict[str, Any]:
         "taken_cores": "/".join(sorted(cores)) or "unknown",
         "taken_policy": "/".join(sorted(policies)) or "unknown",
         "taken_nice": max(nice, default=0),
-        "taken_openmp": one.openmp,
+        "taken_openmp": torch.get_num_threads(),
     }
-
-
-@contextlib.contextmanager
-def computing_with(openmp: int) -> Iterator[None]:
-    """Compute with that many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(openmp)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

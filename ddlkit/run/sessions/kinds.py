@@ -114,13 +114,13 @@ def selections(here: Here, brief: bool = False) -> Iterator[Point]:
 
 @kind("contention")
 def kernels_beside_messages(here: Here, brief: bool = False) -> Iterator[Point]:
-    for name, measure, estimate_s, gpus in measuring("contention").cases(here.device, brief):
-        yield on_gpus(gpus, Point("contention", name, measure, estimate_s))
+    for name, measure, estimate_s in measuring("contention").cases(here.device, brief):
+        yield Point("contention", name, measure, estimate_s)
 
 
 @kind("contention")
 def kernels_beside_copies(here: Here, brief: bool = False) -> Iterator[Point]:
-    name, measure, estimate_s, _ = measuring("contention").copy_case(here.device, brief)
+    name, measure, estimate_s = measuring("contention").copy_case(here.device, brief)
     yield Point("contention", name, measure, estimate_s)
 
 
