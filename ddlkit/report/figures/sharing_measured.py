@@ -50,12 +50,9 @@ class Recording:
     def of(cls, source: Source) -> Recording:
         """Return all that is there of KINDS, whose tables are called sharing_<kind>, and of controls."""
         names = {"controls": "controls"} | {kind: f"sharing_{kind}" for kind in KINDS}
+        of = {kind: source.rounds if kind == "iterations" else source.table for kind in names}
         there = {kind: name for kind, name in names.items() if source.has(name)}
-        tables = {
-            kind: source.rounds(name) if kind == "iterations" else source.table(name)
-            for kind, name in there.items()
-        }
-        return cls(source, tables)
+        return cls(source, {kind: of[kind](name) for kind, name in there.items()})
 
     @property
     def machine(self) -> str:
@@ -106,11 +103,11 @@ def rounds_over_default(rows: pd.DataFrame, value: str, within: Sequence[str]) -
 
 def summed(rows: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
     """Return the median of ``value`` for each of ``keys``, its interval over rows, and how many rows."""
-    found = []
-    for key, group in rows.groupby(list(keys), sort=False):
-        lower, upper = median_interval(group[value].to_numpy())
-        found.append((*key, float(group[value].median()), lower, upper, len(group)))
-    return pd.DataFrame(found, columns=[*keys, value, "lower", "upper", "rounds"])
+    medians = [
+        (*key, float(samples.median()), *median_interval(samples.to_numpy()), len(samples))
+        for key, samples in rows.groupby(list(keys), sort=False)[value]
+    ]
+    return pd.DataFrame(medians, columns=[*keys, value, *ENDS, "rounds"])
 
 
 def throughputs(iterations: pd.DataFrame) -> pd.DataFrame:
@@ -282,18 +279,17 @@ def figure5(here: Recording | None) -> dict[str, dict[str, Timeline]]:
     """
     grid = sharing_paper.fitted("both")
     roles = {"default": DEFAULT, "best": "1x256", "starved": "1x64"}
-    found = {
-        "V100S": {
-            f"V100S, {role}: {name}": grid.iteration(*sharing_paper.RESNET, name).timeline()
-            for role, name in roles.items()
-        }
+    simulated = {
+        f"V100S, {role}: {name}": grid.iteration(*sharing_paper.RESNET, name).timeline()
+        for role, name in roles.items()
     }
+    groups = {"V100S": simulated}
     if here is None or not here.has("iterations", "spans"):
-        return found
+        return groups
     iterations = here.tables["iterations"]
     choosing = iterations[odd(iterations)]
     if not default_of(choosing):
-        return found
+        return groups
     rows = _one_group(_middle(throughputs(choosing)))
     for link, group in rows[~rows["link"].str.startswith("emulated")].groupby("link"):
         best = group.loc[group["gain"].idxmax(), "configuration"]
@@ -301,10 +297,10 @@ def figure5(here: Recording | None) -> dict[str, dict[str, Timeline]]:
         roles = {"default": default_of(group), "best": best, "starved": least}
         spans = _timelines(here.tables["spans"], group.iloc[0][CELL].tolist(), roles.values())
         if len(spans) == len(set(roles.values())):
-            found[f"{here.machine}, {link}"] = {
+            groups[f"{here.machine}, {link}"] = {
                 f"{link}, {role}: {name}": spans[name] for role, name in roles.items()
             }
-    return found
+    return groups
 
 
 def _timelines(
@@ -312,22 +308,18 @@ def _timelines(
 ) -> dict[str, Timeline]:
     """Return the measured timeline under each configuration, the first of several sessions."""
     rows = spans[(spans[CELL] == list(cell)).all(axis=1)]
-    rows = rows[rows.groupby([*CELL, "configuration", "task", "rank"]).cumcount() == 0]
-    groups = {name: rows[rows["configuration"] == name] for name in names}
+    rows = rows.drop_duplicates([*CELL, "configuration", "task", "rank"])
     return {
         name: Timeline(**{column: group[column].to_numpy() for column in COLUMNS})
-        for name, group in groups.items()
-        if len(group)
+        for name, group in rows.groupby("configuration")
+        if name in set(names)
     }
 
 
 def spans(groups: Mapping[str, Mapping[str, Timeline]]) -> pd.DataFrame:
     """Return what figure 5 is drawn of: every link's timelines, and what the text prints."""
-    each = [
-        timeline.to_frame().assign(case=name)
-        for group in groups.values()
-        for name, timeline in group.items()
-    ]
+    every = [pair for group in groups.values() for pair in group.items()]
+    each = [timeline.to_frame().assign(case=name) for name, timeline in every]
     return pd.concat([*each, sharing_paper.printed_parts()])
 
 
@@ -365,35 +357,29 @@ def parts(iterations: pd.DataFrame, by: str) -> dict[str, pd.DataFrame]:
         return {}
     gains = _one_group(throughputs(choosing))
     best = gains.loc[gains.groupby(CELL, sort=False)["gain"].idxmax()].sort_values(["link", by])
-    found: dict[str, dict[str, list[float]]] = {}
-    for row in best.itertuples():
-        cell = [row.network, row.batch, row.plan, row.link]
-        bars = _bars(
-            showing[(showing[CELL] == cell).all(axis=1)], default_of(rows), str(row.configuration)
-        )
-        labels = {f"{getattr(row, by)}, {what}": bar for what, bar in bars.items()}
-        found.setdefault(f"here, {row.link}", {}).update(labels)
-    names = ["computation only", "overlap", "communication only"]
-    return {
-        link: pd.DataFrame.from_dict(bars, orient="index", columns=names)
-        for link, bars in found.items()
-        if len(bars) > 2
-    }
+    bars: dict[str, list[pd.DataFrame]] = {}
+    for row in best.to_dict("records"):
+        cell = showing[(showing[CELL] == [row[key] for key in CELL]).all(axis=1)]
+        both = _both(cell, default_of(rows), row["configuration"])
+        bars.setdefault(f"here, {row['link']}", []).append(both.rename(f"{row[by]}, {{}}".format))
+    tables = {link: pd.concat(each) for link, each in bars.items()}
+    return {link: table for link, table in tables.items() if len(table) > 2}
 
 
-def _bars(rows: pd.DataFrame, default: str, best: str) -> dict[str, list[float]]:
+def _both(rows: pd.DataFrame, default: str, best: str) -> pd.DataFrame:
+    """Return mean parts of the rounds of two configurations, a row each; without common rounds none."""
     rounds = [set(rows.loc[rows["configuration"] == name, "repeat"]) for name in (default, best)]
-    if not (both := set.intersection(*rounds)):
-        return {}
-    rows = rows[rows["repeat"].isin(both)]
+    rows = rows[rows["repeat"].isin(set.intersection(*rounds))]
     columns = {
-        "computation": rows["iteration_s"] - rows["communication_s"],
+        "computation only": rows["iteration_s"] - rows["communication_s"],
         "overlap": rows["overlap_s"],
-        "communication": rows["exposed_communication_s"],
+        "communication only": rows["exposed_communication_s"],
     }
     means = pd.DataFrame(columns).groupby(rows["configuration"], sort=False).mean()
     label = f"best: {'default' if best == default else best}"
-    return {"default": means.loc[default].tolist(), label: means.loc[best].tolist()}
+    return means.loc[[default, best] if len(means) else []].set_axis(
+        ["default", label] if len(means) else [], axis=0
+    )
 
 
 def figure8(*here: Here) -> Panels:

@@ -16,7 +16,7 @@ from ddlkit import store
 from ddlkit.core.timeline import Timeline
 from ddlkit.report.figures import sharing_measured, sharing_paper
 from ddlkit.report.figures.sharing_measured import Recording
-from ddlkit.report.panels import Panel
+from ddlkit.report.panels import ENDS, Panel
 from ddlkit.report.papers.sharing import BATCHES, DEFAULT
 
 SIMULATED = "V100S, simulated"
@@ -70,15 +70,16 @@ def case(name: Any) -> Any:
 
 def named(panels: Mapping[str, Panel]) -> dict[str, Panel]:
     """Return the same panels, rows and columns in the words of readers."""
-    found = {}
+    shown = {}
     for name, panel in panels.items():
         default = panel.default and (case(panel.default[0]), configuration(panel.default[1]))
-        grid, lower, upper = (
-            table if table is None else table.rename(index=case, columns=configuration)
-            for table in (panel.grid, panel.lower, panel.upper)
-        )
-        found[name] = Panel(grid, default, lower, upper, panel.neutral)
-    return found
+        grids = {
+            part: None if table is None else table.rename(index=case, columns=configuration)
+            for part, table in panel._asdict().items()
+            if part in ("grid", *ENDS)
+        }
+        shown[name] = panel._replace(default=default, **grids)
+    return shown
 
 
 def across(paper: Mapping[str, Panel]) -> dict[str, Panel]:
