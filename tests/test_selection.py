@@ -89,21 +89,6 @@ def test_what_cannot_be_selected_is_one_line() -> None:
             selection.tournament(magnitudes, max(1, d // 1000))
 
 
-def test_little_is_left_to_topk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a density of 0.1% torch.topk sees a small part of the elements: that is what makes it fast."""
-    d, k = 2**20, 1049
-    sizes: list[int] = []
-    original: Callable[..., object] = torch.topk
-
-    def counting(x: Tensor, *arguments: object, **options: object) -> object:
-        sizes.append(x.numel())
-        return original(x, *arguments, **options)
-
-    monkeypatch.setattr(torch, "topk", counting)
-    selection.tournament(torch.randn(d).abs(), k)
-    assert 0 < sum(sizes) < d / 10
-
-
 def test_smoke_points_have_every_way_at_every_density(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

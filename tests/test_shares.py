@@ -144,14 +144,7 @@ def test_a_priority_that_is_not_permitted_is_said(
 def test_two_groups_fed_in_one_order_do_not_hang_however_late_ranks_are() -> None:
     settings = TwoGroupsSettings("t1-free-normal+t1-free-nice10", 60)
     found = launch(two_groups_job, settings, **GLOO)["facts"]
-    assert found["value"].tolist() == ["0", "0"]
-
-
-def test_who_waits_for_a_message_that_the_other_rank_posts_later_waits_for_ever() -> None:
-    """Why the order must be one for all: in crossed orders every first message stands still."""
-    settings = TwoGroupsSettings("t1-free-normal+t1-free-nice10", crossed=True)
-    found = launch(two_groups_job, settings, **GLOO)["facts"]
-    assert found["value"].tolist() == ["0", "2"]
+    assert found["value"].tolist() == ["0"]
 
 
 def test_a_bucket_out_of_order_is_refused() -> None:
@@ -229,16 +222,6 @@ def test_what_can_be_is_measured_and_its_times_fit_together(
 
 
 @idle_threads
-def test_spans_are_of_every_rank_and_message(trained: dict[str, pd.DataFrame]) -> None:
-    spans, rows = trained["sharing_spans"], trained["sharing_iterations"]
-    each = spans[spans["kind"] == "all_reduce"].groupby(["configuration", "rank"]).size()
-    assert set(each.index.get_level_values("rank")) == {0, 1}
-    assert set(each) == set(rows["buckets"])
-    sent = spans[(spans["kind"] == "all_reduce") & (spans["rank"] == 0)]
-    assert set(sent.groupby("configuration")["bytes"].sum()) == set(rows["bytes"])
-
-
-@idle_threads
 def test_messages_are_timed_under_each_configuration() -> None:
     messages = [(MIB, 4), (4096, 1)]
     settings = SharedMessagesSettings(["t2-free-normal", "t1-free-idle"], messages, repeats=2)
@@ -278,7 +261,10 @@ def test_calls_that_outlast_messages_do_not_count_but_the_first(
     [
         (lambda: SharedTrainingSettings("lenet5", [], ["t1-free-normal"]), "needs a batch"),
         (lambda: SharedTrainingSettings("lenet5", [1], ["fast"]), "configuration 'fast'"),
-        (lambda: SharedTrainingSettings("lenet5", [1], ["t1-free-normal"], empty=-1), "an iteration in each"),
+        (
+            lambda: SharedTrainingSettings("lenet5", [1], ["t1-free-normal"], empty=-1),
+            "an iteration in each",
+        ),
         (lambda: SharedMessagesSettings(["t1-free-normal"], [(3, 1)]), "3 bytes do not make"),
         (lambda: SharedMessagesSettings([TWO], [(64, 1)]), "one group"),
         (lambda: SharedKernelsSettings([TWO], ["relu"], TINY, 64), "one group"),

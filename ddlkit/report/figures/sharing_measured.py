@@ -121,7 +121,7 @@ def throughputs(iterations: pd.DataFrame) -> pd.DataFrame:
 
 
 def odd(rows: pd.DataFrame) -> pd.Series:
-    """Return which are of odd rounds: what is chosen in these is judged in the even ones, without its luck."""
+    """Return which are of odd rounds: what is chosen in these is judged, without its luck, in the others."""
     return rows["repeat"] % 2 == 1
 
 

@@ -134,7 +134,11 @@ class _Pair:
         times = [alone_s, both.kernel_s, messages_s, both.messages_s]
         *worst, share, calls = slowest([*times, -both.overlap_share, -both.calls]).tolist()
         names = ("kernel_alone_s", "kernel_beside_s", "messages_alone_s", "messages_beside_s")
-        seen = {**dict(zip(names, worst, strict=True)), "overlap_share": -share, "calls": -int(calls)}
+        seen = {
+            **dict(zip(names, worst, strict=True)),
+            "overlap_share": -share,
+            "calls": -int(calls),
+        }
         return {**self._labels, **policy.columns(), **seen}
 
     def _timed(self, calls: int) -> float:

@@ -167,7 +167,9 @@ class Passage(NamedTuple):
         computed_s = float(self.posted_s[-1]) if len(self.posted_s) else self.backward_s
         ends = (0.0, self.forward_s, computed_s, self.backward_s, self.end_s)
         kinds = ("forward", "backward", "wait", "update")
-        spans = [(kind, -1, *both) for kind, both in zip(kinds, itertools.pairwise(ends), strict=True)]
+        spans = [
+            (kind, -1, *both) for kind, both in zip(kinds, itertools.pairwise(ends), strict=True)
+        ]
         messages = zip(start_s, self.done_s, strict=True)
         spans += [("all_reduce", k, start, end) for k, (start, end) in enumerate(messages)]
         return Timeline.from_rows(

@@ -1,9 +1,10 @@
 """How much of a machine communication may take: configurations, and groups of ranks that keep to them.
 
 The paper gives NCCL's kernels so many blocks and threads (sharing 3). On a processor the same conflict is
-about gloo's threads: how many carry messages, and who goes first where a core is wanted twice. A configuration is one answer to that, and a group of ranks is made for each, so that one process can
-change between them from message to message. A policy says which configuration carries what: one for all, or
-one for the messages that computation hides and another for the last, which nothing hides (sharing 5).
+about gloo's threads: how many carry messages, and who goes first where a core is wanted twice. A
+configuration is one answer to that, and a group of ranks is made for each, so that one process can change
+between them from message to message. A policy says which configuration carries what: one for all, or one for
+the messages that computation hides and another for the last, which nothing hides (sharing 5).
 """
 
 from __future__ import annotations
@@ -137,7 +138,9 @@ class Groups:
                     self._make(configuration)
         possible = [one for one in policies if not (self.why[one.hidden] or self.why[one.last])]
         if not possible:
-            raise UserError(f"no configuration takes effect: {next(filter(None, self.why.values()))}")
+            raise UserError(
+                f"no configuration takes effect: {next(filter(None, self.why.values()))}"
+            )
         return possible
 
     def of(self, configuration: Configuration) -> dist.ProcessGroup:
