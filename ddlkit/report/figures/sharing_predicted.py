@@ -22,7 +22,6 @@ import pandas as pd
 from ddlkit import store
 from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.cost import Table
-from ddlkit.core.iteration import Iteration, no_overlap
 from ddlkit.core.link import wire_s_per_byte
 from ddlkit.core.resources import Resources, Shared
 from ddlkit.core.workload import Workload
@@ -73,12 +72,6 @@ def known_resources(
     return found
 
 
-def workloads(source: Source) -> dict[tuple[str, int], Workload]:
-    """Return layers alone, by network and batch, of as many ranks at once as trained."""
-    profiles = source.profiles().values()
-    return {(profile.network, profile.batch): profile.workload() for profile in profiles}
-
-
 def shared(
     workload: Workload, plan: str, configuration: str, link: str, known: Known
 ) -> Shared | None:
@@ -97,51 +90,30 @@ def shared(
     return Shared(workload, sent, tuple(given), at_once)
 
 
-def without_slowdowns(iteration: Shared) -> Shared:
-    """Return the same iteration in which nothing takes from anything."""
-    given = (replace(way, slowdown=0.0, message_slowdown=0.0) for way in iteration.given)
-    return replace(iteration, given=tuple(given))
-
-
-def first_errors(here: Recording) -> pd.DataFrame:
-    """Return of the first recording, a row each held-out configuration, each of MODELS: relative error."""
-    known = known_resources(here.tables["messages"], here.tables["kernels"])
-    layers = workloads(here.source)
-    rounds = here.tables["iterations"].groupby([*KEYS, "repeat"])[["iteration_s", "compute_s"]]
-    medians = rounds.mean().groupby(KEYS, sort=False).median()
-    rows = []
-    for key, measured_s, compute_s in medians.itertuples(name=None):
-        network, batch, plan, link, configuration = key
-        work = layers.get((network, batch))
-        if work is None or network in NOT_HELD_OUT:
-            continue
-        work = work.scaled(compute_s / work.compute_s)
-        term = shared(work, plan, configuration, link, known)
-        if term is not None:
-            apart = no_overlap(Iteration(work, term.plan, term.given[0].cost))
-            says = without_slowdowns(term).iteration_s, term.iteration_s, apart.iteration_s
-            rows.append([seconds / measured_s - 1 for seconds in says])
-    return pd.DataFrame(rows, columns=[*MODELS])
-
-
 class Predictor:
     """What one session knows of messages, kernels, copies and layers.
 
+    corrected : whether copies into buckets count, and no message is faster than its link's rate
     known : resources by link and configuration; copied : s a byte, by network; layers : by network and batch
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, corrected: bool) -> None:
         messages, kernels = source.table("sharing_messages"), source.table("sharing_kernels")
-        self.known = known_resources(messages, kernels, line_rate=True)
-        # Iterations with buckets that nobody sends, and without: half of their difference is each way.
-        copied = source.table("sharing_copies")
-        each = (copied["bucketed_s"] - copied["alone_s"]) / copied["bytes"] / 2
-        self.copied = each.groupby(copied["network"]).median().clip(lower=0)
-        self.layers = workloads(source)
+        self.known = known_resources(messages, kernels, line_rate=corrected)
+        profiles = source.profiles().values()
+        self.layers = {(each.network, each.batch): each.workload() for each in profiles}
+        self.copied = pd.Series(dtype=float)
+        if corrected:
+            # Iterations with buckets that nobody sends, and without: half of their difference is each way.
+            copied = source.table("sharing_copies")
+            each_s = (copied["bucketed_s"] - copied["alone_s"]) / copied["bytes"] / 2
+            self.copied = each_s.groupby(copied["network"]).median().clip(lower=0)
 
     def seconds(self, key: tuple[str, int, str, str, str], base_s: float) -> list[float]:
         """Return iterations by each of MODELS from the no-communication baseline; [] where one is unknown."""
         network, batch, plan, link, configuration = key
+        if network in NOT_HELD_OUT or (network, batch) not in self.layers:
+            return []
         each_s, work = float(self.copied.get(network, 0.0)), self.layers[network, batch]
         work = work.scaled((base_s - 2 * each_s * float(work.bytes.sum())) / work.compute_s)
         term = shared(work, plan, configuration, link, self.known)
@@ -149,8 +121,25 @@ class Predictor:
             return []
         sizes = term.plan.group_bytes(work).tolist()
         sent_s = sum(float(way.cost(n)) for way, n in zip(term.given, sizes, strict=True))
+        free = tuple(replace(way, slowdown=0.0, message_slowdown=0.0) for way in term.given)
         term = replace(term, copy_s_per_byte=each_s)
-        return [without_slowdowns(term).iteration_s, term.iteration_s, base_s + sent_s]
+        return [replace(term, given=free).iteration_s, term.iteration_s, base_s + sent_s]
+
+
+def first_errors(source: Source) -> pd.DataFrame:
+    """Return of the first recording, a row each held-out configuration, each of MODELS: relative error.
+
+    The baseline is an iteration without exchange, median over rounds.
+    """
+    predictor = Predictor(source, corrected=False)
+    rounds = source.rounds("sharing_iterations").groupby([*KEYS, "repeat"], sort=False)
+    medians = rounds[["iteration_s", "compute_s"]].mean().groupby(KEYS, sort=False).median()
+    every = [
+        (predictor.seconds(key, base_s), measured_s)
+        for key, measured_s, base_s in medians.itertuples(name=None)
+    ]
+    rows = [np.array(says) / measured_s - 1 for says, measured_s in every if says]
+    return pd.DataFrame(rows, columns=[*MODELS])
 
 
 def final_errors(source: Source) -> pd.DataFrame:
@@ -159,12 +148,11 @@ def final_errors(source: Source) -> pd.DataFrame:
     A round's baseline is the mean of its iterations with empty messages just before, and of those before the
     configuration that follows; the last one of a round has only its own.
     """
-    predictor, periods = Predictor(source), source.rounds("sharing_periods")
+    predictor, periods = Predictor(source, corrected=True), source.rounds("sharing_periods")
     after = periods.groupby([*CELL, "repeat"], sort=False)["empty_s"].shift(-1)
     base_s = (periods["empty_s"] + after.fillna(periods["empty_s"])) / 2
-    periods = periods.assign(base_s=base_s)[~periods["network"].isin(NOT_HELD_OUT)]
     rows = []
-    for key, rounds in periods.groupby(KEYS, sort=False):
+    for key, rounds in periods.assign(base_s=base_s).groupby(KEYS, sort=False):
         says = [predictor.seconds(key, base) for base in rounds["base_s"]]
         if says[0]:
             ratios = np.array(says) / rounds["iteration_s"].to_numpy()[:, None]
@@ -180,7 +168,7 @@ def training(here: Recording | None) -> pd.DataFrame:
     """
     tables = {}
     if here is not None and here.has("messages", "kernels", "iterations"):
-        tables["first"] = first_errors(here)
+        tables["first"] = first_errors(here.source)
         if (final := here.beside("steady")) is not None:
             tables["final"] = final_errors(final)
     rows = [
