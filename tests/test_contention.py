@@ -20,7 +20,7 @@ from ddlkit.run.measure import contention, standin
 from ddlkit.run.measure.contention import TINY, WAYS, CopyEngine, flow
 from ddlkit.run.measure.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
 from ddlkit.run.sessions.kinds import Here, kernels_beside_copies, kernels_beside_messages
-from ddlkit.run.sessions.session import Partial, Unavailable
+from ddlkit.run.sessions.session import Partial, Unavailable, all_or_partial
 
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
 
@@ -91,7 +91,7 @@ def no_gpu_to_wait_for(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 def rounds(neighbour: Played, ways: list[Footprint], budget: Budget = TWICE) -> dict[int, int]:
     """Rows by blocks of a kernel beside a played neighbour."""
     made = contention._rounds("relu", TINY, torch.device("cpu"), neighbour, ways, budget)
-    table = contention.all_or_partial("contention", made)
+    table = all_or_partial("contention", made)
     return {int(str(k)): int(n) for k, n in table.groupby("blocks").size().items()}
 
 

@@ -16,7 +16,7 @@ from ddlkit import store
 from ddlkit.core.timeline import Timeline
 from ddlkit.report.figures import sharing_measured, sharing_paper
 from ddlkit.report.figures.sharing_measured import Recording
-from ddlkit.report.panels import ENDS, Panel
+from ddlkit.report.panels import Panel
 from ddlkit.report.papers.sharing import BATCHES, DEFAULT
 
 SIMULATED = "V100S, simulated"
@@ -73,12 +73,11 @@ def named(panels: Mapping[str, Panel]) -> dict[str, Panel]:
     shown = {}
     for name, panel in panels.items():
         default = panel.default and (case(panel.default[0]), configuration(panel.default[1]))
-        grids = {
-            part: None if table is None else table.rename(index=case, columns=configuration)
-            for part, table in panel._asdict().items()
-            if part in ("grid", *ENDS)
-        }
-        shown[name] = panel._replace(default=default, **grids)
+        grid, lower, upper = (
+            table if table is None else table.rename(index=case, columns=configuration)
+            for table in (panel.grid, panel.lower, panel.upper)
+        )
+        shown[name] = Panel(grid, default, lower, upper, panel.neutral)
     return shown
 
 

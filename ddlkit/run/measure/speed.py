@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pandas as pd
 import psutil
@@ -49,7 +49,7 @@ def _convolution(left: Tensor, right: Tensor, _: Tensor) -> Tensor:
     return nn.functional.conv2d(pixels, left.view(side, side, 1, 1)).view(side, side)
 
 
-KERNELS = {
+KERNELS: dict[str, dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
     "cpu": {"product": _product, "convolution": _convolution},
     "cuda": {"product": _product},
 }
@@ -69,7 +69,8 @@ def measure_peaks(
     """
     place = device_named(device)
     frames = []
-    for precision, side, kernel in itertools.product(precisions, sides, KERNELS[place.type]):
+    every = itertools.product(precisions, sides, KERNELS[place.type])
+    for precision, side, kernel in every:
         seconds = product_s(place, precision, side, budget, kernel)
         labels = {"device": place.type, "precision": precision, "kernel": kernel, "side": side}
         frames.append(sample_rows(labels, seconds))
