@@ -112,12 +112,6 @@ def test_a_neighbour_that_takes_turns_ends_the_point_at_its_first_footprint() ->
     assert played.tried == [None, THREE[0]]
 
 
-def test_footprints_before_the_first_that_takes_turns_are_kept() -> None:
-    with pytest.raises(Partial, match="blocks=3.* take turns") as part:
-        rounds(Played(turns=(THREE[2],)), THREE)
-    assert part.value.tables["contention"].groupby("blocks").size().to_dict() == {0: 2, 1: 2, 2: 2}
-
-
 @pytest.mark.parametrize("passages", [3, 9])
 def test_whatever_fails_leaves_what_was_measured_before(passages: int) -> None:
     """Of two ways: at the third passage the second one is tried; nine make all tries and two rounds."""

@@ -28,7 +28,6 @@ from ddlkit.report.figures import (
     sharing_shown,
 )
 from ddlkit.report.figures.sharing_measured import Recording
-from ddlkit.report.panels import Panel
 from ddlkit.report.panels import numbers as heat_map_numbers
 from ddlkit.report.papers.sharing import DEFAULT, throughput
 from ddlkit.report.source import Source
@@ -251,16 +250,6 @@ def test_parts_are_shown_of_even_rounds_that_have_both() -> None:
     (bars,) = sharing_measured.parts(table[table["configuration"] != "1x128"], "batch").values()
     assert bars.loc["16, default"].sum() == pytest.approx(1.0)
     assert bars.loc["16, best: 1x64"].sum() == pytest.approx(0.8)
-
-
-def test_numbers_of_panels_say_which_hold_no_difference() -> None:
-    grid, off = pd.DataFrame([[1.0, 2.0]], ["a"], ["x", "y"]), 0.5
-    panel = Panel(grid, None, grid - off, grid + off, neutral=1.0)
-    assert panel.unsure().tolist() == [[True, False]] and not Panel(grid).unsure().any()
-    found = heat_map_numbers({"here": panel, "paper": Panel(grid)})
-    table = found.set_index(["panel", "column"])
-    assert table.loc["here", ["lower", "upper"]].to_numpy().tolist() == [[0.5, 1.5], [1.5, 2.5]]
-    assert table.loc["paper", "lower"].isna().all() and table["value"].tolist() == [1, 2] * 2
 
 
 # -- the paper's ---------------------------------------------------------------------------------

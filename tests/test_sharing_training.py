@@ -183,29 +183,6 @@ def test_the_update_waits_and_messages_leave_one_after_the_other_when_they_are_r
     assert sum(end - begin for begin, end in spans) > 0.99 * sum(sending.sizes) / 20e6
 
 
-def test_without_messages_and_with_them_an_iteration_computes_what_it_does_anyway(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def momenta(sends: Setting | None, *, plain: bool = False) -> list[Tensor]:
-        training = training_of("lenet5", monkeypatch)
-        sending = sending_of(training)
-        if plain:
-            training.iterate(lambda: None)
-        else:
-            with sending.hooked():
-                run = sending.iterate(sends)
-            assert len(run.records) == len(sending.sizes)
-            assert sends or not any(read_message(record)[1] for record in run.records)
-            assert len(run.marks.seconds()) == 5
-        states = training.optimizer.state.values()
-        return [state["momentum_buffer"] for state in states]
-
-    plain = momenta(None, plain=True)
-    for setting in (None, SLOW):
-        same = map(torch.equal, plain, momenta(setting))
-        assert plain and all(same)
-
-
 # -- policies and rows -------------------------------------------------------------------------
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.sparse import selected
-from ddlkit.report.figures import omgs_convergence
 from ddlkit.run.measure import sparse_convergence as convergence
 from ddlkit.run.measure.convergence import Recipe
 from ddlkit.run.measure.sparse_convergence import (
@@ -30,7 +26,6 @@ from ddlkit.run.measure.sparse_convergence import (
 )
 from ddlkit.run.measure.sparse_exchange import PlayedExchange
 from ddlkit.run.nets import sentences
-from ddlkit.run.sessions.engine import measure
 
 TINY: dict[str, Any] = {"epochs": 2, "batch": 8, "training_images": 24, "held_out_images": 8}
 LSTM = "lstm_sentences"
@@ -146,24 +141,3 @@ def test_the_same_seed_trains_the_same_and_a_lost_loss_is_said() -> None:
         train(tiny(recipe=hopeless))
     with pytest.raises(UserError, match="unknown network 'lstm': use one of vgg16_cifar_eighth"):
         next(trainings("lstm", 0, {}))
-
-
-def test_trainings_are_points_that_are_resumed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    suite, out = tmp_path / "tiny.json", tmp_path / "out"
-    point = {"measure": "sparse_convergences", "recipe": TINY, "seeds": 0, "networks": LSTM}
-    suite.write_text(json.dumps({"points": [point]}))
-    measure(str(suite), out=out)
-    names = {path.name for path in out.glob("*.csv")}
-    words = ("dense", "topk", "lags", "omgs-exact")
-    assert names == {
-        *(f"sparse_convergence-{LSTM}-{word}-e2-s0.csv" for word in words),
-        f"sparse_convergence-{LSTM}-omgs-exact-e2-s0-warm-up.csv",
-    }
-    tables = [store.load_table(out / name, "sparse_convergence") for name in names]
-    shown = omgs_convergence.final(omgs_convergence.fig03(pd.concat(tables)))
-    assert len(shown) == 6 and shown["mean"].between(0, 1).all()
-    capsys.readouterr()
-    measure(str(suite), out=out)
-    assert "5 of 5 points are there" in capsys.readouterr().err

@@ -97,11 +97,12 @@ def _kernel_bound(*kernels: str) -> Result:
 
 
 def _gain(network: str, batch: int, configuration: str = "") -> Result:
-    """Gain of a configuration over the default in Fig 8 within its rounding; of the best, if none is named."""
+    """Gain over the default in Fig 8 within its rounding: of the best, if no configuration is named."""
     row = throughput().loc[(network, batch)]
     name = configuration or str(row.idxmax())
     low, high = map(percent, sharing.gain_range(row[name], row[DEFAULT]))
-    return own(low, high, f"from Fig 8: {network}, batch {batch}, {name}; best there {row.idxmax()}")
+    note = f"from Fig 8: {network}, batch {batch}, {name}; best there {row.idxmax()}"
+    return own(low, high, note)
 
 
 check("sharing-fig04-best", "ResNet-18", 32, "1x256")(_gain)
