@@ -109,7 +109,7 @@ def test_a_file_like_ours_is_read_as_ours(name: str, tmp_path: Path) -> None:
             [{"measure": "selections"}, {"measure": "selections", "device": "tpu"}],
             "points[1]: device: 'tpu'",
         ),
-        ([{"measure": "disk_copies", "budget": {"max": 1}}], "budget: {'max': 1}: must be a map"),
+        ([{"measure": "memory_copies", "budget": {"max": 1}}], "budget: {'max': 1}: must be a map"),
         (
             [{"measure": "collectives", "sizes": "4Kb", "budget": {}}],
             "sizes: '4Kb': size '4Kb' has unit",

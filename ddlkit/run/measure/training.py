@@ -148,26 +148,37 @@ def _check_plans(settings: TrainingSettings, held_bytes: int) -> None:
             )
 
 
+def wrap(
+    me: Rank, network: nn.Module, sizes: Sequence[int], sync_buffers: bool = False
+) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    """Return a copy of the network in DDP, and its optimizer.
+
+    sizes : bytes of the buckets that are imposed, in ready order; none leaves them to DDP
+    """
+    options: dict[str, Any] = {_SYNC_BUFFERS: sync_buffers}
+    if sizes:
+        # A bucket closes on reaching its cap, so each cap is what the bucket shall hold.
+        options["bucket_cap_mb_list"] = [size / MIB for size in sizes]
+    model = DistributedDataParallel(
+        copy.deepcopy(network),
+        device_ids=[me.device.index] if me.device.type == "cuda" else None,
+        init_sync=False,  # equal seeds made equal weights
+        **options,
+    )
+    # Rate 0 is the same arithmetic, but the weights stay put: every iteration computes the same.
+    return model, torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+
+
 class _Block:
     """One plan in one round: a fresh copy of the network, wrapped and warmed up."""
 
     def __init__(self, me: Rank, settings: TrainingSettings, network: nn.Module, spec: str) -> None:
         gc.collect()  # the last block's reducer goes with a cycle of references, and its memory
         self.me, self.settings, self.spec, self.asked = me, settings, spec, settings.plans[spec]
-        options: dict[str, Any] = {_SYNC_BUFFERS: settings.sync_buffers}
-        if spec != OWN_PLAN:
-            # A bucket closes on reaching its cap, so each cap is what the bucket shall hold.
-            options["bucket_cap_mb_list"] = [size / MIB for size in self.asked]
-        self.model = DistributedDataParallel(
-            copy.deepcopy(network),
-            device_ids=[me.device.index] if me.device.type == "cuda" else None,
-            init_sync=False,  # equal seeds made equal weights
-            **options,
-        )
+        sizes = () if spec == OWN_PLAN else self.asked
+        self.model, self.optimizer = wrap(me, network, sizes, settings.sync_buffers)
         inputs, self.labels = networks.sample_batch(settings.network, settings.batch, me.device)
         self.inputs = inputs.roll(me.rank, dims=-1)  # other data on every rank
-        # Rate 0 is the same arithmetic, but the weights stay put: every iteration computes the same.
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0, momentum=0.9)
         self.synchronize = synchronizer(me.device)
         for _ in range(WARMUP):
             self._iterate()

@@ -68,14 +68,14 @@ from ddlkit.run.sessions.vocabulary import Here as Here
 
 @kind("drift")
 def drift(here: Here, moment: str, side: int, size: Sizes) -> Iterator[Point]:
-    measure = partial(measuring("throughput").measure_drift, moment, here.device, side, *size)
+    measure = partial(measuring("speed").measure_drift, moment, here.device, side, *size)
     yield Point("drift", f"s{here.session}-{moment}", measure, 4)
 
 
 @kind("peaks")
 def matrix_products(here: Here, sides: Sides, budget: Timed) -> Iterator[Point]:
     def measure() -> pd.DataFrame:
-        peaks = partial(measuring("throughput").measure_peaks, here.device, budget=budget)
+        peaks = partial(measuring("speed").measure_peaks, here.device, budget=budget)
         return pd.concat([peaks([name], many) for name, many in sides.items()], ignore_index=True)
 
     estimate_s = 1 + 1.5 * budget.max_s * sum(map(len, sides.values()))
@@ -84,18 +84,11 @@ def matrix_products(here: Here, sides: Sides, budget: Timed) -> Iterator[Point]:
 
 @kind("copies")
 def memory_copies(here: Here, budget: Timed, sizes: Sizes = ()) -> Iterator[Point]:
-    copies = measuring("copies")
-    measure = partial(copies.measure_copies, here.device, sizes or copies.SIZES, budget)
+    speed = measuring("speed")
+    sizes = sizes or speed.SIZES
+    measure = partial(speed.measure_copies, here.device, sizes, budget)
     ways = 5 if here.device == "cuda" else 1
-    estimate_s = 3 + ways * len(sizes or copies.SIZES) * budget.max_s
-    yield Point("copies", here.device, measure, estimate_s)
-
-
-@kind("copies")
-def disk_copies(here: Here, budget: Timed, sizes: Sizes = ()) -> Iterator[Point]:
-    copies = measuring("copies")
-    measure = partial(copies.measure_disk, here.out, sizes or copies.DISK_SIZES, budget)
-    yield Point("copies", "disk", measure, 3 + 2 * len(sizes or copies.DISK_SIZES) * budget.max_s)
+    yield Point("copies", here.device, measure, 3 + ways * len(sizes) * budget.max_s)
 
 
 INPUT = "input"
@@ -121,13 +114,13 @@ def selections(here: Here, brief: bool = False) -> Iterator[Point]:
 
 @kind("contention")
 def kernels_beside_messages(here: Here, brief: bool = False) -> Iterator[Point]:
-    for name, measure, estimate_s, gpus in measuring("contention").cases(here.device, brief):
-        yield on_gpus(gpus, Point("contention", name, measure, estimate_s))
+    for name, measure, estimate_s in measuring("contention").cases(here.device, brief):
+        yield Point("contention", name, measure, estimate_s)
 
 
 @kind("contention")
 def kernels_beside_copies(here: Here, brief: bool = False) -> Iterator[Point]:
-    name, measure, estimate_s, _ = measuring("contention").copy_case(here.device, brief)
+    name, measure, estimate_s = measuring("contention").copy_case(here.device, brief)
     yield Point("contention", name, measure, estimate_s)
 
 
@@ -284,81 +277,43 @@ def trainings(here: Here, networks: Batched, repeats: int, iterations: int) -> I
         yield on_gpus(ranks if here.device == "cuda" else 0, point)
 
 
-@kind("channels")
-def nccl_channels(here: Here, blocks: Seeds, budget: Timed, sizes: Sizes = ()) -> Iterator[Point]:
-    """NCCL by blocks and threads; 0 blocks leave both to NCCL."""
-    channels = measuring("channels")
-    sizes = sizes or channels.SIZES
-    for ranks, n in itertools.product(rank_counts(here.device), blocks):
-        settings = (
-            [(n, threads) for threads in measuring("standin").THREADS] if n else [channels.DEFAULT]
-        )
-        each_s = LAUNCH_S + len(sizes) * budget.max_s
-        how: dict[str, Any] = {"sizes": sizes, "budget": budget, "timeout_s": PATIENCE * each_s}
-        measure = partial(channels.measure_channels, settings, ranks, **how)
-        name = f"p{ranks}-{f'{n}-blocks' if n else 'default'}"
-        yield on_gpus(ranks, Point("channels", name, measure, len(settings) * each_s))
-
-
 # -- sharing resources ---------------------------------------------------------------------------
 
 
 @kind("controls")
-def controls_of_communication(here: Here, sizes: Sizes = ()) -> Iterator[Point]:
-    """By what communication can be given more or less, and between GPUs whether that takes effect."""
-    controls = measuring("controls")
-    yield Point("controls", here.device, controls.offered, 2.0)
-    if here.device == "cuda":
-        settings = controls.ControlsSettings(size=max(sizes or (controls.SIZE,)))
-        how: dict[str, Any] = {"ranks": 2, "place": Loopback(), "join": meeting("cuda")}
-        measure = partial(launch, controls.controls_job, settings, timeout_s=60.0, **how)
-        yield on_gpus(2, Point("controls", "nccl-p2", measure, 20.0))
+def controls_of_communication(here: Here) -> Iterator[Point]:
+    """By what communication can be given more or less."""
+    yield Point("controls", here.device, measuring("controls").offered, 2.0)
 
 
 def _sharing(
-    here: Here,
     name: str,
     job: Any,
     make: Callable[[], Any],
     work_s: float,
     rate: str = "",
     delay: str = "",
-    threads: int = 0,
     without: Sequence[str] = (),
 ) -> Point:
-    """Return a point of ranks that share a machine's cores, or its GPUs, with what they send.
+    """Return a point of two ranks that share a machine's cores with what they send.
 
     make : the settings, once what they need is measured; work_s : without starting anything
-    rate, delay : of the link; without a rate, ranks talk as the devices are joined
-    threads : of each block of NCCL, which takes them from its environment; without : tables that these
-        settings leave out
+    rate, delay : of the link; without a rate, ranks talk by loopback
+    without : tables that these settings leave out
     """
-    on_gpu, ranks = here.device == "cuda", rank_counts(here.device)[-1]
-    link = f"lab-p{ranks}-{rate}" if rate else f"{'nccl' if on_gpu else 'loopback'}-p{ranks}"
     estimate_s = LAUNCH_S + work_s
 
     def measure() -> Tables:
-        shares, settings = measuring("shares"), make()
-        ring = {shares.NCCL_THREADS: str(threads), "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
-        loopback = Loopback(variables=shares.IN_ORDER | (ring if threads else {}))
-        with lab_of(ranks, rate, delay) if rate else nullcontext(loopback) as place:
-            join = meeting(here.device) | ({} if on_gpu else {"torch_threads": 1})
+        settings = make()
+        with lab_of(2, rate, delay) if rate else nullcontext(Loopback()) as place:
+            join = meeting("cpu") | {"torch_threads": 1}
             how: dict[str, Any] = {"place": place, "join": join, "timeout_s": 60 + 4 * estimate_s}
-            return launch(job, settings, ranks=ranks, **how)
+            return launch(job, settings, ranks=2, **how)
 
-    words = (name, link, delay and f"delay{delay}", f"t{threads}" if threads else "")
+    link = f"lab-p2-{rate}" if rate else "loopback-p2"
+    named = "-".join(filter(None, (name, link, delay and f"delay{delay}")))
     tables = [table for table in job.tables if table not in without]
-    named = "-".join(filter(None, words))
-    return on_gpus(ranks * on_gpu, Point("sharing", named, measure, estimate_s, tables))
-
-
-def _by_process(policies: Sequence[str]) -> dict[int, list[str]]:
-    """Return policies that one process can try, by the threads of NCCL that its environment must say."""
-    together: dict[int, list[str]] = {}
-    for name in policies:
-        hidden = measuring("shares").Policy.parse(name).hidden
-        together.setdefault(hidden.threads if hidden.on_gpu else 0, []).append(name)
-    return together
+    return Point("sharing", named, measure, estimate_s, tables)
 
 
 _STARVED = 50
@@ -382,12 +337,11 @@ def messages_by_share(
 ) -> Iterator[Point]:
     """All-reduces alone, by what communication may take."""
     module = measuring("shared_messages")
-    for bits, (threads, names) in itertools.product(rate, _by_process(policies).items()):
-        make = partial(module.SharedMessagesSettings, names, messages, repeats)
+    make = partial(module.SharedMessagesSettings, policies, messages, repeats)
+    for bits in rate:
         all_s = sum(_send_s(n_bytes, bits) for n_bytes, _ in messages)
-        work_s = 2.0 + 1.3 * repeats * len(names) * all_s
-        job = module.shared_messages_job
-        yield _sharing(here, name, job, make, work_s, bits, threads=threads)
+        work_s = 2.0 + 1.3 * repeats * len(policies) * all_s
+        yield _sharing(name, module.shared_messages_job, make, work_s, bits)
 
 
 @kind("sharing")
@@ -409,7 +363,7 @@ def kernels_by_share(
         starved = sum("idle" in policy for policy in policies)
         rows = len(policies) + (_STARVED - 1) * starved
         work_s = 2.0 + repeats * rows * len(kernels) * each_s
-        yield _sharing(here, name, module.shared_kernels_job, make, work_s, bits)
+        yield _sharing(name, module.shared_kernels_job, make, work_s, bits)
 
 
 @kind("sharing")
@@ -430,23 +384,20 @@ def training_by_share(
     for network, batch in networks:
         batches.setdefault(network, []).append(batch)
 
-    def settings(network: str, names: Sequence[str]) -> Any:
+    def settings(network: str) -> Any:
         sizes: dict[str, Sequence[int]] = {spec: [] for spec in plans}
         for spec in set(plans) - {OWN_PLAN}:
             workload = recorded_profile(here.out, network, batches[network][0], 2).workload()
             sizes[spec] = make_plan(spec, workload).group_bytes(workload).tolist()
         how = {"repeats": repeats, "iterations": iterations, "empty": empty}
-        return module.SharedTrainingSettings(network, batches[network], names, sizes, **how)
+        return module.SharedTrainingSettings(network, batches[network], policies, sizes, **how)
 
     lacks = [] if empty else [module.PERIODS]
-    ranks = 1 if here.device == "cuda" else 2  # that share what one could compute with
-    everything = itertools.product(batches, rate, _by_process(policies).items())
-    for network, bits, (threads, names) in everything:
-        each_s = [ranks * iteration_s(network, n, "fp32", here.device) for n in batches[network]]
+    for network, bits in itertools.product(batches, rate):
+        each_s = [2 * iteration_s(network, n, "fp32", "cpu") for n in batches[network]]
         sending_s = len(each_s) * _send_s(USUAL_BYTES, bits)
         alone_s = (1 + empty) * bool(empty) * sum(each_s)
         round_s = (1 + iterations) * (sum(each_s) + sending_s) + alone_s
-        work_s = 3.0 + repeats * len(plans) * (len(names) + 1) * round_s
-        named, make = "-".join(filter(None, (network, name))), partial(settings, network, names)
-        how = (module.shared_training_job, make, work_s, bits, delay, threads, lacks)
-        yield _sharing(here, named, *how)
+        work_s = 3.0 + repeats * len(plans) * (len(policies) + 1) * round_s
+        named, make = "-".join(filter(None, (network, name))), partial(settings, network)
+        yield _sharing(named, module.shared_training_job, make, work_s, bits, delay, lacks)

@@ -31,9 +31,9 @@ from ddlkit.run.sessions.grammar import (
 from ddlkit.run.sessions.session import Point, Tables, Unavailable, table_path
 
 _MEASURE = (
-    "channels collectives contention controls convergence copies inputs layers nccl_one_gpu "
+    "collectives contention controls convergence inputs layers nccl_one_gpu "
     "selection shared_kernels shared_messages shared_training shares sharing_training "
-    "sparse_convergence standin throughput training"
+    "sparse_convergence speed standin training"
 )
 MODULES = {name: f"ddlkit.run.measure.{name}" for name in _MEASURE.split()}
 MODULES |= {"replay": "ddlkit.run.lab.replay", "script": "ddlkit.run.lab.script"}
