@@ -23,7 +23,7 @@ from ddlkit.core.link import FRAMING
 from ddlkit.core.plan import make_plan
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Workload
-from ddlkit.run.instruments.usage import Usage
+from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.lab import network, replay
 from ddlkit.run.lab.network import Lab, LabShape, clean

@@ -19,7 +19,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import COLLECTIVES, bus_factor, busbw
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
 from ddlkit.run.instruments.clock import Budget, Marks, measure, sample_rows, synchronizer, timed
-from ddlkit.run.instruments.usage import Usage
+from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank, agree_all, gather_single, scatter_single, slowest
 from ddlkit.run.lab.emulated import Watch

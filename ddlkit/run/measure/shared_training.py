@@ -32,7 +32,7 @@ from ddlkit.core.link import turn_s
 from ddlkit.core.timeline import COMMUNICATION, Timeline
 from ddlkit.core.units import MIB
 from ddlkit.run.instruments.clock import synchronizer
-from ddlkit.run.instruments.usage import processor_times, processor_usage
+from ddlkit.run.instruments.vitals import processor_times, processor_usage
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank, agree_all, everyones, slowest
 from ddlkit.run.measure.layers import computing

@@ -27,7 +27,7 @@ from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB, format_seconds
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
 from ddlkit.run.instruments.clock import Budget, chrome_trace, measure, measure_on, synchronizer
-from ddlkit.run.instruments.usage import Usage, processor_times, processor_usage
+from ddlkit.run.instruments.vitals import Usage, processor_times, processor_usage
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank, everyones, slowest
 from ddlkit.run.measure.layers import computing
