@@ -6,7 +6,7 @@ labs of different labels never meet. Needs Linux, root and iproute2. There are t
 
 tbf : veth pairs and a bridge, each end shaped by the kernel's token bucket: a rate and nothing else. Ranks
     may share nodes: a node is a bridge of its own, joined to the main one by the link that its ranks share
-emulated : a process of ours, through which every packet passes (`ddlkit.run.lab.tunnel`). It ends with the lab
+emulated : a process of ours, through which every packet passes (`ddlkit.run.lab.tunnel`)
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ the processor from gloo's threads. What a message costs is measured (`calibrate`
 same priority, for both decide how long a small message takes then.
 
 Where a case is negotiated, a coordinator must first say that all ranks are ready, as Horovod does it (osf
-Section 3.3): each rank reports a group to a thread of rank 0, which answers all once the last has. Reports and
-answers are four bytes over TCP: in the lab they pass the shaped links, and queue behind the collectives' bytes.
+Section 3.3): each rank reports a group to a thread of rank 0, which answers all once the last has: four bytes
+each over TCP, which in the lab pass the shaped links, and queue behind the collectives' bytes.
 """
 
 from __future__ import annotations
@@ -365,7 +365,7 @@ class Negotiator:
 
 
 def coordinate(lines: Sequence[socket.socket]) -> None:
-    """Answer until every rank has hung up. The groups of one that dies stay open: `launch` ends the others."""
+    """Answer until every rank has hung up. Groups of one that dies stay open: `launch` ends the others."""
     reports: Counter[bytes] = Counter()  # of each group
     listening = list(lines)
     with suppress(ConnectionError):
