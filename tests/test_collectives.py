@@ -70,9 +70,14 @@ def test_one_wrong_element_is_refused(name: str, at: int, seed: int) -> None:
 
 
 def test_wrong_settings_are_refused() -> None:
-    for wrong in ({"collectives": ["all_to_all"]}, {"sizes": [1024, 0]}, {"sizes": []}):
+    given: list[dict[str, Any]] = [
+        {"collectives": ["all_to_all"]},
+        {"sizes": [1024, 0]},
+        {"sizes": []},
+    ]
+    for wrong in given:
         with pytest.raises(UserError):
-            CollectivesSettings(**wrong)  # type: ignore[arg-type]
+            CollectivesSettings(**wrong)
 
 
 def test_two_real_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -366,24 +366,6 @@ class TestOwner:
             attach(label).down()
         assert traces(label)
 
-    def test_a_persistent_lab_stays_until_it_is_taken_down(self) -> None:
-        code = (
-            "from ddlkit.run.lab.network import Lab, LabShape\n"
-            "Lab(LabShape(2, 1e9), 'stays', persistent=True).up()\n"
-        )
-        subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
-        try:
-            assert "stays" not in clean()
-            rows = {row["label"]: row for row in status()}
-            assert rows["stays"]["owner"] == "persistent" and rows["stays"]["ranks"] == 2
-            hello = entering(attach("stays"), 1, "ip", "-br", "addr", "show", "eth0")
-            assert "10.77.0.2/24" in lines(*hello)[0]
-        finally:
-            attach("stays").down()
-        assert traces("stays") == []
-        with pytest.raises(UserError, match="no lab 'stays'"):
-            attach("stays")
-
     def test_a_forked_child_does_not_take_its_parents_lab_down(self) -> None:
         with Lab(LabShape(1, 1e9)) as lab:
             child = os.fork()

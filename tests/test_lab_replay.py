@@ -8,11 +8,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.lab import network, replay
 from ddlkit.run.lab.network import Lab, LabShape, clean
-from ddlkit.run.lab.replay import GROUP, Negotiator, coordinate
+from ddlkit.run.lab.replay import Negotiator, coordinate
 from ddlkit.run.lab.script import (
     ITERATIONS,
     TIMELINE,
@@ -255,13 +254,13 @@ SLOWER = 1.5
 
 
 @contextmanager
-def coordinated(ranks: int) -> Iterator[Sequence[socket.socket]]:
-    """The lines of all ranks, with a coordinator at their other ends."""
+def negotiators(ranks: int) -> Iterator[list[Negotiator]]:
+    """Those of all ranks, in this process, with a coordinator at the other ends of their lines."""
     near, far = zip(*(socket.socketpair() for _ in range(ranks)), strict=True)
     desk = threading.Thread(target=coordinate, args=(far,))
     desk.start()
     try:
-        yield near
+        yield [Negotiator(line) for line in near]
     finally:
         for line in near:
             line.shutdown(socket.SHUT_RDWR)
@@ -271,53 +270,24 @@ def coordinated(ranks: int) -> Iterator[Sequence[socket.socket]]:
             line.close()
 
 
-@contextmanager
-def negotiators(ranks: int) -> Iterator[list[Negotiator]]:
-    """Those of all ranks, in this process."""
-    with coordinated(ranks) as lines:
-        yield [Negotiator(line) for line in lines]
-
-
-@given(st.integers(1, 5), st.integers(1, 6), st.randoms(use_true_random=False))
-def test_a_group_is_answered_once_when_the_last_rank_has_reported_it(
-    ranks: int, groups: int, chance: Random
-) -> None:
-    """Whatever the ranks' reports are interleaved like; and so again in the next iteration."""
-    with coordinated(ranks) as lines:
-        for _ in range(2):
-            turns = [rank for rank in range(ranks) for _ in range(groups)]
-            chance.shuffle(turns)
-            reported = [0] * ranks
-            answered = 0
-            for rank in turns:
-                with pytest.raises(BlockingIOError):  # no answer but those already heard
-                    lines[rank].recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-                group = reported[rank]
-                reported[rank] += 1
-                lines[rank].sendall(GROUP.pack(group))
-                if min(reported) > answered:  # the last that this group needed
-                    for line in lines:
-                        answer = line.recv(GROUP.size, socket.MSG_WAITALL)
-                        assert GROUP.unpack(answer) == (group,)
-                    answered += 1
-            assert answered == groups
-
-
 def test_every_rank_posts_all_groups_in_one_order_and_computing_is_not_held_up() -> None:
     groups = 50
     with negotiators(3) as ranks:
-        posted: list[list[int]] = [[] for _ in ranks]
-        for rank, seen in zip(ranks, posted, strict=True):
-            rank.begin(seen.append)
-        for rank in ranks[:-1]:
-            for group in range(groups):  # returns at once, though the last rank has reported none
-                rank.report(group)
-        assert not any(posted)
-        for group in range(groups):
-            ranks[-1].report(group)
-        for rank in ranks:
-            rank.finish()
-        assert posted == [list(range(groups))] * 3
+        for _ in range(2):  # and so again in the next iteration
+            posted: list[list[int]] = [[] for _ in ranks]
+            for rank, seen in zip(ranks, posted, strict=True):
+                rank.begin(seen.append)
+            for rank in ranks[:-1]:
+                for group in range(
+                    groups
+                ):  # returns at once, though the last rank has reported none
+                    rank.report(group)
+            assert not any(posted)
+            for group in range(groups):
+                ranks[-1].report(group)
+            for rank in ranks:
+                rank.finish()
+            assert posted == [list(range(groups))] * 3
 
 
 def test_what_goes_wrong_is_told_to_the_rank_that_waits() -> None:

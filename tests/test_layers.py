@@ -137,24 +137,6 @@ def test_resnet18_is_whole_in_order_and_fits_the_store() -> None:
     assert list(samples.columns) == list(store.SCHEMAS["samples"].names)
 
 
-def test_ready_order_is_the_one_that_ddp_fills_its_buckets_in(tmp_path: Path) -> None:
-    workload = profile_layers("lenet5", 2, threads=1, budget=ONCE)[0].workload()
-    assert len(set(workload.bytes.tolist())) == workload.n, "equal sizes would hide a swap"
-    inputs, labels = networks.sample_batch("lenet5", 2)
-    one_bucket_a_tensor: dict[str, Any] = {"bucket_cap_mb_list": (workload.bytes / 2**20).tolist()}
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1
-    )
-    try:
-        ddp = nn.parallel.DistributedDataParallel(networks.build("lenet5"), **one_bucket_a_tensor)
-        for _ in range(3):
-            nn.functional.cross_entropy(ddp(inputs), labels).backward()
-        sizes = ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"]
-    finally:
-        torch.distributed.destroy_process_group()
-    assert [int(size) for size in sizes.split(",")] == workload.bytes.tolist()
-
-
 def test_bf16_really_computes_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     model = _enter(monkeypatch, nn.Linear(4, 3))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-import torch.distributed as dist
 
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
@@ -25,11 +23,9 @@ from ddlkit.run.measure.layers import profile_layers
 from ddlkit.run.measure.training import (
     OWN_PLAN,
     TrainingSettings,
-    _Block,
     _check_plans,
     training_job,
 )
-from ddlkit.run.nets import registry as networks
 
 
 @functools.cache
@@ -152,40 +148,6 @@ def test_the_profiled_iteration_shows_every_bucket(measured: dict[str, pd.DataFr
         assert timeline.start_s.min() == 0.0
         backward = timeline.select(timeline.kind == "backward")
         assert messages.start_s[0] >= backward.start_s[0]
-
-
-@pytest.mark.parametrize(
-    ("spec", "ends"), [("none", range(1, 11)), ("single", [10]), ("cuts", [3, 10])]
-)
-def test_a_message_leaves_with_its_last_gradient(
-    spec: str, ends: Sequence[int], tmp_path: Path
-) -> None:
-    """All in one bucket cannot overlap; each in its own leaves before the next is there."""
-    sizes = ready_bytes(NETWORK)
-    settings = TrainingSettings(NETWORK, 2, {spec: cut(sizes, *ends)}, repeats=1, iterations=1)
-    events: list[str] = []
-
-    def sent(_, bucket):  # type: ignore[no-untyped-def] # torch reads annotations, and wants no text
-        events.append(f"message of {len(bucket.gradients())}")
-        gone = torch.futures.Future[torch.Tensor]()
-        gone.set_result(bucket.buffer())
-        return gone
-
-    meet = f"file://{tmp_path}/meet"
-    dist.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
-    try:
-        me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1, 1)
-        block = _Block(me, settings, networks.build(NETWORK), spec)
-        block.model.register_comm_hook(None, sent)
-        for parameter in block.model.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda _: events.append("gradient"))
-        block._iterate()
-    finally:
-        dist.destroy_process_group()
-    expected = []
-    for members in np.diff([0, *ends]):
-        expected += ["gradient"] * members + [f"message of {members}"]
-    assert events == expected
 
 
 def test_buckets_must_add_up_and_nothing_to_measure_is_refused() -> None:
