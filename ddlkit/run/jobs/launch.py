@@ -287,7 +287,7 @@ def _without_main() -> Iterator[None]:
 
 @dataclass
 class _Group:
-    """The processes that carry the ranks of one job; ``worker`` are the arguments of each."""
+    """The processes of the ranks of one job; ``worker`` are the arguments of each."""
 
     worker: list[str]
     ranks: int
@@ -297,7 +297,7 @@ class _Group:
 
     @property
     def job(self) -> str:
-        """As it appears in messages."""
+        """Return the job's name as it appears in messages."""
         return self.worker[0].rpartition(".")[2]
 
     def log(self, rank: int) -> Path:
@@ -336,7 +336,7 @@ class _Group:
         _show_progress(self.log(0), shown)
 
     def _verdict(self) -> str:
-        """Say in one line which rank died first of all, or was waited for in vain, as far as can be known."""
+        """Return in one line which rank died first of all, or was waited for in vain."""
         polled = [process.poll() for process in self.processes]
         deaths = {rank: status for rank, status in enumerate(polled) if status}
         # Ranks follow one another within milliseconds: those that lost a peer are not the cause.

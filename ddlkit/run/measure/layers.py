@@ -134,10 +134,8 @@ def device_named(name: str | torch.device) -> torch.device:
     if not re.fullmatch(r"(cpu|cuda)(:\d+)?", str(name)):
         raise UserError(f"unknown device {name!r}: use cpu or cuda")
     device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device {name!r} is not there: torch sees {torch.cuda.device_count()} GPUs"
-        )
+    if device.type == "cuda" and (device.index or 0) >= (gpus := torch.cuda.device_count()):
+        raise UserError(f"device {name!r} is not there: torch sees {gpus} GPUs")
     return device
 
 
