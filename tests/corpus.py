@@ -96,7 +96,7 @@ TRACEBACKS = [
         _cost("", "--accumulate", "9" * 400),
     ),
     Entry(
-        *("errors in lists", "ValueError", "the cost's held_out has no errors"),
+        *("errors in lists", "ValueError", "the cost's held_out is not what"),
         _cost(json.dumps({**LINE, "fit": {**SIZED, "held_out": {**ENDS, "log_errors": [[0.1]]}}})),
     ),
     Entry(
@@ -163,12 +163,6 @@ COSTLY = [
     Entry(
         *("a billion rounds", "gigabytes", "1000000000 iterations"),
         _campaign(json.dumps({**CAMPAIGN, "plans": "ddp", "rounds": 10**9}), "c.json"),
-    ),
-    Entry(
-        *("schedule of 100,000 ranks", "hours", "up to 512"),
-        _cost(
-            '{"form": "stepped", "software_s": 1e-4, "link_s_per_byte": 8e-9, "workers": 100000}'
-        ),
     ),
 ]
 LONG = [

@@ -76,7 +76,6 @@ LINE = {"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9, "workers
 COSTS: tuple[dict[str, Any], ...] = (
     LINE,
     {"form": "table", "bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2], "workers": 4},
-    {"form": "curve", "bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2]},
     {
         **{"form": "segments", "breaks_bytes": [1e5], "alpha_s": [1e-3, 2e-3]},
         **{"beta_s_per_byte": [1e-8, 8e-9]},
@@ -85,13 +84,14 @@ COSTS: tuple[dict[str, Any], ...] = (
         **{"form": "piecewise", "threshold_bytes": 1e5, "log_slope_s": 1e-5},
         **{"log_intercept_s": 1e-3, "slope_s_per_byte": 8e-9, "intercept_s": 1e-3},
     },
-    {"form": "ring_all_reduce", "bytes_per_s": 1e8, "overhead_s": 1e-3, "workers": 4},
-    {"form": "stepped", "software_s": 1e-4, "link_s_per_byte": 8e-9, "workers": 4},
     {
         **LINE,
         "fit": {
             **{"from_bytes": 1e3, "to_bytes": 1e7, "between": "processors"},
-            "held_out": {"draws": 20, "log_errors": [0.01, 0.02], "below": 0.1, "above": 0.1},
+            "held_out": {
+                **{"at_bytes": [1e4, 1e6], "log_errors": [0.01, 0.02]},
+                **{"below": 0.1, "above": 0.1, "apart": 2},
+            },
         },
     },
     {
@@ -211,7 +211,7 @@ CHOSEN = {
             "alpha_beta",
             "table",
             "piecewise",
-            "segments:joined",
+            "segments",
             "alpha_beta:ends",
             "auto",
         )

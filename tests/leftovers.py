@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing.util
 import os
 import tempfile
 import time
@@ -33,6 +34,7 @@ def none_left(directory: Path) -> Iterator[None]:
     Processes of its own, namespaces, states and interfaces of labs, locks that are held, temporary files
     (the block has a folder of its own for these), half-written files. What others do beside it is theirs.
     """
+    multiprocessing.util.get_temp_dir()  # the fork server's, which is there for later tests too
     tag = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="t") as temporary, _environment(tag, temporary):
         Path(temporary).chmod(0o755)  # as /tmp, for tests that go on as another user

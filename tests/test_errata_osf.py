@@ -7,9 +7,11 @@ import math
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlkit import store
 from ddlkit.core import plan
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import predict
@@ -126,6 +128,14 @@ def test_two_scaling_factors_for_one_replacement() -> None:
     assert osf.csf(1, communication) == pytest.approx(0.748, abs=5e-4)
     overlapped = osf_scaling.setting_search().without("VGG-16 replaced: scaling factor")
     assert (overlapped.low, overlapped.high) == pytest.approx((0.81, 0.98), abs=5e-3)
+
+
+def test_losses_say_nothing_of_accuracy() -> None:
+    assert PROSE["fig09-after"] < PROSE["fig09-before"]
+    quantities = paper_table("osf", "prose")["quantity"]
+    assert not quantities.str.contains("accuracy|validation").any()
+    settings = yaml.safe_load((store.DATA / "papers/osf/settings.yml").read_text())
+    assert any("Fig 9" in item["what"] for item in settings["unstated"])
 
 
 # ---------------------------------------------------------------- equations without fusion

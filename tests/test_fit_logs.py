@@ -45,17 +45,19 @@ def test_auto_from_twelve_sizes_of_dense_tables() -> None:
     Goals fixed before: 0.4%, which is missed: on 11 of them even the curve with twelve knots that has seen
     every row is off by more; 3% below 25 MiB; a half-width of at most three times the error in the median.
     """
-    judged = vidur.judged(vidur.predictions()).set_index("table")
+    rows = vidur.predictions()
+    judged = vidur.judged(rows).set_index("table")
     floors = vidur.floors().set_index("table")["curve"]
     assert len(judged) == 14 and judged["n"].sum() == 14464
     assert judged["median"].median() < 0.0105
     assert (floors > 0.004).sum() >= 11
     assert judged["below_25_mib"].median() <= 0.03 and judged["below_25_mib"].max() < 0.031
-    assert (judged["half_width"] / judged["median"]).median() <= 3
-    assert judged["covered"].sum() / judged["n"].sum() > 0.84
+    half_width = (rows["upper_s"] - rows["lower_s"]) / rows["predicted_s"] / 2
+    assert (half_width.groupby(rows["table"]).median() / judged["median"]).median() <= 3
+    assert rows["measured_s"].between(rows["lower_s"], rows["upper_s"]).mean() > 0.84
 
 
-@pytest.mark.parametrize("form", [*THROUGH_ALL, "auto", "alpha_beta"])
+@pytest.mark.parametrize("form", [THROUGH_ALL[0], "auto", "alpha_beta"])
 def test_intervals_cover_sizes_of_real_logs_that_the_fit_has_not_seen(form: str) -> None:
     """Of all logs together 90 to 99%; a line's errors are no scatter, so its intervals may hold all."""
     every = 6 if form == "auto" else 2
@@ -66,7 +68,7 @@ def test_intervals_cover_sizes_of_real_logs_that_the_fit_has_not_seen(form: str)
     assert min(one.mean() for one in inside) >= 0.5
 
 
-@pytest.mark.parametrize("form", ["segments", "table"])
+@pytest.mark.parametrize("form", ["table"])
 def test_intervals_hold_beyond_the_sizes_of_real_logs(form: str) -> None:
     """Fitted without the largest, or smallest, sizes of a log, and asked for those, up to 16 times beyond."""
     inside = []
@@ -96,7 +98,7 @@ def test_of_an_ideal_log_intervals_hold_nearly_all() -> None:
     assert 0.92 <= np.mean(held) <= 0.99
 
 
-@pytest.mark.parametrize("path", LOGS[::4], ids=lambda path: path.name.split(".")[0])
+@pytest.mark.parametrize("path", LOGS[::6], ids=lambda path: path.name.split(".")[0])
 def test_auto_takes_the_form_that_does_best_on_sizes_left_out_and_says_why(path: Path) -> None:
     rows = log(path)
     errors = {form: np.median(np.abs(held_out_errors(form, *rows)[1])) for form in SIMPLE_FIRST}
@@ -154,7 +156,7 @@ def least_loss(sizes: np.ndarray, seconds: np.ndarray, straight: str, minimum: i
 @pytest.mark.parametrize(
     ("form", "straight", "minimum"), [("piecewise", "ls", 2), ("segments", "sss", 3)]
 )
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_breakpoints_by_sums_are_those_of_trying_every_one(
     form: str, straight: str, minimum: int, seed: int
 ) -> None:
@@ -165,17 +167,6 @@ def test_breakpoints_by_sums_are_those_of_trying_every_one(
     seconds = (1e-5 + 1e-9 * sizes + jump) * np.exp(random.normal(0, 0.05, sizes.size))
     loss = float(np.sum(fit(form, sizes, seconds, draws=0).relative_residuals ** 2))
     assert loss == pytest.approx(least_loss(sizes, seconds, straight, minimum), rel=1e-9)
-
-
-def test_a_thousand_sizes_have_a_short_description_and_show_their_jump() -> None:
-    sizes = np.unique(np.geomspace(4, 2**30, 1024).round())
-    noise = np.random.default_rng(0).normal(0, 0.02, sizes.size)
-    seconds = (1e-5 + 1e-9 * sizes + 3e-4 * (sizes > 1e6)) * np.exp(noise)
-    for form in ("segments", "chords"):
-        fitted = fit(form, sizes, seconds)
-        assert len(json.dumps(fitted.to_dict())) < 50_000 and len(fitted.draws) == 200
-    breaks = fit("segments", sizes, seconds, draws=0).cost.breaks_bytes
-    assert breaks[np.argmin(np.abs(np.log(breaks / 1e6)))] == pytest.approx(1e6, rel=0.03)
 
 
 # -- what is left open ---------------------------------------------------------------------------
@@ -210,14 +201,6 @@ def test_a_gap_is_how_far_apart_the_nearest_two_sizes_lie_and_twice_as_far_is_fo
     few, many = (fit("chords", sizes[::step], seconds[::step], draws=0).cost for step in (2, 1))
     ratio = held_out.log_error(3e6, few) / held_out.log_error(3e6, many)
     assert ratio == pytest.approx(4)
-
-
-def test_three_rows_a_size_are_still_too_few_for_resamples_and_four_are_not() -> None:
-    sizes, seconds = log(LOGS[0])
-    for repeats, held_out in ((1, True), (3, True), (4, False)):
-        fitted = fit("table", np.repeat(sizes, repeats), np.repeat(seconds, repeats), draws=4)
-        assert (fitted.held_out is not None) == held_out
-        assert len(fitted.draws) == 4
 
 
 def test_a_fit_with_its_held_out_errors_is_read_back_from_json() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.formats.inputs import read_inputs
+from ddlkit.formats.plans import read_inputs
 from ddlkit.papers.dag import naive_iteration_s
 from ddlkit.papers.dag.tasks import schedule
 from ddlkit.report.figures import dag_inputs

@@ -21,8 +21,8 @@ from torch.profiler import ProfilerActivity, record_function
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
-from ddlkit.formats import ImportOptions, import_file
-from ddlkit.formats.autograd import ACCUMULATE, check_profile, layer_profile
+from ddlkit.formats import import_file
+from ddlkit.formats.autograd import ACCUMULATE, layer_profile
 from ddlkit.formats.kineto import (
     BACKWARD,
     EVALUATE,
@@ -83,24 +83,12 @@ def test_kernels_belong_to_the_phase_they_run_in_when_nothing_says_who_launched_
     assert found.exposed_communication_s() == pytest.approx(1.0)
 
 
-def test_messages_that_do_not_match_the_buckets_belong_to_none() -> None:
-    found = timeline(profile_of(*PHASES, Event("gloo:all_reduce", 12.0, 13.0)), [4, 8])
-    messages = found.select(found.kind == "all_reduce")
-    assert messages.group.tolist() == [-1] and messages.bytes.tolist() == [0]
-
-
 @pytest.mark.parametrize(
     ("name", "on_gpu", "collective"),
     [
         ("gloo:all_reduce", False, "all_reduce"),
-        ("gloo:all_gather", False, "all_gather"),
-        ("gloo:broadcast", False, "broadcast"),
         ("nccl:all_reduce", False, ""),  # the range around the launch
-        (
-            "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
-            True,
-            "all_reduce",
-        ),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(Args<4096ul>)", True, "all_reduce"),
         ("ncclKernel_AllGather_RING_LL_Sum_int8_t", True, "all_gather"),
         ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", True, "reduce_scatter"),
         ("ncclDevKernel_Generic_4", True, "nccl"),
@@ -188,6 +176,8 @@ def test_a_recorded_profile_holds_every_gradient_of_the_network(recorded: Path) 
     # As in ddlkit.run.measure.layers, the first tensor of a layer carries the layer's forward.
     assert (profile.forward_s[::2] > 0).all() and not profile.forward_s[1::2].any()
     assert (profile.backward_s > 0).all() and profile.update_s > 0
+    findings = import_file(recorded).findings
+    assert [finding.what for finding in findings] == ["iterations", "profiler", "batch"]
 
 
 def test_times_of_the_layers_add_up_to_the_phases(recorded: Path, distributed: Path) -> None:
@@ -213,8 +203,6 @@ def test_messages_of_a_recorded_profile_hold_all_gradients(distributed: Path) ->
         assert own.n >= 1 and own.bytes.sum() == held
         assert own.group.tolist() == list(range(own.n))
     assert sum(size for size, _ in message_times(trace)) == N_ITERATIONS * held
-    told = {finding.what for finding in check_profile(trace)}
-    assert {"iterations", "messages", "overlap", "other", "profiler"} <= told
 
 
 def test_phases_found_without_marks_lie_where_the_marks_are(tmp_path: Path) -> None:
@@ -245,79 +233,6 @@ def test_what_a_recorded_profile_lacks_is_said(recorded: Path, tmp_path: Path) -
         UserError, match=r"no-shapes\.json: .*no events of autograd.*optimizer\.step"
     ):
         timeline(read_kineto(path))
-
-
-# -- its batch ---------------------------------------------------------------------------------
-
-
-def imported(path: Path, batch: int | None = None) -> tuple[int, dict[str, str]]:
-    """The batch of the profile, and findings by what they are of."""
-    found = import_file(path, options=ImportOptions(batch=batch))
-    return found.profile.batch, {finding.what: finding.text for finding in found.findings}
-
-
-def test_the_batch_is_that_of_the_first_convolution(recorded: Path, distributed: Path) -> None:
-    for path in (recorded, distributed):
-        batch, findings = imported(path)
-        assert batch == 4 and findings["batch"].startswith("4, as the input of the first conv")
-        assert "batch" not in imported(path, 4)[1]
-        batch, findings = imported(path, 32)
-        assert batch == 32 and findings["batch"].startswith("32 is taken as said, but")
-
-
-def conv_training(*shapes: list[Any]) -> str:
-    """An iteration for each pair of shapes of input and weight, the backward's convolution another."""
-    rows, size = [], {"Input Dims": [[10]], "Input type": ["float"]}
-    other = {"Input Dims": [[99, 8, 3, 3], [8, 8, 3, 3]]}
-    for number, dims in enumerate(shapes):
-        own = {"Input Dims": dims}
-        spans: list[tuple[str, int, int, dict[str, Any]]] = [
-            (FORWARD, 0, 10, {}),
-            ("aten::conv2d", 1, 5, own),
-            ("aten::convolution", 2, 4, own),
-            ("aten::conv2d", 6, 8, other),
-            (BACKWARD, 10, 30, {}),
-            ("aten::convolution_backward", 11, 12, other),
-            (ACCUMULATE, 20, 25, size),
-            (UPDATE, 30, 40, {}),
-        ]
-        rows += [
-            {
-                "ph": "X",
-                "cat": "cpu_op",
-                "name": name,
-                "ts": 50 * number + a,
-                "dur": b - a,
-                "args": args,
-            }
-            for name, a, b, args in spans
-        ]
-    return json.dumps({"traceEvents": rows})
-
-
-@pytest.mark.parametrize(
-    ("shapes", "batch"),
-    [
-        ([[[32, 3, 8, 8], [8, 3, 3, 3]]], 32),
-        ([[[7, 3, 8], [8, 3, 3]]], 7),
-        ([[[3, 8, 8], [8, 3, 3, 3]]], None),
-        ([[]], None),
-        ([["3x8x8", 8]], None),
-        ([[[0, 3, 8], [8, 3, 3]]], None),
-        ([[[32, 3, 8, 8], [8, 3, 3, 3]], [[32, 3, 8, 8], [8, 3, 3, 3]]], 32),
-        ([[[32, 3, 8, 8], [8, 3, 3, 3]], [[17, 3, 8, 8], [8, 3, 3, 3]]], None),
-    ],
-)
-def test_a_batch_is_told_where_all_iterations_have_the_same(
-    shapes: list[Any], batch: int | None, tmp_path: Path
-) -> None:
-    path = tmp_path / "trace.json"
-    path.write_text(conv_training(*shapes))
-    found, findings = imported(path)
-    assert found == (batch or 1)
-    assert ("and 1 is taken" in findings["batch"]) == (batch is None)
-    differ = len({dims[0][0] for dims in shapes if dims}) > 1
-    assert findings.get("batches", "").startswith("iterations of 17, 32") == differ
 
 
 # -- one as a GPU writes them ------------------------------------------------------------------
@@ -404,25 +319,13 @@ def test_timeline_of_a_gpu_shows_kernels_copies_and_messages() -> None:
     trace = parse_kineto(gpu_training([200.0, 300.0], [400.0, 600.0], 2), "gpu")
     line = timeline(trace)
     first = line.select(line.iteration == 0)
-    assert first.kind.tolist() == [
-        "h2d",
-        "forward",
-        "forward",
-        "backward",
-        "backward",
-        "all_reduce",
-        "update",
-    ]
+    kinds = "h2d forward forward backward backward all_reduce update"
+    assert first.kind.tolist() == kinds.split()
     assert first.busy_s(("backward",)) == pytest.approx(1e-3)
     assert first.exposed_communication_s() == pytest.approx(1e-5, rel=1e-3)
     assert first.bytes.tolist() == [0, 0, 0, 0, 0, 2000, 0]
     sizes, seconds = zip(*message_times(trace), strict=True)
     assert sizes == (2000, 2000) and seconds == pytest.approx([1e-5, 1e-5])
-    assert {finding.what for finding in check_profile(trace)} == {
-        "iterations",
-        "messages",
-        "profiler",
-    }
 
 
 # -- mistakes ----------------------------------------------------------------------------------

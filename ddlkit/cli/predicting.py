@@ -401,7 +401,7 @@ def what_if(arguments: argparse.Namespace) -> None:
 
 def _graph(arguments: argparse.Namespace, iteration: Any, profile: Any) -> Any:
     """Return the tasks of training by these arguments."""
-    from ddlkit.formats.inputs import read_inputs
+    from ddlkit.formats.plans import read_inputs
     from ddlkit.papers import dag
     from ddlkit.papers.dag import training
 

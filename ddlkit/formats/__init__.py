@@ -41,13 +41,12 @@ KINDS = {
 
 
 class Imported(NamedTuple):
-    """What a file gave: messages as (bytes, seconds), what its user should know, its batch if it tells."""
+    """What a file gave: messages as (bytes, seconds), and what its user should know."""
 
     kind: str
     profile: LayerProfile
     messages: tuple[tuple[int, float], ...]
     findings: tuple[Finding, ...]
-    batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,10 +72,9 @@ class ImportOptions:
 def import_file(
     path: Path, kind: str | None = None, options: ImportOptions | None = None
 ) -> Imported:
-    """The file as a layer profile, of the kind that its content shows unless given.
+    """Return the file as a layer profile, of the kind that its content shows unless given.
 
-    Unless the options say otherwise, the network is named after the file, and the batch is what the file
-    tells: a profiler's file that of the first convolution; or else 1.
+    Unless the options say otherwise, the network is named after the file, and the batch is 1.
     Raises UserError for an unknown or ambiguous kind, a wrong file, a batch below 1, and rates and lengths
     that counts need and the options lack.
     """
@@ -87,34 +85,24 @@ def import_file(
     kind = guess_kind(text, str(path)) if kind is None else kind
     if kind not in KINDS:
         raise UserError(f"unknown kind {kind!r}: use one of {', '.join(KINDS)}")
-    found = _READERS[kind](text, str(path), options)
+    imported = _READERS[kind](text, str(path), options)
     profile = replace(
-        found.profile,
-        network=options.network or found.profile.network or path.name.partition(".")[0],
-        batch=options.batch or found.batch or 1,
-        device=options.device or found.profile.device,
+        imported.profile,
+        network=options.network or imported.profile.network or path.name.partition(".")[0],
+        batch=options.batch or 1,
+        device=options.device or imported.profile.device,
     )
     if options.element_bytes is not None:
         profile = profile.sent_as(options.element_bytes)
-    told = _batch_finding(options.batch, found.batch)
-    return found._replace(profile=profile, findings=(*found.findings, *told))
-
-
-def _batch_finding(said: int | None, told: int | None) -> list[Finding]:
-    """What the user of a profile should know of its batch: as said, and as the file tells it."""
-    if said is None and told is None:
-        text = "the file does not tell the batch size, and 1 is taken"
-    elif said is None:
-        text = f"{told}, as the input of the first convolution tells"
-    elif told not in (None, said):
-        text = f"{said} is taken as said, but the input of the first convolution is of {told}"
-    else:
-        return []
-    return [Finding("batch", (), text)]
+    findings = imported.findings
+    if options.batch is None:
+        text = "the file does not tell the batch size: 1 is taken"
+        findings += (Finding("batch", (), text),)
+    return imported._replace(profile=profile, findings=findings)
 
 
 def guess_kind(text: str, source: str) -> str:
-    """The one kind of KINDS that the content shows. Raises UserError where none or several do.
+    """Return the one kind of KINDS that the content shows. Raises UserError where none or several do.
 
     >>> guess_kind("tensor,parameters,flops\\nconv,10,1e9\\n", "mine.csv")
     'flops'
@@ -129,7 +117,7 @@ def guess_kind(text: str, source: str) -> str:
         "trace": trace.looks_like_one(text),
         "kineto": text.lstrip().startswith(("{", "[")),
         "flops": {"tensor", "parameters", "flops"} <= names,
-        "transformer": transformer.looks_like_one(names),
+        "transformer": set(transformer.REQUIRED) <= names,
     }
     kinds = [kind for kind, is_shown in shown.items() if is_shown]
     if len(kinds) != 1:
@@ -139,7 +127,7 @@ def guess_kind(text: str, source: str) -> str:
 
 
 def save_profile(profile: LayerProfile, path: Path, *sources: Path) -> None:
-    """The profile as a CSV of one's own, without a stamp: nothing of it was measured here.
+    """Write the profile as a CSV of one's own, without a stamp: nothing of it was measured here.
 
     Raises UserError where a recorded table or one of the sources is in the way, and as writing does.
     """
@@ -147,7 +135,7 @@ def save_profile(profile: LayerProfile, path: Path, *sources: Path) -> None:
 
 
 def save_messages(messages: Sequence[tuple[int, float]], path: Path, *sources: Path) -> None:
-    """The messages as a CSV that ``ddlkit fit`` reads.
+    """Write the messages as a CSV that ``ddlkit fit`` reads.
 
     Raises UserError when there are none, and as `save_profile`.
     """
@@ -164,62 +152,44 @@ def _write_own(path: Path, text: str, sources: Sequence[Path]) -> None:
 
 
 def _import_trace(text: str, source: str, options: ImportOptions) -> Imported:
-    found = trace.parse_trace(text, source)
+    layers = trace.parse_trace(text, source)
     try:
-        profile = found.profile("", with_input=options.with_input)
+        profile = layers.profile("", with_input=options.with_input)
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
-    sizes, seconds = found.messages()
+    sizes, seconds = layers.messages()
     messages = tuple(zip(sizes.tolist(), seconds.tolist(), strict=True))
-    findings = [_iterations(found), *trace.check_trace(found)]
-    return Imported("trace", profile, messages, tuple(findings))
-
-
-def _iterations(found: trace.LayerTrace) -> Finding:
-    """How many iterations there are, and how much the columns differ between them."""
-    text = f"{found.iterations} iteration{'s' * (found.iterations > 1)} of {len(found.name)} layers"
-    for column, spread in found.spread().items():
-        mean = getattr(found.mean(), column)[0]
-        if found.iterations > 1:
-            share = np.median(spread[mean > 0] / mean[mean > 0]) if np.any(mean) else 0.0
-            phase = column.removesuffix("_s")
-            text += f"; {phase} spreads by {100 * share:.1f}% in the median layer"
-    return Finding("iterations", (), text)
+    count = f"{len(layers.forward_s)} of {len(layers.name)} layers"
+    findings = (Finding("iterations", (), count), *trace.check_trace(layers))
+    return Imported("trace", profile, messages, findings)
 
 
 def _import_kineto(text: str, source: str, options: ImportOptions) -> Imported:
-    found = kineto.parse_kineto(text, source)
-    profile, findings = autograd.layer_profile(found, ""), autograd.check_profile(found)
-    seen = sorted(set(kineto.batch_sizes(found)))
-    if len(seen) > 1:
-        text = (
-            f"iterations of {', '.join(map(str, seen))} samples: their medians are of none of them"
-        )
-        findings.append(Finding("batches", (), text))
-    told = seen[0] if len(seen) == 1 else None
-    return Imported("kineto", profile, tuple(kineto.message_times(found)), tuple(findings), told)
+    traced = kineto.parse_kineto(text, source)
+    profile, count = autograd.layer_profile(traced, ""), len(kineto.iterations(traced))
+    findings = [Finding("iterations", (), f"{count} on {traced.device}")]
+    text = "the profiler's own cost is in all times: compare with an iteration that is not profiled"
+    findings.append(Finding("profiler", (), text))
+    if not profile.update_s:
+        findings.append(Finding("update", (), "no optimizer's step in it: update takes no time"))
+    return Imported("kineto", profile, tuple(kineto.message_times(traced)), tuple(findings))
 
 
 def _import_flops(text: str, source: str, options: ImportOptions) -> Imported:
     frame = FLOPS.frame(read_sheet(text, source), exact=False)
+    frame["layer"] = frame["layer"].where(frame["layer"] != "", frame["tensor"])
     sample_flops = (frame["flops"] / frame["batch"]).to_numpy()
-    layer = frame["layer"].where(frame["layer"] != "", frame["tensor"]).tolist()
-    tensor, parameters = frame["tensor"].tolist(), frame["parameters"].to_numpy()
-    return _by_count("flops", "", (tensor, layer, parameters, sample_flops), source, options)
+    names = frame["tensor"].tolist(), frame["layer"].tolist()
+    return _by_count("flops", "", (*names, frame["parameters"], sample_flops), source, options)
 
 
 def _import_transformer(text: str, source: str, options: ImportOptions) -> Imported:
     shapes = transformer.read_shapes(read_sheet(text, source))
-    name, shape = transformer.chosen(shapes, options.network, source)
+    name, shape = transformer.choose(shapes, options.network, source)
     if options.sequence is None:
         raise UserError(f"{source}: a transformer's FLOP depend on the sequence: say --sequence")
-    tensors = shape.tensors(options.sequence)
-    counts = (
-        [tensor.name for tensor in tensors],
-        [tensor.layer for tensor in tensors],
-        np.array([tensor.elements for tensor in tensors]),
-        np.array([tensor.flops for tensor in tensors]),
-    )
+    tensor, layer, elements, flops = zip(*shape.tensors(options.sequence), strict=True)
+    counts = tensor, layer, np.array(elements), np.array(flops)
     return _by_count("transformer", name, counts, source, options)
 
 
@@ -229,40 +199,31 @@ _READERS = {
     "flops": _import_flops,
     "transformer": _import_transformer,
 }
-Counts = tuple[Sequence[str], Sequence[str], Ints, Floats]
-"""Tensor, layer, parameters and forward FLOP of one sample, n each."""
 
 
 def _by_count(
-    kind: str, network: str, counts: Counts, source: str, options: ImportOptions
+    kind: str,
+    network: str,
+    counts: tuple[Sequence[str], Sequence[str], Ints, Floats],
+    source: str,
+    options: ImportOptions,
 ) -> Imported:
-    """A profile whose times are in proportion to FLOP, by a rate or by the time that all take."""
+    """A profile whose times are in proportion to FLOP, by a rate or by the time that all take.
+
+    counts : tensor, layer, parameters and forward FLOP of one sample, n each
+    """
     tensor, layer, parameters, sample_flops = counts
-    batch = options.batch or 1
-    rate = (options.peak_flops_per_s, options.utilisation)
-    if rate != (None, None) and (options.compute_s is not None or None in rate):
-        raise UserError(f"{source}: say --peak and --utilisation together, or --compute-s alone")
-    if options.compute_s is not None:
+    batch, total = options.batch or 1, float(counts[3].sum())
+    peak, share = options.peak_flops_per_s, options.utilisation
+    if options.compute_s is not None and (peak, share) == (None, None):
         if not 0 < options.compute_s < np.inf:
             raise UserError(f"--compute-s is {options.compute_s}: must be above zero")
-        rate = (3 * batch * float(sample_flops.sum()) / options.compute_s, 1.0)
-    if rate[0] is None or rate[1] is None:
-        raise UserError(
-            f"{source}: counts become times by a rate: say --peak (FLOP/s) and --utilisation (0..1), or "
-            "--compute-s"
-        )
-    profile = LayerProfile.from_flops(
-        network,
-        batch,
-        tensor,
-        parameters,
-        sample_flops,
-        peak_flops_per_s=rate[0],
-        utilisation=rate[1],
-        layer=layer,
-    )
-    text = (
-        f"{sample_flops.sum():.4g} forward FLOP a sample at {rate[1]:g} of {rate[0]:.4g} FLOP/s, three "
-        "times that with backward; update takes no time"
-    )
-    return Imported(kind, profile, (), (Finding("flops", (), text),))
+        peak, share = 3 * batch * total / options.compute_s, 1.0
+    elif peak is None or share is None or options.compute_s is not None:
+        rates = "--peak (FLOP/s) and --utilisation (0..1) together, or --compute-s alone"
+        raise UserError(f"{source}: counts become times by a rate: say {rates}")
+    of = (network, batch, tensor, np.asarray(parameters), sample_flops)
+    profile = LayerProfile.from_flops(*of, layer=layer, peak_flops_per_s=peak, utilisation=share)
+    text = f"{total:.4g} forward FLOP a sample at {share:g} of {peak:.4g} FLOP/s, three times that with"
+    finding = Finding("flops", (), f"{text} backward; update takes no time")
+    return Imported(kind, profile, (), (finding,))

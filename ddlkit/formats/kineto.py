@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,15 +26,15 @@ HOW = (
     "record one or more whole iterations (forward, backward and optimizer.step) with "
     "torch.profiler.profile(activities=[CPU, and CUDA on a GPU], record_shapes=True) and export_chrome_trace"
 )
+MOST_US = 1e18
+"""Of instants and times, in microseconds: thirty thousand years."""
 
-_OPTIMIZER = "Optimizer.step#"
+_OPTIMIZER, _COPY = "Optimizer.step#", "Memcpy HtoD"
 _NCCL = re.compile(
     r"^nccl.*?(AllReduce|AllGather|ReduceScatter|Reduce|Broadcast|SendRecv|AllToAll|$)"
 )
 _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
-
 # As the profiler writes them: C++ names of operators' inputs, c10's names of messages.
 _ELEMENT_BYTES = {
     **dict.fromkeys(("double", "long", "long int", "complexfloat"), 8),
@@ -42,39 +42,6 @@ _ELEMENT_BYTES = {
     **dict.fromkeys(("half", "bfloat16", "short", "short int"), 2),
     **dict.fromkeys(("bool", "byte", "char", "signed char", "unsigned char"), 1),
 }
-
-
-MOST_US = 1e18
-"""Of instants and times, in microseconds: thirty thousand years."""
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and 0 <= value <= MOST_WHOLE
-
-
-def _is_lists(value: Any) -> bool:
-    """Whether it is a list, of lengths of at most so many elements together where it tells those."""
-    if not isinstance(value, list):
-        return False
-    lengths = [
-        [n for n in one if not isinstance(n, list)] for one in value if isinstance(one, list)
-    ]
-    return all(all(map(_is_count, one)) and _is_count(math.prod(one)) for one in lengths)
-
-
-def _is_plain(value: Any) -> bool:
-    return not isinstance(value, (dict, list))
-
-
-_READ_OF_ARGS: Mapping[str, Callable[[Any], bool]] = {
-    "In msg nelems": _is_count,
-    "Out msg nelems": _is_count,
-    "Input Dims": _is_lists,
-    "Input type": lambda value: isinstance(value, list),
-    "Sequence number": _is_plain,
-    "correlation": _is_plain,
-}
-"""What is read of the profiler's remarks on an event, and whether a value can be that."""
 
 
 class Event(NamedTuple):
@@ -89,7 +56,7 @@ class Event(NamedTuple):
     on_gpu: bool = False
     category: str = ""
     thread: str = ""
-    args: Mapping[str, Any] = _NOTHING
+    args: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def at_s(self) -> tuple[float, float]:
@@ -104,8 +71,8 @@ class Event(NamedTuple):
         """
         if self.name.startswith("gloo:"):
             return self.name.removeprefix("gloo:")
-        found = _NCCL.match(self.name) if self.on_gpu else None
-        return (_WORDS.sub("_", found.group(1)).lower() or "nccl") if found else ""
+        named = _NCCL.match(self.name) if self.on_gpu else None
+        return (_WORDS.sub("_", named[1]).lower() or "nccl") if named else ""
 
     @property
     def bytes(self) -> int:
@@ -114,8 +81,7 @@ class Event(NamedTuple):
             direction = "Out" if self.collective == "all_gather" else "In"
             count = self.args.get(f"{direction} msg nelems", 0)
             return int(count) * element_bytes(self.args.get("dtype", ""))
-        kind = self.args.get("Input type") or [""]
-        return self.elements * element_bytes(kind[0])
+        return self.elements * element_bytes((self.args.get("Input type") or [""])[0])
 
     @property
     def elements(self) -> int:
@@ -126,7 +92,7 @@ class Event(NamedTuple):
 
 
 def element_bytes(kind: str) -> int:
-    """Bytes of one element of a type as the profiler names it; 0 where the name is not known.
+    """Return bytes of one element of a type as the profiler names it; 0 where the name is not known.
 
     >>> element_bytes("float"), element_bytes("c10::BFloat16"), element_bytes("TensorList")
     (4, 2, 0)
@@ -135,6 +101,31 @@ def element_bytes(kind: str) -> int:
 
 
 # -- reading -----------------------------------------------------------------------------------
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value <= MOST_WHOLE
+
+
+def _is_lists(value: Any) -> bool:
+    """Whether it is a list, of lengths of at most so many elements together where it tells those."""
+    shapes = (
+        [shape for shape in value if isinstance(shape, list)] if isinstance(value, list) else []
+    )
+    lengths = [[n for n in shape if not isinstance(n, list)] for shape in shapes]
+    counted = all(all(map(_is_count, n)) and _is_count(math.prod(n)) for n in lengths)
+    return isinstance(value, list) and counted
+
+
+_CAN_BE: Mapping[str, Callable[[Any], bool]] = {
+    "In msg nelems": _is_count,
+    "Out msg nelems": _is_count,
+    "Input Dims": _is_lists,
+    "Input type": lambda value: isinstance(value, list),
+    "Sequence number": lambda value: not isinstance(value, dict | list),
+    "correlation": lambda value: not isinstance(value, dict | list),
+}
+"""What is read of the profiler's remarks on an event, and whether a value can be that."""
 
 
 @dataclass(frozen=True)
@@ -155,38 +146,26 @@ class KinetoTrace:
         return [event for event in self.events if event.on_gpu and not event.collective]
 
     def missing(self, what: str) -> UserError:
-        """The error that says what this file lacks, and how to record it."""
+        """Return the error that says what this file lacks, and how to record it."""
         return UserError(f"{self.source}: {what}: {HOW}")
 
 
 def spans(document: Any, source: str = "trace") -> list[Event]:
-    """Complete spans ("X") of any Chrome trace, by start, in seconds from the first one's start.
+    """Return complete spans ("X") of any Chrome trace, by start, in seconds from the first one's start.
 
     Raises UserError for another document, and for a span without name or with times that cannot be.
     """
     listed = document.get("traceEvents") if isinstance(document, dict) else None
     if not isinstance(listed, list):
         raise UserError(f"{source}: not a Chrome trace: it has no list traceEvents")
-    found = []
+    kept = []
     for number, event in enumerate(listed):
         # The GPU's copy of a marked range, from its first kernel on: the processor's is the one to use.
         copied = ("gpu_user_annotation", "Trace")
-        if not isinstance(event, dict) or event.get("ph") != "X" or event.get("cat") in copied:
-            continue
-        times: list[Any] = [event.get(name) for name in ("ts", "dur")]
-        name = event.get("name")
-        where = (
-            f"{source}: traceEvents[{number}] ({name if isinstance(name, str) else shown(name)})"
-        )
-        good = all(isinstance(t, (int, float)) and abs(t) <= MOST_US for t in times)
-        if not (good and times[1] >= 0 and isinstance(name, str)):
-            ts, dur = map(shown, times)
-            raise UserError(
-                f"{where}: ts {ts} and dur {dur} must be microseconds: export the trace again"
-            )
-        _check_args(event.get("args"), where)
-        found.append(event)
-    first_us = min((event["ts"] for event in found), default=0.0)
+        if isinstance(event, dict) and event.get("ph") == "X" and event.get("cat") not in copied:
+            _check(event, f"{source}: traceEvents[{number}]")
+            kept.append(event)
+    first_us = min((event["ts"] for event in kept), default=0.0)
     events = [
         Event(
             event["name"],
@@ -195,22 +174,31 @@ def spans(document: Any, source: str = "trace") -> list[Event]:
             event.get("cat") in _ON_GPU,
             str(event.get("cat", "")),
             f"{event.get('pid')}/{event.get('tid')}",
-            event["args"] if isinstance(event.get("args"), dict) else _NOTHING,
+            event["args"] if isinstance(event.get("args"), dict) else {},
         )
-        for event in found
+        for event in kept
     ]
     return sorted(events, key=lambda event: (event.start_s, -event.end_s))
 
 
-def _check_args(args: Any, where: str) -> None:
-    """Raise a UserError for remarks on an event that the profiler does not write so."""
-    for name, can_be in _READ_OF_ARGS.items() if isinstance(args, dict) else ():
-        if name in args and not can_be(args[name]):
-            raise UserError(f"{where}: {name} is {shown(args[name])}: export the trace again")
+def _check(event: dict[str, Any], where: str) -> None:
+    """Raise a UserError for a span that the profiler does not write so."""
+    name: Any = event.get("name")
+    ts, dur = (event.get(key) for key in ("ts", "dur"))
+    where += f" ({name if isinstance(name, str) else shown(name)})"
+    timed = all(isinstance(t, int | float) and abs(t) <= MOST_US for t in (ts, dur))
+    if not (timed and dur is not None and dur >= 0 and isinstance(name, str)):
+        times = f"ts {shown(ts)} and dur {shown(dur)} must be microseconds"
+        raise UserError(f"{where}: {times}: export the trace again")
+    args = event.get("args")
+    args = args if isinstance(args, dict) else {}
+    for remark, can_be in _CAN_BE.items():
+        if remark in args and not can_be(args[remark]):
+            raise UserError(f"{where}: {remark} is {shown(args[remark])}: export the trace again")
 
 
 def parse_kineto(text: str, source: str) -> KinetoTrace:
-    """The trace in the text of a file of ``export_chrome_trace``; ``source`` names it in errors.
+    """Return the trace in the text of a file of ``export_chrome_trace``; ``source`` names it in errors.
 
     Raises UserError for a text that is no JSON, no Chrome trace, damaged, or without any span.
     """
@@ -221,10 +209,13 @@ def parse_kineto(text: str, source: str) -> KinetoTrace:
     trace = KinetoTrace(source, tuple(spans(document, source)))
     if not trace.events:
         raise trace.missing("no span at all")
-    described = document.get("distributedInfo"), document.get("deviceProperties")
-    rank = described[0].get("rank", 0) if isinstance(described[0], dict) else 0
-    named = described[1][0] if isinstance(described[1], list) and described[1] else None
-    name = named.get("name", "cuda") if isinstance(named, dict) else "cuda"
+    rank, name = 0, "cuda"
+    match document.get("distributedInfo"):
+        case {"rank": rank}:
+            pass
+    match document.get("deviceProperties"):
+        case [{"name": name}, *_]:
+            pass
     if not (_is_count(rank) and isinstance(name, str)):
         raise UserError(f"{source}: rank {shown(rank)} of device {shown(name)}: export it again")
     return replace(trace, rank=rank, device=name if trace.kernels else "cpu")
@@ -257,7 +248,7 @@ class TracedIteration(NamedTuple):
 
 
 def iterations(trace: KinetoTrace) -> list[TracedIteration]:
-    """The trace cut at ProfilerStep marks, else at ends of the update; what is outside is left out.
+    """Return the trace cut at ProfilerStep marks, else at ends of the update; the rest is left out.
 
     Phases are the ranges that record_function marked "ddlkit.forward", "ddlkit.backward" and
     "ddlkit.update" (or without "ddlkit."). Where these are missing, forward starts with the first
@@ -280,70 +271,52 @@ def iterations(trace: KinetoTrace) -> list[TracedIteration]:
         events = tuple(event for _, event in launched[inside])
         phases = _phases(events)
         if "forward" not in phases or "backward" not in phases:
-            raise trace.missing(
-                f"iteration {len(found)}: no events of autograd ({EVALUATE}: ...) and no ranges "
-                f"{FORWARD} and {BACKWARD}"
+            marks = (
+                f"no events of autograd ({EVALUATE}: ...) and no ranges {FORWARD} and {BACKWARD}"
             )
+            raise trace.missing(f"iteration {len(found)}: {marks}")
         found.append(TracedIteration(events, tuple(times_s[inside]), phases))
     return found
 
 
 def _windows(events: Sequence[Event]) -> list[tuple[float, float]]:
     steps = [e.at_s for e in events if e.name.startswith("ProfilerStep#")]
-    if steps:
-        return steps
-    ends = [e.end_s for e in events if _is_mark(e, "update")]
+    ends = [e.end_s for e in events if _mark(e) == "update"]
     ends = ends or [e.end_s for e in events if e.name.startswith(_OPTIMIZER)]
     ends = sorted(ends) or [math.inf]
-    return list(zip([-math.inf, *ends[:-1]], ends, strict=True))
+    return steps or list(zip([-math.inf, *ends[:-1]], ends, strict=True))
 
 
-def _is_mark(event: Event, kind: str) -> bool:
-    return not event.on_gpu and event.name in (kind, f"ddlkit.{kind}")
+def _mark(event: Event) -> str:
+    """The phase that the event marks, if any."""
+    kind = event.name.removeprefix("ddlkit.")
+    return kind if kind in PHASES and not event.on_gpu else ""
 
 
 def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
-    found = {
-        kind: next((e.at_s for e in events if _is_mark(e, kind)), None) or find(events)
-        for kind, find in _FIND.items()
-    }
-    return {kind: at_s for kind, at_s in found.items() if at_s}
-
-
-def _find_forward(events: Sequence[Event]) -> tuple[float, float] | None:
-    backward = [e for e in events if e.name.startswith(EVALUATE)]
-    has_gradient = {e.args.get("Sequence number") for e in backward} - {None}
-    end_s = min((e.start_s for e in backward), default=0.0)
-    starts = [
-        outer.start_s
-        for inner, outer in with_outermost(e for e in events if e.category == "cpu_op")
-        if inner.args.get("Sequence number") in has_gradient and inner.start_s < end_s
-    ]
-    return (min(starts), end_s) if starts else None
-
-
-def _find_backward(events: Sequence[Event]) -> tuple[float, float] | None:
-    """Autograd's functions, and the messages on the processor that they wait for."""
+    phases = {}
     functions = [e for e in events if e.name.startswith(EVALUATE)]
-    if not functions:
-        return None
-    update_s = (_find_update(events) or (math.inf,))[0]
-    messages = [e for e in events if e.collective and not e.on_gpu and e.start_s < update_s]
-    # A message's own thread may still tidy up when the wait for it has ended.
-    ends = [min(e.end_s, update_s) for e in (*functions, *messages)]
-    return functions[0].start_s, max(ends)
+    steps = [e for e in events if e.name.startswith(_OPTIMIZER)]
+    if functions:
+        begin_s, update_s = functions[0].start_s, steps[0].start_s if steps else math.inf
+        numbers = {e.args.get("Sequence number") for e in functions} - {None}
+        starts = [
+            outer.start_s
+            for inner, outer in with_outermost(e for e in events if e.category == "cpu_op")
+            if inner.args.get("Sequence number") in numbers and inner.start_s < begin_s
+        ]
+        if starts:
+            phases["forward"] = min(starts), begin_s
+        # Backward waits for messages; their own threads may still tidy up when the wait has ended.
+        sent = [e for e in events if e.collective and not e.on_gpu and e.start_s < update_s]
+        phases["backward"] = begin_s, max(min(e.end_s, update_s) for e in (*functions, *sent))
+    if steps:
+        phases["update"] = steps[0].start_s, steps[-1].end_s
+    return phases | {_mark(e): e.at_s for e in reversed(events) if _mark(e)}
 
 
-def _find_update(events: Sequence[Event]) -> tuple[float, float] | None:
-    steps = [e.at_s for e in events if e.name.startswith(_OPTIMIZER)]
-    return (steps[0][0], steps[-1][1]) if steps else None
-
-
-_FIND = {"forward": _find_forward, "backward": _find_backward, "update": _find_update}
-
-
-def with_outermost(operators: Iterator[Event] | Sequence[Event]) -> Iterator[tuple[Event, Event]]:
-    """Each event, by start, with the outermost one of its thread that it lies in (itself, if none)."""
+def with_outermost(operators: Iterable[Event]) -> Iterator[tuple[Event, Event]]:
+    """Yield each event, by start, with the outermost one of its thread that it lies in (itself, if none)."""
     outermost: dict[str, Event] = {}
     for event in operators:
         outer = outermost.get(event.thread)
@@ -356,7 +329,7 @@ def with_outermost(operators: Iterator[Event] | Sequence[Event]) -> Iterator[tup
 
 
 def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:
-    """All iterations, each from its first forward instant on, as this rank saw them.
+    """Return all iterations, each from its first forward instant on, as this rank saw them.
 
     CPU: one span per phase. Backward ends with the last gradient; then this rank waits for the last
     all-reduce, and copies. GPU: one span per kernel, of the phase that launched it. Messages other than
@@ -369,87 +342,57 @@ def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:
     rows = []
     for number, iteration in enumerate(iterations(trace)):
         computing = _kernel_spans if iteration.kernels else _phase_spans
-        events, origin_s = iteration.events, iteration.phases["forward"][0]
-        spans = [*_message_spans(events, buckets), *_loading_spans(events), *computing(iteration)]
-        for span in spans:
-            span["start_s"] -= origin_s
-            span["end_s"] -= origin_s
-        known = {"origin": "measured", "iteration": number, "rank": trace.rank}
-        rows += [{**span, **known} for span in sorted(spans, key=lambda span: span["start_s"])]
+        origin_s = iteration.phases["forward"][0]
+        spans = [*_other_spans(iteration.events, buckets), *computing(iteration)]
+        for task, kind, stream, (start_s, end_s), more in sorted(spans, key=lambda span: span[3]):
+            row = {"task": task, "kind": kind, "stream": stream, "origin": "measured", **more}
+            row |= {"iteration": number, "rank": trace.rank}
+            rows.append({**row, "start_s": start_s - origin_s, "end_s": end_s - origin_s})
     return Timeline.from_rows(rows)
 
 
-_CONVOLUTION = re.compile(r"^aten::(\w+_)?conv(olution|\dd)?$")
+Span = tuple[str, str, str, tuple[float, float], dict[str, int]]
+"""Task, kind, stream, start and end in seconds, and other columns of a timeline."""
 
 
-def batch_sizes(trace: KinetoTrace) -> list[int]:
-    """Samples in each iteration, by the input of its first convolution; none where no shape tells it.
-
-    Raises UserError as ``iterations`` does.
-    """
-    found = []
-    for iteration in iterations(trace):
-        start_s, end_s = iteration.phases["forward"]
-        forward = (e for e in iteration.events if start_s <= e.start_s < end_s and not e.on_gpu)
-        convolutions = (e for e in forward if _CONVOLUTION.match(e.name))
-        first = min(convolutions, key=lambda e: (e.start_s, -e.end_s), default=None)
-        shapes = first.args.get("Input Dims") if first else None
-        match shapes:
-            # Of an input without the axis of samples the weight has one axis more.
-            case [[int(samples), *_] as data, list(weight), *_] if len(data) == len(weight) > 2:
-                found += [samples] if samples > 0 else []
-    return found
-
-
-def message_times(trace: KinetoTrace, collective: str = "all_reduce") -> list[tuple[int, float]]:
-    """(bytes, seconds) of each message whose size is known, in order. It may wait for other ranks in it."""
-    return [
-        (event.bytes, event.end_s - event.start_s)
-        for event in trace.events
-        if event.collective == collective and event.bytes and event.end_s > event.start_s
-    ]
-
-
-def _span(
-    task: str, kind: str, at: tuple[float, float], stream: str = "compute", **more: int
-) -> dict[str, Any]:
-    """A row of the timeline, ``at`` start and end in seconds."""
-    span = {"task": task, "kind": kind, "stream": stream, "start_s": at[0], "end_s": at[1]}
-    return {**span, **more}
-
-
-def _message_spans(events: Sequence[Event], buckets: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _other_spans(events: Sequence[Event], buckets: Sequence[int]) -> Iterator[Span]:
+    """Messages, and what loads and copies batches."""
     for kind in COMMUNICATION:
         messages = sorted((e for e in events if e.collective == kind), key=lambda e: e.start_s)
         known = kind == "all_reduce" and len(messages) == len(buckets)
         for number, event in enumerate(messages):
             group = number if known or not buckets else -1
-            n_bytes = buckets[number] if known else event.bytes
-            name = f"{kind} {number}"
-            yield _span(name, kind, event.at_s, "communication", group=group, bytes=n_bytes)
-
-
-def _loading_spans(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
+            size = {"group": group, "bytes": buckets[number] if known else event.bytes}
+            yield f"{kind} {number}", kind, "communication", event.at_s, size
     for event in events:
         if event.name.startswith("enumerate(DataLoader)"):
-            yield _span("load", "io", event.at_s, "input")
-        if event.on_gpu and event.name.startswith("Memcpy HtoD"):
-            yield _span("copy", "h2d", event.at_s, "input")
+            yield "load", "io", "input", event.at_s, {}
+        if event.on_gpu and event.name.startswith(_COPY):
+            yield "copy", "h2d", "input", event.at_s, {}
 
 
-def _phase_spans(iteration: TracedIteration) -> list[dict[str, Any]]:
+def _phase_spans(iteration: TracedIteration) -> list[Span]:
     last_s = iteration.gradients_end_s()
     start_s, end_s = iteration.phases["backward"]
     phases = {**iteration.phases, "backward": (start_s, last_s)}
     if end_s > last_s:
         phases["wait"] = last_s, end_s
-    return [_span(kind, kind, at_s) for kind, at_s in phases.items()]
+    return [(kind, kind, "compute", at_s, {}) for kind, at_s in phases.items()]
 
 
-def _kernel_spans(iteration: TracedIteration) -> list[dict[str, Any]]:
+def _kernel_spans(iteration: TracedIteration) -> list[Span]:
     return [
-        _span(kernel.name, kind, kernel.at_s)
+        (kernel.name, kind, "compute", kernel.at_s, {})
         for kind, (start_s, end_s) in iteration.phases.items()
         for launched_s, kernel in iteration.kernels
-        if start_s <= launched_s < end_s and not kernel.name.startswith("Memcpy HtoD")
+        if start_s <= launched_s < end_s and not kernel.name.startswith(_COPY)
+    ]
+
+
+def message_times(trace: KinetoTrace, collective: str = "all_reduce") -> list[tuple[int, float]]:
+    """Return (bytes, seconds) of each message of known size; it may wait for other ranks in it."""
+    return [
+        (event.bytes, event.end_s - event.start_s)
+        for event in trace.events
+        if event.collective == collective and event.bytes and event.end_s > event.start_s
     ]

@@ -20,12 +20,10 @@ from ddlkit.store.tables import is_stamped, load_table
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_MESSAGE_KEYS = ("collective", "backend", "algorithm", "link", "link_bits_per_s", "ranks")
+_KEYS = ("collective", "backend", "algorithm", "link", "link_bits_per_s", "ranks")
 _MESSAGES = (Column("bytes", "int", "positive"), Column("seconds", "float", "positive"))
 # In a header: what is per second, whose unit is neither one of sizes nor one of times.
 _RATE = re.compile(r"(?:bw|bandwidth|throughput)(?![a-z])|/s(?![a-z])|bps|per_?s(?![a-z])")
-
-# Units that people put in a header, and what turns them into bytes or seconds.
 _UNITS = {
     "bytes": {
         "bits": "divide by 8",
@@ -35,33 +33,36 @@ _UNITS = {
         **dict.fromkeys(("ms", "msec", "millis", "milliseconds"), "divide by 1000"),
         **dict.fromkeys(("us", "µs", "μs", "usec", "micros", "microseconds"), "divide by 1000000"),
         **dict.fromkeys(("ns", "nsec", "nanos", "nanoseconds"), "divide by 1000000000"),
-        **dict.fromkeys(("min", "minutes"), "multiply by 60"),
     },
 }
+"""Units that people put in a header, and what turns them into bytes or seconds."""
 
 
 def read_bytes_seconds(
     path: Path, *, place: str | None = None, **wanted: Any
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], dict[str, Any]]:
-    """Message sizes (n,) in bytes, times (n,) in seconds, and what is known of them.
+    """Return message sizes (n,) in bytes, times (n,) in seconds, and what is known of them.
 
-    Reads a recorded ``collectives`` table, a CSV with columns ``bytes`` and ``seconds``, or a log
-    as nccl-tests prints it (both times of a size, out of place and in place, as two rows).
+    Reads a recorded ``collectives`` table, a CSV with columns ``bytes`` and ``seconds``, or a log as
+    nccl-tests prints it (both times of a size, out of place and in place, as two rows).
 
-    wanted : which rows, by collective, backend, algorithm, link, link_bits_per_s, ranks; taken as
-        said where the file is silent. place="out_of_place" or "in_place" chooses between a log's two
+    wanted : which rows, by collective, backend, algorithm, link, link_bits_per_s, ranks; taken as said where
+        the file is silent. place="out_of_place" or "in_place" chooses between a log's two
     meta : ``source`` (recorded, csv or nccl-tests) and those of them that are known
 
-    Raises UserError for a wrong file, naming row and column, for times in another unit, where rows of
-    several collectives, links or numbers of ranks remain, and for those of one rank, which sends nothing.
+    Raises UserError for a wrong file, naming row and column, for times in another unit, where rows of several
+    collectives, links or numbers of ranks remain, and for those of one rank, which sends nothing.
     """
-    if is_stamped(path):
-        source, frame = "recorded", load_table(path, "collectives")
-    else:
-        source, frame = _own_messages(path)
+    recorded = is_stamped(path)
+    source, frame = (
+        ("recorded", load_table(path, "collectives")) if recorded else _own_messages(path)
+    )
     if place is not None:
-        frame = _at_place(frame, place, path)
-    frame, chosen = choose(frame, _MESSAGE_KEYS, wanted, path)
+        there = " or ".join(frame["place"].unique()) if "place" in frame else "none: not a log"
+        frame = frame[frame["place"] == place] if "place" in frame else frame[:0]
+        if frame.empty:
+            raise UserError(f"{path}: no times {place!r}: it has {there}")
+    frame, chosen = choose(frame, _KEYS, wanted, path)
     said = {name: value for name, value in wanted.items() if value is not None}
     meta = {"source": source, **said, **chosen}
     if meta.get("ranks") == 1:
@@ -70,27 +71,16 @@ def read_bytes_seconds(
 
 
 def device_of(path: Path) -> str | None:
-    """The name of the GPUs between which an nccl-tests log was taken; None where it, or they, do not say."""
-    if is_stamped(path):
+    """Return the name of the GPUs between which a log was taken; None where it, or they, do not say."""
+    text = "" if is_stamped(path) else files.read_text(path)
+    if not nccl_tests.is_log(text):
         return None
-    text = files.read_text(path)
-    devices = (
-        set(nccl_tests.read_log(text, str(path)).devices) if nccl_tests.is_log(text) else set()
-    )
+    devices = set(nccl_tests.read_log(text, str(path)).devices)
     return devices.pop() if len(devices) == 1 else None
 
 
-def _at_place(frame: DataFrame, place: str, path: Path) -> DataFrame:
-    """The rows of a log measured out of place, or in place. Raises UserError where there are none."""
-    found = frame[frame["place"] == place] if "place" in frame else frame[:0]
-    if found.empty:
-        there = " or ".join(frame["place"].unique()) if "place" in frame else "none: not a log"
-        raise UserError(f"{path}: no times {place!r}: it has {there}")
-    return found
-
-
 def read_collectives(path: Path, *, ranks: int | None = None, link: str | None = None) -> DataFrame:
-    """Samples as a ``collectives`` table, whoever measured them.
+    """Return samples as a ``collectives`` table, whoever measured them.
 
     A file without a stamp is a user's own CSV or an nccl-tests log, over a link whose rate is not shaped;
     what it does not say of ``ranks`` and ``link`` is taken as given here.
@@ -100,13 +90,13 @@ def read_collectives(path: Path, *, ranks: int | None = None, link: str | None =
     if is_stamped(path):
         return load_table(path, "collectives")
     source, frame = _own_messages(path)
+    if "ranks" not in frame and ranks is None:
+        raise UserError(f"{path}: does not say how many ranks there were: give --ranks")
     said: dict[str, Any] = {"ranks": ranks, "link": link or "unknown", "collective": "all_reduce"}
     said |= {"algorithm": "", "link_bits_per_s": 0.0, "session": 0, "stolen": 0.0}
     said |= {"backend": source, "messages_per_sample": 1, "in_flight": 1, "clock": "wall"}
-    if "ranks" not in frame and ranks is None:
-        raise UserError(f"{path}: does not say how many ranks there were: give --ranks")
-    there = frame.drop(columns="place", errors="ignore")
-    return there.assign(**{name: value for name, value in said.items() if name not in frame})
+    frame = frame.drop(columns="place", errors="ignore")
+    return frame.assign(**{name: value for name, value in said.items() if name not in frame})
 
 
 def _own_messages(path: Path) -> tuple[str, DataFrame]:
@@ -117,10 +107,13 @@ def _own_messages(path: Path) -> tuple[str, DataFrame]:
         return "nccl-tests", log.drop(columns=[name for name in log if not log[name].all()])
     sheet = read_sheet(text, str(path))
     _check_units(sheet)
-    known = {column.name: column for column in SCHEMAS["collectives"].columns}
-    keys = tuple(known[name] for name in _MESSAGE_KEYS if name in sheet.header)
+    keys = [column for column in SCHEMAS["collectives"].columns if column.name in _KEYS]
+    keys = [column for column in keys if column.name in sheet.header]
     frame = Schema("message times", (*_MESSAGES, *keys)).frame(sheet, exact=False)
-    _check_rate(sheet, frame)
+    size, seconds = frame["bytes"].to_numpy(), frame["seconds"].to_numpy()
+    for row in np.flatnonzero((size >= 65536) & (size < 1e4 * seconds))[:1]:
+        rate = f"{size[row]} bytes in {seconds[row]:g} s is {size[row] / seconds[row]:.3g} bytes a second"
+        sheet.fail(int(row), "seconds", f"{rate}, slower than any link: not seconds? convert them")
     return "csv", frame
 
 
@@ -131,23 +124,10 @@ def _check_units(sheet: Sheet) -> None:
         if needed in sheet.header:
             continue
         for name in sheet.header:
-            if name in rates:
-                continue
-            unit = next((word for word in re.split(r"[\W_]+", name.lower()) if word in units), None)
-            if unit is not None:
+            words = [] if name in rates else re.split(r"[\W_]+", name.lower())
+            for unit in (word for word in words if word in units):
                 advice = f"{units[unit]} and name the column {needed}"
                 sheet.fail(None, name, f"in {unit}, expected {needed}: {advice}")
-        told = [name for name in rates if name not in _MESSAGE_KEYS]
-        if told and needed == "seconds":
-            sheet.fail(None, told[0], "a rate, not a time: add the column seconds")
-
-
-def _check_rate(sheet: Sheet, frame: DataFrame) -> None:
-    """Raise a UserError where a large message is slower than any link: not seconds."""
-    size, seconds = frame["bytes"].to_numpy(), frame["seconds"].to_numpy()
-    slow = (size >= 65536) & (size < 1e4 * seconds)
-    if slow.any():
-        row = int(np.argmax(slow))
-        rate = f"{size[row]} bytes in {seconds[row]:g} s is {size[row] / seconds[row]:.3g} bytes a second"
-        advice = "not seconds? divide microseconds by 1000000, milliseconds by 1000"
-        sheet.fail(row, "seconds", f"{rate}: {advice}")
+        for name in rates:
+            if name not in _KEYS and needed == "seconds":
+                sheet.fail(None, name, "a rate, not a time: add the column seconds")

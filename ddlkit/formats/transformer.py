@@ -14,13 +14,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from pandas import DataFrame
-
 from ddlkit.core.errors import UserError
 from ddlkit.store.sheet import Column, Schema, Sheet
 
 MOST_LAYERS, MOST_SIZE = 1_000, 10_000_000
 """Of a transformer: the largest have some hundred layers, and less than a million of anything else."""
+REQUIRED = ("layers", "d_model", "heads", "d_ff", "vocabulary")
+SHAPES = Schema(
+    "shapes of transformers",
+    (
+        Column("name", "str", "named"),
+        *(Column(name, "int", "positive") for name in REQUIRED),
+        Column("positions", "int", "non_negative", default="0"),
+        Column("attention_matrices", "int", "positive", default="2"),
+        Column("ff_matrices", "int", "positive", default="2"),
+        Column("norm_tensors", "int", "positive", default="2"),
+        Column("biased", "bool", default="True"),
+        Column("tied", "bool", default="True"),
+        # What its authors print; 0: nothing.
+        Column("parameters", "int", "non_negative", default="0"),
+        Column("source", "str", default=""),
+    ),
+    key=("name",),
+)
 
 
 class Tensor(NamedTuple):
@@ -43,7 +59,7 @@ class Decoder:
     norm_tensors : 2: scale and shift; 1: scale (RMSNorm)
     biased : whether matrices have a bias, the head's aside
 
-    Raises UserError for sizes below 1, and for heads that do not share d_model alike.
+    Raises UserError for sizes below 1 or beyond all models, and heads that do not share d_model alike.
     """
 
     layers: int
@@ -59,25 +75,21 @@ class Decoder:
     tied: bool = True
 
     def __post_init__(self) -> None:
-        sizes = (self.layers, self.d_model, self.heads, self.d_ff, self.vocabulary)
-        if min(sizes) < 1 or self.positions < 0:
-            raise UserError(f"a transformer of {sizes}, {self.positions} positions: 1 or more each")
-        if self.layers > MOST_LAYERS or max(*sizes, self.positions) > MOST_SIZE:
-            most = f"at most {MOST_LAYERS} layers, and {MOST_SIZE} else"
-            raise UserError(f"a transformer of {sizes}, {self.positions} positions: {most}")
+        sizes = tuple(getattr(self, name) for name in REQUIRED)
+        most = max(*sizes, self.positions)
+        if min(sizes) < 1 or self.layers > MOST_LAYERS or most > MOST_SIZE or self.positions < 0:
+            limits = f"1 to {MOST_LAYERS} layers, and to {MOST_SIZE} of all else"
+            raise UserError(f"a transformer of {sizes}, {self.positions} positions: {limits}")
         if self.d_model % self.heads:
-            raise UserError(
-                f"{self.heads} heads do not share d_model {self.d_model}: choose others"
-            )
+            problem = f"{self.heads} heads do not share d_model {self.d_model}"
+            raise UserError(f"{problem}: choose others")
         counts = (self.attention_matrices, self.ff_matrices, self.norm_tensors)
-        if any(n not in known for n, known in zip(counts, ((2, 4), (2, 3), (1, 2)), strict=True)):
-            raise UserError(
-                f"a transformer with {counts[0]} matrices of attention, {counts[1]} of feed-forward and "
-                f"{counts[2]} tensors a norm: 2 or 4, 2 or 3, 1 or 2 are counted"
-            )
+        if counts not in [(a, f, n) for a in (2, 4) for f in (2, 3) for n in (1, 2)]:
+            what = "matrices of attention and of feed-forward, and tensors of a norm"
+            raise UserError(f"a transformer with {counts} {what}: 2 or 4, 2 or 3, 1 or 2")
 
     def tensors(self, tokens: int) -> list[Tensor]:
-        """Every tensor in forward order; FLOP of one sample of ``tokens`` tokens.
+        """Return every tensor in forward order; FLOP of one sample of ``tokens`` tokens.
 
         A matrix's FLOP stand with its bias, if any: both gradients are ready after them. Attention's stand
         with the last matrix that feeds it, a tied head's with the norm before it: whose gradients wait.
@@ -99,25 +111,22 @@ class Decoder:
         yield Tensor("tokens.weight", "tokens", self.vocabulary * width, 0.0)
         if self.positions:
             yield Tensor("positions.weight", "positions", self.positions * width, 0.0)
-        for block in range(self.layers):
-            yield from self._block(f"{block}.", tokens)
+        fused = self.attention_matrices == 2
+        inputs = ("query_key_value",) if fused else ("query", "key", "value")
+        for block in (f"{number}." for number in range(self.layers)):
+            yield from self._norm(f"{block}attention_norm", 0.0)
+            for name in inputs:
+                attended = 4.0 * tokens * tokens * width if name == inputs[-1] else 0.0
+                outputs = 3 * width if fused else width
+                yield from self._matrix(f"{block}{name}", width, outputs, tokens, attended)
+            yield from self._matrix(f"{block}output", width, width, tokens)
+            yield from self._norm(f"{block}ff_norm", 0.0)
+            for name in ("up", "gate")[: self.ff_matrices - 1]:
+                yield from self._matrix(f"{block}{name}", width, self.d_ff, tokens)
+            yield from self._matrix(f"{block}down", self.d_ff, width, tokens)
         yield from self._norm("norm", head if self.tied else 0.0)
         if not self.tied:
             yield Tensor("head.weight", "head", width * self.vocabulary, head)
-
-    def _block(self, prefix: str, tokens: int) -> Iterator[Tensor]:
-        width, fused = self.d_model, self.attention_matrices == 2
-        yield from self._norm(f"{prefix}attention_norm", 0.0)
-        names = ("query_key_value",) if fused else ("query", "key", "value")
-        for name in names:
-            attended = 4.0 * tokens * tokens * width if name == names[-1] else 0.0
-            outputs = 3 * width if fused else width
-            yield from self._matrix(f"{prefix}{name}", width, outputs, tokens, attended)
-        yield from self._matrix(f"{prefix}output", width, width, tokens)
-        yield from self._norm(f"{prefix}ff_norm", 0.0)
-        for name in ("up", "gate")[: self.ff_matrices - 1]:
-            yield from self._matrix(f"{prefix}{name}", width, self.d_ff, tokens)
-        yield from self._matrix(f"{prefix}down", self.d_ff, width, tokens)
 
     def _matrix(
         self, layer: str, inputs: int, outputs: int, tokens: int, others: float = 0.0
@@ -128,62 +137,31 @@ class Decoder:
             yield Tensor(f"{layer}.bias", layer, outputs, flops)
 
     def _norm(self, layer: str, flops: float) -> Iterator[Tensor]:
-        names = ("scale", "shift")[: self.norm_tensors]
-        for name in names:
-            last = name == names[-1]
-            yield Tensor(f"{layer}.{name}", layer, self.d_model, flops if last else 0.0)
-
-
-SHAPES = Schema(
-    "shapes of transformers",
-    (
-        Column("name", "str", "named"),
-        *(
-            Column(name, "int", "positive")
-            for name in ("layers", "d_model", "heads", "d_ff", "vocabulary")
-        ),
-        Column("positions", "int", "non_negative", default="0"),
-        Column("attention_matrices", "int", "positive", default="2"),
-        Column("ff_matrices", "int", "positive", default="2"),
-        Column("norm_tensors", "int", "positive", default="2"),
-        Column("biased", "bool", default="True"),
-        Column("tied", "bool", default="True"),
-        # What its authors print; 0: nothing.
-        Column("parameters", "int", "non_negative", default="0"),
-        Column("source", "str", default=""),
-    ),
-    key=("name",),
-)
-
-
-def looks_like_one(columns: set[str]) -> bool:
-    """Whether a table of these columns tells shapes of transformers."""
-    return {"layers", "d_model", "heads", "d_ff", "vocabulary"} <= columns
+        *others, last = ("scale", "shift")[: self.norm_tensors]
+        yield from (Tensor(f"{layer}.{name}", layer, self.d_model, 0.0) for name in others)
+        yield Tensor(f"{layer}.{last}", layer, self.d_model, flops)
 
 
 def read_shapes(sheet: Sheet) -> dict[str, Decoder]:
-    """Shapes by name.
+    """Return shapes by name.
 
-    Raises UserError naming file, row and column; and for a shape that has not the parameters that it names.
+    Raises UserError naming file, row and column, and for a shape that has not the parameters that it names.
     """
-    frame: DataFrame = SHAPES.frame(sheet, exact=False)
     shapes = {}
-    for row in frame.itertuples():
+    for row in SHAPES.frame(sheet, exact=False).itertuples():
         try:
-            shape = Decoder(**{one.name: getattr(row, one.name) for one in fields(Decoder)})
+            shape = Decoder(**{field.name: getattr(row, field.name) for field in fields(Decoder)})
         except UserError as error:
             raise UserError(f"{sheet.file}: {row.name}: {error}") from error
         if row.parameters not in (0, shape.parameters):
-            raise UserError(
-                f"{sheet.file}: {row.name}: {shape.parameters} parameters by its shape, {row.parameters} "
-                "in the table: correct one of the two"
-            )
+            counts = f"{shape.parameters} parameters by its shape, {row.parameters} in the table"
+            raise UserError(f"{sheet.file}: {row.name}: {counts}: correct one of the two")
         shapes[str(row.name)] = shape
     return shapes
 
 
-def chosen(shapes: dict[str, Decoder], name: str | None, source: str) -> tuple[str, Decoder]:
-    """The shape of that name, or the only one. Raises UserError where neither is."""
+def choose(shapes: dict[str, Decoder], name: str | None, source: str) -> tuple[str, Decoder]:
+    """Return the shape of that name, or the only one. Raises UserError where neither is."""
     if name is None and len(shapes) == 1:
         return next(iter(shapes.items()))
     if name not in shapes:

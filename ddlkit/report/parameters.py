@@ -16,7 +16,7 @@ from ddlkit.core.fit import AUTO, SIMPLE_FIRST
 from ddlkit.core.pieces import LINES
 from ddlkit.papers.dag import STRATEGIES
 from ddlkit.report import source
-from ddlkit.report.clusters import rules, vidur
+from ddlkit.report.clusters import pollux, vidur
 from ddlkit.report.figures import osf_scaling
 from ddlkit.report.plots.shown import show_tables
 
@@ -107,7 +107,7 @@ RULES: dict[str, dict[str, Rule]] = {
     "10_contention": {"data": TABLES},
     "11_where_it_breaks": {"first": PREDICTED, "last": PREDICTED},
     "12_real_gpus": {
-        "chosen": one_of(lambda given: [n for n in rules.rules() if n.startswith("pollux-")]),
+        "chosen": one_of(lambda given: pollux.NETWORKS),
         "table": one_of(lambda given: [table.table for table in vidur.tables()]),
     },
     "13_your_own_cluster": CASE,

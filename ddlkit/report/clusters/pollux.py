@@ -1,253 +1,209 @@
-"""Pollux: iterations on T4 GPUs in many placements, predicted from the smallest batch of each."""
+"""Pollux: iterations on T4 GPUs in many placements, predicted from the smallest batch of each.
+
+Nobody timed messages there. Models know two numbers: C, what compute takes alone, and W, what all bytes take
+on the link alone, which the placement's row to calibrate shows.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from ddlkit.core.errors import UserError
+from ddlkit.core import plan
+from ddlkit.core.iteration import LinearScenarios
+from ddlkit.core.link import one_by_one
 from ddlkit.core.workload import Floats, Workload
-from ddlkit.report.clusters import rules
-from ddlkit.report.clusters.overlap import FAMILIES, SHAPES, Family, wire_s
+from ddlkit.report import clusters
 
-PLACE = ["placement", "nodes", "ranks"]
-"""What tells placements apart: a file by nodes and ranks does not say how many GPUs each node has."""
-COVERED = 0.95
-SLOWER_HOSTS = np.linspace(1.0, 1.6, 121)
-"""Factors on computing that are tried where GPUs share a node."""
-
-
+Model = Callable[[Floats, Floats], Floats]
+"""(C, W), both (..., n) seconds -> (..., n) seconds of as many iterations; more W makes none shorter."""
+HALVINGS = 53
+"""So many leave of a time what doubles cannot tell apart."""
 NETWORKS = {
     "pollux-bert": "BERT",
     "pollux-deepspeech2": "DeepSpeech2",
     "pollux-ncf": "NCF",
     "pollux-resnet18": "ResNet-18",
-    "pollux-resnet50": "ResNet-50",
     "pollux-resnet50-fitted": "ResNet-50",
     "pollux-yolov3": "YOLOv3",
 }
-"""What the network of each rule is called."""
+"""What the network of each rule that fits a number is called."""
+
+# -- models of two numbers -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Cells:
-    """What a model is told of n rows, and `measured_s`, which only fitting looks at.
+def wire_s(model: Model, compute_s: Floats, iteration_s: Floats) -> Floats:
+    """Return the (..., n) W with which the iteration is as long as that, found by halving.
 
-    compute_s : the one GPU's iteration at the row's batch
-    shown_compute_s, shown_s : the same of the row to calibrate of its placement, and what it took
-    place : number of its placement; gpus : on its fullest node; single : whether that is its only one
+    compute_s, iteration_s : (..., n); the result has more axes where the model is one of many numbers
+    0 where compute alone takes as long, and where no W below the whole iteration makes it so long.
     """
+    alone_s, shown_s = np.asarray(compute_s, float), np.asarray(iteration_s, float)
+    least_s = model(alone_s, np.zeros_like(shown_s))
+    low_s, high_s = np.zeros_like(least_s), np.broadcast_to(shown_s, least_s.shape)
+    reached = (least_s < shown_s) & (model(alone_s, high_s) >= shown_s)
+    for _ in range(HALVINGS):
+        middle_s = (low_s + high_s) / 2
+        enough = model(alone_s, middle_s) >= shown_s
+        low_s, high_s = np.where(enough, low_s, middle_s), np.where(enough, middle_s, high_s)
+    return np.where(reached, high_s, 0.0)
 
-    compute_s: Floats
-    shown_compute_s: Floats
-    shown_s: Floats
-    place: NDArray[np.int64]
-    gpus: NDArray[np.int64]
-    single: NDArray[np.bool_]
-    measured_s: Floats
 
-    @classmethod
-    def of(cls, found: rules.Rows, part: pd.DataFrame) -> Cells:
-        """Of one part. Raises UserError for a batch not computed alone, a placement not calibrated."""
-        alone = found.compute.set_index("batch")["iteration_s"]
-        known = found.calibrate.set_index(PLACE)
-        each = pd.MultiIndex.from_frame(part[PLACE])
-        lacking = {*part["batch"], *known["batch"]} - {*alone.index}
-        if lacking or not each.isin(known.index).all():
-            raise UserError(
-                f"batches without a row to compute: {sorted(lacking)}, or placements without one "
-                "to calibrate: give the rule such rows"
-            )
-        shown = known.loc[each]
-        return cls(
-            compute_s=alone[part["batch"]].to_numpy(),
-            shown_compute_s=alone[shown["batch"]].to_numpy(),
-            shown_s=shown["iteration_s"].to_numpy(),
-            place=known.index.get_indexer(each),
-            gpus=most_gpus(part),
-            single=(part["nodes"] == 1).to_numpy(),
-            measured_s=part["iteration_s"].to_numpy(),
-        )
+def norm(gamma: ArrayLike) -> Model:
+    """Return Pollux's own form, (C^gamma + W^gamma)^(1/gamma): 1 hides nothing, infinity hides all."""
+    power = np.asarray(gamma, float)
 
-    def of_mask(self, mask: NDArray[np.bool_]) -> Cells:
-        """Only these rows."""
-        return replace(self, **{name: column[mask] for name, column in vars(self).items()})
+    def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
+        longer, shorter = np.maximum(compute_s, wire_s), np.minimum(compute_s, wire_s)
+        return np.asarray(longer * (1 + (shorter / longer) ** power) ** (1 / power))
+
+    return iteration_s
+
+
+def overlapped(workload: Workload, sent: plan.FusionPlan) -> Model:
+    """Return the recursion without a start-up time: messages leave when ready, one after the other."""
+    coefficients = LinearScenarios.of(workload, sent).coefficients
+    of_compute = coefficients[0] / workload.compute_s
+    of_wire = coefficients[2] / workload.bytes.sum()
+
+    def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
+        each = np.multiply.outer(compute_s, of_compute) + np.multiply.outer(wire_s, of_wire)
+        return np.asarray(each.max(axis=-1))
+
+    return iteration_s
+
+
+def slowed(workload: Workload, sent: plan.FusionPlan, slowdown: ArrayLike) -> Model:
+    """Return `overlapped`, but compute takes longer by that share while bytes are under way (`core.link`).
+
+    slowdown : one, or (k, 1) for times of (k, n)
+    """
+    ready = sent.group_ready_s(workload) / workload.compute_s
+    size = sent.group_bytes(workload) / workload.bytes.sum()
+    update = workload.update_s / workload.compute_s
+
+    def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
+        scenarios = np.broadcast_shapes(compute_s.shape, wire_s.shape, np.shape(slowdown))
+        own_s, sent_s = (np.broadcast_to(times, scenarios) for times in (compute_s, wire_s))
+        ready_s, moved_s = np.multiply.outer(own_s, ready), np.multiply.outer(sent_s, size)
+        of_each = np.asarray(slowdown, float)[..., None]
+        ends_s = one_by_one(ready_s, np.zeros_like(ready_s), moved_s, slowdown=of_each)[1]
+        return np.asarray(ends_s[..., -1] + update * compute_s)
+
+    return iteration_s
+
+
+def model(name: str, workload: Workload, number: ArrayLike = 0.0) -> Model:
+    """Return a model on trial of a network's shape and its free number, or of (k, 1) for times of (k, n)."""
+    match name:
+        case "no_overlap":
+            return lambda compute_s, wire_s: compute_s + wire_s
+        case "perfect_overlap":
+            return np.maximum
+        case "norm":
+            return norm(number)
+        case "workbook":
+            return overlapped(workload, plan.ddp(workload))
+    return slowed(workload, plan.ddp(workload), number)
+
+
+MODELS: dict[str, Sequence[float]] = {
+    "no_overlap": (0.0,),
+    "perfect_overlap": (0.0,),
+    "norm": np.linspace(1.0, 10.0, 91).tolist(),
+    "workbook": (0.0,),
+    "workbook_slowed": np.linspace(0.0, 1.0, 51).tolist(),
+}
+"""Models on trial, and what their free number may be; Pollux keeps its own between 1 and 10."""
+
+# -- shapes of networks ----------------------------------------------------------------------------
+
+
+def bert() -> Workload:
+    """Return BERT-base by its published sizes: 12 equal layers, then the embedding, whose gradient is last.
+
+    A layer has four matrices of 768 x 768 and two of 768 x 3072, with time in proportion to their elements;
+    30,522 words and 514 positions and segments take none. Forward takes half of what backward does.
+    """
+    attention, outer = [768 * 769] * 4, [768 * 3072] * 2
+    elements = np.array([*(outer + attention) * 12, 768 * (30_522 + 514)])
+    backward_s = np.array([*elements[:-1] / elements[:-1].sum(), 0.0])
+    return Workload.from_arrays(0.5, backward_s, 4 * elements)
+
+
+def uniform(messages: int = 10) -> Workload:
+    """Return a network of which no shape is known: equal layers, each as large as a bucket of PyTorch."""
+    sizes = np.full(messages, plan.DDP_BUCKET_BYTES)
+    return Workload.from_arrays(0.5, np.full(messages, 1 / messages), sizes)
+
+
+SHAPES: dict[str, Callable[[], Workload]] = {
+    "resnet50": clusters.resnet50,
+    "resnet18": partial(clusters.pipedream_workload, "resnet18"),
+    "bert": bert,
+    "uniform": uniform,
+}
+"""Shares of compute and of bytes by layer, which `shape` of a rule names. PipeDream's ResNet-18 is that of
+1,000 classes and 224 pixels, Pollux's that of 10 classes and 32 pixels."""
+
+# -- predictions -----------------------------------------------------------------------------------
+
+PLACE = ["placement", "nodes", "ranks"]
+"""What tells placements apart: a file by nodes and ranks does not say how many GPUs each node has."""
+
+
+def known_of(known: clusters.Rows, part: pd.DataFrame) -> Floats:
+    """Return (3, n) seconds that a model knows of n rows: C, and C and iteration of that to calibrate."""
+    alone = known.compute.set_index("batch")["iteration_s"]
+    shown = known.calibrate.set_index(PLACE)
+    shown = shown.loc[pd.MultiIndex.from_frame(part[PLACE])]
+    told = alone[part["batch"]], alone[shown["batch"]], shown["iteration_s"]
+    return np.array([column.to_numpy() for column in told])
+
+
+def predict(known_s: Floats, blind: Model) -> Floats:
+    """Return (..., n) iterations in seconds from (3, n) of `known_of`."""
+    compute_s, shown_compute_s, shown_s = known_s
+    return blind(compute_s, wire_s(blind, shown_compute_s, shown_s))
+
+
+def fit(known: clusters.Rows, name: str, shape: Workload) -> float:
+    """Return the free number with the least mean error on the rows to fit of several nodes; 0 for none."""
+    drawn = known.fit[known.fit["nodes"] > 1]
+    numbers = np.array(MODELS[name])
+    each_s = predict(known_of(known, drawn), model(name, shape, numbers[:, None]))
+    errors = np.abs(each_s / drawn["iteration_s"].to_numpy() - 1)
+    return float(numbers[np.atleast_2d(errors).mean(axis=1).argmin()])
 
 
 def most_gpus(part: pd.DataFrame) -> NDArray[np.int64]:
-    """(n,) on the fullest node; where the placement is not known, of ranks spread evenly."""
+    """Return (n,) GPUs on the fullest node; where the placement is not known, of ranks spread evenly."""
     even = -(-part["ranks"] // part["nodes"])
     placed = part["placement"].map(lambda text: max(map(int, text), default=0))
     return np.where(placed > 0, placed, even).astype(np.int64)
 
 
-def predict(
-    cells: Cells,
-    family: Family,
-    shape: Workload,
-    number: ArrayLike = 0.0,
-    hosts: Floats | None = None,
-) -> Floats:
-    """(n,) iterations in seconds, blind: C is the one GPU's, W what the placement's row to calibrate shows.
-
-    number : one, or (k, 1) for (k, n) iterations of a family of numbers
-    hosts : (5,) factor on C by GPUs on the fullest node, from 0; or (k, 5) for (k, n) iterations
-    """
-    factor = 1.0 if hosts is None else hosts[..., cells.gpus]
-    model = family.make(shape, number)
-    sent_s = wire_s(model, cells.shown_compute_s * factor, cells.shown_s)
-    return model(cells.compute_s * factor, sent_s)
-
-
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """What is fitted of one model.
-
-    number : 0 where it has none; hosts : (5,) factors on computing by GPUs on a node, None where it has none
-    low, high : between them lie 95% of measured over predicted
-    """
-
-    number: float
-    hosts: Floats | None
-    low: float
-    high: float
-
-
-def fit(found: rules.Rows, family: Family, shape: Workload) -> Fitted:
-    """As the rules say it, from the rows to fit alone; low and high are NaN where there are none."""
-    cells = Cells.of(found, found.fit)
-    hosts = fit_hosts(cells.of_mask(cells.single), family, shape) if family.hosts else None
-    drawn = cells.of_mask(~cells.single)
-    if not drawn.place.size:
-        return Fitted(0.0, hosts, np.nan, np.nan)
-    numbers = np.array(family.numbers or (0.0,))
-    each = predict(drawn, family, shape, numbers[:, None], hosts)
-    ratio = np.broadcast_to(each / drawn.measured_s, (len(numbers), len(drawn.place)))
-    errors = np.abs(ratio - 1)
-    left_out = np.empty(len(drawn.place))
-    for place in np.unique(drawn.place):
-        own = drawn.place == place
-        left_out[own] = 1 / ratio[errors[:, ~own].mean(axis=1).argmin(), own]
-    best = float(numbers[errors.mean(axis=1).argmin()])
-    return Fitted(best, hosts, *conformal(left_out))
-
-
-def fit_hosts(single: Cells, family: Family, shape: Workload) -> Floats:
-    """(5,) for each number of GPUs on a node the factor with the least mean error on that node alone."""
-    tried = np.tile(np.array(SLOWER_HOSTS)[:, None], 5)
-    predicted = predict(single, family, shape, hosts=tried)
-    errors = np.abs(predicted / single.measured_s - 1)
-    best = np.ones(5)
-    for gpus in np.unique(single.gpus):
-        best[gpus] = SLOWER_HOSTS[errors[:, single.gpus == gpus].mean(axis=1).argmin()]
-    return best
-
-
-def conformal(ratios: Floats, covered: float = COVERED) -> tuple[float, float]:
-    """The two of n ratios between which the next one lies that often; the outermost where n is too small."""
-    ordered, n = np.sort(ratios), len(ratios)
-    cut = max(int((n + 1) * (1 - covered) / 2), 1)
-    return float(ordered[cut - 1]), float(ordered[n - cut])
-
-
-def shape_of(rule: str) -> str:
-    """Which of `SHAPES` a rule takes; the first one, from before rules said so, is of ResNet-50."""
-    return str(rules.rules()[rule].get("shape", "resnet50"))
-
-
-def rule_names() -> list[str]:
-    """All rules on Pollux's data."""
-    return [name for name in rules.rules() if name.startswith("pollux-")]
-
-
-def fits(rule: str, shape: str = "") -> dict[str, Fitted]:
-    """What is fitted of each model; by a rule without rows to fit, only models with nothing to fit.
-
-    shape : one of `SHAPES` instead of what the rule names
-    """
-    return _fits(rule, shape or shape_of(rule))
-
-
-@cache
-def _fits(rule: str, shape: str) -> dict[str, Fitted]:
-    found, layers = rules.rows(rule), SHAPES[shape]()
-    some = not found.fit.empty
-    tried = {name: one for name, one in FAMILIES.items() if some or not (one.numbers or one.hosts)}
-    return {name: fit(found, one, layers) for name, one in tried.items()}
-
-
-def predictions(names: list[str] | None = None, shape: str = "") -> pd.DataFrame:
-    """Of the rules' test rows (all rules by default) by every model, as `board.SOURCES` describes it.
-
-    With placement, nodes, ranks and batch, most_gpus, and what computing alone takes, compute_s.
-    shape : one of `SHAPES` instead of what the rule names
-    """
+def predictions(rules: Sequence[str] = tuple(NETWORKS)) -> pd.DataFrame:
+    """Return the rules' test rows by every model, with placement, nodes, ranks, batch and most_gpus."""
     each = []
-    for rule in rule_names() if names is None else names:
-        found, layers = rules.rows(rule), SHAPES[shape or shape_of(rule)]()
-        cells = Cells.of(found, found.test)
-        known = found.test[[*PLACE, "batch"]].assign(
-            rule=rule,
-            measured_s=found.test["iteration_s"],
-            most_gpus=cells.gpus,
-            compute_s=cells.compute_s,
-        )
-        for name, fitted in fits(rule, shape).items():
-            said = predict(cells, FAMILIES[name], layers, fitted.number, fitted.hosts)
-            each.append(
-                known.assign(
-                    model=name,
-                    predicted_s=said,
-                    lower_s=said * fitted.low,
-                    upper_s=said * fitted.high,
-                )
-            )
+    for rule in rules:
+        known, shape = clusters.rows(rule), SHAPES[clusters.rules()[rule]["shape"]]()
+        told = known_of(known, known.test)
+        kept = known.test[[*PLACE, "batch"]].assign(rule=rule, most_gpus=most_gpus(known.test))
+        for name in MODELS:
+            blind = model(name, shape, fit(known, name, shape))
+            predicted = {"model": name, "predicted_s": predict(told, blind)}
+            each.append(kept.assign(measured_s=known.test["iteration_s"], **predicted))
     return pd.concat(each, ignore_index=True)
 
 
-def by_node(said: pd.DataFrame, rule: str, model: str = "workbook") -> pd.Series:
-    """Median signed error by GPUs on the fullest node, of the larger half of the batches."""
-    own = said[(said["rule"] == rule) & (said["model"] == model)]
+def by_node(predicted: pd.DataFrame, rule: str, name: str = "workbook") -> pd.Series:
+    """Return the median signed error by GPUs on the fullest node, of the larger half of the batches."""
+    own = predicted[(predicted["rule"] == rule) & (predicted["model"] == name)]
     large = own[own["batch"] >= own["batch"].median()]
     error = large["predicted_s"] / large["measured_s"] - 1
     return error.groupby(large["most_gpus"]).median()
-
-
-def mirrored(rule: str, part: pd.DataFrame) -> NDArray[np.bool_]:
-    """(n,) whether a row's placement is one of the rule's drawn ones with its nodes in another order.
-
-    What the rule tests of such placements is hardly new: the same nodes were there to fit.
-    """
-    drawn = {"".join(sorted(text)) for text in rules.rules()[rule].get("drawn", [])}
-    return part["placement"].map(lambda text: "".join(sorted(text)) in drawn).to_numpy(bool)
-
-
-def single_nodes(found: rules.Rows) -> pd.DataFrame:
-    """What GPUs cost each other where all are on one node: a row per number of them and batch.
-
-    Columns gpus, batch, compute_s (one GPU alone), iteration_s, added_s (over that), and sync_s as
-    published. From rows to calibrate and to fit.
-    """
-    shown = pd.concat([found.calibrate, found.fit])
-    shown = shown[shown["nodes"] == 1].sort_values(["ranks", "batch"], ignore_index=True)
-    compute_s = found.compute.set_index("batch")["iteration_s"][shown["batch"]].to_numpy()
-    kept = shown[["batch", "iteration_s", "sync_s"]]
-    added = {"compute_s": compute_s, "added_s": kept["iteration_s"] - compute_s}
-    return kept.assign(gpus=shown["ranks"], **added)
-
-
-def shared_node(found: rules.Rows) -> pd.DataFrame:
-    """`single_nodes` by the number of GPUs as added seconds = a + b C over the batches.
-
-    Columns gpus, added_s (a: the same at any batch, as what communication costs), share (b: grows with
-    computing, as what a shared host costs), and median, of added over C.
-    """
-    rows = []
-    for gpus, own in single_nodes(found).groupby("gpus"):
-        share, constant_s = np.polyfit(own["compute_s"], own["added_s"], 1)
-        rows.append((gpus, constant_s, share, (own["added_s"] / own["compute_s"]).median()))
-    return pd.DataFrame(rows, columns=["gpus", "added_s", "share", "median"])
