@@ -40,7 +40,9 @@ class Conditions:
         for what, most in {"delay_s": 10.0, "loss": 0.5, "background": 0.95}.items():
             if not 0 <= getattr(self, what) <= most:
                 name = what.removesuffix("_s")
-                raise UserError(f"{name} {getattr(self, what):g}: it lies between 0 and {most:g}")
+                raise UserError(
+                    f"{name} {getattr(self, what):g}: {name} lies between 0 and {most:g}"
+                )
         if not 0 <= self.jitter_s <= self.delay_s:
             raise UserError(f"jitter {self.jitter_s:g}: jitter is at most the delay")
         if self.congestion not in CONGESTION:

@@ -148,7 +148,7 @@ def training_in_lab(
             name, batch, group_bytes, repeats, iterations, profile_sha256=sha256
         )
         with lab_of(ranks, rate) as place:
-            how: dict[str, Any] = {"place": place, "join": measuring("replay").choose_join()}
+            how: dict[str, Any] = {"place": place, "join": measuring("replay").JOIN}
             return launch(training.training_job, settings, ranks=ranks, **how)
 
     estimate_s = LAUNCH_S + len(plans) * repeats * (iterations + 2) * 2 * EXPOSED_S
