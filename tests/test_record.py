@@ -477,9 +477,7 @@ def test_another_machines_recording_and_another_writer_are_refused(tmp_path: Pat
     store.save_table(
         frame, tmp_path, "outcomes", schema="outcomes", command=[], machine={"name": "another"}
     )
-    with pytest.raises(
-        UserError, match="holds a recording of another, this is .*: choose another"
-    ):
+    with pytest.raises(UserError, match="holds a recording of another, this is .*: choose another"):
         measure("cpu", out=tmp_path)
     with (
         store.lock(tmp_path / ".lock"),

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.cost import MessageCost
-from ddlkit.core.lablink import ranks_per_node, read_link
+from ddlkit.core.link import ranks_per_node, read_link
 from ddlkit.papers.dag import STRATEGIES, IterationTimes, speedup
 from ddlkit.papers.dag.cluster import (
     BATCH,

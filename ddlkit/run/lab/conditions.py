@@ -1,6 +1,6 @@
 """What a lab is asked to be: its ranks and rates, and what emulated links do to packets besides.
 
-Written into the link's name, from which `core.lablink` reads it back: "emulated:500mbit-delay2ms-loss0.001".
+Written into the link's name, from which `core.link` reads it back: "emulated:500mbit-delay2ms-loss0.001".
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.lablink import way_s
+from ddlkit.core.link import way_s
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
 
-from ddlkit.core.lablink import FRAMING_BYTES
+from ddlkit.core.link import FRAMING_BYTES
 from ddlkit.run.lab.conditions import Conditions
 
 DEVICE = "/dev/net/tun"

@@ -290,7 +290,9 @@ def nccl_channels(here: Here, blocks: Seeds, budget: Timed, sizes: Sizes = ()) -
     channels = measuring("channels")
     sizes = sizes or channels.SIZES
     for ranks, n in itertools.product(rank_counts(here.device), blocks):
-        settings = [(n, threads) for threads in measuring("standin").THREADS] if n else [channels.DEFAULT]
+        settings = (
+            [(n, threads) for threads in measuring("standin").THREADS] if n else [channels.DEFAULT]
+        )
         each_s = LAUNCH_S + len(sizes) * budget.max_s
         how: dict[str, Any] = {"sizes": sizes, "budget": budget, "timeout_s": PATIENCE * each_s}
         measure = partial(channels.measure_channels, settings, ranks, **how)

@@ -28,8 +28,7 @@ from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.iteration import predict
-from ddlkit.core.lablink import way_s
-from ddlkit.core.link import wire_s_per_byte
+from ddlkit.core.link import way_s, wire_s_per_byte
 from ddlkit.core.sparse import ELEMENT_BYTES, SelectionTimes, SparseGather, selected
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import LayerProfile
