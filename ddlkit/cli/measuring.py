@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -108,7 +107,6 @@ _EMULATED = {
 _ACTIONS = {
     "up": "make links",
     "status": "list labs",
-    "crossed": "count what crossed",
     "down": "take a lab down",
     "clean": "remove dead ones",
 }
@@ -141,12 +139,6 @@ def lab(arguments: argparse.Namespace) -> None:
         for row in network.status():
             state = "up" if row["alive"] else "dead: run ddlkit lab clean"
             print("{label}: {ranks} ranks over {link}, {owner}".format_map(row) + f", {state}")
-    elif arguments.action == "crossed":
-        if not arguments.label and len(everyone) != 1:
-            up = ", ".join(everyone) or "none"
-            raise UserError(f"which lab? labs that are up: {up}; use --label")
-        crossed = network.attach(arguments.label or everyone[0]).crossed()
-        _show_crossed(crossed, arguments.json)
     elif arguments.action == "down":
         for label in [arguments.label] if arguments.label else everyone:
             network.attach(label).down()
@@ -174,15 +166,3 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
         units.parse_bits_per_s(arguments.intra_rate) if arguments.intra_rate else 0.0,
         conditions.parse(given) if emulated else None,
     )
-
-
-def _show_crossed(answer: dict[str, Any], as_json: bool) -> None:
-    """Print what has crossed a link since it is up: a table of the ranks, and how well the link did."""
-    from ddlkit.run.lab.emulated import Crossing
-
-    if as_json:
-        print(json.dumps(answer))
-        return
-    crossed = Crossing.between({}, answer)
-    print(crossed.ranks.set_index("rank").T.map("{:.0f}".format).to_string())
-    show(crossed.judged(), False)

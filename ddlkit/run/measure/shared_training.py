@@ -27,7 +27,7 @@ from torch import nn
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import turn_s
 from ddlkit.core.timeline import COMMUNICATION, Timeline
-from ddlkit.run.instruments.usage import processor_times, processor_usage
+from ddlkit.run.instruments.vitals import processor_times, processor_usage
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank, everyones, slowest
 from ddlkit.run.measure.layers import computing

@@ -25,7 +25,6 @@ from ddlkit.run.lab.conditions import (
     CONGESTION,
     ENGINES,
     Conditions,
-    parse_background,
     parse_share,
 )
 from ddlkit.run.lab.network import LabShape
@@ -149,7 +148,7 @@ def training_in_lab(
             name, batch, group_bytes, repeats, iterations, profile_sha256=sha256
         )
         with lab_of(ranks, rate) as place:
-            how: dict[str, Any] = {"place": place, "join": measuring("replay").choose_join()}
+            how: dict[str, Any] = {"place": place, "join": measuring("replay").JOIN}
             return launch(training.training_job, settings, ranks=ranks, **how)
 
     estimate_s = LAUNCH_S + len(plans) * repeats * (iterations + 2) * 2 * EXPOSED_S
@@ -209,7 +208,7 @@ def _or(word: str, check: Any) -> Any:
 Bits = Annotated[Sequence[float], Key(text_of(parse_bits_per_s, grammar.RATE), many=True)]
 Times = Annotated[Sequence[float], Key(text_of(parse_seconds, grammar.TIME), many=True)]
 Shares = Annotated[Sequence[float], Key(text_of(parse_share, "a share, as 0.1%"), many=True)]
-Loads = Annotated[Sequence[Any], Key(text_of(parse_background, "a load, as 40%"), many=True)]
+Loads = Annotated[Sequence[Any], Key(text_of(parse_share, "a load, as 40%"), many=True)]
 Densities = Annotated[Sequence[float], Key(number(1e-6, 1), many=True)]
 Slower = Annotated[Sequence[float], Key(number(1, 100), many=True)]
 Spreads = Annotated[Sequence[float], Key(number(0, 3), many=True)]
@@ -239,7 +238,7 @@ class Grid:
     delays: Times = (0.0,)
     jitters: Times = (0.0,)
     losses: Shares = (0.0,)
-    backgrounds: Loads = (parse_background("0%"),)
+    backgrounds: Loads = (parse_share("0%"),)
     congestions: Annotated[Sequence[str], Key(one_of(CONGESTION), many=True)] = (CONGESTION[0],)
     compute_s: Annotated[Any, Key(_or(BALANCED, number(1e-3, 1e3)), many=True)] = (None,)
     startups: Annotated[Any, Key(_or(NATURAL, text_of(parse_seconds, grammar.TIME)), many=True)] = (

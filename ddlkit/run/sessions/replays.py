@@ -35,7 +35,7 @@ from ddlkit.core.workload import LayerProfile
 from ddlkit.model import Calibration, forecast_case, predictor
 from ddlkit.model.calibration import POOLED, pooled
 from ddlkit.model.rings import LAW, TABLE, by_law
-from ddlkit.run.instruments import usage
+from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, replay
@@ -242,8 +242,8 @@ class LabPoints:
                     collectives=[collective],
                     budget=budget,
                     messages_per_sample=self._messages_per_sample(collective),
-                    tries=usage.TRIES,
-                    timeout_s=120 + 3 * usage.TRIES * estimate_s,
+                    tries=vitals.TRIES,
+                    timeout_s=120 + 3 * vitals.TRIES * estimate_s,
                 )
                 return rows.assign(session=session)
 
@@ -396,7 +396,7 @@ class LabPoints:
                 rounds,
                 selection=lambda n, density: self.inputs.selection_times(density)(n, density),
                 done=every - missing,
-                tries=usage.TRIES,
+                tries=vitals.TRIES,
                 out=self._left,
             )
 
